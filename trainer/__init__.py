@@ -1,0 +1,1 @@
+"""PPO on Ray, vLLM and torch."""

@@ -1,0 +1,91 @@
+"""Every setting of a PPO run: one typed tree, defaults and documentation in one place."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class DataConfig(Section):
+    train_files: list[Path] = Field([], description="parquet files with the training prompts")
+    validation_files: list[Path] = Field([], description="parquet files with the held-out prompts")
+    train_batch_size: int = Field(64, gt=0, description="prompts per step")
+    max_prompt_length: int = Field(64, gt=0, description="tokens; a longer prompt is an error")
+    max_response_length: int = Field(16, gt=0, description="tokens generated at most per response")
+    shuffle: bool = Field(True, description="draw the prompts of each epoch in a new order")
+
+
+class ModelConfig(Section):
+    path: Path | None = Field(None, description="directory of a Transformers causal language model with its tokenizer")
+    dtype: Literal["float32", "bfloat16"] = Field("float32", description="type of the trained weights and activations")
+
+
+class ActorConfig(Section):
+    learning_rate: float = Field(3e-4, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+    max_gradient_norm: float = Field(1.0, gt=0, description="L2 norm to which gradients are clipped")
+    ppo_epochs: int = Field(1, gt=0, description="passes over each batch")
+    mini_batch_size: int = Field(128, gt=0, description="responses per optimizer step, over all ranks")
+    micro_batch_size: int = Field(64, gt=0, description="responses per forward pass and rank")
+    clip_ratio: float = Field(0.2, gt=0, description="epsilon of the clipped policy loss")
+    entropy_coefficient: float = Field(0.0, ge=0, description="weight of the entropy bonus in the loss")
+
+
+class CriticConfig(Section):
+    path: Path | None = Field(None, description="model to start from; the actor's when not given")
+    learning_rate: float = Field(1e-3, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+    max_gradient_norm: float = Field(1.0, gt=0)
+    ppo_epochs: int = Field(1, gt=0)
+    mini_batch_size: int = Field(128, gt=0, description="responses per optimizer step, over all ranks")
+    micro_batch_size: int = Field(64, gt=0, description="responses per forward pass and rank")
+    clip_range_value: float = Field(0.5, gt=0, description="how far a value may move from its old one within a step")
+
+
+class AlgorithmConfig(Section):
+    gamma: float = Field(1.0, gt=0, le=1, description="discount per token")
+    lam: float = Field(1.0, ge=0, le=1, description="lambda of generalised advantage estimation")
+    kl_coefficient: float = Field(0.01, ge=0, description="weight of the KL to the reference, taken off the reward")
+    kl_estimator: Literal["k1", "k2", "k3"] = "k1"
+    whiten_advantages: bool = True
+
+
+class RolloutConfig(Section):
+    samples_per_prompt: int = Field(4, gt=0)
+    temperature: float = Field(1.0, gt=0)
+    kv_cache_gib: float = Field(0.5, gt=0, description="GiB of key-value cache per engine on CPU")
+    gpu_memory_utilization: float = Field(0.4, gt=0, le=1, description="share of a GPU that an engine may take")
+    enforce_eager: bool = Field(True, description="no compilation and no CUDA graphs in the engine")
+
+
+class RewardConfig(Section):
+    name: Literal["gsm8k", "exact_match"] = Field("gsm8k", description="rule that scores a response")
+
+
+class TrainerConfig(Section):
+    output_dir: Path = Field(Path("runs"), description="where the run's directory is made")
+    run_id: str | None = Field(None, description="name of the run's directory; the start time when not given")
+    nnodes: int | None = Field(None, gt=0, description="nodes to use; all nodes of the cluster when not given")
+    n_gpus_per_node: int | None = Field(None, ge=0, description="GPUs per node; what Ray reports when not given")
+    total_steps: int = Field(40, gt=0)
+    save_freq: int = Field(-1, description="steps between checkpoints; -1: at the end only; 0: never")
+    test_freq: int = Field(5, description="steps between validations; -1: before the first and after the last step only")
+    stop_at: float | None = Field(None, description="end early once validation/exact_match reaches this")
+    resume: Path | None = Field(None, description="checkpoint directory to continue from")
+    seed: int = 0
+    worker_timeout: float = Field(300.0, gt=0, description="seconds any single call to a worker may take")
+
+
+class Config(Section):
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    actor: ActorConfig = ActorConfig()
+    critic: CriticConfig = CriticConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    reward: RewardConfig = RewardConfig()
+    trainer: TrainerConfig = TrainerConfig()
