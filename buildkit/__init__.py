@@ -1,0 +1,1 @@
+"""Builds, runs and tests Slipway's container images on the host."""

@@ -1,0 +1,227 @@
+"""The `buildkit` command: results on stdout, talk on stderr, each error once with its hint."""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.markup import escape
+from rich.table import Table
+
+from buildkit.base import choose_provider
+from buildkit.build import build_image
+from buildkit.engine import Engine
+from buildkit.errors import BuildkitError, UsageError
+from buildkit.host import read_host
+from buildkit.lock import read_lock, write_lock
+from buildkit.matrix import Matrix, Variant, find_root, load_matrix
+from buildkit.render import image_labels, image_manifest, render_dockerfile
+from buildkit.run import RunRequest, new_job_name, run_nodes
+
+app = typer.Typer(
+    help="Build, run and test Slipway's container images.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+errors = Console(stderr=True, highlight=False, soft_wrap=True)
+
+Project = Annotated[
+    Path | None, typer.Option(help="The Slipway checkout; found from the current folder when not given.")
+]
+TargetName = Annotated[str, typer.Option("--target", "-t", help="cpu, cuda or rocm.")]
+VariantName = Annotated[
+    str | None, typer.Option("--variant", help="A variant of the target; its first when not given.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+BaseChoice = Annotated[str, typer.Option("--base", help="auto, registry or bootstrap.")]
+ImageName = Annotated[str | None, typer.Option("--image", help="Another image than the target's own.")]
+
+
+def open_matrix(project: Path | None) -> Matrix:
+    return load_matrix(find_root([project] if project else [Path.cwd(), Path(__file__).parent]))
+
+
+def emit(value: Any) -> None:
+    sys.stdout.write(json.dumps(value, indent=2) + "\n")
+
+
+@app.command()
+def targets(as_json: AsJson = False, project: Project = None) -> None:
+    """List what can be built: targets, variants, their pins and whether they are proven."""
+    matrix = open_matrix(project)
+    variants = [variant for target in matrix.targets.values() for variant in target.variants.values()]
+    if as_json:
+        emit([describe(variant) for variant in variants])
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("target", "variant", "status", "pins"):
+        table.add_column(column, overflow="fold")
+    for variant in variants:
+        status = f"{variant.status}, {variant.proof}" if variant.proof else variant.status
+        table.add_row(variant.target, variant.name, status, escape(" ".join(variant.requirements)))
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
+
+
+def describe(variant: Variant) -> dict[str, Any]:
+    return {
+        "target": variant.target,
+        "variant": variant.name,
+        "status": variant.status,
+        "proof": variant.proof,
+        "base": variant.base.image,
+        "python": variant.base.python,
+        "pins": list(variant.requirements),
+    }
+
+
+@app.command()
+def render(
+    target: TargetName,
+    variant: VariantName = None,
+    base: BaseChoice = "auto",
+    as_json: AsJson = False,
+    project: Project = None,
+) -> None:
+    """Print the complete Dockerfile of a variant. `--base auto` shows the preferred provider and asks no engine."""
+    matrix = open_matrix(project)
+    chosen = matrix.variant(target, variant)
+    provider = chosen.base.providers[0] if base == "auto" else base
+    if provider not in chosen.base.providers:
+        raise UsageError(
+            f"base {chosen.base.name} has no provider `{base}`", f"one of: auto, {', '.join(chosen.base.providers)}"
+        )
+    manifest = image_manifest(matrix, chosen, provider, lock_or_empty(matrix, chosen))
+    text = render_dockerfile(matrix, chosen, provider, image_labels(matrix, chosen, manifest))
+    if as_json:
+        emit({"target": chosen.target, "variant": chosen.name, "base": provider, "dockerfile": text})
+    else:
+        sys.stdout.write(text)
+
+
+def lock_or_empty(matrix: Matrix, variant: Variant) -> str:
+    """A Dockerfile can be looked at before its variant was ever locked; building it cannot."""
+    try:
+        return read_lock(matrix, variant)
+    except BuildkitError as error:
+        errors.print(f"[yellow]warning:[/] {escape(str(error))}")
+        return ""
+
+
+@app.command()
+def lock(target: TargetName, variant: VariantName = None, project: Project = None) -> None:
+    """Resolve a variant's pins into its lock file: every wheel with its hashes, no index's address."""
+    matrix = open_matrix(project)
+    path = write_lock(matrix, matrix.variant(target, variant), read_host())
+    sys.stdout.write(f"{path.relative_to(matrix.root)}\n")
+
+
+@app.command()
+def build(
+    target: TargetName,
+    variant: VariantName = None,
+    base: BaseChoice = "auto",
+    tag: Annotated[list[str] | None, typer.Option("--tag", help="A further tag; may be repeated.")] = None,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Build every layer anew.")] = False,
+    progress: Annotated[str, typer.Option(help="auto, plain or tty, as docker's own.")] = "auto",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be built, and build nothing.")] = False,
+    as_json: AsJson = False,
+    project: Project = None,
+) -> None:
+    """Build and tag the image of a variant."""
+    matrix = open_matrix(project)
+    chosen = matrix.variant(target, variant)
+    if dry_run:
+        read_lock(matrix, chosen)
+        provider, reason = choose_provider(chosen.base, base, Engine())
+        emit({**describe(chosen), "provider": provider, "reason": reason})
+        return
+    result = build_image(matrix, chosen, Engine(), base, tuple(tag or ()), no_cache, progress)
+    if as_json:
+        emit(asdict(result))
+        return
+    errors.print(f"built in {result.seconds:.0f} s: {result.size / 1e9:.2f} GB, {result.image_id[:19]}")
+    for name in result.tags:
+        sys.stdout.write(f"{name}\n")
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def run(
+    target: TargetName,
+    command: Annotated[list[str], typer.Argument(help="What `launch` gets, after `--`.", metavar="COMMAND…")],
+    nodes: Annotated[
+        int, typer.Option(min=1, help="Containers to start, each one node, on a network of their own.")
+    ] = 1,
+    variant: VariantName = None,
+    image: ImageName = None,
+    volume: Annotated[
+        list[str] | None, typer.Option("--volume", "-v", help="HOST:CONTAINER[:ro], on every node.")
+    ] = None,
+    env: Annotated[list[str] | None, typer.Option("--env", "-e", help="NAME=VALUE, on every node.")] = None,
+    user: Annotated[str | None, typer.Option("--user", "-u", help="uid:gid; the caller's own when not given.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the job; containers are NAME-node0 and so on.")] = None,
+    project: Project = None,
+) -> None:
+    """Run the image's launcher on one or several nodes of this machine; exits with the command's status."""
+    matrix = open_matrix(project)
+    chosen = matrix.variant(target, variant)
+    request = RunRequest(
+        image=image or f"slipway:{chosen.identifier}",
+        target=chosen.target,
+        command=tuple(command),
+        nodes=nodes,
+        volumes=tuple(volume or ()),
+        environment=tuple(env or ()),
+        user=user or f"{os.getuid()}:{os.getgid()}",
+        name=name or new_job_name(),
+    )
+    raise typer.Exit(run_nodes(Engine(), request))
+
+
+@app.command("test", context_settings={"allow_interspersed_args": False})
+def run_tests(
+    target: TargetName,
+    variant: VariantName = None,
+    image: ImageName = None,
+    tier: Annotated[str, typer.Option(help="smoke (one container), cluster (two nodes) or all.")] = "all",
+    pytest_arguments: Annotated[list[str] | None, typer.Argument(help="Passed on to pytest, after `--`.")] = None,
+    project: Project = None,
+) -> None:
+    """Run the container tests against a built image; exits with pytest's status."""
+    matrix = open_matrix(project)
+    chosen = matrix.variant(target, variant)
+    tiers = ("smoke", "cluster") if tier == "all" else (tier,)
+    if unknown := set(tiers) - {"smoke", "cluster"}:
+        raise UsageError(f"there is no tier `{unknown.pop()}`", "one of: smoke, cluster, all")
+    engine, name = Engine(), image or f"slipway:{chosen.identifier}"
+    if engine.find(name) is None:
+        raise UsageError(f"there is no image {name}", f"run `buildkit build --target {chosen.target}`")
+    environment = {**os.environ, "SLIPWAY_TEST_IMAGE": name, "SLIPWAY_TEST_TARGET": chosen.target}
+    folders = [str(matrix.root / "tests" / tier) for tier in tiers]
+    arguments = [sys.executable, "-m", "pytest", *folders, *(pytest_arguments or ())]
+    raise typer.Exit(subprocess.run(arguments, cwd=matrix.root, env=environment, check=False).returncode)
+
+
+def main() -> None:
+    """The console script. A `BuildkitError` becomes `error:` and `hint:` and its exit code; Ctrl-C becomes 130."""
+    handler = RichHandler(console=errors, show_time=False, show_path=False, show_level=False)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[handler])
+    logging.getLogger("docker").setLevel(logging.WARNING)
+    try:
+        app()
+    except BuildkitError as error:
+        errors.print(f"[bold red]error:[/] {escape(str(error))}")
+        if error.hint:
+            errors.print(f"\n[bold]hint:[/] {escape(error.hint)}")
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        errors.print("interrupted")
+        sys.exit(130)

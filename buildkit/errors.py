@@ -1,0 +1,57 @@
+"""What can go wrong on the host. Each class is one cause with its own exit code, printed once, no traceback.
+
+| exit code | class | cause |
+| --- | --- | --- |
+| 2 | `UsageError` | an unknown target, variant or option |
+| 3 | `MatrixError` | `images/` is missing, malformed or contradicts itself |
+| 4 | `EngineError` | no container engine answers, or it lacks what is needed |
+| 5 | `BuildError` | the engine could not build the image |
+| 6 | `LockError` | a lock is missing, stale, or could not be resolved |
+| 7 | `DiskError` | too little free space |
+| 8 | `BaseError` | no provider could supply the base image |
+| 9 | `RunError` | containers or their network could not be started |
+
+`buildkit run` exits with the status of its command; `buildkit test` with pytest's.
+"""
+
+
+class BuildkitError(Exception):
+    """Base class: what failed and where, and in `hint` how to fix it."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class UsageError(BuildkitError):
+    exit_code = 2
+
+
+class MatrixError(BuildkitError):
+    exit_code = 3
+
+
+class EngineError(BuildkitError):
+    exit_code = 4
+
+
+class BuildError(BuildkitError):
+    exit_code = 5
+
+
+class LockError(BuildkitError):
+    exit_code = 6
+
+
+class DiskError(BuildkitError):
+    exit_code = 7
+
+
+class BaseError(BuildkitError):
+    exit_code = 8
+
+
+class RunError(BuildkitError):
+    exit_code = 9

@@ -1,0 +1,118 @@
+"""What this host is configured with: package mirrors, certificates, local wheels, proxies.
+
+A build uses them through secrets and its context, so that it works behind a mirror or offline, and none of it lands in
+the image. Sources: pip's configuration (https://pip.pypa.io/en/stable/topics/configuration/), uv's environment
+variables (https://docs.astral.sh/uv/reference/environment/), apt's sources.list(5), and the usual proxy variables.
+"""
+
+import configparser
+import os
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+PROXIES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
+CA_VARIABLES = ("UV_SSL_CERT_FILE", "PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
+SYSTEM_CA = (Path("/etc/ssl/certs/ca-certificates.crt"), Path("/etc/pki/tls/certs/ca-bundle.crt"))
+LISTS = {"extra-index-url", "find-links", "trusted-host"}
+
+
+@dataclass(frozen=True)
+class HostSettings:
+    """`indexes`: simple indexes after the default one; those of `file:` and `find_links` are folders on this host."""
+
+    default_index: str | None
+    indexes: tuple[str, ...]
+    find_links: tuple[str, ...]
+    trusted_hosts: tuple[str, ...]
+    ca_bundle: Path | None
+    proxies: dict[str, str]
+    apt_sources: str
+
+    @property
+    def local_indexes(self) -> tuple[Path, ...]:
+        return tuple(as_path(url) for url in self.indexes if url.startswith("file:"))
+
+    @property
+    def wheel_folders(self) -> tuple[Path, ...]:
+        return tuple(as_path(link) for link in self.find_links if not link.startswith(("http:", "https:")))
+
+    def build_environment(self, ca_bundle: str) -> dict[str, str]:
+        """Variables for uv inside a build. Local folders are not in it: their wheels are staged into the context."""
+        remote = [url for url in self.indexes if not url.startswith("file:")]
+        remote_links = [link for link in self.find_links if link.startswith(("http:", "https:"))]
+        values = {
+            "UV_DEFAULT_INDEX": self.default_index or "",
+            "UV_INDEX": " ".join(remote),
+            "UV_FIND_LINKS": " ".join(remote_links),
+            "UV_INSECURE_HOST": " ".join(self.trusted_hosts),
+            "SSL_CERT_FILE": ca_bundle if self.ca_bundle else "",
+            **self.proxies,
+        }
+        return {name: value for name, value in values.items() if value}
+
+
+def as_path(location: str) -> Path:
+    return Path(unquote(urlsplit(location).path) if location.startswith("file:") else location)
+
+
+def read_host(
+    environ: Mapping[str, str] = os.environ, root: Path = Path("/"), home: Path | None = None
+) -> HostSettings:
+    """Reads the configuration as pip and apt would: files from the least to the most specific, then the environment."""
+    pip = read_pip(environ, root, home or Path.home())
+    indexes = (
+        environ.get("UV_INDEX", environ.get("UV_EXTRA_INDEX_URL", "")).split() or pip.get("extra-index-url", "").split()
+    )
+    links = environ.get("UV_FIND_LINKS", "").replace(",", " ").split() or pip.get("find-links", "").split()
+    default = environ.get("UV_DEFAULT_INDEX") or environ.get("UV_INDEX_URL") or pip.get("index-url")
+    return HostSettings(
+        default_index=default,
+        indexes=tuple(dict.fromkeys(indexes)),
+        find_links=tuple(dict.fromkeys(links)),
+        trusted_hosts=tuple(dict.fromkeys(pip.get("trusted-host", "").split())),
+        ca_bundle=find_ca(environ, pip.get("cert"), root),
+        proxies={name: environ[name] for name in PROXIES if environ.get(name)},
+        apt_sources=read_apt(root),
+    )
+
+
+def read_pip(environ: Mapping[str, str], root: Path, home: Path) -> dict[str, str]:
+    config = Path(environ.get("XDG_CONFIG_HOME", home / ".config"))
+    files = [root / "etc/xdg/pip/pip.conf", root / "etc/pip.conf", home / ".pip/pip.conf", config / "pip/pip.conf"]
+    if explicit := environ.get("PIP_CONFIG_FILE"):
+        files.append(Path(explicit))
+    values: dict[str, str] = {}
+    for file in files:
+        parser = configparser.RawConfigParser()
+        parser.read(file)
+        for section in ("global", "install"):
+            if parser.has_section(section):
+                values.update(parser.items(section))
+    for name in ("index-url", "cert", *LISTS):
+        if value := environ.get("PIP_" + name.upper().replace("-", "_")):
+            values[name] = value
+    return values
+
+
+def find_ca(environ: Mapping[str, str], configured: str | None, root: Path) -> Path | None:
+    named = [Path(environ[name]) for name in CA_VARIABLES if environ.get(name)]
+    candidates = [
+        *named,
+        *([Path(configured)] if configured else []),
+        *(root / str(path).lstrip("/") for path in SYSTEM_CA),
+    ]
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def read_apt(root: Path) -> str:
+    """The host's Debian sources as one deb822 text: what `apt` here uses, to be used in a build of the same release."""
+    folder = root / "etc/apt/sources.list.d"
+    texts = [path.read_text() for path in sorted(folder.glob("debian*.sources"))] if folder.is_dir() else []
+    return "\n".join(texts)
+
+
+def as_shell(values: Mapping[str, str]) -> str:
+    return "".join(f"{name}={shlex.quote(value)}\n" for name, value in sorted(values.items()))
