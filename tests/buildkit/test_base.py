@@ -1,0 +1,73 @@
+import stat
+from pathlib import Path
+
+import pytest
+
+from buildkit.base import bootstrap, choose_provider
+from buildkit.engine import BuildRequest, Engine
+from buildkit.errors import BaseError
+from buildkit.matrix import Base, Matrix, load_matrix
+
+
+class EngineWithoutRegistry(Engine):
+    """An engine whose registry never answers; nothing else of it is used."""
+
+    def __init__(self, answers: bool = False, buildx: bool = True) -> None:
+        self.answers, self.buildx, self.binary = answers, buildx, "docker"
+
+    def can_pull(self, _reference: str) -> bool:
+        return self.answers
+
+    def has_buildx(self) -> bool:
+        return self.buildx
+
+
+@pytest.fixture
+def base(matrix: Matrix) -> Base:
+    return matrix.variant("cpu").base
+
+
+def fake_mmdebstrap(folder: Path, script: str) -> None:
+    path = folder / "mmdebstrap"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
+def test_a_registry_that_answers_is_preferred(base: Base) -> None:
+    assert choose_provider(base, "auto", EngineWithoutRegistry(answers=True))[0] == "registry"
+
+
+def test_auto_says_why_it_bootstraps(base: Base, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_mmdebstrap(tmp_path, "exit 0")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    provider, reason = choose_provider(base, "auto", EngineWithoutRegistry())
+    assert provider == "bootstrap"
+    assert "no registry answers" in reason
+
+
+def test_no_provider_names_each_refusal(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(BaseError) as caught:
+        choose_provider(base, "auto", EngineWithoutRegistry())
+    assert "no registry answers" in str(caught.value)
+    assert "mmdebstrap is not installed" in str(caught.value)
+
+
+def test_failed_bootstrap_leaves_nothing(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_mmdebstrap(tmp_path, 'for last; do :; done; /bin/echo half > "$last"; echo "E: no such mirror" >&2; exit 25')
+    monkeypatch.setenv("PATH", str(tmp_path))
+    cache = tmp_path / "cache"
+    with pytest.raises(BaseError) as caught:
+        bootstrap(load_matrix(project).variant("cpu"), cache, 0)
+    assert "no such mirror" in str(caught.value)
+    assert list((cache / "bases").iterdir()) == []
+
+
+@pytest.mark.parametrize("buildx", [True, False])
+def test_build_command_hands_over_secrets_and_tags(buildx: bool) -> None:
+    request = BuildRequest(Path("/context"), ("a:1", "b:2"), {"ca": Path("/s/ca")}, {"SOURCE_DATE_EPOCH": "1"})
+    command = EngineWithoutRegistry(buildx=buildx).build_command(request)
+    assert ("buildx" in command) == buildx
+    assert command[-1] == "/context"
+    assert command[command.index("--tag") : command.index("--tag") + 4] == ["--tag", "a:1", "--tag", "b:2"]
+    assert "id=ca,src=/s/ca" in command

@@ -1,0 +1,80 @@
+"""The command as a person or a script meets it: streams, exit codes, no traceback."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def buildkit(*arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
+    code = "import sys; from buildkit.cli import main; main()"
+    env = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", **environment}
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], cwd=cwd, env=env, capture_output=True, text=True, check=False
+    )
+
+
+def test_targets_as_json() -> None:
+    done = buildkit("targets", "--json")
+    assert done.returncode == 0
+    assert {entry["target"] for entry in json.loads(done.stdout)} == {"cpu", "cuda", "rocm"}
+    assert all({"target", "variant", "status", "pins"} <= set(entry) for entry in json.loads(done.stdout))
+
+
+def test_targets_as_a_table() -> None:
+    done = buildkit("targets")
+    assert "ray[default]==" in done.stdout
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda", "rocm"])
+def test_render_prints_the_dockerfile_on_stdout(target: str) -> None:
+    done = buildkit("render", "--target", target)
+    assert done.returncode == 0
+    assert done.stdout.startswith(f"# {target} / ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (["render", "--target", "cuba"], 2, "did you mean `cuda`?"),
+        (["render", "--target", "cpu", "--variant", "none"], 2, "vllm0.32"),
+        (["render", "--target", "cpu", "--base", "rock"], 2, "bootstrap"),
+        (["render"], 2, "--target"),
+        (["test", "--target", "cpu", "--tier", "x"], 2, "smoke, cluster, all"),
+        (["nothing"], 2, "No such command"),
+    ],
+)
+def test_bad_usage_is_explained(arguments: list[str], status: int, words: str) -> None:
+    done = buildkit(*arguments)
+    assert done.returncode == status
+    assert words in done.stderr
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+
+
+def test_outside_a_checkout_the_installed_project_is_used(tmp_path: Path) -> None:
+    assert buildkit("targets", cwd=tmp_path).returncode == 0
+
+
+def test_wrong_project_is_named(tmp_path: Path) -> None:
+    done = buildkit("targets", "--project", str(tmp_path))
+    assert done.returncode == 3
+    assert str(tmp_path) in done.stderr
+
+
+def test_missing_engine_says_how_to_get_one() -> None:
+    done = buildkit("build", "--target", "cpu", DOCKER_HOST="unix:///nonexistent/docker.sock")
+    assert done.returncode == 4
+    assert "ci/engine" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_project_with_a_broken_matrix_exits_3(project: Path) -> None:
+    (project / "images" / "matrix.toml").write_text("schema = [")
+    done = buildkit("targets", "--project", str(project))
+    assert done.returncode == 3
+    assert "matrix.toml" in done.stderr

@@ -1,0 +1,74 @@
+"""Jobs of several containers on a network of their own. `buildkit test` names the image in SLIPWAY_TEST_IMAGE."""
+
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import docker
+import pytest
+from docker.models.containers import Container
+from docker.models.networks import Network
+
+DEADLINE = 120  # seconds in which a job of these tests must have ended
+
+
+@dataclass
+class Job:
+    """Nodes node0, node1 … of one job; `environment` is what every node gets."""
+
+    client: docker.DockerClient
+    image: str
+    network: Network
+    size: int = 2
+    environment: dict[str, str] = field(default_factory=dict)
+    containers: dict[str, Container] = field(default_factory=dict)
+
+    def start(self, rank: int, *arguments: str, **environment: str) -> Container:
+        name = f"node{rank}"
+        hosts = ",".join(f"node{rank}" for rank in range(self.size))
+        endpoint = self.client.api.create_endpoint_config(aliases=[name])
+        container = self.client.containers.create(
+            self.image,
+            list(arguments),
+            name=f"{self.network.name}-{name}",
+            hostname=name,
+            environment={"SLIPWAY_HOSTS": hosts, **self.environment, **environment},
+            network=self.network.name,
+            networking_config={self.network.name: endpoint},
+            shm_size="2g",
+        )
+        self.containers[name] = container
+        container.start()
+        return container
+
+    def wait(self, timeout: float = DEADLINE) -> dict[str, int]:
+        """The exit status of each node."""
+        return {name: container.wait(timeout=timeout)["StatusCode"] for name, container in self.containers.items()}
+
+    def output(self, name: str) -> str:
+        return self.containers[name].logs().decode()
+
+    def outputs(self) -> str:
+        return "\n".join(f"--- {name}\n{self.output(name)}" for name in self.containers)
+
+
+@pytest.fixture
+def job() -> Iterator[Callable[..., Job]]:
+    image = os.environ.get("SLIPWAY_TEST_IMAGE")
+    if not image:
+        pytest.fail("SLIPWAY_TEST_IMAGE is not set: run these tests with `buildkit test --target cpu`")
+    client = docker.from_env()
+    jobs: list[Job] = []
+
+    def make(size: int = 2, **environment: str) -> Job:
+        network = client.networks.create(f"slipway-test-{secrets.token_hex(4)}", driver="bridge")
+        values = {"SLIPWAY_TOKEN": secrets.token_hex(16), "SLIPWAY_DEADLINE": "90", **environment}
+        jobs.append(Job(client, image, network, size, values))
+        return jobs[-1]
+
+    yield make
+    for job in jobs:
+        for container in job.containers.values():
+            container.remove(force=True)
+        job.network.remove()

@@ -1,0 +1,91 @@
+"""Two containers as two nodes: the cluster forms, statuses travel, losses and refusals are named."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+Job = Any  # conftest.Job
+
+NODE_LOST = 71
+PEERS_MISSING = 70
+
+COUNT_NODES = "import ray; ray.init(log_to_driver=False); print('alive', sum(node['Alive'] for node in ray.nodes()))"
+
+
+def wait_for_output(job: Job, name: str, words: str, deadline: float = 90) -> None:
+    end = time.monotonic() + deadline
+    while time.monotonic() < end:
+        if words in job.output(name):
+            return
+        time.sleep(0.2)
+    pytest.fail(f"{name} did not say `{words}` within {deadline} s:\n{job.outputs()}")
+
+
+def test_cluster_forms_and_the_command_sees_every_node(job: Callable[..., Job]) -> None:
+    nodes = job()
+    for rank in (1, 0):
+        nodes.start(rank, "--", "python", "-c", COUNT_NODES)
+    assert nodes.wait() == {"node1": 0, "node0": 0}, nodes.outputs()
+    assert "alive 2" in nodes.output("node0")
+    assert "alive" not in nodes.output("node1")
+
+
+def test_exit_code_of_the_command_reaches_every_node(job: Callable[..., Job]) -> None:
+    nodes = job()
+    for rank in (0, 1):
+        nodes.start(rank, "--", "sh", "-c", "exit 7")
+    assert nodes.wait() == {"node0": 7, "node1": 7}, nodes.outputs()
+
+
+def test_a_killed_worker_ends_the_job_and_is_named(job: Callable[..., Job]) -> None:
+    nodes = job()
+    for rank in (0, 1):
+        nodes.start(rank, "--", "sh", "-c", "echo running; sleep 600")
+    wait_for_output(nodes, "node0", "running")
+    begin = time.monotonic()
+    nodes.containers["node1"].kill("SIGKILL")
+    status = nodes.containers["node0"].wait(timeout=60)["StatusCode"]
+    assert time.monotonic() - begin < 20
+    assert status == NODE_LOST, nodes.outputs()
+    assert "node1" in nodes.output("node0").split("running")[1]
+
+
+def test_a_wrong_token_is_named_on_both_sides(job: Callable[..., Job]) -> None:
+    nodes = job(SLIPWAY_DEADLINE="15")
+    nodes.start(0, "--", "true")
+    nodes.start(1, "--", "true", SLIPWAY_TOKEN="another-secret-altogether")
+    assert set(nodes.wait().values()) == {PEERS_MISSING}, nodes.outputs()
+    assert "token" in nodes.output("node1")
+    head = nodes.output("node0")
+    assert "node1" in head
+    assert "token" in head
+    assert "another-secret" not in nodes.outputs()
+
+
+def test_a_missing_peer_is_named_at_the_deadline(job: Callable[..., Job]) -> None:
+    nodes = job(size=3, SLIPWAY_DEADLINE="12")
+    begin = time.monotonic()
+    for rank in (0, 1):
+        nodes.start(rank, "--", "true")
+    assert set(nodes.wait().values()) == {PEERS_MISSING}, nodes.outputs()
+    assert time.monotonic() - begin < 40
+    assert "node2" in nodes.output("node0")
+
+
+def test_a_worker_without_its_head_says_whom_it_could_not_reach(job: Callable[..., Job]) -> None:
+    nodes = job(SLIPWAY_DEADLINE="8")
+    nodes.start(1, "--", "true")
+    assert nodes.wait() == {"node1": PEERS_MISSING}, nodes.outputs()
+    assert "node0" in nodes.output("node1")
+
+
+def test_sigterm_on_the_head_ends_every_node(job: Callable[..., Job]) -> None:
+    nodes = job()
+    for rank in (0, 1):
+        nodes.start(rank, "--", "sh", "-c", "trap 'echo asked to stop; exit 0' TERM; echo running; sleep 600 & wait")
+    wait_for_output(nodes, "node0", "running")
+    nodes.containers["node0"].kill("SIGTERM")
+    assert nodes.wait(timeout=30) == {"node0": 143, "node1": 143}, nodes.outputs()
+    assert "asked to stop" in nodes.output("node0")

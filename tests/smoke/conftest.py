@@ -1,0 +1,65 @@
+"""Containers of the image under test. `buildkit test` names it in SLIPWAY_TEST_IMAGE."""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import docker
+import pytest
+import testinfra
+from docker.models.containers import Container
+from docker.models.images import Image
+from testinfra.host import Host
+
+
+@pytest.fixture(scope="session")
+def client() -> docker.DockerClient:
+    return docker.from_env()
+
+
+@pytest.fixture(scope="session")
+def image(client: docker.DockerClient) -> Image:
+    name = os.environ.get("SLIPWAY_TEST_IMAGE")
+    if not name:
+        pytest.fail("SLIPWAY_TEST_IMAGE is not set: run these tests with `buildkit test --target cpu`")
+    return client.images.get(name)
+
+
+@pytest.fixture(scope="session")
+def target() -> str:
+    return os.environ.get("SLIPWAY_TEST_TARGET", "cpu")
+
+
+@pytest.fixture
+def start(client: docker.DockerClient, image: Image) -> Iterator[Callable[..., Container]]:
+    """Starts containers of the image with the given launch arguments; all of them are removed at the end."""
+    started: list[Container] = []
+
+    def start(*arguments: str, **options: Any) -> Container:
+        container = client.containers.run(image.id, list(arguments), detach=True, **options)
+        started.append(container)
+        return container
+
+    yield start
+    for container in started:
+        container.remove(force=True)
+
+
+@pytest.fixture(scope="module")
+def sleeper(client: docker.DockerClient, image: Image) -> Iterator[Container]:
+    """One container that runs `sleep` under the launcher, to look around in."""
+    container = client.containers.run(image.id, ["--no-ray", "--", "sleep", "3600"], detach=True)
+    yield container
+    container.remove(force=True)
+
+
+@pytest.fixture(scope="module")
+def host(sleeper: Container) -> Host:
+    return testinfra.get_host(f"docker://{sleeper.id}")
+
+
+@pytest.fixture(scope="module")
+def manifest(host: Host) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(host.file("/etc/slipway/image.json").content_string)
+    return content

@@ -1,0 +1,92 @@
+"""How a container behaves: users, read-only roots, signals and exit codes."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from docker.models.containers import Container
+
+TMP = {"/tmp": "rw,exec,size=1g"}
+
+Start = Callable[..., Container]
+
+
+def finish(container: Container, timeout: int = 60) -> tuple[int, str]:
+    status = container.wait(timeout=timeout)["StatusCode"]
+    return status, container.logs().decode()
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [(["true"], 0), (["false"], 1), (["sh", "-c", "exit 7"], 7), (["sh", "-c", "kill -TERM $$"], 143)],
+)
+def test_exit_code_passes_through(start: Start, command: list[str], expected: int) -> None:
+    status, output = finish(start("--no-ray", "--", *command))
+    assert status == expected, output
+
+
+def test_no_command_is_a_usage_error_with_a_hint(start: Start) -> None:
+    status, output = finish(start())
+    assert status == 2
+    assert "hint:" in output
+    assert "Traceback" not in output
+
+
+def test_missing_command_is_named(start: Start) -> None:
+    status, output = finish(start("--no-ray", "--", "no-such-program"))
+    assert status == 127
+    assert "no-such-program" in output
+    assert "Traceback" not in output
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"user": "12345:12345"},
+        {"read_only": True, "tmpfs": TMP},
+        {"user": "12345:12345", "read_only": True, "tmpfs": TMP},
+    ],
+)
+def test_trainer_imports_as_any_user_on_any_root(start: Start, options: dict[str, Any]) -> None:
+    code = (
+        "import getpass, pathlib, torch, trainer.config; (pathlib.Path.home() / 'x').touch(); print(getpass.getuser())"
+    )
+    status, output = finish(start("--no-ray", "--", "python", "-c", code, **options))
+    assert status == 0, output
+
+
+@pytest.mark.parametrize("options", [{"user": "12345:12345", "read_only": True, "tmpfs": TMP}])
+def test_ray_forms_on_one_node_as_any_user_on_a_read_only_root(start: Start, options: dict[str, Any]) -> None:
+    code = "import ray; ray.init(log_to_driver=False); print('nodes', len(ray.nodes()))"
+    status, output = finish(start("--", "python", "-c", code, shm_size="1g", **options), timeout=120)
+    assert status == 0, output
+    assert "nodes 1" in output
+
+
+@pytest.mark.parametrize("arguments", [("--no-ray", "--", "sleep", "600"), ("--", "sleep", "600")])
+def test_sigterm_stops_within_ten_seconds(start: Start, arguments: tuple[str, ...]) -> None:
+    container = start(*arguments, shm_size="1g")
+    wait_for_process(container, "sleep 600")
+    begin = time.monotonic()
+    container.kill("SIGTERM")
+    status, output = finish(container, timeout=30)
+    assert time.monotonic() - begin < 10
+    assert status == 143, output
+
+
+def wait_for_process(container: Container, command: str, deadline: float = 60) -> None:
+    end = time.monotonic() + deadline
+    while time.monotonic() < end:
+        listing = container.top(ps_args="-eo args")
+        if any(command == row[0] for row in listing["Processes"]):
+            return
+        time.sleep(0.2)
+    pytest.fail(f"`{command}` did not start within {deadline} s:\n{container.logs().decode()}")
+
+
+def test_explain_answers_without_a_cluster(start: Start) -> None:
+    status, output = finish(start("explain", environment={"SLIPWAY_HOSTS": "a,b", "SLIPWAY_NODE_RANK": "1"}))
+    assert status == 0, output
+    assert "explicit" in output

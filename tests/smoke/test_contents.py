@@ -1,0 +1,111 @@
+"""What is inside the image: paths, versions, labels, environment, and no trace of the host that built it."""
+
+import json
+import re
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+from docker.models.images import Image
+from testinfra.host import Host
+
+from buildkit.host import read_host
+
+PYTHON = "/opt/slipway/venv/bin/python"
+
+
+def test_tini_is_pid_1_and_launch_its_child(host: Host) -> None:
+    assert host.process.get(pid=1).comm == "tini"
+    assert host.process.get(ppid=1).args.endswith("/launch --no-ray -- sleep 3600")
+
+
+def test_entrypoint_and_stop_signal(image: Image) -> None:
+    assert image.attrs["Config"]["Entrypoint"] == ["tini", "-g", "--", "launch"]
+    assert image.attrs["Config"]["StopSignal"] == "SIGTERM"
+
+
+@pytest.mark.parametrize("package", ["torch", "ray", "transformers", "vllm", "pyarrow", "tensorboard"])
+def test_package_imports_in_the_version_of_the_manifest(host: Host, manifest: dict[str, Any], package: str) -> None:
+    names = [package, f"{package}-{manifest['target']}"]
+    pinned = next(manifest["pins"][name] for name in names if name in manifest["pins"])
+    done = host.run(f"{PYTHON} -c 'import {package}; print({package}.__version__)'")
+    assert done.rc == 0, done.stderr
+    assert done.stdout.strip().splitlines()[-1] == pinned
+
+
+def test_installed_wheels_are_exactly_the_locked_ones(host: Host, manifest: dict[str, Any]) -> None:
+    code = "import importlib.metadata as m, json; print(json.dumps({d.name: d.version for d in m.distributions()}))"
+    installed = json.loads(host.check_output(f'{PYTHON} -c "{code}"'))
+    normalise = re.compile(r"[-_.]+")
+
+    def normalised(pins: dict[str, str]) -> dict[str, str]:
+        return {normalise.sub("-", name).lower(): value for name, value in pins.items()}
+
+    assert normalised(installed) == normalised(manifest["pins"])
+
+
+def test_debian_packages_of_the_manifest_are_installed(host: Host, manifest: dict[str, Any]) -> None:
+    assert [name for name in manifest["packages"] if not host.package(name).is_installed] == []
+
+
+@pytest.mark.parametrize("library", ["libibverbs.so.1", "librdmacm.so.1", "libgomp.so.1", "libnuma.so.1"])
+def test_library_loads(host: Host, library: str) -> None:
+    assert host.run(f"{PYTHON} -c \"import ctypes; ctypes.CDLL('{library}')\"").rc == 0
+
+
+def test_labels_say_what_the_manifest_says(image: Image, manifest: dict[str, Any]) -> None:
+    labels = image.labels
+    assert labels["dev.slipway.target"] == manifest["target"]
+    assert labels["dev.slipway.variant"] == manifest["variant"]
+    assert labels["dev.slipway.lock"] == manifest["lock"]
+    assert labels["org.opencontainers.image.version"] == manifest["version"] == version("slipway")
+    for name, pinned in json.loads(labels["dev.slipway.pins"]).items():
+        assert pinned in (manifest["pins"].get(name), manifest["pins"].get(f"{name}-{manifest['target']}"))
+
+
+def test_baked_environment_is_what_is_always_right(image: Image, manifest: dict[str, Any]) -> None:
+    baked = dict(entry.split("=", 1) for entry in image.attrs["Config"]["Env"])
+    for entry in manifest["env"]:
+        if entry["condition"] == "always":
+            assert baked[entry["name"]] == entry["value"]
+        else:
+            assert entry["name"] not in baked
+        assert entry["reason"]
+        assert entry["source"]
+    assert baked["PATH"].startswith("/opt/slipway/venv/bin:")
+
+
+def test_every_file_is_readable_by_everyone(host: Host) -> None:
+    assert host.check_output("find /opt /etc/slipway -not -perm -o=r -not -type l | head") == ""
+    assert host.check_output("find /opt -type d -not -perm -o=rx | head") == ""
+
+
+def test_nothing_needed_lies_under_root(host: Host) -> None:
+    assert host.check_output("find /opt /usr -lname '/root*' | head") == ""
+    assert host.check_output("find /root -mindepth 1 -not -name '.bashrc' -not -name '.profile' | head") == ""
+
+
+def test_no_set_uid_programs_of_ours(host: Host) -> None:
+    assert host.check_output("find /opt /etc/slipway -perm /6000 | head") == ""
+
+
+def test_no_trace_of_the_build_host(image: Image, host: Host) -> None:
+    """Mirrors, certificates and local wheel folders serve the build; none of them is in the history or in /etc."""
+    settings = read_host()
+    secrets = [settings.default_index, *settings.indexes, *settings.find_links, *settings.proxies.values()]
+    secrets += re.findall(r"^URIs:\s*(\S+)", settings.apt_sources, re.MULTILINE)
+    history = json.dumps(image.history()) + json.dumps(image.attrs["Config"])
+    for secret in filter(None, secrets):
+        assert secret not in history
+        done = host.run(
+            f"grep -rlF -- '{secret}' /etc /var /opt/slipway/venv/bin /opt/slipway/app /opt/slipway/venv/pyvenv.cfg"
+        )
+        assert done.stdout == "", f"{secret} is in the image"
+    assert str(Path.home()) + "/" not in history.replace("/root/", "") or Path.home() == Path("/root")
+    assert host.run("ls -A /run/slipway").stdout == ""
+    assert host.check_output("find /etc/apt/sources.list.d -type f") == ""
+
+
+def test_direct_urls_do_not_name_the_host(host: Host) -> None:
+    assert host.check_output("find /opt/slipway/venv -name direct_url.json | head") == ""
