@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.logging import RichHandler
 from rich.markup import escape
 from rich.table import Table
 
@@ -212,8 +211,7 @@ def run_tests(
 
 def main() -> None:
     """The console script. A `BuildkitError` becomes `error:` and `hint:` and its exit code; Ctrl-C becomes 130."""
-    handler = RichHandler(console=errors, show_time=False, show_path=False, show_level=False)
-    logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[handler])
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     logging.getLogger("docker").setLevel(logging.WARNING)
     try:
         app()
