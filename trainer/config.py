@@ -1,9 +1,11 @@
 """Every setting of a PPO run: one typed tree, defaults and documentation in one place."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from trainer.errors import ConfigError
 
 
 class Section(BaseModel):
@@ -21,7 +23,16 @@ class DataConfig(Section):
 
 class ModelConfig(Section):
     path: Path | None = Field(None, description="directory of a Transformers causal language model with its tokenizer")
-    dtype: Literal["float32", "bfloat16"] = Field("float32", description="type of the trained weights and activations")
+    dtype: Literal["float32", "bfloat16"] = Field(
+        "float32", description="type of activations and of the engines' weights; trained weights stay float32"
+    )
+
+    @property
+    def directory(self) -> Path:
+        """`path`, which a run cannot do without. Raises ConfigError if it is not set."""
+        if self.path is None:
+            raise ConfigError("model.path is not set", hint="set model.path=DIRECTORY of a model with its tokenizer")
+        return self.path
 
 
 class ActorConfig(Section):
@@ -57,6 +68,7 @@ class AlgorithmConfig(Section):
 class RolloutConfig(Section):
     samples_per_prompt: int = Field(4, gt=0)
     temperature: float = Field(1.0, gt=0)
+    max_num_seqs: int = Field(256, gt=0, description="responses that an engine works on at a time")
     kv_cache_gib: float = Field(0.5, gt=0, description="GiB of key-value cache per engine on CPU")
     gpu_memory_utilization: float = Field(0.4, gt=0, le=1, description="share of a GPU that an engine may take")
     enforce_eager: bool = Field(True, description="no compilation and no CUDA graphs in the engine")
@@ -73,7 +85,9 @@ class TrainerConfig(Section):
     n_gpus_per_node: int | None = Field(None, ge=0, description="GPUs per node; what Ray reports when not given")
     total_steps: int = Field(40, gt=0)
     save_freq: int = Field(-1, description="steps between checkpoints; -1: at the end only; 0: never")
-    test_freq: int = Field(5, description="steps between validations; -1: before the first and after the last step only")
+    test_freq: int = Field(
+        5, description="steps between validations; -1: before the first and after the last step only"
+    )
     stop_at: float | None = Field(None, description="end early once validation/exact_match reaches this")
     resume: Path | None = Field(None, description="checkpoint directory to continue from")
     seed: int = 0
@@ -89,3 +103,24 @@ class Config(Section):
     rollout: RolloutConfig = RolloutConfig()
     reward: RewardConfig = RewardConfig()
     trainer: TrainerConfig = TrainerConfig()
+
+    @model_validator(mode="after")
+    def _batches_divide(self) -> Self:
+        """Every optimizer step uses equally many responses, and none is left over."""
+        responses = self.data.train_batch_size * self.rollout.samples_per_prompt
+        for role, section in (("actor", self.actor), ("critic", self.critic)):
+            if responses % section.mini_batch_size:
+                raise ValueError(
+                    f"{role}.mini_batch_size={section.mini_batch_size} does not divide the {responses} responses "
+                    "of a step (data.train_batch_size x rollout.samples_per_prompt)"
+                )
+        return self
+
+    def check_ranks(self, ranks: int) -> None:
+        """Raises ConfigError if the batches cannot be split evenly over this many ranks."""
+        for role, section in (("actor", self.actor), ("critic", self.critic)):
+            if section.mini_batch_size % ranks:
+                raise ConfigError(
+                    f"{role}.mini_batch_size={section.mini_batch_size} cannot be split evenly over {ranks} ranks",
+                    hint=f"make it a multiple of {ranks} that divides the responses of a step",
+                )

@@ -1,0 +1,207 @@
+"""The formulas of PPO against slow references, and their invariance to padding and masking."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+from trainer.algorithms.advantages import explained_variance, generalized_advantages, whiten
+from trainer.algorithms.aggregation import token_mean
+from trainer.algorithms.kl import kl_estimate
+from trainer.algorithms.log_probs import log_probs_and_entropy
+from trainer.algorithms.policy_loss import clipped_policy_loss
+from trainer.algorithms.value_loss import clipped_value_loss
+
+unit = st.floats(0, 1)
+seeds = st.integers(0, 2**31)
+
+
+def normal(seed: int, *shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def random_mask(seed: int, *shape: int) -> torch.Tensor:
+    mask = torch.rand(*shape, generator=torch.Generator().manual_seed(seed)) < 0.6
+    mask[:, 0] = True
+    return mask
+
+
+def slow_advantages(rewards: list[float], values: list[float], gamma: float, lam: float) -> list[float]:
+    """Sum of discounted TD errors, term by term, for one row without masked tokens."""
+    following = [*values[1:], 0.0]
+    deltas = [r + gamma * after - v for r, v, after in zip(rewards, values, following, strict=True)]
+    return [sum((gamma * lam) ** (k - t) * deltas[k] for k in range(t, len(deltas))) for t in range(len(deltas))]
+
+
+@given(seeds, unit, unit)
+@settings(deadline=None)
+def test_advantages_equal_the_sum_of_td_errors_over_the_unmasked_tokens(seed: int, gamma: float, lam: float) -> None:
+    rewards, values, mask = normal(seed, 3, 7), normal(seed + 1, 3, 7), random_mask(seed, 3, 7)
+    advantages, returns = generalized_advantages(rewards, values, mask, gamma, lam)
+    for row in range(3):
+        chosen = mask[row]
+        expected = slow_advantages(rewards[row, chosen].tolist(), values[row, chosen].tolist(), gamma, lam)
+        assert_close(advantages[row, chosen], torch.tensor(expected, dtype=torch.float64))
+        assert_close(returns[row, chosen], advantages[row, chosen] + values[row, chosen])
+        assert (advantages[row, ~chosen] == 0).all()
+        assert (returns[row, ~chosen] == 0).all()
+
+
+@given(seeds)
+@settings(deadline=None)
+def test_what_stands_on_masked_tokens_changes_nothing(seed: int) -> None:
+    """The property that padding and tool output rely on, for every function that takes a mask."""
+    mask = random_mask(seed, 3, 7)
+    a, b, c = (normal(seed + i, 3, 7) for i in range(3))
+    dirty_a, dirty_b, dirty_c = (tensor.where(mask, 1e6) for tensor in (a, b, c))
+    count = int(mask.sum())
+    for clean, dirty in zip(
+        (
+            *generalized_advantages(a, b, mask, 0.9, 0.8),
+            whiten(a, mask),
+            token_mean(a, mask, count),
+            *clipped_policy_loss(a, b, c, mask, 0.2, count),
+            clipped_value_loss(a, b, c, mask, 0.2, count),
+        ),
+        (
+            *generalized_advantages(dirty_a, dirty_b, mask, 0.9, 0.8),
+            whiten(dirty_a, mask),
+            token_mean(dirty_a, mask, count),
+            *clipped_policy_loss(dirty_a, dirty_b, dirty_c, mask, 0.2, count),
+            clipped_value_loss(dirty_a, dirty_b, dirty_c, mask, 0.2, count),
+        ),
+        strict=True,
+    ):
+        assert_close(clean, dirty, rtol=0, atol=0)
+
+
+@given(seeds)
+@settings(deadline=None)
+def test_padding_columns_change_no_unmasked_value(seed: int) -> None:
+    mask = random_mask(seed, 3, 5)
+    rewards, values = normal(seed, 3, 5), normal(seed + 1, 3, 5)
+
+    def padded(tensor: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.pad(tensor, (0, 4))
+
+    short = generalized_advantages(rewards, values, mask, 0.95, 0.9)
+    long = generalized_advantages(padded(rewards), padded(values), padded(mask), 0.95, 0.9)
+    for a, b in zip(short, long, strict=True):
+        assert_close(padded(a), b, rtol=0, atol=0)
+
+
+def test_undiscounted_returns_are_the_rewards_to_come() -> None:
+    rewards, values = torch.tensor([[0.0, 0.5, 1.0]]), torch.tensor([[3.0, -2.0, 7.0]])
+    advantages, returns = generalized_advantages(rewards, values, torch.ones(1, 3, dtype=torch.bool), 1.0, 1.0)
+    assert_close(returns, torch.tensor([[1.5, 1.5, 1.0]]))
+    assert_close(advantages, returns - values)
+
+
+@given(seeds)
+@settings(deadline=None)
+def test_whitened_values_have_mean_0_and_variance_1(seed: int) -> None:
+    mask = random_mask(seed, 4, 6)
+    whitened = whiten(5 + 3 * normal(seed, 4, 6), mask)[mask]
+    assert_close(whitened.mean(), torch.zeros((), dtype=torch.float64), atol=1e-7, rtol=0)
+    assert_close(whitened.var(correction=0), torch.ones((), dtype=torch.float64), atol=1e-6, rtol=0)
+
+
+def test_equal_advantages_whiten_to_zero_not_to_nan() -> None:
+    assert (whiten(torch.full((2, 3), 4.0), torch.ones(2, 3, dtype=torch.bool)) == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "loss", "clipped"),
+    [
+        (1.0, 2.0, -2.0, False),
+        (1.5, 2.0, -2.4, True),  # no gain from going further up
+        (0.5, 2.0, -1.0, False),  # but the way back is free
+        (0.5, -2.0, 1.6, True),
+        (1.5, -2.0, 3.0, False),
+    ],
+)
+def test_policy_loss_at_and_around_the_clip(ratio: float, advantage: float, loss: float, clipped: bool) -> None:
+    log_probs = torch.tensor([[math.log(ratio) - 1.0]], requires_grad=True)
+    mask = torch.ones(1, 1, dtype=torch.bool)
+    result = clipped_policy_loss(log_probs, torch.tensor([[-1.0]]), torch.tensor([[advantage]]), mask, 0.2, 1)
+    result.loss.backward()
+    assert_close(result.loss.detach(), torch.tensor(loss))
+    assert bool(result.clip_fraction) is clipped
+    assert (log_probs.grad == 0).all() == clipped
+    assert_close(result.approximate_kl, torch.tensor(ratio - 1 - math.log(ratio)))
+
+
+@given(st.floats(-1e6, 1e6))
+def test_no_log_ratio_overflows(log_ratio: float) -> None:
+    log_probs, old = torch.tensor([[log_ratio]]), torch.zeros(1, 1)
+    mask = torch.ones(1, 1, dtype=torch.bool)
+    assert all(x.isfinite() for x in clipped_policy_loss(log_probs, old, torch.tensor([[-1.0]]), mask, 0.2, 1))
+    assert all(kl_estimate(log_probs, old, k).isfinite().all() for k in ("k1", "k2", "k3"))
+
+
+@given(seeds, st.floats(0.01, 2))
+@settings(deadline=None)
+def test_value_loss_equals_a_loop(seed: int, clip_range: float) -> None:
+    values, old, returns, mask = (
+        normal(seed, 2, 5),
+        normal(seed + 1, 2, 5),
+        normal(seed + 2, 2, 5),
+        random_mask(seed, 2, 5),
+    )
+    total = 0.0
+    for v, o, r in zip(values[mask].tolist(), old[mask].tolist(), returns[mask].tolist(), strict=True):
+        held = min(max(v, o - clip_range), o + clip_range)
+        total += max((v - r) ** 2, (held - r) ** 2) / 2
+    count = int(mask.sum())
+    expected = torch.tensor(total / count, dtype=torch.float64)
+    assert_close(clipped_value_loss(values, old, returns, mask, clip_range, count), expected)
+
+
+@given(seeds)
+@settings(deadline=None)
+def test_losses_of_the_parts_add_up_to_the_loss_of_the_whole(seed: int) -> None:
+    log_probs, old, advantages, mask = (
+        normal(seed, 6, 5),
+        normal(seed + 1, 6, 5),
+        normal(seed + 2, 6, 5),
+        random_mask(seed, 6, 5),
+    )
+    count = int(mask.sum())
+    whole = clipped_policy_loss(log_probs, old, advantages, mask, 0.2, count)
+    parts = [
+        clipped_policy_loss(log_probs[rows], old[rows], advantages[rows], mask[rows], 0.2, count)
+        for rows in (slice(0, 1), slice(1, 4), slice(4, 6))
+    ]
+    for name in whole._fields:
+        assert_close(sum(getattr(part, name) for part in parts), getattr(whole, name))
+
+
+def test_kl_estimates_average_to_the_true_divergence() -> None:
+    """k1 and k3 are unbiased: weighted by the policy they give the exact KL of two small distributions."""
+    p = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+    q = torch.tensor([0.4, 0.4, 0.2], dtype=torch.float64)
+    true = (p * (p / q).log()).sum()
+    assert_close((p * kl_estimate(p.log(), q.log(), "k1")).sum(), true)
+    assert_close((p * kl_estimate(p.log(), q.log(), "k3")).sum(), true)
+    assert_close((p * kl_estimate(p.log(), q.log(), "k2")).sum(), true, rtol=0.2, atol=0)
+    assert (kl_estimate(p.log(), q.log(), "k3") >= 0).all()
+
+
+@given(seeds, st.floats(0.2, 3))
+@settings(deadline=None)
+def test_log_probs_and_entropy_are_those_of_the_tempered_distribution(seed: int, temperature: float) -> None:
+    logits, tokens = normal(seed, 5, 11).float(), torch.arange(5)
+    log_probs, entropy = log_probs_and_entropy(logits, tokens, temperature)
+    distribution = torch.distributions.Categorical(logits=logits / temperature)
+    assert_close(log_probs, distribution.log_prob(tokens), atol=1e-5, rtol=1e-4)
+    assert_close(entropy, distribution.entropy(), atol=1e-5, rtol=1e-4)
+
+
+def test_explained_variance_of_perfect_constant_and_undefined_critics() -> None:
+    returns, mask = torch.tensor([[1.0, 2.0, 3.0, 100.0]]), torch.tensor([[True, True, True, False]])
+    assert explained_variance(returns, returns, mask) == 1.0
+    assert explained_variance(torch.zeros(1, 4), returns, mask) == 0.0
+    assert math.isnan(explained_variance(returns, torch.ones(1, 4), mask))

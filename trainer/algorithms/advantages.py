@@ -1,0 +1,64 @@
+"""Advantages and returns of responses whose tokens are partly masked."""
+
+import torch
+from torch import Tensor
+
+
+def generalized_advantages(
+    rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float
+) -> tuple[Tensor, Tensor]:
+    """Generalised advantage estimation (Schulman et al. 2016, arXiv:1506.02438, equation 16).
+
+        delta_t = r_t + gamma V_{t+1} - V_t        A_t = delta_t + gamma lam A_{t+1}        R_t = A_t + V_t
+
+    `t + 1` is the next *unmasked* token: the recursion steps over padding, tool output or whatever else the policy did
+    not choose, without discounting it. After the last unmasked token the value is 0: a response ends there. The returns
+    are the critic's targets, so they are taken before any whitening.
+
+    Args:
+        rewards, values: [rows, tokens] float.
+        mask: [rows, tokens] bool, True where the policy chose the token.
+
+    Returns:
+        advantages, returns: [rows, tokens], 0 where masked.
+    """
+    advantages = torch.zeros_like(values)
+    next_value = values.new_zeros(values.shape[0])
+    next_advantage = values.new_zeros(values.shape[0])
+    for t in reversed(range(values.shape[1])):
+        delta = rewards[:, t] + gamma * next_value - values[:, t]
+        advantage = delta + gamma * lam * next_advantage
+        advantages[:, t] = advantage
+        next_value = torch.where(mask[:, t], values[:, t], next_value)
+        next_advantage = torch.where(mask[:, t], advantage, next_advantage)
+    return advantages.where(mask, 0.0), (advantages + values).where(mask, 0.0)
+
+
+def whiten(values: Tensor, mask: Tensor, epsilon: float = 1e-8) -> Tensor:
+    """Shifts and scales the unmasked values to mean 0 and variance 1; masked ones become 0.
+
+    Both moments are of all unmasked tokens given, so give the whole batch: parts of it would be scaled differently
+    (Huang et al. 2024, arXiv:2403.17031, detail 8).
+
+    Args:
+        values: [rows, tokens] float.
+        mask: [rows, tokens] bool.
+    """
+    chosen = values[mask]
+    variance = chosen.var(correction=0)
+    return ((values - chosen.mean()) * torch.rsqrt(variance + epsilon)).where(mask, 0.0)
+
+
+def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:
+    """1 - Var(R - V) / Var(R) over the unmasked tokens: 1 for a perfect critic, 0 for one that knows only the mean.
+
+    NaN if all returns are equal, because there is nothing to explain.
+
+    Args:
+        values, returns: [rows, tokens] float.
+        mask: [rows, tokens] bool.
+    """
+    variance = returns[mask].var(correction=0)
+    if variance == 0:
+        return float("nan")
+    return 1.0 - float((returns - values)[mask].var(correction=0) / variance)

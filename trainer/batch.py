@@ -1,0 +1,93 @@
+"""The responses of one step, as they travel between the controller and the ranks."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One row per response. A row is its prompt directly followed by its response, padded with 0 on the *right* only.
+
+    Under a causal mask no token sees the padding after it, so the models need neither an attention mask nor positions.
+    What belongs to response tokens is aligned to the response's start: column t is token t of the response.
+
+    Shapes: `token_ids` [rows, length] int64, `prompt_lengths` [rows] int64, `response_mask` [rows, response length]
+    bool, all others [rows, response length] float32 and 0 where masked; they are None until their phase has run.
+    """
+
+    token_ids: Tensor
+    prompt_lengths: Tensor
+    response_mask: Tensor
+    rollout_log_probs: Tensor
+    old_log_probs: Tensor | None = None
+    reference_log_probs: Tensor | None = None
+    values: Tensor | None = None
+    advantages: Tensor | None = None
+    returns: Tensor | None = None
+
+    @classmethod
+    def from_responses(
+        cls,
+        prompts: Sequence[Sequence[int]],
+        responses: Sequence[Sequence[int]],
+        log_probs: Sequence[Sequence[float]],
+    ) -> Self:
+        """Pads prompts and their responses, both token ids, with the engine's log-prob of each response token."""
+        rows = [[*prompt, *response] for prompt, response in zip(prompts, responses, strict=True)]
+        return cls(
+            token_ids=_pad(rows, torch.int64),
+            prompt_lengths=torch.tensor([len(prompt) for prompt in prompts]),
+            response_mask=_pad([[True] * len(response) for response in responses], torch.bool),
+            rollout_log_probs=_pad(log_probs, torch.float32),
+        )
+
+    def __len__(self) -> int:
+        return int(self.token_ids.shape[0])
+
+    @property
+    def lengths(self) -> Tensor:
+        """Tokens of each row without padding, [rows]."""
+        columns = torch.arange(1, self.response_mask.shape[1] + 1, device=self.response_mask.device)
+        return self.prompt_lengths + (self.response_mask * columns).amax(dim=1)
+
+    def with_(self, **tensors: Tensor) -> Self:
+        """The same rows with further tensors."""
+        return replace(self, **tensors)
+
+    def rows(self, index: slice | Tensor) -> Self:
+        """Some of the rows, without the columns of `token_ids` that are padding in all of them."""
+        chosen = self._map(lambda tensor: tensor[index])
+        return replace(chosen, token_ids=chosen.token_ids[:, : int(chosen.lengths.max())])
+
+    def to(self, device: torch.device) -> Self:
+        return self._map(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def micro_batches(self, size: int) -> Iterator[Self]:
+        """Consecutive parts of at most `size` rows."""
+        for start in range(0, len(self), size):
+            yield self.rows(slice(start, start + size))
+
+    def shards(self, count: int, mini_batch_size: int | None = None) -> list[Self]:
+        """One equal part per rank.
+
+        With a mini-batch size, each shard holds its rank's part of the first mini-batch, then of the second and so on:
+        the responses of an optimizer step are the same for any number of ranks. `count` must divide the mini-batch.
+        """
+        mini_batch_size = mini_batch_size or len(self)
+        order = torch.arange(len(self)).view(-1, count, mini_batch_size // count)
+        return [self.rows(order[:, rank].flatten()) for rank in range(count)]
+
+    def _map(self, function: Any) -> Self:
+        tensors = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(self, **{name: function(tensor) for name, tensor in tensors.items() if tensor is not None})
+
+
+def _pad(rows: Sequence[Sequence[Any]], dtype: torch.dtype) -> Tensor:
+    padded = torch.zeros(len(rows), max(len(row) for row in rows), dtype=dtype)
+    for target, row in zip(padded, rows, strict=True):
+        target[: len(row)] = torch.tensor(row, dtype=dtype)
+    return padded
