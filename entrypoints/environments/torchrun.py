@@ -1,0 +1,75 @@
+"""torchrun-style variables, as torchrun, Kubeflow's trainers and many job templates set them.
+
+- `PET_*`: torchrun's own options as variables (Kubeflow Trainer v2); they count nodes.
+- `NNODES`, `NODE_RANK`, `MASTER_ADDR`: the usual hand-written template; they count nodes.
+- `GROUP_RANK`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, `WORLD_SIZE`: what torchrun gives its workers; WORLD_SIZE counts
+  processes there. PyTorchJob and PAI-DLC count **nodes** in RANK and WORLD_SIZE, so those two are believed only beside
+  LOCAL_RANK and LOCAL_WORLD_SIZE: https://pytorch.org/docs/stable/elastic/run.html#environment-variables
+"""
+
+from collections.abc import Mapping
+
+from entrypoints.environments.base import Allocation, Environment, Reader
+from entrypoints.errors import DetectionError
+
+NODE_COUNT = ("PET_NNODES", "NNODES")
+NODE_RANK = ("PET_NODE_RANK", "NODE_RANK", "GROUP_RANK")
+HEAD = ("PET_MASTER_ADDR", "MASTER_ADDR")
+JOB_ID = ("PET_RDZV_ID", "TORCHELASTIC_RUN_ID")
+
+_NAME_THE_NODES = "set NNODES, NODE_RANK and MASTER_ADDR, or SLIPWAY_HOSTS and SLIPWAY_NODE_RANK"
+
+
+class Torchrun(Environment):
+    name = "torchrun"
+
+    @classmethod
+    def detect(cls, variables: Mapping[str, str], hostname: str) -> Allocation | None:
+        reader = Reader(variables)
+        layout = _by_nodes(reader) or _by_processes(reader)
+        if layout is None:
+            return None
+        node_count, node_rank, local_rank = layout
+        head = reader.text(*HEAD)
+        if head is None:
+            if node_count > 1:
+                raise DetectionError(f"{' and '.join(HEAD)} are not set for {node_count} nodes", hint=_NAME_THE_NODES)
+            head = hostname
+        return Allocation(
+            environment=cls.name,
+            job_id=reader.text(*JOB_ID) or f"{head}:{variables.get('MASTER_PORT', '')}",
+            node_count=node_count,
+            node_rank=node_rank,
+            local_rank=local_rank,
+            head=head,
+            variables=reader.used,
+        )
+
+
+def _by_nodes(reader: Reader) -> tuple[int, int, int] | None:
+    """Node count, node rank and local rank from variables that count nodes."""
+    if reader.text(*NODE_COUNT) is None:
+        return None
+    count = reader.number(*NODE_COUNT) or 0
+    rank = reader.required_number(*NODE_RANK, hint=_NAME_THE_NODES)
+    return count, rank, reader.number("LOCAL_RANK") or 0
+
+
+def _by_processes(reader: Reader) -> tuple[int, int, int] | None:
+    """The same from variables that count processes."""
+    size = reader.number("WORLD_SIZE")
+    rank = reader.number("RANK")
+    if size is None or (size == 1 and not rank):
+        return None
+    local_rank = reader.number("LOCAL_RANK")
+    local_size = reader.number("LOCAL_WORLD_SIZE")
+    if rank is None or local_rank is None or not local_size:
+        raise DetectionError(
+            f"WORLD_SIZE is {size}, which may count nodes or processes without RANK, LOCAL_RANK and LOCAL_WORLD_SIZE",
+            hint=_NAME_THE_NODES,
+        )
+    if size % local_size:
+        raise DetectionError(f"WORLD_SIZE is {size}, not a multiple of LOCAL_WORLD_SIZE {local_size}")
+    group_rank = reader.number("GROUP_RANK")
+    node_rank = rank // local_size if group_rank is None else group_rank
+    return size // local_size, node_rank, local_rank

@@ -1,0 +1,76 @@
+"""Why a launch ends, one class per cause, each with its own exit status.
+
+| status | meaning |
+| --- | --- |
+| the command's own | the command ran; a command killed by signal n counts as 128+n |
+| 2 | usage: the command line or a `SLIPWAY_` variable cannot be understood |
+| 10 | detection: the scheduler's variables are malformed, contradictory or lack this node's identity |
+| 11 | token: there is no shared secret, or its file cannot be read |
+| 12 | peers missing: not every node met the others before the deadline, or this one was refused |
+| 13 | node lost: a node, or a Ray process on it, died while the job ran |
+| 14 | Ray failed: the cluster could not be formed |
+| 127 | the command does not exist or cannot be executed |
+| 128+n | `launch` received signal n on any node |
+
+All nodes of a job exit with the same status.
+"""
+
+import signal
+
+
+class LaunchError(Exception):
+    """Something a person can act on: what happened, and a hint at what to do.
+
+    `exit_code` is the status that every node of the job exits with.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class UsageError(LaunchError):
+    exit_code = 2
+
+
+class DetectionError(LaunchError):
+    exit_code = 10
+
+
+class TokenError(LaunchError):
+    exit_code = 11
+
+
+class PeersMissingError(LaunchError):
+    exit_code = 12
+
+
+class NodeLostError(LaunchError):
+    exit_code = 13
+
+
+class RayFailedError(LaunchError):
+    exit_code = 14
+
+
+class CommandNotFoundError(LaunchError):
+    exit_code = 127
+
+
+class StoppedError(LaunchError):
+    """A signal asked this launch to end."""
+
+    def __init__(self, signal_number: int, where: str) -> None:
+        super().__init__(f"{where} received {signal.Signals(signal_number).name}")
+        self.exit_code = 128 + signal_number
+
+
+class JobEndedError(LaunchError):
+    """The head ended the job: its status and, unless the command ended by itself, the cause."""
+
+    def __init__(self, exit_code: int, cause: str, hint: str = "") -> None:
+        super().__init__(cause, hint)
+        self.exit_code = exit_code

@@ -1,0 +1,70 @@
+"""`launch explain`: what would happen here and why, without doing any of it."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from entrypoints.environments import Allocation, Detection
+from entrypoints.ports import control_port, ephemeral_floor, ray_blocks
+
+
+def explain(detection: Detection, variables: Mapping[str, str], chosen_port: int | None) -> dict[str, Any]:
+    """Everything that detection knows, as the document of `launch explain --json`."""
+    allocation = detection.allocation
+    control = chosen_port or control_port(allocation.job_id)
+    floor = ephemeral_floor()
+    warnings = []
+    if control >= floor:
+        warnings.append(f"control port {control} is in the ephemeral range, which starts at {floor}: it may be taken")
+    block = ray_blocks(allocation.job_id, allocation.node_rank, floor)[0]
+    return {
+        "environment": allocation.environment,
+        "attach": variables.get("RAY_ADDRESS") or None,
+        "job_id": allocation.job_id,
+        "node_count": allocation.node_count,
+        "node_rank": allocation.node_rank,
+        "local_rank": allocation.local_rank,
+        "hosts": list(allocation.hosts) if allocation.hosts is not None else None,
+        "head": allocation.head,
+        "variables": dict(allocation.variables),
+        "runners_up": [_brief(runner_up) for runner_up in detection.runners_up],
+        "conflicts": list(detection.conflicts),
+        "warnings": warnings,
+        "ports": {"control": control, **block.named, "workers": [block.workers.start, block.workers.stop - 1]},
+    }
+
+
+def _brief(allocation: Allocation) -> dict[str, Any]:
+    return {
+        "environment": allocation.environment,
+        "node_count": allocation.node_count,
+        "node_rank": allocation.node_rank,
+        "head": allocation.head,
+        "variables": dict(allocation.variables),
+    }
+
+
+def as_json(document: Mapping[str, Any]) -> str:
+    return json.dumps(document, indent=2)
+
+
+def as_text(document: Mapping[str, Any]) -> str:
+    """For people, one fact a line."""
+    reason = " ".join(f"{name}={value}" for name, value in document["variables"].items())
+    ports = document["ports"]
+    lines = [
+        f"environment  {document['environment']}  ({reason or 'nothing else is set'})",
+        f"node         {document['node_rank']} of {document['node_count']}, local rank {document['local_rank']}",
+        f"head         {document['head']}",
+        f"hosts        {', '.join(document['hosts']) if document['hosts'] else 'only the head is known'}",
+        f"ports        control {ports['control']}, Ray {ports['gcs']}-{ports['workers'][1]} or the next free block",
+    ]
+    if document["attach"]:
+        lines.append(f"attach       {document['attach']}: no cluster is formed")
+    lines += [
+        f"runner-up    {other['environment']}: node {other['node_rank']} of {other['node_count']}"
+        for other in document["runners_up"]
+    ]
+    lines += [f"conflict     {text}" for text in document["conflicts"]]
+    lines += [f"warning      {text}" for text in document["warnings"]]
+    return "\n".join(lines)

@@ -1,0 +1,48 @@
+"""From a detected place to an exit status: which part this process plays."""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+from entrypoints.environments import Allocation, Detection
+from entrypoints.environments.single import Single
+from entrypoints.head import lead, run_command
+from entrypoints.logs import start_logging
+from entrypoints.node import Node
+from entrypoints.options import Options
+from entrypoints.secret import load_token, make_token
+from entrypoints.surroundings import child_environment
+from entrypoints.worker import follow
+
+log = logging.getLogger(__name__)
+
+
+def launch(detection: Detection, options: Options, hostname: str, variables: Mapping[str, str]) -> int:
+    """Play this node's part; returns the job's exit status. Raises LaunchError."""
+    allocation = detection.allocation
+    start_logging(allocation)
+    log.info("%s: node %d of %d (%s)", allocation.environment, allocation.node_rank, allocation.node_count, hostname)
+    for conflict in detection.conflicts:
+        log.warning("%s", conflict)
+    return asyncio.run(_launch(allocation, options, hostname, variables))
+
+
+async def _launch(allocation: Allocation, options: Options, hostname: str, variables: Mapping[str, str]) -> int:
+    attach = variables.get("RAY_ADDRESS")
+    if attach and not allocation.is_head:
+        log.info("RAY_ADDRESS=%s exists already: the command runs on node 0 only", attach)
+        return 0
+    token = load_token(variables, required=not attach and (allocation.node_count > 1 or allocation.local_rank > 0))
+    node = Node(allocation, options, hostname, child_environment(variables))
+    try:
+        if attach:
+            log.info("RAY_ADDRESS=%s exists already: no cluster is formed", attach)
+            return await node.unless_failed(run_command(node, node.environment))
+        if not allocation.is_head:
+            assert token is not None
+            return await follow(node, token)
+        # A lone node listens as well if it shares a token: further tasks on it may want to wait for the end.
+        listen = token is not None and allocation.environment != Single.name
+        return await lead(node, token or make_token(), listen=listen)
+    finally:
+        await node.clean()

@@ -1,0 +1,203 @@
+"""Where the nodes meet: the head's side of the control channels.
+
+Each contact ends as a peer, as a waiting task, or as the recorded cause why the node is still missing.
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+
+from entrypoints.channel import LONGEST_LINE, Channel, ChannelLostError, Message, RefusedError, greet
+from entrypoints.errors import JobEndedError, NodeLostError, PeersMissingError
+from entrypoints.hello import objection
+from entrypoints.network import resolve
+from entrypoints.node import Node, node_name
+
+_GOODBYE = 1.0
+"""Seconds for the others to hang up once they know how the job ended."""
+_DNS_PATIENCE = 3.0
+"""Seconds for looking up the missing hosts' names, after the deadline."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class Peer:
+    """Another node, connected."""
+
+    rank: int
+    hostname: str
+    channel: Channel
+    ray_started: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def name(self) -> str:
+        return node_name(self.rank, self.hostname)
+
+
+class Meeting:
+    """The head's roster and the server behind it."""
+
+    def __init__(self, node: Node, token: str, launch_id: str, hello: Message) -> None:
+        self.peers: dict[int, Peer] = {}
+        self._node = node
+        self._token = token
+        self._launch_id = launch_id
+        self._hello = hello
+        """What the head would say about itself: the others are compared with it."""
+        self._members: dict[Channel, asyncio.Task[None]] = {}
+        """Who hears how the job ends: the peers, and further tasks on any node, with the task that listens to each."""
+        self._causes: dict[int, str] = {}
+        """Why a rank is still missing."""
+        self._refused: dict[str, None] = {}
+        """Who was refused for a rank that is not missing; an ordered set."""
+        self._complete = asyncio.Event()
+        self._over = False
+        self._server: asyncio.Server | None = None
+        self._serving: set[asyncio.Task[None]] = set()
+
+    async def open(self) -> None:
+        """Listen. Raises PeersMissingError if the port is taken."""
+        port = self._node.control_port
+        try:
+            self._server = await asyncio.start_server(self._accept, port=port, limit=LONGEST_LINE)
+        except OSError as error:
+            raise PeersMissingError(
+                f"cannot listen on control port {port}: {error.strerror}", "choose another on all nodes: --control-port"
+            ) from error
+
+    async def gather(self) -> list[Peer]:
+        """Wait for all nodes; returns them in order of rank.
+
+        Raises PeersMissingError at the deadline, naming each missing node with the cause.
+        """
+        expected = self._node.allocation.node_count - 1
+        log.info("waiting for %d nodes on port %d", expected, self._node.control_port)
+        try:
+            await asyncio.wait_for(self._complete.wait(), self._node.seconds_left)
+        except TimeoutError:
+            missing, refused = await self._missing()
+            raise PeersMissingError(
+                f"{len(missing)} of {expected + 1} nodes missing after {self._node.options.deadline:g} s\n"
+                + "\n".join(f"  {line}" for line in missing + refused),
+                f"each node must reach the head on port {self._node.control_port} with the same token",
+            ) from None
+        return [self.peers[rank] for rank in sorted(self.peers)]
+
+    async def end(self, status: int, cause: str) -> None:
+        """Tell everybody how the job ended, and close."""
+        self._over = True
+        if self._server is not None:
+            self._server.close()
+        for channel in self._members:
+            channel.send(exit=status, cause=cause)
+        if self._members:
+            # They hang up. Hanging up here first could cut off the message before it is read.
+            await asyncio.wait(self._members.values(), timeout=_GOODBYE)
+        for task in self._serving:
+            task.cancel()
+        await asyncio.gather(*self._serving, return_exceptions=True)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = _current_task()
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
+        channel = Channel(reader, writer)
+        try:
+            await self._welcome(channel)
+        except ChannelLostError as lost:
+            log.debug("a connection from %s came to nothing: %s", channel.peer_address, lost)
+        finally:
+            await channel.close()
+
+    async def _welcome(self, channel: Channel) -> None:
+        try:
+            hello, answer = await greet(channel, self._token)
+        except RefusedError as refused:
+            self._record(refused.args[1], str(refused.args[0]))
+            return
+        if why := objection(self._hello, hello) or self._double(hello):
+            answer.refuse(why)
+            self._record(hello, why)
+            return
+        answer.welcome({"launch_id": self._launch_id})
+        self._members[channel] = _current_task()
+        try:
+            if hello["local_rank"] > 0:
+                while True:  # it only waits for the end
+                    await channel.receive()
+            await self._keep(Peer(hello["rank"], hello["hostname"], channel))
+        finally:
+            del self._members[channel]
+
+    def _double(self, hello: Message) -> str | None:
+        """Two nodes with one rank: the first keeps it."""
+        if hello["local_rank"] > 0:
+            return None
+        taken = {0: self._node.hostname} | {rank: peer.hostname for rank, peer in self.peers.items()}
+        holder = taken.get(hello["rank"])
+        return f"rank {hello['rank']} is already taken by {holder}" if holder is not None else None
+
+    async def _keep(self, peer: Peer) -> None:
+        """Listen to a peer until it is gone. Once all have met, its loss is the job's."""
+        self.peers[peer.rank] = peer
+        self._causes.pop(peer.rank, None)
+        log.info("%s joined from %s", peer.name, peer.channel.peer_address)
+        if len(self.peers) == self._node.allocation.node_count - 1:
+            self._complete.set()
+        try:
+            while True:
+                self._hear(peer, await peer.channel.receive())
+        except ChannelLostError as lost:
+            if self._over:
+                return
+            if self._complete.is_set():
+                self._node.fail(NodeLostError(f"{peer.name} lost: {lost}"))
+            else:
+                del self.peers[peer.rank]
+                self._causes[peer.rank] = f"joined, then lost: {lost}"
+                log.warning("%s left again: %s", peer.name, lost)
+
+    def _hear(self, peer: Peer, message: Message) -> None:
+        if message.get("ray") == "started":
+            peer.ray_started.set()
+        elif "failed" in message:
+            self._node.fail(JobEndedError(int(message["status"]), str(message["failed"]), str(message.get("hint", ""))))
+
+    def _record(self, hello: Message, why: str) -> None:
+        """Remember why a node was refused. Its hello may be a stranger's: believe no type in it."""
+        rank = hello.get("rank")
+        host = "".join(letter for letter in str(hello.get("hostname"))[:64] if letter.isalnum() or letter in "-._")
+        log.warning("refused %s: %s", host, why)
+        if not isinstance(rank, int):
+            return
+        if rank in self.peers or rank == 0:
+            self._refused[f"{host} was refused as node {rank}: {why}"] = None
+        else:
+            self._causes[rank] = f"refused: {why}"
+
+    async def _missing(self) -> tuple[list[str], list[str]]:
+        allocation = self._node.allocation
+        ranks = [rank for rank in range(1, allocation.node_count) if rank not in self.peers]
+        lines = [f"{node_name(rank, allocation.host(rank))}: {await self._cause(rank)}" for rank in ranks]
+        return lines, list(self._refused)
+
+    async def _cause(self, rank: int) -> str:
+        if cause := self._causes.get(rank):
+            return cause
+        host = self._node.allocation.host(rank)
+        if host is None:
+            return "never connected"
+        try:
+            addresses = await asyncio.wait_for(resolve(host, self._node.control_port), _DNS_PATIENCE)
+        except TimeoutError:
+            return "never connected; its name server does not answer"
+        except OSError:
+            return "never connected; name does not resolve"
+        return f"never connected; its name resolves to {addresses[0]}"
+
+
+def _current_task() -> asyncio.Task[None]:
+    task = asyncio.current_task()
+    assert task is not None
+    return task

@@ -1,0 +1,57 @@
+"""How much memory Ray's object store gets."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+RAY_MINIMUM = 75 * 1024**2
+"""Ray refuses a smaller store."""
+_CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+_MIB = 1024**2
+
+
+@dataclass(frozen=True)
+class ObjectStore:
+    size: int
+    """Bytes."""
+    reason: str
+
+
+def choose_object_store(requested: int | None) -> ObjectStore:
+    """What was asked for, else min(30 % of RAM, 80 % of /dev/shm).
+
+    A store larger than /dev/shm would be put on disk below /tmp, where it is slow and fills the container's layer.
+    """
+    if requested is not None:
+        return ObjectStore(requested, "as asked for")
+    memory, shared = available_memory(), free_shared_memory()
+    size = min(memory * 3 // 10, shared * 8 // 10)
+    which = (
+        f"30 % of {memory // _MIB} MiB RAM" if size == memory * 3 // 10 else f"80 % of {shared // _MIB} MiB /dev/shm"
+    )
+    if size < RAY_MINIMUM:
+        return ObjectStore(
+            RAY_MINIMUM,
+            f"Ray's minimum, as {which} is less; it lies on disk in /tmp and is slow: run the container with a larger "
+            "--shm-size or --ipc=host",
+        )
+    return ObjectStore(size, which)
+
+
+def available_memory() -> int:
+    """RAM in bytes, or the container's limit where that is lower."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for path in _CGROUP_LIMITS:
+        if path.exists():
+            limit = path.read_text(encoding="ascii").strip()
+            return min(memory, int(limit)) if limit != "max" else memory
+    return memory
+
+
+def free_shared_memory() -> int:
+    """Free bytes in /dev/shm; 0 where there is none."""
+    try:
+        status = os.statvfs("/dev/shm")
+    except FileNotFoundError:
+        return 0
+    return status.f_bavail * status.f_frsize

@@ -1,0 +1,36 @@
+"""Names to addresses, without letting a slow name server hold up the end of the program."""
+
+import asyncio
+import socket
+import threading
+
+
+async def resolve(host: str, port: int) -> list[str]:
+    """The host's addresses. Raises OSError (socket.gaierror) if it has none.
+
+    asyncio's own look-up runs in a pool that is waited for at exit, which a dead name server can stretch over minutes;
+    this thread is a daemon.
+    """
+    loop = asyncio.get_running_loop()
+    result: asyncio.Future[list[str]] = loop.create_future()
+
+    def settle(addresses: list[str] | None, error: OSError | None) -> None:
+        if result.done():
+            return
+        if error is not None:
+            result.set_exception(error)
+        else:
+            result.set_result(addresses or [])
+
+    def look_up() -> None:
+        addresses, failure = None, None
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
+        except (OSError, UnicodeError) as error:  # UnicodeError: a name that IDNA cannot encode
+            failure = error if isinstance(error, OSError) else OSError(f"not a host name: {error}")
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(settle, addresses, failure)
+
+    threading.Thread(target=look_up, name=f"resolve {host}", daemon=True).start()
+    return await result

@@ -1,0 +1,110 @@
+"""What every node of a job has, head or not: its place, its processes, its Ray, and the one thing that ends it."""
+
+import asyncio
+import logging
+import signal
+import time
+from collections.abc import Coroutine, Mapping
+from typing import Any, TypeVar
+
+from entrypoints.environments import Allocation
+from entrypoints.errors import LaunchError, NodeLostError, StoppedError
+from entrypoints.options import Options
+from entrypoints.ports import control_port, free_ray_ports
+from entrypoints.processes import Family, Process
+from entrypoints.ray_node import RayNode
+
+RAY_GRACE = 2.0
+"""Seconds that Ray's processes get between SIGTERM and SIGKILL; nothing in them outlives the job."""
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+
+class Node:
+    """This node. Steps are awaited through `unless_failed`, so that whatever fails first ends the job."""
+
+    def __init__(self, allocation: Allocation, options: Options, hostname: str, environment: Mapping[str, str]) -> None:
+        self.allocation = allocation
+        self.options = options
+        self.hostname = hostname
+        self.environment = environment
+        self.control_port = options.control_port or control_port(allocation.job_id)
+        self.family = Family()
+        self.ray: RayNode | None = None
+        self._deadline = time.monotonic() + options.deadline
+        self._failure: asyncio.Future[LaunchError] = asyncio.get_running_loop().create_future()
+        self._beside: set[asyncio.Task[None]] = set()
+        for number in STOP_SIGNALS:
+            asyncio.get_running_loop().add_signal_handler(number, self._interrupt, number)
+
+    @property
+    def name(self) -> str:
+        return node_name(self.allocation.node_rank, self.hostname)
+
+    @property
+    def seconds_left(self) -> float:
+        """Until the deadline of the formation; never negative."""
+        return max(0.0, self._deadline - time.monotonic())
+
+    def fail(self, error: LaunchError) -> None:
+        """End this node's part for this reason; the first reason counts."""
+        if not self._failure.done():
+            self._failure.set_result(error)
+
+    async def unless_failed(self, step: Coroutine[Any, Any, T]) -> T:
+        """Await a step; if the node fails meanwhile, cancel it, let it clean up and raise the failure."""
+        task = asyncio.create_task(step)
+        futures: set[asyncio.Future[Any]] = {task, self._failure}
+        await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
+            raise self._failure.result()
+        return task.result()
+
+    def make_ray(self, token: str) -> RayNode:
+        """Prepare Ray on this node, with ports that are free now."""
+        assert self.options.ray is not None
+        ports = free_ray_ports(self.allocation.job_id, self.allocation.node_rank)
+        self.ray = RayNode(self.family, self.options.ray, ports, self.environment, token)
+        return self.ray
+
+    def watch_ray(self) -> None:
+        """From now on the death of Ray's vital processes is the loss of this node. Raises RayFailedError."""
+        assert self.ray is not None
+        for name, process in self.ray.watched().items():
+            self.beside(self._watch(self.ray, name, process))
+
+    async def _watch(self, ray: RayNode, name: str, process: Process) -> None:
+        status = await process.status()
+        cause = f"killed by {signal.Signals(status - 128).name}" if status > 128 else f"exit status {status}"
+        raise NodeLostError(f"{self.name} lost: its {name} died ({cause})", "\n".join(ray.last_words(name)))
+
+    def beside(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do this beside the current step; its failure is the node's."""
+        self._beside.add(asyncio.create_task(self._guard(work)))
+
+    async def _guard(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except LaunchError as error:
+            self.fail(error)
+
+    def _interrupt(self, number: int) -> None:
+        self.fail(StoppedError(number, self.name))
+
+    async def clean(self) -> None:
+        """End every process that is left and remove what Ray wrote."""
+        for task in self._beside:
+            task.cancel()
+        await asyncio.gather(*self._beside, return_exceptions=True)
+        await self.family.end_all(RAY_GRACE)
+        if self.ray is not None:
+            self.ray.remove_directory()
+
+
+def node_name(rank: int, host: str | None) -> str:
+    """How messages name a node."""
+    return f"node {rank} ({host})" if host else f"node {rank}"

@@ -1,0 +1,133 @@
+"""One node's part of the Ray cluster: `ray start` with everything pinned, and the processes to watch afterwards."""
+
+import asyncio
+import logging
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from entrypoints.errors import RayFailedError
+from entrypoints.memory import choose_object_store
+from entrypoints.options import RayOptions
+from entrypoints.ports import RayPorts
+from entrypoints.processes import Family, Process
+from entrypoints.surroundings import without_launchers
+
+WATCHED = ("raylet", "gcs_server")
+_HEAD_ONLY = ("gcs", "client_server", "dashboard", "dashboard_metrics")
+
+log = logging.getLogger(__name__)
+
+
+def ray_authentication(token: str) -> dict[str, str]:
+    """Said on every node and to the command: left unsaid, a head may ask for tokens that its workers do not send."""
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
+
+
+class RayNode:
+    """Ray on this node. Its processes belong to the family, which ends them."""
+
+    def __init__(
+        self, family: Family, options: RayOptions, ports: RayPorts, environment: Mapping[str, str], token: str
+    ) -> None:
+        self._family = family
+        self._options = options
+        self._ports = ports
+        self._environment = without_launchers(environment) | {
+            **ray_authentication(token),
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "DASHBOARD_METRIC_PORT": str(ports.named["dashboard_metrics"]),
+        }
+        # Not below TMPDIR: the paths of Ray's sockets have 107 bytes, 64 of which Ray uses up itself.
+        self.directory = Path(tempfile.mkdtemp(prefix="slipway-ray-", dir="/tmp"))
+
+    async def start_head(self, address: str) -> str:
+        """Start Ray's head; returns the cluster's address. Raises RayFailedError."""
+        ports = self._ports.named
+        await self._start(
+            address,
+            "--head",
+            f"--port={ports['gcs']}",
+            f"--ray-client-server-port={ports['client_server']}",
+            f"--include-dashboard={str(self._options.dashboard).lower()}",
+            f"--dashboard-port={ports['dashboard']}",
+            "--no-monitor",  # it would only ask for nodes that nobody starts
+        )
+        return f"{address}:{ports['gcs']}"
+
+    async def start_worker(self, address: str, cluster: str) -> None:
+        """Join the cluster. Raises RayFailedError."""
+        await self._start(address, f"--address={cluster}")
+
+    async def _start(self, address: str, *arguments: str) -> None:
+        store = choose_object_store(self._options.object_store_memory)
+        log.info("Ray on %s, object store %d MiB: %s", address, store.size // 1024**2, store.reason)
+        ports = {name: port for name, port in self._ports.named.items() if name not in _HEAD_ONLY}
+        workers = self._ports.workers
+        command = [
+            *(sys.executable, "-P", "-m", "ray.scripts.scripts", "start", *arguments),
+            f"--node-ip-address={address}",
+            f"--temp-dir={self.directory}",
+            f"--object-store-memory={store.size}",
+            *(f"--{name.replace('_', '-')}-port={port}" for name, port in ports.items()),
+            f"--min-worker-port={workers.start}",
+            f"--max-worker-port={workers.stop - 1}",
+            "--disable-usage-stats",
+            "--log-style=record",
+            "--log-color=false",
+        ]
+        if self._options.cpus is not None:
+            command.append(f"--num-cpus={self._options.cpus}")
+        if self._options.gpus is not None:
+            command.append(f"--num-gpus={self._options.gpus}")
+        await self._run(command, "ray start")
+
+    async def wait_for_nodes(self, cluster: str, count: int) -> None:
+        """Wait until the cluster itself says that all nodes are alive. The caller sets the deadline."""
+        program = Path(__file__).with_name("gcs.py")
+        await self._run([sys.executable, "-P", str(program), cluster, str(count)], "asking Ray for its nodes")
+
+    async def _run(self, command: list[str], what: str) -> None:
+        """Run one of Ray's programs to its end. Raises RayFailedError with the last it said."""
+        output = self.directory / f"{what.replace(' ', '-')}.log"
+        with output.open("wb") as file:
+            process = self._family.spawn(command, self._environment, output=file)
+        try:
+            status = await process.status()
+        except asyncio.CancelledError:
+            await process.end(grace=0)
+            raise
+        if status != 0:
+            raise RayFailedError(
+                f"{what} failed with status {status}: {_last_line(output)}", "\n".join(_tail(output, 15))
+            )
+
+    def watched(self) -> dict[str, Process]:
+        """Ray's vital processes on this node, by name. Raises RayFailedError if there are none already."""
+        found = self._family.adopted(WATCHED)
+        if "raylet" not in found:
+            raise RayFailedError("ray start left no raylet behind", "\n".join(self.last_words("raylet")))
+        return found
+
+    def last_words(self, name: str) -> list[str]:
+        """The end of a Ray process's log."""
+        return _tail(self.directory / "session_latest" / "logs" / f"{name}.out", 10)
+
+    def remove_directory(self) -> None:
+        try:
+            shutil.rmtree(self.directory)
+        except OSError as error:
+            log.warning("%s is left behind: %s", self.directory, error)
+
+
+def _tail(path: Path, count: int) -> list[str]:
+    if not path.exists():
+        return []
+    return path.read_text(encoding="utf-8", errors="replace").splitlines()[-count:]
+
+
+def _last_line(path: Path) -> str:
+    lines = [line for line in _tail(path, 20) if line.strip()]
+    return lines[-1] if lines else "it said nothing"

@@ -1,0 +1,66 @@
+"""The job's shared secret: where it comes from, and how nodes prove that they know it without sending it."""
+
+import hashlib
+import hmac
+import json
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from entrypoints.errors import TokenError
+
+TOKEN = "SLIPWAY_TOKEN"
+TOKEN_FILE = "SLIPWAY_TOKEN_FILE"
+
+_GIVE_A_TOKEN = (
+    f"give every node the same {TOKEN}, or {TOKEN_FILE} on a shared file system: openssl rand -hex 32 > token"
+)
+
+
+def load_token(variables: Mapping[str, str], *, required: bool) -> str | None:
+    """The token from the environment or its file.
+
+    Raises TokenError if there is none though it is required, or its file cannot be read.
+    """
+    if token := variables.get(TOKEN, "").strip():
+        return token
+    if path := variables.get(TOKEN_FILE, ""):
+        try:
+            token = Path(path).read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "not text"
+            raise TokenError(f"{TOKEN_FILE}={path} cannot be read: {reason}", hint=_GIVE_A_TOKEN) from error
+        if not token:
+            raise TokenError(f"{TOKEN_FILE}={path} is empty", hint=_GIVE_A_TOKEN)
+        return token
+    if required:
+        raise TokenError(f"the nodes share no token: neither {TOKEN} nor {TOKEN_FILE} is set", _GIVE_A_TOKEN)
+    return None
+
+
+def make_token() -> str:
+    """For a job that nobody joins."""
+    return secrets.token_hex(32)
+
+
+def nonce() -> str:
+    return secrets.token_hex(32)
+
+
+def proof(token: str, role: str, nonces: tuple[str, str], payload: Mapping[str, Any]) -> str:
+    """HMAC-SHA256 over who speaks, both sides' nonces and what is said.
+
+    The role keeps a head's proof from being played back as a worker's; the nonces keep old proofs from being used.
+    """
+    statement = json.dumps([role, *nonces, payload], sort_keys=True)
+    return hmac.new(token.encode(), statement.encode(), hashlib.sha256).hexdigest()
+
+
+def proves(claim: object, token: str, role: str, nonces: tuple[str, str], payload: Mapping[str, Any]) -> bool:
+    return isinstance(claim, str) and hmac.compare_digest(claim.encode(), proof(token, role, nonces, payload).encode())
+
+
+def ray_token(token: str, launch_id: str) -> str:
+    """Ray's own token for this one launch; knowing it does not reveal the shared secret."""
+    return hmac.new(token.encode(), f"ray {launch_id}".encode(), hashlib.sha256).hexdigest()

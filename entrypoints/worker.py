@@ -1,0 +1,130 @@
+"""Every other task: finds the head, does what it says and ends as it says."""
+
+import asyncio
+import logging
+import os
+import socket
+
+from entrypoints.channel import LONGEST_LINE, Channel, ChannelLostError, RefusedError, introduce
+from entrypoints.errors import JobEndedError, LaunchError, NodeLostError, PeersMissingError
+from entrypoints.hello import say_hello
+from entrypoints.network import resolve
+from entrypoints.node import Node, node_name
+from entrypoints.secret import ray_token
+
+_CONNECT_PATIENCE = 5.0
+"""Seconds for one attempt: a packet filter that drops packets answers nothing."""
+_RETRY = 0.5
+"""Seconds between two attempts: the head may start later than its workers."""
+_SLACK = 2.0
+"""Seconds on top of the command's grace for the head to tell how the job ended."""
+
+log = logging.getLogger(__name__)
+
+
+async def follow(node: Node, token: str) -> int:
+    """Take part in a job led elsewhere; returns the command's status. Raises LaunchError for every other end."""
+    channel, launch_id = await node.unless_failed(_find_head(node, token))
+    head = node_name(0, node.allocation.head)
+    log.info("met %s at %s", head, channel.peer_address)
+    try:
+        status, cause = await node.unless_failed(_obey(node, channel, ray_token(token, launch_id)))
+    except ChannelLostError as lost:
+        raise NodeLostError(f"{head} lost: {lost}") from None
+    except LaunchError as error:
+        await _report(node, channel, error)
+        raise
+    finally:
+        await channel.close()
+    if cause:
+        raise JobEndedError(status, cause)
+    return status
+
+
+async def _find_head(node: Node, token: str) -> tuple[Channel, str]:
+    """Connect until the deadline; returns the channel and the launch's id. Raises PeersMissingError.
+
+    Once met, the head's deadline counts.
+    """
+    where = f"{node.allocation.head}:{node.control_port}"
+    reported = ""
+    while True:
+        try:
+            async with asyncio.timeout(min(_CONNECT_PATIENCE, node.seconds_left)):
+                return await _meet(node, token)
+        except RefusedError as refused:
+            raise PeersMissingError(f"{node.name}: the head at {where} refused this node: {refused}") from None
+        except (OSError, TimeoutError, ChannelLostError) as error:
+            cause = _cause(error)
+        if node.seconds_left <= _RETRY:
+            raise PeersMissingError(
+                f"{node.name} did not reach the head at {where} within {node.options.deadline:g} s: {cause}",
+                "start the head too, and let its control port through the firewall",
+            )
+        if cause != reported:
+            log.info("waiting for the head at %s: %s", where, cause)
+            reported = cause
+        await asyncio.sleep(_RETRY)
+
+
+async def _meet(node: Node, token: str) -> tuple[Channel, str]:
+    """One attempt at any of the head's addresses."""
+    problem: OSError | None = None
+    for address in await resolve(node.allocation.head, node.control_port):
+        try:
+            reader, writer = await asyncio.open_connection(address, node.control_port, limit=LONGEST_LINE)
+        except OSError as error:
+            problem = error
+            continue
+        channel = Channel(reader, writer)
+        try:
+            welcome = await introduce(channel, token, say_hello(node))
+        except BaseException:
+            await channel.close()
+            raise
+        return channel, str(welcome["launch_id"])
+    raise problem or OSError("the name has no address")
+
+
+def _cause(error: OSError | TimeoutError | ChannelLostError) -> str:
+    match error:
+        case ChannelLostError():
+            return str(error)
+        case TimeoutError():
+            return "no answer"
+        case socket.gaierror():
+            return "its name does not resolve"
+        case _:
+            return os.strerror(error.errno).lower() if error.errno else str(error)
+
+
+async def _obey(node: Node, channel: Channel, secret: str) -> tuple[int, str]:
+    """Follow the head's orders until it says how the job ended: status and cause. Raises ChannelLostError."""
+    while True:
+        message = await channel.receive()
+        if "start_ray" in message:
+            node.beside(_join_ray(node, channel, str(message["start_ray"]), secret))
+        elif "exit" in message:
+            return int(message["exit"]), str(message["cause"])
+
+
+async def _join_ray(node: Node, channel: Channel, cluster: str, secret: str) -> None:
+    await node.make_ray(secret).start_worker(channel.local_address, cluster)
+    node.watch_ray()
+    channel.send(ray="started")
+
+
+async def _report(node: Node, channel: Channel, error: LaunchError) -> None:
+    """Tell the head why this node must stop, and wait until it has ended the command.
+
+    Raises JobEndedError if the job ended with another status than this node's own.
+    """
+    channel.send(failed=error.message, hint=error.hint, status=error.exit_code)
+    try:
+        async with asyncio.timeout(node.options.grace + _SLACK):
+            while "exit" not in (message := await channel.receive()):
+                pass
+    except (ChannelLostError, TimeoutError):
+        return
+    if message["exit"] != error.exit_code:
+        raise JobEndedError(int(message["exit"]), str(message["cause"]) or error.message)
