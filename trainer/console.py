@@ -1,0 +1,125 @@
+"""Progress of a run on standard error: a live table on a terminal, one line per step elsewhere."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.progress import Progress as Bar
+from rich.table import Table
+
+_ROWS = 10
+
+
+@dataclass(frozen=True)
+class Column:
+    """A metric on the console: its heading, the name for plain lines and how the number looks."""
+
+    metric: str
+    heading: str
+    form: str
+
+
+COLUMNS = (
+    Column("reward/mean", "reward", ".3f"),
+    Column("validation/exact_match", "exact match", ".1%"),
+    Column("reference/kl", "KL", ".4f"),
+    Column("actor/entropy", "entropy", ".3f"),
+    Column("actor/clip_fraction", "clip fraction", ".3f"),
+    Column("time/step", "seconds", ".1f"),
+    Column("throughput/tokens_per_second", "tokens/s", ",.0f"),
+)
+
+
+class Progress(Protocol):
+    """What the tracker tells the console."""
+
+    def start(self) -> None: ...
+
+    def phase(self, name: str) -> None: ...
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+def progress(total_steps: int, first_step: int, console: Console | None = None) -> Progress:
+    """The progress display that suits standard error: live on a terminal, plain lines elsewhere."""
+    console = console or Console(stderr=True)
+    if console.is_terminal and not console.is_dumb_terminal:
+        return LiveProgress(total_steps, first_step, console)
+    return PlainProgress(total_steps, console)
+
+
+class PlainProgress:
+    """One line per step, as `name value` pairs."""
+
+    def __init__(self, total_steps: int, console: Console) -> None:
+        self._total_steps, self._console = total_steps, console
+
+    def start(self) -> None:
+        pass
+
+    def phase(self, name: str) -> None:
+        pass
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        shown = [f"{c.heading} {metrics[c.metric]:{c.form}}" for c in COLUMNS if c.metric in metrics]
+        width = len(str(self._total_steps))
+        line = "  ".join([f"step {step:>{width}}/{self._total_steps}", *shown])
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def stop(self) -> None:
+        pass
+
+
+class LiveProgress:
+    """The last steps as a table above a bar with the running phase and the time that is left."""
+
+    def __init__(self, total_steps: int, first_step: int, console: Console) -> None:
+        self._rows: dict[int, dict[str, float]] = {}
+        self._bar = Bar(
+            SpinnerColumn(),
+            TextColumn("{task.description:<16}"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            expand=True,
+        )
+        self._task: TaskID = self._bar.add_task("starting", total=total_steps, completed=first_step)
+        self._live = Live(get_renderable=self._render, console=console, refresh_per_second=4)
+
+    def start(self) -> None:
+        self._live.start()
+
+    def phase(self, name: str) -> None:
+        self._bar.update(self._task, description=name.replace("_", " "))
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._rows.setdefault(step, {}).update(metrics)
+        self._bar.update(self._task, completed=step)
+
+    def stop(self) -> None:
+        self._live.stop()
+
+    def _render(self) -> Group:
+        table = Table(box=None, expand=True, header_style="bold", padding=(0, 1))
+        table.add_column("step", justify="right")
+        for column in COLUMNS:
+            table.add_column(column.heading, justify="right")
+        for step in sorted(self._rows)[-_ROWS:]:
+            row = self._rows[step]
+            table.add_row(str(step), *(f"{row[c.metric]:{c.form}}" if c.metric in row else "" for c in COLUMNS))
+        return Group(table, self._bar)

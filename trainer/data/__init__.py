@@ -1,0 +1,1 @@
+"""Prompts: made, converted, read and drawn."""

@@ -1,0 +1,78 @@
+"""The chat-style parquet file that verl's preprocessing makes: how its rows look, how it is written and read."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypedDict
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from trainer.atomic import atomic_file
+from trainer.errors import DataError
+
+
+class Message(TypedDict):
+    role: str
+    content: str
+
+
+class RewardModel(TypedDict):
+    style: str
+    ground_truth: str
+
+
+class ExtraInfo(TypedDict):
+    split: str
+    index: int
+    question: str
+    answer: str
+
+
+class Row(TypedDict):
+    data_source: str
+    prompt: list[Message]
+    ability: str
+    reward_model: RewardModel
+    extra_info: ExtraInfo
+
+
+_TEXT = pa.string()
+SCHEMA = pa.schema(
+    {
+        "data_source": _TEXT,
+        "prompt": pa.list_(pa.struct({"role": _TEXT, "content": _TEXT})),
+        "ability": _TEXT,
+        "reward_model": pa.struct({"style": _TEXT, "ground_truth": _TEXT}),
+        "extra_info": pa.struct({"split": _TEXT, "index": pa.int64(), "question": _TEXT, "answer": _TEXT}),
+    }
+)
+
+
+def write_rows(rows: Sequence[Row], path: Path) -> None:
+    """Writes rows to a parquet file, whole or not at all. Raises DataError if the place cannot be written."""
+    try:
+        with atomic_file(path) as temporary:
+            pq.write_table(pa.Table.from_pylist(list(rows), schema=SCHEMA), temporary)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be written: {error}", hint="name a directory that you may write to") from error
+
+
+def read_parquet(path: Path, columns: Sequence[str], hint: str) -> list[dict[str, Any]]:
+    """The rows of a parquet file, these columns only.
+
+    Raises DataError, with `hint`, if the file is missing, no parquet file, empty or lacks a column.
+    """
+    if not path.is_file():
+        raise DataError(f"{path}: no such file", hint=hint)
+    try:
+        with pq.ParquetFile(path) as file:
+            missing = [column for column in columns if column not in file.schema_arrow.names]
+            if missing:
+                found = ", ".join(file.schema_arrow.names) or "none"
+                raise DataError(f"{path}: no column {', '.join(missing)}; the file has {found}", hint=hint)
+            rows: list[dict[str, Any]] = file.read(columns=list(columns)).to_pylist()
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{path}: not a readable parquet file: {error}", hint=hint) from error
+    if not rows:
+        raise DataError(f"{path}: the file has no rows", hint=hint)
+    return rows
