@@ -8,8 +8,8 @@ import pytest
 
 Job = Any  # conftest.Job
 
-NODE_LOST = 71
-PEERS_MISSING = 70
+NODE_LOST = 13
+PEERS_MISSING = 12
 
 COUNT_NODES = "import ray; ray.init(log_to_driver=False); print('alive', sum(node['Alive'] for node in ray.nodes()))"
 

@@ -79,8 +79,8 @@ def test_sigterm_stops_within_ten_seconds(start: Start, arguments: tuple[str, ..
 def wait_for_process(container: Container, command: str, deadline: float = 60) -> None:
     end = time.monotonic() + deadline
     while time.monotonic() < end:
-        listing = container.top(ps_args="-eo args")
-        if any(command == row[0] for row in listing["Processes"]):
+        listing = container.top(ps_args="-eo pid,args")
+        if any(command == row[1] for row in listing["Processes"]):
             return
         time.sleep(0.2)
     pytest.fail(f"`{command}` did not start within {deadline} s:\n{container.logs().decode()}")
