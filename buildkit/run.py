@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -45,6 +45,19 @@ class RunRequest:
     token: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
 
 
+def check_volumes(volumes: tuple[str, ...]) -> tuple[str, ...]:
+    """Volumes with absolute host paths. Docker would make a missing one as an empty folder; here it is an error."""
+    checked = []
+    for volume in volumes:
+        source, _, rest = volume.partition(":")
+        path = Path(source).resolve()
+        if not rest or not path.exists():
+            problem = "it names no folder in the container" if not rest else f"{path} does not exist"
+            raise RunError(f"--volume {volume}: {problem}", "write HOST:CONTAINER[:ro], with a host path that exists")
+        checked.append(f"{path}:{rest}")
+    return tuple(checked)
+
+
 def new_job_name() -> str:
     return f"slipway-{secrets.token_hex(4)}"
 
@@ -59,22 +72,25 @@ def default_shm_bytes(nodes: int) -> int:
 
 
 def accelerator_options(target: str) -> dict[str, Any]:
-    """What the engine must hand in so that the container sees its GPUs."""
+    """What the engine must hand in so that the container sees its GPUs and may pin memory for them."""
+    limits = [Ulimit(name="memlock", soft=-1, hard=-1), Ulimit(name="stack", soft=2**26, hard=2**26)]
     if target == "cuda":
-        return {"device_requests": [DeviceRequest(count=-1, capabilities=[["gpu"]])]}
+        return {"ulimits": limits, "device_requests": [DeviceRequest(count=-1, capabilities=[["gpu"]])]}
     if target == "rocm":
         groups = [str(path.stat().st_gid) for path in Path("/dev/dri").glob("renderD*")]
-        return {"devices": ["/dev/kfd:/dev/kfd", "/dev/dri:/dev/dri"], "group_add": ["video", *dict.fromkeys(groups)]}
+        devices = ["/dev/kfd:/dev/kfd", "/dev/dri:/dev/dri"]
+        return {"ulimits": limits, "devices": devices, "group_add": ["video", *dict.fromkeys(groups)]}
     return {}
 
 
 def run_nodes(engine: Engine, request: RunRequest) -> int:
     """Runs the command on `nodes` containers and returns its status; every container and network is gone afterwards.
 
-    Raises `RunError` when the image is missing or a container cannot be started.
+    Raises `RunError` when the image or a volume is missing or a container cannot be started.
     """
     if engine.find(request.image) is None:
         raise RunError(f"there is no image {request.image}", f"run `buildkit build --target {request.target}`")
+    request = replace(request, volumes=check_volumes(request.volumes))
     with contextlib.ExitStack() as stack:
         try:
             network = stack.enter_context(job_network(engine, request)) if request.nodes > 1 else None
@@ -121,7 +137,6 @@ def create(
         volumes=list(request.volumes),
         user=request.user,
         shm_size=request.shm_bytes or default_shm_bytes(request.nodes),
-        ulimits=[Ulimit(name="memlock", soft=-1, hard=-1), Ulimit(name="stack", soft=2**26, hard=2**26)],
         labels={"dev.slipway.job": request.name},
         tty=interactive,
         **options,
