@@ -1,8 +1,8 @@
 """Progress of a run on standard error: a live table on a terminal, one line per step elsewhere."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -30,7 +30,7 @@ class Column:
     form: str
 
 
-COLUMNS = (
+RUN_COLUMNS = (
     Column("reward/mean", "reward", ".3f"),
     Column("validation/exact_match", "exact match", ".1%"),
     Column("reference/kl", "KL", ".4f"),
@@ -42,51 +42,56 @@ COLUMNS = (
 
 
 class Progress(Protocol):
-    """What the tracker tells the console."""
+    """A context manager that shows steps as they come."""
 
-    def start(self) -> None: ...
+    def __enter__(self) -> Self: ...
 
-    def phase(self, name: str) -> None: ...
+    def __exit__(self, *error: object) -> None: ...
 
-    def step(self, step: int, metrics: Mapping[str, float]) -> None: ...
+    def phase(self, name: str) -> None:
+        """Says what is being done now."""
 
-    def stop(self) -> None: ...
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Shows a finished step; without metrics, only that it is finished."""
 
 
-def progress(total_steps: int, first_step: int, console: Console | None = None) -> Progress:
+def progress(total_steps: int, first_step: int, columns: Sequence[Column], console: Console | None = None) -> Progress:
     """The progress display that suits standard error: live on a terminal, plain lines elsewhere."""
     console = console or Console(stderr=True)
     if console.is_terminal and not console.is_dumb_terminal:
-        return LiveProgress(total_steps, first_step, console)
-    return PlainProgress(total_steps, console)
+        return LiveProgress(total_steps, first_step, columns, console)
+    return PlainProgress(total_steps, columns, console)
 
 
 class PlainProgress:
     """One line per step, as `name value` pairs."""
 
-    def __init__(self, total_steps: int, console: Console) -> None:
-        self._total_steps, self._console = total_steps, console
+    def __init__(self, total_steps: int, columns: Sequence[Column], console: Console) -> None:
+        self._total_steps, self._columns, self._console = total_steps, columns, console
 
-    def start(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
         pass
 
     def phase(self, name: str) -> None:
         pass
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        shown = [f"{c.heading} {metrics[c.metric]:{c.form}}" for c in COLUMNS if c.metric in metrics]
+        shown = [f"{c.heading} {metrics[c.metric]:{c.form}}" for c in self._columns if c.metric in metrics]
+        if not shown:
+            return
         width = len(str(self._total_steps))
         line = "  ".join([f"step {step:>{width}}/{self._total_steps}", *shown])
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-    def stop(self) -> None:
-        pass
 
 
 class LiveProgress:
     """The last steps as a table above a bar with the running phase and the time that is left."""
 
-    def __init__(self, total_steps: int, first_step: int, console: Console) -> None:
+    def __init__(self, total_steps: int, first_step: int, columns: Sequence[Column], console: Console) -> None:
+        self._columns = columns
         self._rows: dict[int, dict[str, float]] = {}
         self._bar = Bar(
             SpinnerColumn(),
@@ -101,25 +106,27 @@ class LiveProgress:
         self._task: TaskID = self._bar.add_task("starting", total=total_steps, completed=first_step)
         self._live = Live(get_renderable=self._render, console=console, refresh_per_second=4)
 
-    def start(self) -> None:
+    def __enter__(self) -> Self:
         self._live.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._live.stop()
 
     def phase(self, name: str) -> None:
         self._bar.update(self._task, description=name.replace("_", " "))
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._rows.setdefault(step, {}).update(metrics)
+        if metrics:
+            self._rows.setdefault(step, {}).update(metrics)
         self._bar.update(self._task, completed=step)
-
-    def stop(self) -> None:
-        self._live.stop()
 
     def _render(self) -> Group:
         table = Table(box=None, expand=True, header_style="bold", padding=(0, 1))
         table.add_column("step", justify="right")
-        for column in COLUMNS:
+        for column in self._columns:
             table.add_column(column.heading, justify="right")
         for step in sorted(self._rows)[-_ROWS:]:
             row = self._rows[step]
-            table.add_row(str(step), *(f"{row[c.metric]:{c.form}}" if c.metric in row else "" for c in COLUMNS))
+            table.add_row(str(step), *(f"{row[c.metric]:{c.form}}" if c.metric in row else "" for c in self._columns))
         return Group(table, self._bar)

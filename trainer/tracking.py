@@ -13,7 +13,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from trainer.atomic import atomic_file
 from trainer.config import Config
-from trainer.console import Progress, progress
+from trainer.console import RUN_COLUMNS, Progress, progress
 from trainer.errors import CheckpointError, ConfigError
 
 METRICS, SAMPLES, CONFIG, TENSORBOARD = "metrics.jsonl", "samples.jsonl", "config.json", "tensorboard"
@@ -55,17 +55,17 @@ class Tracker:
         self._samples = (run_dir / SAMPLES).open("a", encoding="utf-8")
         purge_step = None if resumed_step is None else resumed_step + 1
         self._tensorboard = SummaryWriter(str(run_dir / TENSORBOARD), purge_step=purge_step)
-        self._progress: Progress = progress(total_steps, resumed_step or 0)
+        self._progress: Progress = progress(total_steps, resumed_step or 0, RUN_COLUMNS)
         self._seconds: dict[str, float] = {}
 
     def __enter__(self) -> Self:
-        self._progress.start()
+        self._progress.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._progress.stop()
+        self._progress.__exit__(kind, error, trace)
         self._tensorboard.close()
         self._samples.close()
         self._metrics.close()

@@ -1,0 +1,66 @@
+"""The published GSM8K files, turned into prompts."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from trainer.data.schema import Row, read_parquet, write_rows
+from trainer.errors import DataError
+from trainer.rewards import final_answer
+
+_HINT = "the input is GSM8K as published: parquet or jsonl with question and answer, each answer ending in `#### N`"
+_INSTRUCTION = 'Let\'s think step by step and output the final answer after "####".'
+
+
+def convert_gsm8k(source: Path, output: Path | None = None) -> Path:
+    """Writes the questions of a GSM8K file as chat prompts and returns the path written.
+
+    The split is named after the file (`test` or `train`). Raises DataError if the file is missing, damaged or lacks a
+    question, an answer or the answer's `#### N`.
+    """
+    output = output or source.with_name(f"{source.stem}.prompts.parquet")
+    if output.resolve() == source.resolve():
+        raise DataError(f"{output}: the output is the input", hint="name another --output")
+    records = _read_jsonl(source) if source.suffix in (".jsonl", ".json") else _read_table(source)
+    split = "test" if "test" in source.stem else "train"
+    write_rows([_row(source, number, record, split) for number, record in enumerate(records)], output)
+    return output
+
+
+def _read_table(source: Path) -> list[dict[str, Any]]:
+    return read_parquet(source, ("question", "answer"), _HINT)
+
+
+def _read_jsonl(source: Path) -> list[dict[str, Any]]:
+    try:
+        lines = source.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{source}: cannot be read: {error}", hint=_HINT) from error
+    records = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            raise DataError(f"{source}, line {number}: not JSON: {error}", hint=_HINT) from error
+        records.append(record if isinstance(record, dict) else {})
+    if not records:
+        raise DataError(f"{source}: the file has no rows", hint=_HINT)
+    return records
+
+
+def _row(source: Path, number: int, record: dict[str, Any], split: str) -> Row:
+    question, answer = record.get("question"), record.get("answer")
+    if not isinstance(question, str) or not isinstance(answer, str):
+        raise DataError(f"{source}, row {number}: no question or no answer", hint=_HINT)
+    truth = final_answer(answer)
+    if truth is None:
+        raise DataError(f"{source}, row {number}: the answer does not end in `#### N`", hint=_HINT)
+    return {
+        "data_source": "openai/gsm8k",
+        "prompt": [{"role": "user", "content": f"{question} {_INSTRUCTION}"}],
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": truth.replace(",", "")},
+        "extra_info": {"split": split, "index": number, "question": question, "answer": answer},
+    }

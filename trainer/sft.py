@@ -1,0 +1,167 @@
+"""Supervised warm start: a small random model learns the form of the answers, and some of the answers.
+
+PPO can only strengthen what a policy sometimes does right, so a run needs a start that is neither blank nor finished:
+training ends as soon as greedy decoding answers the share `stop_at` of the validation questions.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch.nn.functional import cross_entropy
+from transformers.utils import logging as transformers_logging
+
+from trainer.config import Section
+from trainer.console import Column, progress
+from trainer.data.dataset import PromptSampler
+from trainer.data.schema import read_parquet
+from trainer.errors import ConfigError
+from trainer.models import ModelShape, build_tokenizer, create_model, save_model
+from trainer.rewards import gsm8k
+
+_HINT = "make the file with `python -m trainer data arithmetic`"
+_IGNORED = -100  # cross_entropy's mark for positions without a target
+_VALIDATION_BATCH = 256  # prompts decoded at a time
+_COLUMNS = (Column("loss", "loss", ".4f"), Column("exact_match", "exact match", ".1%"))
+
+
+class SftConfig(Section):
+    train_files: list[Path] = Field([Path("data/train.parquet")], description="parquet files with worked answers")
+    validation_files: list[Path] = Field([Path("data/validation.parquet")], description="held-out questions")
+    output: Path = Field(Path("models/warm-start"), description="directory for the model and its tokenizer")
+    seed: int = 0
+    layers: int = Field(2, gt=0)
+    hidden_size: int = Field(128, gt=0, multiple_of=64, description="heads are 32 wide")
+    vocabulary_size: int = Field(512, gt=260, description="tokens at most: all bytes and the most frequent words")
+    learning_rate: float = Field(1e-3, gt=0)
+    batch_size: int = Field(64, gt=0, description="answers per optimizer step")
+    max_steps: int = Field(400, gt=0, description="optimizer steps after which training ends in any case")
+    test_freq: int = Field(10, gt=0, description="steps between validations")
+    stop_at: float | None = Field(0.3, gt=0, le=1, description="end once greedy decoding answers this share")
+    max_response_length: int = Field(16, gt=0, description="tokens generated at most per validation answer")
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """A question with its worked answer, as tokens; the answer ends with the end token."""
+
+    question: list[int]
+    answer: list[int]
+    ground_truth: str
+
+
+@dataclass(frozen=True)
+class WarmStart:
+    """What came out: where the model lies, how long it learned and the share it answers."""
+
+    output: Path
+    steps: int
+    exact_match: float
+
+
+def fine_tune(config: SftConfig) -> WarmStart:
+    """Trains a new model and writes it to `config.output`.
+
+    Raises DataError if a file is not usable, ConfigError if `stop_at` was not reached within `max_steps`.
+    """
+    transformers_logging.disable_progress_bar()
+    train_rows, validation_rows = _read(config.train_files), _read(config.validation_files)
+    tokenizer = build_tokenizer(_texts(train_rows), config.vocabulary_size)
+    heads = config.hidden_size // 32
+    shape = ModelShape(config.layers, config.hidden_size, 4 * config.hidden_size, heads, heads // 2)
+    model = create_model(tokenizer, shape, config.seed)
+    train, validation = _lessons(train_rows, tokenizer), _lessons(validation_rows, tokenizer)
+    steps, exact_match = _learn(model, tokenizer, train, validation, config)
+    save_model(model, tokenizer, config.output)
+    return WarmStart(config.output, steps, exact_match)
+
+
+def _read(files: list[Path]) -> list[dict[str, Any]]:
+    return [row for file in files for row in read_parquet(file, ("prompt", "reward_model", "extra_info"), _HINT)]
+
+
+def _texts(rows: list[dict[str, Any]]) -> list[str]:
+    return [text for row in rows for text in (row["prompt"][-1]["content"], row["extra_info"]["answer"])]
+
+
+def _lessons(rows: list[dict[str, Any]], tokenizer: Any) -> list[Lesson]:
+    lessons = []
+    for row in rows:
+        prompt = tokenizer.apply_chat_template(row["prompt"], tokenize=False, add_generation_prompt=True)
+        answer = tokenizer(row["extra_info"]["answer"], add_special_tokens=False)["input_ids"]
+        question = tokenizer(prompt, add_special_tokens=False)["input_ids"]
+        lessons.append(Lesson(question, [*answer, tokenizer.eos_token_id], row["reward_model"]["ground_truth"]))
+    return lessons
+
+
+def _learn(
+    model: Any, tokenizer: Any, train: list[Lesson], validation: list[Lesson], config: SftConfig
+) -> tuple[int, float]:
+    """Trains until `stop_at` or `max_steps`; returns the steps taken and the last exact match."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, weight_decay=0.0)
+    batches = _batches(train, config.batch_size, config.seed)
+    with progress(config.max_steps, 0, _COLUMNS) as shown:
+        shown.phase("warm start")
+        for step in range(1, config.max_steps + 1):
+            optimizer.zero_grad()
+            loss = answer_loss(model, next(batches))
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            if step % config.test_freq and step < config.max_steps:
+                shown.step(step, {})
+                continue
+            exact_match = greedy_exact_match(model, tokenizer, validation, config.max_response_length)
+            shown.step(step, {"loss": loss.item(), "exact_match": exact_match})
+            if config.stop_at is not None and exact_match >= config.stop_at:
+                return step, exact_match
+    if config.stop_at is not None:
+        raise ConfigError(
+            f"after max_steps={config.max_steps} the model answers {exact_match:.1%}, not stop_at={config.stop_at}",
+            hint="raise max_steps, change learning_rate, or set stop_at=null to keep the model as it is",
+        )
+    return config.max_steps, exact_match
+
+
+def _batches(lessons: list[Lesson], size: int, seed: int) -> Iterator[list[Lesson]]:
+    sampler = PromptSampler(len(lessons), size, shuffle=True, seed=seed)
+    while True:
+        yield [lessons[index] for index in sampler.next_batch()]
+
+
+def answer_loss(model: Any, lessons: list[Lesson]) -> Any:
+    """Mean cross entropy over the answers' tokens, a scalar tensor; the questions carry no loss."""
+    width = max(len(lesson.question) + len(lesson.answer) for lesson in lessons)
+    tokens = torch.zeros(len(lessons), width, dtype=torch.long)
+    targets = torch.full((len(lessons), width), _IGNORED)
+    for row, lesson in enumerate(lessons):
+        end = len(lesson.question) + len(lesson.answer)
+        tokens[row, :end] = torch.tensor(lesson.question + lesson.answer)
+        targets[row, len(lesson.question) - 1 : end - 1] = torch.tensor(lesson.answer)
+    # Padding is on the right, so that causal attention keeps it out without a mask.
+    logits = model(input_ids=tokens).logits
+    return cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=_IGNORED)
+
+
+@torch.no_grad()
+def greedy_exact_match(model: Any, tokenizer: Any, lessons: list[Lesson], max_response_length: int) -> float:
+    """The share of questions that greedy decoding answers right."""
+    right = 0.0
+    for start in range(0, len(lessons), _VALIDATION_BATCH):
+        batch = lessons[start : start + _VALIDATION_BATCH]
+        width = max(len(lesson.question) for lesson in batch)
+        padding = [width - len(lesson.question) for lesson in batch]
+        prompts = [[tokenizer.pad_token_id] * pad + lesson.question for pad, lesson in zip(padding, batch, strict=True)]
+        mask = [[0] * pad + [1] * (width - pad) for pad in padding]
+        generated = model.generate(
+            torch.tensor(prompts),
+            attention_mask=torch.tensor(mask),
+            max_new_tokens=max_response_length,
+            do_sample=False,
+        )
+        responses = tokenizer.batch_decode(generated[:, width:], skip_special_tokens=True)
+        right += sum(gsm8k(response, lesson.ground_truth) for response, lesson in zip(responses, batch, strict=True))
+    return right / len(lessons)
