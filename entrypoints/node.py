@@ -79,8 +79,13 @@ class Node:
 
     async def _watch(self, ray: RayNode, name: str, process: Process) -> None:
         status = await process.status()
-        cause = f"killed by {signal.Signals(status - 128).name}" if status > 128 else f"exit status {status}"
-        raise NodeLostError(f"{self.name} lost: its {name} died ({cause})", "\n".join(ray.last_words(name)))
+        cause, hint = f"exit status {status}", ""
+        if status > 128:
+            cause = f"killed by {signal.Signals(status - 128).name}"
+        if status == 128 + signal.SIGKILL:
+            hint = "often the kernel, out of memory: see `dmesg` on that node"
+        ray.report_last_words(name)
+        raise NodeLostError(f"{self.name} lost: its {name} died ({cause})", hint)
 
     def beside(self, work: Coroutine[Any, Any, None]) -> None:
         """Do this beside the current step; its failure is the node's."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 import shutil
 import sys
 import tempfile
@@ -17,6 +18,10 @@ from entrypoints.surroundings import without_launchers
 
 WATCHED = ("raylet", "gcs_server")
 _HEAD_ONLY = ("gcs", "client_server", "dashboard", "dashboard_metrics")
+_LAST_WORDS = 10
+"""Lines of a failed program's output that are shown."""
+_RAY_ERROR = re.compile(r"\[\S+ \S+ [ECF] ")
+"""The start of a line at level error, check or fatal: `[2026-11-21 07:21:39,858 E 23180 23180] …`."""
 
 log = logging.getLogger(__name__)
 
@@ -100,20 +105,24 @@ class RayNode:
             await process.end(grace=0)
             raise
         if status != 0:
-            raise RayFailedError(
-                f"{what} failed with status {status}: {_last_line(output)}", "\n".join(_tail(output, 15))
-            )
+            lines = _lines(output)[-_LAST_WORDS:]
+            for line in lines:
+                log.error("%s: %s", what, line)
+            raise RayFailedError(f"{what} failed with status {status}: {lines[-1] if lines else 'it said nothing'}")
 
     def watched(self) -> dict[str, Process]:
         """Ray's vital processes on this node, by name. Raises RayFailedError if there are none already."""
         found = self._family.adopted(WATCHED)
         if "raylet" not in found:
-            raise RayFailedError("ray start left no raylet behind", "\n".join(self.last_words("raylet")))
+            self.report_last_words("raylet")
+            raise RayFailedError("ray start left no raylet behind")
         return found
 
-    def last_words(self, name: str) -> list[str]:
-        """The end of a Ray process's log."""
-        return _tail(self.directory / "session_latest" / "logs" / f"{name}.out", 10)
+    def report_last_words(self, name: str) -> None:
+        """Log the last errors of a Ray process, as its log goes with the directory."""
+        lines = _lines(self.directory / "session_latest" / "logs" / f"{name}.out")
+        for line in [line for line in lines if _RAY_ERROR.match(line)][-_LAST_WORDS:]:
+            log.error("%s: %s", name, line)
 
     def remove_directory(self) -> None:
         try:
@@ -122,12 +131,8 @@ class RayNode:
             log.warning("%s is left behind: %s", self.directory, error)
 
 
-def _tail(path: Path, count: int) -> list[str]:
+def _lines(path: Path) -> list[str]:
+    """The lines that say something; none if the program never wrote them."""
     if not path.exists():
         return []
-    return path.read_text(encoding="utf-8", errors="replace").splitlines()[-count:]
-
-
-def _last_line(path: Path) -> str:
-    lines = [line for line in _tail(path, 20) if line.strip()]
-    return lines[-1] if lines else "it said nothing"
+    return [line for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]

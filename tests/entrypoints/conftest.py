@@ -1,0 +1,93 @@
+"""Real `launch` processes, on loopback."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+PATIENCE = 60.0
+"""Seconds for anything that a test waits for; a healthy machine needs a tenth."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    status: int
+    stdout: str
+    stderr: str
+
+
+class Launch:
+    """One running `launch`."""
+
+    def __init__(self, arguments: list[str], variables: Mapping[str, str], directory: Path) -> None:
+        kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+        self._popen = subprocess.Popen(
+            [sys.executable, "-m", "entrypoints", *arguments],
+            env={**kept, "PYTHONPATH": str(REPOSITORY), **variables},
+            cwd=directory,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    def signal(self, number: signal.Signals) -> None:
+        self._popen.send_signal(number)
+
+    def read_line(self) -> str:
+        """The next line on stdout, as a way to wait for the command."""
+        assert self._popen.stdout is not None
+        return self._popen.stdout.readline().strip()
+
+    def wait(self) -> Ended:
+        stdout, stderr = self._popen.communicate(timeout=PATIENCE)
+        return Ended(self._popen.returncode, stdout, stderr)
+
+    def kill(self) -> None:
+        if self._popen.poll() is None:
+            self._popen.kill()
+        self._popen.communicate()
+
+
+Start = Callable[..., Launch]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Start `launch ARGUMENTS` with these variables and no others."""
+    running: list[Launch] = []
+
+    def start_one(*arguments: str, **variables: str) -> Launch:
+        running.append(Launch(list(arguments), variables, tmp_path))
+        return running[-1]
+
+    yield start_one
+    for launch in running:
+        launch.kill()
+
+
+@pytest.fixture
+def start_node(start: Start) -> Start:
+    """Start one node of a job on loopback: `start_node(rank, *arguments, **variables)`."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+
+    def start_one(rank: int, *arguments: str, **variables: str) -> Launch:
+        job = {"SLIPWAY_HOSTS": "localhost,worker-1.invalid", "SLIPWAY_NODE_RANK": str(rank)}
+        job |= {"SLIPWAY_CONTROL_PORT": port, "SLIPWAY_TOKEN": "open sesame", "SLIPWAY_DEADLINE": "40"}
+        return start(*arguments, **{**job, **variables})
+
+    return start_one

@@ -1,0 +1,101 @@
+import json
+import time
+
+import pytest
+
+from tests.entrypoints.conftest import Start
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "status", "message"),
+    [
+        ([], {}, 2, "error: no command is given"),
+        (["--"], {}, 2, "error: no command is given"),
+        (["bash"], {}, 2, "error: 'bash' is not a command of launch"),
+        (["--nonsense", "--", "true"], {}, 2, "error: unrecognized arguments: --nonsense"),
+        (["--deadline", "soon", "--", "true"], {}, 2, "'soon' is not a number of seconds"),
+        (["--", "true"], {"SLIPWAY_DEADLINE": "-3"}, 2, "SLIPWAY_DEADLINE: '-3' is not a number of seconds"),
+        (["--", "true"], {"SLIPWAY_CONTROL_PORT": "99999"}, 2, "SLIPWAY_CONTROL_PORT: '99999' is not a port"),
+        (["--hosts", "a,b", "--", "true"], {}, 10, "which is not in SLIPWAY_HOSTS=a,b"),
+        (["--hosts", "a,b", "--node-rank", "0", "--", "true"], {}, 11, "error: the nodes share no token"),
+        (
+            ["--hosts", "a,b", "--node-rank", "0", "--", "true"],
+            {"SLIPWAY_TOKEN_FILE": "/nowhere"},
+            11,
+            "SLIPWAY_TOKEN_FILE=/nowhere cannot be read: No such file or directory",
+        ),
+        (["--no-ray", "--", "/nonexistent"], {}, 127, "cannot run '/nonexistent': No such file or directory"),
+        (["--no-ray", "--", "/etc/passwd"], {}, 127, "cannot run '/etc/passwd': Permission denied"),
+    ],
+)
+def test_errors_have_a_status_and_one_message(
+    start: Start, arguments: list[str], variables: dict[str, str], status: int, message: str
+) -> None:
+    ended = start(*arguments, **variables).wait()
+    assert ended.status == status
+    assert message in ended.stderr
+    assert ended.stderr.count("error: ") == 1
+    assert "Traceback" not in ended.stderr
+    assert ended.stdout == ""
+
+
+@pytest.mark.parametrize("status", [0, 1, 7, 255])
+def test_the_commands_status_is_the_launchs(start: Start, status: int) -> None:
+    assert start("--no-ray", "--", "sh", "-c", f"exit {status}").wait().status == status
+
+
+def test_a_command_killed_by_a_signal_counts_as_128_plus_it(start: Start) -> None:
+    assert start("--no-ray", "--", "sh", "-c", "kill -9 $$").wait().status == 137
+
+
+def test_options_after_the_separator_are_the_commands(start: Start) -> None:
+    ended = start("--no-ray", "--", "echo", "--no-ray", "--", "x").wait()
+    assert ended.stdout == "--no-ray -- x\n"
+
+
+def test_explain_says_what_was_detected(start: Start) -> None:
+    ended = start(
+        "explain", "--json", SLURM_JOB_ID="5", SLURM_STEP_ID="0", SLURM_STEP_NUM_NODES="2", SLURM_NODEID="1",
+        SLURM_STEP_NODELIST="n[1-2]", SLURM_LOCALID="0", NNODES="3", NODE_RANK="1", MASTER_ADDR="n1",
+    ).wait()  # fmt: skip
+    document = json.loads(ended.stdout)
+    assert ended.status == 0
+    assert document["environment"] == "slurm"
+    assert document["attach"] is None
+    assert (document["node_count"], document["node_rank"], document["local_rank"]) == (2, 1, 0)
+    assert (document["hosts"], document["head"]) == (["n1", "n2"], "n1")
+    assert [other["environment"] for other in document["runners_up"]] == ["torchrun"]
+    assert len(document["conflicts"]) == 1
+    assert document["warnings"] == []
+    assert 20_000 <= document["ports"]["control"] < 21_000 <= document["ports"]["gcs"] < 32_768
+
+
+def test_explain_is_for_people_too(start: Start) -> None:
+    ended = start("explain", RAY_ADDRESS="10.0.0.1:6379").wait()
+    assert ended.stdout.startswith("environment  single")
+    assert "attach       10.0.0.1:6379" in ended.stdout
+
+
+def test_explain_is_quick(start: Start) -> None:
+    def seconds() -> float:
+        began = time.monotonic()
+        assert start("explain").wait().status == 0
+        return time.monotonic() - began
+
+    assert min(seconds() for _ in range(5)) < 0.2
+
+
+def test_version_and_help(start: Start) -> None:
+    assert start("--version").wait().stdout.startswith("launch ")
+    assert "SLIPWAY_HOSTS" in start("--help").wait().stdout
+
+
+def test_an_existing_cluster_is_attached_to(start: Start) -> None:
+    ended = start("--", "printenv", "RAY_ADDRESS", RAY_ADDRESS="10.0.0.1:6379").wait()
+    assert (ended.status, ended.stdout) == (0, "10.0.0.1:6379\n")
+    assert "no cluster is formed" in ended.stderr
+
+
+def test_only_the_head_runs_the_command_of_an_attached_job(start: Start) -> None:
+    ended = start("--", "echo", "ran", RAY_ADDRESS="10.0.0.1:6379", SLIPWAY_HOSTS="a,b", SLIPWAY_NODE_RANK="1").wait()
+    assert (ended.status, ended.stdout) == (0, "")

@@ -1,0 +1,168 @@
+"""Several nodes on loopback without Ray: who meets, who is refused, and how the end reaches everybody."""
+
+import os
+import signal
+import socket
+import time
+
+import pytest
+
+from tests.entrypoints.conftest import Start
+
+
+def test_all_nodes_exit_with_the_commands_status(start_node: Start) -> None:
+    worker = start_node(1, "--no-ray", "--", "echo", "not here")
+    head = start_node(0, "--no-ray", "--", "sh", "-c", "echo $SLIPWAY_NODE_COUNT; exit 7")
+    assert (head.wait().status, worker.wait().status) == (7, 7)
+
+
+def test_the_command_runs_on_the_head_only_and_without_the_secret(start_node: Start) -> None:
+    worker = start_node(1, "--no-ray", "--", "printenv")
+    head = start_node(0, "--no-ray", "--", "printenv")
+    printed = head.wait().stdout
+    assert "SLIPWAY_NODE_COUNT=2" in printed
+    assert "open sesame" not in printed
+    assert worker.wait().stdout == ""
+
+
+def test_a_further_task_on_a_node_waits_and_shares_the_status(start: Start) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    step = {"SLURM_JOB_ID": "5", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NODELIST": "localhost"}
+    common = {**step, "SLURM_NODEID": "0", "SLIPWAY_TOKEN": "t", "SLIPWAY_CONTROL_PORT": port}
+    head = start("--no-ray", "--", "sh", "-c", "echo up; sleep 2; exit 9", **common, SLURM_LOCALID="0")
+    assert head.read_line() == "up"
+    task = start("--no-ray", "--", "echo", "twice", **common, SLURM_LOCALID="1")
+    ended = task.wait()
+    assert (ended.status, ended.stdout) == (9, "")
+    assert "launch[0.1 worker]" in ended.stderr
+    assert head.wait().status == 9
+
+
+def test_a_missing_node_is_named_with_its_cause(start_node: Start) -> None:
+    ended = start_node(0, "--no-ray", "--", "true", SLIPWAY_DEADLINE="1").wait()
+    assert ended.status == 12
+    assert "1 of 2 nodes missing after 1 s" in ended.stderr
+    assert "node 1 (worker-1.invalid): never connected; name does not resolve" in ended.stderr
+
+
+def test_a_wrong_token_is_said_on_both_sides(start_node: Start) -> None:
+    head = start_node(0, "--no-ray", "--", "true", SLIPWAY_DEADLINE="4")
+    worker = start_node(1, "--no-ray", "--", "true", SLIPWAY_TOKEN="open barley")
+    told, refused = head.wait(), worker.wait()
+    assert (told.status, refused.status) == (12, 12)
+    assert "node 1 (worker-1.invalid): refused: wrong token" in told.stderr
+    assert "refused this node: wrong token" in refused.stderr
+    assert "open" not in (told.stderr + refused.stderr).replace("openssl", "")
+
+
+def test_a_second_node_with_the_same_rank_is_refused(start_node: Start) -> None:
+    hosts = {"SLIPWAY_HOSTS": "localhost,worker-1.invalid,worker-2.invalid"}
+    head = start_node(0, "--no-ray", "--", "true", SLIPWAY_DEADLINE="5", **hosts)
+    workers = [start_node(1, "--no-ray", "--", "true", **hosts) for _ in range(2)]
+    ends = [worker.wait() for worker in workers]
+    told = head.wait()
+    assert [told.status, *(end.status for end in ends)] == [12, 12, 12]
+    assert sum("refused this node: rank 1 is already taken by" in end.stderr for end in ends) == 1
+    assert "node 2 (worker-2.invalid): never connected" in told.stderr
+    assert "was refused as node 1: rank 1 is already taken" in told.stderr
+
+
+def test_nodes_of_another_job_are_refused(start_node: Start) -> None:
+    head = start_node(0, "--no-ray", "--", "true", SLIPWAY_DEADLINE="4")
+    worker = start_node(1, "--no-ray", "--", "true", SLIPWAY_HOSTS="localhost,other")
+    assert "job differs" in worker.wait().stderr
+    assert "refused: job differs" in head.wait().stderr
+
+
+@pytest.mark.parametrize(
+    ("head", "cause"), [("localhost", "connection refused"), ("head.invalid", "its name does not resolve")]
+)
+def test_a_worker_without_a_head_says_why(start_node: Start, head: str, cause: str) -> None:
+    began = time.monotonic()
+    ended = start_node(1, "--no-ray", "--", "true", SLIPWAY_DEADLINE="1", SLIPWAY_HOSTS=f"{head},worker-1").wait()
+    assert ended.status == 12
+    assert f"within 1 s: {cause}" in ended.stderr
+    assert time.monotonic() - began < 5
+
+
+def test_a_taken_control_port_is_an_error(start_node: Start) -> None:
+    with socket.create_server(("", 0)) as other:
+        port = str(other.getsockname()[1])
+        ended = start_node(0, "--no-ray", "--", "true", SLIPWAY_CONTROL_PORT=port).wait()
+    assert ended.status == 12
+    assert f"cannot listen on control port {port}" in ended.stderr
+
+
+def test_strangers_on_the_control_port_do_no_harm(start_node: Start) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    worker = None
+    head = start_node(0, "--no-ray", "--", "sh", "-c", "exit 7", SLIPWAY_CONTROL_PORT=str(port))
+    lines = [b"GET / HTTP/1.1\r\n\r\n", b"[1]\n", b'{"hello": {"rank": 1}, "nonce": "", "proof": 5}\n', b"x" * 100_000]
+    for line in lines:
+        connection = connect(port)
+        connection.sendall(line)
+        connection.shutdown(socket.SHUT_WR)
+        while connection.recv(4096):
+            pass
+        connection.close()
+    worker = start_node(1, "--no-ray", "--", "true", SLIPWAY_CONTROL_PORT=str(port))
+    told = head.wait()
+    assert (told.status, worker.wait().status) == (7, 7)
+    assert "Traceback" not in told.stderr
+
+
+def connect(port: int) -> socket.socket:
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            return socket.create_connection(("127.0.0.1", port))
+        except ConnectionRefusedError:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+def running_pair(start_node: Start) -> tuple:
+    worker = start_node(1, "--no-ray", "--", "true")
+    head = start_node(0, "--no-ray", "--", "sh", "-c", "echo up; exec sleep 60")
+    assert head.read_line() == "up"
+    return head, worker
+
+
+def test_a_lost_worker_ends_the_job(start_node: Start) -> None:
+    head, worker = running_pair(start_node)
+    began = time.monotonic()
+    worker.signal(signal.SIGKILL)
+    ended = head.wait()
+    assert ended.status == 13
+    assert "lost: connection closed" in ended.stderr
+    assert time.monotonic() - began < 5
+
+
+def test_a_lost_head_ends_the_job(start_node: Start) -> None:
+    head, worker = running_pair(start_node)
+    head.signal(signal.SIGKILL)
+    ended = worker.wait()
+    assert ended.status == 13
+    assert "node 0 (localhost) lost: connection" in ended.stderr
+
+
+def test_a_silent_worker_is_lost(start_node: Start) -> None:
+    head, worker = running_pair(start_node)
+    worker.signal(signal.SIGSTOP)
+    ended = head.wait()
+    os.kill(worker.pid, signal.SIGCONT)
+    assert ended.status == 13
+    assert "lost: no heartbeat for 10 s" in ended.stderr
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_signal_to_any_node_ends_all(start_node: Start, rank: int) -> None:
+    pair = running_pair(start_node)
+    pair[rank].signal(signal.SIGTERM)
+    ends = [launch.wait() for launch in pair]
+    assert [end.status for end in ends] == [143, 143]
+    assert all(f"node {rank} (" in end.stderr and "received SIGTERM" in end.stderr for end in ends)

@@ -1,0 +1,129 @@
+"""Real Ray clusters; skipped where Ray is not installed, as it is in the images."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.entrypoints.conftest import Launch, Start
+
+pytest.importorskip("ray", reason="needs Ray, which the images have")
+
+SMALL = ("--num-cpus", "1", "--num-gpus", "0", "--object-store-memory", str(100 * 1024**2))
+COUNT_NODES = """
+import os, ray, sys
+ray.init(log_to_driver=False, logging_level="ERROR")
+token = os.environ["RAY_AUTH_TOKEN"]
+where = ray.remote(lambda: (ray.get_runtime_context().get_node_id(), "SLURM_JOB_NAME" in os.environ))
+nodes = [node for node in ray.nodes() if node["Alive"]]
+strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+ran = ray.get([where.options(scheduling_strategy=strategy(node["NodeID"], soft=False)).remote() for node in nodes])
+print(len(set(ran)), any(scheduled for _, scheduled in ran), os.environ["RAY_AUTH_MODE"], len(token))
+sys.exit(7)
+"""
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    """Every test here ends with no process and no directory of its launches."""
+    before = ray_directories()
+    yield
+    assert ray_directories() <= before
+    assert not [pid for pid in processes() if any(str(path) in pid[1] for path in ray_directories() - before)]
+
+
+def ray_directories() -> set[Path]:
+    return set(Path("/tmp").glob("slipway-ray-*"))
+
+
+def processes() -> list[tuple[int, str]]:
+    """Process ids and command lines."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            found.append((int(entry.name), (entry / "cmdline").read_text(encoding="utf-8", errors="replace")))
+        except OSError:
+            continue
+    return found
+
+
+def start_pair(start_node: Start, *command: str) -> tuple[Launch, Launch]:
+    # Ray binds workers to the host's address here; the name in front is for the launches only.
+    variables = {"SLIPWAY_DEADLINE": "120", "SLURM_JOB_NAME": "outer"}
+    worker = start_node(1, *SMALL, "--", "true", **variables)
+    return start_node(0, *SMALL, "--", *command, **variables), worker
+
+
+def test_two_nodes_form_one_cluster_and_share_the_status(start_node: Start) -> None:
+    head, worker = start_pair(start_node, sys.executable, "-c", COUNT_NODES)
+    told = head.wait()
+    assert (told.status, worker.wait().status) == (7, 7), told.stderr
+    assert told.stdout == "2 False token 64\n"
+
+
+def test_one_node_needs_no_token(start: Start) -> None:
+    ended = start(*SMALL, "--", sys.executable, "-c", COUNT_NODES).wait()
+    assert (ended.status, ended.stdout) == (7, "1 False token 64\n"), ended.stderr
+
+
+def descendants(pid: int) -> list[int]:
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((entry / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+        children.setdefault(parent, []).append(int(entry.name))
+    found = list(children.get(pid, []))
+    for child in found:
+        found += children.get(child, [])
+    return found
+
+
+def find(launch: Launch, name: str) -> int:
+    (pid,) = [p for p in descendants(launch.pid) if Path(f"/proc/{p}/comm").read_text(encoding="utf-8").strip() == name]
+    return pid
+
+
+@pytest.mark.parametrize(("rank", "name"), [(0, "gcs_server"), (0, "raylet"), (1, "raylet")])
+def test_the_death_of_ray_on_any_node_ends_the_job(start_node: Start, rank: int, name: str) -> None:
+    pair = start_pair(start_node, "sh", "-c", "echo up; exec sleep 60")
+    assert pair[0].read_line() == "up"
+    below = [pid for launch in pair for pid in descendants(launch.pid)]
+    began = time.monotonic()
+    os.kill(find(pair[rank], name), signal.SIGKILL)
+    ends = [launch.wait() for launch in pair]
+    assert [end.status for end in ends] == [13, 13]
+    assert all(f"lost: its {name} died (killed by SIGKILL)" in end.stderr for end in ends)
+    assert time.monotonic() - began < 10
+    assert not [pid for pid in below if Path(f"/proc/{pid}").exists()]
+
+
+def test_sigterm_ends_command_and_ray_within_the_time_of_docker_stop(start: Start) -> None:
+    launch = start(*SMALL, "--", "sh", "-c", "trap '' TERM; echo up; while :; do sleep 60; done")
+    assert launch.read_line() == "up"
+    below = descendants(launch.pid)
+    began = time.monotonic()
+    launch.signal(signal.SIGTERM)
+    assert launch.wait().status == 143
+    assert time.monotonic() - began < 10
+    assert not [pid for pid in below if Path(f"/proc/{pid}").exists()]
+
+
+def test_ray_that_cannot_start_is_an_error_with_its_reason(start: Start) -> None:
+    ended = start("--object-store-memory", "1000", "--", "true").wait()
+    assert ended.status == 14
+    assert "error: ray start failed with status" in ended.stderr
+    assert "object store" in ended.stderr.lower()
+
+
+def test_the_deadline_covers_ray(start: Start) -> None:
+    began = time.monotonic()
+    ended = start(*SMALL, "--deadline", "1", "--", "true").wait()
+    assert ended.status == 14
+    assert "the deadline of 1 s passed while waiting for Ray on the head" in ended.stderr
+    assert time.monotonic() - began < 10
