@@ -15,6 +15,8 @@ from entrypoints.node import Node, node_name
 
 _GOODBYE = 1.0
 """Seconds for the others to hang up once they know how the job ended."""
+_MOST_REFUSED = 20
+"""Lines about refused nodes in the final message; anybody who reaches the port can add to them."""
 _DNS_PATIENCE = 3.0
 """Seconds for looking up the missing hosts' names, after the deadline."""
 
@@ -28,6 +30,8 @@ class Peer:
     rank: int
     hostname: str
     channel: Channel
+    equipment: str
+    """What it has, for people."""
     ray_started: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -126,7 +130,8 @@ class Meeting:
             if hello["local_rank"] > 0:
                 while True:  # it only waits for the end
                     await channel.receive()
-            await self._keep(Peer(hello["rank"], hello["hostname"], channel))
+            equipment = f"{hello['cpus']} CPUs, {hello['gpus']} GPUs"
+            await self._keep(Peer(hello["rank"], hello["hostname"], channel, equipment))
         finally:
             del self._members[channel]
 
@@ -142,7 +147,7 @@ class Meeting:
         """Listen to a peer until it is gone. Once all have met, its loss is the job's."""
         self.peers[peer.rank] = peer
         self._causes.pop(peer.rank, None)
-        log.info("%s joined from %s", peer.name, peer.channel.peer_address)
+        log.info("%s joined from %s: %s", peer.name, peer.channel.peer_address, peer.equipment)
         if len(self.peers) == self._node.allocation.node_count - 1:
             self._complete.set()
         try:
@@ -169,10 +174,11 @@ class Meeting:
         rank = hello.get("rank")
         host = "".join(letter for letter in str(hello.get("hostname"))[:64] if letter.isalnum() or letter in "-._")
         log.warning("refused %s: %s", host, why)
-        if not isinstance(rank, int):
+        if not isinstance(rank, int) or rank not in range(self._node.allocation.node_count):
             return
         if rank in self.peers or rank == 0:
-            self._refused[f"{host} was refused as node {rank}: {why}"] = None
+            if len(self._refused) < _MOST_REFUSED:
+                self._refused[f"{host} was refused as node {rank}: {why}"] = None
         else:
             self._causes[rank] = f"refused: {why}"
 

@@ -26,6 +26,7 @@ async def resolve(host: str, port: int) -> list[str]:
         addresses, failure = None, None
         try:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            found.sort(key=lambda entry: entry[0] != socket.AF_INET)  # Ray is at home in IPv4
             addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
         except (OSError, UnicodeError) as error:  # UnicodeError: a name that IDNA cannot encode
             failure = error if isinstance(error, OSError) else OSError(f"not a host name: {error}")

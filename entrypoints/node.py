@@ -61,6 +61,8 @@ class Node:
         if not task.done():
             task.cancel()
             await asyncio.wait({task})
+            if not task.cancelled() and (error := task.exception()):
+                log.warning("while ending: %s", error)
             raise self._failure.result()
         return task.result()
 

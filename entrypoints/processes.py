@@ -13,7 +13,6 @@ import logging
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -83,6 +82,9 @@ class Family:
         also gets the terminal, if there is one. Raises CommandNotFoundError.
         """
         stdin = None if output is None else subprocess.DEVNULL
+        terminal = foreground and _owns_terminal()
+        if terminal:
+            signal.signal(signal.SIGTSTP, signal.SIG_IGN)  # Ctrl-Z: nobody could continue the command
         self._childless.clear()
         try:
             popen = subprocess.Popen(
@@ -92,7 +94,7 @@ class Family:
             hint = "check its spelling and PATH" if isinstance(error, FileNotFoundError) else ""
             raise CommandNotFoundError(f"cannot run {command[0]!r}: {error.strerror}", hint) from error
         process = self._known[popen.pid] = Process(popen.pid, popen)
-        if foreground:
+        if terminal:
             _give_terminal(popen.pid)
         return process
 
@@ -174,21 +176,22 @@ def _signal(pids: Sequence[int], number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
-def _give_terminal(group: int) -> None:
-    """Let the command's group read from the terminal and get its Ctrl-C, as a shell would.
+def _owns_terminal() -> bool:
+    """Whether standard input is a terminal, and ours to hand on."""
+    try:
+        return os.tcgetpgrp(0) == os.getpgrp()
+    except OSError:
+        return False
 
-    Ctrl-Z is ignored from here on: nobody could continue the command.
-    """
-    if not sys.stdin.isatty() or os.tcgetpgrp(0) != os.getpgrp():
-        return
+
+def _give_terminal(group: int) -> None:
+    """Let the command's group read from the terminal and get its Ctrl-C, as a shell would."""
     os.tcsetpgrp(0, group)
     os.killpg(group, signal.SIGCONT)  # it may have read, and been stopped for it, before it had the terminal
 
 
 def take_terminal() -> None:
     """Take the terminal back after the command, so that the shell above finds it as it was."""
-    if not sys.stdin.isatty():
-        return
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # a background process that does this would be stopped
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # there is no terminal
         os.tcsetpgrp(0, os.getpgrp())

@@ -6,7 +6,7 @@ import os
 import socket
 
 from entrypoints.channel import LONGEST_LINE, Channel, ChannelLostError, RefusedError, introduce
-from entrypoints.errors import JobEndedError, LaunchError, NodeLostError, PeersMissingError
+from entrypoints.errors import JobEndedError, LaunchError, NodeLostError, PeersMissingError, RayFailedError
 from entrypoints.hello import say_hello
 from entrypoints.network import resolve
 from entrypoints.node import Node, node_name
@@ -109,8 +109,11 @@ async def _obey(node: Node, channel: Channel, secret: str) -> tuple[int, str]:
 
 
 async def _join_ray(node: Node, channel: Channel, cluster: str, secret: str) -> None:
-    await node.make_ray(secret).start_worker(channel.local_address, cluster)
-    node.watch_ray()
+    try:
+        await node.make_ray(secret).start_worker(channel.local_address, cluster)
+        node.watch_ray()
+    except RayFailedError as error:
+        raise RayFailedError(f"{node.name}: {error.message}", error.hint) from error
     channel.send(ray="started")
 
 

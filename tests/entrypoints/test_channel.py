@@ -90,6 +90,7 @@ def test_the_token_is_not_sent() -> None:
     async def listening(channel: Channel) -> None:
         channel.send(challenge="c", protocol=1)
         said.append(await channel.receive())
+        channel.send(refused="heard enough")
 
     meet(listening, lambda channel: introduce(channel, "open sesame", HELLO))
     assert said
