@@ -1,4 +1,4 @@
-"""The trainer's errors: what failed, where, and how to fix it. The command line prints them once, without a traceback."""
+"""The trainer's errors: what failed, where, how to fix it. The command line prints them once, without a traceback."""
 
 
 class TrainerError(Exception):
@@ -33,3 +33,9 @@ class EngineError(TrainerError):
     """A training or rollout worker failed while the run was going on."""
 
     exit_code = 5
+
+
+class InterruptedRun(TrainerError):  # noqa: N818 - nothing went wrong
+    """The run was told to stop (SIGTERM) and has put its state in safety."""
+
+    exit_code = 143

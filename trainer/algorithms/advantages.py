@@ -52,7 +52,7 @@ def whiten(values: Tensor, mask: Tensor, epsilon: float = 1e-8) -> Tensor:
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:
     """1 - Var(R - V) / Var(R) over the unmasked tokens: 1 for a perfect critic, 0 for one that knows only the mean.
 
-    NaN if all returns are equal, because there is nothing to explain.
+    0 if all returns are equal, because there is nothing to explain.
 
     Args:
         values, returns: [rows, tokens] float.
@@ -60,5 +60,5 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:
     """
     variance = returns[mask].var(correction=0)
     if variance == 0:
-        return float("nan")
+        return 0.0
     return 1.0 - float((returns - values)[mask].var(correction=0) / variance)

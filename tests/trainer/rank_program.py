@@ -1,0 +1,100 @@
+"""One rank of a small FSDP run, for test_fsdp.py: `rank_program.py RANK WORLD_SIZE PORT DIRECTORY`.
+
+Writes what it found to DIRECTORY/world_WORLD_SIZE.pt on rank 0. The run of one rank loads what two ranks saved.
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from trainer.algorithms.aggregation import token_mean
+from trainer.batch import Batch
+from trainer.training.engine import OptimizerSettings, TrainingEngine
+from trainer.training.networks import PolicyNetwork
+from trainer.training.process_group import connect_store, join
+
+ROWS = 8
+
+
+def network() -> PolicyNetwork:
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=64,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        tie_word_embeddings=True,
+    )
+    return PolicyNetwork(Qwen2ForCausalLM(config), temperature=0.7)
+
+
+def batch() -> Batch:
+    generator = torch.Generator().manual_seed(1)
+
+    def tokens(low: int, high: int) -> list[int]:
+        length = int(torch.randint(low, high, (), generator=generator))
+        return torch.randint(0, 64, (length,), generator=generator).tolist()
+
+    prompts, responses = [tokens(2, 9) for _ in range(ROWS)], [tokens(1, 7) for _ in range(ROWS)]
+    made = Batch.from_responses(prompts, responses, [[-1.0] * len(response) for response in responses])
+    return made.with_(advantages=torch.randn(made.response_mask.shape, generator=generator))
+
+
+def loss(output: tuple[Tensor, Tensor], part: Batch, token_count: int) -> tuple[Tensor, dict[str, Tensor]]:
+    """Uses both outputs and is not linear in them."""
+    log_probs, entropy = output
+    value = token_mean(log_probs * part.advantages + log_probs.square() / 20 - entropy, part.response_mask, token_count)
+    return value, {"loss": value}
+
+
+def gradients(engine: TrainingEngine, rows: Batch, micro_batch_size: int) -> tuple[dict[str, Tensor], dict[str, float]]:
+    metrics = engine.accumulate_gradients(rows, loss, micro_batch_size)
+    found = {name: weight.grad.full_tensor() for name, weight in engine.network.named_parameters()}
+    engine.optimizer.zero_grad()
+    return found, metrics
+
+
+def weights(engine: TrainingEngine) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in engine.full_weights(engine.network.language_model)}
+
+
+def main(rank: int, world_size: int, port: int, directory: Path) -> None:
+    join(connect_store("127.0.0.1", port, world_size, 60), rank, world_size, torch.device("cpu"), "127.0.0.1", 60)
+    settings = OptimizerSettings(learning_rate=1e-2, weight_decay=0.01, max_gradient_norm=0.5)
+    engine = TrainingEngine(network(), torch.device("cpu"), torch.float32, settings)
+    rows = batch().shards(world_size)[rank]
+
+    result: dict[str, object] = {"log_probs": engine.forward(rows, 3)}
+    result["weights"] = weights(engine)
+    result["whole"] = gradients(engine, rows, ROWS)
+    result["in parts"] = gradients(engine, rows, 3)
+    engine.network.tokens_per_chunk = 2
+    result["in chunks"] = gradients(engine, rows, 3)
+
+    checkpoint = directory / "checkpoint"
+    if world_size == 2:
+        engine.update(rows, loss, ROWS)
+        engine.save(checkpoint)
+    else:
+        engine.load(checkpoint)
+    result["next"] = [engine.update(rows, loss, ROWS) for _ in range(2)]
+    result["trained"] = weights(engine)
+    if world_size == 2:
+        # What was saved, into an engine that has moved on: both must then make the same steps again, exactly.
+        engine.load(checkpoint)
+        result["repeated"] = [engine.update(rows, loss, ROWS) for _ in range(2)]
+        result["retrained"] = weights(engine)
+    if rank == 0:
+        torch.save(result, directory / f"world_{world_size}.pt")
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))

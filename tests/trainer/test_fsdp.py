@@ -1,0 +1,110 @@
+"""The training engine on one and on two ranks, against a plain model and against each other."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from tests.trainer import rank_program
+from trainer.training.process_group import interface_of, open_store
+
+PROGRAM = Path(rank_program.__file__)
+
+
+def run_ranks(world_size: int, directory: Path) -> dict[str, Any]:
+    store = open_store("127.0.0.1", world_size, timeout=60)
+    environment = {**os.environ, "PYTHONPATH": str(PROGRAM.parents[2])}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, PROGRAM, str(rank), str(world_size), str(store.port), directory], env=environment
+        )
+        for rank in range(world_size)
+    ]
+    try:
+        assert [rank.wait(timeout=120) for rank in ranks] == [0] * world_size
+    finally:
+        for rank in ranks:
+            rank.kill()
+    return torch.load(directory / f"world_{world_size}.pt", weights_only=False)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
+    """What two ranks found, and then what one rank found that continued from their checkpoint."""
+    directory = tmp_path_factory.mktemp("fsdp")
+    return {world_size: run_ranks(world_size, directory) for world_size in (2, 1)}
+
+
+@pytest.fixture(scope="module")
+def plain() -> dict[str, Any]:
+    """Log-probs and gradients of the same model and batch without FSDP, without chunks, one row at a time."""
+    network, batch = rank_program.network(), rank_program.batch()
+    token_count = int(batch.response_mask.sum())
+    log_probs = torch.zeros(batch.response_mask.shape)
+    total = torch.zeros(())
+    for row in range(len(batch)):
+        prompt, length = int(batch.prompt_lengths[row]), int(batch.lengths[row])
+        ids = batch.token_ids[row : row + 1, :length]
+        logits = network.language_model(ids).logits[0, prompt - 1 : -1] / 0.7
+        distribution = torch.distributions.Categorical(logits=logits)
+        chosen = distribution.log_prob(ids[0, prompt:])
+        advantages = batch.advantages[row, : length - prompt]
+        total = total + (chosen * advantages + chosen.square() / 20 - distribution.entropy()).sum() / token_count
+        log_probs[row, : length - prompt] = chosen.detach()
+    total.backward()
+    gradients = {name: weight.grad for name, weight in network.named_parameters()}
+    return {"log_probs": log_probs, "loss": total.item(), "gradients": gradients, "network": network}
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("split", ["whole", "in parts", "in chunks"])
+def test_gradients_do_not_depend_on_ranks_micro_batches_or_chunks(
+    runs: dict[int, dict[str, Any]], plain: dict[str, Any], world_size: int, split: str
+) -> None:
+    gradients, metrics = runs[world_size][split]
+    assert gradients.keys() == plain["gradients"].keys()
+    for name, gradient in gradients.items():
+        assert_close(gradient, plain["gradients"][name], atol=1e-6, rtol=0, msg=lambda text, n=name: f"{n}: {text}")
+    assert metrics["loss"] == pytest.approx(plain["loss"], abs=1e-6)
+
+
+def test_log_probs_are_those_of_each_row_alone(runs: dict[int, dict[str, Any]], plain: dict[str, Any]) -> None:
+    assert_close(runs[1]["log_probs"], plain["log_probs"], atol=1e-5, rtol=0)
+    assert_close(runs[2]["log_probs"], plain["log_probs"][:4], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_gathered_weights_are_the_models_under_their_own_names(
+    runs: dict[int, dict[str, Any]], plain: dict[str, Any], world_size: int
+) -> None:
+    expected = plain["network"].language_model.state_dict()
+    weights = runs[world_size]["weights"]
+    assert weights.keys() == expected.keys()
+    for name in expected:
+        assert_close(weights[name], expected[name], atol=0, rtol=0)
+
+
+def test_a_restored_engine_repeats_its_steps_exactly(runs: dict[int, dict[str, Any]]) -> None:
+    two = runs[2]
+    assert two["next"] == two["repeated"]
+    for name, weight in two["trained"].items():
+        assert_close(two["retrained"][name], weight, atol=0, rtol=0)
+        assert not torch.equal(weight, two["weights"][name])
+
+
+def test_a_checkpoint_of_two_ranks_continues_on_one(runs: dict[int, dict[str, Any]]) -> None:
+    for one, two in zip(runs[1]["next"], runs[2]["next"], strict=True):
+        assert one == pytest.approx(two, abs=1e-5)
+    for name, weight in runs[2]["trained"].items():
+        # Adam divides by the root of tiny squares, which enlarges rounding: bound it by a share of the learning rate.
+        assert_close(runs[1]["trained"][name], weight, atol=1e-3, rtol=0)
+
+
+def test_the_interface_of_an_address_is_found_by_the_address() -> None:
+    assert interface_of("127.0.0.1") == "lo"
+    assert interface_of("192.0.2.1") is None

@@ -1,0 +1,240 @@
+"""Ray, as the controller uses it: nodes, placement, and groups of workers that fail with a name and a place."""
+
+import importlib
+import logging
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray import ObjectRef
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.util.placement_group import PlacementGroup, placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from trainer.errors import ConfigError, EngineError, TrainerError
+
+logger = logging.getLogger(__name__)
+
+# After a first failure: how long to wait for its cause. A dead rank makes the collectives of the others fail too.
+CAUSE_SECONDS = 3.0
+
+LOG_HINT = "that node's Ray session directory has the worker's output in logs/worker-*.err; often memory was short"
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node of the Ray cluster with what Ray says it has."""
+
+    id: str
+    address: str
+    cpus: int
+    gpus: int
+
+
+@contextmanager
+def connected() -> Iterator[None]:
+    """Joins the cluster at RAY_ADDRESS, or starts one on this machine if that is not set."""
+    try:
+        # Workers' output stays in their logs: their errors come back as exceptions.
+        ray.init(os.environ.get("RAY_ADDRESS", "local"), log_to_driver=False, logging_level=logging.WARNING)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise EngineError(
+            f"Ray cannot be reached at {os.environ.get('RAY_ADDRESS', 'this machine')}: {error}",
+            hint="start the run with `launch`, or unset RAY_ADDRESS to use this machine alone",
+        ) from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def find_nodes(count: int | None, gpus_per_node: int | None) -> list[Node]:
+    """The nodes to use, this one first and the others by address; all of them if no count is given.
+
+    Raises ConfigError if there are fewer, or if a node lacks the GPUs that the others have or that were asked for.
+    """
+    here = ray.get_runtime_context().get_node_id()
+    nodes = [
+        Node(
+            id=entry["NodeID"],
+            address=entry["NodeManagerAddress"],
+            cpus=int(entry["Resources"].get("CPU", 0)),
+            gpus=int(entry["Resources"].get("GPU", 0)),
+        )
+        for entry in ray.nodes()
+        if entry["Alive"]
+    ]
+    nodes.sort(key=lambda node: (node.id != here, node.address, node.id))
+    if count is not None and count > len(nodes):
+        raise ConfigError(
+            f"trainer.nnodes={count}, but the cluster has {len(nodes)}: {', '.join(node.address for node in nodes)}",
+            hint="start the missing nodes, or lower trainer.nnodes",
+        )
+    nodes = nodes[:count]
+    wanted = nodes[0].gpus if gpus_per_node is None else gpus_per_node
+    for node in nodes:
+        if node.gpus < wanted:
+            raise ConfigError(
+                f"{node.address} has {node.gpus} GPUs, {wanted} are needed on every node",
+                hint="set trainer.n_gpus_per_node to what every node has; 0 trains on CPU",
+            )
+    return nodes
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where one rank of every role runs: a whole GPU, or a whole node if there are no GPUs."""
+
+    rank: int
+    node: Node
+    device: str
+    threads: int
+    group: PlacementGroup
+
+
+def reserve_slots(nodes: Sequence[Node], gpus_per_node: int, timeout: float) -> list[Slot]:
+    """Reserves a slot per GPU, or per node without GPUs; ranks count up node by node."""
+    per_node = gpus_per_node or 1
+    places = [node for node in nodes for _ in range(per_node)]
+    resources = {"CPU": 1, "GPU": 1} if gpus_per_node else {"CPU": 1}
+    group = placement_group(
+        [resources] * len(places), bundle_label_selector=[{"ray.io/node-id": node.id} for node in places]
+    )
+    if not group.wait(timeout):
+        raise EngineError(
+            f"Ray has not given out {resources} for each of {len(places)} ranks within {timeout:g} s",
+            hint="something else uses this Ray cluster; see `ray status`",
+        )
+    return [
+        Slot(rank, node, "cuda" if gpus_per_node else "cpu", max(1, node.cpus // per_node), group)
+        for rank, node in enumerate(places)
+    ]
+
+
+class WorkerHost:
+    """A Ray actor around a plain object, made from its import path: only the process that needs a module imports it."""
+
+    def __init__(self, path: str, environment: Mapping[str, str], arguments: Sequence[Any]) -> None:
+        os.environ.update(environment)
+        module, _, name = path.rpartition(".")
+        self._worker = getattr(importlib.import_module(module), name)(*arguments)
+
+    def call(self, method: str, arguments: Sequence[Any]) -> Any:
+        return getattr(self._worker, method)(*arguments)
+
+
+@dataclass(frozen=True)
+class Worker:
+    """One worker, and how it is called in messages."""
+
+    name: str
+    handle: Any
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call under way."""
+
+    worker: Worker
+    method: str
+    result: ObjectRef
+
+
+class WorkerGroup:
+    """The workers of one role, in the order of their ranks."""
+
+    def __init__(self, role: str, timeout: float) -> None:
+        self.role = role
+        self.timeout = timeout
+        self.workers: list[Worker] = []
+
+    def __len__(self) -> int:
+        return len(self.workers)
+
+    def add(self, slot: Slot, path: str, arguments: Sequence[Any], environment: Mapping[str, str], gpus: float) -> None:
+        """Starts one more worker; returns at once."""
+        handle = ray.remote(WorkerHost).options(
+            num_cpus=0,
+            num_gpus=gpus if slot.device == "cuda" else 0,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(slot.group, placement_group_bundle_index=slot.rank),
+        )
+        worker = handle.remote(path, environment, arguments)
+        self.workers.append(Worker(f"{self.role} rank {slot.rank} on {slot.node.address}", worker))
+
+    def start(self, method: str, *arguments: Any) -> list[Call]:
+        """The same call to every worker."""
+        return self.start_each(method, [arguments] * len(self))
+
+    def start_each(self, method: str, arguments: Sequence[Sequence[Any]]) -> list[Call]:
+        """A call to each worker with its own arguments; the first workers only, if there are fewer of these."""
+        return [
+            Call(worker, method, worker.handle.call.remote(method, own))
+            for worker, own in zip(self.workers, arguments, strict=False)
+        ]
+
+    def call(self, method: str, *arguments: Any) -> list[Any]:
+        """The same call to every worker, and its results by rank."""
+        return self.wait(self.start(method, *arguments))
+
+    def call_each(self, method: str, arguments: Sequence[Sequence[Any]]) -> list[Any]:
+        """A call to each worker with its own arguments, and its results by rank."""
+        return self.wait(self.start_each(method, arguments))
+
+    def wait(self, calls: Sequence[Call]) -> list[Any]:
+        """The results of calls, in their order; see `wait`."""
+        return wait(calls, self.timeout)
+
+
+def wait(calls: Sequence[Call], timeout: float) -> list[Any]:
+    """The results of calls, in their order; the first failure ends the wait.
+
+    Raises EngineError, naming worker and node, if a worker died, failed or has not answered in time. What a worker
+    raised as a TrainerError comes back as it is.
+    """
+    deadline = time.monotonic() + timeout
+    pending = {call.result: call for call in calls}
+    results: dict[ObjectRef, Any] = {}
+    while pending:
+        done, _ = ray.wait(list(pending), timeout=max(0.0, deadline - time.monotonic()))
+        if not done:
+            call = next(iter(pending.values()))
+            names = ", ".join(call.worker.name for call in pending.values())
+            raise EngineError(
+                f"{names}: no answer to {call.method} within {timeout:g} s",
+                hint="raise trainer.worker_timeout if the work is long, and look whether the node still answers",
+            )
+        for reference in done:
+            call = pending.pop(reference)
+            try:
+                results[reference] = ray.get(reference)
+            except RayError as error:
+                raise _explain(call, error, pending.values()) from error
+    return [results[call.result] for call in calls]
+
+
+def _explain(call: Call, error: RayError, others: Iterator[Call] | Any) -> TrainerError:
+    """The failure as the user should read it: a worker that died explains those that failed talking to it."""
+    if isinstance(error, RayTaskError) and isinstance(error.cause, TrainerError):
+        return error.cause
+    if isinstance(error, RayActorError):
+        return _death(call, error)
+    for other in others:
+        try:
+            ray.get(other.result, timeout=CAUSE_SECONDS)
+        except RayActorError as death:
+            return _death(other, death)
+        except (RayTaskError, GetTimeoutError):
+            continue
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    return EngineError(f"{call.worker.name} failed in {call.method}: {type(cause).__name__}: {cause}", hint=LOG_HINT)
+
+
+def _death(call: Call, error: RayActorError) -> TrainerError:
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, RayTaskError):  # its constructor raised
+        return _explain(call, cause, ())
+    return EngineError(f"{call.worker.name} died during {call.method}", hint=LOG_HINT)

@@ -1,0 +1,74 @@
+"""The policy that is trained."""
+
+from pathlib import Path
+
+import ray
+import torch
+from ray import ObjectRef
+from torch import Tensor
+
+from trainer.algorithms.aggregation import token_mean
+from trainer.algorithms.policy_loss import clipped_policy_loss
+from trainer.batch import Batch
+from trainer.roles.worker import TrainingWorker, mean_metrics
+from trainer.training.engine import OptimizerSettings, TrainingEngine
+from trainer.training.export import write_language_model
+from trainer.training.networks import PolicyNetwork, load_language_model
+from trainer.training.weights import pack
+
+
+class ActorWorker(TrainingWorker):
+    def build(self) -> TrainingEngine:
+        settings = self.config.actor
+        network = PolicyNetwork(load_language_model(self.config.model.directory), self.config.rollout.temperature)
+        optimizer = OptimizerSettings(settings.learning_rate, settings.weight_decay, settings.max_gradient_norm)
+        return TrainingEngine(network, self.device, self.dtype, optimizer)
+
+    def log_probs(self, batch: Batch) -> Tensor:
+        """Log-probs of this rank's responses, [rows, response length]."""
+        return self.engine.forward(batch, self.config.actor.micro_batch_size)
+
+    def update(self, batch: Batch) -> dict[str, float]:
+        """All optimizer steps of a PPO step on this rank's rows; the means of their metrics, equal on every rank."""
+        settings = self.config.actor
+        rows = settings.mini_batch_size // self.place.world_size
+        steps = [
+            self.engine.update(mini_batch, self._loss, settings.micro_batch_size)
+            for _ in range(settings.ppo_epochs)
+            for mini_batch in batch.micro_batches(rows)
+        ]
+        return mean_metrics("actor", steps)
+
+    def _loss(self, output: tuple[Tensor, Tensor], batch: Batch, token_count: int) -> tuple[Tensor, dict[str, Tensor]]:
+        settings, mask = self.config.actor, batch.response_mask
+        log_probs, entropies = output
+        policy = clipped_policy_loss(
+            log_probs, batch.old_log_probs, batch.advantages, mask, settings.clip_ratio, token_count
+        )
+        entropy = token_mean(entropies, mask, token_count)
+        return policy.loss - settings.entropy_coefficient * entropy, {
+            "policy_loss": policy.loss,
+            "entropy": entropy,
+            "clip_fraction": policy.clip_fraction,
+            "approximate_kl": policy.approximate_kl,
+        }
+
+    def publish_weights(self) -> list[ObjectRef]:
+        """Puts the whole policy into Ray's object store, in buckets; every rank calls it, rank 0 returns them."""
+        # Gather all before any is sent: a rank that waits for a receiver would hold up the others' gathering.
+        return [ray.put(bucket) for bucket in pack(self._gather(self.dtype))]
+
+    def export(self, directory: Path) -> None:
+        """Writes the policy in Hugging Face format, with its tokenizer; every rank calls it, rank 0 writes."""
+        weights = self._gather(self.dtype)
+        if self.place.rank == 0:
+            write_language_model(self.config.model.directory, weights, self.dtype, directory)
+
+    def _gather(self, dtype: torch.dtype) -> list[tuple[str, Tensor]]:
+        """All weights on CPU at rank 0, none at the others."""
+        weights = self.engine.full_weights(self.engine.network.language_model)
+        if self.place.rank == 0:
+            return [(name, tensor.to(device="cpu", dtype=dtype)) for name, tensor in weights]
+        for _ in weights:
+            pass
+        return []

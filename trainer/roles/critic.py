@@ -1,0 +1,37 @@
+"""The critic, which values states."""
+
+from torch import Tensor
+
+from trainer.algorithms.value_loss import clipped_value_loss
+from trainer.batch import Batch
+from trainer.roles.worker import TrainingWorker, mean_metrics
+from trainer.training.engine import OptimizerSettings, TrainingEngine
+from trainer.training.networks import ValueNetwork, load_language_model
+
+
+class CriticWorker(TrainingWorker):
+    def build(self) -> TrainingEngine:
+        settings = self.config.critic
+        network = ValueNetwork(load_language_model(settings.path or self.config.model.directory))
+        optimizer = OptimizerSettings(settings.learning_rate, settings.weight_decay, settings.max_gradient_norm)
+        return TrainingEngine(network, self.device, self.dtype, optimizer)
+
+    def values(self, batch: Batch) -> Tensor:
+        """Values before each token of this rank's responses, [rows, response length]."""
+        return self.engine.forward(batch, self.config.critic.micro_batch_size)
+
+    def update(self, batch: Batch) -> dict[str, float]:
+        """All optimizer steps of a PPO step on this rank's rows; the means of their metrics, equal on every rank."""
+        settings = self.config.critic
+        rows = settings.mini_batch_size // self.place.world_size
+        steps = [
+            self.engine.update(mini_batch, self._loss, settings.micro_batch_size)
+            for _ in range(settings.ppo_epochs)
+            for mini_batch in batch.micro_batches(rows)
+        ]
+        return mean_metrics("critic", steps)
+
+    def _loss(self, values: Tensor, batch: Batch, token_count: int) -> tuple[Tensor, dict[str, Tensor]]:
+        clip_range = self.config.critic.clip_range_value
+        loss = clipped_value_loss(values, batch.values, batch.returns, batch.response_mask, clip_range, token_count)
+        return loss, {"value_loss": loss}

@@ -1,0 +1,18 @@
+"""The policy as it was before training, to which it is held."""
+
+from torch import Tensor
+
+from trainer.batch import Batch
+from trainer.roles.worker import TrainingWorker
+from trainer.training.engine import TrainingEngine
+from trainer.training.networks import PolicyNetwork, load_language_model
+
+
+class ReferenceWorker(TrainingWorker):
+    def build(self) -> TrainingEngine:
+        network = PolicyNetwork(load_language_model(self.config.model.directory), self.config.rollout.temperature)
+        return TrainingEngine(network, self.device, self.dtype)
+
+    def log_probs(self, batch: Batch) -> Tensor:
+        """Log-probs of this rank's responses, [rows, response length]."""
+        return self.engine.forward(batch, self.config.actor.micro_batch_size)

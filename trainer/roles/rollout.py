@@ -1,0 +1,25 @@
+"""A rollout engine, which samples responses from the newest policy."""
+
+from collections.abc import Sequence
+
+import ray
+from ray import ObjectRef
+
+from trainer.config import Config
+from trainer.roles.place import Place
+from trainer.rollout.end_tokens import end_token_ids
+from trainer.rollout.sampling import Request, Response
+from trainer.rollout.vllm import VllmEngine
+
+
+class RolloutWorker:
+    def __init__(self, config: Config, place: Place) -> None:
+        self._engine = VllmEngine(config, place.device, end_token_ids(config.model.directory))
+
+    def generate(self, requests: Sequence[Request]) -> list[Response]:
+        """One response per request, in their order."""
+        return self._engine.generate(requests)
+
+    def replace_weights(self, buckets: Sequence[ObjectRef]) -> None:
+        """Fetches the buckets from Ray's object store and samples from these weights from now on."""
+        self._engine.replace_weights(ray.get(list(buckets)))

@@ -1,0 +1,58 @@
+"""What the three training roles have in common."""
+
+from pathlib import Path
+
+import torch
+from torch.distributed import TCPStore
+
+from trainer.config import Config
+from trainer.errors import DataError
+from trainer.roles.place import Place
+from trainer.training.engine import TrainingEngine
+from trainer.training.process_group import connect_store, join, open_store
+
+
+class TrainingWorker:
+    """One rank of a training role. First `open_store` on rank 0, then `setup` on all."""
+
+    engine: TrainingEngine
+
+    def __init__(self, config: Config, place: Place) -> None:
+        self.config = config
+        self.place = place
+        self.device = torch.device(place.device)
+        self.dtype = getattr(torch, config.model.dtype)
+        self._store: TCPStore | None = None
+
+    def open_store(self) -> int:
+        """Rank 0 only: the port at which the other ranks find it."""
+        self._store = open_store(self.place.address, self.place.world_size, self.config.trainer.worker_timeout)
+        return int(self._store.port)
+
+    def setup(self, store_address: str, store_port: int, run_dir: Path) -> None:
+        """Joins the other ranks and builds this rank's share of the network."""
+        if not run_dir.is_dir():
+            raise DataError(
+                f"{run_dir} is not visible at {self.place.address}",
+                hint="point trainer.output_dir and model.path at a file system that all nodes share",
+            )
+        timeout, world_size = self.config.trainer.worker_timeout, self.place.world_size
+        store = self._store or connect_store(store_address, store_port, world_size, timeout)
+        join(store, self.place.rank, world_size, self.device, self.place.address, timeout)
+        self.engine = self.build()
+
+    def build(self) -> TrainingEngine:
+        raise NotImplementedError
+
+    def save(self, directory: Path) -> None:
+        """Writes this role's state, every rank its part."""
+        self.engine.save(directory)
+
+    def load(self, directory: Path) -> None:
+        """Continues from what `save` wrote."""
+        self.engine.load(directory)
+
+
+def mean_metrics(role: str, steps: list[dict[str, float]]) -> dict[str, float]:
+    """Means over the optimizer steps, named `role/metric`."""
+    return {f"{role}/{name}": sum(step[name] for step in steps) / len(steps) for name in steps[0]}

@@ -1,0 +1,1 @@
+"""The rollout engine behind one adapter."""

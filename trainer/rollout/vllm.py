@@ -1,0 +1,80 @@
+"""vLLM as the rollout engine. Import it with `trainer.rollout.environment` in effect, and only where an engine runs."""
+
+from collections.abc import Sequence
+
+from vllm import LLM, SamplingParams
+from vllm.outputs import CompletionOutput
+
+from trainer.config import Config
+from trainer.errors import EngineError
+from trainer.rollout.sampling import Request, Response
+from trainer.training.weights import WeightBucket
+
+
+class VllmEngine:
+    """An engine with random weights until `replace_weights`. Sampling is exact: no top-k, no top-p, no penalties."""
+
+    def __init__(self, config: Config, device: str, end_token_ids: Sequence[int]) -> None:
+        self._max_response_length = config.data.max_response_length
+        self._end_token_ids = list(end_token_ids)
+        self._engine = LLM(
+            model=str(config.model.directory),
+            dtype=config.model.dtype,
+            seed=config.trainer.seed,
+            max_model_len=config.data.max_prompt_length + config.data.max_response_length,
+            max_num_seqs=config.rollout.max_num_seqs,
+            enforce_eager=config.rollout.enforce_eager,
+            # Cached blocks would outlive the weights that made them.
+            enable_prefix_caching=False,
+            # The weights come from the actor. A weight that does not arrive stays random and is seen at once.
+            load_format="dummy",
+            # On CPU a tied head is prepacked by itself and keeps its old weights on reload: give it weights of its own.
+            hf_overrides={"tie_word_embeddings": False},
+            # Log-probs of the distribution that was sampled from, temperature included.
+            logprobs_mode="processed_logprobs",
+            worker_extension_cls="trainer.rollout.weight_loader.WeightLoader",
+            skip_tokenizer_init=True,
+            disable_log_stats=True,
+            **_device_settings(config, device),
+        )
+
+    def generate(self, requests: Sequence[Request]) -> list[Response]:
+        """One response per request, in their order. The same requests and weights give the same responses."""
+        if not requests:
+            return []
+        sampling = [
+            SamplingParams(
+                temperature=request.temperature,
+                seed=request.seed if request.temperature > 0 else None,
+                max_tokens=self._max_response_length,
+                stop_token_ids=self._end_token_ids,
+                logprobs=0,  # of the sampled token only
+                detokenize=False,
+            )
+            for request in requests
+        ]
+        prompts = [{"prompt_token_ids": list(request.prompt)} for request in requests]
+        outputs = self._engine.generate(prompts, sampling, use_tqdm=False)
+        return [_response(output.outputs[0]) for output in outputs]
+
+    def replace_weights(self, buckets: Sequence[WeightBucket]) -> None:
+        """Samples from these weights from now on; they are all the weights of the model."""
+        self._engine.collective_rpc("replace_weights", args=(buckets,))
+
+
+def _device_settings(config: Config, device: str) -> dict[str, object]:
+    if device == "cuda":
+        return {"gpu_memory_utilization": config.rollout.gpu_memory_utilization}
+    return {
+        "kv_cache_memory_bytes": int(config.rollout.kv_cache_gib * 2**30),
+        # vLLM takes back the random numbers of half a prompt with an operation that CPU generators lack.
+        "enable_chunked_prefill": False,
+    }
+
+
+def _response(output: CompletionOutput) -> Response:
+    token_ids = tuple(output.token_ids)
+    if not token_ids:
+        raise EngineError("the rollout engine returned a response without tokens")
+    log_probs = tuple(entry[token].logprob for entry, token in zip(output.logprobs, token_ids, strict=True))
+    return Response(token_ids, log_probs)

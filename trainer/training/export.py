@@ -1,0 +1,17 @@
+"""The trained policy as a model directory that Transformers and vLLM load."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+
+def write_language_model(source: Path, weights: list[tuple[str, Tensor]], dtype: torch.dtype, directory: Path) -> None:
+    """Writes `weights` with the configuration and the tokenizer of the model at `source`."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(source), dtype=dtype)
+    # The state is given explicitly, so the model's own weights are never needed.
+    model.generation_config = GenerationConfig.from_model_config(model.config)
+    model.save_pretrained(directory, state_dict={name: tensor.to(dtype) for name, tensor in weights})
+    AutoTokenizer.from_pretrained(source).save_pretrained(directory)

@@ -1,0 +1,51 @@
+"""All workers of a run: which class serves each role, and how they start together."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer.cluster import Slot, WorkerGroup, wait
+from trainer.config import Config
+from trainer.roles.place import Place
+from trainer.rollout.environment import engine_environment
+
+# The order in which a node starts them: engines take longest.
+ROLES = {
+    "rollout": "trainer.roles.rollout.RolloutWorker",
+    "actor": "trainer.roles.actor.ActorWorker",
+    "critic": "trainer.roles.critic.CriticWorker",
+    "reference": "trainer.roles.reference.ReferenceWorker",
+    "reward": "trainer.roles.reward.RewardWorker",
+}
+# All but the reward use the GPU of their slot.
+GPU_SHARES = {"rollout": 0.25, "actor": 0.25, "critic": 0.25, "reference": 0.25, "reward": 0.0}
+
+
+@dataclass(frozen=True)
+class Workers:
+    rollout: WorkerGroup
+    actor: WorkerGroup
+    critic: WorkerGroup
+    reference: WorkerGroup
+    reward: WorkerGroup
+
+
+def start_workers(config: Config, slots: list[Slot]) -> Workers:
+    """Starts a worker of each role in every slot; returns at once, while they import what they need."""
+    groups = {role: WorkerGroup(role, config.trainer.worker_timeout) for role in ROLES}
+    for slot in slots:
+        # Ray gives a worker a single thread. The roles of a node take turns, so each may use all its cores.
+        environment = {**engine_environment(), "OMP_NUM_THREADS": str(slot.threads)}
+        place = Place(slot.rank, len(slots), slot.node.address, slot.device)
+        for role, path in ROLES.items():
+            groups[role].add(slot, path, [config, place], environment, GPU_SHARES[role])
+    return Workers(**groups)
+
+
+def connect_ranks(workers: Workers, slots: list[Slot], run_dir: Path, timeout: float) -> None:
+    """Makes one process group of each training role and builds its network; all roles at the same time."""
+    training = [workers.actor, workers.critic, workers.reference]
+    ports = wait([group.start_each("open_store", [()])[0] for group in training], timeout)
+    setups = [
+        group.start("setup", slots[0].node.address, port, run_dir) for group, port in zip(training, ports, strict=True)
+    ]
+    wait([call for calls in setups for call in calls], timeout)
