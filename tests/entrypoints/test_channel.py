@@ -54,8 +54,8 @@ def test_a_head_that_does_not_know_the_token_is_not_believed() -> None:
     async def impostor(channel: Channel) -> None:
         channel.send(challenge="c", protocol=1)
         said = await channel.receive()
-        # What it saw is all it has: the worker's own proof.
-        channel.send(welcome={"launch_id": "x"}, proof=said["proof"])
+        # What it saw is all it has: the worker's own words and their proof.
+        channel.send(welcome=said["hello"], proof=said["proof"])
 
     _, result = meet(impostor, lambda channel: introduce(channel, "token", HELLO))
     assert isinstance(result, RefusedError)

@@ -2,6 +2,7 @@
 
 import os
 import pty
+import select
 import signal
 import sys
 import time
@@ -71,18 +72,24 @@ def test_the_command_has_the_terminal() -> None:
         os.chdir(REPOSITORY)
         script = "test -t 0 && test -t 1 && test -t 2 && read answer && echo got $answer; sleep 60"
         os.execv(sys.executable, [sys.executable, "-m", "entrypoints", "--no-ray", "--", "sh", "-c", script])
-    os.write(terminal, b"hello\n")
-    assert "got hello" in read_until(terminal, "got hello")
-    os.write(terminal, b"\x03")  # Ctrl-C
-    read_until(terminal, None)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 130
-    os.close(terminal)
+    try:
+        os.write(terminal, b"hello\n")
+        assert "got hello" in read_until(terminal, "got hello")
+        os.write(terminal, b"\x1a")  # Ctrl-Z does nothing
+        os.write(terminal, b"\x03")  # Ctrl-C
+        read_until(terminal, None)
+    finally:
+        os.close(terminal)  # hangs up, which ends the launch if it is still there
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert status == 130
 
 
 def read_until(terminal: int, text: str | None) -> str:
+    """Read until this text, or until the other side closes."""
     seen = ""
-    deadline = time.monotonic() + PATIENCE
-    while (text is None or text not in seen) and time.monotonic() < deadline:
+    while text is None or text not in seen:
+        readable, _, _ = select.select([terminal], [], [], PATIENCE)
+        assert readable, f"nothing more after {seen!r}"
         try:
             seen += os.read(terminal, 1024).decode()
         except OSError:  # the other side is closed
