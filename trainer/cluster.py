@@ -38,6 +38,8 @@ class Node:
 @contextmanager
 def connected() -> Iterator[None]:
     """Joins the cluster at RAY_ADDRESS, or starts one on this machine if that is not set."""
+    # A failed call is reported once, by the one who waits for it; Ray would report those nobody waits for any more.
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
     try:
         # Workers' output stays in their logs: their errors come back as exceptions.
         ray.init(os.environ.get("RAY_ADDRESS", "local"), log_to_driver=False, logging_level=logging.WARNING)
@@ -118,7 +120,8 @@ def reserve_slots(nodes: Sequence[Node], gpus_per_node: int, timeout: float) -> 
 class WorkerHost:
     """A Ray actor around a plain object, made from its import path: only the process that needs a module imports it."""
 
-    def __init__(self, path: str, environment: Mapping[str, str], arguments: Sequence[Any]) -> None:
+    def start(self, path: str, environment: Mapping[str, str], arguments: Sequence[Any]) -> None:
+        """Makes the object. Not done in the constructor, whose errors Ray turns into text."""
         os.environ.update(environment)
         module, _, name = path.rpartition(".")
         self._worker = getattr(importlib.import_module(module), name)(*arguments)
@@ -129,10 +132,11 @@ class WorkerHost:
 
 @dataclass(frozen=True)
 class Worker:
-    """One worker, and how it is called in messages."""
+    """One worker, how it is called in messages, and the result of its start."""
 
     name: str
     handle: Any
+    started: ObjectRef
 
 
 @dataclass(frozen=True)
@@ -157,13 +161,14 @@ class WorkerGroup:
 
     def add(self, slot: Slot, path: str, arguments: Sequence[Any], environment: Mapping[str, str], gpus: float) -> None:
         """Starts one more worker; returns at once."""
-        handle = ray.remote(WorkerHost).options(
+        host = ray.remote(WorkerHost).options(
             num_cpus=0,
             num_gpus=gpus if slot.device == "cuda" else 0,
             scheduling_strategy=PlacementGroupSchedulingStrategy(slot.group, placement_group_bundle_index=slot.rank),
         )
-        worker = handle.remote(path, environment, arguments)
-        self.workers.append(Worker(f"{self.role} rank {slot.rank} on {slot.node.address}", worker))
+        handle = host.remote()
+        started = handle.start.remote(path, environment, arguments)
+        self.workers.append(Worker(f"{self.role} rank {slot.rank} on {slot.node.address}", handle, started))
 
     def start(self, method: str, *arguments: Any) -> list[Call]:
         """The same call to every worker."""
@@ -212,29 +217,34 @@ def wait(calls: Sequence[Call], timeout: float) -> list[Any]:
             try:
                 results[reference] = ray.get(reference)
             except RayError as error:
-                raise _explain(call, error, pending.values()) from error
+                raise _explain(call, error, list(pending.values())) from error
     return [results[call.result] for call in calls]
 
 
-def _explain(call: Call, error: RayError, others: Iterator[Call] | Any) -> TrainerError:
-    """The failure as the user should read it: a worker that died explains those that failed talking to it."""
+def _explain(call: Call, error: RayError, others: Sequence[Call]) -> TrainerError:
+    """The failure as the user should read it: one at the start explains later ones, a death those who noticed it."""
+    start = Call(call.worker, "start", call.worker.started)
+    if (at_start := _failure(start, 0)) is not None:
+        call, error = start, at_start
     if isinstance(error, RayTaskError) and isinstance(error.cause, TrainerError):
         return error.cause
+    if not isinstance(error, RayActorError):
+        for other in others:
+            if isinstance(death := _failure(other, CAUSE_SECONDS), RayActorError):
+                call, error = other, death
+                break
     if isinstance(error, RayActorError):
-        return _death(call, error)
-    for other in others:
-        try:
-            ray.get(other.result, timeout=CAUSE_SECONDS)
-        except RayActorError as death:
-            return _death(other, death)
-        except (RayTaskError, GetTimeoutError):
-            continue
+        return EngineError(f"{call.worker.name} died during {call.method}", hint=LOG_HINT)
     cause = error.cause if isinstance(error, RayTaskError) else error
     return EngineError(f"{call.worker.name} failed in {call.method}: {type(cause).__name__}: {cause}", hint=LOG_HINT)
 
 
-def _death(call: Call, error: RayActorError) -> TrainerError:
-    cause = getattr(error, "cause", None)
-    if isinstance(cause, RayTaskError):  # its constructor raised
-        return _explain(call, cause, ())
-    return EngineError(f"{call.worker.name} died during {call.method}", hint=LOG_HINT)
+def _failure(call: Call, seconds: float) -> RayError | None:
+    """How a call failed; None if it has not failed within that time."""
+    try:
+        ray.get(call.result, timeout=seconds)
+    except GetTimeoutError:
+        return None
+    except RayError as error:
+        return error
+    return None

@@ -1,0 +1,131 @@
+"""A rollout engine beside a trainer in one process, for test_rollout.py: `engine_program.py DIRECTORY`.
+
+Samples, compares log-probs with the trainer's, trains, syncs and compares again. Writes DIRECTORY/found.json.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from trainer.rollout.environment import engine_environment
+
+os.environ.update(engine_environment(), OMP_NUM_THREADS="2", HF_HUB_OFFLINE="1")
+
+import torch
+from vllm import LLM, SamplingParams
+
+from trainer.algorithms.aggregation import token_mean
+from trainer.batch import Batch
+from trainer.config import Config
+from trainer.models import ModelShape, build_tokenizer, create_model, save_model
+from trainer.rollout.sampling import Request, Response, request_seed
+from trainer.rollout.vllm import VllmEngine
+from trainer.training.engine import OptimizerSettings, TrainingEngine
+from trainer.training.export import write_language_model
+from trainer.training.networks import PolicyNetwork, load_language_model
+from trainer.training.process_group import join, open_store
+from trainer.training.weights import pack
+
+TEMPERATURE = 0.7
+END = 7  # a common token, so that responses of all lengths occur
+
+
+def make_model(directory: Path) -> int:
+    tokenizer = build_tokenizer(["What is 1 + 2? #### 3"])
+    model = create_model(tokenizer, ModelShape(), seed=0)
+    with torch.no_grad():  # a fresh model is so nearly uniform that wrong weights would hardly show
+        for weight in model.parameters():
+            weight += 0.05 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(weight.numel()))
+    save_model(model, tokenizer, directory)
+    return len(tokenizer)
+
+
+def requests(vocabulary: int, step: int) -> list[Request]:
+    generator = torch.Generator().manual_seed(1)
+    lengths = torch.randint(1, 65, (96,), generator=generator).tolist()
+    prompts = [tuple(torch.randint(0, vocabulary, (length,), generator=generator).tolist()) for length in lengths]
+    return [Request(prompt, TEMPERATURE, request_seed(0, step, row, 0)) for row, prompt in enumerate(prompts)]
+
+
+def batch(asked: list[Request], responses: list[Response]) -> Batch:
+    return Batch.from_responses(
+        [request.prompt for request in asked],
+        [response.token_ids for response in responses],
+        [response.log_probs for response in responses],
+    )
+
+
+def difference(trainer: TrainingEngine, sampled: Batch) -> float:
+    return float((trainer.forward(sampled, 32) - sampled.rollout_log_probs).abs().max())
+
+
+def sync(trainer: TrainingEngine, engine: VllmEngine) -> None:
+    weights = trainer.full_weights(trainer.network.language_model)
+    engine.replace_weights(list(pack(weights, bucket_bytes=2**17)))
+
+
+def loss(output: Any, part: Batch, token_count: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    value = token_mean(output[0] * part.rollout_log_probs, part.response_mask, token_count)
+    return value, {"loss": value}
+
+
+def main(directory: Path) -> None:
+    vocabulary = make_model(directory / "model")
+    config = Config.model_validate(
+        {"model": {"path": directory / "model"}, "rollout": {"temperature": TEMPERATURE, "kv_cache_gib": 0.1}}
+    )
+    device = torch.device("cpu")
+    join(open_store("127.0.0.1", 1, 60), 0, 1, device, "127.0.0.1", 60)
+    network = PolicyNetwork(load_language_model(directory / "model"), TEMPERATURE)
+    trainer = TrainingEngine(network, device, torch.float32, OptimizerSettings(1e-2, 0.0, 1.0))
+    engine = VllmEngine(config, "cpu", [END])
+
+    found: dict[str, Any] = {}
+    asked = requests(vocabulary, step=1)
+    found["before any sync"] = difference(trainer, batch(asked, engine.generate(asked)))
+    sync(trainer, engine)
+    responses = engine.generate(asked)
+    sampled = batch(asked, responses)
+    found["after the first sync"] = difference(trainer, sampled)
+    found["responses"] = [response.token_ids for response in responses]
+    found["responses again"] = [response.token_ids for response in engine.generate(asked)]
+    found["responses of the next step"] = [response.token_ids for response in engine.generate(requests(vocabulary, 2))]
+    found["responses of a few"] = [response.token_ids for response in engine.generate(asked[10:14])]
+    greedy = [Request(request.prompt, 0.0, seed=row) for row, request in enumerate(asked)]
+    found["greedy"] = [response.token_ids for response in engine.generate(greedy)]
+    found["greedy again"] = [response.token_ids for response in engine.generate(greedy)]
+    found["nothing asked"] = engine.generate([])
+
+    trainer.update(sampled, loss, 32)
+    found["trained, not synced"] = difference(trainer, sampled)
+    sync(trainer, engine)
+    found["after the second sync"] = difference(trainer, batch(asked, engine.generate(asked)))
+
+    del engine
+    weights = list(trainer.full_weights(network.language_model))
+    write_language_model(directory / "model", weights, torch.float32, directory / "export")
+    exported = LLM(
+        str(directory / "export"),
+        dtype="float32",
+        enforce_eager=True,
+        kv_cache_memory_bytes=2**26,
+        max_model_len=80,
+        enable_chunked_prefill=False,
+    )
+    token_ids = exported.generate(
+        [{"prompt_token_ids": list(request.prompt)} for request in asked],
+        SamplingParams(temperature=0.0, max_tokens=1, detokenize=False),
+        use_tqdm=False,
+    )
+    found["first tokens of the export"] = [output.outputs[0].token_ids[0] for output in token_ids]
+    plain = load_language_model(directory / "model")
+    plain.load_state_dict(dict(weights))
+    logits = [plain(torch.tensor([request.prompt])).logits[0, -1] for request in asked]
+    found["first tokens of the trainer"] = [int(row.argmax()) for row in logits]
+    (directory / "found.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

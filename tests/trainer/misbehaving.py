@@ -1,0 +1,39 @@
+"""Workers that go wrong in every way, for test_cluster.py."""
+
+import os
+import time
+
+from trainer.errors import DataError
+
+
+class Worker:
+    def __init__(self, *problems: str) -> None:
+        if "constructor" in problems:
+            raise DataError("no model here", hint="put one there")
+
+    def echo(self, word: str) -> str:
+        return word
+
+    def environment(self, name: str) -> str | None:
+        return os.environ.get(name)
+
+    def die(self, word: str) -> str:
+        if word == "now":
+            os._exit(1)
+        return word
+
+    def lose_a_peer(self, word: str) -> str:
+        """One rank dies; the other notices first, as a collective would."""
+        if word == "dies":
+            time.sleep(1)
+            os._exit(1)
+        raise RuntimeError("connection closed by peer")
+
+    def fail(self) -> None:
+        raise RuntimeError("something odd")
+
+    def object(self) -> None:
+        raise DataError("bad data", hint="use good data")
+
+    def sleep(self) -> None:
+        time.sleep(60)

@@ -1,0 +1,56 @@
+"""Batches: padding, sharding and cutting lose and reorder nothing."""
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainer.batch import Batch
+
+tokens = st.lists(st.integers(1, 99), min_size=1, max_size=6)
+
+
+def make(rows: list[tuple[list[int], list[int]]]) -> Batch:
+    responses = [response for _, response in rows]
+    return Batch.from_responses([prompt for prompt, _ in rows], responses, [[-0.5] * len(r) for r in responses])
+
+
+def contents(batch: Batch) -> list[tuple[list[int], list[int]]]:
+    found = []
+    for row in range(len(batch)):
+        prompt, length = int(batch.prompt_lengths[row]), int(batch.lengths[row])
+        ids = batch.token_ids[row].tolist()
+        assert set(ids[length:]) <= {0}
+        found.append((ids[:prompt], ids[prompt:length]))
+    return found
+
+
+@given(st.lists(st.tuples(tokens, tokens), min_size=1, max_size=8))
+@settings(deadline=None)
+def test_rows_come_back_as_they_went_in(rows: list[tuple[list[int], list[int]]]) -> None:
+    batch = make(rows)
+    assert contents(batch) == rows
+    assert [row for part in batch.micro_batches(3) for row in contents(part)] == rows
+    assert torch.equal(batch.response_mask, batch.rollout_log_probs != 0)
+
+
+@given(st.lists(st.tuples(tokens, tokens), min_size=8, max_size=8))
+@settings(deadline=None)
+def test_shards_hold_each_ranks_rows_of_each_mini_batch(rows: list[tuple[list[int], list[int]]]) -> None:
+    batch = make(rows)
+    assert [row for shard in batch.shards(4) for row in contents(shard)] == rows
+    first, second = (contents(shard) for shard in batch.shards(2, mini_batch_size=4))
+    assert first == rows[0:2] + rows[4:6]
+    assert second == rows[2:4] + rows[6:8]
+
+
+def test_columns_that_are_padding_in_all_rows_are_cut() -> None:
+    batch = make([([1, 2], [3]), ([1, 2, 3, 4], [5, 6])])
+    assert batch.token_ids.shape == (2, 6)
+    assert batch.rows(slice(0, 1)).token_ids.shape == (1, 3)
+    assert batch.rows(slice(0, 1)).response_mask.shape == (1, 2)
+
+
+def test_what_a_phase_adds_is_cut_along_with_the_rows() -> None:
+    batch = make([([1], [2]), ([3], [4])]).with_(values=torch.tensor([[1.0], [2.0]]))
+    assert batch.rows(torch.tensor([1])).values.tolist() == [[2.0]]
+    assert batch.returns is None

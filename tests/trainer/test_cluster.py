@@ -1,0 +1,86 @@
+"""Groups of Ray actors: results by rank, and failures that name the worker and its node."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from trainer import cluster
+from trainer.cluster import WorkerGroup, connected, find_nodes, reserve_slots
+from trainer.errors import ConfigError, DataError, EngineError
+
+WORKER = "tests.trainer.misbehaving.Worker"
+
+
+@pytest.fixture(scope="module")
+def slots() -> Iterator[list[cluster.Slot]]:
+    """Two slots on a small Ray of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("RAY_ADDRESS", raising=False)
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]), prepend=os.pathsep)
+        with connected():
+            yield reserve_slots(find_nodes(1, 0) * 2, 0, timeout=60)
+
+
+@pytest.fixture
+def group(slots: list[cluster.Slot]) -> WorkerGroup:
+    return make_group(slots)
+
+
+def make_group(slots: list[cluster.Slot], *problems: str) -> WorkerGroup:
+    group = WorkerGroup("critic", timeout=30)
+    for slot in slots:
+        group.add(slot, WORKER, problems, {"SLIPWAY_TEST": f"rank {slot.rank}"}, gpus=0)
+    return group
+
+
+def test_results_come_in_the_order_of_ranks(group: WorkerGroup) -> None:
+    assert group.call_each("echo", [("first",), ("second",)]) == ["first", "second"]
+    assert group.call("echo", "both") == ["both", "both"]
+    assert group.call("environment", "SLIPWAY_TEST") == ["rank 0", "rank 1"]
+
+
+def test_a_dead_worker_is_named(group: WorkerGroup, slots: list[cluster.Slot]) -> None:
+    with pytest.raises(EngineError, match=rf"^critic rank 1 on {slots[1].node.address} died during die$") as caught:
+        group.call_each("die", [("later",), ("now",)])
+    assert "logs/" in caught.value.hint
+
+
+def test_the_dead_worker_is_blamed_and_not_the_one_that_missed_it(group: WorkerGroup) -> None:
+    with pytest.raises(EngineError, match=r"critic rank 1 on .* died"):
+        group.call_each("lose_a_peer", [("notices",), ("dies",)])
+
+
+def test_an_unexpected_failure_is_one_line(group: WorkerGroup) -> None:
+    with pytest.raises(EngineError, match=r"critic rank . on .* failed in fail: RuntimeError: something odd$"):
+        group.call("fail")
+
+
+@pytest.mark.parametrize("constructor", [False, True])
+def test_the_users_errors_come_through_as_they_are(slots: list[cluster.Slot], constructor: bool) -> None:
+    group = make_group(slots, *(["constructor"] if constructor else []))
+    with pytest.raises(DataError, match="no model here" if constructor else "bad data") as caught:
+        group.call("object")
+    assert caught.value.hint == ("put one there" if constructor else "use good data")
+
+
+def test_a_worker_that_does_not_answer_ends_the_wait(group: WorkerGroup) -> None:
+    group.call("echo", "up")
+    with pytest.raises(
+        EngineError, match=r"critic rank 0 on .*, critic rank 1 on .*: no answer to sleep within 0\.5 s"
+    ):
+        cluster.wait(group.start("sleep"), timeout=0.5)
+
+
+def test_more_nodes_or_gpus_than_there_are(slots: list[cluster.Slot]) -> None:
+    with pytest.raises(ConfigError, match=r"trainer\.nnodes=5, but the cluster has 1"):
+        find_nodes(5, 0)
+    with pytest.raises(ConfigError, match="has 0 GPUs, 8 are needed"):
+        find_nodes(1, 8)
+
+
+def test_slots_that_are_taken_are_not_waited_for_without_end(slots: list[cluster.Slot]) -> None:
+    with pytest.raises(EngineError, match="has not given out"):
+        reserve_slots([slots[0].node] * 1000, 0, timeout=0.5)

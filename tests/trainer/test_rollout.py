@@ -1,0 +1,95 @@
+"""The rollout engine, a real vLLM, against the trainer: the same policy before and after its weights change."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from trainer.rollout.environment import engine_environment
+from trainer.rollout.sampling import request_seed
+from trainer.training.weights import pack
+
+PROGRAM = Path(__file__).with_name("engine_program.py")
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the engine program found. It has a process to itself: vLLM changes torch wherever it is loaded."""
+    directory = tmp_path_factory.mktemp("engine")
+    subprocess.run(
+        [sys.executable, PROGRAM, directory],
+        env={**os.environ, "PYTHONPATH": str(PROGRAM.parents[2])},
+        check=True,
+        timeout=280,
+    )
+    return json.loads((directory / "found.json").read_text())
+
+
+def test_log_probs_equal_the_trainers_once_weights_are_synced(found: dict[str, Any]) -> None:
+    assert found["after the first sync"] < 1e-4
+    assert found["after the second sync"] < 1e-4
+
+
+def test_log_probs_show_an_engine_with_other_weights(found: dict[str, Any]) -> None:
+    """Guards the test above: a sync that did nothing would be seen."""
+    assert found["before any sync"] > 0.1
+    assert found["trained, not synced"] > 0.1
+
+
+def test_the_same_requests_give_the_same_responses_whatever_else_is_asked(found: dict[str, Any]) -> None:
+    assert found["responses again"] == found["responses"]
+    assert found["responses of a few"] == found["responses"][10:14]
+
+
+def test_another_step_samples_something_else(found: dict[str, Any]) -> None:
+    pairs = zip(found["responses"], found["responses of the next step"], strict=True)
+    assert sum(first == second for first, second in pairs) < 10
+
+
+def test_responses_end_at_an_end_token_or_at_the_limit(found: dict[str, Any]) -> None:
+    asked_for, models_own, limit = 7, 1, 16
+    assert any(response[-1] == asked_for for response in found["responses"])
+    for response in found["responses"]:
+        assert not {asked_for, models_own} & set(response[:-1])
+        assert response[-1] in (asked_for, models_own) or len(response) == limit
+
+
+def test_greedy_decoding_needs_no_seed(found: dict[str, Any]) -> None:
+    assert found["greedy"] == found["greedy again"]
+    assert found["nothing asked"] == []
+
+
+def test_vllm_loads_the_exported_model(found: dict[str, Any]) -> None:
+    assert found["first tokens of the export"] == found["first tokens of the trainer"]
+
+
+def test_every_response_of_a_run_has_its_own_seed() -> None:
+    seeds = {request_seed(*place) for place in [(0, 1, 11, 1), (0, 1, 1, 11), (0, 11, 1, 1), (1, 1, 11, 1)]}
+    assert len(seeds) == 4
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert request_seed(0, 1, 11, 1) == request_seed(0, 1, 11, 1)
+
+
+def test_the_users_environment_outranks_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert engine_environment()["VLLM_LOGGING_LEVEL"] == os.environ.get("VLLM_LOGGING_LEVEL", "ERROR")
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "DEBUG")
+    assert engine_environment()["VLLM_LOGGING_LEVEL"] == "DEBUG"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("bucket_bytes", "buckets"), [(1, 4), (400, 3), (10**6, 1)])
+def test_weights_survive_their_buckets(dtype: torch.dtype, bucket_bytes: int, buckets: int) -> None:
+    sizes = {torch.float32: (10, 40, 60, 90), torch.bfloat16: (20, 80, 120, 180)}[dtype]
+    weights = [(f"weight {size}", torch.randn(2, size // 2).to(dtype)) for size in sizes]
+    packed = list(pack(weights, bucket_bytes))
+    assert len(packed) == buckets
+    for (name, tensor), (unpacked_name, unpacked) in zip(
+        weights, (pair for bucket in packed for pair in bucket.tensors()), strict=True
+    ):
+        assert name == unpacked_name
+        assert torch.equal(tensor, unpacked)
