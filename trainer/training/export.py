@@ -11,7 +11,8 @@ def write_language_model(source: Path, weights: list[tuple[str, Tensor]], dtype:
     """Writes `weights` with the configuration and the tokenizer of the model at `source`."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(source), dtype=dtype)
-    # The state is given explicitly, so the model's own weights are never needed.
+    model.load_state_dict({name: tensor.to(dtype) for name, tensor in weights}, assign=True)
+    model.tie_weights()  # a shared weight was gathered once per name, and is written once
     model.generation_config = GenerationConfig.from_model_config(model.config)
-    model.save_pretrained(directory, state_dict={name: tensor.to(dtype) for name, tensor in weights})
+    model.save_pretrained(directory)
     AutoTokenizer.from_pretrained(source).save_pretrained(directory)
