@@ -49,5 +49,5 @@ def interface_of(address: str) -> str | None:
     """The network interface that has this IP address; None if no interface has it."""
     for interface, addresses in psutil.net_if_addrs().items():
         if any(entry.family in (socket.AF_INET, socket.AF_INET6) and entry.address == address for entry in addresses):
-            return interface
+            return str(interface)
     return None
