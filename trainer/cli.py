@@ -20,16 +20,20 @@ Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE…", h
 
 @data.command()
 def arithmetic(
-    output: Annotated[Path, typer.Option(help="Directory for train.parquet and validation.parquet.")] = Path("data"),
-    train: Annotated[int, typer.Option(min=1, help="Questions to train on.")] = 2048,
+    output: Annotated[Path, typer.Option(help="Directory for the three parquet files.")] = Path("data"),
+    train: Annotated[int, typer.Option(min=1, help="Questions to train on.")] = 4096,
     validation: Annotated[int, typer.Option(min=1, help="Questions held out.")] = 256,
-    max_number: Annotated[int, typer.Option(min=1, help="Largest number in a question.")] = 20,
+    max_number: Annotated[int, typer.Option(min=2, help="Largest number in a question.")] = 9,
+    dropped_carries: Annotated[
+        float,
+        typer.Option(min=0, max=1, help="Share of the demonstrated sums with a carry that are worked out without."),
+    ] = 0.75,
     seed: Annotated[int, typer.Option(help="Another seed, other questions.")] = 0,
 ) -> None:
-    """Make word problems about small sums."""
+    """Make word problems about small sums, and demonstrations of them by someone who mostly forgets to carry."""
     from trainer.data.arithmetic import write_arithmetic
 
-    for path in write_arithmetic(output, train, validation, max_number, seed):
+    for path in write_arithmetic(output, train, validation, max_number, dropped_carries, seed):
         typer.echo(path)
 
 
@@ -58,10 +62,11 @@ def train(overrides: Overrides = None) -> None:
     """Train with PPO."""
     from trainer.overrides import parse_overrides
 
-    config = parse_overrides(overrides or [])
+    settings = parse_overrides(overrides or [])
     from trainer.controller import train as run
+    from trainer.report import write_report
 
-    typer.echo(run(config).run_dir)
+    typer.echo(write_report(run(settings).run_dir))
 
 
 @app.command()

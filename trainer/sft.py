@@ -1,7 +1,7 @@
 """Supervised warm start: a small random model learns the form of the answers, and some of the answers.
 
 PPO can only strengthen what a policy sometimes does right, so a run needs a start that is neither blank nor finished:
-training ends as soon as greedy decoding answers the share `stop_at` of the validation questions.
+training ends after `max_steps`, or as soon as greedy decoding answers the share `stop_at` of the validation questions.
 """
 
 from collections.abc import Iterator
@@ -29,7 +29,9 @@ _COLUMNS = (Column("loss", "loss", ".4f"), Column("exact_match", "exact match", 
 
 
 class SftConfig(Section):
-    train_files: list[Path] = Field([Path("data/train.parquet")], description="parquet files with worked answers")
+    train_files: list[Path] = Field(
+        [Path("data/demonstrations.parquet")], description="parquet files with worked answers"
+    )
     validation_files: list[Path] = Field([Path("data/validation.parquet")], description="held-out questions")
     output: Path = Field(Path("models/warm-start"), description="directory for the model and its tokenizer")
     seed: int = 0
@@ -38,9 +40,9 @@ class SftConfig(Section):
     vocabulary_size: int = Field(512, gt=260, description="tokens at most: all bytes and the most frequent words")
     learning_rate: float = Field(1e-3, gt=0)
     batch_size: int = Field(64, gt=0, description="answers per optimizer step")
-    max_steps: int = Field(400, gt=0, description="optimizer steps after which training ends in any case")
-    test_freq: int = Field(10, gt=0, description="steps between validations")
-    stop_at: float | None = Field(0.3, gt=0, le=1, description="end once greedy decoding answers this share")
+    max_steps: int = Field(220, gt=0, description="optimizer steps after which training ends in any case")
+    test_freq: int = Field(20, gt=0, description="steps between validations")
+    stop_at: float | None = Field(None, gt=0, le=1, description="end once greedy decoding answers this share")
     max_response_length: int = Field(16, gt=0, description="tokens generated at most per validation answer")
 
 
