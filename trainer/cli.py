@@ -60,9 +60,10 @@ def sft(overrides: Overrides = None) -> None:
 @app.command()
 def train(overrides: Overrides = None) -> None:
     """Train with PPO."""
+    from trainer.config import Config
     from trainer.overrides import parse_overrides
 
-    settings = parse_overrides(overrides or [])
+    settings: Config = parse_overrides(overrides or [])
     from trainer.controller import train as run
     from trainer.report import write_report
 
@@ -78,7 +79,7 @@ def config(
     from trainer.config import Config
     from trainer.overrides import parse_overrides, settings
 
-    resolved = parse_overrides(overrides or [])
+    resolved: Config = parse_overrides(overrides or [])
     if not fields:
         typer.echo(resolved.model_dump_json(indent=2))
         return

@@ -7,6 +7,7 @@ time, also of a run that was cut short. No script, no font and no address outsid
 import html
 import io
 import json
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 import matplotlib
 
+logging.getLogger("matplotlib.font_manager").setLevel(logging.WARNING)  # it would announce its font cache
 matplotlib.use("agg")  # before pyplot; there is no screen in a container
 
 from matplotlib.axes import Axes
