@@ -116,6 +116,16 @@ class Config(Section):
                 )
         return self
 
+    def with_absolute_paths(self) -> Self:
+        """The same settings for workers, whose working directory is another one."""
+
+        def absolute(path: Path | None) -> Path | None:
+            return path and path.absolute()
+
+        model = self.model.model_copy(update={"path": absolute(self.model.path)})
+        critic = self.critic.model_copy(update={"path": absolute(self.critic.path)})
+        return self.model_copy(update={"model": model, "critic": critic})
+
     def check_ranks(self, ranks: int) -> None:
         """Raises ConfigError if the batches cannot be split evenly over this many ranks."""
         for role, section in (("actor", self.actor), ("critic", self.critic)):

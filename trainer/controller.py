@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -43,25 +43,62 @@ class TrainingResult:
     last_exact_match: float | None
 
 
+@dataclass(frozen=True)
+class Prompts:
+    """What a run reads: the prompts it trains on, those it is measured on, and how they become text again."""
+
+    tokenizer: Any
+    training: PromptDataset
+    validation: PromptDataset
+    sampler: PromptSampler
+
+    @classmethod
+    def load(cls, config: Config) -> Self:
+        """Raises DataError for what is missing or does not fit."""
+        from transformers import AutoTokenizer  # takes seconds, in which the workers start
+
+        data = config.data
+        tokenizer = AutoTokenizer.from_pretrained(config.model.directory, local_files_only=True)
+        training = PromptDataset(data.train_files, tokenizer, data.max_prompt_length)
+        validation = PromptDataset(data.validation_files, tokenizer, data.max_prompt_length)
+        sampler = PromptSampler(len(training), data.train_batch_size, data.shuffle, config.trainer.seed)
+        return cls(tokenizer, training, validation, sampler)
+
+
 def train(config: Config) -> TrainingResult:
     """Runs PPO as `config` says, on the Ray cluster at RAY_ADDRESS or on this machine.
 
     Raises a TrainerError for whatever the user can put right; InterruptedRun after SIGTERM.
     """
-    model = config.model.directory
+    config = config.with_absolute_paths()
+    model, settings = config.model.directory, config.trainer
     if not (model / "config.json").is_file():
         raise DataError(f"{model}: no model, config.json is not there", hint="set model.path to a model directory")
-    resumed = read_checkpoint(config.trainer.resume, model) if config.trainer.resume else None
+    resumed = read_checkpoint(settings.resume, model) if settings.resume else None
     run_dir = run_directory(config)
     with (
-        Tracker(run_dir, config.trainer.total_steps, config, resumed.step if resumed else None) as tracker,
+        Tracker(run_dir, settings.total_steps, config, resumed.step if resumed else None) as tracker,
         cluster.connected(),
         StopSignal() as stop,
     ):
         with tracker.phase("start_up"):
-            controller = Controller(config, run_dir, tracker, stop)
-            controller.start(resumed)
+            slots = find_slots(config)
+            workers = start_workers(config, slots)
+            prompts = Prompts.load(config)
+            connect_ranks(workers, slots, run_dir, settings.worker_timeout)
+            controller = Controller(config, run_dir, tracker, stop, workers, prompts)
+            controller.begin(resumed)
         return controller.run()
+
+
+def find_slots(config: Config) -> list[cluster.Slot]:
+    """A slot for each rank that the settings and the cluster allow. Raises ConfigError if the batches do not fit."""
+    settings = config.trainer
+    nodes = cluster.find_nodes(settings.nnodes, settings.n_gpus_per_node)
+    gpus = nodes[0].gpus if settings.n_gpus_per_node is None else settings.n_gpus_per_node
+    config.check_ranks(len(nodes) * max(1, gpus))
+    logger.info("%d nodes: %s", len(nodes), ", ".join(node.address for node in nodes))
+    return cluster.reserve_slots(nodes, gpus, settings.worker_timeout)
 
 
 def run_directory(config: Config) -> Path:
@@ -73,44 +110,29 @@ def run_directory(config: Config) -> Path:
 
 
 class Controller:
-    """Owns the workers, the data and the place in the run."""
+    """Owns the workers, the prompts and the place in the run."""
 
-    def __init__(self, config: Config, run_dir: Path, tracker: Tracker, stop: StopSignal) -> None:
+    def __init__(
+        self, config: Config, run_dir: Path, tracker: Tracker, stop: StopSignal, workers: Workers, prompts: Prompts
+    ) -> None:
         self.config = config
         self.run_dir = run_dir
         self.tracker = tracker
         self.stop = stop
-        self.workers: Workers
+        self.workers = workers
+        self.prompts = prompts
+        self.model_fingerprint = fingerprint(config.model.directory)
+        self.progress = self._state(0)
         self.exact_matches: list[float] = []
 
-    def start(self, resumed: TrainingState | None) -> None:
-        """Brings up all workers, reads the data meanwhile, and continues from a checkpoint if there is one."""
-        settings = self.config.trainer
-        nodes = cluster.find_nodes(settings.nnodes, settings.n_gpus_per_node)
-        gpus = nodes[0].gpus if settings.n_gpus_per_node is None else settings.n_gpus_per_node
-        self.config.check_ranks(len(nodes) * max(1, gpus))
-        slots = cluster.reserve_slots(nodes, gpus, settings.worker_timeout)
-        self.workers = start_workers(self.config, slots)
-        logger.info("%d ranks on %s", len(slots), ", ".join(node.address for node in nodes))
-
-        self._read_data()
-        self.progress = resumed or self._state(0)
-        connect_ranks(self.workers, slots, self.run_dir, settings.worker_timeout)
-        if resumed is not None and settings.resume is not None:
-            self.sampler.load_state_dict(resumed.sampler)
-            self.workers.actor.call("load", settings.resume.absolute() / "actor")
-            self.workers.critic.call("load", settings.resume.absolute() / "critic")
+    def begin(self, resumed: TrainingState | None) -> None:
+        """Continues from a checkpoint if there is one, and gives the engines their first weights."""
+        if resumed is not None and self.config.trainer.resume is not None:
+            self.prompts.sampler.load_state_dict(resumed.sampler)
+            for group in (self.workers.actor, self.workers.critic):
+                group.call("load", self.config.trainer.resume.absolute() / group.role)
+            self.progress = resumed
         self.sync_weights()
-
-    def _read_data(self) -> None:
-        from transformers import AutoTokenizer  # takes seconds, in which the workers start
-
-        data, settings = self.config.data, self.config.trainer
-        self.tokenizer = AutoTokenizer.from_pretrained(self.config.model.directory, local_files_only=True)
-        self.training = PromptDataset(data.train_files, self.tokenizer, data.max_prompt_length)
-        self.validation = PromptDataset(data.validation_files, self.tokenizer, data.max_prompt_length)
-        self.sampler = PromptSampler(len(self.training), data.train_batch_size, data.shuffle, settings.seed)
-        self.model_fingerprint = fingerprint(self.config.model.directory)
 
     def run(self) -> TrainingResult:
         """All steps, with validation and checkpoints between them."""
@@ -141,7 +163,7 @@ class Controller:
         """One step of PPO (Schulman et al. 2017), with the KL to the reference taken off the reward; its metrics."""
         phase, workers, started = self.tracker.phase, self.workers, time.perf_counter()
         with phase("generate"):
-            prompts = [self.training[index] for index in self.sampler.next_batch()]
+            prompts = [self.prompts.training[index] for index in self.prompts.sampler.next_batch()]
             prompts = [prompt for prompt in prompts for _ in range(self.config.rollout.samples_per_prompt)]
             responses = self.generate(self._requests(prompts, step))
             batch = _batch(prompts, responses)
@@ -216,7 +238,7 @@ class Controller:
     def validate(self) -> dict[str, float]:
         """The share of held-out prompts whose greedy response earns the full reward."""
         with self.tracker.phase("validate"):
-            prompts = [self.validation[index] for index in range(len(self.validation))]
+            prompts = [self.prompts.validation[index] for index in range(len(self.prompts.validation))]
             responses = self.generate([Request(prompt.token_ids, temperature=0.0) for prompt in prompts])
             scores = self.score(prompts, responses)
         self.exact_matches.append(sum(score == 1.0 for score in scores) / len(scores))
@@ -230,8 +252,8 @@ class Controller:
         """Writes a checkpoint of the last finished step."""
         directory = checkpoint_directory(self.run_dir, self.progress.step)
         with self.tracker.phase("save"), new_checkpoint(directory, self.progress) as partial:
-            self.workers.actor.call("save", partial / "actor")
-            self.workers.critic.call("save", partial / "critic")
+            for group in (self.workers.actor, self.workers.critic):
+                group.call("save", partial / group.role)
         logger.info("saved %s", directory)
 
     def export(self) -> None:
@@ -254,13 +276,13 @@ class Controller:
         return TrainingState(
             step=step,
             seed=self.config.trainer.seed,
-            sampler=self.sampler.state_dict(),
+            sampler=self.prompts.sampler.state_dict(),
             model=self.model_fingerprint,
             config=self.config.model_dump(mode="json"),
         )
 
     def _texts(self, responses: Sequence[Response]) -> list[str]:
-        return list(self.tokenizer.batch_decode([r.token_ids for r in responses], skip_special_tokens=True))
+        return list(self.prompts.tokenizer.batch_decode([r.token_ids for r in responses], skip_special_tokens=True))
 
     def _samples(
         self, prompts: Sequence[Prompt], responses: Sequence[Response], scores: Sequence[float]

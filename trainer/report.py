@@ -14,16 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
-
-logging.getLogger("matplotlib.font_manager").setLevel(logging.WARNING)  # it would announce its font cache
-matplotlib.use("agg")  # before pyplot; there is no screen in a container
-
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from trainer.atomic import atomic_file
 from trainer.errors import DataError
 from trainer.tracking import CONFIG, METRICS, SAMPLES
+
+logging.getLogger("matplotlib.font_manager").setLevel(logging.WARNING)  # it would announce its font cache
 
 REPORT = "report.html"
 PHASES = (

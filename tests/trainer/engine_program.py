@@ -11,7 +11,7 @@ from typing import Any
 
 from trainer.rollout.environment import engine_environment
 
-os.environ.update(engine_environment(), OMP_NUM_THREADS="2", HF_HUB_OFFLINE="1")
+os.environ.update(engine_environment(enforce_eager=True), OMP_WAIT_POLICY="PASSIVE", HF_HUB_OFFLINE="1")
 
 import torch
 from vllm import LLM, SamplingParams

@@ -76,9 +76,14 @@ def test_every_response_of_a_run_has_its_own_seed() -> None:
 
 
 def test_the_users_environment_outranks_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert engine_environment()["VLLM_LOGGING_LEVEL"] == os.environ.get("VLLM_LOGGING_LEVEL", "ERROR")
+    assert engine_environment(enforce_eager=True)["VLLM_LOGGING_LEVEL"] == os.environ.get("VLLM_LOGGING_LEVEL", "ERROR")
     monkeypatch.setenv("VLLM_LOGGING_LEVEL", "DEBUG")
-    assert engine_environment()["VLLM_LOGGING_LEVEL"] == "DEBUG"
+    assert engine_environment(enforce_eager=True)["VLLM_LOGGING_LEVEL"] == "DEBUG"
+
+
+def test_only_an_eager_engine_may_not_compile() -> None:
+    assert engine_environment(enforce_eager=True)["TORCHDYNAMO_DISABLE"] == "1"
+    assert "TORCHDYNAMO_DISABLE" not in engine_environment(enforce_eager=False)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -8,8 +8,7 @@ from trainer.roles.place import Place
 
 
 class RewardWorker:
-    def __init__(self, config: Config, place: Place) -> None:
-        self.place = place
+    def __init__(self, config: Config, _place: Place) -> None:
         self._reward = reward_function(config.reward.name)
 
     def score(self, answers: Sequence[tuple[str, str]]) -> list[float]:

@@ -12,8 +12,11 @@ _DEFAULTS = {
     "VLLM_NO_USAGE_STATS": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
+# Eager engines still compile a helper of their log-probs, which costs the first response 3 s.
+_EAGER = {"TORCHDYNAMO_DISABLE": "1"}
 
 
-def engine_environment() -> dict[str, str]:
+def engine_environment(enforce_eager: bool) -> dict[str, str]:
     """The variables to set in an engine's process."""
-    return {name: os.environ.get(name, value) for name, value in _DEFAULTS.items()}
+    defaults = _DEFAULTS | (_EAGER if enforce_eager else {})
+    return {name: os.environ.get(name, value) for name, value in defaults.items()}
