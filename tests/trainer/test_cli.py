@@ -1,0 +1,58 @@
+"""The command as a person or a script meets it: streams, exit codes, no traceback."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def trainer(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "trainer", *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+
+
+def test_data_then_warm_start_gives_a_model_that_transformers_loads(tmp_path: Path) -> None:
+    made = trainer("data", "arithmetic", "--train", "64", "--validation", "16", cwd=tmp_path)
+    assert made.returncode == 0, made.stderr
+    tuned = trainer("sft", "max_steps=2", "output=model", cwd=tmp_path)
+    assert tuned.returncode == 0, tuned.stderr
+    assert tuned.stdout.strip() == "model"
+    code = (
+        "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; M.from_pretrained('model');"
+        "t = T.from_pretrained('model'); print(t.decode(t('7 + 5')['input_ids']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.strip().endswith("7 + 5")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (["train", "actor.learning_rte=1"], 2, "did you mean actor.learning_rate=VALUE?"),
+        (["train", "model.path=nowhere"], 3, "nowhere"),
+        (["sft"], 3, "data/demonstrations.parquet: no such file"),
+        (["data", "gsm8k", "--input", "nowhere.parquet"], 3, "nowhere.parquet: no such file"),
+        (["report", "nowhere"], 3, "no metrics.jsonl there"),
+        (["nothing"], 2, "No such command"),
+    ],
+)
+def test_bad_input_is_one_message_with_its_own_exit_code(
+    tmp_path: Path, arguments: list[str], status: int, words: str
+) -> None:
+    done = trainer(*arguments, cwd=tmp_path)
+    assert done.returncode == status, done.stderr
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_config_prints_the_resolved_tree(tmp_path: Path) -> None:
+    done = trainer("config", "trainer.seed=7", cwd=tmp_path)
+    assert json.loads(done.stdout)["trainer"]["seed"] == 7
+
+
+def test_every_setting_is_documented(tmp_path: Path) -> None:
+    done = trainer("config", "--fields", cwd=tmp_path)
+    assert "actor.clip_ratio" in done.stdout

@@ -1,0 +1,75 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from trainer.config import Config
+from trainer.errors import ConfigError, DataError
+from trainer.report import save_learning_curve, write_report
+from trainer.tracking import Sample, Tracker
+
+
+def record(run_dir: Path, steps: range, resumed: int | None = None) -> None:
+    with Tracker(run_dir, 10, Config(), resumed) as tracker:
+        for step in steps:
+            with tracker.phase("generate"):
+                pass
+            tracker.log_samples(step, [Sample("<b>1+1</b>", f"step {step}", "2", 1.0)])
+            tracker.log(step, {"reward/mean": step / 10, "validation/exact_match": step / 10, "time/step": 1.0})
+
+
+def read(path: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_run_leaves_metrics_samples_settings_and_tensorboard(tmp_path: Path) -> None:
+    record(tmp_path / "run", range(1, 4))
+    metrics = read(tmp_path / "run" / "metrics.jsonl")
+    assert [row["step"] for row in metrics] == [1, 2, 3]
+    assert all(row["time/generate"] >= 0 for row in metrics)
+    assert len(read(tmp_path / "run" / "samples.jsonl")) == 3
+    assert json.loads((tmp_path / "run" / "config.json").read_text()) == Config().model_dump(mode="json")
+    assert list((tmp_path / "run" / "tensorboard").iterdir())
+
+
+def test_a_resumed_run_records_each_step_once(tmp_path: Path) -> None:
+    record(tmp_path, range(1, 6))
+    record(tmp_path, range(4, 8), resumed=3)
+    assert [row["step"] for row in read(tmp_path / "metrics.jsonl")] == list(range(1, 8))
+    assert [row["step"] for row in read(tmp_path / "samples.jsonl")] == list(range(1, 8))
+
+
+def test_a_new_run_does_not_mix_with_an_old_one(tmp_path: Path) -> None:
+    record(tmp_path, range(1, 3))
+    with pytest.raises(ConfigError) as caught, Tracker(tmp_path, 10, Config()):
+        pass
+    assert "trainer.resume" in caught.value.hint
+
+
+def test_the_report_is_one_page_without_addresses_or_markup_of_the_model(tmp_path: Path) -> None:
+    record(tmp_path, range(1, 5))
+    text = write_report(tmp_path).read_text()
+    assert "10.0% → 40.0%" in text
+    assert "&lt;b&gt;1+1&lt;/b&gt;" in text
+    assert "<b>1+1</b>" not in text
+    assert text.count("<svg") >= 6
+    for sign in ("<script", "<link", 'src="http', "url(http", "@import"):
+        assert sign not in text
+    assert "actor.learning_rate" in text
+
+
+def test_the_learning_curve_is_a_picture(tmp_path: Path) -> None:
+    record(tmp_path, range(1, 5))
+    save_learning_curve(tmp_path, tmp_path / "curve.png")
+    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"), [(None, "no metrics.jsonl there"), ("", "no step"), ('{"step": 1}\n{"st', "line 2: damaged")]
+)
+def test_a_run_without_usable_metrics_is_named(tmp_path: Path, content: str | None, words: str) -> None:
+    if content is not None:
+        (tmp_path / "metrics.jsonl").write_text(content)
+    with pytest.raises(DataError, match=words):
+        write_report(tmp_path)
+    assert not (tmp_path / "report.html").exists()
