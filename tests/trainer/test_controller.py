@@ -95,7 +95,7 @@ class Run:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     directory = tmp_path_factory.mktemp("runs")
-    data = list(write_arithmetic(directory / "data", train=64, validation=8, max_number=9, seed=0))
+    train, _, validation = write_arithmetic(directory / "data", 64, 8, max_number=9, dropped_carries=0.75, seed=0)
     tokenizer = build_tokenizer(["How many are 1 + 2? #### 3"])
     save_model(create_model(tokenizer, ModelShape(), seed=0), tokenizer, directory / "model")
     with pytest.MonkeyPatch.context() as patch:
@@ -104,7 +104,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
         cluster = Cluster(initialize_head=True, head_node_args=node)
         try:
             cluster.add_node(num_cpus=1, object_store_memory=100 * 2**20)
-            yield Runs(cluster.address, directory, directory / "model", data)
+            yield Runs(cluster.address, directory, directory / "model", [train, validation])
         finally:
             cluster.shutdown()
 
