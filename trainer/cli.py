@@ -11,7 +11,13 @@ from typer.exceptions import TyperException
 
 from trainer.errors import TrainerError
 
-app = typer.Typer(name="trainer", help="PPO on Ray, vLLM and torch.", no_args_is_help=True, add_completion=False)
+app = typer.Typer(
+    name="trainer",
+    help="PPO on Ray, vLLM and torch.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
 data = typer.Typer(help="Make prompt files.", no_args_is_help=True)
 app.add_typer(data, name="data")
 

@@ -1,7 +1,6 @@
-"""Supervised warm start: a small random model learns the form of the answers, and some of the answers.
+"""Supervised warm start: a small random model learns to answer as the demonstrations do, right or wrong.
 
-PPO can only strengthen what a policy sometimes does right, so a run needs a start that is neither blank nor finished:
-training ends after `max_steps`, or as soon as greedy decoding answers the share `stop_at` of the validation questions.
+PPO can only strengthen what a policy sometimes does right, so a run needs a start that is neither blank nor perfect.
 """
 
 from collections.abc import Iterator
@@ -18,7 +17,6 @@ from trainer.config import Section
 from trainer.console import Column, progress
 from trainer.data.dataset import PromptSampler
 from trainer.data.schema import read_parquet
-from trainer.errors import ConfigError
 from trainer.models import ModelShape, build_tokenizer, create_model, save_model
 from trainer.rewards import gsm8k
 
@@ -29,21 +27,26 @@ _COLUMNS = (Column("loss", "loss", ".4f"), Column("exact_match", "exact match", 
 
 
 class SftConfig(Section):
+    """Settings of the warm start."""
+
     train_files: list[Path] = Field(
-        [Path("data/demonstrations.parquet")], description="parquet files with worked answers"
+        default=[Path("data/demonstrations.parquet")], min_length=1, description="parquet files with worked answers"
     )
-    validation_files: list[Path] = Field([Path("data/validation.parquet")], description="held-out questions")
-    output: Path = Field(Path("models/warm-start"), description="directory for the model and its tokenizer")
-    seed: int = 0
-    layers: int = Field(2, gt=0)
-    hidden_size: int = Field(128, gt=0, multiple_of=64, description="heads are 32 wide")
-    vocabulary_size: int = Field(512, gt=260, description="tokens at most: all bytes and the most frequent words")
-    learning_rate: float = Field(1e-3, gt=0)
-    batch_size: int = Field(64, gt=0, description="answers per optimizer step")
-    max_steps: int = Field(220, gt=0, description="optimizer steps after which training ends in any case")
-    test_freq: int = Field(20, gt=0, description="steps between validations")
-    stop_at: float | None = Field(None, gt=0, le=1, description="end once greedy decoding answers this share")
-    max_response_length: int = Field(16, gt=0, description="tokens generated at most per validation answer")
+    validation_files: list[Path] = Field(
+        default=[Path("data/validation.parquet")], min_length=1, description="parquet files with held-out questions"
+    )
+    output: Path = Field(default=Path("models/warm-start"), description="directory for the model and its tokenizer")
+    seed: int = Field(default=0, description="decides the first weights and the order of the answers")
+    layers: int = Field(default=2, gt=0, description="transformer blocks")
+    hidden_size: int = Field(default=128, gt=0, multiple_of=64, description="width; each 32 are one attention head")
+    vocabulary_size: int = Field(
+        default=512, gt=260, description="tokens at most: all bytes and the words that are most frequent"
+    )
+    learning_rate: float = Field(default=2e-3, gt=0, description="highest rate, after warm-up and before decay")
+    batch_size: int = Field(default=64, gt=0, description="answers per optimizer step")
+    steps: int = Field(default=200, gt=0, description="optimizer steps")
+    test_freq: int = Field(default=20, gt=0, description="steps between validations")
+    max_response_length: int = Field(default=16, gt=0, description="tokens generated at most per validation answer")
 
 
 @dataclass(frozen=True)
@@ -57,28 +60,27 @@ class Lesson:
 
 @dataclass(frozen=True)
 class WarmStart:
-    """What came out: where the model lies, how long it learned and the share it answers."""
+    """What came out: where the model lies and the share of the held-out questions it answers."""
 
     output: Path
-    steps: int
     exact_match: float
 
 
 def fine_tune(config: SftConfig) -> WarmStart:
-    """Trains a new model and writes it to `config.output`.
-
-    Raises DataError if a file is not usable, ConfigError if `stop_at` was not reached within `max_steps`.
-    """
+    """Trains a new model and writes it to `config.output`. Raises DataError if a file is not usable."""
     transformers_logging.disable_progress_bar()
-    train_rows, validation_rows = _read(config.train_files), _read(config.validation_files)
-    tokenizer = build_tokenizer(_texts(train_rows), config.vocabulary_size)
-    heads = config.hidden_size // 32
-    shape = ModelShape(config.layers, config.hidden_size, 4 * config.hidden_size, heads, heads // 2)
-    model = create_model(tokenizer, shape, config.seed)
-    train, validation = _lessons(train_rows, tokenizer), _lessons(validation_rows, tokenizer)
-    steps, exact_match = _learn(model, tokenizer, train, validation, config)
+    demonstrations, held_out = _read(config.train_files), _read(config.validation_files)
+    tokenizer = build_tokenizer(_texts(demonstrations), config.vocabulary_size)
+    model = create_model(tokenizer, _shape(config), config.seed)
+    train, validation = _lessons(demonstrations, tokenizer), _lessons(held_out, tokenizer)
+    exact_match = _learn(model, tokenizer, train, validation, config)
     save_model(model, tokenizer, config.output)
-    return WarmStart(config.output, steps, exact_match)
+    return WarmStart(config.output, exact_match)
+
+
+def _shape(config: SftConfig) -> ModelShape:
+    heads = config.hidden_size // 32
+    return ModelShape(config.layers, config.hidden_size, 4 * config.hidden_size, heads, heads // 2)
 
 
 def _read(files: list[Path]) -> list[dict[str, Any]]:
@@ -99,33 +101,32 @@ def _lessons(rows: list[dict[str, Any]], tokenizer: Any) -> list[Lesson]:
     return lessons
 
 
-def _learn(
-    model: Any, tokenizer: Any, train: list[Lesson], validation: list[Lesson], config: SftConfig
-) -> tuple[int, float]:
-    """Trains until `stop_at` or `max_steps`; returns the steps taken and the last exact match."""
+def _learn(model: Any, tokenizer: Any, train: list[Lesson], validation: list[Lesson], config: SftConfig) -> float:
+    """Trains the model in place; returns the last exact match."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, config.steps))
     batches = _batches(train, config.batch_size, config.seed)
-    with progress(config.max_steps, 0, _COLUMNS) as shown:
+    exact_match = 0.0
+    with progress(config.steps, 0, _COLUMNS) as shown:
         shown.phase("warm start")
-        for step in range(1, config.max_steps + 1):
+        for step in range(1, config.steps + 1):
             optimizer.zero_grad()
             loss = answer_loss(model, next(batches))
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
-            if step % config.test_freq and step < config.max_steps:
-                shown.step(step, {})
-                continue
-            exact_match = greedy_exact_match(model, tokenizer, validation, config.max_response_length)
-            shown.step(step, {"loss": loss.item(), "exact_match": exact_match})
-            if config.stop_at is not None and exact_match >= config.stop_at:
-                return step, exact_match
-    if config.stop_at is not None:
-        raise ConfigError(
-            f"after max_steps={config.max_steps} the model answers {exact_match:.1%}, not stop_at={config.stop_at}",
-            hint="raise max_steps, change learning_rate, or set stop_at=null to keep the model as it is",
-        )
-    return config.max_steps, exact_match
+            schedule.step()
+            metrics = {}
+            if step % config.test_freq == 0 or step == config.steps:
+                exact_match = greedy_exact_match(model, tokenizer, validation, config.max_response_length)
+                metrics = {"loss": loss.item(), "exact_match": exact_match}
+            shown.step(step, metrics)
+    return exact_match
+
+
+def _rate(step: int, steps: int) -> float:
+    """Warm-up over the first tenth, then a linear decay to zero: the last steps average the demonstrations."""
+    return min((step + 1) / max(1, steps // 10), (steps - step) / steps)
 
 
 def _batches(lessons: list[Lesson], size: int, seed: int) -> Iterator[list[Lesson]]:

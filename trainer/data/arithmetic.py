@@ -3,6 +3,9 @@
 A question is a template filled with a name, a thing and two numbers. Train and validation questions are drawn together
 without replacement, so no held-out question is ever trained on; their sums do recur in other words.
 
+The demonstrations are the work of a sloppy teacher who mostly forgets to carry. A model that imitates them gets easy
+sums right and the others mostly wrong, which leaves PPO, where only the right result counts, something to correct.
+
 The demonstrations are what a warm start learns from: worked answers by someone who mostly forgets to carry. A model
 that imitates them knows the form, is often wrong, and sometimes right: just what PPO can improve.
 """
@@ -28,7 +31,7 @@ SMALLEST = 2  # "1 apples" reads badly
 
 def write_arithmetic(
     directory: Path, train: int, validation: int, max_number: int, dropped_carries: float, seed: int
-) -> tuple[Path, Path, Path]:
+) -> tuple[Path, ...]:
     """Writes `train.parquet`, `demonstrations.parquet` and `validation.parquet` and returns their paths.
 
     The numbers added are 2 … `max_number`. Train and demonstrations hold the same `train` questions; of the
@@ -37,19 +40,17 @@ def write_arithmetic(
     """
     if max_number < SMALLEST:
         raise DataError(f"numbers up to {max_number} asked for", hint=f"the smallest number in use is {SMALLEST}")
-    indices = _draw(train + validation, max_number, seed)
-    trained, held_out = indices[:train], indices[train:]
+    places = _draw(train + validation, max_number, seed)
     dice = random.Random(f"{seed}/carries")
-    train_path, demonstrations_path, validation_path = (
-        directory / f"{name}.parquet" for name in ("train", "demonstrations", "validation")
-    )
-    write_rows([_row(i, n, "train", max_number, True) for n, i in enumerate(trained)], train_path)
-    write_rows(
-        [_row(i, n, "train", max_number, dice.random() >= dropped_carries) for n, i in enumerate(trained)],
-        demonstrations_path,
-    )
-    write_rows([_row(i, n, "validation", max_number, True) for n, i in enumerate(held_out)], validation_path)
-    return train_path, demonstrations_path, validation_path
+    sloppy = [dice.random() < dropped_carries for _ in range(train)]
+    files = {
+        "train": _rows("train", places[:train], max_number, [False] * train),
+        "demonstrations": _rows("train", places[:train], max_number, sloppy),
+        "validation": _rows("validation", places[train:], max_number, [False] * validation),
+    }
+    for name, rows in files.items():
+        write_rows(rows, directory / f"{name}.parquet")
+    return tuple(directory / f"{name}.parquet" for name in files)
 
 
 def add_without_carry(a: int, b: int) -> int:
@@ -70,20 +71,22 @@ def _draw(count: int, max_number: int, seed: int) -> list[int]:
     return random.Random(seed).sample(range(size), count)
 
 
-def _row(place: int, number: int, split: str, max_number: int, carries: bool) -> Row:
-    question, a, b = _problem(place, max_number)
-    stated = a + b if carries else add_without_carry(a, b)
+def _rows(split: str, places: list[int], max_number: int, sloppy: list[bool]) -> list[Row]:
+    problems = [_problem(place, max_number) for place in places]
+    return [
+        _row(split, index, *problem, drops) for index, (problem, drops) in enumerate(zip(problems, sloppy, strict=True))
+    ]
+
+
+def _row(split: str, index: int, question: str, a: int, b: int, drops_carries: bool) -> Row:
+    stated = add_without_carry(a, b) if drops_carries else a + b
+    answer = f"{a}+{b}={stated}\n#### {stated}"
     return {
         "data_source": "slipway/arithmetic",
         "prompt": [{"role": "user", "content": question}],
         "ability": "math",
         "reward_model": {"style": "rule", "ground_truth": str(a + b)},
-        "extra_info": {
-            "split": split,
-            "index": number,
-            "question": question,
-            "answer": f"{a}+{b}={stated}\n#### {stated}",
-        },
+        "extra_info": {"split": split, "index": index, "question": question, "answer": answer},
     }
 
 
