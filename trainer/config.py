@@ -117,14 +117,17 @@ class Config(Section):
         return self
 
     def with_absolute_paths(self) -> Self:
-        """The same settings for workers, whose working directory is another one."""
+        """The same settings with paths that hold in workers, whose working directory is another one."""
 
         def absolute(path: Path | None) -> Path | None:
             return path and path.absolute()
 
         model = self.model.model_copy(update={"path": absolute(self.model.path)})
         critic = self.critic.model_copy(update={"path": absolute(self.critic.path)})
-        return self.model_copy(update={"model": model, "critic": critic})
+        paths = {"output_dir": absolute(self.trainer.output_dir), "resume": absolute(self.trainer.resume)}
+        return self.model_copy(
+            update={"model": model, "critic": critic, "trainer": self.trainer.model_copy(update=paths)}
+        )
 
     def check_ranks(self, ranks: int) -> None:
         """Raises ConfigError if the batches cannot be split evenly over this many ranks."""

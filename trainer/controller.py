@@ -105,8 +105,8 @@ def run_directory(config: Config) -> Path:
     """Where the run writes: `output_dir/run_id`, the resumed run's directory, or one named by the time."""
     settings = config.trainer
     if settings.run_id is None and settings.resume is not None:
-        return settings.resume.absolute().parent.parent
-    return (settings.output_dir / (settings.run_id or datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ"))).absolute()
+        return settings.resume.parent.parent
+    return settings.output_dir / (settings.run_id or datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ"))
 
 
 class Controller:
@@ -123,6 +123,7 @@ class Controller:
         self.prompts = prompts
         self.model_fingerprint = fingerprint(config.model.directory)
         self.progress = self._state(0)
+        self.saved_step = 0
         self.exact_matches: list[float] = []
 
     def begin(self, resumed: TrainingState | None) -> None:
@@ -130,16 +131,16 @@ class Controller:
         if resumed is not None and self.config.trainer.resume is not None:
             self.prompts.sampler.load_state_dict(resumed.sampler)
             for group in (self.workers.actor, self.workers.critic):
-                group.call("load", self.config.trainer.resume.absolute() / group.role)
-            self.progress = resumed
+                group.call("load", self.config.trainer.resume / group.role)
+            self.progress, self.saved_step = resumed, resumed.step
         self.sync_weights()
 
     def run(self) -> TrainingResult:
         """All steps, with validation and checkpoints between them."""
-        settings, first_step = self.config.trainer, self.progress.step
+        settings = self.config.trainer
         self.stop.defer()
         try:
-            if first_step == 0:
+            if self.progress.step == 0:
                 self.tracker.log(0, self.validate())
             while self.progress.step < settings.total_steps and not self._good_enough():
                 step = self.progress.step + 1
@@ -152,8 +153,8 @@ class Controller:
                     self.save()
                 self.stop.check()
         except InterruptedRun as error:
-            raise self._leave(first_step) from error
-        if settings.save_freq != 0:
+            raise self._leave() from error
+        if settings.save_freq != 0 and self.saved_step < self.progress.step:
             self.save()
         self.export()
         first, last = (self.exact_matches[0], self.exact_matches[-1]) if self.exact_matches else (None, None)
@@ -254,6 +255,7 @@ class Controller:
         with self.tracker.phase("save"), new_checkpoint(directory, self.progress) as partial:
             for group in (self.workers.actor, self.workers.critic):
                 group.call("save", partial / group.role)
+        self.saved_step = self.progress.step
         logger.info("saved %s", directory)
 
     def export(self) -> None:
@@ -261,16 +263,14 @@ class Controller:
         with self.tracker.phase("export"), atomic_directory(self.run_dir / "model") as partial:
             self.workers.actor.call("export", partial)
 
-    def _leave(self, first_step: int) -> InterruptedRun:
-        """Saves what was reached in this run, if anything; the error to end with."""
-        if self.progress.step == first_step or self.config.trainer.save_freq == 0:
-            return InterruptedRun(f"stopped by SIGTERM after step {self.progress.step}, nothing new to save")
-        directory = checkpoint_directory(self.run_dir, self.progress.step)
-        if not directory.exists():
+    def _leave(self) -> InterruptedRun:
+        """Saves what was reached, unless that is saved or never to be; the error to end with."""
+        step, saves = self.progress.step, self.config.trainer.save_freq != 0
+        if saves and self.saved_step < step:
             self.save()
-        return InterruptedRun(
-            f"stopped by SIGTERM after step {self.progress.step}", hint=f"continue with trainer.resume={directory}"
-        )
+        directory = checkpoint_directory(self.run_dir, step)
+        hint = f"continue with trainer.resume={directory}" if directory.exists() else ""
+        return InterruptedRun(f"stopped by SIGTERM after step {step}", hint=hint)
 
     def _state(self, step: int) -> TrainingState:
         return TrainingState(
