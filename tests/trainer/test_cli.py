@@ -16,7 +16,7 @@ def trainer(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 def test_data_then_warm_start_gives_a_model_that_transformers_loads(tmp_path: Path) -> None:
     made = trainer("data", "arithmetic", "--train", "64", "--validation", "16", cwd=tmp_path)
     assert made.returncode == 0, made.stderr
-    tuned = trainer("sft", "max_steps=2", "output=model", cwd=tmp_path)
+    tuned = trainer("sft", "steps=2", "output=model", cwd=tmp_path)
     assert tuned.returncode == 0, tuned.stderr
     assert tuned.stdout.strip() == "model"
     code = (
