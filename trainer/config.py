@@ -36,7 +36,7 @@ class ModelConfig(Section):
 
 
 class ActorConfig(Section):
-    learning_rate: float = Field(3e-4, gt=0)
+    learning_rate: float = Field(1e-6, gt=0, description="of AdamW; 1e-6 suits models of some billion parameters")
     weight_decay: float = Field(0.0, ge=0)
     max_gradient_norm: float = Field(1.0, gt=0, description="L2 norm to which gradients are clipped")
     ppo_epochs: int = Field(1, gt=0, description="passes over each batch")
@@ -48,7 +48,7 @@ class ActorConfig(Section):
 
 class CriticConfig(Section):
     path: Path | None = Field(None, description="model to start from; the actor's when not given")
-    learning_rate: float = Field(1e-3, gt=0)
+    learning_rate: float = Field(1e-5, gt=0, description="of AdamW; ten times the actor's is usual")
     weight_decay: float = Field(0.0, ge=0)
     max_gradient_norm: float = Field(1.0, gt=0)
     ppo_epochs: int = Field(1, gt=0)

@@ -40,7 +40,7 @@ class Tracker:
 
     def __init__(self, run_dir: Path, total_steps: int, config: Config, resumed_step: int | None = None) -> None:
         metrics = run_dir / METRICS
-        if resumed_step is None and metrics.exists():
+        if resumed_step is None and metrics.exists() and metrics.stat().st_size:
             raise ConfigError(
                 f"{run_dir}: holds the metrics of another run",
                 hint="set another trainer.run_id, or continue that run with trainer.resume=CHECKPOINT",

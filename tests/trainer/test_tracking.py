@@ -46,6 +46,12 @@ def test_a_new_run_does_not_mix_with_an_old_one(tmp_path: Path) -> None:
     assert "trainer.resume" in caught.value.hint
 
 
+def test_a_run_that_failed_to_start_can_be_tried_again(tmp_path: Path) -> None:
+    record(tmp_path, range(0))
+    record(tmp_path, range(1, 3))
+    assert [row["step"] for row in read(tmp_path / "metrics.jsonl")] == [1, 2]
+
+
 def test_the_report_is_one_page_without_addresses_or_markup_of_the_model(tmp_path: Path) -> None:
     record(tmp_path, range(1, 5))
     text = write_report(tmp_path).read_text()

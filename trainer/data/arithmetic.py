@@ -3,11 +3,8 @@
 A question is a template filled with a name, a thing and two numbers. Train and validation questions are drawn together
 without replacement, so no held-out question is ever trained on; their sums do recur in other words.
 
-The demonstrations are the work of a sloppy teacher who mostly forgets to carry. A model that imitates them gets easy
-sums right and the others mostly wrong, which leaves PPO, where only the right result counts, something to correct.
-
-The demonstrations are what a warm start learns from: worked answers by someone who mostly forgets to carry. A model
-that imitates them knows the form, is often wrong, and sometimes right: just what PPO can improve.
+The demonstrations are worked answers by a teacher who mostly forgets to carry. A model that imitates them knows the
+form and is often wrong, sometimes right: just what PPO, where only the right result counts, can improve.
 """
 
 import random

@@ -1,0 +1,42 @@
+from pathlib import Path
+
+import pytest
+import torch
+
+from trainer.data.arithmetic import write_arithmetic
+from trainer.errors import DataError
+from trainer.models import ModelShape, build_tokenizer, create_model
+from trainer.sft import Lesson, SftConfig, answer_loss, fine_tune
+
+LESSONS = [Lesson([5, 6, 7], [8, 1], "8"), Lesson([5, 6], [8, 9, 1], "89")]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> object:
+    return build_tokenizer(["7+5=12\n#### 12", "How many apples?"] * 20, 300)
+
+
+def test_the_loss_is_over_answers_only_whatever_the_padding(tokenizer: object) -> None:
+    model = create_model(tokenizer, ModelShape(), seed=0)
+    expected = []
+    for lesson in LESSONS:
+        tokens = torch.tensor([lesson.question + lesson.answer])
+        log_probs = model(tokens).logits[0, len(lesson.question) - 1 : -1].log_softmax(-1)
+        expected += [-log_probs[place, token] for place, token in enumerate(lesson.answer)]
+    torch.testing.assert_close(answer_loss(model, LESSONS), torch.stack(expected).mean())
+
+
+@pytest.mark.timeout(300)
+def test_a_warm_start_imitates_the_demonstrations(tmp_path: Path) -> None:
+    _, demonstrations, validation = write_arithmetic(tmp_path, 2048, 128, 4, dropped_carries=0.0, seed=0)
+    config = SftConfig(
+        train_files=[demonstrations], validation_files=[validation], output=tmp_path / "model", steps=120
+    )
+    assert fine_tune(config).exact_match > 0.9  # prompts of different lengths, decoded in one padded batch
+    assert (tmp_path / "model" / "tokenizer.json").is_file()
+
+
+def test_files_without_worked_answers_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"nowhere\.parquet: no such file"):
+        fine_tune(SftConfig(train_files=[tmp_path / "nowhere.parquet"], output=tmp_path / "model"))
+    assert list(tmp_path.iterdir()) == []
