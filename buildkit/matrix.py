@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from buildkit.environment import EnvEntry, parse_environment
 from buildkit.errors import MatrixError, UsageError
 
 STATUSES = ("proven", "untested")
@@ -59,17 +60,6 @@ class Target:
 
 
 @dataclass(frozen=True)
-class EnvEntry:
-    """One run-time environment value with the condition under which it is right, the reason and where that is said."""
-
-    name: str
-    value: str
-    condition: str
-    reason: str
-    source: str
-
-
-@dataclass(frozen=True)
 class Matrix:
     root: Path
     targets: dict[str, Target]
@@ -88,13 +78,8 @@ class Matrix:
         entries: list[EnvEntry] = []
         for name in ("common", target):
             path = self.images / "env" / f"{name}.toml"
-            entries += [build(EnvEntry, entry, path, f"env {index}") for index, entry in enumerate(read_env(path))]
+            entries += parse_environment(read_toml(path), path)
         return tuple(entries)
-
-
-def read_env(path: Path) -> list[dict[str, Any]]:
-    entries: list[dict[str, Any]] = read_toml(path).get("env", [])
-    return entries
 
 
 def pick(known: dict[str, Value], name: str, kind: str) -> Value:

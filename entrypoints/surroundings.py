@@ -41,7 +41,7 @@ def image_defaults(manifest: Path) -> dict[str, str]:
         document = json.loads(manifest.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    return {entry["name"]: entry["value"] for entry in document.get("env", []) if entry["condition"] == "always"}
+    return {entry["name"]: entry["value"] for entry in document.get("env", []) if not entry["when"]}
 
 
 def writable_places(environment: Mapping[str, str]) -> dict[str, str]:

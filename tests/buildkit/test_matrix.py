@@ -59,14 +59,6 @@ def test_malformed_matrix_names_the_place(project: Path, before: str, after: str
     assert "matrix.toml" in str(caught.value)
 
 
-def test_environment_entries_have_reason_and_source(matrix: Matrix) -> None:
-    for target in matrix.targets:
-        for entry in matrix.env(target):
-            assert entry.condition
-            assert entry.reason
-            assert entry.source.startswith("https://")
-
-
 def test_root_is_found_from_below(project: Path) -> None:
     below = project / "images" / "env"
     assert find_root([below]) == project

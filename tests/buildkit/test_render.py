@@ -25,9 +25,7 @@ def test_every_target_renders_a_complete_dockerfile(matrix: Matrix, target: str)
     assert "{%" not in text
 
 
-@pytest.mark.parametrize(
-    ("target", "name"), [("cuda", "NVIDIA_VISIBLE_DEVICES"), ("rocm", "RAY_EXPERIMENTAL_NOSET_HIP")]
-)
+@pytest.mark.parametrize(("target", "name"), [("cuda", "NVIDIA_VISIBLE_DEVICES"), ("rocm", "HIP_FORCE_DEV_KERNARG")])
 def test_accelerators_have_their_own_environment(matrix: Matrix, target: str, name: str) -> None:
     assert name in dockerfile(matrix, target, "registry")
     assert name not in dockerfile(matrix, "cpu", "registry")

@@ -41,9 +41,9 @@ def test_a_cache_directory_that_cannot_be_made_is_an_error(tmp_path: Path) -> No
 def test_the_images_settings_apply_unless_the_user_says_otherwise(tmp_path: Path) -> None:
     manifest = tmp_path / "image.json"
     entries = [
-        {"name": "TOKENIZERS_PARALLELISM", "value": "false", "condition": "always", "reason": "r", "source": "s"},
-        {"name": "NCCL_X", "value": "1", "condition": "always", "reason": "r", "source": "s"},
-        {"name": "HSA_X", "value": "1", "condition": "mi300", "reason": "r", "source": "s"},
+        {"name": "TOKENIZERS_PARALLELISM", "value": "false", "when": {}, "reason": "r", "source": "s"},
+        {"name": "NCCL_X", "value": "1", "when": {}, "reason": "r", "source": "s"},
+        {"name": "HSA_X", "value": "1", "when": {"arch": ["gfx942"]}, "reason": "r", "source": "s"},
     ]
     manifest.write_text(json.dumps({"target": "cpu", "env": entries}), encoding="utf-8")
     assert image_defaults(manifest) == {"TOKENIZERS_PARALLELISM": "false", "NCCL_X": "1"}
