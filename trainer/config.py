@@ -6,6 +6,7 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from trainer.errors import ConfigError
+from trainer.training.partition import MicroBatchLimit
 
 
 class Section(BaseModel):
@@ -35,25 +36,40 @@ class ModelConfig(Section):
         return self.path
 
 
-class ActorConfig(Section):
+class TrainedModelConfig(Section):
+    """What actor and critic have in common."""
+
+    micro_batch_size: int = Field(64, gt=0, description="responses per forward pass and rank")
+    micro_batch_tokens: int | None = Field(
+        None, gt=0, description="tokens per forward pass and rank; sets micro_batch_size aside, and suits GPUs"
+    )
+    activation_checkpointing: bool = Field(
+        False, description="keep only the layers' inputs for the backward pass: less memory, a third more computing"
+    )
+    compile: bool = Field(True, description="compile the layers, on GPUs only")
+
+    @property
+    def micro_batch_limit(self) -> MicroBatchLimit:
+        return MicroBatchLimit(self.micro_batch_size, self.micro_batch_tokens)
+
+
+class ActorConfig(TrainedModelConfig):
     learning_rate: float = Field(1e-6, gt=0, description="of AdamW; 1e-6 suits models of some billion parameters")
     weight_decay: float = Field(0.0, ge=0)
     max_gradient_norm: float = Field(1.0, gt=0, description="L2 norm to which gradients are clipped")
     ppo_epochs: int = Field(1, gt=0, description="passes over each batch")
     mini_batch_size: int = Field(128, gt=0, description="responses per optimizer step, over all ranks")
-    micro_batch_size: int = Field(64, gt=0, description="responses per forward pass and rank")
     clip_ratio: float = Field(0.2, gt=0, description="epsilon of the clipped policy loss")
     entropy_coefficient: float = Field(0.0, ge=0, description="weight of the entropy bonus in the loss")
 
 
-class CriticConfig(Section):
+class CriticConfig(TrainedModelConfig):
     path: Path | None = Field(None, description="model to start from; the actor's when not given")
     learning_rate: float = Field(1e-5, gt=0, description="of AdamW; ten times the actor's is usual")
     weight_decay: float = Field(0.0, ge=0)
     max_gradient_norm: float = Field(1.0, gt=0)
     ppo_epochs: int = Field(1, gt=0)
     mini_batch_size: int = Field(128, gt=0, description="responses per optimizer step, over all ranks")
-    micro_batch_size: int = Field(64, gt=0, description="responses per forward pass and rank")
     clip_range_value: float = Field(0.5, gt=0, description="how far a value may move from its old one within a step")
 
 

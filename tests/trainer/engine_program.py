@@ -25,10 +25,13 @@ from trainer.rollout.vllm import VllmEngine
 from trainer.training.engine import OptimizerSettings, TrainingEngine
 from trainer.training.export import write_language_model
 from trainer.training.networks import PolicyNetwork, load_language_model
+from trainer.training.partition import MicroBatchLimit
 from trainer.training.process_group import join, open_store
+from trainer.training.sharding import Execution
 from trainer.training.weights import pack
 
 TEMPERATURE = 0.7
+LIMIT = MicroBatchLimit(32)
 END = 7  # a common token, so that responses of all lengths occur
 
 
@@ -58,7 +61,7 @@ def batch(asked: list[Request], responses: list[Response]) -> Batch:
 
 
 def difference(trainer: TrainingEngine, sampled: Batch) -> float:
-    return float((trainer.forward(sampled, 32) - sampled.rollout_log_probs).abs().max())
+    return float((trainer.forward(sampled, LIMIT) - sampled.rollout_log_probs).abs().max())
 
 
 def sync(trainer: TrainingEngine, engine: VllmEngine) -> None:
@@ -79,7 +82,7 @@ def main(directory: Path) -> None:
     device = torch.device("cpu")
     join(open_store("127.0.0.1", 1, 60), 0, 1, device, "127.0.0.1", 60)
     network = PolicyNetwork(load_language_model(directory / "model"), TEMPERATURE)
-    trainer = TrainingEngine(network, device, torch.float32, OptimizerSettings(1e-2, 0.0, 1.0))
+    trainer = TrainingEngine(network, Execution(device, torch.float32), OptimizerSettings(1e-2, 0.0, 1.0))
     engine = VllmEngine(config, "cpu", [END])
 
     found: dict[str, Any] = {}
@@ -98,7 +101,7 @@ def main(directory: Path) -> None:
     found["greedy again"] = [response.token_ids for response in engine.generate(greedy)]
     found["nothing asked"] = engine.generate([])
 
-    trainer.update(sampled, loss, 32)
+    trainer.update(sampled, loss, LIMIT)
     found["trained, not synced"] = difference(trainer, sampled)
     sync(trainer, engine)
     found["after the second sync"] = difference(trainer, batch(asked, engine.generate(asked)))

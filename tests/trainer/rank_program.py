@@ -1,6 +1,6 @@
 """One rank of a small FSDP run, for test_fsdp.py: `rank_program.py RANK WORLD_SIZE PORT DIRECTORY`.
 
-Writes what it found to DIRECTORY/world_WORLD_SIZE.pt on rank 0. The run of one rank loads what two ranks saved.
+Writes what it found to DIRECTORY/world_WORLD_SIZE.pt on rank 0. The other numbers of ranks load what two ranks saved.
 """
 
 import sys
@@ -14,7 +14,9 @@ from trainer.algorithms.aggregation import token_mean
 from trainer.batch import Batch
 from trainer.training.engine import OptimizerSettings, TrainingEngine
 from trainer.training.networks import PolicyNetwork
+from trainer.training.partition import MicroBatchLimit
 from trainer.training.process_group import connect_store, join
+from trainer.training.sharding import Execution
 
 ROWS = 8
 
@@ -52,8 +54,10 @@ def loss(output: tuple[Tensor, Tensor], part: Batch, token_count: int) -> tuple[
     return value, {"loss": value}
 
 
-def gradients(engine: TrainingEngine, rows: Batch, micro_batch_size: int) -> tuple[dict[str, Tensor], dict[str, float]]:
-    metrics = engine.accumulate_gradients(rows, loss, micro_batch_size)
+def gradients(
+    engine: TrainingEngine, rows: Batch, limit: MicroBatchLimit
+) -> tuple[dict[str, Tensor], dict[str, float]]:
+    metrics = engine.accumulate_gradients(rows, loss, limit)
     found = {name: weight.grad.full_tensor() for name, weight in engine.network.named_parameters()}
     engine.optimizer.zero_grad()
     return found, metrics
@@ -66,28 +70,33 @@ def weights(engine: TrainingEngine) -> dict[str, Tensor]:
 def main(rank: int, world_size: int, port: int, directory: Path) -> None:
     join(connect_store("127.0.0.1", port, world_size, 60), rank, world_size, torch.device("cpu"), "127.0.0.1", 60)
     settings = OptimizerSettings(learning_rate=1e-2, weight_decay=0.01, max_gradient_norm=0.5)
-    engine = TrainingEngine(network(), torch.device("cpu"), torch.float32, settings)
+    engine = TrainingEngine(network(), Execution(torch.device("cpu"), torch.float32), settings)
     rows = batch().shards(world_size)[rank]
 
-    result: dict[str, object] = {"log_probs": engine.forward(rows, 3)}
+    whole, parts, by_tokens = MicroBatchLimit(ROWS), MicroBatchLimit(3), MicroBatchLimit(ROWS, tokens=20)
+    result: dict[str, object] = {"log_probs": engine.forward(rows, parts)}
+    result["log_probs by tokens"] = engine.forward(rows, by_tokens)
     result["weights"] = weights(engine)
-    result["whole"] = gradients(engine, rows, ROWS)
-    result["in parts"] = gradients(engine, rows, 3)
+    result["whole"] = gradients(engine, rows, whole)
+    result["in parts"] = gradients(engine, rows, parts)
+    result["by tokens"] = gradients(engine, rows, by_tokens)
     engine.network.tokens_per_chunk = 2
-    result["in chunks"] = gradients(engine, rows, 3)
+    result["in chunks"] = gradients(engine, rows, parts)
+    checkpointing = Execution(torch.device("cpu"), torch.float32, checkpoint_activations=True)
+    result["checkpointed"] = gradients(TrainingEngine(network(), checkpointing, settings), rows, parts)
 
     checkpoint = directory / "checkpoint"
     if world_size == 2:
-        engine.update(rows, loss, ROWS)
+        engine.update(rows, loss, whole)
         engine.save(checkpoint)
     else:
         engine.load(checkpoint)
-    result["next"] = [engine.update(rows, loss, ROWS) for _ in range(2)]
+    result["next"] = [engine.update(rows, loss, whole) for _ in range(2)]
     result["trained"] = weights(engine)
     if world_size == 2:
         # What was saved, into an engine that has moved on: both must then make the same steps again, exactly.
         engine.load(checkpoint)
-        result["repeated"] = [engine.update(rows, loss, ROWS) for _ in range(2)]
+        result["repeated"] = [engine.update(rows, loss, whole) for _ in range(2)]
         result["retrained"] = weights(engine)
     if rank == 0:
         torch.save(result, directory / f"world_{world_size}.pt")

@@ -1,4 +1,4 @@
-"""The training engine on one and on two ranks, against a plain model and against each other."""
+"""The training engine on one, two and four ranks, against a plain model and against each other."""
 
 import os
 import subprocess
@@ -35,22 +35,24 @@ def run_ranks(world_size: int, directory: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
-    """What two ranks found, and then what one rank found that continued from their checkpoint."""
+    """What two ranks found, and then what one and four ranks found that continued from their checkpoint."""
     directory = tmp_path_factory.mktemp("fsdp")
-    return {world_size: run_ranks(world_size, directory) for world_size in (2, 1)}
+    return {world_size: run_ranks(world_size, directory) for world_size in (2, 1, 4)}
 
 
 @pytest.fixture(scope="module")
 def plain() -> dict[str, Any]:
-    """Log-probs and gradients of the same model and batch without FSDP, without chunks, one row at a time."""
+    """Log-probs and gradients of the same model and batch without FSDP, packing or chunks, a row at a time."""
     network, batch = rank_program.network(), rank_program.batch()
+    model = network.language_model
+    model.set_attn_implementation("eager")
     token_count = int(batch.response_mask.sum())
     log_probs = torch.zeros(batch.response_mask.shape)
     total = torch.zeros(())
     for row in range(len(batch)):
         prompt, length = int(batch.prompt_lengths[row]), int(batch.lengths[row])
         ids = batch.token_ids[row : row + 1, :length]
-        logits = network.language_model(ids).logits[0, prompt - 1 : -1] / 0.7
+        logits = model(ids).logits[0, prompt - 1 : -1] / 0.7
         distribution = torch.distributions.Categorical(logits=logits)
         chosen = distribution.log_prob(ids[0, prompt:])
         advantages = batch.advantages[row, : length - prompt]
@@ -61,8 +63,8 @@ def plain() -> dict[str, Any]:
     return {"log_probs": log_probs, "loss": total.item(), "gradients": gradients, "network": network}
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
-@pytest.mark.parametrize("split", ["whole", "in parts", "in chunks"])
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("split", ["whole", "in parts", "by tokens", "in chunks", "checkpointed"])
 def test_gradients_do_not_depend_on_ranks_micro_batches_or_chunks(
     runs: dict[int, dict[str, Any]], plain: dict[str, Any], world_size: int, split: str
 ) -> None:
@@ -74,8 +76,10 @@ def test_gradients_do_not_depend_on_ranks_micro_batches_or_chunks(
 
 
 def test_log_probs_are_those_of_each_row_alone(runs: dict[int, dict[str, Any]], plain: dict[str, Any]) -> None:
-    assert_close(runs[1]["log_probs"], plain["log_probs"], atol=1e-5, rtol=0)
-    assert_close(runs[2]["log_probs"], plain["log_probs"][:4], atol=1e-5, rtol=0)
+    for name in ("log_probs", "log_probs by tokens"):
+        assert_close(runs[1][name], plain["log_probs"], atol=1e-5, rtol=0)
+        assert_close(runs[2][name], plain["log_probs"][:4], atol=1e-5, rtol=0)
+        assert_close(runs[4][name], plain["log_probs"][:2], atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
@@ -97,12 +101,13 @@ def test_a_restored_engine_repeats_its_steps_exactly(runs: dict[int, dict[str, A
         assert not torch.equal(weight, two["weights"][name])
 
 
-def test_a_checkpoint_of_two_ranks_continues_on_one(runs: dict[int, dict[str, Any]]) -> None:
-    for one, two in zip(runs[1]["next"], runs[2]["next"], strict=True):
-        assert one == pytest.approx(two, abs=1e-5)
+@pytest.mark.parametrize("world_size", [1, 4])
+def test_a_checkpoint_of_two_ranks_continues_on_others(runs: dict[int, dict[str, Any]], world_size: int) -> None:
+    for others, two in zip(runs[world_size]["next"], runs[2]["next"], strict=True):
+        assert others == pytest.approx(two, abs=1e-5)
     for name, weight in runs[2]["trained"].items():
         # Adam divides by the root of tiny squares, which enlarges rounding: bound it by a share of the learning rate.
-        assert_close(runs[1]["trained"][name], weight, atol=1e-3, rtol=0)
+        assert_close(runs[world_size]["trained"][name], weight, atol=1e-3, rtol=0)
 
 
 def test_the_interface_of_an_address_is_found_by_the_address() -> None:

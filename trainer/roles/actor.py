@@ -22,18 +22,18 @@ class ActorWorker(TrainingWorker):
         settings = self.config.actor
         network = PolicyNetwork(load_language_model(self.config.model.directory), self.config.rollout.temperature)
         optimizer = OptimizerSettings(settings.learning_rate, settings.weight_decay, settings.max_gradient_norm)
-        return TrainingEngine(network, self.device, self.dtype, optimizer)
+        return TrainingEngine(network, self.execution(settings), optimizer)
 
     def log_probs(self, batch: Batch) -> Tensor:
         """Log-probs of this rank's responses, [rows, response length]."""
-        return self.engine.forward(batch, self.config.actor.micro_batch_size)
+        return self.engine.forward(batch, self.config.actor.micro_batch_limit)
 
     def update(self, batch: Batch) -> dict[str, float]:
         """All optimizer steps of a PPO step on this rank's rows; the means of their metrics, equal on every rank."""
         settings = self.config.actor
         rows = settings.mini_batch_size // self.place.world_size
         steps = [
-            self.engine.update(mini_batch, self._loss, settings.micro_batch_size)
+            self.engine.update(mini_batch, self._loss, settings.micro_batch_limit)
             for _ in range(settings.ppo_epochs)
             for mini_batch in batch.micro_batches(rows)
         ]

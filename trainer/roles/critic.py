@@ -14,18 +14,18 @@ class CriticWorker(TrainingWorker):
         settings = self.config.critic
         network = ValueNetwork(load_language_model(settings.path or self.config.model.directory))
         optimizer = OptimizerSettings(settings.learning_rate, settings.weight_decay, settings.max_gradient_norm)
-        return TrainingEngine(network, self.device, self.dtype, optimizer)
+        return TrainingEngine(network, self.execution(settings), optimizer)
 
     def values(self, batch: Batch) -> Tensor:
         """Values before each token of this rank's responses, [rows, response length]."""
-        return self.engine.forward(batch, self.config.critic.micro_batch_size)
+        return self.engine.forward(batch, self.config.critic.micro_batch_limit)
 
     def update(self, batch: Batch) -> dict[str, float]:
         """All optimizer steps of a PPO step on this rank's rows; the means of their metrics, equal on every rank."""
         settings = self.config.critic
         rows = settings.mini_batch_size // self.place.world_size
         steps = [
-            self.engine.update(mini_batch, self._loss, settings.micro_batch_size)
+            self.engine.update(mini_batch, self._loss, settings.micro_batch_limit)
             for _ in range(settings.ppo_epochs)
             for mini_batch in batch.micro_batches(rows)
         ]

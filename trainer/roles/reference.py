@@ -10,9 +10,11 @@ from trainer.training.networks import PolicyNetwork, load_language_model
 
 class ReferenceWorker(TrainingWorker):
     def build(self) -> TrainingEngine:
-        network = PolicyNetwork(load_language_model(self.config.model.directory), self.config.rollout.temperature)
-        return TrainingEngine(network, self.device, self.dtype)
+        # Nothing is added to these weights: they need no more precision than is computed with.
+        language_model = load_language_model(self.config.model.directory, self.dtype)
+        network = PolicyNetwork(language_model, self.config.rollout.temperature)
+        return TrainingEngine(network, self.execution(self.config.actor))
 
     def log_probs(self, batch: Batch) -> Tensor:
         """Log-probs of this rank's responses, [rows, response length]."""
-        return self.engine.forward(batch, self.config.actor.micro_batch_size)
+        return self.engine.forward(batch, self.config.actor.micro_batch_limit)

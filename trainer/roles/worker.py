@@ -5,11 +5,12 @@ from pathlib import Path
 import torch
 from torch.distributed import TCPStore
 
-from trainer.config import Config
+from trainer.config import Config, TrainedModelConfig
 from trainer.errors import DataError
 from trainer.roles.place import Place
 from trainer.training.engine import TrainingEngine
 from trainer.training.process_group import connect_store, join, open_store
+from trainer.training.sharding import Execution
 
 
 class TrainingWorker:
@@ -43,6 +44,11 @@ class TrainingWorker:
 
     def build(self) -> TrainingEngine:
         raise NotImplementedError
+
+    def execution(self, settings: TrainedModelConfig) -> Execution:
+        """How this rank computes a network with these settings."""
+        compiled = settings.compile and self.device.type == "cuda"
+        return Execution(self.device, self.dtype, settings.activation_checkpointing, compiled)
 
     def save(self, directory: Path) -> None:
         """Writes this role's state, every rank its part."""

@@ -10,14 +10,18 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as distributed_checkpoint
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from trainer.batch import Batch
 from trainer.errors import CheckpointError, EngineError
+from trainer.training.packing import PackedRows
+from trainer.training.partition import MicroBatchLimit
+from trainer.training.sharding import Execution, shard
 
 # (network output, micro-batch, tokens of the global mini-batch) -> loss, and metrics that add up like the loss
 LossFunction = Callable[[Any, Batch, int], tuple[Tensor, dict[str, Tensor]]]
+
+# On GPUs packed lines are filled up to a multiple of this: compiled layers then meet few lengths.
+LENGTH_MULTIPLE = 256
 
 
 @dataclass(frozen=True)
@@ -30,38 +34,40 @@ class OptimizerSettings:
 class TrainingEngine:
     """A network sharded over all ranks of the default process group.
 
-    Weights and optimizer states stay float32; `dtype` is what activations and gathered weights are computed in.
+    Trained weights and optimizer states stay float32; `execution` says what activations are computed in, and how.
     """
 
-    def __init__(
-        self, network: nn.Module, device: torch.device, dtype: torch.dtype, optimizer: OptimizerSettings | None = None
-    ) -> None:
-        self.device = device
+    def __init__(self, network: nn.Module, execution: Execution, optimizer: OptimizerSettings | None = None) -> None:
+        self.device = execution.device
         self.world_size = dist.get_world_size()
-        self.network = shard(network, device, dtype)
         self.settings = optimizer
         if optimizer is None:
-            self.network.requires_grad_(False).eval()
+            network.requires_grad_(False).eval()
+        self.network = shard(network, execution)
+        if optimizer is None:
             return
         self.optimizer = torch.optim.AdamW(
-            self.network.parameters(), lr=optimizer.learning_rate, weight_decay=optimizer.weight_decay
+            self.network.parameters(),
+            lr=optimizer.learning_rate,
+            weight_decay=optimizer.weight_decay,
+            fused=self.device.type == "cuda",
         )
 
-    def forward(self, batch: Batch, micro_batch_size: int) -> Tensor:
-        """Log-probs or values of all rows, [rows, response length], on CPU. Every rank calls it, with as many rows."""
+    def forward(self, batch: Batch, limit: MicroBatchLimit) -> Tensor:
+        """Log-probs or values of all rows, [rows, response length], on CPU. Every rank calls it."""
+        result = torch.zeros(batch.response_mask.shape, dtype=torch.float32, device=self.device)
         with torch.no_grad():
-            outputs = [
-                self.network(part.token_ids, part.prompt_lengths, part.response_mask)
-                for part in map(self._to_device, batch.micro_batches(micro_batch_size))
-            ]
-        return torch.cat([output[0] if isinstance(output, tuple) else output for output in outputs]).cpu()
+            for rows, packed in self._micro_batches(batch, limit):
+                output = self.network(packed)
+                result[rows] = output[0] if isinstance(output, tuple) else output
+        return result.cpu()
 
-    def update(self, batch: Batch, loss_function: LossFunction, micro_batch_size: int) -> dict[str, float]:
-        """One optimizer step on this rank's rows of a mini-batch; every rank has equally many.
+    def update(self, batch: Batch, loss_function: LossFunction, limit: MicroBatchLimit) -> dict[str, float]:
+        """One optimizer step on this rank's rows of a mini-batch.
 
         Returns the loss function's metrics over the global mini-batch, and `gradient_norm` before clipping.
         """
-        metrics = self.accumulate_gradients(batch, loss_function, micro_batch_size)
+        metrics = self.accumulate_gradients(batch, loss_function, limit)
         norm = self.clip_gradients()
         if not norm < float("inf"):
             raise EngineError(
@@ -73,19 +79,29 @@ class TrainingEngine:
         return {**metrics, "gradient_norm": norm}
 
     def accumulate_gradients(
-        self, batch: Batch, loss_function: LossFunction, micro_batch_size: int
+        self, batch: Batch, loss_function: LossFunction, limit: MicroBatchLimit
     ) -> dict[str, float]:
         """Leaves the gradient of the mini-batch's token mean in the parameters, the same for any split of the rows."""
-        token_count = int(self._sum_over_ranks(batch.response_mask.sum()))
+        token_count = int(self._reduce(batch.response_mask.sum()))
         totals: dict[str, Tensor] = {}
-        for part in map(self._to_device, batch.micro_batches(micro_batch_size)):
-            output = self.network(part.token_ids, part.prompt_lengths, part.response_mask)
-            loss, metrics = loss_function(output, part, token_count)
+        for rows, packed in self._micro_batches(batch, limit):
+            loss, metrics = loss_function(self.network(packed), batch.rows(rows).to(self.device), token_count)
             # FSDP averages gradients over the ranks; the loss is already this rank's share of the global mean.
             (loss * self.world_size).backward()
             for name, value in metrics.items():
-                totals[name] = totals.get(name, torch.zeros(())) + value.detach().double().cpu()
-        return {name: float(self._sum_over_ranks(value)) for name, value in totals.items()}
+                totals[name] = totals.get(name, 0.0) + value.detach().double()
+        # Read once at the end: each look at a number on a GPU would wait for all work before it.
+        sums = self._reduce(torch.stack(list(totals.values())).cpu())
+        return dict(zip(totals, sums.tolist(), strict=True))
+
+    def _micro_batches(self, batch: Batch, limit: MicroBatchLimit) -> Iterator[tuple[Tensor, PackedRows]]:
+        """Rows and their packed line, part by part; every rank gets as many parts, as FSDP's collectives need."""
+        lengths = batch.lengths.tolist()
+        count = int(self._reduce(torch.tensor(limit.parts_needed(lengths)), dist.ReduceOp.MAX))
+        multiple = LENGTH_MULTIPLE if self.device.type == "cuda" else 1
+        for part in limit.split(lengths, count):
+            rows = torch.tensor(part)
+            yield rows, PackedRows.of(batch.rows(rows), multiple).to(self.device)
 
     def clip_gradients(self) -> float:
         """Scales all gradients so that their global L2 norm is at most the limit; returns the norm before."""
@@ -129,19 +145,8 @@ class TrainingEngine:
         network, optimizer = get_state_dict(self.network, self.optimizer)
         return {"network": network, "optimizer": optimizer}
 
-    def _to_device(self, batch: Batch) -> Batch:
-        return batch.to(self.device)
-
-    def _sum_over_ranks(self, value: Tensor) -> Tensor:
+    def _reduce(self, value: Tensor, operation: Any = dist.ReduceOp.SUM) -> Tensor:
+        """A tensor on CPU, reduced over the ranks."""
         total = value.clone()
-        dist.all_reduce(total)
+        dist.all_reduce(total, operation)
         return total
-
-
-def shard(network: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
-    """Spreads each layer's weights, and the rest as one group, over all ranks."""
-    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
-    for layer in network.layers:
-        fully_shard(layer, mesh=mesh, mp_policy=policy)
-    return fully_shard(network, mesh=mesh, mp_policy=policy)

@@ -1,0 +1,132 @@
+"""Packed networks against Transformers' own forward pass on one row at a time."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from trainer.algorithms.log_probs import log_probs_and_entropy
+from trainer.batch import Batch
+from trainer.training.linear_log_probs import linear_log_probs
+from trainer.training.networks import PolicyNetwork, ValueNetwork
+from trainer.training.packing import PackedRows
+
+FAMILIES = ["qwen2", "qwen3", "llama", "mistral"]
+TEMPERATURE = 0.7
+
+
+def language_model(family: str, window: int | None = None) -> torch.nn.Module:
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(
+        family,
+        vocab_size=50,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        pad_token_id=0,
+    )
+    config.sliding_window = window
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+
+
+@pytest.fixture
+def batch() -> Batch:
+    generator = torch.Generator().manual_seed(1)
+
+    def tokens(length: int) -> list[int]:
+        return torch.randint(0, 50, (length,), generator=generator).tolist()
+
+    prompts, responses = [tokens(n) for n in (3, 1, 6, 2)], [tokens(n) for n in (5, 2, 1, 7)]
+    return Batch.from_responses(prompts, responses, [[-1.0] * len(response) for response in responses])
+
+
+def one_by_one(model: torch.nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Log-probs and entropy by Transformers' eager attention."""
+    model.set_attn_implementation("eager")
+    log_probs, entropy = torch.zeros(batch.response_mask.shape), torch.zeros(batch.response_mask.shape)
+    for row in range(len(batch)):
+        prompt, length = int(batch.prompt_lengths[row]), int(batch.lengths[row])
+        ids = batch.token_ids[row : row + 1, :length]
+        found = log_probs_and_entropy(model(ids).logits[0, prompt - 1 : -1], ids[0, prompt:], TEMPERATURE)
+        log_probs[row, : length - prompt], entropy[row, : length - prompt] = found
+    return log_probs, entropy
+
+
+def gradients(model: torch.nn.Module, log_probs: Tensor, entropy: Tensor) -> dict[str, Tensor]:
+    model.zero_grad()
+    (log_probs.square().sum() + 0.3 * entropy.sum()).backward()
+    return {name: weight.grad.clone() for name, weight in model.named_parameters()}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("multiple", [1, 8])
+def test_packed_rows_give_the_log_probs_and_gradients_of_each_row_alone(
+    family: str, multiple: int, batch: Batch
+) -> None:
+    model = language_model(family)
+    expected = one_by_one(model, batch)
+    expected_gradients = gradients(model, *expected)
+    found = PolicyNetwork(model, TEMPERATURE)(PackedRows.of(batch, multiple))
+    for output, wanted in zip(found, expected, strict=True):
+        assert_close(output, wanted, atol=1e-5, rtol=0)
+    for name, gradient in gradients(model, *found).items():
+        assert_close(gradient, expected_gradients[name], atol=1e-5, rtol=1e-5, msg=lambda t, n=name: f"{n}: {t}")
+
+
+def test_a_sliding_window_hides_what_lies_before_it(batch: Batch) -> None:
+    model = language_model("mistral", window=3)
+    expected, _ = one_by_one(model, batch)
+    found, _ = PolicyNetwork(model, TEMPERATURE)(PackedRows.of(batch))
+    assert_close(found, expected, atol=1e-5, rtol=0)
+    whole, _ = one_by_one(language_model("mistral"), batch)
+    assert (whole - expected).abs().max() > 1e-4
+
+
+def test_values_do_not_depend_on_the_rows_beside_them(batch: Batch) -> None:
+    network = ValueNetwork(language_model("qwen2"))
+    torch.nn.init.normal_(network.head.weight)
+    together = network(PackedRows.of(batch, multiple=16))
+    for row in range(len(batch)):
+        alone = network(PackedRows.of(batch.rows(torch.tensor([row]))))
+        assert_close(together[row : row + 1], alone, atol=1e-5, rtol=0)
+    assert torch.equal(together != 0, batch.response_mask)
+
+
+@pytest.mark.parametrize("tokens_per_chunk", [1, 4, 7, 100])
+@pytest.mark.parametrize("frozen_weight", [False, True])
+def test_chunks_change_neither_log_probs_nor_gradients(tokens_per_chunk: int, frozen_weight: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight = torch.randn(10, 16, generator=generator), torch.randn(30, 16, generator=generator)
+    token_ids = torch.randint(0, 30, (10,), generator=generator)
+    factors = torch.randn(2, 10, generator=generator)
+
+    def run(chunked: bool) -> tuple[Tensor, ...]:
+        h, w = hidden.clone().requires_grad_(), weight.clone().requires_grad_(not frozen_weight)
+        if chunked:
+            outputs = linear_log_probs(h, w, token_ids, TEMPERATURE, tokens_per_chunk)
+        else:
+            outputs = log_probs_and_entropy(h @ w.T, token_ids, TEMPERATURE)
+        (torch.stack(outputs) * factors).sum().backward()
+        return (*outputs, h.grad, *([] if frozen_weight else [w.grad]))
+
+    for found, expected in zip(run(chunked=True), run(chunked=False), strict=True):
+        assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_memory_of_log_probs_does_not_grow_with_tokens_times_vocabulary() -> None:
+    """Counted by what the backward pass keeps: no tensor has a row per token and a column per vocabulary entry."""
+    kept: list[torch.Size] = []
+    hidden, weight = torch.randn(40, 8, requires_grad=True), torch.randn(1000, 8, requires_grad=True)
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept.append(tensor.shape)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        linear_log_probs(hidden, weight, torch.zeros(40, dtype=torch.int64), 1.0, tokens_per_chunk=4)
+    assert kept
+    assert max(shape.numel() for shape in kept) == weight.numel()

@@ -1,0 +1,66 @@
+"""How rows are shared among forward passes: nothing lost, nothing uneven, limits kept."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer.training.partition import MicroBatchLimit, balanced
+
+lengths = st.lists(st.integers(1, 1000), min_size=1, max_size=60)
+
+
+@given(lengths, st.data())
+def test_every_row_is_in_one_part_and_no_part_is_empty(lengths: list[int], data: st.DataObject) -> None:
+    count = data.draw(st.integers(1, len(lengths)))
+    parts = balanced(lengths, count)
+    assert len(parts) == count
+    assert all(parts)
+    assert sorted(row for part in parts for row in part) == list(range(len(lengths)))
+
+
+@given(lengths, st.data())
+def test_parts_differ_by_at_most_the_longest_row(lengths: list[int], data: st.DataObject) -> None:
+    sums = [sum(lengths[row] for row in part) for part in balanced(lengths, data.draw(st.integers(1, len(lengths))))]
+    assert max(sums) - min(sums) <= max(lengths)
+
+
+@given(st.integers(1, 4), st.integers(1, 12), st.data())
+def test_parts_of_equal_size_have_equally_many_rows(count: int, size: int, data: st.DataObject) -> None:
+    lengths = data.draw(st.lists(st.integers(1, 1000), min_size=count * size, max_size=count * size))
+    parts = balanced(lengths, count, equal_size=True)
+    assert [len(part) for part in parts] == [size] * count
+    sums = [sum(lengths[row] for row in part) for part in parts]
+    assert max(sums) - min(sums) <= max(lengths)
+
+
+def test_differencing_balances_better_than_rows_in_turn() -> None:
+    lengths = [900, 800, 700, 600, 500, 400, 300, 200, 100, 50]
+
+    def spread(parts: list[list[int]]) -> int:
+        sums = [sum(lengths[row] for row in part) for part in parts]
+        return max(sums) - min(sums)
+
+    assert spread(balanced(lengths, 3)) < spread([list(range(first, 10, 3)) for first in range(3)]) / 4
+
+
+@given(lengths, st.integers(1, 3000))
+def test_a_limit_of_tokens_is_kept_unless_a_single_row_is_longer(lengths: list[int], tokens: int) -> None:
+    limit = MicroBatchLimit(rows=1, tokens=tokens)
+    for part in limit.split(lengths, limit.parts_needed(lengths)):
+        assert len(part) == 1 or sum(lengths[row] for row in part) <= tokens or max(lengths) > tokens
+
+
+@given(lengths, st.integers(1, 70))
+def test_a_limit_of_rows_gives_consecutive_parts(lengths: list[int], rows: int) -> None:
+    limit = MicroBatchLimit(rows)
+    parts = limit.split(lengths, limit.parts_needed(lengths))
+    assert [row for part in parts for row in part] == list(range(len(lengths)))
+    assert max(map(len, parts)) <= rows
+    assert len(parts) == limit.parts_needed(lengths)
+
+
+def test_what_cannot_be_split_is_refused() -> None:
+    with pytest.raises(ValueError, match="3 rows cannot be split into 4 parts"):
+        balanced([1, 2, 3], 4)
+    with pytest.raises(ValueError, match="3 rows cannot be split into 2 parts"):
+        balanced([1, 2, 3], 2, equal_size=True)

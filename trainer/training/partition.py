@@ -1,0 +1,65 @@
+"""Which rows share a forward pass, and which rank works on them: parts of nearly equal token counts."""
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class MicroBatchLimit:
+    """What one forward pass of a rank may hold: so many rows or, where `tokens` is set, so many tokens."""
+
+    rows: int
+    tokens: int | None = None
+
+    def parts_needed(self, lengths: Sequence[int]) -> int:
+        """The fewest parts that keep the limit; a row longer than the limit is a part alone."""
+        if self.tokens is None:
+            return math.ceil(len(lengths) / self.rows)
+        count = max(1, math.ceil(sum(lengths) / self.tokens))
+        while count < len(lengths):
+            largest = max((sum(lengths[row] for row in part), len(part)) for part in balanced(lengths, count))
+            if largest[0] <= self.tokens or largest[1] == 1:
+                break
+            count += 1
+        return min(count, len(lengths))
+
+    def split(self, lengths: Sequence[int], count: int) -> list[list[int]]:
+        """The rows of each of `count` parts."""
+        if self.tokens is not None:
+            return balanced(lengths, count)
+        size = math.ceil(len(lengths) / count)
+        return [list(range(start, min(start + size, len(lengths)))) for start in range(0, len(lengths), size)]
+
+
+def balanced(lengths: Sequence[int], count: int, equal_size: bool = False) -> list[list[int]]:
+    """Splits rows into `count` parts with nearly equal sums of their lengths; every part has a row.
+
+    The largest differencing method (Karmarkar and Karp 1982), for `count` parts: as long as there are several partial
+    solutions, merge the two whose sums differ most, the heaviest part of one with the lightest of the other.
+
+    With `equal_size`, which needs a multiple of `count`, every part has equally many rows.
+
+    Returns the parts, each in ascending order; the same for the same lengths.
+    """
+    if not 0 < count <= len(lengths) or (equal_size and len(lengths) % count):
+        raise ValueError(f"{len(lengths)} rows cannot be split into {count} parts (equal sizes: {equal_size})")
+    # A solution is `count` pairs (sum, rows), the heaviest first; the heap serves the one of the largest difference.
+    order = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
+    if equal_size:
+        solutions = [[(lengths[row], [row]) for row in order[i : i + count]] for i in range(0, len(order), count)]
+    else:
+        solutions = [[(lengths[row], [row]), *((0, []) for _ in range(count - 1))] for row in order]
+    heap = [(parts[-1][0] - parts[0][0], number, parts) for number, parts in enumerate(solutions)]
+    heapq.heapify(heap)
+    while len(heap) > 1:
+        _, number, one = heapq.heappop(heap)
+        _, _, other = heapq.heappop(heap)
+        merged = [(a + b, rows + more) for (a, rows), (b, more) in zip(one, reversed(other), strict=True)]
+        merged.sort(key=lambda part: -part[0])
+        heapq.heappush(heap, (merged[-1][0] - merged[0][0], number, merged))
+    parts = [rows for _, rows in heap[0][2]]
+    for empty in (part for part in parts if not part):
+        empty.append(max(parts, key=len).pop())
+    return sorted(sorted(part) for part in parts)

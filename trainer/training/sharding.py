@@ -1,0 +1,54 @@
+"""How a network is spread over the ranks and computed: FSDP2, mixed precision, checkpointing, compilation."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+from trainer.errors import DataError
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How a rank computes.
+
+    `dtype` is that of activations and gathered weights. `checkpoint_activations` keeps only each layer's input for the
+    backward pass, for a third more computing. `compile_layers` fuses what lies between the matrix products.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    checkpoint_activations: bool = False
+    compile_layers: bool = False
+
+
+def shard(network: nn.Module, execution: Execution) -> nn.Module:
+    """Spreads each layer's weights, and the rest as one group, over all ranks."""
+    trained = any(parameter.requires_grad for parameter in network.parameters())
+    if execution.checkpoint_activations and trained:
+        network.decoder.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        network.train()  # Transformers checkpoints in training mode only
+    if execution.device.type == "cuda":
+        # What is left in float32, such as gradients of normalisations, may use the matrix units' float32 mode.
+        torch.set_float32_matmul_precision("high")
+    mesh = init_device_mesh(execution.device.type, (dist.get_world_size(),))
+    policy = MixedPrecisionPolicy(param_dtype=execution.dtype, reduce_dtype=torch.float32)
+    for layer in decoder_layers(network.decoder):
+        if execution.compile_layers:
+            layer.compile()
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    return fully_shard(network, mesh=mesh, mp_policy=policy)
+
+
+def decoder_layers(decoder: nn.Module) -> nn.ModuleList:
+    """The list of transformer layers, the units of sharding. Raises DataError for a model without one."""
+    layers = getattr(decoder, "layers", None)
+    if not isinstance(layers, nn.ModuleList):
+        raise DataError(
+            f"{type(decoder).__name__} has no list of layers to shard",
+            hint="use a decoder-only model such as Qwen2, Llama or Mistral",
+        )
+    return layers
