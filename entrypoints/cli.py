@@ -7,15 +7,16 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn, TypeVar
 
-from entrypoints.environments import detect
-from entrypoints.environments.explicit import HOSTS, NODE_RANK
+from entrypoints.environments.explicit import HEAD, HOST_FILE, HOSTS, NODE_RANK, NODES
 from entrypoints.errors import LaunchError, UsageError
-from entrypoints.explain import as_json, as_text, explain
 from entrypoints.logs import report
 from entrypoints.options import CONTROL_PORT, DEADLINE, Options, RayOptions
+from entrypoints.subcommands import SUBCOMMANDS
 from entrypoints.versions import installed
 
 _HOW_TO_RUN = "write `launch -- COMMAND ...` or `launch train KEY=VALUE ...`"
+_SAID = {"hosts": HOSTS, "hostfile": HOST_FILE, "node_rank": NODE_RANK, "nodes": NODES, "head": HEAD}
+"""Options that are short for a variable, which every environment may read."""
 
 T = TypeVar("T")
 
@@ -31,46 +32,47 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _main(arguments: list[str], variables: Mapping[str, str]) -> int:
     parsed = _parser(variables).parse_args(arguments)
-    said = {HOSTS: parsed.hosts, NODE_RANK: parsed.node_rank}
-    variables = {**variables, **{name: value for name, value in said.items() if value is not None}}
-    if parsed.words[:1] == ["explain"]:
-        return _explain(parsed, variables)
+    if parsed.words[:1] and parsed.words[0] in SUBCOMMANDS:
+        subcommand = SUBCOMMANDS[parsed.words[0]]
+        parser = Parser(prog=f"launch {parsed.words[0]}", description=subcommand.purpose, allow_abbrev=False)
+        _add_place(parser)
+        subcommand.add_arguments(parser)
+        rest, parsed.words = parsed.words[1:], []
+        parsed = parser.parse_args(rest, parsed)
+        return subcommand.run(parsed, _with_options(variables, parsed))
     options = _options(parsed)
-    from entrypoints.launch import launch  # asyncio alone would double the time of `launch explain`
+    from entrypoints.launch import launch, locate  # asyncio alone would double the time of `launch explain`
 
-    hostname = socket.gethostname()
-    return launch(detect(variables, hostname), options, hostname, variables)
-
-
-def _explain(parsed: argparse.Namespace, variables: Mapping[str, str]) -> int:
-    parser = _Parser(prog="launch explain", description="Say what was detected and why.", allow_abbrev=False)
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
-    as_document = parser.parse_args(parsed.words[1:]).json
-    document = explain(detect(variables, socket.gethostname()), variables, parsed.control_port)
-    sys.stdout.write((as_json if as_document else as_text)(document) + "\n")
-    return 0
+    variables = _with_options(variables, parsed)
+    hostname = parsed.hostname or socket.gethostname()
+    return launch(locate(variables, hostname, options.deadline), options, hostname, variables)
 
 
-class _Parser(argparse.ArgumentParser):
+def _with_options(variables: Mapping[str, str], parsed: argparse.Namespace) -> dict[str, str]:
+    said = {name: getattr(parsed, option) for option, name in _SAID.items()}
+    return {**variables, **{name: value for name, value in said.items() if value is not None}}
+
+
+class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(message, f"see `{self.prog} --help`")
 
 
-def _parser(variables: Mapping[str, str]) -> _Parser:
-    parser = _Parser(
+def _parser(variables: Mapping[str, str]) -> Parser:
+    parser = Parser(
         prog="launch",
         usage="launch [options] -- COMMAND ...\n       launch [options] train KEY=VALUE ...\n"
-        "       launch [options] explain [--json]",
+        + "".join(f"       launch [options] {name} ...\n" for name in SUBCOMMANDS),
         description="Find this job's other nodes, form one Ray cluster with them and run a command on its head. "
-        "`train` is short for the trainer; `explain` shows what was detected and why, and does nothing.",
+        "`train` is short for the trainer. "
+        + " ".join(f"`{name}`: {subcommand.purpose}" for name, subcommand in SUBCOMMANDS.items()),
         epilog="An option can also be given by the variable in its brackets. Several nodes need a shared secret: "
         "SLIPWAY_TOKEN or SLIPWAY_TOKEN_FILE.",
         allow_abbrev=False,
     )
     add = parser.add_argument
     add("--version", action="version", version=f"launch {installed('slipway')}")
-    add("--hosts", metavar="A,B,C", help=f"the nodes, the head first [{HOSTS}]")
-    add("--node-rank", metavar="N", help=f"which of them this is; else found by the host name [{NODE_RANK}]")
+    _add_place(parser)
     add(
         "--deadline",
         metavar="SECONDS",
@@ -93,6 +95,17 @@ def _parser(variables: Mapping[str, str]) -> _Parser:
     add("--dashboard", action="store_true", help="serve Ray's dashboard on the head, on loopback only")
     add("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser
+
+
+def _add_place(parser: argparse.ArgumentParser) -> None:
+    """Options that say which nodes there are, and which of them this is."""
+    add = parser.add_argument
+    add("--hosts", metavar="A,B,C", help=f"the nodes, the head first; gpu-[0-3] is understood [{HOSTS}]")
+    add("--hostfile", metavar="FILE", help=f"the nodes, one a line, the head first [{HOST_FILE}]")
+    add("--nodes", metavar="N", help=f"how many nodes there are, where nothing else says so [{NODES}]")
+    add("--node-rank", metavar="N", help=f"which of them this is; else found by the host name [{NODE_RANK}]")
+    add("--head", metavar="HOST", help=f"the first node, where nothing else names it [{HEAD}]")
+    add("--hostname", metavar="NAME", help="this node's own name; default what the system says")
 
 
 def _options(parsed: argparse.Namespace) -> Options:

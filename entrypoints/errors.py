@@ -40,6 +40,10 @@ class DetectionError(LaunchError):
     exit_code = 10
 
 
+class NotYetThereError(DetectionError):
+    """What is missing may appear by itself: worth another try until the deadline."""
+
+
 class TokenError(LaunchError):
     exit_code = 11
 

@@ -1,25 +1,29 @@
 """`launch explain`: what would happen here and why, without doing any of it."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from entrypoints.environments import Allocation, Detection
 from entrypoints.ports import control_port, ephemeral_floor, ray_blocks
 
 
-def explain(detection: Detection, variables: Mapping[str, str], chosen_port: int | None) -> dict[str, Any]:
+def explain(
+    detection: Detection, variables: Mapping[str, str], chosen_port: int | None, command: Sequence[str]
+) -> dict[str, Any]:
     """Everything that detection knows, as the document of `launch explain --json`."""
     allocation = detection.allocation
     control = chosen_port or control_port(allocation.job_id)
     floor = ephemeral_floor()
-    warnings = []
+    warnings = list(allocation.all_warnings)
     if control >= floor:
         warnings.append(f"control port {control} is in the ephemeral range, which starts at {floor}: it may be taken")
+    if allocation.head is None:
+        warnings.append(f"{allocation.environment} names no head: set SLIPWAY_HEAD to the first node on every node")
     block = ray_blocks(allocation.job_id, allocation.node_rank, floor)[0]
     return {
         "environment": allocation.environment,
-        "attach": variables.get("RAY_ADDRESS") or None,
+        "attach": variables.get("RAY_ADDRESS") or allocation.attach,
         "job_id": allocation.job_id,
         "node_count": allocation.node_count,
         "node_rank": allocation.node_rank,
@@ -31,6 +35,7 @@ def explain(detection: Detection, variables: Mapping[str, str], chosen_port: int
         "conflicts": list(detection.conflicts),
         "warnings": warnings,
         "ports": {"control": control, **block.named, "workers": [block.workers.start, block.workers.stop - 1]},
+        "command": list(command) or None,
     }
 
 
@@ -55,12 +60,14 @@ def as_text(document: Mapping[str, Any]) -> str:
     lines = [
         f"environment  {document['environment']}  ({reason or 'nothing else is set'})",
         f"node         {document['node_rank']} of {document['node_count']}, local rank {document['local_rank']}",
-        f"head         {document['head']}",
+        f"head         {document['head'] or 'not known'}",
         f"hosts        {', '.join(document['hosts']) if document['hosts'] else 'only the head is known'}",
         f"ports        control {ports['control']}, Ray {ports['gcs']}-{ports['workers'][1]} or the next free block",
     ]
     if document["attach"]:
         lines.append(f"attach       {document['attach']}: no cluster is formed")
+    if document["command"]:
+        lines.append(f"command      {' '.join(document['command'])}, on the head")
     lines += [
         f"runner-up    {other['environment']}: node {other['node_rank']} of {other['node_count']}"
         for other in document["runners_up"]

@@ -1,17 +1,21 @@
-"""Slurm's compressed host lists: `node[01-03,07]-ib,login1`.
+"""Compressed host lists, as Slurm, Flux and ClusterShell write them: `node[01-03,07]-ib,r[1-9/2]n[1-4]`.
 
-The parser is strict, because the first name decides where the head is: what Slurm's own reader would guess at
-(an unclosed bracket, a reversed range) is an error here. Order and duplicates are kept as written.
+The parser is strict, because the first name decides where the head is: what Slurm's own reader would guess at (an
+unclosed bracket, a reversed range) is an error here. Order and duplicates are kept as written. A step follows a slash,
+as in ClusterShell.
 """
 
 import itertools
 import re
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 MAXIMUM_HOSTS = 65_536
 """More names than any cluster has; a longer expansion is a mistake or a bomb (`n[0-9999999999]`)."""
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]*")
-_RANGE = re.compile(r"(\d+)(?:-(\d+))?", re.ASCII)
+_RANGE = re.compile(r"(\d+)(?:-(\d+)(?:/(\d+))?)?", re.ASCII)
+_LAST_NUMBER = re.compile(r"(.*?)(\d{1,18})(\D*)", re.ASCII | re.DOTALL)
 
 
 class HostlistError(ValueError):
@@ -31,20 +35,23 @@ def expand(text: str) -> list[str]:
 
 def _split(text: str) -> list[str]:
     """Split at the commas outside brackets."""
-    items = [""]
-    inside = False
-    for position, character in enumerate(text, start=1):
-        if character == "," and not inside:
-            items.append("")
+    if "[" not in text and "]" not in text:
+        return text.split(",")
+    items: list[str] = []
+    begin, inside = 0, False
+    for match in re.finditer(r"[\[\],]", text):
+        character = match[0]
+        if character == ",":
+            if not inside:
+                items.append(text[begin : match.start()])
+                begin = match.end()
             continue
-        if character in "[]":
-            if inside == (character == "["):
-                raise HostlistError(f"unexpected {character!r} at character {position}")
-            inside = not inside
-        items[-1] += character
+        if inside == (character == "["):
+            raise HostlistError(f"unexpected {character!r} at character {match.end()}")
+        inside = not inside
     if inside:
         raise HostlistError("'[' is never closed")
-    return items
+    return [*items, text[begin:]]
 
 
 def _expand_item(item: str, room: int) -> list[str]:
@@ -55,32 +62,88 @@ def _expand_item(item: str, room: int) -> list[str]:
             raise HostlistError(f"{literal!r} is not part of a host name")
     if not item:
         raise HostlistError("a host name is empty")
-    choices = [[literals[0]]]
+    brackets: list[list[str]] = []
     count = 1
-    for ranges, literal in zip(re.findall(r"\[(.*?)\]", item), literals[1:], strict=True):
-        numbers = _expand_ranges(ranges, room)
-        count *= len(numbers)
+    for ranges in re.findall(r"\[(.*?)\]", item):
+        brackets.append(_expand_ranges(ranges, room))
+        count *= len(brackets[-1])
         if count > room:
             raise HostlistError(f"more than {MAXIMUM_HOSTS} hosts")
-        choices += [numbers, [literal]]
     if count > room:
         raise HostlistError(f"more than {MAXIMUM_HOSTS} hosts")
-    return ["".join(parts) for parts in itertools.product(*choices)]
+    if not brackets:
+        return [item]
+    *earlier, last = brackets
+    # Slurm's order: the last number counts fastest, then the first, the second and so on.
+    ends = [f"{number}{literals[-1]}" for number in last]
+    fronts = [
+        "".join(itertools.chain.from_iterable(zip(literals, reversed(numbers), strict=False))) + literals[-2]
+        for numbers in itertools.product(*reversed(earlier))
+    ]
+    return [front + end for front in fronts for end in ends]
 
 
 def _expand_ranges(ranges: str, room: int) -> list[str]:
-    """Expand the inside of one bracket: `01-03,7`; zero padding is as wide as the first number."""
+    """Expand the inside of one bracket: `01-03,7,10-20/5`; zero padding is as wide as the first number."""
     numbers: list[str] = []
     for part in ranges.split(","):
         match = _RANGE.fullmatch(part)
         if match is None:
             raise HostlistError(f"{part!r} is not a number or a range")
-        first, last = match[1], match[2] or match[1]
-        if len(first) > 18 or len(last) > 18:
+        first, last, step = match[1], match[2] or match[1], match[3] or "1"
+        if len(first) > 18 or len(last) > 18 or len(step) > 18:
             raise HostlistError(f"{part!r} has too many digits")
+        if int(step) == 0:
+            raise HostlistError(f"the step of {part!r} is 0")
         if int(last) < int(first):
             raise HostlistError(f"the range {part!r} runs backwards")
-        if int(last) - int(first) >= room - len(numbers):
+        chosen = range(int(first), int(last) + 1, int(step))
+        if len(chosen) > room - len(numbers):
             raise HostlistError(f"more than {MAXIMUM_HOSTS} hosts")
-        numbers += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
+        numbers += map(f"%0{len(first)}d".__mod__, chosen)  # half the time of an f-string for each
     return numbers
+
+
+@dataclass
+class _Run:
+    """Names that differ only in their last number, which counts up."""
+
+    prefix: str
+    suffix: str
+    ranges: list[tuple[str, str]]
+
+    def takes(self, prefix: str, number: str, suffix: str) -> bool:
+        """Whether the name is this run's next; if so it is taken in."""
+        if (prefix, suffix) != (self.prefix, self.suffix):
+            return False
+        first, last = self.ranges[-1]
+        follows = int(number) == int(last) + 1
+        # A range pads all its numbers to the width of its first.
+        if follows and number == f"{int(number):0{len(first)}d}":
+            self.ranges[-1] = (first, number)
+        else:
+            self.ranges.append((number, number))
+        return True
+
+    def __str__(self) -> str:
+        texts = [first if first == last else f"{first}-{last}" for first, last in self.ranges]
+        lonely = texts == [self.ranges[0][0]]
+        return f"{self.prefix}{texts[0] if lonely else '[' + ','.join(texts) + ']'}{self.suffix}"
+
+
+def compress(hosts: Iterable[str]) -> str:
+    """The inverse of `expand`: a short list that expands to exactly these names, in this order.
+
+    Names that share everything but their last number, and follow each other, share a bracket.
+    """
+    runs: list[_Run | str] = []
+    for host in hosts:
+        match = _LAST_NUMBER.fullmatch(host)
+        if match is None:
+            runs.append(host)
+            continue
+        prefix, number, suffix = match[1], match[2], match[3]
+        newest = runs[-1] if runs else None
+        if not isinstance(newest, _Run) or not newest.takes(prefix, number, suffix):
+            runs.append(_Run(prefix, suffix, [(number, number)]))
+    return ",".join(map(str, runs))

@@ -2,10 +2,12 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Mapping
 
-from entrypoints.environments import Allocation, Detection
+from entrypoints.environments import Allocation, Detection, detect
 from entrypoints.environments.single import Single
+from entrypoints.errors import DetectionError, NotYetThereError
 from entrypoints.head import lead, run_command
 from entrypoints.logs import start_logging
 from entrypoints.node import Node
@@ -14,7 +16,22 @@ from entrypoints.secret import load_token, make_token
 from entrypoints.surroundings import child_environment
 from entrypoints.worker import follow
 
+_LOOK_AGAIN = 0.5
+"""Seconds between two looks at a name server that does not know all nodes yet."""
+
 log = logging.getLogger(__name__)
+
+
+def locate(variables: Mapping[str, str], hostname: str, deadline: float) -> Detection:
+    """Detect where this is, for as long as the deadline allows what is missing to appear. Raises DetectionError."""
+    give_up = time.monotonic() + deadline
+    while True:
+        try:
+            return detect(variables, hostname)
+        except NotYetThereError as error:
+            if time.monotonic() > give_up:
+                raise DetectionError(f"{error.message}, after {deadline:g} s", error.hint) from error
+        time.sleep(_LOOK_AGAIN)
 
 
 def launch(detection: Detection, options: Options, hostname: str, variables: Mapping[str, str]) -> int:
@@ -22,22 +39,29 @@ def launch(detection: Detection, options: Options, hostname: str, variables: Map
     allocation = detection.allocation
     start_logging(allocation)
     log.info("%s: node %d of %d (%s)", allocation.environment, allocation.node_rank, allocation.node_count, hostname)
-    for conflict in detection.conflicts:
-        log.warning("%s", conflict)
+    for text in (*detection.conflicts, *allocation.warnings):
+        log.warning("%s", text)
+    if allocation.alone:
+        raise DetectionError(
+            f"{allocation.environment} allotted {allocation.node_count} nodes, but only this process was started",
+            hint=f"write {allocation.alone}",
+        )
     return asyncio.run(_launch(allocation, options, hostname, variables))
 
 
 async def _launch(allocation: Allocation, options: Options, hostname: str, variables: Mapping[str, str]) -> int:
-    attach = variables.get("RAY_ADDRESS")
+    attach = variables.get("RAY_ADDRESS") or allocation.attach
     if attach and not allocation.is_head:
         log.info("RAY_ADDRESS=%s exists already: the command runs on node 0 only", attach)
         return 0
     token = load_token(variables, required=not attach and (allocation.node_count > 1 or allocation.local_rank > 0))
+    if not allocation.is_head and not attach:
+        _ = allocation.heads  # without one there is nobody to look for
     node = Node(allocation, options, hostname, child_environment(variables))
     try:
         if attach:
             log.info("RAY_ADDRESS=%s exists already: no cluster is formed", attach)
-            return await node.unless_failed(run_command(node, node.environment))
+            return await node.unless_failed(run_command(node, {**node.environment, "RAY_ADDRESS": attach}))
         if not allocation.is_head:
             assert token is not None
             return await follow(node, token)

@@ -68,9 +68,9 @@ async def _find_head(node: Node, token: str) -> tuple[Channel, str]:
 
 
 async def _meet(node: Node, token: str) -> tuple[Channel, str]:
-    """One attempt at any of the head's addresses."""
+    """One attempt at each of the head's addresses."""
     problem: OSError | None = None
-    for address in await resolve(node.allocation.head, node.control_port):
+    for address in await _addresses(node):
         try:
             reader, writer = await asyncio.open_connection(address, node.control_port, limit=LONGEST_LINE)
         except OSError as error:
@@ -84,6 +84,20 @@ async def _meet(node: Node, token: str) -> tuple[Channel, str]:
             raise
         return channel, str(welcome["launch_id"])
     raise problem or OSError("the name has no address")
+
+
+async def _addresses(node: Node) -> list[str]:
+    """The addresses of all the head's names. Raises OSError if no name has one."""
+    found: list[str] = []
+    problem: OSError | None = None
+    for name in node.allocation.heads:
+        try:
+            found += await resolve(name, node.control_port)
+        except OSError as error:
+            problem = error
+    if not found and problem is not None:
+        raise problem
+    return found
 
 
 def _cause(error: OSError | TimeoutError | ChannelLostError) -> str:

@@ -1,20 +1,56 @@
 """Where are we? The registry of environments and the choice between them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
+from entrypoints.environments.azureml import AzureMl
 from entrypoints.environments.base import Allocation, Environment
-from entrypoints.environments.explicit import Explicit
+from entrypoints.environments.compose import Compose
+from entrypoints.environments.explicit import HEAD, NODES, Explicit
+from entrypoints.environments.flux import Flux
+from entrypoints.environments.grid_engine import GridEngine
+from entrypoints.environments.hydra import Hydra
+from entrypoints.environments.indexed_job import IndexedJob
+from entrypoints.environments.jobset import JobSet
+from entrypoints.environments.kubeflow import Kubeflow
+from entrypoints.environments.kuberay import KubeRay
+from entrypoints.environments.leader_worker_set import LeaderWorkerSet
+from entrypoints.environments.lsf import Lsf
+from entrypoints.environments.mvapich import Mvapich
+from entrypoints.environments.open_mpi import OpenMpi
+from entrypoints.environments.pals import Pals
+from entrypoints.environments.pbs import Pbs
+from entrypoints.environments.place import Place
+from entrypoints.environments.prrte import Prrte
+from entrypoints.environments.pytorchjob import PyTorchJob
+from entrypoints.environments.runpod import RunPod
+from entrypoints.environments.sagemaker import SageMaker
 from entrypoints.environments.single import Single
+from entrypoints.environments.skypilot import SkyPilot
 from entrypoints.environments.slurm import Slurm
 from entrypoints.environments.torchrun import Torchrun
-from entrypoints.errors import DetectionError
+from entrypoints.environments.vertex_ai import VertexAi
+from entrypoints.environments.volcano import Volcano
+from entrypoints.errors import DetectionError, NotYetThereError
 
-__all__ = ["REGISTRY", "Allocation", "Detection", "Environment", "detect"]
+__all__ = ["REGISTRY", "Allocation", "Detection", "Environment", "Place", "detect"]
 
-REGISTRY: tuple[type[Environment], ...] = (Explicit, Slurm, Torchrun, Single)
-"""In order of precedence: what the user says, then resource managers, then torchrun-style variables (which hooks of the
-former also set), then a single node."""
+REGISTRY: tuple[type[Environment], ...] = (
+    # What the user says, and a Ray cluster that exists already.
+    *(Explicit, KubeRay),
+    # Resource managers know all nodes of the job.
+    *(Slurm, Lsf, Pbs, GridEngine, Flux),
+    # Managed services name the head, which the launchers below them often do not.
+    *(SageMaker, AzureMl, VertexAi, SkyPilot, RunPod),
+    # MPI launchers know what they started. Those that set others' variables too come first.
+    *(OpenMpi, Prrte, Mvapich, Pals, Hydra),
+    # Kubernetes, the more specific controller first: most are built from Indexed Jobs.
+    *(LeaderWorkerSet, Volcano, PyTorchJob, Kubeflow, JobSet, IndexedJob),
+    # Variables that all of the above, and their hooks, may also set.
+    *(Torchrun, Compose, Single),
+)
+"""In order of precedence."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,32 +63,51 @@ class Detection:
     """Where a runner-up says something else, as sentences."""
 
 
-def detect(variables: Mapping[str, str], hostname: str) -> Detection:
+def detect(variables: Mapping[str, str], hostname: str, root: Path = Path("/")) -> Detection:
     """Ask every environment, in order; the first that is there wins.
 
     Raises DetectionError if the environment that should win is malformed: falling through to the next one could start
-    one job per node where one job over all nodes was meant.
+    one job per node where one job over all nodes was meant. NotYetThereError, one of them, is worth another try.
     """
+    place = Place(variables=variables, hostname=hostname, root=root)
     winner: Allocation | None = None
     runners_up: list[Allocation] = []
     conflicts: list[str] = []
     for environment in REGISTRY:
+        if winner is not None and environment in (Single, Compose):
+            continue
         try:
-            found = environment.detect(variables, hostname)
+            found = environment.detect(place)
+        except NotYetThereError:
+            raise
         except DetectionError as error:
             if winner is None:
                 raise
             conflicts.append(f"{environment.name} cannot be used ({error.message}); {winner.environment} wins")
             continue
-        if found is None or (winner is not None and environment is Single):
+        if found is None:
             continue
         if winner is None:
-            winner = found
+            winner = _as_the_user_says(place, found)
         else:
             runners_up.append(found)
             conflicts += _differences(winner, found)
     assert winner is not None, "the last environment is always there"
     return Detection(allocation=winner, runners_up=tuple(runners_up), conflicts=tuple(conflicts))
+
+
+def _as_the_user_says(place: Place, found: Allocation) -> Allocation:
+    """Name the head where the environment cannot, and compare the number of nodes with what was asked for."""
+    expected = place.variables.get(NODES, "").strip()
+    if expected and not found.attach and expected != str(found.node_count):
+        raise DetectionError(
+            f"{NODES} is {expected}, but {found.environment} says {found.node_count} nodes ({found.reason})",
+            hint="leave it unset where the environment knows the number, or list the nodes in SLIPWAY_HOSTS",
+        )
+    head = place.variables.get(HEAD, "").strip()
+    if found.hosts is not None or not head:
+        return found
+    return replace(found, head=head, other_heads=(), variables={**found.variables, HEAD: head})
 
 
 def _differences(winner: Allocation, other: Allocation) -> list[str]:

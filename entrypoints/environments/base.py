@@ -1,10 +1,11 @@
-"""What every environment answers, and how it reads variables."""
+"""What every environment answers."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from entrypoints.environments.place import Place
 from entrypoints.errors import DetectionError
 
 
@@ -21,8 +22,15 @@ class Allocation:
     """Several tasks may run on one node; only task 0 forms Ray, the others wait."""
     hosts: tuple[str, ...] | None = None
     """In order of rank; None where the environment names only the head."""
-    head: str
-    """Name or address of node rank 0, as its peers can resolve it."""
+    head: str | None
+    """Name or address of node rank 0, as its peers can resolve it; None where the environment does not say."""
+    other_heads: tuple[str, ...] = ()
+    """Further names or addresses of the head: not every one may be reachable from every node."""
+    attach: str | None = None
+    """The address of a Ray cluster that exists already and is to be used instead of forming one."""
+    alone: str = ""
+    """The line that starts one task on every node, if this process is certainly the only one that was started."""
+    warnings: tuple[str, ...] = ()
     variables: Mapping[str, str]
     """The variables that decided, with their values."""
 
@@ -48,6 +56,23 @@ class Allocation:
         """The deciding variables as a person would write them."""
         return " ".join(f"{name}={value}" for name, value in self.variables.items()) or "nothing else is set"
 
+    @property
+    def all_warnings(self) -> tuple[str, ...]:
+        if not self.alone:
+            return self.warnings
+        return (f"{self.node_count} nodes are allotted, but only this process was started: write {self.alone}",
+                *self.warnings)  # fmt: skip
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """All names and addresses of the head, the likeliest first. Raises DetectionError where there are none."""
+        if self.head is None:
+            raise DetectionError(
+                f"{self.environment} names no head for {self.node_count} nodes ({self.reason})",
+                hint="set SLIPWAY_HEAD to the first node on every node: mpiexec -genv SLIPWAY_HEAD $(hostname) ...",
+            )
+        return (self.head, *self.other_heads)
+
     def host(self, rank: int) -> str | None:
         """The name of a node, where the environment knows it."""
         if self.hosts is not None:
@@ -56,47 +81,24 @@ class Allocation:
 
 
 class Environment(ABC):
-    """One way in which nodes can learn of each other. Subclasses are registered in `environments.REGISTRY`."""
+    """One way in which nodes can learn of each other. Subclasses stand in `environments.REGISTRY`."""
 
     name: ClassVar[str]
+    title: ClassVar[str]
+    """What people call it."""
+    reads: ClassVar[tuple[str, ...]]
+    """The variables and files that decide, for the documentation."""
+    beware: ClassVar[str]
+    """What its variables do not mean, though one might think so."""
+    start: ClassVar[str]
+    """A line that starts one task on every node; LAUNCH stands for `launch …` in the image."""
+    source: ClassVar[str]
+    """Where its variables are documented."""
 
     @classmethod
     @abstractmethod
-    def detect(cls, variables: Mapping[str, str], hostname: str) -> Allocation | None:
+    def detect(cls, place: Place) -> Allocation | None:
         """Return what this environment says, or None where it is not there.
 
         Raises DetectionError where it is there but its variables are malformed or lack this node's identity.
         """
-
-
-class Reader:
-    """Reads variables and remembers which were used; an empty value counts as unset."""
-
-    def __init__(self, variables: Mapping[str, str]) -> None:
-        self._variables = variables
-        self.used: dict[str, str] = {}
-
-    def text(self, *names: str) -> str | None:
-        """The first of these variables that is set."""
-        for name in names:
-            if value := self._variables.get(name, "").strip():
-                self.used[name] = value
-                return value
-        return None
-
-    def number(self, *names: str) -> int | None:
-        """The first of these variables that is set, as a whole number."""
-        text = self.text(*names)
-        if text is None:
-            return None
-        if not (text.isascii() and text.isdigit()) or len(text) > 9:
-            name = next(name for name in names if name in self.used)
-            raise DetectionError(f"{name} is {text!r}, not a whole number")
-        return int(text)
-
-    def required_number(self, *names: str, hint: str) -> int:
-        """Like number(), for what must never be guessed: a wrong identity is worse than none."""
-        number = self.number(*names)
-        if number is None:
-            raise DetectionError(f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} not set", hint=hint)
-        return number

@@ -1,40 +1,52 @@
-"""The user lists the hosts: `--hosts` or `SLIPWAY_HOSTS`, the head first."""
+"""The user lists the hosts, the head first: `--hosts`, `--hostfile`, or the head and a number.
+
+A host list may be Slurm's short form (`gpu-[0-3]`); a host file has one host a line, as for MPI: what follows the name
+(`slots=8`, `:8`) and comments are skipped.
+"""
 
 import hashlib
-from collections.abc import Mapping
 
-from entrypoints.environments.base import Allocation, Environment, Reader
+from entrypoints.environments.base import Allocation, Environment
+from entrypoints.environments.mpi import scheduler_job_id
+from entrypoints.environments.place import Place, Reader, distinct, rank_of
 from entrypoints.errors import DetectionError
+from entrypoints.hostlist import HostlistError, expand
 
 HOSTS = "SLIPWAY_HOSTS"
+HOST_FILE = "SLIPWAY_HOSTFILE"
+HEAD = "SLIPWAY_HEAD"
+NODES = "SLIPWAY_NODES"
 NODE_RANK = "SLIPWAY_NODE_RANK"
+
+_ALL_THREE = f"{HEAD}, {NODES} and {NODE_RANK} belong together; or list the nodes in {HOSTS}"
 
 
 class Explicit(Environment):
     name = "explicit"
+    title = "Your own list"
+    reads = (HOSTS, HOST_FILE, NODE_RANK, HEAD, NODES)
+    beware = "Every node gets the same list; a host that is not in it is refused."
+    start = "SLIPWAY_HOSTS=gpu-[0-1] LAUNCH   # on each of them, by ssh or docker run"
+    source = "docs/design.md"
 
     @classmethod
-    def detect(cls, variables: Mapping[str, str], hostname: str) -> Allocation | None:
-        reader = Reader(variables)
-        text = reader.text(HOSTS)
-        if text is None:
-            return None
-        hosts = tuple(host.strip() for host in text.split(","))
-        if not all(hosts):
-            raise DetectionError(f"{HOSTS} is {text!r}: a host name is empty", hint=f"write {HOSTS}=head,worker-1")
-        if repeated := {host for host in hosts if hosts.count(host) > 1}:
-            raise DetectionError(f"{HOSTS} is {text!r}: {min(repeated)} is listed twice")
+    def detect(cls, place: Place) -> Allocation | None:
+        reader = Reader(place.variables)
+        hosts = _hosts(place, reader)
         rank = reader.number(NODE_RANK)
+        if hosts is None:
+            return _by_number(reader, place, rank)
+        source = next(iter(reader.used))
         if rank is None:
-            rank = _rank_by_name(hosts, hostname)
-            reader.used["hostname"] = hostname
+            rank = rank_of(place, hosts, source)
+            reader.used["hostname"] = place.hostname
         if rank >= len(hosts):
             raise DetectionError(
-                f"{NODE_RANK} is {rank}, but {HOSTS} lists {len(hosts)} hosts, ranks 0 to {len(hosts) - 1}"
+                f"{NODE_RANK} is {rank}, but {source} lists {len(hosts)} hosts, ranks 0 to {len(hosts) - 1}"
             )
         return Allocation(
             environment=cls.name,
-            job_id=variables.get("SLURM_JOB_ID") or hashlib.sha256(",".join(hosts).encode()).hexdigest()[:8],
+            job_id=_job_id(place, ",".join(hosts)),
             node_count=len(hosts),
             node_rank=rank,
             hosts=hosts,
@@ -43,15 +55,49 @@ class Explicit(Environment):
         )
 
 
-def _rank_by_name(hosts: tuple[str, ...], hostname: str) -> int:
-    """Find this node in the list by its full name, else by an unambiguous short name."""
-    if hostname in hosts:
-        return hosts.index(hostname)
-    short = hostname.split(".")[0]
-    matches = [rank for rank, host in enumerate(hosts) if host.split(".")[0] == short]
-    if len(matches) != 1:
-        raise DetectionError(
-            f"this host is {hostname}, which is {'ambiguous' if matches else 'not'} in {HOSTS}={','.join(hosts)}",
-            hint=f"say which of them it is with --node-rank or {NODE_RANK} (0 to {len(hosts) - 1})",
-        )
-    return matches[0]
+def _hosts(place: Place, reader: Reader) -> tuple[str, ...] | None:
+    if text := reader.text(HOSTS):
+        return _listed(text)
+    path = reader.text(HOST_FILE)
+    if path is None:
+        return None
+    lines = place.lines(path)
+    if lines is None:
+        raise DetectionError(f"{HOST_FILE} is {path}, which cannot be read here", hint="mount it into the container")
+    names = [line.split("#")[0].split()[0].partition(":")[0] for line in lines if line.split("#")[0].strip()]
+    if not names:
+        raise DetectionError(f"{HOST_FILE} is {path}, which lists no host")
+    return distinct(names)
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    if "[" in text:
+        try:
+            hosts = tuple(expand(text))
+        except HostlistError as error:
+            raise DetectionError(f"{HOSTS} is {text!r}: {error}") from error
+    else:
+        hosts = tuple(host.strip() for host in text.split(","))
+    if not all(hosts):
+        raise DetectionError(f"{HOSTS} is {text!r}: a host name is empty", hint=f"write {HOSTS}=head,worker-1")
+    if repeated := {host for host in hosts if hosts.count(host) > 1}:
+        raise DetectionError(f"{HOSTS} is {text!r}: {min(repeated)} is listed twice")
+    return hosts
+
+
+def _by_number(reader: Reader, place: Place, rank: int | None) -> Allocation | None:
+    """The head's name, the number of nodes and this node's rank. Fewer of them only help other environments."""
+    if rank is None:
+        return None
+    return Allocation(
+        environment=Explicit.name,
+        job_id=_job_id(place, reader.required(HEAD, hint=_ALL_THREE)),
+        node_count=reader.required_number(NODES, hint=_ALL_THREE),
+        node_rank=rank,
+        head=reader.required(HEAD, hint=_ALL_THREE),
+        variables=reader.used,
+    )
+
+
+def _job_id(place: Place, nodes: str) -> str:
+    return scheduler_job_id(place.variables) or hashlib.sha256(nodes.encode()).hexdigest()[:8]

@@ -1,22 +1,27 @@
 """One node, on its own: what is left when nothing else is there."""
 
 import secrets
-from collections.abc import Mapping
 
 from entrypoints.environments.base import Allocation, Environment
+from entrypoints.environments.place import Place
 
 
 class Single(Environment):
     name = "single"
+    title = "One node"
+    reads = ()
+    beware = "Taken when nothing else is found: look at `launch explain` if you expected several nodes."
+    start = "LAUNCH"
+    source = "docs/design.md"
 
     @classmethod
-    def detect(cls, _variables: Mapping[str, str], hostname: str) -> Allocation:
+    def detect(cls, place: Place) -> Allocation:
         return Allocation(
             environment=cls.name,
             job_id=secrets.token_hex(4),  # nobody else needs to know it, but two jobs on one host must differ
             node_count=1,
             node_rank=0,
-            hosts=(hostname,),
-            head=hostname,
+            hosts=(place.hostname,),
+            head=place.hostname,
             variables={},
         )

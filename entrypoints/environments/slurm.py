@@ -1,13 +1,13 @@
-"""Slurm, from `srun`'s variables alone: containers rarely have `scontrol`.
+"""Slurm, from its variables alone: containers rarely have `scontrol`.
 
-Variables: https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES. The step's variables outrank the
-job's, as a step may use fewer nodes. The rank is SLURM_NODEID; SLURM_PROCID counts tasks, several of which may share a
-node.
+The step's variables outrank the job's, as a step may use fewer nodes. The rank is SLURM_NODEID; SLURM_PROCID counts
+tasks, several of which may share a node. `mpirun` below Slurm is different: it starts a step of its own on all nodes
+but the first, so only the job's list and the node's own name are right on every node.
 """
 
-from collections.abc import Mapping
-
-from entrypoints.environments.base import Allocation, Environment, Reader
+from entrypoints.environments.base import Allocation, Environment
+from entrypoints.environments.mpi import local_rank, started_by_mpi
+from entrypoints.environments.place import Place, Reader, rank_of
 from entrypoints.errors import DetectionError
 from entrypoints.hostlist import HostlistError, expand
 
@@ -17,50 +17,71 @@ NODE_COUNT = ("SLURM_STEP_NUM_NODES", "SLURM_JOB_NUM_NODES", "SLURM_NNODES")
 NODE_LIST = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
 NODE_RANK = "SLURM_NODEID"
 LOCAL_RANK = "SLURM_LOCALID"
+NODE_NAME = "SLURMD_NODENAME"
 
 _START_WITH_SRUN = "start one task per node with srun --ntasks-per-node=1, and hand SLURM_* into the container"
 
 
 class Slurm(Environment):
     name = "slurm"
+    title = "Slurm"
+    reads = (JOB_ID, STEP_ID, *NODE_COUNT[:2], *NODE_LIST[:2], NODE_RANK, LOCAL_RANK, NODE_NAME)
+    beware = (
+        "SLURM_PROCID and SLURM_NTASKS count tasks. enroot and pyxis also set MASTER_ADDR, RANK and WORLD_SIZE: Slurm "
+        "outranks them. Without srun an sbatch script is one process on the first node."
+    )
+    start = "srun --ntasks-per-node=1 LAUNCH"
+    source = "https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES"
 
     @classmethod
-    def detect(cls, variables: Mapping[str, str], _hostname: str) -> Allocation | None:
-        reader = Reader(variables)
+    def detect(cls, place: Place) -> Allocation | None:
+        reader = Reader(place.variables)
         job_id = reader.text(JOB_ID)
         if job_id is None:
             return None
+        if started_by_mpi(place.variables):
+            return _below_mpirun(place, reader, job_id)
         count = reader.required_number(*NODE_COUNT, hint=_START_WITH_SRUN)
-        hosts = _hosts(reader)
-        in_step = reader.text(STEP_ID) is not None
-        if count > 1 or in_step:
-            rank = reader.required_number(NODE_RANK, hint=_START_WITH_SRUN)
+        hosts = _hosts(reader, NODE_LIST)
+        step_id = reader.text(STEP_ID)
+        if step_id is None:  # a batch script or salloc's shell: the only process there is
+            rank = reader.number(NODE_RANK) or 0
+            alone = f"srun --nodes={count} --ntasks-per-node=1 launch ..." if count > 1 else ""
         else:
-            rank = reader.number(NODE_RANK) or 0  # one node, outside a step: there is only one place to be
-        if count > 1 and not in_step:
-            raise DetectionError(
-                f"{JOB_ID} is {job_id} with {count} nodes, but {STEP_ID} is not set: this runs on one node only",
-                hint=_START_WITH_SRUN,
-            )
-        local_rank = reader.required_number(LOCAL_RANK, hint=_START_WITH_SRUN) if in_step else 0
+            rank, alone = reader.required_number(NODE_RANK, hint=_START_WITH_SRUN), ""
+            job_id = f"{job_id}.{step_id}"
         return Allocation(
             environment=cls.name,
-            job_id=f"{job_id}.{reader.used[STEP_ID]}" if in_step else job_id,
+            job_id=job_id,
             node_count=count,
             node_rank=rank,
-            local_rank=local_rank,
+            local_rank=0 if step_id is None else reader.required_number(LOCAL_RANK, hint=_START_WITH_SRUN),
             hosts=hosts,
             head=hosts[0],
+            alone=alone,
             variables=reader.used,
         )
 
 
-def _hosts(reader: Reader) -> tuple[str, ...]:
-    text = reader.text(*NODE_LIST)
-    if text is None:
-        raise DetectionError(f"{' and '.join(NODE_LIST)} are not set", hint=_START_WITH_SRUN)
+def _below_mpirun(place: Place, reader: Reader, job_id: str) -> Allocation:
+    hosts = _hosts(reader, NODE_LIST[1:])
+    name = reader.text(NODE_NAME) or place.hostname
+    return Allocation(
+        environment=Slurm.name,
+        job_id=job_id,
+        node_count=len(hosts),
+        node_rank=rank_of(Place(variables={}, hostname=name, root=place.root), hosts, NODE_LIST[1]),
+        local_rank=local_rank(reader),
+        hosts=hosts,
+        head=hosts[0],
+        variables=reader.used,
+    )
+
+
+def _hosts(reader: Reader, names: tuple[str, ...]) -> tuple[str, ...]:
+    text = reader.required(*names, hint=_START_WITH_SRUN)
     try:
         return tuple(expand(text))
     except HostlistError as error:
-        name = next(name for name in NODE_LIST if name in reader.used)
+        name = next(name for name in names if name in reader.used)
         raise DetectionError(f"{name} is {text!r}: {error}") from error

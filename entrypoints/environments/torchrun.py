@@ -7,9 +7,8 @@
   LOCAL_RANK and LOCAL_WORLD_SIZE: https://pytorch.org/docs/stable/elastic/run.html#environment-variables
 """
 
-from collections.abc import Mapping
-
-from entrypoints.environments.base import Allocation, Environment, Reader
+from entrypoints.environments.base import Allocation, Environment
+from entrypoints.environments.place import Place, Reader
 from entrypoints.errors import DetectionError
 
 NODE_COUNT = ("PET_NNODES", "NNODES")
@@ -22,10 +21,15 @@ _NAME_THE_NODES = "set NNODES, NODE_RANK and MASTER_ADDR, or SLIPWAY_HOSTS and S
 
 class Torchrun(Environment):
     name = "torchrun"
+    title = "torchrun-style variables"
+    reads = (*NODE_COUNT, *NODE_RANK, *HEAD, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    beware = "RANK and WORLD_SIZE may count nodes or processes: believed only beside LOCAL_RANK and LOCAL_WORLD_SIZE."
+    start = "NNODES=2 NODE_RANK=0 MASTER_ADDR=gpu-0 LAUNCH   # on each node with its rank"
+    source = "https://pytorch.org/docs/stable/elastic/run.html#environment-variables"
 
     @classmethod
-    def detect(cls, variables: Mapping[str, str], hostname: str) -> Allocation | None:
-        reader = Reader(variables)
+    def detect(cls, place: Place) -> Allocation | None:
+        reader = Reader(place.variables)
         layout = _by_nodes(reader) or _by_processes(reader)
         if layout is None:
             return None
@@ -34,10 +38,10 @@ class Torchrun(Environment):
         if head is None:
             if node_count > 1:
                 raise DetectionError(f"{' and '.join(HEAD)} are not set for {node_count} nodes", hint=_NAME_THE_NODES)
-            head = hostname
+            head = place.hostname
         return Allocation(
             environment=cls.name,
-            job_id=reader.text(*JOB_ID) or f"{head}:{variables.get('MASTER_PORT', '')}",
+            job_id=reader.text(*JOB_ID) or f"{head}:{place.variables.get('MASTER_PORT', '')}",
             node_count=node_count,
             node_rank=node_rank,
             local_rank=local_rank,

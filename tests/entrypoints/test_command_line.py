@@ -85,6 +85,40 @@ def test_explain_is_quick(start: Start) -> None:
     assert min(seconds() for _ in range(5)) < 0.2
 
 
+def test_explain_looks_from_another_nodes_eyes(start: Start) -> None:
+    ended = start("--hosts", "gpu-[0-3]", "explain", "--json", "--hostname", "gpu-2", "--", "echo", "--json").wait()
+    document = json.loads(ended.stdout)
+    assert (document["node_rank"], document["node_count"], document["head"]) == (2, 4, "gpu-0")
+    assert document["command"] == ["echo", "--json"]
+
+
+def test_a_batch_script_without_srun_is_warned_of_by_explain_and_refused_by_launch(start: Start) -> None:
+    script = {"SLURM_JOB_ID": "5", "SLURM_NODEID": "0", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "n[1-2]"}
+    explained = start("explain", **script).wait()
+    assert explained.status == 0
+    assert "write srun --nodes=2 --ntasks-per-node=1 launch ..." in explained.stdout
+    ended = start("--", "true", **script).wait()
+    assert ended.status == 10
+    assert "hint: write srun --nodes=2 --ntasks-per-node=1 launch ..." in ended.stderr
+
+
+def test_hosts_prints_a_host_a_line(start: Start) -> None:
+    assert start("hosts", "n[1-2],login").wait().stdout == "n1\nn2\nlogin\n"
+    assert start("hosts", "--compress", "n1", "n2", "login").wait().stdout == "n[1-2],login\n"
+
+
+def test_a_bomb_of_hosts_is_refused(start: Start) -> None:
+    ended = start("hosts", "a[1-999999999]").wait()
+    assert (ended.status, ended.stdout) == (2, "")
+    assert "error: 'a[1-999999999]' is no host list: more than 65536 hosts" in ended.stderr
+
+
+def test_a_service_whose_replicas_do_not_appear_is_an_error_at_the_deadline(start: Start) -> None:
+    ended = start("--deadline", "0.2", "--", "true", SLIPWAY_SERVICE="ppo.invalid", SLIPWAY_NODES="2").wait()
+    assert ended.status == 10
+    assert "ppo.invalid has 0 addresses so far, not 2, after 0.2 s" in ended.stderr
+
+
 def test_version_and_help(start: Start) -> None:
     assert start("--version").wait().stdout.startswith("launch ")
     assert "SLIPWAY_HOSTS" in start("--help").wait().stdout

@@ -1,9 +1,10 @@
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
 from entrypoints.environments import REGISTRY, detect
-from entrypoints.errors import DetectionError
+from entrypoints.errors import DetectionError, NotYetThereError
 
 SLURM = {
     "SLURM_JOB_ID": "77",
@@ -26,8 +27,23 @@ WORKER_OF_TORCHRUN = {
 }
 
 
+MPI = {
+    "OMPI_COMM_WORLD_RANK": "2",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+}
+
+
 def test_order_is_precedence() -> None:
-    assert [environment.name for environment in REGISTRY] == ["explicit", "slurm", "torchrun", "single"]
+    order = [environment.name for environment in REGISTRY]
+    assert (order[:3], order[-1]) == (["explicit", "kuberay", "slurm"], "single")
+    for first, second in [
+        ("slurm", "open_mpi"), ("lsf", "open_mpi"), ("pbs", "pals"), ("flux", "hydra"), ("grid_engine", "open_mpi"),
+        ("azureml", "open_mpi"), ("mvapich", "hydra"), ("pals", "hydra"), ("volcano", "pytorchjob"),
+        ("kubeflow", "jobset"), ("jobset", "indexed_job"), ("pytorchjob", "torchrun"), ("hydra", "torchrun"),
+    ]:  # fmt: skip
+        assert order.index(first) < order.index(second)
 
 
 @pytest.mark.parametrize(
@@ -38,6 +54,9 @@ def test_order_is_precedence() -> None:
         ({"SLIPWAY_HOSTS": "a, me ,c"}, "explicit", 3, 1, 0, "a"),
         ({"SLIPWAY_HOSTS": "a.lan,me.lan"}, "explicit", 2, 1, 0, "a.lan"),
         ({"SLIPWAY_HOSTS": "a,b", "SLIPWAY_NODE_RANK": "1"}, "explicit", 2, 1, 0, "a"),
+        ({"SLIPWAY_HOSTS": "n[1-3]", "SLIPWAY_NODE_RANK": "2"}, "explicit", 3, 2, 0, "n1"),
+        ({"SLIPWAY_HEAD": "a", "SLIPWAY_NODES": "3", "SLIPWAY_NODE_RANK": "2"}, "explicit", 3, 2, 0, "a"),
+        ({"SLIPWAY_HEAD": "a"}, "single", 1, 0, 0, "me"),
         (SLURM, "slurm", 4, 2, 0, "n01"),
         ({**SLURM, "SLURM_LOCALID": "3"}, "slurm", 4, 2, 3, "n01"),
         ({**SLURM, "SLIPWAY_HOSTS": "me"}, "explicit", 1, 0, 0, "me"),
@@ -79,7 +98,6 @@ def without(variables: Mapping[str, str], *names: str) -> dict[str, str]:
         ({"SLIPWAY_HOSTS": "a,b", "SLIPWAY_NODE_RANK": "-1"}, "SLIPWAY_NODE_RANK is '-1'"),
         (without(SLURM, "SLURM_NODEID"), "SLURM_NODEID is not set"),
         (without(SLURM, "SLURM_LOCALID"), "SLURM_LOCALID is not set"),
-        (without(SLURM, "SLURM_STEP_ID"), "runs on one node only"),
         ({**SLURM, "SLURM_NODEID": "zero"}, "SLURM_NODEID is 'zero'"),
         ({**SLURM, "SLURM_NODEID": "4"}, "node rank 4 is not below 4 nodes"),
         ({**SLURM, "SLURM_STEP_NODELIST": "n[01-04"}, r"SLURM_STEP_NODELIST is 'n\[01-04'"),
@@ -91,6 +109,32 @@ def without(variables: Mapping[str, str], *names: str) -> dict[str, str]:
         ({"NNODES": "0", "NODE_RANK": "0"}, "not at least 1"),
         ({"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "h0"}, "may count nodes or processes"),
         ({**WORKER_OF_TORCHRUN, "WORLD_SIZE": "15"}, "not a multiple"),
+        ({"SLIPWAY_HOSTS": "n[1-2", "SLIPWAY_NODE_RANK": "0"}, r"'\[' is never closed"),
+        ({"SLIPWAY_HOSTFILE": "/nowhere"}, "SLIPWAY_HOSTFILE is /nowhere, which cannot be read"),
+        ({"SLIPWAY_NODE_RANK": "1"}, "SLIPWAY_HEAD is not set"),
+        ({"SLIPWAY_NODE_RANK": "1", "SLIPWAY_HEAD": "a"}, "SLIPWAY_NODES is not set"),
+        ({"SLIPWAY_NODES": "2"}, "SLIPWAY_NODES is 2, but single says 1 nodes"),
+        ({**SLURM, "SLIPWAY_NODES": "8"}, "SLIPWAY_NODES is 8, but slurm says 4 nodes"),
+        ({"LSB_JOBID": "1", "LSB_MCPU_HOSTS": "a 8 b"}, "not pairs of a host and its slots"),
+        ({"LSB_JOBID": "1", "LSB_MCPU_HOSTS": "a 8 b 8"}, "this host is me, which is not in LSB_MCPU_HOSTS=a,b"),
+        ({"LSB_JOBID": "1"}, "LSB_HOSTS is not set"),
+        ({"PBS_JOBID": "1"}, "PBS_NODEFILE is not set"),
+        ({"PBS_JOBID": "1", "PBS_NODEFILE": "/nowhere"}, "PBS_NODEFILE is /nowhere, which cannot be read here"),
+        ({"JOB_ID": "1", "PE_HOSTFILE": "/nowhere"}, "PE_HOSTFILE is /nowhere, which cannot be read here"),
+        ({"FLUX_JOB_ID": "f1", "FLUX_JOB_NNODES": "2"}, "FLUX_TASK_LOCAL_ID is not set"),
+        ({**MPI, "OMPI_COMM_WORLD_RANK": "1"}, "task 1 of 4 is task 0 of 2 on its node"),
+        ({**MPI, "OMPI_COMM_WORLD_SIZE": "3"}, "task 2 of 3 is task 0 of 2 on its node"),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "MPI_LOCALRANKID is not set"),
+        ({"PRTE_LAUNCHED": "1", "PMIX_RANK": "0"}, "SLIPWAY_NODES is not set"),
+        ({"LWS_LEADER_ADDRESS": "v-0.v", "LWS_GROUP_SIZE": "2"}, "me is no pod of the leader v-0.v"),
+        ({"JOB_COMPLETION_INDEX": "1"}, "SLIPWAY_NODES is not set"),
+        ({"JOB_COMPLETION_INDEX": "1", "SLIPWAY_NODES": "2"}, "this pod is called me"),
+        ({"SM_HOSTS": "algo-1", "SM_CURRENT_HOST": "algo-1"}, "not a JSON list of host names"),
+        ({"SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-2"}, "not in SM_HOSTS=algo-1"),
+        ({"CLUSTER_SPEC": '{"workerpool0": 1}'}, "not what Vertex AI writes"),
+        ({"SKYPILOT_NODE_IPS": "a\nb", "SKYPILOT_NODE_RANK": "0", "SKYPILOT_NUM_NODES": "3"}, "lists 2: a b"),
+        ({"VC_WORKER_HOSTS": "a,b", "VC_TASK_INDEX": "2"}, "node rank 2 is not below 2 nodes"),
+        ({"PRIMARY_ADDR": "a", "NUM_NODES": "2"}, "NODE_RANK is not set"),
     ],
 )
 def test_never_guesses_an_identity(variables: Mapping[str, str], message: str) -> None:
@@ -133,3 +177,57 @@ def test_what_decided_is_remembered() -> None:
 def test_nodes_agree_on_the_job() -> None:
     ids = {detect({"SLIPWAY_HOSTS": "a,b", "SLIPWAY_NODE_RANK": str(rank)}, "me").allocation.job_id for rank in (0, 1)}
     assert len(ids) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("a\nme\n", ("a", "me")),
+        ("# nodes\na slots=8\n\nme slots=8  # the second\n", ("a", "me")),
+        ("a:8\na:8\nme:8\n", ("a", "me")),
+    ],
+)
+def test_a_host_file_has_a_host_a_line(tmp_path: Path, text: str, hosts: tuple[str, ...]) -> None:
+    (tmp_path / "hosts").write_text(text, encoding="utf-8")
+    found = detect({"SLIPWAY_HOSTFILE": "/hosts"}, "me", tmp_path).allocation
+    assert (found.hosts, found.node_rank) == (hosts, 1)
+
+
+def test_a_list_of_addresses_finds_this_node_by_its_own(tmp_path: Path) -> None:
+    (tmp_path / "proc" / "net").mkdir(parents=True)
+    (tmp_path / "proc" / "net" / "fib_trie").write_text(
+        "Local:\n  +-- 0.0.0.0/0 3 0 5\n     |-- 10.0.0.0\n        /8 universe UNICAST\n"
+        "     |-- 10.0.0.7\n        /32 host LOCAL\n     |-- 127.0.0.1\n        /32 host LOCAL\n",
+        encoding="ascii",
+    )
+    assert detect({"SLIPWAY_HOSTS": "10.0.0.6,10.0.0.7"}, "me", tmp_path).allocation.node_rank == 1
+
+
+def test_replicas_of_a_service_are_found_by_its_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    # A name server of Docker's is not here: the answers are what it gives.
+    names = {"tasks.ppo": ["10.0.1.10", "10.0.1.9"]}
+
+    def answer(name: str, *_: object) -> list[tuple[object, ...]]:
+        if name not in names:
+            raise OSError("unknown")
+        return [(2, 1, 6, "", (address, 0)) for address in names[name]]
+
+    monkeypatch.setattr("socket.getaddrinfo", answer)
+    (tmp_path / "proc" / "net").mkdir(parents=True)
+    (tmp_path / "proc" / "net" / "fib_trie").write_text("|-- 10.0.1.10\n   /32 host LOCAL\n", encoding="ascii")
+    found = detect({"SLIPWAY_SERVICE": "ppo", "SLIPWAY_NODES": "2"}, "c0ffee", tmp_path).allocation
+    assert (found.environment, found.hosts, found.node_rank) == ("compose", ("10.0.1.9", "10.0.1.10"), 1)
+    with pytest.raises(NotYetThereError, match=r"tasks.ppo has 2 addresses so far, not 3"):
+        detect({"SLIPWAY_SERVICE": "ppo", "SLIPWAY_NODES": "3"}, "c0ffee", tmp_path)
+
+
+def test_a_head_that_nobody_names_is_an_error_only_where_it_is_needed() -> None:
+    found = detect({"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"}, "me").allocation
+    assert found.head is None
+    with pytest.raises(DetectionError, match="hydra names no head for 2 nodes"):
+        _ = found.heads
+
+
+def test_every_address_of_a_launcher_is_tried() -> None:
+    found = detect({**MPI, "OMPI_MCA_orte_hnp_uri": "1.0;tcp://127.0.0.1,10.0.0.1,10.1.0.1:5;usock"}, "me").allocation
+    assert found.heads == ("10.0.0.1", "10.1.0.1")

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from entrypoints.hostlist import HostlistError, expand
+from entrypoints.hostlist import HostlistError, compress, expand
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,10 @@ from entrypoints.hostlist import HostlistError, expand
         ("n1,n1", ["n1", "n1"]),
         ("[1-2]", ["1", "2"]),
         ("gpu-a.example.org", ["gpu-a.example.org"]),
+        ("a[1-2]b[1-2]c[1-2]", [f"a{a}b{b}c{c}" for b in "12" for a in "12" for c in "12"]),  # as scontrol does
         ("n[98-101]", ["n98", "n99", "n100", "n101"]),
+        ("n[1-9/4]", ["n1", "n5", "n9"]),
+        ("n[01-10/3,20]-ib[0-1]", [f"n{n}-ib{i}" for n in ("01", "04", "07", "10", "20") for i in "01"]),
     ],
 )
 def test_expands(text: str, hosts: list[str]) -> None:
@@ -43,6 +46,9 @@ def test_expands(text: str, hosts: list[str]) -> None:
         ("n[-3]", "not a number"),
         ("n[1-2-3]", "not a number"),
         ("n[5-3]", "backwards"),
+        ("n[1-9/0]", "the step of '1-9/0' is 0"),
+        ("n[3/2]", "not a number"),
+        ("n[0-99999999/2]", "more than"),
         ("n 1", "not part of a host name"),
         ("n1;reboot", "not part of a host name"),
         ("n[\u0661-\u0663]", "not a number"),
@@ -96,3 +102,30 @@ def test_any_text_is_hosts_or_an_error(text: str) -> None:
         return
     assert hosts
     assert all(host and not set(host) & set("[], ") for host in hosts)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "text"),
+    [
+        (["n1"], "n1"),
+        (["n1", "n2", "n3"], "n[1-3]"),
+        (["n08", "n09", "n10", "n11"], "n[08-11]"),
+        (["n8", "n9", "n10"], "n[8-10]"),
+        (["n9", "n010"], "n[9,010]"),
+        (["n1", "n3", "n2"], "n[1,3,2]"),
+        (["n1", "n1"], "n[1,1]"),
+        (["r1n1-ib", "r1n2-ib", "r2n1-ib"], "r1n[1-2]-ib,r2n1-ib"),
+        (["login", "n1", "n2"], "login,n[1-2]"),
+    ],
+)
+def test_compresses(hosts: list[str], text: str) -> None:
+    assert compress(hosts) == text
+    assert expand(text) == hosts
+
+
+@given(st.lists(items, min_size=1, max_size=4))
+def test_compressing_is_the_inverse_of_expanding(
+    structure: list[tuple[str, list[tuple[list[tuple[int, int, int]], str]]]],
+) -> None:
+    names = [name for item in structure for name in meant(item)]
+    assert expand(compress(names)) == names

@@ -1,0 +1,47 @@
+"""Azure Machine Learning: distributions PyTorch (NODE_RANK) and MPI (Open MPI's variables)."""
+
+from entrypoints.environments.base import Allocation, Environment
+from entrypoints.environments.mpi import local_rank
+from entrypoints.environments.open_mpi import NUMBERS
+from entrypoints.environments.place import Place, Reader, nodes_of_tasks
+
+HEAD = ("AZ_BATCH_MASTER_NODE", "AZ_BATCHAI_MPI_MASTER_NODE")
+COUNT = ("AZUREML_NODE_COUNT", "AZUREML_PARAMETER_NODE_COUNT")
+RUN = "AZUREML_RUN_ID"
+NODE_RANK = "NODE_RANK"
+
+_HINT = "use distribution PyTorch or MPI with process_count_per_instance 1"
+
+
+class AzureMl(Environment):
+    name = "azureml"
+    title = "Azure Machine Learning"
+    reads = (*HEAD, COUNT[0], NODE_RANK, *NUMBERS, RUN)
+    beware = "AZ_BATCH_MASTER_NODE carries a port; on one node the MPI master is called `localhost`."
+    start = "command: LAUNCH   # distribution: {type: pytorch, process_count_per_instance: 1}"
+    source = "https://learn.microsoft.com/azure/machine-learning/how-to-train-distributed-gpu"
+
+    @classmethod
+    def detect(cls, place: Place) -> Allocation | None:
+        reader = Reader(place.variables)
+        head = reader.text(*HEAD) or (reader.text("MASTER_ADDR") if place.variables.get(RUN) else None)
+        if head is None:
+            return None
+        head = head.partition(":")[0]
+        rank = reader.number(NODE_RANK)
+        count = reader.number(*COUNT)
+        local = local_rank(reader)
+        if rank is None or count is None:
+            task, size, _, local_size = (reader.required_number(name, hint=_HINT) for name in NUMBERS)
+            count, rank = nodes_of_tasks(task, size, local, local_size)
+        elif place.variables.get("LOCAL_RANK"):
+            local = reader.number("LOCAL_RANK") or 0
+        return Allocation(
+            environment=cls.name,
+            job_id=reader.text(RUN) or head,
+            node_count=count,
+            node_rank=rank,
+            local_rank=local,
+            head=place.hostname if head == "localhost" else head,
+            variables=reader.used,
+        )

@@ -1,0 +1,61 @@
+"""Docker Compose and Swarm: the replicas of one service, found through Docker's own DNS.
+
+`tasks.<service>` (Swarm) and `<service>` (Compose) resolve to all replicas' addresses. The nodes are these addresses in
+order of number; this node is the one that has one of them.
+"""
+
+import ipaddress
+import socket
+
+from entrypoints.environments.base import Allocation, Environment
+from entrypoints.environments.explicit import NODES
+from entrypoints.environments.place import Place, Reader
+from entrypoints.errors import DetectionError, NotYetThereError
+
+SERVICE = "SLIPWAY_SERVICE"
+
+
+class Compose(Environment):
+    name = "compose"
+    title = "Docker Compose, Swarm"
+    reads = (SERVICE, NODES, "DNS: tasks.<service>")
+    beware = "Replicas appear in DNS one after the other: `launch` waits until as many are there as --nodes says."
+    start = "docker service create --replicas 2 -e SLIPWAY_SERVICE={{.Service.Name}} -e SLIPWAY_NODES=2 IMAGE …"
+    source = "https://docs.docker.com/engine/swarm/networking/"
+
+    @classmethod
+    def detect(cls, place: Place) -> Allocation | None:
+        reader = Reader(place.variables)
+        service = reader.text(SERVICE)
+        if service is None:
+            return None
+        count = reader.required_number(NODES, hint=f"give --nodes or {NODES}: how many replicas {service} has")
+        name, found = _addresses(service)
+        if len(found) < count:
+            raise NotYetThereError(f"{name} has {len(found)} addresses so far, not {count}")
+        if len(found) > count:
+            raise DetectionError(f"{name} has {len(found)} addresses, but {NODES} is {count}: {', '.join(found)}")
+        mine = [address for address in found if address in place.addresses]
+        if len(mine) != 1:
+            raise DetectionError(f"none of {name}'s addresses is this node's: {', '.join(found)}")
+        reader.used[name] = ",".join(found)
+        return Allocation(
+            environment=cls.name,
+            job_id=service,
+            node_count=count,
+            node_rank=found.index(mine[0]),
+            hosts=tuple(found),
+            head=found[0],
+            variables=reader.used,
+        )
+
+
+def _addresses(service: str) -> tuple[str, list[str]]:
+    """The name that resolves, and its addresses in order of number."""
+    for name in (f"tasks.{service}", service):
+        try:
+            entries = socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)
+        except OSError:
+            continue
+        return name, sorted({str(entry[4][0]) for entry in entries}, key=ipaddress.ip_address)
+    return service, []

@@ -1,0 +1,87 @@
+"""Flux: tasks of `flux run`, and batch scripts, in which Flux unsets nearly everything.
+
+FLUX_JOB_ID is text (`ƒ2mLc…`), not a number. The hosts are not in the environment: `flux` itself is asked for them,
+where the container has it; without it the head must be named.
+"""
+
+from entrypoints.environments.base import Allocation, Environment
+from entrypoints.environments.place import Place, Reader, nodes_of_tasks
+from entrypoints.errors import DetectionError
+from entrypoints.hostlist import HostlistError, expand
+
+URI = "FLUX_URI"
+JOB_ID = "FLUX_JOB_ID"
+NODE_COUNT = "FLUX_JOB_NNODES"
+SIZE = "FLUX_JOB_SIZE"
+TASK = "FLUX_TASK_RANK"
+LOCAL_RANK = "FLUX_TASK_LOCAL_ID"
+
+_START = "flux run -N{count} --tasks-per-node=1 launch ..."
+_HINT = "start one task per node: flux run -N NODES --tasks-per-node=1 launch ..."
+
+
+class Flux(Environment):
+    name = "flux"
+    title = "Flux (jobs and batch scripts)"
+    reads = (JOB_ID, NODE_COUNT, SIZE, TASK, LOCAL_RANK, URI, "flux getattr hostlist")
+    beware = (
+        "FLUX_JOB_ID is not a number, and is unset in batch scripts. The hosts come from the `flux` command; without "
+        "it name the head in SLIPWAY_HEAD."
+    )
+    start = "flux run -N2 --tasks-per-node=1 LAUNCH"
+    source = "https://flux-framework.readthedocs.io/projects/flux-core/en/latest/man7/flux-environment.html"
+
+    @classmethod
+    def detect(cls, place: Place) -> Allocation | None:
+        reader = Reader(place.variables)
+        job_id = reader.text(JOB_ID)
+        if job_id is None:
+            return _batch_script(place, reader)
+        count = reader.required_number(NODE_COUNT, hint=_HINT)
+        size = reader.number(SIZE) or count
+        local = reader.required_number(LOCAL_RANK, hint=_HINT)
+        task = reader.required_number(TASK, hint=_HINT)
+        if size % count:
+            raise DetectionError(f"{SIZE} is {size}, not a multiple of {NODE_COUNT} {count}", hint=_HINT)
+        _, rank = nodes_of_tasks(task, size, local, size // count)
+        hosts = _hosts(place, ("flux", "job", "hostlist", job_id))
+        hosts = hosts if hosts is not None and len(hosts) == count else None
+        return Allocation(
+            environment=cls.name,
+            job_id=job_id,
+            node_count=count,
+            node_rank=rank,
+            local_rank=local,
+            hosts=hosts,
+            head=hosts[0] if hosts else None,
+            variables=reader.used,
+        )
+
+
+def _batch_script(place: Place, reader: Reader) -> Allocation | None:
+    """The first process of a `flux batch` or `flux alloc` instance; None where no broker answers."""
+    if reader.text(URI) is None:
+        return None
+    hosts = _hosts(place, ("flux", "getattr", "hostlist"))
+    if hosts is None:
+        return None
+    return Allocation(
+        environment=Flux.name,
+        job_id=place.ask("flux", "getattr", "jobid") or reader.used[URI],
+        node_count=len(hosts),
+        node_rank=0,
+        hosts=hosts,
+        head=hosts[0],
+        alone=_START.format(count=len(hosts)) if len(hosts) > 1 else "",
+        variables=reader.used,
+    )
+
+
+def _hosts(place: Place, command: tuple[str, ...]) -> tuple[str, ...] | None:
+    answer = place.ask(*command)
+    if not answer:
+        return None
+    try:
+        return tuple(expand(answer))
+    except HostlistError as error:
+        raise DetectionError(f"`{' '.join(command)}` says {answer!r}: {error}") from error

@@ -1,0 +1,22 @@
+"""Hydra: the mpiexec of MPICH, Intel MPI and MVAPICH 3."""
+
+from entrypoints.environments.base import Allocation, Environment
+from entrypoints.environments.mpi import by_tasks
+from entrypoints.environments.place import Place, Reader
+
+NUMBERS = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+
+
+class Hydra(Environment):
+    name = "hydra"
+    title = "Hydra (MPICH, Intel MPI)"
+    reads = NUMBERS
+    beware = "Nothing names the head: set SLIPWAY_HEAD. Slurm and Flux set PMI_RANK too; they outrank Hydra."
+    start = "mpiexec -ppn 1 -genv SLIPWAY_HEAD $(hostname) LAUNCH"
+    source = "https://github.com/pmodels/mpich/blob/main/doc/wiki/how_to/Using_the_Hydra_Process_Manager.md"
+
+    @classmethod
+    def detect(cls, place: Place) -> Allocation | None:
+        if not place.variables.get(NUMBERS[0]) or not place.variables.get(NUMBERS[1]):
+            return None
+        return by_tasks(cls.name, place, Reader(place.variables), NUMBERS, (), "hydra")

@@ -1,0 +1,70 @@
+"""A Kubernetes Job with completionMode Indexed: an index, a host name, and no size.
+
+The head is `<job>-0.<subdomain>`, which exists only with a headless Service; the pod's own full name tells both.
+"""
+
+import re
+
+from entrypoints.environments.base import Allocation, Environment
+from entrypoints.environments.explicit import HEAD, NODES
+from entrypoints.environments.place import Place, Reader
+from entrypoints.errors import DetectionError
+
+INDEX = "JOB_COMPLETION_INDEX"
+
+SAY_THE_SIZE = f"the size is in no variable: give --nodes, or env: [{{name: {NODES}, value: '2'}}]"
+HEADLESS_SERVICE = """the pods need names; add a headless Service and name it in the pod template:
+  apiVersion: v1
+  kind: Service
+  metadata: {name: JOB}
+  spec: {clusterIP: None, publishNotReadyAddresses: true, selector: {job-name: JOB}}
+and in the Job: spec.template.spec.subdomain: JOB"""
+
+
+class IndexedJob(Environment):
+    name = "indexed_job"
+    title = "Kubernetes Indexed Job"
+    reads = (INDEX, NODES, "host name", "/etc/hosts")
+    beware = (
+        "The size is in no variable: say --nodes. The head's name needs a headless Service with "
+        "publishNotReadyAddresses, or a name asked for too early stays unknown for a while."
+    )
+    start = "command: LAUNCH   # completionMode: Indexed, subdomain: SERVICE, env SLIPWAY_NODES"
+    source = "https://kubernetes.io/docs/tasks/job/job-with-pod-to-pod-communication/"
+
+    @classmethod
+    def detect(cls, place: Place) -> Allocation | None:
+        reader = Reader(place.variables)
+        index = reader.number(INDEX)
+        if index is None:
+            return None
+        count = reader.required_number(NODES, hint=SAY_THE_SIZE)
+        name, subdomain = pod_name(place, reader)
+        job = name.removesuffix(f"-{index}")
+        if job == name:
+            raise DetectionError(
+                f"{INDEX} is {index}, but this pod is called {name}", hint=f"set {HEAD} to the first pod"
+            )
+        head = reader.text(HEAD) or (f"{job}-0.{subdomain}" if subdomain else None)
+        if head is None and count > 1:
+            raise DetectionError(
+                f"the other pods of {job} have no names here", hint=HEADLESS_SERVICE.replace("JOB", job)
+            )
+        return Allocation(
+            environment=cls.name,
+            job_id=job,
+            node_count=count,
+            node_rank=index,
+            hosts=tuple(f"{job}-{rank}.{subdomain}" for rank in range(count)) if subdomain and count < 10_000 else None,
+            head=head or place.hostname,
+            variables=reader.used,
+        )
+
+
+def pod_name(place: Place, reader: Reader) -> tuple[str, str | None]:
+    """This pod's host name and its subdomain, which the kubelet writes into /etc/hosts."""
+    reader.used["hostname"] = place.hostname
+    full = place.hostname if "." in place.hostname else place.fully_qualified() or place.hostname
+    name, _, domain = full.partition(".")
+    subdomain = re.sub(r"\.svc\..*$", "", domain)  # other namespaces resolve it with theirs, our own without as well
+    return name, subdomain or None

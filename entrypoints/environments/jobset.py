@@ -1,0 +1,54 @@
+"""Kubernetes JobSet: Indexed Jobs with pod names `<jobset>-<job>-<job index>-<pod index>.<subdomain>`.
+
+The subdomain is the JobSet's name unless changed, which tells these pods from those of an Indexed Job called `train-0`.
+"""
+
+import re
+
+from entrypoints.environments.base import Allocation, Environment
+from entrypoints.environments.explicit import NODES
+from entrypoints.environments.indexed_job import INDEX, SAY_THE_SIZE, pod_name
+from entrypoints.environments.place import Place, Reader
+from entrypoints.errors import DetectionError
+
+NAME = "JOBSET_NAME"
+RESTART = "JOBSET_RESTART_ATTEMPT"
+PODS_PER_JOB = "SLIPWAY_PODS_PER_JOB"
+
+_POD = re.compile(r"(.+)-(\d+)-(\d+)")
+
+
+class JobSet(Environment):
+    name = "jobset"
+    title = "Kubernetes JobSet"
+    reads = (INDEX, NODES, "host name", NAME, PODS_PER_JOB)
+    beware = "The index counts within one Job of the set: with several replicas of it say how many pods each has."
+    start = "command of the replicated Job: LAUNCH   # env SLIPWAY_NODES"
+    source = "https://jobset.sigs.k8s.io/docs/concepts/"
+
+    @classmethod
+    def detect(cls, place: Place) -> Allocation | None:
+        reader = Reader(place.variables)
+        index = reader.number(INDEX)
+        name, subdomain = pod_name(place, reader)
+        match = _POD.fullmatch(name)
+        jobset = reader.text(NAME) or (subdomain or "").split(".")[0]
+        if index is None or match is None or not jobset or not name.startswith(f"{jobset}-"):
+            return None
+        job, job_index = match[1], int(match[2])
+        if int(match[3]) != index:
+            raise DetectionError(f"{INDEX} is {index}, but this pod is called {name}")
+        per_job = reader.number(PODS_PER_JOB)
+        if job_index > 0 and per_job is None:
+            raise DetectionError(
+                f"{name} belongs to job {job_index} of the set: its rank depends on how many pods a job has",
+                hint=f"set {PODS_PER_JOB} to the Job's completions",
+            )
+        return Allocation(
+            environment=cls.name,
+            job_id=f"{jobset}.{place.variables.get(RESTART, '')}",
+            node_count=reader.required_number(NODES, hint=SAY_THE_SIZE),
+            node_rank=job_index * (per_job or 0) + index,
+            head=f"{job}-0-0.{subdomain or jobset}",
+            variables=reader.used,
+        )

@@ -1,0 +1,35 @@
+"""Kubeflow Trainer v2 (TrainJob): torchrun's PET_ variables in the pods of a JobSet."""
+
+from entrypoints.environments.base import Allocation, Environment
+from entrypoints.environments.place import Place, Reader
+
+NODE_COUNT = "PET_NNODES"
+NODE_RANK = "PET_NODE_RANK"
+HEAD = "PET_MASTER_ADDR"
+MARKS = ("KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX")
+
+_HINT = "these are set by the trainer's torch runtime: see `kubectl describe trainjob`"
+
+
+class Kubeflow(Environment):
+    name = "kubeflow"
+    title = "Kubeflow Trainer v2"
+    reads = (NODE_COUNT, NODE_RANK, HEAD)
+    beware = "The JobSet below has an index too, but no size; PET_NPROC_PER_NODE is torchrun's and means nothing here."
+    start = "spec.trainer.command: LAUNCH"
+    source = "https://www.kubeflow.org/docs/components/trainer/user-guides/pytorch/"
+
+    @classmethod
+    def detect(cls, place: Place) -> Allocation | None:
+        reader = Reader(place.variables)
+        if reader.text(NODE_COUNT) is None or not any(place.variables.get(mark) for mark in MARKS):
+            return None
+        head = reader.required(HEAD, hint=_HINT)
+        return Allocation(
+            environment=cls.name,
+            job_id=head.split(".")[0],
+            node_count=reader.required_number(NODE_COUNT, hint=_HINT),
+            node_rank=reader.required_number(NODE_RANK, hint=_HINT),
+            head=head,
+            variables=reader.used,
+        )

@@ -1,0 +1,40 @@
+"""KubeRay: the pods' Ray cluster exists already, so the command only attaches to it."""
+
+from entrypoints.environments.base import Allocation, Environment
+from entrypoints.environments.place import Place, Reader
+
+HEAD = ("FQ_RAY_IP", "RAY_IP")
+ADDRESS = "RAY_ADDRESS"
+CLUSTER = "RAY_CLUSTER_NAME"
+_PORT = "6379"
+
+
+class KubeRay(Environment):
+    name = "kuberay"
+    title = "KubeRay (attach)"
+    reads = (ADDRESS, *HEAD, CLUSTER)
+    beware = (
+        "The operator starts Ray in every pod: `launch` forms nothing there and runs the command against that cluster."
+    )
+    start = "kubectl exec HEAD_POD -- LAUNCH   # or a RayJob with entrypoint: LAUNCH"
+    source = "https://docs.ray.io/en/latest/cluster/kubernetes/user-guides/config.html"
+
+    @classmethod
+    def detect(cls, place: Place) -> Allocation | None:
+        reader = Reader(place.variables)
+        head = reader.text(*HEAD)
+        cluster = reader.text(CLUSTER)
+        if head is None and cluster is None:
+            return None
+        attach = reader.text(ADDRESS) or (f"{head}:{place.variables.get('RAY_PORT') or _PORT}" if head else None)
+        if attach is None:
+            return None
+        return Allocation(
+            environment=cls.name,
+            job_id=cluster or attach,
+            node_count=1,  # the cluster has more, but this command is one and runs here
+            node_rank=0,
+            head=head or attach.rpartition(":")[0],
+            attach=attach,
+            variables=reader.used,
+        )

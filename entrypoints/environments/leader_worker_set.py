@@ -1,0 +1,47 @@
+"""Kubernetes LeaderWorkerSet: each group of one leader and its workers is a job of its own."""
+
+import re
+
+from entrypoints.environments.base import Allocation, Environment
+from entrypoints.environments.place import Place, Reader
+from entrypoints.errors import DetectionError
+
+LEADER = "LWS_LEADER_ADDRESS"
+SIZE = "LWS_GROUP_SIZE"
+INDEX = "LWS_WORKER_INDEX"
+
+_NEWER = f"use LeaderWorkerSet 0.6 or newer, or hand in the label leaderworkerset.sigs.k8s.io/worker-index as {INDEX}"
+
+
+class LeaderWorkerSet(Environment):
+    name = "leader_worker_set"
+    title = "Kubernetes LeaderWorkerSet"
+    reads = (LEADER, SIZE, INDEX)
+    beware = "The group size counts the leader too. Every replica of the set is a job of its own."
+    start = "command of leaderTemplate and workerTemplate: LAUNCH"
+    source = "https://lws.sigs.k8s.io/docs/reference/labels-annotations-and-environment-variables/"
+
+    @classmethod
+    def detect(cls, place: Place) -> Allocation | None:
+        reader = Reader(place.variables)
+        leader = reader.text(LEADER)
+        if leader is None:
+            return None
+        rank = reader.number(INDEX)
+        return Allocation(
+            environment=cls.name,
+            job_id=leader,
+            node_count=reader.required_number(SIZE, hint=_NEWER),
+            node_rank=_rank_by_name(place, reader, leader) if rank is None else rank,
+            head=leader,
+            variables=reader.used,
+        )
+
+
+def _rank_by_name(place: Place, reader: Reader, leader: str) -> int:
+    """Pods are named `set-group` (the leader) and `set-group-index`."""
+    match = re.fullmatch(re.escape(leader.split(".")[0]) + r"(?:-(\d+))?", place.hostname.split(".")[0])
+    if match is None:
+        raise DetectionError(f"{INDEX} is not set, and {place.hostname} is no pod of the leader {leader}", hint=_NEWER)
+    reader.used["hostname"] = place.hostname
+    return int(match[1] or 0)

@@ -1,0 +1,87 @@
+"""IBM Spectrum LSF: `mpirun`, `blaunch` on each host, or `jsrun` (Spectrum MPI's job step manager).
+
+LSF starts one process, on the first host; its lists have an entry per slot. jsrun's hosts come after the launch node,
+which holds the batch script and runs no task.
+"""
+
+from entrypoints.environments.base import Allocation, Environment
+from entrypoints.environments.mpi import local_rank, started_by_mpi
+from entrypoints.environments.place import Place, Reader, distinct, nodes_of_tasks, rank_of
+from entrypoints.errors import DetectionError
+
+JOB_ID = "LSB_JOBID"
+HOST_FILE = "LSB_DJOB_HOSTFILE"
+SLOTS = "LSB_MCPU_HOSTS"
+HOSTS = "LSB_HOSTS"
+BLAUNCH_TASK = "LSF_PM_TASKID"
+JSM = ("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_LOCAL_SIZE")
+
+_ONE_PER_HOST = 'blaunch -z "$(xargs -n1 <<<$LSB_HOSTS | uniq | xargs)" launch ...'
+_HINT = f"start one task per host: {_ONE_PER_HOST}, or jsrun -r 1 -a 1 launch ..."
+
+
+class Lsf(Environment):
+    name = "lsf"
+    title = "LSF (mpirun, blaunch, jsrun)"
+    reads = (JOB_ID, HOST_FILE, SLOTS, HOSTS, BLAUNCH_TASK, *JSM)
+    beware = "One process is started, on the first host. jsrun's list begins with the launch node, which runs no task."
+    start = _ONE_PER_HOST.replace("launch ...", "LAUNCH")
+    source = "https://www.ibm.com/docs/en/spectrum-lsf/10.1.0?topic=variables-environment-variable-reference"
+
+    @classmethod
+    def detect(cls, place: Place) -> Allocation | None:
+        reader = Reader(place.variables)
+        job_id = reader.text(JOB_ID)
+        if job_id is None:
+            return None
+        hosts, source = _hosts(place, reader)
+        if place.variables.get(JSM[0]):
+            return _below_jsrun(place, reader, job_id, hosts, source)
+        rank = rank_of(place, hosts, source)
+        started = started_by_mpi(place.variables) or reader.text(BLAUNCH_TASK) is not None
+        return Allocation(
+            environment=cls.name,
+            job_id=job_id,
+            node_count=len(hosts),
+            node_rank=rank,
+            local_rank=local_rank(reader),
+            hosts=hosts,
+            head=hosts[0],
+            alone=_ONE_PER_HOST if rank == 0 and len(hosts) > 1 and not started else "",
+            variables=reader.used,
+        )
+
+
+def _hosts(place: Place, reader: Reader) -> tuple[tuple[str, ...], str]:
+    """The hosts in LSF's order, and the variable that they come from."""
+    if (path := reader.text(HOST_FILE)) and (lines := place.lines(path)):
+        return distinct([line.split()[0] for line in lines]), HOST_FILE
+    reader.used.pop(HOST_FILE, None)
+    if text := reader.text(SLOTS):
+        names, slots = text.split()[::2], text.split()[1::2]
+        if len(names) != len(slots) or not all(slot.isdigit() for slot in slots):
+            raise DetectionError(f"{SLOTS} is {text!r}, not pairs of a host and its slots")
+        return distinct(names), SLOTS
+    return distinct(reader.required(HOSTS, hint=f"hand {SLOTS} into the container").split()), HOSTS
+
+
+def _below_jsrun(place: Place, reader: Reader, job_id: str, hosts: tuple[str, ...], source: str) -> Allocation:
+    task, size, local, local_size = (reader.required_number(name, hint=_HINT) for name in JSM)
+    count, rank = nodes_of_tasks(task, size, local, local_size)
+    if len(hosts) == count + 1:
+        hosts = hosts[1:]
+    if len(hosts) > count:
+        raise DetectionError(f"{source} lists {len(hosts)} hosts, but jsrun uses {count} of them", hint=_HINT)
+    named = [host.split(".")[0] for host in hosts]
+    if place.hostname.split(".")[0] in named:  # jsrun may number the hosts in an order of its own
+        rank = named.index(place.hostname.split(".")[0])
+    return Allocation(
+        environment=Lsf.name,
+        job_id=job_id,
+        node_count=count,
+        node_rank=rank,
+        local_rank=local,
+        hosts=hosts,
+        head=hosts[0],
+        variables=reader.used,
+    )

@@ -1,0 +1,63 @@
+"""What the MPI launchers have in common, also for the schedulers above them."""
+
+from collections.abc import Mapping
+
+from entrypoints.environments.base import Allocation
+from entrypoints.environments.place import Place, Reader, nodes_of_tasks
+
+STARTED = ("OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PALS_RANKID", "MPI_LOCALNRANKS", "MPI_LOCALRANKID")
+"""Variables of which at least one is there in every task that an MPI launcher started. PMI_RANK is not among them:
+schedulers set it too, for tasks that they start themselves."""
+LOCAL_RANK = (
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "MV2_COMM_WORLD_LOCAL_RANK",
+    "PALS_LOCAL_RANKID",
+    "MPI_LOCALRANKID",
+)
+_JOB_ID = ("SLIPWAY_JOB_ID", "SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID", "FLUX_JOB_ID")
+ONE_PER_NODE = "start one task per node: mpirun --map-by ppr:1:node, mpiexec -ppn 1"
+
+
+def started_by_mpi(variables: Mapping[str, str]) -> bool:
+    """Whether an MPI launcher started this task."""
+    return any(variables.get(name) for name in STARTED)
+
+
+def local_rank(reader: Reader) -> int:
+    """This task's rank on its node, by whichever MPI launcher started it; 0 without one."""
+    return reader.number(*LOCAL_RANK) or 0
+
+
+def scheduler_job_id(variables: Mapping[str, str]) -> str | None:
+    """The id of the scheduler's job around this one: equal on all nodes, though the launchers' own ids may differ."""
+    if found := next((variables[name] for name in _JOB_ID if variables.get(name)), None):
+        return found
+    return variables.get("JOB_ID") if variables.get("PE_HOSTFILE") else None  # Grid Engine's name is anybody's
+
+
+def by_tasks(
+    environment: str,
+    place: Place,
+    reader: Reader,
+    names: tuple[str, str, str, str],
+    heads: tuple[str, ...],
+    job_id: str,
+) -> Allocation:
+    """What an MPI launcher's four numbers say: rank, size, local rank and local size.
+
+    `heads` are the names or addresses of the first node, as far as the launcher tells.
+    """
+    task, size, local, local_size = (reader.required_number(name, hint=ONE_PER_NODE) for name in names)
+    count, rank = nodes_of_tasks(task, size, local, local_size)
+    if not heads and count == 1:
+        heads = (place.hostname,)
+    return Allocation(
+        environment=environment,
+        job_id=scheduler_job_id(place.variables) or job_id,
+        node_count=count,
+        node_rank=rank,
+        local_rank=local,
+        head=heads[0] if heads else None,
+        other_heads=heads[1:],
+        variables=reader.used,
+    )

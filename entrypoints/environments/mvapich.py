@@ -1,0 +1,22 @@
+"""MVAPICH2's mpirun_rsh and mpiexec: four numbers, no head."""
+
+from entrypoints.environments.base import Allocation, Environment
+from entrypoints.environments.mpi import by_tasks
+from entrypoints.environments.place import Place, Reader
+
+NUMBERS = ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE")
+
+
+class Mvapich(Environment):
+    name = "mvapich"
+    title = "MVAPICH2"
+    reads = NUMBERS
+    beware = "Nothing names the head: set SLIPWAY_HEAD on every node."
+    start = "mpirun_rsh -np 2 -hostfile HOSTS SLIPWAY_HEAD=$(head -n1 HOSTS) LAUNCH"
+    source = "https://mvapich.cse.ohio-state.edu/userguide/"
+
+    @classmethod
+    def detect(cls, place: Place) -> Allocation | None:
+        if not place.variables.get(NUMBERS[0]):
+            return None
+        return by_tasks(cls.name, place, Reader(place.variables), NUMBERS, (), "mvapich")

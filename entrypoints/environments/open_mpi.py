@@ -1,0 +1,59 @@
+"""Open MPI's mpirun: version 4 (ORTE) and version 5 (PRRTE).
+
+Version 4 tells the launcher's addresses in OMPI_MCA_orte_hnp_uri, version 5 its host name in PMIX_NAMESPACE. The
+launcher runs on the first node unless it was called from elsewhere.
+"""
+
+import re
+
+from entrypoints.environments.base import Allocation, Environment
+from entrypoints.environments.mpi import by_tasks
+from entrypoints.environments.place import Place, Reader
+
+NUMBERS = (
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+)
+URI = ("OMPI_MCA_orte_hnp_uri", "OMPI_MCA_orte_local_daemon_uri")
+NAMESPACE = "PMIX_NAMESPACE"
+
+_NAMESPACE = re.compile(r"(?:prterun|prte|mpirun|mpiexec)-(.+)-\d+@\d+")
+
+
+class OpenMpi(Environment):
+    name = "open_mpi"
+    title = "Open MPI 4 and 5"
+    reads = (*NUMBERS, URI[0], NAMESPACE)
+    beware = (
+        "The launcher's first address may be unroutable, so all are tried. Called from a login node, mpirun is not on "
+        "the first node: set SLIPWAY_HEAD. Environment variables travel only with -x."
+    )
+    start = "mpirun --map-by ppr:1:node -x SLIPWAY_TOKEN LAUNCH"
+    source = "https://docs.open-mpi.org/en/v5.0.x/tuning-apps/environment-var.html"
+
+    @classmethod
+    def detect(cls, place: Place) -> Allocation | None:
+        if not place.variables.get(NUMBERS[0]):
+            return None
+        reader = Reader(place.variables)
+        heads, job_id = launcher(reader)
+        return by_tasks(cls.name, place, reader, NUMBERS, heads, job_id)
+
+
+def launcher(reader: Reader) -> tuple[tuple[str, ...], str]:
+    """The launcher's names or addresses, and an id of this run."""
+    if namespace := reader.text(NAMESPACE):
+        match = _NAMESPACE.fullmatch(namespace)
+        return ((match[1],) if match else ()), namespace
+    uri = reader.text(URI[0])
+    if uri is None:
+        return (), "mpirun"
+    job, *interfaces = uri.split(";")
+    addresses: list[str] = []
+    for interface in interfaces:
+        scheme, _, rest = interface.partition("://")
+        if scheme == "tcp":
+            addresses += rest.rpartition(":")[0].split(",")
+    return tuple(address for address in addresses if not address.startswith("127.")), job

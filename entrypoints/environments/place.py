@@ -1,0 +1,137 @@
+"""Where `launch` finds itself, as environments may look at it, and the two ways in which they read it."""
+
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from entrypoints.errors import DetectionError
+
+_PATIENCE = 5.0
+"""Seconds for a scheduler's own command to answer."""
+_LOCAL_ADDRESS = re.compile(r"\|-- (\S+)\s+/32 host LOCAL")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """One node, as seen by one process. Nothing here is read before it is asked for."""
+
+    variables: Mapping[str, str]
+    hostname: str
+    root: Path = Path("/")
+    """Files are read below it, so that a recorded place can be looked at."""
+
+    def lines(self, path: str) -> list[str] | None:
+        """The lines of a file that say something; None if it cannot be read here."""
+        try:
+            text = (self.root / path.lstrip("/")).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            return None
+        return [line.strip() for line in text.splitlines() if line.strip()]
+
+    def ask(self, *command: str) -> str | None:
+        """What a scheduler's own program prints; None if it is not there or fails."""
+        program = shutil.which(command[0], path=self.variables.get("PATH", ""))
+        if program is None:
+            return None
+        try:
+            done = subprocess.run(
+                [program, *command[1:]], env=dict(self.variables), capture_output=True, text=True, timeout=_PATIENCE
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    @property
+    def addresses(self) -> frozenset[str]:
+        """This node's own IPv4 addresses, without loopback."""
+        text = "\n".join(self.lines("/proc/net/fib_trie") or ())
+        return frozenset(found for found in _LOCAL_ADDRESS.findall(text) if not found.startswith("127."))
+
+    def fully_qualified(self) -> str | None:
+        """The name that /etc/hosts gives this host, if it is longer than the host name: pods are told theirs there."""
+        for line in self.lines("/etc/hosts") or ():
+            _, *names = line.split("#")[0].split() or [""]
+            if self.hostname in names:
+                return next((name for name in names if name.startswith(f"{self.hostname}.")), None)
+        return None
+
+
+class Reader:
+    """Reads variables and remembers which were used; an empty value counts as unset."""
+
+    def __init__(self, variables: Mapping[str, str]) -> None:
+        self._variables = variables
+        self.used: dict[str, str] = {}
+
+    def text(self, *names: str) -> str | None:
+        """The first of these variables that is set."""
+        for name in names:
+            if value := self._variables.get(name, "").strip():
+                self.used[name] = value
+                return value
+        return None
+
+    def number(self, *names: str) -> int | None:
+        """The first of these variables that is set, as a whole number."""
+        text = self.text(*names)
+        if text is None:
+            return None
+        if not (text.isascii() and text.isdigit()) or len(text) > 9:
+            name = next(name for name in names if name in self.used)
+            raise DetectionError(f"{name} is {text!r}, not a whole number")
+        return int(text)
+
+    def required(self, *names: str, hint: str) -> str:
+        """Like text(), for what must never be guessed."""
+        text = self.text(*names)
+        if text is None:
+            raise DetectionError(f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} not set", hint=hint)
+        return text
+
+    def required_number(self, *names: str, hint: str) -> int:
+        """Like number(), for what must never be guessed: a wrong identity is worse than none."""
+        self.required(*names, hint=hint)
+        number = self.number(*names)
+        assert number is not None
+        return number
+
+
+def distinct(hosts: Sequence[str]) -> tuple[str, ...]:
+    """Each host once, where it comes first: schedulers write a line per slot."""
+    return tuple(dict.fromkeys(hosts))
+
+
+def rank_of(place: Place, hosts: Sequence[str], source: str) -> int:
+    """This node's place in a list: by its full name, an unambiguous short name, or one of its addresses.
+
+    Raises DetectionError if it is not there, or there twice.
+    """
+    if place.hostname in hosts:
+        return hosts.index(place.hostname)
+    short = place.hostname.split(".")[0]
+    matches = [rank for rank, host in enumerate(hosts) if host.split(".")[0] == short]
+    if not matches:
+        matches = [rank for rank, host in enumerate(hosts) if host in place.addresses]
+    if len(matches) != 1:
+        raise DetectionError(
+            f"this host is {place.hostname}, which is {'ambiguous' if matches else 'not'} in "
+            f"{source}={','.join(hosts)}",
+            hint=f"say which of them it is with --node-rank or SLIPWAY_NODE_RANK (0 to {len(hosts) - 1})",
+        )
+    return matches[0]
+
+
+def nodes_of_tasks(rank: int, size: int, local_rank: int, local_size: int) -> tuple[int, int]:
+    """Node count and node rank where tasks are numbered node by node: the common "block" placement.
+
+    Raises DetectionError for any other placement, in which ranks say nothing about nodes.
+    """
+    if local_size < 1 or size % local_size or rank % local_size != local_rank:
+        raise DetectionError(
+            f"task {rank} of {size} is task {local_rank} of {local_size} on its node: that does not tell the nodes",
+            hint="start one task per node (mpirun --map-by ppr:1:node, mpiexec -ppn 1, --ntasks-per-node=1)",
+        )
+    return size // local_size, rank // local_size

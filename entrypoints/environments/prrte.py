@@ -1,0 +1,35 @@
+"""PRRTE's prterun without Open MPI around it: a rank, but no size."""
+
+from entrypoints.environments.base import Allocation, Environment
+from entrypoints.environments.explicit import NODES
+from entrypoints.environments.mpi import ONE_PER_NODE, scheduler_job_id
+from entrypoints.environments.open_mpi import NAMESPACE, launcher
+from entrypoints.environments.place import Place, Reader
+
+LAUNCHED = "PRTE_LAUNCHED"
+RANK = "PMIX_RANK"
+
+
+class Prrte(Environment):
+    name = "prrte"
+    title = "PRRTE"
+    reads = (LAUNCHED, RANK, NAMESPACE, NODES)
+    beware = "The number of nodes is only known through PMIx: say it with --nodes, and start one task per node."
+    start = "prterun --map-by ppr:1:node -x SLIPWAY_TOKEN LAUNCH"
+    source = "https://docs.prrte.org/en/latest/"
+
+    @classmethod
+    def detect(cls, place: Place) -> Allocation | None:
+        reader = Reader(place.variables)
+        if reader.text(LAUNCHED) is None:
+            return None
+        heads, job_id = launcher(reader)
+        return Allocation(
+            environment=cls.name,
+            job_id=scheduler_job_id(place.variables) or job_id,
+            node_count=reader.required_number(NODES, hint=f"say it with --nodes, and {ONE_PER_NODE}"),
+            node_rank=reader.required_number(RANK, hint=ONE_PER_NODE),
+            head=heads[0] if heads else None,
+            other_heads=heads[1:],
+            variables=reader.used,
+        )

@@ -1,0 +1,36 @@
+"""RunPod Instant Clusters."""
+
+from entrypoints.environments.base import Allocation, Environment
+from entrypoints.environments.place import Place, Reader
+
+HEAD = ("PRIMARY_ADDR", "MASTER_ADDR")
+NODE_RANK = "NODE_RANK"
+COUNT = "NUM_NODES"
+MARKS = ("PRIMARY_ADDR", "RUNPOD_POD_ID")
+
+_HINT = "an Instant Cluster sets it on every pod"
+
+
+class RunPod(Environment):
+    name = "runpod"
+    title = "RunPod Instant Clusters"
+    reads = (HEAD[0], NODE_RANK, COUNT)
+    beware = "WORLD_SIZE counts GPUs; eth0 is the way outside, the cluster's own network is ens1 and above."
+    start = "container start command: LAUNCH"
+    source = "https://docs.runpod.io/instant-clusters/configuration"
+
+    @classmethod
+    def detect(cls, place: Place) -> Allocation | None:
+        reader = Reader(place.variables)
+        if not any(place.variables.get(mark) for mark in MARKS) or reader.text(COUNT) is None:
+            return None
+        head = reader.required(*HEAD, hint=_HINT)
+        return Allocation(
+            environment=cls.name,
+            job_id=f"{head}:{place.variables.get('PRIMARY_PORT', '')}",
+            node_count=reader.required_number(COUNT, hint=_HINT),
+            node_rank=reader.required_number(NODE_RANK, hint=_HINT),
+            local_rank=reader.number("LOCAL_RANK") or 0,
+            head=head,
+            variables=reader.used,
+        )

@@ -1,0 +1,79 @@
+"""Amazon SageMaker training jobs and HyperPod's managed ones: `algo-1`, `algo-2` …
+
+SageMaker's own tools sort the list as text (`algo-10` before `algo-2`); all nodes must agree, so numbers count here.
+"""
+
+import json
+import re
+
+from entrypoints.environments.base import Allocation, Environment
+from entrypoints.environments.place import Place, Reader, rank_of
+from entrypoints.errors import DetectionError
+
+HOSTS = "SM_HOSTS"
+CURRENT = "SM_CURRENT_HOST"
+JOB = ("TRAINING_JOB_NAME", "SAGEMAKER_JOB_NAME")
+CONFIG = "/opt/ml/input/config/resourceconfig.json"
+
+
+class SageMaker(Environment):
+    name = "sagemaker"
+    title = "Amazon SageMaker"
+    reads = (CONFIG, HOSTS, CURRENT, JOB[0])
+    beware = "Hosts are sorted by number, not as text: algo-2 comes before algo-10."
+    start = "ContainerEntrypoint: LAUNCH"
+    source = "https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-training-algo-running-container.html"
+
+    @classmethod
+    def detect(cls, place: Place) -> Allocation | None:
+        reader = Reader(place.variables)
+        found = _from_variables(reader) or _from_file(place, reader)
+        if found is None:
+            return None
+        hosts, current = found
+        ordered = tuple(sorted(hosts, key=_natural))
+        me = Place(variables={}, hostname=current, root=place.root)
+        return Allocation(
+            environment=cls.name,
+            job_id=reader.text(*JOB) or ordered[0],
+            node_count=len(ordered),
+            node_rank=rank_of(me, ordered, HOSTS),
+            hosts=ordered,
+            head=ordered[0],
+            variables=reader.used,
+        )
+
+
+def _from_variables(reader: Reader) -> tuple[list[str], str] | None:
+    text = reader.text(HOSTS)
+    if text is None:
+        return None
+    return _names(HOSTS, text), reader.required(CURRENT, hint="the SageMaker training toolkit sets it")
+
+
+def _from_file(place: Place, reader: Reader) -> tuple[list[str], str] | None:
+    lines = place.lines(CONFIG)
+    if lines is None:
+        return None
+    try:
+        document = json.loads("\n".join(lines))
+        hosts, current = document["hosts"], document["current_host"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise DetectionError(f"{CONFIG} lacks hosts and current_host, or is not JSON") from error
+    reader.used |= {CONFIG: f"current_host={current}"}
+    return _names(CONFIG, json.dumps(hosts)), str(current)
+
+
+def _names(source: str, text: str) -> list[str]:
+    try:
+        names = json.loads(text)
+    except ValueError:
+        names = None
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) and name for name in names):
+        raise DetectionError(f"{source} is {text!r}, not a JSON list of host names")
+    return names
+
+
+def _natural(host: str) -> list[tuple[int, str]]:
+    """Sort key in which numbers count as numbers."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", host)]

@@ -1,0 +1,44 @@
+"""SkyPilot tasks."""
+
+from entrypoints.environments.base import Allocation, Environment
+from entrypoints.environments.place import Place, Reader
+from entrypoints.errors import DetectionError
+
+ADDRESSES = "SKYPILOT_NODE_IPS"
+NODE_RANK = "SKYPILOT_NODE_RANK"
+COUNT = "SKYPILOT_NUM_NODES"
+TASK = ("SKYPILOT_TASK_ID", "SKYPILOT_INTERNAL_JOB_ID")
+
+_HINT = "SkyPilot sets it in `run:`; hand SKYPILOT_* into the container"
+
+
+class SkyPilot(Environment):
+    name = "skypilot"
+    title = "SkyPilot"
+    reads = (ADDRESSES, NODE_RANK, COUNT, TASK[0])
+    beware = "The addresses are lines of one variable; SKYPILOT_NUM_GPUS_PER_NODE means GPUs, not tasks."
+    start = "run: docker run --network host --env-file <(env | grep -E '^(SKYPILOT|SLIPWAY)_' …) IMAGE …"
+    source = "https://docs.skypilot.co/en/latest/running-jobs/environment-variables.html"
+
+    @classmethod
+    def detect(cls, place: Place) -> Allocation | None:
+        reader = Reader(place.variables)
+        text = reader.text(ADDRESSES)
+        if text is None:
+            return None
+        hosts = tuple(text.split())
+        reader.used[ADDRESSES] = ",".join(hosts)
+        count = reader.number(COUNT)
+        if count is not None and count != len(hosts):
+            raise DetectionError(
+                f"{COUNT} is {count}, but {ADDRESSES} lists {len(hosts)}: {' '.join(hosts)}", hint=_HINT
+            )
+        return Allocation(
+            environment=cls.name,
+            job_id=reader.text(*TASK) or hosts[0],
+            node_count=len(hosts),
+            node_rank=reader.required_number(NODE_RANK, hint=_HINT),
+            hosts=hosts,
+            head=hosts[0],
+            variables=reader.used,
+        )

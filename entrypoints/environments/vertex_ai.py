@@ -1,0 +1,52 @@
+"""Google Vertex AI custom jobs: CLUSTER_SPEC holds the worker pools and this task's place in them."""
+
+import json
+from typing import Any
+
+from entrypoints.environments.base import Allocation, Environment
+from entrypoints.environments.place import Place, Reader
+from entrypoints.errors import DetectionError
+
+SPEC = "CLUSTER_SPEC"
+JOB = ("CLOUD_ML_JOB_ID", "AIP_TRAINING_JOB_ID")
+
+
+class VertexAi(Environment):
+    name = "vertex_ai"
+    title = "Google Vertex AI"
+    reads = (SPEC, JOB[0])
+    beware = "The index counts within one worker pool: the nodes are all pools in order."
+    start = "containerSpec.command: LAUNCH"
+    source = "https://cloud.google.com/vertex-ai/docs/training/distributed-training"
+
+    @classmethod
+    def detect(cls, place: Place) -> Allocation | None:
+        reader = Reader(place.variables)
+        text = reader.text(SPEC)
+        if text is None or "workerpool" not in text:
+            return None
+        pools, kind, index = _parse(text)
+        if kind not in pools or not 0 <= index < len(pools[kind]):
+            raise DetectionError(f"{SPEC} has no task {index} in {kind}")
+        ordered = sorted(pools)
+        hosts = tuple(host.rpartition(":")[0] or host for pool in ordered for host in pools[pool])
+        before = sum(len(pools[pool]) for pool in ordered if pool < kind)
+        reader.used[SPEC] = f"{kind}[{index}]"
+        return Allocation(
+            environment=cls.name,
+            job_id=reader.text(*JOB) or hosts[0],
+            node_count=len(hosts),
+            node_rank=before + index,
+            hosts=hosts,
+            head=hosts[0],
+            variables=reader.used,
+        )
+
+
+def _parse(text: str) -> tuple[dict[str, list[str]], str, int]:
+    try:
+        document: Any = json.loads(text)
+        pools = {str(name): [str(host) for host in hosts] for name, hosts in document["cluster"].items()}
+        return pools, str(document["task"]["type"]), int(document["task"]["index"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DetectionError(f"{SPEC} is not what Vertex AI writes: {text[:80]!r}") from error

@@ -1,0 +1,60 @@
+"""Volcano jobs (plug-ins svc and env), and Huawei's ModelArts, which sets the same variables.
+
+Each kind of task has its own list, VC_<TASK>_HOSTS, and its own numbering, VC_TASK_INDEX; the nodes of the job are all
+lists together, beginning with the task that is called master, head, leader, launcher or chief.
+"""
+
+import re
+
+from entrypoints.environments.base import Allocation, Environment
+from entrypoints.environments.place import Place, Reader, distinct, rank_of
+
+INDEX = ("VC_TASK_INDEX", "VK_TASK_INDEX")
+_HOSTS = re.compile(r"VC_(.+)_HOSTS")
+_FIRST = re.compile(r"MASTER|HEAD|LEADER|LAUNCHER|CHIEF")
+_FOLDER = "/etc/volcano"
+
+
+class Volcano(Environment):
+    name = "volcano"
+    title = "Volcano, ModelArts"
+    reads = (INDEX[0], "VC_<TASK>_HOSTS", "/etc/volcano/<task>.host")
+    beware = "VC_TASK_INDEX counts within one kind of task: with several kinds the pod's own name decides."
+    start = "command of every task: LAUNCH   # plugins: {svc: [], env: []}"
+    source = "https://github.com/volcano-sh/volcano/blob/master/docs/user-guide/how_to_use_env_plugin.md"
+
+    @classmethod
+    def detect(cls, place: Place) -> Allocation | None:
+        names = sorted((name for name in place.variables if _HOSTS.fullmatch(name)), key=_order)
+        if not names:
+            return None
+        reader = Reader(place.variables)
+        index = reader.number(*INDEX)
+        lists = [_hosts(place, reader, name) for name in names]
+        hosts = distinct([host for listed in lists for host in listed])
+        if len(lists) > 1 or index is None:
+            index = rank_of(place, hosts, "+".join(names))
+            reader.used["hostname"] = place.hostname
+        return Allocation(
+            environment=cls.name,
+            job_id=hosts[0],
+            node_count=len(hosts),
+            node_rank=index,
+            hosts=hosts,
+            head=hosts[0],
+            variables=reader.used,
+        )
+
+
+def _order(name: str) -> tuple[bool, str]:
+    return not _FIRST.search(name), name
+
+
+def _hosts(place: Place, reader: Reader, name: str) -> list[str]:
+    """The list in the variable, or in the file that follows changes of scale."""
+    task = _HOSTS.fullmatch(name)
+    assert task is not None
+    text = reader.text(name) or ""
+    return [host.strip() for host in text.split(",") if host.strip()] or (
+        place.lines(f"{_FOLDER}/{task[1].lower().replace('_', '-')}.host") or []
+    )

@@ -1,0 +1,69 @@
+"""What `launch` can do besides launching: each subcommand reads, prints its result on stdout and ends."""
+
+import argparse
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from entrypoints.environments import detect
+from entrypoints.environments.page import as_lines, as_markdown
+from entrypoints.errors import UsageError
+from entrypoints.explain import as_json, as_text, explain
+from entrypoints.hostlist import HostlistError, compress, expand
+
+
+@dataclass(frozen=True)
+class Subcommand:
+    purpose: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace, Mapping[str, str]], int]
+
+
+def _add_explain(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="what would be run")
+
+
+def _explain(parsed: argparse.Namespace, variables: Mapping[str, str]) -> int:
+    detection = detect(variables, parsed.hostname or socket.gethostname())
+    command = parsed.command[1:] if parsed.command[:1] == ["--"] else parsed.command
+    document = explain(detection, variables, parsed.control_port, command)
+    _print((as_json if parsed.json else as_text)(document))
+    return 0
+
+
+def _add_hosts(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("expression", metavar="EXPR", nargs="+", help="a host list, or names with --compress")
+    parser.add_argument("--compress", action="store_true", help="the other way round: names to the short form")
+
+
+def _hosts(parsed: argparse.Namespace, _variables: Mapping[str, str]) -> int:
+    try:
+        names = [name for expression in parsed.expression for name in expand(expression)]
+    except HostlistError as error:
+        raise UsageError(
+            f"{' '.join(parsed.expression)!r} is no host list: {error}", "for example gpu-[01-16,20]"
+        ) from error
+    _print(compress(names) if parsed.compress else "\n".join(names))
+    return 0
+
+
+def _add_environments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--markdown", action="store_true", help="as the page docs/environments.md")
+
+
+def _environments(parsed: argparse.Namespace, _variables: Mapping[str, str]) -> int:
+    _print(as_markdown() if parsed.markdown else as_lines())
+    return 0
+
+
+def _print(text: str) -> None:
+    sys.stdout.write(text.rstrip("\n") + "\n")
+
+
+SUBCOMMANDS = {
+    "explain": Subcommand("say what was detected and why, and do nothing.", _add_explain, _explain),
+    "hosts": Subcommand("print the hosts of a host list, one a line.", _add_hosts, _hosts),
+    "environments": Subcommand("list the environments that are understood.", _add_environments, _environments),
+}
