@@ -10,6 +10,11 @@
 | 7 | `DiskError` | too little free space |
 | 8 | `BaseError` | no provider could supply the base image |
 | 9 | `RunError` | containers or their network could not be started |
+| 20 | `RegistryError` | a registry refuses, is full, does not answer, or holds damaged content |
+| 21 | `InventoryError` | an image's content cannot be described |
+| 22 | `PublishError` | publishing stopped before promotion; nothing was promoted |
+| 23 | `SignatureError` | cosign is absent or could not sign |
+| 24 | `TrustError` | a published image is not what it claims to be |
 
 `buildkit run` exits with the status of its command; `buildkit test` with pytest's.
 """
@@ -55,3 +60,23 @@ class BaseError(BuildkitError):
 
 class RunError(BuildkitError):
     exit_code = 9
+
+
+class RegistryError(BuildkitError):
+    exit_code = 20
+
+
+class InventoryError(BuildkitError):
+    exit_code = 21
+
+
+class PublishError(BuildkitError):
+    exit_code = 22
+
+
+class SignatureError(BuildkitError):
+    exit_code = 23
+
+
+class TrustError(BuildkitError):
+    exit_code = 24

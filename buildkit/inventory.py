@@ -1,0 +1,167 @@
+"""What is inside an image, read from its layers as files: nothing of the image is run.
+
+Debian packages come from dpkg's status file, wheels from their dist-info folders (core metadata 2.4,
+https://packaging.python.org/en/latest/specifications/core-metadata/), the rest from the image's own manifest.
+"""
+
+import json
+import re
+import tarfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from email.parser import HeaderParser
+from pathlib import PurePosixPath
+from typing import Any, BinaryIO
+
+from packaging.utils import canonicalize_name
+
+from buildkit.errors import InventoryError
+
+MANIFEST = "etc/slipway/image.json"
+STATUS = "var/lib/dpkg/status"
+RELEASE = "usr/lib/os-release"
+METADATA = re.compile(r"opt/slipway/venv/lib/python[0-9.]+/site-packages/[^/]+\.dist-info/METADATA")
+FIELD = re.compile(r"^([A-Za-z-]+): (.*)$", re.MULTILINE)
+BLOCK = 2**20  # bytes read at once
+WHITEOUT, OPAQUE = ".wh.", ".wh..wh..opq"  # how a layer removes what is below it (OCI image specification, layer.md)
+
+# Licence names in wheels' old `License:` field and classifiers that mean one SPDX identifier and nothing else.
+SPDX_NAMES = {
+    "apache 2.0": "Apache-2.0",
+    "apache license 2.0": "Apache-2.0",
+    "apache license, version 2.0": "Apache-2.0",
+    "apache software license 2.0": "Apache-2.0",
+    "apache-2.0": "Apache-2.0",
+    "bsd 3-clause": "BSD-3-Clause",
+    "bsd 3-clause license": "BSD-3-Clause",
+    "bsd-2-clause": "BSD-2-Clause",
+    "bsd-3-clause": "BSD-3-Clause",
+    "isc": "ISC",
+    "isc license": "ISC",
+    "mit": "MIT",
+    "mit license": "MIT",
+    "mpl-2.0": "MPL-2.0",
+    "mozilla public license 2.0 (mpl 2.0)": "MPL-2.0",
+    "psf-2.0": "PSF-2.0",
+    "the mit license (mit)": "MIT",
+}
+
+
+@dataclass(frozen=True, order=True)
+class Wheel:
+    """`license` is an SPDX expression, or empty where the wheel names none; then `license_name` has its own words."""
+
+    name: str
+    version: str
+    license: str = ""
+    license_name: str = ""
+
+
+@dataclass(frozen=True, order=True)
+class Package:
+    """A Debian package. `source` and `source_version` are those of the source package it was built from."""
+
+    name: str
+    version: str
+    architecture: str
+    source: str
+    source_version: str
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """`manifest` is `/etc/slipway/image.json`; `system` and `release` are os-release's ID and VERSION_ID."""
+
+    system: str
+    release: str
+    packages: tuple[Package, ...]
+    wheels: tuple[Wheel, ...]
+    manifest: dict[str, Any] = field(default_factory=dict)
+
+
+def read_inventory(files: Mapping[str, bytes]) -> Inventory:
+    """`files` is what `apply_layer` has kept. Raises `InventoryError` where the image is none of ours."""
+    for path in (MANIFEST, STATUS):
+        if path not in files:
+            raise InventoryError(f"the image has no /{path}", "only images that `buildkit build` made can be described")
+    try:
+        manifest = json.loads(files[MANIFEST])
+    except ValueError as error:
+        raise InventoryError(f"/{MANIFEST} in the image: {error}", "build the image again") from error
+    release = read_release(files.get(RELEASE, b"").decode())
+    wheels = sorted(
+        read_wheel(text.decode(errors="replace")) for path, text in files.items() if METADATA.fullmatch(path)
+    )
+    return Inventory(
+        system=release.get("ID", "linux"),
+        release=release.get("VERSION_ID", ""),
+        packages=tuple(sorted(read_packages(files[STATUS].decode()))),
+        wheels=tuple(wheels),
+        manifest=manifest,
+    )
+
+
+def apply_layer(files: dict[str, bytes], layer: BinaryIO) -> None:
+    """Adds the files of interest in a layer (a tar, gzipped or not) to those of the layers below it.
+
+    Raises `InventoryError` when it cannot be read.
+    """
+    try:
+        with tarfile.open(fileobj=layer, mode="r|*", bufsize=BLOCK) as archive:
+            for member in archive:
+                path = PurePosixPath(member.name.lstrip("/"))
+                if path.name.startswith(WHITEOUT):
+                    remove(files, path)
+                elif wanted(str(path)):
+                    files.pop(str(path), None)
+                    if content := archive.extractfile(member) if member.isfile() else None:
+                        files[str(path)] = content.read()
+    except (tarfile.TarError, EOFError) as error:
+        raise InventoryError(f"a layer of the image is no tar archive: {error}", "push the image again") from error
+
+
+def wanted(path: str) -> bool:
+    return path in (MANIFEST, STATUS, RELEASE) or METADATA.fullmatch(path) is not None
+
+
+def remove(files: dict[str, bytes], whiteout: PurePosixPath) -> None:
+    folder = whiteout.parent
+    gone = folder if whiteout.name == OPAQUE else folder / whiteout.name.removeprefix(WHITEOUT)
+    for path in [path for path in files if path == str(gone) or path.startswith(f"{gone}/")]:
+        del files[path]
+
+
+def read_release(text: str) -> dict[str, str]:
+    lines = (line.partition("=") for line in text.splitlines())
+    return {name: value.strip("\"'") for name, _, value in lines}
+
+
+def read_packages(status: str) -> Iterator[Package]:
+    """The installed packages of dpkg's status file (deb-control(5) paragraphs)."""
+    for paragraph in status.split("\n\n"):
+        fields = {match[1]: match[2] for match in FIELD.finditer(paragraph)}
+        if fields.get("Status") != "install ok installed":
+            continue
+        source, _, version = (fields.get("Source") or fields["Package"]).partition(" ")
+        yield Package(
+            fields["Package"],
+            fields["Version"],
+            fields["Architecture"],
+            source,
+            version.strip("()") or fields["Version"],
+        )
+
+
+def read_wheel(metadata: str) -> Wheel:
+    headers = HeaderParser().parsestr(metadata)
+    name, version = canonicalize_name(headers["Name"]), headers["Version"]
+    if expression := headers["License-Expression"]:
+        return Wheel(name, version, expression)
+    classifiers = [
+        line.split(" :: ")[-1] for line in headers.get_all("Classifier", []) if line.startswith("License ::")
+    ]
+    spoken = [text for text in (headers["License"] or "", *classifiers) if text and "\n" not in text and len(text) < 80]
+    known = {SPDX_NAMES[text.lower()] for text in spoken if text.lower() in SPDX_NAMES}
+    if len(known) == 1:
+        return Wheel(name, version, known.pop())
+    return Wheel(name, version, "", spoken[0] if spoken else "")

@@ -1,0 +1,343 @@
+"""A real registry (Debian's docker-registry) with TLS and a password, and small images made by hand to put into it."""
+
+import base64
+import gzip
+import io
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tarfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+
+from buildkit.credentials import Credentials
+from buildkit.provenance import Origin
+from buildkit.publish import Tags, choose_tags, read_staged
+from buildkit.published import Image
+from buildkit.reference import Reference
+from buildkit.registry import IMAGE, Registry
+from buildkit.signature import Signer, Trust
+
+ROOT = Path(__file__).parents[2]
+USER, PASSWORD = "publisher", "correct horse"
+PASSWORD_HASH = "$2b$05$abcdefghijklmnopqrstuuHNbAKRhpaujgo33bRWs.NLUTJO3lOy2"  # bcrypt, of PASSWORD
+STARTUP = 20.0  # seconds
+
+LOCK = f"""# Lock of cpu-small.
+torch==2.13.0+cpu \\
+    --hash=sha256:{"1" * 64}
+typing-extensions==4.16.0 \\
+    --hash=sha256:{"2" * 64} \\
+    --hash=sha256:{"3" * 64}
+"""
+LOCK_DIGEST = "sha256:" + "a" * 64
+REVISION = "b" * 40
+STATUS = """Package: libstdc++6
+Status: install ok installed
+Architecture: amd64
+Source: gcc-12 (12.2.0-14+deb12u1)
+Version: 12.2.0-14+deb12u1
+Description: GNU Standard C++ Library v3
+ Package: not-a-field
+
+Package: tini
+Status: install ok installed
+Architecture: amd64
+Version: 0.19.0-1
+
+Package: removed
+Status: deinstall ok config-files
+Architecture: amd64
+Version: 1
+"""
+SITE = "opt/slipway/venv/lib/python3.11/site-packages"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def programs() -> Iterator[None]:
+    """cosign and docker-registry, where `ci/tools` puts them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", f"{ROOT / 'build/tools/bin'}:{os.environ['PATH']}")
+        if missing := [name for name in ("cosign", "docker-registry") if not shutil.which(name)]:
+            pytest.skip(f"{' and '.join(missing)} not installed: run ci/tools")
+        yield
+
+
+# ---- the registry ----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Server:
+    """A docker-registry process that can be stopped, killed, frozen and started again on the same port and storage."""
+
+    folder: Path
+    port: int
+    ca: Path
+    extra: dict[str, Any]
+    wrapper: tuple[str, ...] = ()
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def host(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def storage(self) -> Path:
+        return self.folder / "storage"
+
+    def start(self) -> None:
+        config = {
+            "version": "0.1",
+            "log": {"level": "error", "accesslog": {"disabled": True}},
+            "storage": {"filesystem": {"rootdirectory": str(self.storage)}},
+            "http": {
+                "addr": self.host,
+                "tls": {"certificate": str(self.folder / "server.pem"), "key": str(self.folder / "server.key")},
+            },
+            **self.extra,
+        }
+        path = self.folder / "config.yml"
+        path.write_text(json.dumps(config))  # JSON is YAML
+        log = (self.folder / "log").open("ab")
+        self.process = subprocess.Popen(
+            [*self.wrapper, "docker-registry", "serve", str(path)], stdout=log, stderr=log, start_new_session=True
+        )
+        log.close()
+        self.wait()
+
+    def wait(self) -> None:
+        assert self.process
+        end = time.monotonic() + STARTUP
+        while time.monotonic() < end and self.process.poll() is None:
+            try:
+                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+                return
+            except OSError:
+                time.sleep(0.02)
+        pytest.fail(f"docker-registry did not start: {(self.folder / 'log').read_text()[-2000:]}")
+
+    def signal(self, number: int) -> None:
+        assert self.process
+        os.killpg(self.process.pid, number)
+
+    def kill(self) -> None:
+        if self.process and self.process.poll() is None:
+            self.signal(signal.SIGKILL)
+        if self.process:
+            self.process.wait()
+
+    def blob_path(self, digest: str) -> Path:
+        value = digest.removeprefix("sha256:")
+        return self.storage / "docker/registry/v2/blobs/sha256" / value[:2] / value / "data"
+
+    def tags(self, repository: str) -> set[str]:
+        folder = self.storage / "docker/registry/v2/repositories" / repository / "_manifests/tags"
+        return {path.parent.parent.name for path in folder.glob("*/current/link")}
+
+
+@pytest.fixture(scope="session")
+def authority() -> trustme.CA:
+    return trustme.CA(key_type=trustme.KeyType.ECDSA)
+
+
+def make_server(
+    folder: Path, authority: trustme.CA, extra: dict[str, Any] | None = None, wrapper: tuple[str, ...] = ()
+) -> Server:
+    certificate = authority.issue_cert("127.0.0.1", "localhost")
+    (folder / "server.key").write_bytes(certificate.private_key_pem.bytes())
+    (folder / "server.pem").write_bytes(b"".join(blob.bytes() for blob in certificate.cert_chain_pems))
+    authority.cert_pem.write_to_path(str(folder / "ca.pem"))
+    (folder / "htpasswd").write_text(f"{USER}:{PASSWORD_HASH}\n")
+    (folder / "storage").mkdir()
+    password = {"auth": {"htpasswd": {"realm": "test", "path": str(folder / "htpasswd")}}}
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    return Server(folder, port, folder / "ca.pem", password if extra is None else extra, wrapper)
+
+
+@pytest.fixture(scope="session")
+def shared_server(tmp_path_factory: pytest.TempPathFactory, authority: trustme.CA) -> Iterator[Server]:
+    """One for all tests that leave it running and whole; each has a repository of its own."""
+    server = make_server(tmp_path_factory.mktemp("registry"), authority)
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def own_server(tmp_path: Path, authority: trustme.CA) -> Iterator[Server]:
+    """One that the test may kill, freeze or damage."""
+    folder = tmp_path / "registry"
+    folder.mkdir()
+    server = make_server(folder, authority)
+    server.start()
+    yield server
+    server.kill()
+
+
+def docker_config(folder: Path, host: str, password: str = PASSWORD) -> Path:
+    """What `docker login` writes."""
+    auth = base64.b64encode(f"{USER}:{password}".encode()).decode()
+    (folder / "config.json").write_text(json.dumps({"auths": {host: {"auth": auth}}}))
+    return folder
+
+
+def connect(server: Server, repository: str, patience: float = 10.0, password: str = PASSWORD) -> Registry:
+    reference = Reference(server.host, repository)
+    return Registry(reference, Credentials(USER, password), server.ca, patience)
+
+
+@pytest.fixture
+def registry(shared_server: Server, request: pytest.FixtureRequest) -> Registry:
+    """A repository of the test's own in the shared registry."""
+    return connect(shared_server, f"test/{request.node.name.split('[')[0].replace('_', '-')}")
+
+
+# ---- images ----------------------------------------------------------------------------------------------------------
+
+
+def make_layer(files: dict[str, str]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name, text in files.items():
+            member = tarfile.TarInfo(f"./{name}")
+            member.size = len(text.encode())
+            archive.addfile(member, io.BytesIO(text.encode()))
+    return gzip.compress(buffer.getvalue(), mtime=0)
+
+
+def wheel_metadata(name: str, version: str, *lines: str) -> dict[str, str]:
+    text = "\n".join(["Metadata-Version: 2.4", f"Name: {name}", f"Version: {version}", *lines, "", "Words."])
+    return {f"{SITE}/{name.replace('-', '_')}-{version}.dist-info/METADATA": text}
+
+
+def image_json(lock: str = LOCK_DIGEST) -> dict[str, Any]:
+    base = {"name": "debian12", "provider": "bootstrap"}
+    return {"target": "cpu", "variant": "small", "version": "0.1.0", "lock": lock, "base": base}
+
+
+def base_layers() -> list[dict[str, str]]:
+    """Layers as files: a base, a layer of wheels, and one that replaces a wheel and describes the image."""
+    return [
+        {
+            "usr/lib/os-release": 'PRETTY_NAME="Debian GNU/Linux 12"\nID=debian\nVERSION_ID="12"\n',
+            "var/lib/dpkg/status": STATUS,
+        },
+        {
+            **wheel_metadata("torch", "2.13.0+cpu", "License-Expression: BSD-3-Clause AND Apache-2.0"),
+            **wheel_metadata("six", "1.17.0", "License: MIT"),
+        },
+        {
+            **wheel_metadata("Typing_Extensions", "4.16.0", "License: see LICENSE"),
+            f"{SITE}/.wh.six-1.17.0.dist-info": "",
+            "etc/slipway/image.json": json.dumps(image_json()),
+        },
+    ]
+
+
+LABELS = {
+    "org.opencontainers.image.title": "slipway cpu-small",
+    "org.opencontainers.image.version": "0.1.0",
+    "org.opencontainers.image.revision": REVISION,
+    "org.opencontainers.image.created": "2026-11-21T10:00:00+00:00",
+    "org.opencontainers.image.base.name": "debian:bookworm-slim",
+    "dev.slipway.target": "cpu",
+    "dev.slipway.variant": "small",
+    "dev.slipway.lock": LOCK_DIGEST,
+}
+
+
+def push_image(
+    registry: Registry, tag: str, layers: list[dict[str, str]] | None = None, labels: dict[str, str] | None = None
+) -> str:
+    """Pushes an image made of layers of files; its digest."""
+    blobs = [
+        registry.put_blob(make_layer(files), "application/vnd.oci.image.layer.v1.tar+gzip")
+        for files in layers or base_layers()
+    ]
+    config = {"architecture": "amd64", "os": "linux", "config": {"Labels": labels or LABELS}}
+    config_blob = registry.put_blob(json.dumps(config).encode(), "application/vnd.oci.image.config.v1+json")
+    manifest = {
+        "schemaVersion": 2,
+        "mediaType": IMAGE,
+        "config": config_blob.as_json(),
+        "layers": [blob.as_json() for blob in blobs],
+    }
+    registry.put_manifest(tag, json.dumps(manifest).encode(), IMAGE)
+    found = registry.manifest(tag)
+    assert found
+    return found.descriptor.digest
+
+
+@pytest.fixture
+def origin() -> Origin:
+    return Origin(
+        target="cpu",
+        variant="small",
+        version="0.1.0",
+        revision=REVISION,
+        changed=False,
+        lock=LOCK_DIGEST,
+        lock_path="images/locks/cpu/small.txt",
+        base="debian12",
+        base_provider="bootstrap",
+        source_date=1795255200,
+        started="2026-11-21T10:00:00Z",
+        finished="2026-11-21T10:05:00Z",
+    )
+
+
+def tags_of(digest: str) -> Tags:
+    return choose_tags("cpu", "small", True, "0.1.0", LOCK_DIGEST, digest)
+
+
+def stage(registry: Registry) -> tuple[Image, Tags]:
+    """An image under its staging tag, read back."""
+    digest = push_image(registry, "first")
+    tags = replace(tags_of(digest), staging="first")
+    return read_staged(registry, tags), tags
+
+
+# ---- signing ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def keys(tmp_path_factory: pytest.TempPathFactory, programs: None) -> Path:
+    folder = tmp_path_factory.mktemp("keys")
+    subprocess.run(
+        ["cosign", "generate-key-pair"],
+        cwd=folder,
+        env={**os.environ, "COSIGN_PASSWORD": ""},
+        check=True,
+        capture_output=True,
+    )
+    return folder
+
+
+@pytest.fixture
+def signer(keys: Path, monkeypatch: pytest.MonkeyPatch) -> Signer:
+    monkeypatch.setenv("COSIGN_PASSWORD", "")
+    return Signer(str(keys / "cosign.key"))
+
+
+@pytest.fixture
+def trust(keys: Path) -> Trust:
+    return Trust(key=str(keys / "cosign.pub"))
+
+
+@pytest.fixture
+def login(shared_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """cosign reads the password where docker keeps it."""
+    folder = tmp_path / "docker"
+    folder.mkdir()
+    monkeypatch.setenv("DOCKER_CONFIG", str(docker_config(folder, shared_server.host)))

@@ -1,0 +1,167 @@
+"""The registry client against Debian's docker-registry: authentication, certificates, content, referrers, failures."""
+
+import os
+import signal
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from buildkit.credentials import Credentials, read_credentials
+from buildkit.errors import RegistryError
+from buildkit.registry import IMAGE, Descriptor, Registry, digest_of
+from tests.publish.conftest import PASSWORD, USER, Server, connect, docker_config, make_server, push_image
+
+
+def test_what_is_pushed_comes_back(registry: Registry) -> None:
+    blob = registry.put_blob(b"content", "text/plain")
+    assert registry.has_blob(blob)
+    assert registry.blob(blob) == b"content"
+    assert registry.put_blob(b"content", "text/plain") == blob
+
+
+def test_absent_manifest_is_none(registry: Registry) -> None:
+    registry.put_blob(b"content", "text/plain")
+    assert registry.manifest("absent") is None
+
+
+def test_manifest_keeps_its_bytes(registry: Registry) -> None:
+    digest = push_image(registry, "latest")
+    found = registry.manifest("latest")
+    assert found
+    assert digest == digest_of(found.body)
+    assert registry.manifest(digest) == found
+
+
+def test_wrong_password_is_named(shared_server: Server) -> None:
+    registry = connect(shared_server, "test/password", password="wrong")
+    with pytest.raises(RegistryError, match=r"refuses POST .*HTTP 401") as error:
+        registry.check_access()
+    assert f"docker login {shared_server.host}" in error.value.hint
+
+
+def test_no_password_is_named(shared_server: Server) -> None:
+    reference = connect(shared_server, "test/anonymous").reference
+    with pytest.raises(RegistryError, match="wants a password"):
+        Registry(reference, Credentials(), shared_server.ca).check_access()
+
+
+def test_password_is_never_shown() -> None:
+    assert PASSWORD not in repr(Credentials(USER, PASSWORD))
+
+
+def test_credentials_are_those_of_docker_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_CONFIG", str(docker_config(tmp_path, "registry.example.com:5000")))
+    assert read_credentials("registry.example.com:5000") == Credentials(USER, PASSWORD)
+    assert read_credentials("elsewhere.example.com") == Credentials()
+
+
+def test_credential_helper_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    helper = tmp_path / "docker-credential-test"
+    helper.write_text('#!/bin/sh\necho \'{"ServerURL":"r","Username":"<token>","Secret":"refresh"}\'\n')
+    helper.chmod(0o755)
+    (tmp_path / "config.json").write_text('{"credHelpers": {"registry.example.com": "test"}}')
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    assert read_credentials("registry.example.com") == Credentials(identity_token="refresh")
+
+
+def test_unknown_authority_is_named(shared_server: Server, tmp_path: Path) -> None:
+    reference = connect(shared_server, "test/certificate").reference
+    with pytest.raises(RegistryError, match="no certificate that this host trusts") as error:
+        Registry(reference, Credentials(USER, PASSWORD), None, patience=1).check_access()
+    assert "--registry-ca" in error.value.hint
+
+
+def test_registry_that_is_not_there_is_named(shared_server: Server) -> None:
+    reference = replace(connect(shared_server, "test/absent").reference, host="127.0.0.1:1")
+    with pytest.raises(RegistryError, match=r"127\.0\.0\.1:1 did not answer POST .*Connection refused"):
+        Registry(reference, Credentials(), None, patience=0.5).check_access()
+
+
+def test_registry_that_comes_back_is_asked_again(own_server: Server) -> None:
+    registry = connect(own_server, "test/restart", patience=20)
+    own_server.kill()
+    threading.Timer(0.5, own_server.start).start()
+    blob = registry.put_blob(b"content", "text/plain")
+    assert registry.blob(blob) == b"content"
+
+
+def test_registry_killed_while_it_receives(own_server: Server) -> None:
+    content = os.urandom(2**25)
+
+    def kill_at_first_bytes() -> None:
+        end = time.monotonic() + 20
+        while time.monotonic() < end:
+            if any(path.stat().st_size > 0 for path in own_server.storage.rglob("_uploads/*/data")):
+                own_server.kill()
+                return
+            time.sleep(0.001)
+
+    killer = threading.Thread(target=kill_at_first_bytes)
+    killer.start()
+    with pytest.raises(RegistryError, match="did not answer PUT") as error:
+        connect(own_server, "test/killed", patience=0.5).put_blob(content, "application/octet-stream")
+    killer.join()
+    assert "run the same command again" in error.value.hint
+    own_server.start()
+    registry = connect(own_server, "test/killed")
+    blob = Descriptor("application/octet-stream", digest_of(content), len(content))
+    assert not registry.has_blob(blob)
+    assert registry.put_blob(content, "application/octet-stream") == blob
+    assert registry.blob(blob) == content
+
+
+def test_full_disk_is_named_at_once(tmp_path: Path, authority) -> None:
+    """On a tmpfs of one megabyte, in a mount namespace that ends with the registry."""
+    become_root = () if os.geteuid() == 0 else ("--map-root-user",)
+    mount = f'mount -t tmpfs -o size=1m none "{tmp_path}/storage" && exec "$@"'
+    wrapper = ("unshare", *become_root, "--mount", "sh", "-c", mount, "_")
+    server = make_server(tmp_path, authority, wrapper=wrapper)
+    server.start()
+    try:
+        start = time.monotonic()
+        with pytest.raises(RegistryError, match="has no space left") as error:
+            connect(server, "test/full", patience=30).put_blob(os.urandom(2**21), "application/octet-stream")
+        assert time.monotonic() - start < 10
+        assert "make room" in error.value.hint
+    finally:
+        server.kill()
+
+
+def test_blob_changed_in_the_storage_is_refused(own_server: Server) -> None:
+    registry = connect(own_server, "test/tampered")
+    blob = registry.put_blob(b"content", "text/plain")
+    own_server.blob_path(blob.digest).write_bytes(b"CONTENT")
+    with pytest.raises(RegistryError, match="tampered with or damaged"):
+        registry.blob(blob)
+
+
+def test_frozen_registry_does_not_hold_us_for_ever(own_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("buildkit.registry.TIMEOUT", (0.5, 0.5))
+    registry = connect(own_server, "test/frozen", patience=1)
+    own_server.signal(signal.SIGSTOP)
+    with pytest.raises(RegistryError, match="did not answer"):
+        registry.manifest("latest")
+
+
+def test_attachments_are_found_through_the_fallback_tag(registry: Registry) -> None:
+    digest = push_image(registry, "latest")
+    image = registry.manifest("latest")
+    assert image
+    first = registry.attach(image.descriptor, "text/vnd.test.first", b"one", {"a": "b"})
+    second = registry.attach(image.descriptor, "text/vnd.test.second", b"two", {})
+    again = registry.attach(image.descriptor, "text/vnd.test.first", b"one", {"a": "b"})
+    assert again == first
+    assert registry.referrers(digest) == [first, second]
+    manifest = registry.manifest(first.digest)
+    assert manifest
+    assert manifest.content["subject"] == image.descriptor.as_json()
+    assert manifest.descriptor.media_type == IMAGE
+    assert registry.blob(manifest.layers[0]) == b"one"
+
+
+def test_nothing_refers_to_a_fresh_image(registry: Registry) -> None:
+    assert registry.referrers(push_image(registry, "latest")) == []
