@@ -1,0 +1,280 @@
+"""From a staged image to a promoted one, and what a stranger can check. Registry, cosign and keys are real."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from buildkit.errors import BuildkitError, PublishError, RegistryError, TrustError
+from buildkit.provenance import Origin
+from buildkit.publish import Tags, choose_tags, release
+from buildkit.published import Report, check_published
+from buildkit.registry import Registry
+from buildkit.signature import Signer, Trust
+from tests.publish.conftest import (
+    LABELS,
+    LOCK,
+    LOCK_DIGEST,
+    Server,
+    base_layers,
+    connect,
+    docker_config,
+    push_image,
+    stage,
+)
+
+ALL_CHECKS = ["manifest", "layers", "labels", "signature", "sbom cyclonedx", "sbom spdx", "provenance"]
+
+
+def failures(report: Report) -> dict[str, str]:
+    return {check.name: check.detail for check in report.checks if not check.passed}
+
+
+def test_tags_name_target_variant_lock_and_content() -> None:
+    tags = choose_tags("cpu", "small", True, "0.1.0", "sha256:" + "a" * 64, "sha256:" + "c" * 64)
+    assert tags.immutable == "cpu-small-aaaaaaaaaaaa-cccccccccccc"
+    assert tags.staging == "staging-" + tags.immutable
+    assert tags.promoted == (tags.immutable, "cpu-small-0.1.0", "cpu-small", "cpu")
+    assert "cpu" not in choose_tags("cpu", "other", False, "0.1.0", LOCK_DIGEST, LOCK_DIGEST).promoted
+
+
+def test_released_image_passes_every_check(
+    registry: Registry, origin: Origin, signer: Signer, trust: Trust, login: None, shared_server: Server
+) -> None:
+    image, tags = stage(registry)
+    publication = release(registry, image, tags, origin, LOCK, signer, shared_server.ca)
+    assert publication.digest == image.digest
+    for tag in tags.promoted:
+        found = registry.manifest(tag)
+        assert found
+        assert found.descriptor.digest == image.digest
+        report = check_published(registry, tag, trust, shared_server.ca)
+        assert [check.name for check in report.checks] == ALL_CHECKS
+        assert failures(report) == {}
+
+
+def test_releasing_again_changes_nothing(
+    registry: Registry, origin: Origin, signer: Signer, login: None, shared_server: Server
+) -> None:
+    image, tags = stage(registry)
+    first = release(registry, image, tags, origin, LOCK, signer, shared_server.ca)
+    later = replace(origin, finished="2026-11-22T00:00:00Z")
+    assert release(registry, image, tags, later, LOCK, signer, shared_server.ca) == first
+    assert len(registry.referrers(image.digest)) == 3
+
+
+def test_immutable_tag_is_never_moved(
+    registry: Registry, origin: Origin, signer: Signer, login: None, shared_server: Server
+) -> None:
+    image, tags = stage(registry)
+    other = push_image(registry, tags.immutable, labels={**LABELS, "org.opencontainers.image.version": "9"})
+    with pytest.raises(PublishError, match="exists with other content"):
+        release(registry, image, tags, origin, LOCK, signer, shared_server.ca)
+    found = registry.manifest(tags.immutable)
+    assert found
+    assert found.descriptor.digest == other
+    assert registry.manifest("cpu-small") is None
+
+
+# ---- interruptions ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def own_login(own_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "docker"
+    folder.mkdir()
+    monkeypatch.setenv("DOCKER_CONFIG", str(docker_config(folder, own_server.host)))
+
+
+def test_registry_killed_between_staging_and_promotion(
+    own_server: Server, own_login: None, origin: Origin, signer: Signer, trust: Trust
+) -> None:
+    registry = connect(own_server, "slipway", patience=0.5)
+    image, tags = stage(registry)
+    fallback = image.digest.replace(":", "-")
+
+    def kill_after_first_attachment() -> None:
+        end = time.monotonic() + 20
+        while time.monotonic() < end and fallback not in own_server.tags("slipway"):
+            time.sleep(0.001)
+        own_server.kill()
+
+    killer = threading.Thread(target=kill_after_first_attachment)
+    killer.start()
+    with pytest.raises(BuildkitError):
+        release(registry, image, tags, origin, LOCK, signer, own_server.ca)
+    killer.join()
+    assert own_server.tags("slipway").isdisjoint(tags.promoted)
+
+    own_server.start()
+    again = connect(own_server, "slipway")
+    release(again, image, tags, origin, LOCK, signer, own_server.ca)
+    assert own_server.tags("slipway") >= set(tags.promoted)
+    assert failures(check_published(again, "cpu", trust, own_server.ca)) == {}
+
+
+PROGRAM = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from buildkit.credentials import read_credentials
+from buildkit.provenance import Origin
+from buildkit.publish import Tags, read_staged, release
+from buildkit.reference import parse_reference
+from buildkit.registry import Registry
+from buildkit.signature import Signer
+import json
+
+given = json.loads(sys.argv[1])
+reference, ca = parse_reference(given["repository"]), Path(given["ca"])
+registry = Registry(reference, read_credentials(reference.host), ca)
+tags = Tags(**given["tags"])
+image = read_staged(registry, tags)
+print("staged", flush=True)
+sys.stdin.readline()
+release(registry, image, tags, Origin(**given["origin"]), given["lock"], Signer(given["key"]), ca)
+"""
+
+
+def test_interrupted_publisher_promotes_nothing_and_running_again_finishes(
+    own_server: Server, own_login: None, origin: Origin, signer: Signer, trust: Trust
+) -> None:
+    registry = connect(own_server, "slipway")
+    _, tags = stage(registry)
+    given = {
+        "repository": f"{own_server.host}/slipway",
+        "ca": str(own_server.ca),
+        "tags": tags.__dict__,
+        "origin": origin.__dict__,
+        "lock": LOCK,
+        "key": signer.key,
+    }
+    command = [sys.executable, "-c", PROGRAM, json.dumps(given)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    publisher = subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert publisher.stdout
+    assert publisher.stdin
+    assert publisher.stdout.readline() == "staged\n"
+    own_server.signal(signal.SIGSTOP)  # the registry holds the publisher in the middle of a request
+    publisher.stdin.write("go\n")
+    publisher.stdin.flush()
+    time.sleep(0.5)
+    publisher.send_signal(signal.SIGINT)
+    _, words = publisher.communicate(timeout=20)
+    own_server.signal(signal.SIGCONT)
+    assert "KeyboardInterrupt" in words
+    assert own_server.tags("slipway").isdisjoint(tags.promoted)
+    done = subprocess.run(command, env=environment, input="go\n", capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert failures(check_published(registry, "cpu", trust, own_server.ca)) == {}
+
+
+# ---- what a stranger finds out ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def released(own_server: Server, own_login: None, origin: Origin, signer: Signer) -> tuple[Registry, Tags]:
+    registry = connect(own_server, "slipway", patience=1)
+    image, tags = stage(registry)
+    release(registry, image, tags, origin, LOCK, signer, own_server.ca)
+    return registry, tags
+
+
+def test_manifest_changed_in_the_storage_is_refused(
+    released: tuple[Registry, Tags], own_server: Server, trust: Trust
+) -> None:
+    registry, _ = released
+    found = registry.manifest("cpu")
+    assert found
+    changed = found.body.replace(b"tar+gzip", b"tar+zstd", 1)
+    own_server.blob_path(found.descriptor.digest).write_bytes(changed)
+    with pytest.raises(RegistryError, match=r"tampered|refuses"):
+        check_published(registry, found.descriptor.digest, trust, own_server.ca)
+
+
+def test_moved_tag_is_not_covered_by_the_signature(
+    released: tuple[Registry, Tags], own_server: Server, trust: Trust
+) -> None:
+    registry, _ = released
+    layers = [*base_layers(), {"opt/slipway/app/evil.py": "import os"}]
+    push_image(registry, "cpu", layers)
+    found = failures(check_published(registry, "cpu", trust, own_server.ca))
+    assert set(found) == {"signature", "sbom cyclonedx", "sbom spdx", "provenance"}
+    assert "no signature by the key" in found["signature"]
+
+
+def test_layer_changed_in_the_storage_is_found(
+    released: tuple[Registry, Tags], own_server: Server, trust: Trust
+) -> None:
+    registry, _ = released
+    manifest = registry.manifest("cpu")
+    assert manifest
+    path = own_server.blob_path(manifest.layers[1].digest)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    found = failures(check_published(registry, "cpu", trust, own_server.ca))
+    assert "tampered with or damaged" in found["layers"]
+
+
+def test_layer_that_is_gone_is_found_without_reading_layers(
+    released: tuple[Registry, Tags], own_server: Server, trust: Trust
+) -> None:
+    registry, _ = released
+    manifest = registry.manifest("cpu")
+    assert manifest
+    own_server.blob_path(manifest.layers[0].digest).unlink()
+    found = failures(check_published(registry, "cpu", trust, own_server.ca, quick=True))
+    assert set(found) == {"layers"}
+
+
+def test_swapped_sbom_is_found(released: tuple[Registry, Tags], own_server: Server, trust: Trust) -> None:
+    """Who can push may attach another bill of materials, and take the true one out of the list; the signature tells."""
+    registry, _ = released
+    manifest = registry.manifest("cpu")
+    assert manifest
+    digest = manifest.descriptor.digest
+    kept = [entry.as_json() for entry in registry.referrers(digest) if "cyclonedx" not in entry.artifact_type]
+    index = {"schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json", "manifests": kept}
+    registry.put_manifest(digest.replace(":", "-"), json.dumps(index).encode(), index["mediaType"])
+    registry.attach(manifest.descriptor, "application/vnd.cyclonedx+json", b'{"bomFormat": "CycloneDX"}', {})
+    found = failures(check_published(registry, "cpu", trust, own_server.ca))
+    assert set(found) == {"sbom cyclonedx"}
+
+
+def test_strangers_key_does_not_count(released: tuple[Registry, Tags], own_server: Server, tmp_path: Path) -> None:
+    environment = {**os.environ, "COSIGN_PASSWORD": ""}
+    subprocess.run(["cosign", "generate-key-pair"], cwd=tmp_path, env=environment, check=True, capture_output=True)
+    registry, _ = released
+    found = failures(check_published(registry, "cpu", Trust(key=str(tmp_path / "cosign.pub")), own_server.ca))
+    assert "signature" in found
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "what"),
+    [("lock", "sha256:" + "0" * 64, "lock"), ("revision", "0" * 40, "source revision")],
+)
+def test_provenance_of_another_build_is_neither_signed_nor_promoted(
+    registry: Registry,
+    origin: Origin,
+    signer: Signer,
+    login: None,
+    shared_server: Server,
+    field: str,
+    value: str,
+    what: str,
+) -> None:
+    image, tags = stage(registry)
+    with pytest.raises(TrustError, match=f"about another {what}"):
+        release(registry, image, tags, replace(origin, **{field: value}), LOCK, signer, shared_server.ca)
+    assert registry.manifest(tags.immutable) is None
