@@ -7,6 +7,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from trainer.training.partition import balanced
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -22,7 +24,7 @@ class Batch:
     token_ids: Tensor
     prompt_lengths: Tensor
     response_mask: Tensor
-    rollout_log_probs: Tensor
+    rollout_log_probs: Tensor | None = None
     old_log_probs: Tensor | None = None
     reference_log_probs: Tensor | None = None
     values: Tensor | None = None
@@ -34,7 +36,7 @@ class Batch:
         cls,
         prompts: Sequence[Sequence[int]],
         responses: Sequence[Sequence[int]],
-        log_probs: Sequence[Sequence[float]],
+        log_probs: Sequence[Sequence[float]] | None,
     ) -> Self:
         """Pads prompts and their responses, both token ids, with the engine's log-prob of each response token."""
         rows = [[*prompt, *response] for prompt, response in zip(prompts, responses, strict=True)]
@@ -42,7 +44,7 @@ class Batch:
             token_ids=_pad(rows, torch.int64),
             prompt_lengths=torch.tensor([len(prompt) for prompt in prompts]),
             response_mask=_pad([[True] * len(response) for response in responses], torch.bool),
-            rollout_log_probs=_pad(log_probs, torch.float32),
+            rollout_log_probs=None if log_probs is None else _pad(log_probs, torch.float32),
         )
 
     def __len__(self) -> int:
@@ -71,15 +73,19 @@ class Batch:
         for start in range(0, len(self), size):
             yield self.rows(slice(start, start + size))
 
-    def shards(self, count: int, mini_batch_size: int | None = None) -> list[Self]:
-        """One equal part per rank.
+    def shards(self, count: int, mini_batch_size: int | None = None) -> list[Tensor]:
+        """The rows of each rank: equally many, with nearly equally many tokens.
 
-        With a mini-batch size, each shard holds its rank's part of the first mini-batch, then of the second and so on:
+        With a mini-batch size, a shard holds its rank's rows of the first mini-batch, then of the second and so on:
         the responses of an optimizer step are the same for any number of ranks. `count` must divide the mini-batch.
         """
-        mini_batch_size = mini_batch_size or len(self)
-        order = torch.arange(len(self)).view(-1, count, mini_batch_size // count)
-        return [self.rows(order[:, rank].flatten()) for rank in range(count)]
+        size = mini_batch_size or len(self)
+        shards: list[list[int]] = [[] for _ in range(count)]
+        for start in range(0, len(self), size):
+            parts = balanced(self.lengths[start : start + size].tolist(), count, equal_size=True)
+            for shard, part in zip(shards, parts, strict=True):
+                shard += [start + row for row in part]
+        return [torch.tensor(shard) for shard in shards]
 
     def _map(self, function: Any) -> Self:
         tensors = {field.name: getattr(self, field.name) for field in fields(self)}

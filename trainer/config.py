@@ -85,9 +85,22 @@ class RolloutConfig(Section):
     samples_per_prompt: int = Field(4, gt=0)
     temperature: float = Field(1.0, gt=0)
     max_num_seqs: int = Field(256, gt=0, description="responses that an engine works on at a time")
-    kv_cache_gib: float = Field(0.5, gt=0, description="GiB of key-value cache per engine on CPU")
+    kv_cache_gib: float | None = Field(
+        None, gt=0, description="GiB of key-value cache per engine; on GPUs what is left of its share, on CPU 0.5"
+    )
     gpu_memory_utilization: float = Field(0.4, gt=0, le=1, description="share of a GPU that an engine may take")
-    enforce_eager: bool = Field(True, description="no compilation and no CUDA graphs in the engine")
+    enforce_eager: bool | None = Field(
+        None, description="no compilation and no CUDA graphs in the engine; when not given, on CPU only"
+    )
+    engines_per_gpu: int = Field(
+        1, gt=0, description="engines that share a GPU; several keep it busy while one of them schedules on the CPU"
+    )
+    sleep: bool = Field(True, description="engines give up their GPU memory while others train")
+    log_probs: bool = Field(True, description="let engines return log-probs, to compare with the trainer's")
+    ignore_end_tokens: bool = Field(False, description="responses always reach the limit; to measure speed")
+
+    def eager_on(self, device: str) -> bool:
+        return device == "cpu" if self.enforce_eager is None else self.enforce_eager
 
 
 class RewardConfig(Section):

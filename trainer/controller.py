@@ -22,9 +22,11 @@ from trainer.cluster import WorkerGroup
 from trainer.config import Config
 from trainer.data.dataset import Prompt, PromptDataset, PromptSampler
 from trainer.errors import DataError, InterruptedRun
+from trainer.rollout.agreement import log_prob_agreement
 from trainer.rollout.sampling import Request, Response, request_seed
 from trainer.stop_signal import StopSignal
 from trainer.tracking import Sample, Tracker
+from trainer.weight_sync import sync_weights
 from trainer.workers import Workers, connect_ranks, start_workers
 
 logger = logging.getLogger(__name__)
@@ -168,6 +170,7 @@ class Controller:
             prompts = [prompt for prompt in prompts for _ in range(self.config.rollout.samples_per_prompt)]
             responses = self.generate(self._requests(prompts, step))
             batch = _batch(prompts, responses)
+            workers.rollout.call("sleep")
         with phase("reward"):
             scores = self.score(prompts, responses)
             self.tracker.log_samples(step, self._samples(prompts, responses, scores))
@@ -224,17 +227,17 @@ class Controller:
             "reward/mean": scores.mean().item(),
             "reference/kl": kl[mask].mean().item(),
             "rollout/response_length": mask.sum(dim=1).float().mean().item(),
-            "rollout/log_prob_difference": (batch.rollout_log_probs - batch.old_log_probs).abs().max().item(),
             "critic/explained_variance": explained_variance(batch.values, returns, mask),
         }
+        if batch.rollout_log_probs is not None:
+            metrics |= log_prob_agreement(batch.rollout_log_probs, batch.old_log_probs, mask)
         if algorithm.whiten_advantages:
             advantages = whiten(advantages, mask)
         return batch.with_(advantages=advantages, returns=returns), metrics
 
     def sync_weights(self) -> None:
         """Gives every engine the actor's weights."""
-        buckets = self.workers.actor.call("publish_weights")[0]
-        self.workers.rollout.call("replace_weights", buckets)
+        sync_weights(self.workers.actor, self.workers.rollout, self.workers.on_gpus)
 
     def validate(self) -> dict[str, float]:
         """The share of held-out prompts whose greedy response earns the full reward."""
@@ -309,14 +312,16 @@ def token_rewards(scores: Tensor, kl: Tensor, mask: Tensor, kl_coefficient: floa
 
 
 def forward(group: WorkerGroup, method: str, batch: Batch) -> Tensor:
-    """A forward pass over the batch, a shard per rank: [rows, response length]."""
-    return torch.cat(group.call_each(method, [(shard,) for shard in batch.shards(len(group))]))
+    """A forward pass over the batch, a shard per rank: [rows, response length], in the order of the rows."""
+    shards = batch.shards(len(group))
+    results = torch.cat(group.call_each(method, [(batch.rows(shard),) for shard in shards]))
+    return results[torch.cat(shards).argsort()]
 
 
 def update(group: WorkerGroup, batch: Batch, mini_batch_size: int) -> dict[str, float]:
     """A role's optimizer steps on the batch; every rank returns the same metrics."""
     shards = batch.shards(len(group), mini_batch_size)
-    metrics: dict[str, float] = group.call_each("update", [(shard,) for shard in shards])[0]
+    metrics: dict[str, float] = group.call_each("update", [(batch.rows(shard),) for shard in shards])[0]
     return metrics
 
 
@@ -330,5 +335,5 @@ def _batch(prompts: Sequence[Prompt], responses: Sequence[Response]) -> Batch:
     return Batch.from_responses(
         [prompt.token_ids for prompt in prompts],
         [response.token_ids for response in responses],
-        [response.log_probs for response in responses],
+        None if responses[0].log_probs is None else [response.log_probs or () for response in responses],
     )

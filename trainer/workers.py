@@ -28,6 +28,7 @@ class Workers:
     critic: WorkerGroup
     reference: WorkerGroup
     reward: WorkerGroup
+    on_gpus: bool
 
 
 def start_workers(config: Config, slots: list[Slot]) -> Workers:
@@ -37,14 +38,16 @@ def start_workers(config: Config, slots: list[Slot]) -> Workers:
         environment = worker_environment(config, slot)
         place = Place(slot.rank, len(slots), slot.node.address, slot.device)
         for role, path in ROLES.items():
-            groups[role].add(slot, path, [config, place], environment, GPU_SHARES[role])
-    return Workers(**groups)
+            engines = config.rollout.engines_per_gpu if role == "rollout" and place.device == "cuda" else 1
+            for _ in range(engines):
+                groups[role].add(slot, path, [config, place], environment, GPU_SHARES[role] / engines)
+    return Workers(**groups, on_gpus=slots[0].device == "cuda")
 
 
 def worker_environment(config: Config, slot: Slot) -> dict[str, str]:
     """The variables to set in a worker's process before it imports torch."""
     return {
-        **engine_environment(config.rollout.enforce_eager),
+        **engine_environment(config.rollout.eager_on(slot.device)),
         # Ray gives a worker a single thread. The roles of a node take turns, so each may use all its cores,
         "OMP_NUM_THREADS": str(slot.threads),
         # but threads that spin while they wait would take them from the role whose turn it is: measured 3 to 5 times

@@ -66,7 +66,7 @@ def difference(trainer: TrainingEngine, sampled: Batch) -> float:
 
 def sync(trainer: TrainingEngine, engine: VllmEngine) -> None:
     weights = trainer.full_weights(trainer.network.language_model)
-    engine.replace_weights(list(pack(weights, bucket_bytes=2**17)))
+    engine.replace_weights([bucket.to_numpy() for bucket in pack(weights, torch.float32, bucket_bytes=2**17)])
 
 
 def loss(output: Any, part: Batch, token_count: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:

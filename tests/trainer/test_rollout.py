@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from trainer.rollout.agreement import log_prob_agreement
 from trainer.rollout.environment import engine_environment
 from trainer.rollout.sampling import request_seed
-from trainer.training.weights import pack
+from trainer.training.weights import checksum, pack
 
 PROGRAM = Path(__file__).with_name("engine_program.py")
 
@@ -91,10 +92,34 @@ def test_only_an_eager_engine_may_not_compile() -> None:
 def test_weights_survive_their_buckets(dtype: torch.dtype, bucket_bytes: int, buckets: int) -> None:
     sizes = {torch.float32: (10, 40, 60, 90), torch.bfloat16: (20, 80, 120, 180)}[dtype]
     weights = [(f"weight {size}", torch.randn(2, size // 2).to(dtype)) for size in sizes]
-    packed = list(pack(weights, bucket_bytes))
+    packed = [bucket.to_numpy() for bucket in pack(weights, dtype, bucket_bytes)]
     assert len(packed) == buckets
+    assert all(bucket.arrived_sum() == bucket.checksum for bucket in packed)
     for (name, tensor), (unpacked_name, unpacked) in zip(
         weights, (pair for bucket in packed for pair in bucket.tensors()), strict=True
     ):
         assert name == unpacked_name
         assert torch.equal(tensor, unpacked)
+
+
+def test_a_changed_byte_changes_the_sum() -> None:
+    (bucket,) = [packed.to_numpy() for packed in pack([("weight", torch.randn(8))], torch.float32)]
+    bucket.data[3] ^= 1
+    assert bucket.arrived_sum() != bucket.checksum
+
+
+def test_the_sum_of_weights_does_not_depend_on_how_they_are_cut_or_joined() -> None:
+    q, k = torch.randn(6, 4).bfloat16(), torch.randn(3, 4).bfloat16()
+    assert checksum([q, k]) == checksum([torch.cat([k, q])])
+    sent = [packed.checksum for packed in pack([("q", q.float()), ("k", k.float())], torch.bfloat16, bucket_bytes=1)]
+    assert sum(sent) == checksum([q, k])
+
+
+def test_agreement_counts_ratios_and_ignores_what_is_masked() -> None:
+    rollout = torch.tensor([[-1.0, -2.0, 0.0], [-1.0, -3.0, 0.0]])
+    trainer = torch.tensor([[-1.0, -2.2, 9.0], [-1.05, -2.8, 9.0]])
+    mask = torch.tensor([[True, True, False], [True, True, False]])
+    found = log_prob_agreement(rollout, trainer, mask)
+    assert found["rollout/log_prob_difference"] == pytest.approx(0.2)
+    assert found["rollout/log_prob_difference_mean"] == pytest.approx(0.45 / 4)
+    assert found["rollout/ratio_outside_tenth"] == 0.5  # exp(-0.2) and exp(0.2), not exp(-0.05)

@@ -1,5 +1,6 @@
 """The policy that is trained."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import ray
@@ -14,10 +15,12 @@ from trainer.roles.worker import TrainingWorker, mean_metrics
 from trainer.training.engine import OptimizerSettings, TrainingEngine
 from trainer.training.export import write_language_model
 from trainer.training.networks import PolicyNetwork, load_language_model
-from trainer.training.weights import pack
+from trainer.training.weights import PackedWeights, SharedBucket, pack, share
 
 
 class ActorWorker(TrainingWorker):
+    _shared: Sequence[PackedWeights] = ()
+
     def build(self) -> TrainingEngine:
         settings = self.config.actor
         network = PolicyNetwork(load_language_model(self.config.model.directory), self.config.rollout.temperature)
@@ -56,7 +59,18 @@ class ActorWorker(TrainingWorker):
     def publish_weights(self) -> list[ObjectRef]:
         """Puts the whole policy into Ray's object store, in buckets; every rank calls it, rank 0 returns them."""
         # Gather all before any is sent: a rank that waits for a receiver would hold up the others' gathering.
-        return [ray.put(bucket) for bucket in pack(self._gather(self.dtype))]
+        return [ray.put(bucket.to_numpy()) for bucket in pack(self._gather(self.dtype), self.dtype)]
+
+    def share_weights(self) -> list[SharedBucket]:
+        """The whole policy in the memory of each rank's GPU, until `release_weights`; every rank calls it."""
+        weights = self.engine.full_weights(self.engine.network.language_model, shared_once=True)
+        self._shared = list(pack(weights, self.dtype))
+        return [share(bucket) for bucket in self._shared]
+
+    def release_weights(self) -> None:
+        """Frees what `share_weights` made, once the engines have copied it."""
+        self._shared = []
+        torch.cuda.ipc_collect()
 
     def export(self, directory: Path) -> None:
         """Writes the policy in Hugging Face format, with its tokenizer; every rank calls it, rank 0 writes."""

@@ -10,6 +10,7 @@ from trainer.roles.place import Place
 from trainer.rollout.end_tokens import end_token_ids
 from trainer.rollout.sampling import Request, Response
 from trainer.rollout.vllm import VllmEngine
+from trainer.training.weights import SharedBucket
 
 
 class RolloutWorker:
@@ -23,3 +24,11 @@ class RolloutWorker:
     def replace_weights(self, buckets: Sequence[ObjectRef]) -> None:
         """Fetches the buckets from Ray's object store and samples from these weights from now on."""
         self._engine.replace_weights(ray.get(list(buckets)))
+
+    def copy_weights(self, buckets: Sequence[SharedBucket]) -> None:
+        """Copies the weights that the actor on the same GPU shares, and samples from them from now on."""
+        self._engine.copy_weights(buckets)
+
+    def sleep(self) -> None:
+        """Leaves the GPU's memory to others until the next weights come."""
+        self._engine.sleep()

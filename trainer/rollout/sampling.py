@@ -15,10 +15,13 @@ class Request:
 
 @dataclass(frozen=True)
 class Response:
-    """The tokens sampled, the end token included if it was reached, with the log-prob of each after the temperature."""
+    """The tokens sampled, the end token included if it was reached, with the log-prob of each after the temperature.
+
+    `log_probs` is None where the engine was told to leave them out.
+    """
 
     token_ids: tuple[int, ...]
-    log_probs: tuple[float, ...]
+    log_probs: tuple[float, ...] | None
 
 
 def request_seed(seed: int, step: int, prompt: int, sample: int) -> int:

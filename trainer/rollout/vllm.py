@@ -8,28 +8,32 @@ from vllm.outputs import CompletionOutput
 from trainer.config import Config
 from trainer.errors import EngineError
 from trainer.rollout.sampling import Request, Response
-from trainer.training.weights import WeightBucket
+from trainer.training.weights import SharedBucket, WeightBucket
+
+CPU_KV_CACHE_GIB = 0.5
 
 
 class VllmEngine:
-    """An engine with random weights until `replace_weights`. Sampling is exact: no top-k, no top-p, no penalties."""
+    """An engine with random weights until they are replaced. Sampling is exact: no top-k, no top-p, no penalties."""
 
     def __init__(self, config: Config, device: str, end_token_ids: Sequence[int]) -> None:
+        self._rollout = config.rollout
         self._max_response_length = config.data.max_response_length
         self._end_token_ids = list(end_token_ids)
+        self._sleeps = config.rollout.sleep and device == "cuda"
+        self._asleep = False
         self._engine = LLM(
             model=str(config.model.directory),
             dtype=config.model.dtype,
             seed=config.trainer.seed,
             max_model_len=config.data.max_prompt_length + config.data.max_response_length,
             max_num_seqs=config.rollout.max_num_seqs,
-            enforce_eager=config.rollout.enforce_eager,
+            enforce_eager=config.rollout.eager_on(device),
+            enable_sleep_mode=self._sleeps,
             # Cached blocks would outlive the weights that made them.
             enable_prefix_caching=False,
             # The weights come from the actor. A weight that does not arrive stays random and is seen at once.
             load_format="dummy",
-            # On CPU a tied head is prepacked by itself and keeps its old weights on reload: give it weights of its own.
-            hf_overrides={"tie_word_embeddings": False},
             # Log-probs of the distribution that was sampled from, temperature included.
             logprobs_mode="processed_logprobs",
             worker_extension_cls="trainer.rollout.weight_loader.WeightLoader",
@@ -42,33 +46,59 @@ class VllmEngine:
         """One response per request, in their order. The same requests and weights give the same responses."""
         if not requests:
             return []
-        sampling = [
-            SamplingParams(
-                temperature=request.temperature,
-                seed=request.seed if request.temperature > 0 else None,
-                max_tokens=self._max_response_length,
-                stop_token_ids=self._end_token_ids,
-                logprobs=0,  # of the sampled token only
-                detokenize=False,
-            )
-            for request in requests
-        ]
+        sampling = [self._sampling(request) for request in requests]
         prompts = [{"prompt_token_ids": list(request.prompt)} for request in requests]
         outputs = self._engine.generate(prompts, sampling, use_tqdm=False)
         return [_response(output.outputs[0]) for output in outputs]
 
+    def _sampling(self, request: Request) -> SamplingParams:
+        return SamplingParams(
+            temperature=request.temperature,
+            seed=request.seed if request.temperature > 0 else None,
+            max_tokens=self._max_response_length,
+            stop_token_ids=self._end_token_ids,
+            ignore_eos=self._rollout.ignore_end_tokens,
+            # Of the sampled token only; costs a pass over the vocabulary, and an object per token on the way back.
+            logprobs=0 if self._rollout.log_probs else None,
+            detokenize=False,
+        )
+
     def replace_weights(self, buckets: Sequence[WeightBucket]) -> None:
         """Samples from these weights from now on; they are all the weights of the model."""
+        self._wake("weights")
         self._engine.collective_rpc("replace_weights", args=(buckets,))
+        self._wake("kv_cache")
+
+    def copy_weights(self, buckets: Sequence[SharedBucket]) -> None:
+        """The same with weights that another process holds on the same GPU."""
+        self._wake("weights")
+        self._engine.collective_rpc("copy_weights", args=(buckets,))
+        self._wake("kv_cache")
+
+    def sleep(self) -> None:
+        """Gives the GPU's memory to others until the next weights come."""
+        if self._sleeps and not self._asleep:
+            self._engine.sleep(level=2)  # forgets the weights: they will have changed
+            self._asleep = True
+
+    def _wake(self, tag: str) -> None:
+        if self._asleep:
+            self._engine.wake_up(tags=[tag])
+            self._asleep = tag != "kv_cache"
 
 
 def _device_settings(config: Config, device: str) -> dict[str, object]:
     if device == "cuda":
-        return {"gpu_memory_utilization": config.rollout.gpu_memory_utilization}
+        if config.rollout.kv_cache_gib is None:
+            return {"gpu_memory_utilization": config.rollout.gpu_memory_utilization}
+        # A fixed size: what else starts on the GPU at the same time does not disturb the measuring of free memory.
+        return {"kv_cache_memory_bytes": int(config.rollout.kv_cache_gib * 2**30)}
     return {
-        "kv_cache_memory_bytes": int(config.rollout.kv_cache_gib * 2**30),
+        "kv_cache_memory_bytes": int((config.rollout.kv_cache_gib or CPU_KV_CACHE_GIB) * 2**30),
         # vLLM takes back the random numbers of half a prompt with an operation that CPU generators lack.
         "enable_chunked_prefill": False,
+        # On CPU a tied head is prepacked by itself and keeps its old weights on reload: give it weights of its own.
+        "hf_overrides": {"tie_word_embeddings": False},
     }
 
 
@@ -76,5 +106,7 @@ def _response(output: CompletionOutput) -> Response:
     token_ids = tuple(output.token_ids)
     if not token_ids:
         raise EngineError("the rollout engine returned a response without tokens")
+    if output.logprobs is None:
+        return Response(token_ids, None)
     log_probs = tuple(entry[token].logprob for entry, token in zip(output.logprobs, token_ids, strict=True))
     return Response(token_ids, log_probs)

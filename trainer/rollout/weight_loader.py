@@ -3,7 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
-from trainer.training.weights import WeightBucket
+import torch
+
+from trainer.errors import EngineError
+from trainer.training.weights import SharedBucket, WeightBucket, checksum
+
+_HINT = "the engine would sample from another policy than the one that is trained; report this with the vLLM version"
 
 
 class WeightLoader:
@@ -12,9 +17,26 @@ class WeightLoader:
     model_runner: Any
 
     def replace_weights(self, buckets: Sequence[WeightBucket]) -> None:
-        """Puts all weights in the place of the old ones.
+        """Puts all weights in the place of the old ones. Raises EngineError if they do not arrive as they were sent.
 
         `reload_weights` undoes and repeats what the engine did to its weights after loading (on CPU, oneDNN's
         prepacking); `model.load_weights` would not.
         """
+        for bucket in buckets:
+            if (found := bucket.arrived_sum()) != bucket.checksum:
+                raise EngineError(f"weights changed on the way: sum {found}, not {bucket.checksum}", hint=_HINT)
         self.model_runner.reload_weights(weights_iterator=(weight for bucket in buckets for weight in bucket.tensors()))
+
+    def copy_weights(self, buckets: Sequence[SharedBucket]) -> None:
+        """The same from the memory of the GPU, straight into the model's own weights, which are summed up afterwards.
+
+        Raises EngineError if one of them is not what was sent.
+        """
+        model = self.model_runner.get_model()
+        for bucket in buckets:
+            model.load_weights(bucket.tensors())
+        # The sender may free its memory as soon as this returns; the sum waits for the copies.
+        found, sent = checksum(list(model.parameters())), sum(bucket.checksum for bucket in buckets)
+        torch.cuda.ipc_collect()
+        if found != sent:
+            raise EngineError(f"the engine's weights sum to {found}, those sent to {sent}", hint=_HINT)

@@ -109,15 +109,17 @@ class TrainingEngine:
         norm = nn.utils.clip_grad_norm_(self.network.parameters(), self.settings.max_gradient_norm)
         return float(norm.full_tensor())
 
-    def full_weights(self, module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    def full_weights(self, module: nn.Module, shared_once: bool = False) -> Iterator[tuple[str, Tensor]]:
         """Each weight of a part of the network by its name there, gathered. Every rank must exhaust it.
 
-        On a single rank these may be the weights themselves: copy what is to outlast the next update.
+        A weight that two parts share comes under both names, or once. On a single rank these are the weights
+        themselves: copy what is to outlast the next update.
         """
         # Between a forward without a backward pass and the next one, FSDP leaves the outermost weights unsharded.
         self.network.reshard()
-        for name, tensor in module.state_dict().items():
-            yield name, tensor.full_tensor()
+        for name, weight in module.named_parameters(remove_duplicate=shared_once):
+            tensor = weight.detach()
+            yield name, tensor.to_local() if self.world_size == 1 else tensor.full_tensor()
 
     def save(self, directory: Path) -> None:
         """Writes network and optimizer, each rank its shards. Every rank calls it. Raises CheckpointError."""

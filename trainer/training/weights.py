@@ -1,54 +1,118 @@
-"""Weights on their way from the actor to the engines: few large pieces of plain bytes."""
+"""Weights on their way from the actor to the engines: few large pieces, checked by their sum.
+
+Between processes that share a GPU a piece stays where it is and its handle travels (CUDA IPC); otherwise its bytes do.
+"""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
 
 BUCKET_BYTES = 512 * 2**20
 
 
 @dataclass(frozen=True)
-class WeightBucket:
-    """Some weights end to end, in numpy: Ray shares such arrays between the processes of a node without a copy."""
+class Layout:
+    """Which weights lie in a bucket, end to end in this order."""
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     dtype: torch.dtype
-    data: np.ndarray
 
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """The weights by name, as views of `data`: do not write to them."""
+    def pieces(self, data: Any) -> Iterator[tuple[str, tuple[int, ...], Any]]:
+        """Name, shape and bytes of each weight; `data` is the bucket's bytes, a tensor or an array."""
         start = 0
         for name, shape in zip(self.names, self.shapes, strict=True):
             size = math.prod(shape) * self.dtype.itemsize
-            # `data` may lie in read-only shared memory, of which torch makes no safe tensor: copy this piece.
-            piece = torch.from_numpy(self.data[start : start + size].copy())
-            yield name, piece.view(self.dtype).view(shape)
+            yield name, shape, data[start : start + size]
             start += size
 
 
-def pack(weights: Iterable[tuple[str, Tensor]], bucket_bytes: int = BUCKET_BYTES) -> Iterator[WeightBucket]:
-    """Groups weights of one dtype on CPU into buckets of at most `bucket_bytes`; a larger weight is a bucket alone."""
+@dataclass(frozen=True)
+class WeightBucket:
+    """Some weights as bytes in numpy: Ray shares such arrays between the processes of a node without a copy."""
+
+    layout: Layout
+    data: np.ndarray
+    checksum: int
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """The weights by name."""
+        for name, shape, piece in self.layout.pieces(self.data):
+            # `data` may lie in read-only shared memory, of which torch makes no safe tensor: copy this piece.
+            yield name, torch.from_numpy(piece.copy()).view(self.layout.dtype).view(shape)
+
+    def arrived_sum(self) -> int:
+        """The sum of what is here now; another than `checksum` means that something was lost on the way."""
+        return checksum([torch.from_numpy(self.data.copy())])
+
+
+@dataclass(frozen=True)
+class SharedBucket:
+    """Some weights in the memory of a GPU, for another process on the same GPU."""
+
+    layout: Layout
+    handle: tuple[Any, ...]
+    checksum: int
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """The weights by name, in the memory of the process that made them: it must keep them until they are copied."""
+        data = rebuild_cuda_tensor(*self.handle)
+        for name, shape, piece in self.layout.pieces(data):
+            yield name, piece.view(self.layout.dtype).view(shape)
+
+
+def share(bucket: "PackedWeights") -> SharedBucket:
+    """What another process on this GPU needs to read the bucket, which must outlive its reading."""
+    _, handle = reduce_tensor(bucket.data)
+    return SharedBucket(bucket.layout, handle, bucket.checksum)
+
+
+@dataclass(frozen=True)
+class PackedWeights:
+    """A bucket as it was packed: bytes on the device of the weights."""
+
+    layout: Layout
+    data: Tensor
+    checksum: int
+
+    def to_numpy(self) -> WeightBucket:
+        return WeightBucket(self.layout, self.data.cpu().numpy(), self.checksum)
+
+
+def pack(
+    weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype, bucket_bytes: int = BUCKET_BYTES
+) -> Iterator[PackedWeights]:
+    """Converts weights and groups them into buckets of at most `bucket_bytes`; a larger weight is a bucket alone."""
     pending: list[tuple[str, Tensor]] = []
     size = 0
     for name, tensor in weights:
-        if pending and size + tensor.nbytes > bucket_bytes:
-            yield _bucket(pending)
+        nbytes = tensor.numel() * dtype.itemsize
+        if pending and size + nbytes > bucket_bytes:
+            yield _bucket(pending, dtype, size)
             pending, size = [], 0
         pending.append((name, tensor))
-        size += tensor.nbytes
+        size += nbytes
     if pending:
-        yield _bucket(pending)
+        yield _bucket(pending, dtype, size)
 
 
-def _bucket(weights: list[tuple[str, Tensor]]) -> WeightBucket:
-    return WeightBucket(
-        names=tuple(name for name, _ in weights),
-        shapes=tuple(tuple(tensor.shape) for _, tensor in weights),
-        dtype=weights[0][1].dtype,
-        data=torch.cat([tensor.contiguous().view(-1).view(torch.uint8) for _, tensor in weights]).numpy(),
-    )
+def checksum(tensors: Sequence[Tensor]) -> int:
+    """The sum of all 16-bit words: the same wherever and in whatever order the same weights lie."""
+    total = torch.zeros((), dtype=torch.int64, device=tensors[0].device)
+    for tensor in tensors:
+        total += tensor.view(torch.int16).sum(dtype=torch.int64)
+    return int(total)
+
+
+def _bucket(weights: list[tuple[str, Tensor]], dtype: torch.dtype, size: int) -> PackedWeights:
+    layout = Layout(tuple(name for name, _ in weights), tuple(tuple(tensor.shape) for _, tensor in weights), dtype)
+    data = torch.empty(size, dtype=torch.uint8, device=weights[0][1].device)
+    for (_, shape, piece), (_, tensor) in zip(layout.pieces(data), weights, strict=True):
+        piece.view(dtype).view(shape).copy_(tensor)
+    return PackedWeights(layout, data, checksum([data]))
