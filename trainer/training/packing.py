@@ -63,8 +63,7 @@ class PackedRows:
 
     def unpack(self, values: Tensor) -> Tensor:
         """values [response tokens] at their places in [rows, response length], 0 elsewhere."""
-        rows, length = self.response_shape
-        return values.new_zeros(rows * length).index_copy(0, self.places, values).view(rows, length)
+        return values.new_zeros(self.response_shape).put(self.places, values)
 
     def attention_arguments(self) -> dict[str, Any]:
         """What `trainer.training.attention` needs, under the names that Transformers hands through to every layer."""

@@ -1,0 +1,182 @@
+"""Model shapes, random models and prompts, and the file of results."""
+
+import argparse
+import json
+import random
+import string
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+VOCABULARY = 151_936
+SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a Qwen2 model."""
+
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    key_value_heads: int
+    tied: bool
+    vocabulary: int = VOCABULARY
+
+    @property
+    def layer_parameters(self) -> int:
+        """Weights of the matrix products of all layers."""
+        width = self.hidden // self.heads
+        attention = 2 * self.hidden * self.heads * width + 2 * self.hidden * self.key_value_heads * width
+        return self.layers * (attention + 3 * self.hidden * self.intermediate)
+
+
+SHAPES = {
+    "0.5B": Shape(896, 4864, 24, 14, 2, tied=True),
+    "1.5B": Shape(1536, 8960, 28, 12, 2, tied=True),
+    "7B": Shape(3584, 18944, 28, 28, 4, tied=False),
+    "tiny": Shape(64, 128, 2, 2, 1, tied=True, vocabulary=1024),
+}
+
+
+def forward_flops(shape: Shape, lengths: list[int], head_tokens: int) -> float:
+    """Floating-point operations of one forward pass: matrix products and causal attention, nothing counted twice.
+
+    A training step takes three times as many; work that checkpointing or chunking repeats is not counted.
+    """
+    products = 2.0 * shape.layer_parameters * sum(lengths)
+    attention = 2.0 * shape.layers * shape.hidden * sum(length**2 for length in lengths)
+    return products + attention + 2.0 * shape.hidden * shape.vocabulary * head_tokens
+
+
+def qwen2_config(shape: Shape) -> Any:
+    from transformers import Qwen2Config
+
+    return Qwen2Config(
+        vocab_size=shape.vocabulary,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.key_value_heads,
+        tie_word_embeddings=shape.tied,
+        max_position_embeddings=32768,
+        use_sliding_window=False,
+        bos_token_id=256,
+        eos_token_id=258,
+        pad_token_id=256,
+    )
+
+
+def random_model(shape: Shape, device: str, dtype: torch.dtype) -> Any:
+    from transformers import Qwen2ForCausalLM
+
+    torch.manual_seed(0)
+    with torch.device(device):
+        return Qwen2ForCausalLM(qwen2_config(shape)).to(dtype)
+
+
+def write_job(directory: Path, name: str, prompt_tokens: int, prompts: int = 2048) -> Path:
+    """Model, tokenizer, prompts and a reward function that both trainers can use. Returns `directory`."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    from tokenizers.pre_tokenizers import ByteLevel
+    from transformers import Qwen2Tokenizer
+
+    if (directory / "train.parquet").exists():
+        return directory
+    shape = SHAPES[name]
+    directory.mkdir(parents=True, exist_ok=True)
+    # As many tokens as the model has: verl masks ids that the tokenizer lacks.
+    tokens = sorted(ByteLevel.alphabet()) + SPECIAL_TOKENS
+    tokens += [f"<filler{number}>" for number in range(len(tokens), shape.vocabulary)]
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    tokenizer = Qwen2Tokenizer(
+        vocab=vocabulary, merges=[], unk_token=None, eos_token="<|im_end|>", pad_token="<|endoftext|>"
+    )
+    tokenizer.chat_template = CHAT_TEMPLATE
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    random_model(shape, device, torch.bfloat16).save_pretrained(directory / "model")
+    tokenizer.save_pretrained(directory / "model")
+    empty = tokenizer.apply_chat_template([{"role": "user", "content": ""}], add_generation_prompt=True, tokenize=False)
+    wrapper = len(tokenizer(empty, add_special_tokens=False)["input_ids"])
+    generator = random.Random(0)
+
+    def row(number: int) -> dict[str, Any]:
+        content = "".join(generator.choices(string.ascii_letters, k=prompt_tokens - wrapper))
+        return {
+            "data_source": "random",
+            "prompt": [{"role": "user", "content": content}],
+            "ability": "none",
+            "reward_model": {"style": "rule", "ground_truth": "0"},
+            "extra_info": {"index": number, "split": "train"},
+        }
+
+    pq.write_table(pa.Table.from_pylist([row(number) for number in range(prompts)]), directory / "train.parquet")
+    pq.write_table(pa.Table.from_pylist([row(number) for number in range(4)]), directory / "validation.parquet")
+    (directory / "reward.py").write_text(
+        "def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):\n"
+        "    return float(len(solution_str) % 2)\n"
+    )
+    return directory
+
+
+class Results:
+    """Rows of one script, appended to a file as they are measured: a run that is cut short keeps what it has."""
+
+    def __init__(self, path: Path, benchmark: str) -> None:
+        self._path = path
+        self._benchmark = benchmark
+        path.parent.mkdir(parents=True, exist_ok=True)
+
+    def add(self, **row: Any) -> None:
+        device = torch.cuda.get_device_name() if torch.cuda.is_initialized() else "see the run"
+        line = {"benchmark": self._benchmark, "date": f"{datetime.now(UTC):%Y-%m-%d}", "device": device, **row}
+        with self._path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        print(json.dumps(row), flush=True)  # noqa: T201
+
+
+def arguments(description: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--out", type=Path, default=Path("runs/gpu-benchmarks.jsonl"), help="file of results")
+    return parser
+
+
+def seconds(action: Callable[[], Any], repeats: int) -> float:
+    """Median time of an action that leaves work on the GPU, after one run to warm up."""
+    times = []
+    for _ in range(repeats + 1):
+        synchronize()
+        start = time.perf_counter()
+        action()
+        synchronize()
+        times.append(time.perf_counter() - start)
+    return sorted(times[1:])[repeats // 2]
+
+
+def synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def matrix_rate(size: int = 8192) -> float:
+    """FLOP/s of a bfloat16 matrix product on random numbers: what the chip gives at best."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    left, right = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
+
+    def products() -> None:
+        for _ in range(10):
+            left @ right
+
+    return 20 * size**3 / seconds(products, 3)

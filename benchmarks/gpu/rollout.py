@@ -1,0 +1,190 @@
+"""Generation in the training loop against vLLM alone, and what bounds both.
+
+    python -m benchmarks.gpu.rollout --shape 0.5B [--engines 4] [--repeats 2] [--profile DIR]
+
+All engines start at once and then generate in turn. `offline` is vLLM's `LLM` with its own defaults, as a rollout
+needs it (random sampling, log-probs of the sampled tokens); the others are the trainer's adapter, in several engines
+that share the GPU, with and without log-probs. Profiles of the single engine: py-spy stacks, kernels of 64 steps.
+"""
+
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.common import SHAPES, Results, arguments, write_job
+
+
+def serve(connection: Connection, kind: str, options: Any) -> None:
+    """One engine in its own process: answers (prompts, response length, log-probs, profile) with (seconds, tokens)."""
+    if kind == "offline":
+        os.environ["VLLM_LOGGING_LEVEL"] = "WARNING"
+        generate = offline_engine(options)
+    else:
+        from trainer.rollout.environment import engine_environment
+
+        os.environ.update(engine_environment(enforce_eager=options.cpu))
+        generate = trainers_engine(options)
+    connection.send("ready")
+    while (job := connection.recv()) is not None:
+        prompts, length, log_probs, profile = job
+        start = time.perf_counter()
+        if profile is None:
+            tokens = generate(prompts, length, log_probs)
+        else:
+            tokens = profiled(generate, prompts, length, log_probs, profile)
+        connection.send((time.perf_counter() - start, tokens))
+
+
+def offline_engine(options: Any) -> Any:
+    from vllm import LLM, SamplingParams
+
+    settings: dict[str, Any] = {"enforce_eager": True} if options.cpu else {}
+    engine = LLM(
+        str(options.job / "model"),
+        load_format="dummy",
+        skip_tokenizer_init=True,
+        dtype="float32" if options.cpu else "bfloat16",
+        max_model_len=options.prompt + options.response,
+        kv_cache_memory_bytes=int(options.kv_cache_gib * 2**30),
+        logprobs_mode="processed_logprobs",
+        max_num_seqs=1024,
+        disable_log_stats=True,
+        enable_prefix_caching=False,
+        **settings,
+    )
+
+    def generate(prompts: list[list[int]], length: int, log_probs: bool) -> int:
+        sampling = SamplingParams(
+            max_tokens=length, temperature=1.0, ignore_eos=True, detokenize=False, logprobs=0 if log_probs else None
+        )
+        found = engine.generate([{"prompt_token_ids": prompt} for prompt in prompts], sampling, use_tqdm=False)
+        return sum(len(output.outputs[0].token_ids) for output in found)
+
+    return generate
+
+
+def trainers_engine(options: Any) -> Any:
+    from trainer.config import Config
+    from trainer.rollout.sampling import Request
+    from trainer.rollout.vllm import VllmEngine
+
+    config = Config.model_validate(
+        {
+            "model": {"path": options.job / "model", "dtype": "float32" if options.cpu else "bfloat16"},
+            "data": {"max_prompt_length": options.prompt, "max_response_length": options.response},
+            "rollout": {
+                "max_num_seqs": 1024,
+                "kv_cache_gib": options.kv_cache_gib,
+                "ignore_end_tokens": True,
+                "sleep": False,
+            },
+        }
+    )
+    engine = VllmEngine(config, "cpu" if options.cpu else "cuda", [258])
+
+    def generate(prompts: list[list[int]], length: int, log_probs: bool) -> int:
+        engine._rollout = config.rollout.model_copy(update={"log_probs": log_probs})
+        engine._max_response_length = length
+        requests = [Request(tuple(prompt), 1.0, seed=row) for row, prompt in enumerate(prompts)]
+        return sum(len(response.token_ids) for response in engine.generate(requests))
+
+    return generate
+
+
+def profiled(generate: Any, prompts: list[list[int]], length: int, log_probs: bool, directory: Path) -> int:
+    """The same with the kernels of 64 tokens per response written down, then the stacks of a whole generation."""
+    import torch
+
+    directory.mkdir(parents=True, exist_ok=True)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as recorded:
+        start = time.perf_counter()
+        generate(prompts, min(64, length), log_probs)
+        wall = time.perf_counter() - start
+    events = recorded.key_averages()
+    busy = sum(event.self_device_time_total for event in events) / 1e6
+    table = events.table(sort_by="self_device_time_total", row_limit=30, max_name_column_width=110)
+    (directory / "rollout-kernels.txt").write_text(f"wall {wall:.3f} s, kernels {busy:.3f} s\n{table}")
+    if (spy := shutil.which("py-spy")) is None:
+        return int(generate(prompts, length, log_probs))
+    stacks = [spy, "record", "-p", str(os.getpid()), "-d", "60", "-f", "raw", "-o", str(directory / "stacks.txt")]
+    recorder = subprocess.Popen(stacks, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    tokens: int = generate(prompts, length, log_probs)
+    recorder.send_signal(signal.SIGINT)
+    recorder.wait(timeout=30)
+    return tokens
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--shape", choices=SHAPES, default="0.5B")
+    parser.add_argument("--prompts", type=int, default=512)
+    parser.add_argument("--prompt", type=int, default=256)
+    parser.add_argument("--response", type=int, default=512)
+    parser.add_argument("--engines", type=int, default=4)
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--kv-cache-gib", type=float, default=12.0, help="per engine")
+    parser.add_argument("--profile", type=Path)
+    parser.add_argument("--jobs", type=Path, default=Path("/tmp/slipway-jobs"))
+    parser.add_argument("--cpu", action="store_true", help="rehearse without a GPU")
+    options = parser.parse_args()
+    results = Results(options.out, "rollout")
+    options.job = write_job(options.jobs / f"{options.shape}-{options.prompt}", options.shape, options.prompt)
+    context = multiprocessing.get_context("spawn")
+    engines = []
+    started = time.perf_counter()
+    for kind in ["offline", *["trainer"] * options.engines]:
+        ours, theirs = context.Pipe()
+        # Not daemonic: vLLM starts processes of its own.
+        process = context.Process(target=serve, args=(theirs, kind, options))
+        process.start()
+        engines.append((process, ours))
+    for _, connection in engines:
+        assert connection.recv() == "ready"
+    results.add(shape=options.shape, engines=len(engines), start_up_seconds=round(time.perf_counter() - started, 1))
+    generator = random.Random(0)
+    vocabulary = SHAPES[options.shape].vocabulary
+    prompts = [[generator.randrange(300, vocabulary) for _ in range(options.prompt)] for _ in range(options.prompts)]
+    counts = [count for count in (1, 2, 3, 4, 6, 8) if count <= options.engines]
+    variants = [("offline", 1, True), ("offline", 1, False)]
+    variants += [("trainer", count, log_probs) for count in counts for log_probs in (True, False)]
+    for kind, count, log_probs in variants:
+        used = [connection for _, connection in (engines[:1] if kind == "offline" else engines[1 : 1 + count])]
+        shares = [prompts[part::count] for part in range(count)]
+        times = []
+        for _ in range(options.repeats):
+            start = time.perf_counter()
+            for connection, share in zip(used, shares, strict=True):
+                connection.send((share, options.response, log_probs, None))
+            tokens = sum(connection.recv()[1] for connection in used)
+            times.append(time.perf_counter() - start)
+        results.add(
+            shape=options.shape,
+            kind=kind,
+            engines=count,
+            log_probs=log_probs,
+            prompts=options.prompts,
+            prompt=options.prompt,
+            response=options.response,
+            seconds=round(min(times), 3),
+            all_seconds=[round(value, 3) for value in times],
+            tokens_per_second=round(tokens / min(times)),
+        )
+    if options.profile:
+        engines[1][1].send((prompts, options.response, False, options.profile))
+        engines[1][1].recv()
+    for process, connection in engines:
+        connection.send(None)
+        process.join(timeout=20)
+        if process.is_alive():
+            process.kill()
+
+
+if __name__ == "__main__":
+    main()

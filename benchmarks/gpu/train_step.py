@@ -1,0 +1,125 @@
+"""MFU and memory of the training engine: log-prob pass, actor update and critic update on packed rows.
+
+    python -m benchmarks.gpu.train_step --shape 1.5B [--tokens 32768] [--checkpointing] [--no-compile] [--profile DIR]
+
+MFU is against the matrix rate measured in the same run; repeated work does not count.
+"""
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from benchmarks.gpu.common import SHAPES, Results, Shape, arguments, forward_flops, matrix_rate, random_model, seconds
+from trainer.batch import Batch
+from trainer.training.engine import OptimizerSettings, TrainingEngine
+from trainer.training.networks import PolicyNetwork, ValueNetwork
+from trainer.training.partition import MicroBatchLimit
+from trainer.training.sharding import Execution
+
+
+def make_batch(shape: Shape, rows: int, prompt: int, response: int, spread: float) -> Batch:
+    """Random rows; with a spread, response lengths are uniform in response x [1 - spread, 1]."""
+    generator = torch.Generator().manual_seed(0)
+
+    def tokens(length: int) -> list[int]:
+        return torch.randint(0, shape.vocabulary, (length,), generator=generator).tolist()
+
+    low = max(1, round(response * (1 - spread)))
+    lengths = torch.randint(low, response + 1, (rows,), generator=generator).tolist()
+    batch = Batch.from_responses([tokens(prompt) for _ in range(rows)], [tokens(n) for n in lengths], None)
+    noise = torch.randn(batch.response_mask.shape, generator=generator).where(batch.response_mask, 0.0)
+    return batch.with_(advantages=noise, returns=noise, values=noise, old_log_probs=noise)
+
+
+def policy_loss(output: tuple[Tensor, Tensor], part: Batch, _count: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    loss = (-part.advantages * output[0]).sum() / part.response_mask.sum()
+    return loss, {"loss": loss}
+
+
+def value_loss(values: Tensor, part: Batch, _count: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    loss = (values - part.returns).square().sum() / part.response_mask.sum()
+    return loss, {"loss": loss}
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--shape", choices=SHAPES, default="1.5B")
+    parser.add_argument("--rows", type=int, default=128)
+    parser.add_argument("--prompt", type=int, default=256)
+    parser.add_argument("--response", type=int, default=512)
+    parser.add_argument("--spread", type=float, default=0.0)
+    parser.add_argument("--tokens", type=int, default=32768, help="tokens of a micro-batch")
+    parser.add_argument("--checkpointing", action="store_true")
+    parser.add_argument("--no-compile", action="store_true")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--profile", type=Path, help="directory for the longest kernels of one update")
+    options = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
+    dist.init_process_group(backend, init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
+    shape, results = SHAPES[options.shape], Results(options.out, "train_step")
+    rate = matrix_rate(8192 if device.type == "cuda" else 512)
+    batch = make_batch(shape, options.rows, options.prompt, options.response, options.spread)
+    lengths, responses = batch.lengths.tolist(), int(batch.response_mask.sum())
+    limit = MicroBatchLimit(1, options.tokens)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    compiled = not options.no_compile and device.type == "cuda"
+    execution = Execution(device, dtype, options.checkpointing, compiled)
+    for role in ("actor", "critic"):
+        model = random_model(shape, device.type, torch.float32)
+        network = PolicyNetwork(model, 1.0) if role == "actor" else ValueNetwork(model)
+        engine = TrainingEngine(network, execution, OptimizerSettings(1e-6, 0.0, 1.0))
+        loss = policy_loss if role == "actor" else value_loss
+        flops = forward_flops(shape, lengths, responses if role == "actor" else 0)
+        phases = {
+            "forward": (flops, lambda engine=engine: engine.forward(batch, limit)),
+            "update": (3 * flops, lambda engine=engine, loss=loss: engine.update(batch, loss, limit)),
+        }
+        for phase, (work, action) in phases.items():
+            if device.type == "cuda":
+                torch.cuda.reset_peak_memory_stats()
+            taken = seconds(action, options.repeats)
+            memory = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else 0.0
+            results.add(
+                shape=options.shape,
+                role=role,
+                phase=phase,
+                tokens=sum(lengths),
+                spread=options.spread,
+                micro_batch_tokens=options.tokens,
+                checkpointing=options.checkpointing,
+                compiled=compiled,
+                seconds=round(taken, 4),
+                tokens_per_second=round(sum(lengths) / taken),
+                mfu=round(work / taken / rate, 3),
+                matrix_tflops=round(rate / 1e12),
+                peak_gib=round(memory, 1),
+            )
+        if options.profile:
+            profile(options.profile / f"{options.shape}-{role}.txt", phases["update"][1])
+        del engine, network, model, phases, action
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    dist.destroy_process_group()
+
+
+def profile(path: Path, action: Any) -> None:
+    """Writes the kernels of one run, the longest first."""
+    activity = torch.profiler.ProfilerActivity
+    with torch.profiler.profile(activities=[activity.CPU, activity.CUDA]) as recorded:
+        action()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    order = "self_device_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
+    path.write_text(recorded.key_averages().table(sort_by=order, row_limit=40, max_name_column_width=110))
+
+
+if __name__ == "__main__":
+    main()
