@@ -1,12 +1,9 @@
 """The `buildkit` command: results on stdout, talk on stderr, each error once with its hint."""
 
-import json
 import logging
 import os
-import subprocess
 import sys
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -14,15 +11,28 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from buildkit import publish_commands
 from buildkit.base import choose_provider
 from buildkit.build import build_image
 from buildkit.engine import Engine
 from buildkit.errors import BuildkitError, UsageError
 from buildkit.host import read_host
 from buildkit.lock import read_lock, write_lock
-from buildkit.matrix import Matrix, Variant, find_root, load_matrix
+from buildkit.matrix import Matrix, Variant
+from buildkit.options import (
+    AsJson,
+    BaseChoice,
+    ImageName,
+    Project,
+    TargetName,
+    VariantName,
+    emit,
+    errors,
+    open_matrix,
+)
 from buildkit.render import image_labels, image_manifest, render_dockerfile
 from buildkit.run import RunRequest, new_job_name, run_nodes
+from buildkit.testing import choose_tiers, run_container_tests
 
 app = typer.Typer(
     help="Build, run and test Slipway's container images.",
@@ -31,26 +41,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-errors = Console(stderr=True, highlight=False, soft_wrap=True)
-
-Project = Annotated[
-    Path | None, typer.Option(help="The Slipway checkout; found from the current folder when not given.")
-]
-TargetName = Annotated[str, typer.Option("--target", "-t", help="cpu, cuda or rocm.")]
-VariantName = Annotated[
-    str | None, typer.Option("--variant", help="A variant of the target; its first when not given.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
-BaseChoice = Annotated[str, typer.Option("--base", help="auto, registry or bootstrap.")]
-ImageName = Annotated[str | None, typer.Option("--image", help="Another image than the target's own.")]
-
-
-def open_matrix(project: Path | None) -> Matrix:
-    return load_matrix(find_root([project] if project else [Path.cwd(), Path(__file__).parent]))
-
-
-def emit(value: Any) -> None:
-    sys.stdout.write(json.dumps(value, indent=2) + "\n")
 
 
 @app.command()
@@ -197,16 +187,15 @@ def run_tests(
     """Run the container tests against a built image; exits with pytest's status."""
     matrix = open_matrix(project)
     chosen = matrix.variant(target, variant)
-    tiers = ("smoke", "cluster") if tier == "all" else (tier,)
-    if unknown := set(tiers) - {"smoke", "cluster"}:
-        raise UsageError(f"there is no tier `{unknown.pop()}`", "one of: smoke, cluster, all")
+    tiers = choose_tiers(tier)
     engine, name = Engine(), image or f"slipway:{chosen.identifier}"
     if engine.find(name) is None:
         raise UsageError(f"there is no image {name}", f"run `buildkit build --target {chosen.target}`")
-    environment = {**os.environ, "SLIPWAY_TEST_IMAGE": name, "SLIPWAY_TEST_TARGET": chosen.target}
-    folders = [str(matrix.root / "tests" / tier) for tier in tiers]
-    arguments = [sys.executable, "-m", "pytest", *folders, *(pytest_arguments or ())]
-    raise typer.Exit(subprocess.run(arguments, cwd=matrix.root, env=environment, check=False).returncode)
+    raise typer.Exit(run_container_tests(matrix.root, chosen.target, name, tiers, tuple(pytest_arguments or ())))
+
+
+for published_command in (publish_commands.sbom, publish_commands.publish, publish_commands.verify):
+    app.command()(published_command)
 
 
 def main() -> None:

@@ -6,12 +6,13 @@ https://packaging.python.org/en/latest/specifications/core-metadata/), the rest 
 
 import json
 import re
+import subprocess
 import tarfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from email.parser import HeaderParser
 from pathlib import PurePosixPath
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 from packaging.utils import canonicalize_name
 
@@ -118,6 +119,21 @@ def apply_layer(files: dict[str, bytes], layer: BinaryIO) -> None:
                         files[str(path)] = content.read()
     except (tarfile.TarError, EOFError) as error:
         raise InventoryError(f"a layer of the image is no tar archive: {error}", "push the image again") from error
+
+
+def read_local(binary: str, image: str) -> Inventory:
+    """What is inside an image that the engine has. `binary` is the engine's client; nothing of the image is run."""
+    created = subprocess.run([binary, "create", image, "true"], capture_output=True, text=True, check=False)
+    if created.returncode != 0:
+        raise InventoryError(f"there is no image {image}: {created.stderr.strip()}", "`buildkit build` makes one")
+    container = created.stdout.strip()
+    files: dict[str, bytes] = {}
+    try:
+        with subprocess.Popen([binary, "export", container], stdout=subprocess.PIPE) as export:
+            apply_layer(files, cast(BinaryIO, export.stdout))
+    finally:
+        subprocess.run([binary, "rm", container], capture_output=True, check=False)
+    return read_inventory(files)
 
 
 def wanted(path: str) -> bool:

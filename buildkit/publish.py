@@ -8,13 +8,19 @@ Whatever stops it before leaves no promoted tag, and running it again finishes: 
 import logging
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from buildkit import provenance, sbom
+from buildkit.build import build_image
+from buildkit.credentials import read_credentials
+from buildkit.engine import Engine
 from buildkit.errors import PublishError, RegistryError, TrustError
+from buildkit.lock import lock_digest, lock_path, read_lock
+from buildkit.matrix import Matrix, Variant
 from buildkit.published import (
     ATTACHMENTS,
     Image,
@@ -27,7 +33,9 @@ from buildkit.published import (
 )
 from buildkit.reference import Reference
 from buildkit.registry import Registry
+from buildkit.render import git, project_version, source_date
 from buildkit.signature import Signer, Trust, public_key, sign, signed_annotations
+from buildkit.testing import run_container_tests
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +90,85 @@ def now() -> str:
 
 
 # ---- what needs the engine -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to publish and where. `pytest_arguments` choose among the smoke tests; `base` is a provider or `auto`."""
+
+    matrix: Matrix
+    variant: Variant
+    repository: Reference
+    signer: Signer
+    ca: Path | None = None
+    base: str = "auto"
+    pytest_arguments: tuple[str, ...] = ()
+
+
+def tags_for(request: Request, image_id: str) -> Tags:
+    matrix, variant = request.matrix, request.variant
+    default = matrix.targets[variant.target].default.name == variant.name
+    lock = lock_digest(read_lock(matrix, variant))
+    return choose_tags(variant.target, variant.name, default, project_version(matrix.root), lock, image_id)
+
+
+def connect(request: Request) -> Registry:
+    return Registry(request.repository, read_credentials(request.repository.host), request.ca)
+
+
+def check_access(request: Request) -> None:
+    """Finds a wrong password, or a key that cannot be used, before an hour of building."""
+    connect(request).check_access()
+    if request.signer.key:
+        public_key(request.signer)
+
+
+def publish_image(request: Request, engine: Engine) -> Publication:
+    """The whole way from the matrix to promoted tags. Raises a `BuildkitError` before anything is promoted."""
+    started, clock = now(), time.monotonic()
+    registry = connect(request)
+    matrix, variant = request.matrix, request.variant
+    lock = read_lock(matrix, variant)
+    built = build_image(matrix, variant, engine, request.base)
+    test_image(request, built.image_id)
+    tags = tags_for(request, built.image_id)
+    push_staged(engine.binary, built.image_id, request.repository.tagged(tags.staging))
+    log.info("publish: reading %s back", request.repository.tagged(tags.staging))
+    image = read_staged(registry, tags)
+    refuse_other(image, lock)
+    pull_back(engine.binary, request.repository.at(image.digest), lambda name: test_image(request, name))
+    origin = provenance.Origin(
+        target=variant.target,
+        variant=variant.name,
+        version=project_version(matrix.root),
+        revision=git(matrix.root, "rev-parse", "HEAD"),
+        changed=bool(git(matrix.root, "status", "--porcelain")),
+        lock=f"sha256:{lock_digest(lock)}",
+        lock_path=str(lock_path(matrix, variant).relative_to(matrix.root)),
+        base=variant.base.image,
+        base_provider=built.base_provider,
+        source_date=source_date(matrix.root),
+        started=started,
+        finished=now(),
+    )
+    publication = release(registry, image, tags, origin, lock, request.signer, request.ca)
+    return replace(publication, seconds=round(time.monotonic() - clock, 1))
+
+
+def test_image(request: Request, image: str) -> None:
+    root, target = request.matrix.root, request.variant.target
+    status = run_container_tests(root, target, image, ("smoke",), request.pytest_arguments, output=2)
+    if status != 0:
+        raise PublishError(
+            f"the smoke tests of {image} ended with status {status}", "see pytest's report above; nothing was promoted"
+        )
+
+
+def refuse_other(image: Image, lock: str) -> None:
+    """The staging tag names the content, so that only somebody who means to can put another image there."""
+    found = image.labels.get("dev.slipway.lock")
+    if found != f"sha256:{lock_digest(lock)}":
+        raise PublishError(f"the staged image was built from another lock, {found}", "look who else pushes here")
 
 
 def push_staged(binary: str, image: str, staged: Reference) -> None:

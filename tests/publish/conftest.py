@@ -21,7 +21,7 @@ import trustme
 
 from buildkit.credentials import Credentials
 from buildkit.provenance import Origin
-from buildkit.publish import Tags, choose_tags, read_staged
+from buildkit.publish import Tags, choose_tags, read_staged, release
 from buildkit.published import Image
 from buildkit.reference import Reference
 from buildkit.registry import IMAGE, Registry
@@ -341,3 +341,18 @@ def login(shared_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     folder = tmp_path / "docker"
     folder.mkdir()
     monkeypatch.setenv("DOCKER_CONFIG", str(docker_config(folder, shared_server.host)))
+
+
+@pytest.fixture
+def own_login(own_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "docker"
+    folder.mkdir()
+    monkeypatch.setenv("DOCKER_CONFIG", str(docker_config(folder, own_server.host)))
+
+
+@pytest.fixture
+def released(own_server: Server, own_login: None, origin: Origin, signer: Signer) -> tuple[Registry, Tags]:
+    registry = connect(own_server, "slipway", patience=1)
+    image, tags = stage(registry)
+    release(registry, image, tags, origin, LOCK, signer, own_server.ca)
+    return registry, tags

@@ -25,7 +25,6 @@ from tests.publish.conftest import (
     Server,
     base_layers,
     connect,
-    docker_config,
     push_image,
     stage,
 )
@@ -84,13 +83,6 @@ def test_immutable_tag_is_never_moved(
 
 
 # ---- interruptions ---------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def own_login(own_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "docker"
-    folder.mkdir()
-    monkeypatch.setenv("DOCKER_CONFIG", str(docker_config(folder, own_server.host)))
 
 
 def test_registry_killed_between_staging_and_promotion(
@@ -180,14 +172,6 @@ def test_interrupted_publisher_promotes_nothing_and_running_again_finishes(
 
 
 # ---- what a stranger finds out ---------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def released(own_server: Server, own_login: None, origin: Origin, signer: Signer) -> tuple[Registry, Tags]:
-    registry = connect(own_server, "slipway", patience=1)
-    image, tags = stage(registry)
-    release(registry, image, tags, origin, LOCK, signer, own_server.ca)
-    return registry, tags
 
 
 def test_manifest_changed_in_the_storage_is_refused(

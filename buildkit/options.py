@@ -1,0 +1,32 @@
+"""What the commands share: their options, where they find the project, and how they print."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from buildkit.matrix import Matrix, find_root, load_matrix
+
+errors = Console(stderr=True, highlight=False, soft_wrap=True)
+
+Project = Annotated[
+    Path | None, typer.Option(help="The Slipway checkout; found from the current folder when not given.")
+]
+TargetName = Annotated[str, typer.Option("--target", "-t", help="cpu, cuda or rocm.")]
+VariantName = Annotated[
+    str | None, typer.Option("--variant", help="A variant of the target; its first when not given.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+BaseChoice = Annotated[str, typer.Option("--base", help="auto, registry or bootstrap.")]
+ImageName = Annotated[str | None, typer.Option("--image", help="Another image than the target's own.")]
+
+
+def open_matrix(project: Path | None) -> Matrix:
+    return load_matrix(find_root([project] if project else [Path.cwd(), Path(__file__).parent]))
+
+
+def emit(value: Any) -> None:
+    sys.stdout.write(json.dumps(value, indent=2) + "\n")

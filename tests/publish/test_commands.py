@@ -1,0 +1,97 @@
+"""`buildkit publish` and `buildkit verify` as a person types them."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from buildkit.publish import Tags
+from buildkit.registry import Registry
+from tests.publish.conftest import ROOT, Server, docker_config, push_image
+
+
+def buildkit(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from buildkit.cli import main; main()", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_dry_run_says_what_would_be_pushed() -> None:
+    done = buildkit("publish", "--target", "cpu", "--registry", "localhost:5000/slipway", "--key", "k", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    assert plan["repository"] == "localhost:5000/slipway"
+    assert plan["tags"][-1] == "cpu"
+    assert plan["staging"] == "staging-" + plan["tags"][0]
+    assert set(plan["attachments"]) == {"cyclonedx", "spdx", "provenance"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["publish", "--target", "cpu", "--registry", "localhost/slipway"], "how to sign"),
+        (["publish", "--target", "cpu", "--registry", "localhost/slipway", "--key", "k", "--keyless"], "exclude"),
+        (["publish", "--target", "cpu", "--registry", "localhost/slipway:tag", "--key", "k"], "names a tag"),
+        (["publish", "--target", "cpu", "--registry", "slipway", "--key", "k"], "names no image"),
+        (["publish", "--target", "gpu", "--registry", "localhost/slipway", "--key", "k"], "there is no target"),
+        (["verify", "--published", "localhost/slipway", "--key", "k"], "names no tag or digest"),
+        (["verify", "--published", "localhost/slipway:cpu"], "whose signature to trust"),
+        (["sbom", "--target", "cpu", "--format", "swid"], "there is no format"),
+    ],
+)
+def test_what_cannot_be_understood_is_a_usage_error(arguments: list[str], words: str) -> None:
+    done = buildkit(*arguments)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "hint:" in done.stderr
+    assert done.stdout == ""
+
+
+def test_verify_prints_the_digest_to_use(released: tuple[Registry, Tags], own_server: Server, keys: Path) -> None:
+    registry, tags = released
+    reference = registry.reference.tagged(tags.version)
+    place = ["--registry-ca", str(own_server.ca), "--key", str(keys / "cosign.pub")]
+    done = buildkit("verify", "--published", str(reference), *place)
+    assert done.returncode == 0, done.stderr
+    found = registry.manifest(tags.version)
+    assert found
+    assert done.stdout.strip() == str(reference.at(found.descriptor.digest))
+
+    report = json.loads(buildkit("verify", "--published", str(reference), *place, "--json").stdout)
+    assert report["passed"]
+    assert report["digest"] == found.descriptor.digest
+
+
+def test_verify_ends_with_its_own_status_when_the_image_is_another(
+    released: tuple[Registry, Tags], own_server: Server, keys: Path
+) -> None:
+    registry, _ = released
+    push_image(registry, "cpu", labels={"dev.slipway.lock": "sha256:0"})
+    reference = str(registry.reference.tagged("cpu"))
+    place = ["--registry-ca", str(own_server.ca), "--key", str(keys / "cosign.pub")]
+    done = buildkit("verify", "--published", reference, *place)
+    assert done.returncode == 24
+    assert done.stdout == ""
+    assert "signature" in done.stderr
+    assert not json.loads(buildkit("verify", "--published", reference, *place, "--json").stdout)["passed"]
+
+
+def test_wrong_password_is_found_before_anything_is_built(
+    own_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: Path
+) -> None:
+    monkeypatch.setenv("DOCKER_CONFIG", str(docker_config(tmp_path, own_server.host, "wrong")))
+    place = ["--registry-ca", str(own_server.ca), "--key", str(keys / "cosign.key")]
+    done = buildkit("publish", "--target", "cpu", "--registry", f"{own_server.host}/slipway", *place)
+    assert done.returncode == 20
+    assert "refuses POST" in done.stderr
+    assert f"docker login {own_server.host}" in done.stderr
+
+
+def test_unusable_key_is_found_before_anything_is_built(own_server: Server, own_login: None, tmp_path: Path) -> None:
+    place = ["--registry-ca", str(own_server.ca), "--key", str(tmp_path / "absent.key")]
+    done = buildkit("publish", "--target", "cpu", "--registry", f"{own_server.host}/slipway", *place)
+    assert done.returncode == 23
+    assert "cosign generate-key-pair" in done.stderr
