@@ -5,17 +5,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from entrypoints.environments import Allocation, Detection
+from entrypoints.fabric.settings import Setting
+from entrypoints.host import Host
 from entrypoints.ports import control_port, ephemeral_floor, ray_blocks
 
 
 def explain(
-    detection: Detection, variables: Mapping[str, str], chosen_port: int | None, command: Sequence[str]
+    detection: Detection, host: Host, variables: Mapping[str, str], chosen_port: int | None, command: Sequence[str]
 ) -> dict[str, Any]:
     """Everything that detection knows, as the document of `launch explain --json`."""
     allocation = detection.allocation
     control = chosen_port or control_port(allocation.job_id)
     floor = ephemeral_floor()
-    warnings = list(allocation.all_warnings)
+    warnings = [*allocation.all_warnings, *host.warnings]
+    settings = [*host.settings, *(host.interface_settings() if allocation.node_count > 1 else [])]
     if control >= floor:
         warnings.append(f"control port {control} is in the ephemeral range, which starts at {floor}: it may be taken")
     if allocation.head is None:
@@ -34,9 +37,21 @@ def explain(
         "runners_up": [_brief(runner_up) for runner_up in detection.runners_up],
         "conflicts": list(detection.conflicts),
         "warnings": warnings,
+        "interface": host.fabric.interface,
+        "interface_reason": host.fabric.interface_reason,
+        "fabric": host.fabric.document(),
+        "env": [_in_force(setting, variables) for setting in settings],
         "ports": {"control": control, **block.named, "workers": [block.workers.start, block.workers.stop - 1]},
         "command": list(command) or None,
     }
+
+
+def _in_force(setting: Setting, variables: Mapping[str, str]) -> dict[str, str]:
+    """What the children will get; the user's word outranks ours."""
+    said = variables.get(setting.name)
+    if said is None or said == setting.value:
+        return {"name": setting.name, "value": setting.value, "reason": setting.reason}
+    return {"name": setting.name, "value": said, "reason": f"set already; else {setting.value}: {setting.reason}"}
 
 
 def _brief(allocation: Allocation) -> dict[str, Any]:
@@ -64,6 +79,10 @@ def as_text(document: Mapping[str, Any]) -> str:
         f"hosts        {', '.join(document['hosts']) if document['hosts'] else 'only the head is known'}",
         f"ports        control {ports['control']}, Ray {ports['gcs']}-{ports['workers'][1]} or the next free block",
     ]
+    lines.append(f"interface    {document['interface'] or 'none'}: {document['interface_reason']}")
+    lines.append(f"fabric       {_fabric_line(document['fabric'])}")
+    lines += [f"             without {other['name']}: {other['reason']}" for other in document["fabric"]["excluded"]]
+    lines += [f"env          {entry['name']}={entry['value']}: {entry['reason']}" for entry in document["env"]]
     if document["attach"]:
         lines.append(f"attach       {document['attach']}: no cluster is formed")
     if document["command"]:
@@ -75,3 +94,11 @@ def as_text(document: Mapping[str, Any]) -> str:
     lines += [f"conflict     {text}" for text in document["conflicts"]]
     lines += [f"warning      {text}" for text in document["warnings"]]
     return "\n".join(lines)
+
+
+def _fabric_line(fabric: Mapping[str, Any]) -> str:
+    rails = ", ".join(f"{hca['name']} ({hca['rate']:g} Gbit/s)" for hca in fabric["hcas"])
+    kinds = ", ".join(dict.fromkeys(gpu["architecture"] or "unknown model" for gpu in fabric["gpus"]))
+    return (
+        f"{fabric['kind']}{f': {rails}' if rails else ''}; {len(fabric['gpus'])} GPUs{f' ({kinds})' if kinds else ''}"
+    )

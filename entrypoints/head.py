@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Mapping
 
 from entrypoints.errors import LaunchError, RayFailedError
+from entrypoints.fabric.agreement import odd_ones
 from entrypoints.hello import say_hello
 from entrypoints.meeting import Meeting, Peer
 from entrypoints.node import Node
@@ -37,6 +38,10 @@ async def _lead(node: Node, meeting: Meeting, secret: str, listen: bool) -> int:
         await meeting.open()
     if node.allocation.node_count > 1:
         peers = await meeting.gather()
+        node.use_interface_of(_head_address(peers))
+        summaries = {node.name: node.host.fabric.summary()} | {peer.name: peer.fabric for peer in peers}
+        for sentence in odd_ones(summaries):
+            log.warning("%s", sentence)
     environment = dict(node.environment) | {"SLIPWAY_NODE_COUNT": str(node.allocation.node_count)}
     if node.options.ray is not None:
         cluster = await _form_ray(node, peers, node.make_ray(secret))

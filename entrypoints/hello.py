@@ -18,6 +18,7 @@ def say_hello(node: Node) -> Message:
         "hostname": node.hostname,
         "cpus": len(os.sched_getaffinity(0)),
         "gpus": count_gpus(),
+        "fabric": node.host.fabric.summary(),
         "job_id": node.allocation.job_id,
         "node_count": node.allocation.node_count,
         "python": ".".join(platform.python_version_tuple()[:2]),

@@ -8,7 +8,10 @@ from collections.abc import Mapping
 from entrypoints.environments import Allocation, Detection, detect
 from entrypoints.environments.single import Single
 from entrypoints.errors import DetectionError, NotYetThereError
+from entrypoints.fabric.settings import Setting
+from entrypoints.fabric.tree import Tree
 from entrypoints.head import lead, run_command
+from entrypoints.host import examine_host
 from entrypoints.logs import start_logging
 from entrypoints.node import Node
 from entrypoints.options import Options
@@ -57,7 +60,12 @@ async def _launch(allocation: Allocation, options: Options, hostname: str, varia
     token = load_token(variables, required=not attach and (allocation.node_count > 1 or allocation.local_rank > 0))
     if not allocation.is_head and not attach:
         _ = allocation.heads  # without one there is nobody to look for
-    node = Node(allocation, options, hostname, child_environment(variables))
+    host = examine_host(Tree(), variables)
+    for setting in host.settings:
+        log.info("%s", _shown(setting, variables))
+    for text in host.warnings:
+        log.warning("%s", text)
+    node = Node(allocation, options, host, hostname, child_environment(variables, host.settings))
     try:
         if attach:
             log.info("RAY_ADDRESS=%s exists already: no cluster is formed", attach)
@@ -70,3 +78,10 @@ async def _launch(allocation: Allocation, options: Options, hostname: str, varia
         return await lead(node, token or make_token(), listen=listen)
     finally:
         await node.clean()
+
+
+def _shown(setting: Setting, variables: Mapping[str, str]) -> str:
+    """A setting with its reason, or with what the user said instead."""
+    said = variables.get(setting.name, setting.value)
+    instead = "" if said == setting.value else f" (yours; else {setting.value})"
+    return f"{setting.name}={said}{instead}: {setting.reason}"

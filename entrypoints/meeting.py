@@ -32,6 +32,8 @@ class Peer:
     channel: Channel
     equipment: str
     """What it has, for people."""
+    fabric: Message
+    """Its `Fabric.summary()`."""
     ray_started: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -131,7 +133,7 @@ class Meeting:
                 while True:  # it only waits for the end
                     await channel.receive()
             equipment = f"{hello['cpus']} CPUs, {hello['gpus']} GPUs"
-            await self._keep(Peer(hello["rank"], hello["hostname"], channel, equipment))
+            await self._keep(Peer(hello["rank"], hello["hostname"], channel, equipment, hello["fabric"]))
         finally:
             del self._members[channel]
 

@@ -9,6 +9,9 @@ from typing import Any, TypeVar
 
 from entrypoints.environments import Allocation
 from entrypoints.errors import LaunchError, NodeLostError, StoppedError
+from entrypoints.fabric.interfaces import interface_of
+from entrypoints.fabric.settings import apply
+from entrypoints.host import Host
 from entrypoints.options import Options
 from entrypoints.ports import control_port, free_ray_ports
 from entrypoints.processes import Family, Process
@@ -25,9 +28,12 @@ log = logging.getLogger(__name__)
 class Node:
     """This node. Steps are awaited through `unless_failed`, so that whatever fails first ends the job."""
 
-    def __init__(self, allocation: Allocation, options: Options, hostname: str, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, allocation: Allocation, options: Options, host: Host, hostname: str, environment: Mapping[str, str]
+    ) -> None:
         self.allocation = allocation
         self.options = options
+        self.host = host
         self.hostname = hostname
         self.environment = environment
         self.control_port = options.control_port or control_port(allocation.job_id)
@@ -47,6 +53,16 @@ class Node:
     def seconds_left(self) -> float:
         """Until the deadline of the formation; never negative."""
         return max(0.0, self._deadline - time.monotonic())
+
+    def use_interface_of(self, address: str) -> None:
+        """Have the libraries use the interface with this address: a peer was reached over it, so it is proven."""
+        interface = interface_of(address)
+        if interface is None or interface == "lo":
+            return
+        settings = self.host.interface_settings(interface, f"the nodes met over it, at {address}")
+        self.environment = apply(self.environment, settings)
+        for setting in settings:
+            log.info("%s=%s: %s", setting.name, self.environment[setting.name], setting.reason)
 
     def fail(self, error: LaunchError) -> None:
         """End this node's part for this reason; the first reason counts."""

@@ -5,11 +5,14 @@ import socket
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from entrypoints.environments import detect
 from entrypoints.environments.page import as_lines, as_markdown
 from entrypoints.errors import UsageError
 from entrypoints.explain import as_json, as_text, explain
+from entrypoints.fabric.tree import Tree
+from entrypoints.host import examine_host
 from entrypoints.hostlist import HostlistError, compress, expand
 
 
@@ -22,13 +25,15 @@ class Subcommand:
 
 def _add_explain(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument("--sysfs-root", metavar="DIR", type=Path, default=Path("/"), help="look at a recorded host")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="what would be run")
 
 
 def _explain(parsed: argparse.Namespace, variables: Mapping[str, str]) -> int:
     detection = detect(variables, parsed.hostname or socket.gethostname())
     command = parsed.command[1:] if parsed.command[:1] == ["--"] else parsed.command
-    document = explain(detection, variables, parsed.control_port, command)
+    host = examine_host(Tree.at(parsed.sysfs_root), variables)
+    document = explain(detection, host, variables, parsed.control_port, command)
     _print((as_json if parsed.json else as_text)(document))
     return 0
 

@@ -1,15 +1,14 @@
 """The environment variables that children get: the image's settings, places to write, and none of the secrets."""
 
-import json
 import os
 import pwd
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from entrypoints.errors import UsageError
+from entrypoints.fabric.settings import Setting, apply
 from entrypoints.secret import TOKEN, TOKEN_FILE
 
-IMAGE_MANIFEST = Path("/etc/slipway/image.json")
 CACHE_DIR = "SLIPWAY_CACHE_DIR"
 CACHES = {
     "XDG_CACHE_HOME": "xdg",
@@ -24,24 +23,15 @@ CACHES = {
 _OF_OTHER_LAUNCHERS = ("SLURM_", "PMI", "OMPI_", "MPI", "PRTE_", "PALS_", "MV2_")
 
 
-def child_environment(variables: Mapping[str, str], manifest: Path = IMAGE_MANIFEST) -> dict[str, str]:
-    """What every child starts from: the user's variables outrank the image's and ours.
+def child_environment(variables: Mapping[str, str], settings: Sequence[Setting] = ()) -> dict[str, str]:
+    """What every child starts from: the user's variables outrank the image's, the host's and ours.
 
     Raises UsageError if there is no place to write.
     """
-    environment = image_defaults(manifest) | dict(variables)
+    environment = apply(variables, settings)
     environment.pop(TOKEN, None)
     environment.pop(TOKEN_FILE, None)
     return writable_places(environment) | environment | _home(environment)
-
-
-def image_defaults(manifest: Path) -> dict[str, str]:
-    """The run-time variables that the image says are always right. No manifest, no variables."""
-    try:
-        document = json.loads(manifest.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    return {entry["name"]: entry["value"] for entry in document.get("env", []) if not entry["when"]}
 
 
 def writable_places(environment: Mapping[str, str]) -> dict[str, str]:

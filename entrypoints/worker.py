@@ -27,6 +27,7 @@ async def follow(node: Node, token: str) -> int:
     channel, launch_id = await node.unless_failed(_find_head(node, token))
     head = node_name(0, node.allocation.head)
     log.info("met %s at %s", head, channel.peer_address)
+    node.use_interface_of(channel.local_address)
     try:
         status, cause = await node.unless_failed(_obey(node, channel, ray_token(token, launch_id)))
     except ChannelLostError as lost:

@@ -10,6 +10,8 @@ import pytest
 from entrypoints.environments import REGISTRY, detect
 from entrypoints.environments.page import as_markdown
 from entrypoints.explain import explain
+from entrypoints.fabric.tree import Tree
+from entrypoints.host import examine_host
 from tests.entrypoints.conftest import REPOSITORY
 
 CASES = [
@@ -38,7 +40,7 @@ def recorded_place(case: dict[str, Any], root: Path) -> dict[str, str]:
 @pytest.mark.parametrize("case", CASES)
 def test_a_recorded_environment_is_understood(case: dict[str, Any], tmp_path: Path) -> None:
     detection = detect(recorded_place(case, tmp_path), case["hostname"], tmp_path)
-    document = explain(detection, {}, None, [])
+    document = explain(detection, examine_host(Tree(tmp_path), {}), {}, None, [])
     expected = {name: None if value == "none" else value for name, value in case["expect"].items()}
     assert {name: document[name] for name in expected} == expected
     told = "\n".join(document["warnings"])

@@ -1,17 +1,15 @@
-import json
 import os
 from pathlib import Path
 
 import pytest
 
 from entrypoints.errors import UsageError
-from entrypoints.surroundings import CACHES, child_environment, image_defaults, without_launchers
-
-NO_MANIFEST = Path("/nonexistent/image.json")
+from entrypoints.fabric.settings import Setting
+from entrypoints.surroundings import CACHES, child_environment, without_launchers
 
 
 def test_a_writable_home_is_used_as_it_is(tmp_path: Path) -> None:
-    environment = child_environment({"HOME": str(tmp_path), "A": "b"}, NO_MANIFEST)
+    environment = child_environment({"HOME": str(tmp_path), "A": "b"})
     assert environment["A"] == "b"
     assert environment["HOME"] == str(tmp_path)
     assert not set(CACHES) & set(environment)
@@ -20,7 +18,7 @@ def test_a_writable_home_is_used_as_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize("home", ["/", "", "/nonexistent", None])
 def test_without_a_home_everything_goes_below_the_cache_directory(tmp_path: Path, home: str | None) -> None:
     given = {"SLIPWAY_CACHE_DIR": str(tmp_path / "cache"), "HF_HOME": "/models"}
-    environment = child_environment(given if home is None else {**given, "HOME": home}, NO_MANIFEST)
+    environment = child_environment(given if home is None else {**given, "HOME": home})
     assert environment["HF_HOME"] == "/models"
     assert environment["TRITON_CACHE_DIR"] == str(tmp_path / "cache" / "triton")
     assert Path(environment["HOME"]).is_dir()
@@ -29,25 +27,18 @@ def test_without_a_home_everything_goes_below_the_cache_directory(tmp_path: Path
 
 def test_the_secret_is_not_handed_on(tmp_path: Path) -> None:
     given = {"HOME": str(tmp_path), "SLIPWAY_TOKEN": "s", "SLIPWAY_TOKEN_FILE": "f", "SLIPWAY_HOSTS": "a"}
-    assert child_environment(given, NO_MANIFEST) == {"HOME": str(tmp_path), "SLIPWAY_HOSTS": "a"}
+    assert child_environment(given) == {"HOME": str(tmp_path), "SLIPWAY_HOSTS": "a"}
 
 
 def test_a_cache_directory_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match=r"cannot create .*/file/cache"):
-        child_environment({"SLIPWAY_CACHE_DIR": str(tmp_path / "file" / "cache")}, NO_MANIFEST)
+        child_environment({"SLIPWAY_CACHE_DIR": str(tmp_path / "file" / "cache")})
 
 
-def test_the_images_settings_apply_unless_the_user_says_otherwise(tmp_path: Path) -> None:
-    manifest = tmp_path / "image.json"
-    entries = [
-        {"name": "TOKENIZERS_PARALLELISM", "value": "false", "when": {}, "reason": "r", "source": "s"},
-        {"name": "NCCL_X", "value": "1", "when": {}, "reason": "r", "source": "s"},
-        {"name": "HSA_X", "value": "1", "when": {"arch": ["gfx942"]}, "reason": "r", "source": "s"},
-    ]
-    manifest.write_text(json.dumps({"target": "cpu", "env": entries}), encoding="utf-8")
-    assert image_defaults(manifest) == {"TOKENIZERS_PARALLELISM": "false", "NCCL_X": "1"}
-    environment = child_environment({"HOME": str(tmp_path), "NCCL_X": "0"}, manifest)
+def test_the_hosts_settings_apply_unless_the_user_says_otherwise(tmp_path: Path) -> None:
+    settings = [Setting("TOKENIZERS_PARALLELISM", "false", "r"), Setting("NCCL_X", "1", "r")]
+    environment = child_environment({"HOME": str(tmp_path), "NCCL_X": "0"}, settings)
     assert environment == {"HOME": str(tmp_path), "TOKENIZERS_PARALLELISM": "false", "NCCL_X": "0"}
 
 

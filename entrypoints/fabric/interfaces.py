@@ -1,0 +1,43 @@
+"""Network interfaces: the one with the default route, and the one that has an address."""
+
+import fcntl
+import socket
+import struct
+
+from entrypoints.fabric.tree import Tree
+
+INTERFACE = "SLIPWAY_INTERFACE"
+_SIOCGIFADDR = 0x8915
+_INSIDE = ("lo", "docker", "virbr", "veth", "br-", "cni", "flannel", "cali", "tunl", "podman")
+"""How interfaces begin that never leave the host."""
+
+
+def guess_interface(tree: Tree) -> tuple[str | None, str]:
+    """The interface with the default route, else the first that is up; and why."""
+    if name := default_route(tree):
+        return name, "it has the default route"
+    for name in tree.names("sys/class/net"):
+        if not name.startswith(_INSIDE) and tree.text(f"sys/class/net/{name}/operstate") == "up":
+            return name, "the first that is up; there is no default route"
+    return None, "no interface is up"
+
+
+def default_route(tree: Tree) -> str | None:
+    """The interface of the default route with the lowest metric."""
+    rows = [line.split() for line in (tree.text("proc/net/route") or "").splitlines()[1:]]
+    routes = [(int(row[6]), row[0]) for row in rows if len(row) > 7 and row[1] == row[7] == "00000000"]
+    return min(routes)[1] if routes else None
+
+
+def interface_of(address: str) -> str | None:
+    """The interface of this host that has this IPv4 address; None for any other address."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode())
+            try:
+                answer = fcntl.ioctl(probe, _SIOCGIFADDR, request)
+            except OSError:
+                continue  # it has no address
+            if socket.inet_ntoa(answer[20:24]) == address:
+                return name
+    return None

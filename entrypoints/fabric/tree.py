@@ -1,0 +1,70 @@
+"""The host's device files below a root directory: `/`, or a recorded tree."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from entrypoints.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Reads `sys/…`, `proc/…` and `dev/…`. What is absent or unreadable is None or empty: drivers leave much out."""
+
+    root: Path = Path("/")
+
+    @classmethod
+    def at(cls, root: Path) -> "Tree":
+        """The tree at a directory that holds `sys`, or is one itself. Raises UsageError."""
+        if not root.is_dir():
+            raise UsageError(f"{root} is not a directory", "give a directory that holds sys/, as `/` does")
+        return cls(root)
+
+    def path(self, name: str) -> Path:
+        first, _, rest = name.partition("/")
+        if first == "sys" and not (self.root / "sys").is_dir():
+            return self.root / rest
+        return self.root / name
+
+    def text(self, name: str) -> str | None:
+        """A file's text without the line's end. An unset GID slot raises EINVAL: it says nothing either."""
+        try:
+            return self.path(name).read_text(encoding="utf-8", errors="replace").strip()
+        except OSError:
+            return None
+
+    def number(self, name: str) -> int | None:
+        text = self.text(name)
+        return int(text) if text and text.lstrip("-").isdigit() else None
+
+    def names(self, name: str) -> list[str]:
+        """The entries of a directory, `mlx5_2` before `mlx5_10`."""
+        try:
+            return sorted((entry.name for entry in self.path(name).iterdir()), key=natural)
+        except OSError:
+            return []
+
+    def exists(self, name: str) -> bool:
+        return self.path(name).exists()
+
+    def pci_path(self, name: str) -> tuple[str, ...]:
+        """The PCI bridges above a device and itself, from the root complex down; empty if the tree does not tell."""
+        real = Path(os.path.realpath(self.path(name)))
+        parts = real.parts
+        roots = [index for index, part in enumerate(parts) if part.startswith("pci") and ":" in part]
+        return parts[roots[0] :] if roots else ()
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """A sort key in which numbers count as numbers."""
+    pieces: list[tuple[int, str]] = []
+    digits = ""
+    for character in name + "\0":
+        if character.isdigit():
+            digits += character
+            continue
+        if digits:
+            pieces.append((int(digits), ""))
+            digits = ""
+        pieces.append((-1, character))
+    return pieces
