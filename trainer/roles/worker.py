@@ -47,8 +47,14 @@ class TrainingWorker:
 
     def execution(self, settings: TrainedModelConfig) -> Execution:
         """How this rank computes a network with these settings."""
-        compiled = settings.compile and self.device.type == "cuda"
-        return Execution(self.device, self.dtype, settings.activation_checkpointing, compiled)
+        on_gpu = self.device.type == "cuda"
+        return Execution(
+            self.device,
+            self.dtype,
+            checkpoint_activations=settings.activation_checkpointing,
+            compile_layers=settings.compile and on_gpu,
+            shares_gpu=self.config.rollout.sleep and on_gpu,
+        )
 
     def save(self, directory: Path) -> None:
         """Writes this role's state, every rank its part."""

@@ -38,6 +38,7 @@ class TrainingEngine:
     """
 
     def __init__(self, network: nn.Module, execution: Execution, optimizer: OptimizerSettings | None = None) -> None:
+        self.execution = execution
         self.device = execution.device
         self.world_size = dist.get_world_size()
         self.settings = optimizer
@@ -60,7 +61,9 @@ class TrainingEngine:
             for rows, packed in self._micro_batches(batch, limit):
                 output = self.network(packed)
                 result[rows] = output[0] if isinstance(output, tuple) else output
-        return result.cpu()
+        found = result.cpu()
+        self._release_memory()
+        return found
 
     def update(self, batch: Batch, loss_function: LossFunction, limit: MicroBatchLimit) -> dict[str, float]:
         """One optimizer step on this rank's rows of a mini-batch.
@@ -76,6 +79,7 @@ class TrainingEngine:
             )
         self.optimizer.step()
         self.optimizer.zero_grad()
+        self._release_memory()
         return {**metrics, "gradient_norm": norm}
 
     def accumulate_gradients(
@@ -102,6 +106,11 @@ class TrainingEngine:
         for part in limit.split(lengths, count):
             rows = torch.tensor(part)
             yield rows, PackedRows.of(batch.rows(rows), multiple).to(self.device)
+
+    def _release_memory(self) -> None:
+        """Leaves what torch keeps in store for the next pass to the other processes on this GPU."""
+        if self.execution.shares_gpu:
+            torch.cuda.empty_cache()
 
     def clip_gradients(self) -> float:
         """Scales all gradients so that their global L2 norm is at most the limit; returns the norm before."""

@@ -17,12 +17,14 @@ class Execution:
 
     `dtype` is that of activations and gathered weights. `checkpoint_activations` keeps only each layer's input for the
     backward pass, for a third more computing. `compile_layers` fuses what lies between the matrix products.
+    `shares_gpu` gives unused memory back after each pass: other processes on the GPU need it in turn.
     """
 
     device: torch.device
     dtype: torch.dtype
     checkpoint_activations: bool = False
     compile_layers: bool = False
+    shares_gpu: bool = False
 
 
 def shard(network: nn.Module, execution: Execution) -> nn.Module:
