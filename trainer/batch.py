@@ -30,6 +30,7 @@ class Batch:
     values: Tensor | None = None
     advantages: Tensor | None = None
     returns: Tensor | None = None
+    corrections: Tensor | None = None  # weight of each token's policy loss
 
     @classmethod
     def from_responses(

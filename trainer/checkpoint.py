@@ -31,6 +31,7 @@ class TrainingState(BaseModel):
     sampler: dict[str, int]
     model: str
     config: dict[str, Any]
+    kl_coefficient: float | None = None
     format: int = FORMAT
 
 

@@ -8,6 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from trainer.errors import ConfigError
 from trainer.training.partition import MicroBatchLimit
 
+Aggregation = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean"]
+KlEstimator = Literal["k1", "k2", "k3"]
+
 
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
@@ -59,8 +62,24 @@ class ActorConfig(TrainedModelConfig):
     max_gradient_norm: float = Field(1.0, gt=0, description="L2 norm to which gradients are clipped")
     ppo_epochs: int = Field(1, gt=0, description="passes over each batch")
     mini_batch_size: int = Field(128, gt=0, description="responses per optimizer step, over all ranks")
-    clip_ratio: float = Field(0.2, gt=0, description="epsilon of the clipped policy loss")
+    policy_loss: Literal["ppo", "gspo", "cispo"] = Field("ppo", description="see trainer/algorithms/policy_loss.py")
+    clip_ratio: float = Field(0.2, gt=0, description="epsilon of the clipped policy loss, downwards and upwards")
+    clip_ratio_low: float | None = Field(None, gt=0, description="epsilon downwards; clip_ratio when not given")
+    clip_ratio_high: float | None = Field(None, gt=0, description="epsilon upwards; clip_ratio when not given")
+    clip_dual: float | None = Field(3.0, gt=1, description="largest ratio that counts where the advantage is negative")
+    loss_aggregation: Aggregation = Field("token-mean", description="how losses of tokens become one loss")
     entropy_coefficient: float = Field(0.0, ge=0, description="weight of the entropy bonus in the loss")
+    kl_loss_coefficient: float = Field(0.0, ge=0, description="weight of the KL to the reference in the loss; 0: none")
+    kl_loss_estimator: KlEstimator = Field("k3", description="value of that KL")
+    kl_loss_unbiased: bool = Field(True, description="take the gradient of k2, which is the KL's, for any estimator")
+
+    @property
+    def clip_low(self) -> float:
+        return self.clip_ratio if self.clip_ratio_low is None else self.clip_ratio_low
+
+    @property
+    def clip_high(self) -> float:
+        return self.clip_ratio if self.clip_ratio_high is None else self.clip_ratio_high
 
 
 class CriticConfig(TrainedModelConfig):
@@ -70,15 +89,38 @@ class CriticConfig(TrainedModelConfig):
     max_gradient_norm: float = Field(1.0, gt=0)
     ppo_epochs: int = Field(1, gt=0)
     mini_batch_size: int = Field(128, gt=0, description="responses per optimizer step, over all ranks")
-    clip_range_value: float = Field(0.5, gt=0, description="how far a value may move from its old one within a step")
+    clip_range_value: float | None = Field(
+        0.5, gt=0, description="how far a value may move from its old one within a step; null: as far as it likes"
+    )
+    loss_aggregation: Aggregation = Field("token-mean", description="how losses of tokens become one loss")
 
 
 class AlgorithmConfig(Section):
+    advantage: Literal["gae", "grpo", "rloo", "reinforce_plus_plus", "remax"] = Field(
+        "gae", description="estimator of advantages; only gae needs a critic"
+    )
     gamma: float = Field(1.0, gt=0, le=1, description="discount per token")
     lam: float = Field(1.0, ge=0, le=1, description="lambda of generalised advantage estimation")
     kl_coefficient: float = Field(0.01, ge=0, description="weight of the KL to the reference, taken off the reward")
-    kl_estimator: Literal["k1", "k2", "k3"] = "k1"
-    whiten_advantages: bool = True
+    kl_estimator: KlEstimator = Field("k1", description="estimate of the KL in the reward")
+    kl_control: Literal["fixed", "adaptive"] = Field(
+        "fixed", description="adaptive: the coefficient follows the measured KL towards kl_target"
+    )
+    kl_target: float = Field(0.1, gt=0, description="KL per token that adaptive control aims at")
+    kl_horizon: int = Field(10_000, gt=0, description="responses over which adaptive control acts")
+    whiten_advantages: bool = Field(True, description="gae: mean 0 and variance 1 over the batch's tokens")
+    divide_by_std: bool = Field(True, description="grpo: divide by the group's standard deviation; false is Dr. GRPO")
+    correction: Literal["none", "tis", "icepop", "sequence_mask"] = Field(
+        "none", description="weights against the gap between engine and trainer; see trainer/algorithms/corrections.py"
+    )
+    correction_low: float = Field(0.5, ge=0, description="smallest ratio trainer / engine that counts")
+    correction_high: float = Field(2.0, gt=0, description="largest ratio trainer / engine that counts")
+    dynamic_sampling: bool = Field(
+        False, description="draw prompts until a batch is full of those whose responses differ in score (DAPO)"
+    )
+    max_sampling_rounds: int = Field(
+        10, gt=0, description="batches drawn at most for one step; what is then missing is filled with other prompts"
+    )
 
 
 class RolloutConfig(Section):
@@ -105,6 +147,10 @@ class RolloutConfig(Section):
 
 class RewardConfig(Section):
     name: Literal["gsm8k", "exact_match"] = Field("gsm8k", description="rule that scores a response")
+    overlong_buffer: int = Field(
+        0, ge=0, description="tokens before data.max_response_length in which a response starts to cost (DAPO); 0: none"
+    )
+    overlong_penalty: float = Field(1.0, ge=0, description="what a response of data.max_response_length tokens costs")
 
 
 class TrainerConfig(Section):
@@ -133,16 +179,55 @@ class Config(Section):
     reward: RewardConfig = RewardConfig()
     trainer: TrainerConfig = TrainerConfig()
 
+    @property
+    def needs_critic(self) -> bool:
+        """Whether the advantages are made from values."""
+        return self.algorithm.advantage == "gae"
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the policy is held to the one it started from."""
+        return self.algorithm.kl_coefficient > 0 or self.actor.kl_loss_coefficient > 0
+
+    @property
+    def trained(self) -> dict[str, ActorConfig | CriticConfig]:
+        """The settings of each role that takes optimizer steps."""
+        return {"actor": self.actor, "critic": self.critic} if self.needs_critic else {"actor": self.actor}
+
     @model_validator(mode="after")
     def _batches_divide(self) -> Self:
         """Every optimizer step uses equally many responses, and none is left over."""
         responses = self.data.train_batch_size * self.rollout.samples_per_prompt
-        for role, section in (("actor", self.actor), ("critic", self.critic)):
+        for role, section in self.trained.items():
             if responses % section.mini_batch_size:
                 raise ValueError(
                     f"{role}.mini_batch_size={section.mini_batch_size} does not divide the {responses} responses "
                     "of a step (data.train_batch_size x rollout.samples_per_prompt)"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _groups_can_be_compared(self) -> Self:
+        algorithm, samples = self.algorithm, self.rollout.samples_per_prompt
+        wants = f"algorithm.advantage={algorithm.advantage}" if algorithm.advantage in ("grpo", "rloo") else ""
+        wants = "algorithm.dynamic_sampling=true" if algorithm.dynamic_sampling else wants
+        if wants and samples == 1:
+            raise ValueError(
+                f"{wants} compares responses to the same prompt: set rollout.samples_per_prompt to 2 or more"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _bounds_are_in_order(self) -> Self:
+        algorithm, buffer, longest = self.algorithm, self.reward.overlong_buffer, self.data.max_response_length
+        if algorithm.correction_low >= algorithm.correction_high:
+            raise ValueError("algorithm.correction_low is not below algorithm.correction_high")
+        if algorithm.correction != "none" and not self.rollout.log_probs:
+            raise ValueError(f"algorithm.correction={algorithm.correction} needs rollout.log_probs=true")
+        if buffer > longest:
+            raise ValueError(f"reward.overlong_buffer={buffer} exceeds data.max_response_length={longest}")
+        if algorithm.kl_control == "adaptive" and algorithm.kl_coefficient == 0:
+            raise ValueError("algorithm.kl_control=adaptive needs an algorithm.kl_coefficient above 0 to start from")
         return self
 
     def with_absolute_paths(self) -> Self:
@@ -160,7 +245,7 @@ class Config(Section):
 
     def check_ranks(self, ranks: int) -> None:
         """Raises ConfigError if the batches cannot be split evenly over this many ranks."""
-        for role, section in (("actor", self.actor), ("critic", self.critic)):
+        for role, section in self.trained.items():
             if section.mini_batch_size % ranks:
                 raise ConfigError(
                     f"{role}.mini_batch_size={section.mini_batch_size} cannot be split evenly over {ranks} ranks",

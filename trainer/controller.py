@@ -1,29 +1,27 @@
-"""The run: one process that tells all workers what to do next. `Controller.step` is PPO, top to bottom."""
+"""The run: one process that tells all workers what to do next. `Controller.step` is the whole step, top to bottom."""
 
 import logging
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor
 
 from trainer import cluster
-from trainer.algorithms.advantages import explained_variance, generalized_advantages, whiten
-from trainer.algorithms.kl import kl_estimate
+from trainer.algorithms.advantages import explained_variance
+from trainer.algorithms.corrections import raw_ratio
+from trainer.algorithms.kl import adapted_kl_coefficient, kl_estimate
+from trainer.algorithms.registry import ADVANTAGES, CORRECTIONS, Sampled
 from trainer.atomic import atomic_directory
 from trainer.batch import Batch
 from trainer.checkpoint import TrainingState, checkpoint_directory, fingerprint, new_checkpoint, read_checkpoint
 from trainer.cluster import WorkerGroup
 from trainer.config import Config
-from trainer.data.dataset import Prompt, PromptDataset, PromptSampler
 from trainer.errors import DataError, InterruptedRun
+from trainer.experience import Collector, Experience, Prompts
 from trainer.rollout.agreement import log_prob_agreement
-from trainer.rollout.sampling import Request, Response, request_seed
 from trainer.stop_signal import StopSignal
 from trainer.tracking import Sample, Tracker
 from trainer.weight_sync import sync_weights
@@ -32,7 +30,6 @@ from trainer.workers import Workers, connect_ranks, start_workers
 logger = logging.getLogger(__name__)
 
 SAMPLES_PER_STEP = 8
-Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -43,28 +40,6 @@ class TrainingResult:
     final_step: int
     first_exact_match: float | None
     last_exact_match: float | None
-
-
-@dataclass(frozen=True)
-class Prompts:
-    """What a run reads: the prompts it trains on, those it is measured on, and how they become text again."""
-
-    tokenizer: Any
-    training: PromptDataset
-    validation: PromptDataset
-    sampler: PromptSampler
-
-    @classmethod
-    def load(cls, config: Config) -> Self:
-        """Raises DataError for what is missing or does not fit."""
-        from transformers import AutoTokenizer  # takes seconds, in which the workers start
-
-        data = config.data
-        tokenizer = AutoTokenizer.from_pretrained(config.model.directory, local_files_only=True)
-        training = PromptDataset(data.train_files, tokenizer, data.max_prompt_length)
-        validation = PromptDataset(data.validation_files, tokenizer, data.max_prompt_length)
-        sampler = PromptSampler(len(training), data.train_batch_size, data.shuffle, config.trainer.seed)
-        return cls(tokenizer, training, validation, sampler)
 
 
 def train(config: Config) -> TrainingResult:
@@ -123,6 +98,8 @@ class Controller:
         self.stop = stop
         self.workers = workers
         self.prompts = prompts
+        self.collector = Collector(config, workers, prompts)
+        self.kl_coefficient = config.algorithm.kl_coefficient
         self.model_fingerprint = fingerprint(config.model.directory)
         self.progress = self._state(0)
         self.saved_step = 0
@@ -132,7 +109,8 @@ class Controller:
         """Continues from a checkpoint if there is one, and gives the engines their first weights."""
         if resumed is not None and self.config.trainer.resume is not None:
             self.prompts.sampler.load_state_dict(resumed.sampler)
-            for group in (self.workers.actor, self.workers.critic):
+            self.kl_coefficient = resumed.kl_coefficient or self.kl_coefficient
+            for group in self.workers.trained:
                 group.call("load", self.config.trainer.resume / group.role)
             self.progress, self.saved_step = resumed, resumed.step
         self.sync_weights()
@@ -163,27 +141,25 @@ class Controller:
         return TrainingResult(self.run_dir, self.progress.step, first, last)
 
     def step(self, step: int) -> dict[str, float]:
-        """One step of PPO (Schulman et al. 2017), with the KL to the reference taken off the reward; its metrics."""
+        """One step of policy optimisation (PPO: Schulman et al. 2017, arXiv:1707.06347); its metrics."""
         phase, workers, started = self.tracker.phase, self.workers, time.perf_counter()
-        with phase("generate"):
-            prompts = [self.prompts.training[index] for index in self.prompts.sampler.next_batch()]
-            prompts = [prompt for prompt in prompts for _ in range(self.config.rollout.samples_per_prompt)]
-            responses = self.generate(self._requests(prompts, step))
-            batch = _batch(prompts, responses)
-            workers.rollout.call("sleep")
-        with phase("reward"):
-            scores = self.score(prompts, responses)
-            self.tracker.log_samples(step, self._samples(prompts, responses, scores))
+        experience = self.collector.collect(step, phase)  # phases generate and reward
+        self.tracker.log_samples(step, self._samples(experience))
+        batch = experience.batch()
+        workers.rollout.call("sleep")
         with phase("old_log_prob"):
             batch = batch.with_(old_log_probs=forward(workers.actor, "log_probs", batch))
-        with phase("reference"):
-            batch = batch.with_(reference_log_probs=forward(workers.reference, "log_probs", batch))
-        with phase("values"):
-            batch = batch.with_(values=forward(workers.critic, "values", batch))
-        batch, metrics = self.estimate_advantages(batch, torch.tensor(scores))
+        if workers.reference:
+            with phase("reference"):
+                batch = batch.with_(reference_log_probs=forward(workers.reference, "log_probs", batch))
+        if workers.critic:
+            with phase("values"):
+                batch = batch.with_(values=forward(workers.critic, "values", batch))
+        batch, metrics = self.estimate_advantages(batch, experience)
         self.stop.check()  # the last moment at which the state is still that of the step before
-        with phase("update_critic"):
-            metrics |= update(workers.critic, batch, self.config.critic.mini_batch_size)
+        if workers.critic:
+            with phase("update_critic"):
+                metrics |= update(workers.critic, batch, self.config.critic.mini_batch_size)
         with phase("update_actor"):
             metrics |= update(workers.actor, batch, self.config.actor.mini_batch_size)
         with phase("sync_weights"):
@@ -191,49 +167,45 @@ class Controller:
         seconds = time.perf_counter() - started
         return metrics | {"time/step": seconds, "throughput/tokens_per_second": int(batch.lengths.sum()) / seconds}
 
-    def _requests(self, prompts: Sequence[Prompt], step: int) -> list[Request]:
-        """Each prompt as it stands, `samples_per_prompt` times in a row, sampled with a seed of its own."""
-        seed, rollout = self.config.trainer.seed, self.config.rollout
-        return [
-            Request(
-                prompt.token_ids,
-                rollout.temperature,
-                request_seed(seed, step, row // rollout.samples_per_prompt, row % rollout.samples_per_prompt),
-            )
-            for row, prompt in enumerate(prompts)
-        ]
-
-    def generate(self, requests: Sequence[Request]) -> list[Response]:
-        """A response to each request, the requests spread over all engines."""
-        parts = split(requests, len(self.workers.rollout))
-        return [
-            response for part in self.workers.rollout.call_each("generate", [(p,) for p in parts]) for response in part
-        ]
-
-    def score(self, prompts: Sequence[Prompt], responses: Sequence[Response]) -> list[float]:
-        """The reward of each response."""
-        texts = self._texts(responses)
-        answers = [(text, prompt.ground_truth) for text, prompt in zip(texts, prompts, strict=True)]
-        parts = split(answers, len(self.workers.reward))
-        return [score for part in self.workers.reward.call_each("score", [(p,) for p in parts]) for score in part]
-
-    def estimate_advantages(self, batch: Batch, scores: Tensor) -> tuple[Batch, dict[str, float]]:
-        """Advantages and returns of each token, and the metrics of what was sampled; scores [rows]."""
+    def estimate_advantages(self, batch: Batch, experience: Experience) -> tuple[Batch, dict[str, float]]:
+        """Advantages, returns and corrections of each token, and the metrics of what was sampled."""
         algorithm, mask = self.config.algorithm, batch.response_mask
-        kl = kl_estimate(batch.old_log_probs, batch.reference_log_probs, algorithm.kl_estimator)
-        rewards = token_rewards(scores, kl, mask, algorithm.kl_coefficient)
-        advantages, returns = generalized_advantages(rewards, batch.values, mask, algorithm.gamma, algorithm.lam)
-        metrics = {
-            "reward/mean": scores.mean().item(),
-            "reference/kl": kl[mask].mean().item(),
-            "rollout/response_length": mask.sum(dim=1).float().mean().item(),
-            "critic/explained_variance": explained_variance(batch.values, returns, mask),
-        }
+        rewards, metrics = self._rewards(batch, experience)
+        groups = self.collector.groups(len(batch))
+        sampled = Sampled(rewards, mask, groups, batch.values, experience.greedy_scores)
+        estimated = ADVANTAGES[algorithm.advantage](sampled, algorithm)
+        batch = batch.with_(advantages=estimated.advantages)
+        if estimated.returns is not None:
+            batch = batch.with_(returns=estimated.returns)
+            metrics["critic/explained_variance"] = explained_variance(batch.values, estimated.returns, mask)
+        if algorithm.correction != "none":
+            ratio = raw_ratio(batch.old_log_probs, batch.rollout_log_probs)
+            correct = CORRECTIONS[algorithm.correction]
+            weights = correct(ratio, mask, algorithm.correction_low, algorithm.correction_high)
+            batch = batch.with_(corrections=weights)
+            metrics["rollout/ratio_largest"] = ratio[mask].max().item()
+            metrics["rollout/ratio_smallest"] = ratio[mask].min().item()
+            metrics["rollout/corrected_fraction"] = (weights != ratio)[mask].float().mean().item()
+        metrics["reward/mean"] = experience.scores.mean().item()
+        metrics["rollout/response_length"] = mask.sum(dim=1).float().mean().item()
         if batch.rollout_log_probs is not None:
             metrics |= log_prob_agreement(batch.rollout_log_probs, batch.old_log_probs, mask)
-        if algorithm.whiten_advantages:
-            advantages = whiten(advantages, mask)
-        return batch.with_(advantages=advantages, returns=returns), metrics
+        return batch, experience.metrics | metrics
+
+    def _rewards(self, batch: Batch, experience: Experience) -> tuple[Tensor, dict[str, float]]:
+        """The reward of each token, [rows, response length], and the metrics of the KL in it."""
+        algorithm, mask, coefficient = self.config.algorithm, batch.response_mask, self.kl_coefficient
+        scores = self.collector.shaped(experience)
+        if batch.reference_log_probs is None:
+            return token_rewards(scores, torch.zeros(mask.shape), mask, 0.0), {}
+        kl = kl_estimate(batch.old_log_probs, batch.reference_log_probs, algorithm.kl_estimator)
+        metrics = {"reference/kl": kl[mask].mean().item()}
+        if algorithm.kl_control == "adaptive":
+            metrics["reference/kl_coefficient"] = coefficient
+            self.kl_coefficient = adapted_kl_coefficient(
+                coefficient, metrics["reference/kl"], algorithm.kl_target, algorithm.kl_horizon, len(batch)
+            )
+        return token_rewards(scores, kl, mask, coefficient), metrics
 
     def sync_weights(self) -> None:
         """Gives every engine the actor's weights."""
@@ -242,10 +214,7 @@ class Controller:
     def validate(self) -> dict[str, float]:
         """The share of held-out prompts whose greedy response earns the full reward."""
         with self.tracker.phase("validate"):
-            prompts = [self.prompts.validation[index] for index in range(len(self.prompts.validation))]
-            responses = self.generate([Request(prompt.token_ids, temperature=0.0) for prompt in prompts])
-            scores = self.score(prompts, responses)
-        self.exact_matches.append(sum(score == 1.0 for score in scores) / len(scores))
+            self.exact_matches.append(self.collector.exact_match())
         return {"validation/exact_match": self.exact_matches[-1]}
 
     def _good_enough(self) -> bool:
@@ -256,7 +225,7 @@ class Controller:
         """Writes a checkpoint of the last finished step."""
         directory = checkpoint_directory(self.run_dir, self.progress.step)
         with self.tracker.phase("save"), new_checkpoint(directory, self.progress) as partial:
-            for group in (self.workers.actor, self.workers.critic):
+            for group in self.workers.trained:
                 group.call("save", partial / group.role)
         self.saved_step = self.progress.step
         logger.info("saved %s", directory)
@@ -282,17 +251,14 @@ class Controller:
             sampler=self.prompts.sampler.state_dict(),
             model=self.model_fingerprint,
             config=self.config.model_dump(mode="json"),
+            kl_coefficient=self.kl_coefficient,
         )
 
-    def _texts(self, responses: Sequence[Response]) -> list[str]:
-        return list(self.prompts.tokenizer.batch_decode([r.token_ids for r in responses], skip_special_tokens=True))
-
-    def _samples(
-        self, prompts: Sequence[Prompt], responses: Sequence[Response], scores: Sequence[float]
-    ) -> list[Sample]:
+    def _samples(self, experience: Experience) -> list[Sample]:
         """The first response to each of the first few prompts."""
+        prompts, responses, scores = experience.prompts, experience.responses, experience.scores.tolist()
         rows = range(0, len(prompts), self.config.rollout.samples_per_prompt)[:SAMPLES_PER_STEP]
-        texts = self._texts([responses[row] for row in rows])
+        texts = self.collector.texts([responses[row] for row in rows])
         return [
             Sample(prompts[row].question, text, prompts[row].ground_truth, scores[row])
             for row, text in zip(rows, texts, strict=True)
@@ -323,17 +289,3 @@ def update(group: WorkerGroup, batch: Batch, mini_batch_size: int) -> dict[str, 
     shards = batch.shards(len(group), mini_batch_size)
     metrics: dict[str, float] = group.call_each("update", [(batch.rows(shard),) for shard in shards])[0]
     return metrics
-
-
-def split(items: Sequence[Item], count: int) -> list[Sequence[Item]]:
-    """Consecutive parts of nearly equal length, one for each of `count` workers; some are empty if items are few."""
-    bounds = [len(items) * part // count for part in range(count + 1)]
-    return [items[start:end] for start, end in pairwise(bounds)]
-
-
-def _batch(prompts: Sequence[Prompt], responses: Sequence[Response]) -> Batch:
-    return Batch.from_responses(
-        [prompt.token_ids for prompt in prompts],
-        [response.token_ids for response in responses],
-        None if responses[0].log_probs is None else [response.log_probs or () for response in responses],
-    )

@@ -23,25 +23,47 @@ GPU_SHARES = {"rollout": 0.25, "actor": 0.25, "critic": 0.25, "reference": 0.25,
 
 @dataclass(frozen=True)
 class Workers:
+    """The groups of a run; None for a role that its algorithm does without."""
+
     rollout: WorkerGroup
     actor: WorkerGroup
-    critic: WorkerGroup
-    reference: WorkerGroup
     reward: WorkerGroup
+    critic: WorkerGroup | None
+    reference: WorkerGroup | None
     on_gpus: bool
+
+    @property
+    def trained(self) -> list[WorkerGroup]:
+        """Those that take optimizer steps and belong in a checkpoint."""
+        return [self.actor, self.critic] if self.critic else [self.actor]
+
+    @property
+    def networks(self) -> list[WorkerGroup]:
+        """Those that hold a network, each a process group of its own."""
+        return [*self.trained, self.reference] if self.reference else self.trained
 
 
 def start_workers(config: Config, slots: list[Slot]) -> Workers:
     """Starts a worker of each role in every slot; returns at once, while they import what they need."""
-    groups = {role: WorkerGroup(role, config.trainer.worker_timeout) for role in ROLES}
+    unneeded = {
+        role for role, needed in (("critic", config.needs_critic), ("reference", config.needs_reference)) if not needed
+    }
+    groups = {role: WorkerGroup(role, config.trainer.worker_timeout) for role in ROLES if role not in unneeded}
     for slot in slots:
         environment = worker_environment(config, slot)
         place = Place(slot.rank, len(slots), slot.node.address, slot.device)
-        for role, path in ROLES.items():
+        for role, group in groups.items():
             engines = config.rollout.engines_per_gpu if role == "rollout" and place.device == "cuda" else 1
             for _ in range(engines):
-                groups[role].add(slot, path, [config, place], environment, GPU_SHARES[role] / engines)
-    return Workers(**groups, on_gpus=slots[0].device == "cuda")
+                group.add(slot, ROLES[role], [config, place], environment, GPU_SHARES[role] / engines)
+    return Workers(
+        groups["rollout"],
+        groups["actor"],
+        groups["reward"],
+        groups.get("critic"),
+        groups.get("reference"),
+        on_gpus=slots[0].device == "cuda",
+    )
 
 
 def worker_environment(config: Config, slot: Slot) -> dict[str, str]:
@@ -58,7 +80,7 @@ def worker_environment(config: Config, slot: Slot) -> dict[str, str]:
 
 def connect_ranks(workers: Workers, slots: list[Slot], run_dir: Path, timeout: float) -> None:
     """Makes one process group of each training role and builds its network; all roles at the same time."""
-    training = [workers.actor, workers.critic, workers.reference]
+    training = workers.networks
     ports = wait([group.start_each("open_store", [()])[0] for group in training], timeout)
     setups = [
         group.start("setup", slots[0].node.address, port, run_dir) for group, port in zip(training, ports, strict=True)

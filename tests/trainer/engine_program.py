@@ -16,7 +16,7 @@ os.environ.update(engine_environment(enforce_eager=True), OMP_WAIT_POLICY="PASSI
 import torch
 from vllm import LLM, SamplingParams
 
-from trainer.algorithms.aggregation import token_mean
+from trainer.algorithms.aggregation import GlobalCount, token_mean
 from trainer.batch import Batch
 from trainer.config import Config
 from trainer.models import ModelShape, build_tokenizer, create_model, save_model
@@ -69,8 +69,8 @@ def sync(trainer: TrainingEngine, engine: VllmEngine) -> None:
     engine.replace_weights([bucket.to_numpy() for bucket in pack(weights, torch.float32, bucket_bytes=2**17)])
 
 
-def loss(output: Any, part: Batch, token_count: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    value = token_mean(output[0] * part.rollout_log_probs, part.response_mask, token_count)
+def loss(output: Any, part: Batch, count: GlobalCount) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    value = token_mean(output[0] * part.rollout_log_probs, part.response_mask, count.tokens)
     return value, {"loss": value}
 
 

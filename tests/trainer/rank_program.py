@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from trainer.algorithms.aggregation import token_mean
+from trainer.algorithms.aggregation import GlobalCount, token_mean
 from trainer.batch import Batch
 from trainer.training.engine import OptimizerSettings, TrainingEngine
 from trainer.training.networks import PolicyNetwork
@@ -47,10 +47,11 @@ def batch() -> Batch:
     return made.with_(advantages=torch.randn(made.response_mask.shape, generator=generator))
 
 
-def loss(output: tuple[Tensor, Tensor], part: Batch, token_count: int) -> tuple[Tensor, dict[str, Tensor]]:
+def loss(output: tuple[Tensor, Tensor], part: Batch, count: GlobalCount) -> tuple[Tensor, dict[str, Tensor]]:
     """Uses both outputs and is not linear in them."""
     log_probs, entropy = output
-    value = token_mean(log_probs * part.advantages + log_probs.square() / 20 - entropy, part.response_mask, token_count)
+    values = log_probs * part.advantages + log_probs.square() / 20 - entropy
+    value = token_mean(values, part.response_mask, count.tokens)
     return value, {"loss": value}
 
 

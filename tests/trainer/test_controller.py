@@ -1,114 +1,22 @@
 """Whole runs on two Ray nodes with real engines: training, resuming, and ending early in the right way."""
 
-import json
-import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
-from ray.cluster_utils import Cluster
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tests.trainer.whole_run import Run, Runs
 from trainer.checkpoint import read_checkpoint
 from trainer.config import Config
-from trainer.controller import run_directory, split, token_rewards
-from trainer.data.arithmetic import write_arithmetic
+from trainer.controller import run_directory, token_rewards
 from trainer.errors import ConfigError
-from trainer.models import ModelShape, build_tokenizer, create_model, save_model
-
-ROOT = Path(__file__).parents[2]
-DEADLINE = 240.0
-
-
-@dataclass
-class Runs:
-    """Starts `python -m trainer train` on a cluster of two nodes; every run has its own directory."""
-
-    address: str
-    directory: Path
-    model: Path
-    data: list[Path]
-
-    def start(self, run_id: str, *overrides: str) -> "Run":
-        settings = {
-            "model.path": self.model,
-            "data.train_files": self.data[0],
-            "data.validation_files": self.data[1],
-            "data.max_prompt_length": 128,
-            "data.train_batch_size": 8,
-            "rollout.samples_per_prompt": 2,
-            "rollout.kv_cache_gib": 0.1,
-            "actor.learning_rate": 3e-4,
-            "critic.learning_rate": 1e-3,
-            "actor.mini_batch_size": 8,
-            "critic.mini_batch_size": 8,
-            # A random model earns no reward: let entropy and KL give it something to learn from.
-            "actor.entropy_coefficient": 0.1,
-            "algorithm.kl_coefficient": 0.1,
-            "trainer.output_dir": self.directory,
-            "trainer.run_id": run_id,
-            "trainer.test_freq": 2,
-        }
-        command = [sys.executable, "-m", "trainer", "train", *(f"{k}={v}" for k, v in settings.items()), *overrides]
-        environment = {**os.environ, "RAY_ADDRESS": self.address}
-        process = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
-        return Run(process, self.directory / run_id)
-
-
-@dataclass
-class Run:
-    process: "subprocess.Popen[str]"
-    directory: Path
-
-    def wait_for_step(self, step: int) -> None:
-        deadline = time.monotonic() + DEADLINE
-        while time.monotonic() < deadline:
-            if any(row["step"] >= step for row in self.metrics()):
-                return
-            assert self.process.poll() is None, self.process.communicate()[1]
-            time.sleep(0.1)
-        raise AssertionError(f"no step {step} within {DEADLINE} s")
-
-    def end(self) -> tuple[int, str]:
-        """Exit status and standard error."""
-        _, errors = self.process.communicate(timeout=DEADLINE)
-        return self.process.returncode, errors
-
-    def metrics(self) -> list[dict[str, float]]:
-        """The finished lines of metrics.jsonl."""
-        file = self.directory / "metrics.jsonl"
-        lines = file.read_text().splitlines(keepends=True) if file.exists() else []
-        return [json.loads(line) for line in lines if line.endswith("\n")]
-
-    def results(self, step: int) -> dict[str, float]:
-        """A step's metrics that do not depend on the clock."""
-        (row,) = (row for row in self.metrics() if row["step"] == step)
-        return {k: v for k, v in row.items() if not k.startswith(("time/", "throughput/", "wall_time"))}
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
-    directory = tmp_path_factory.mktemp("runs")
-    train, _, validation = write_arithmetic(directory / "data", 64, 8, max_number=9, dropped_carries=0.75, seed=0)
-    tokenizer = build_tokenizer(["How many are 1 + 2? #### 3"])
-    save_model(create_model(tokenizer, ModelShape(), seed=0), tokenizer, directory / "model")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_AUTH_MODE", "disabled")
-        node = {"num_cpus": 1, "object_store_memory": 100 * 2**20, "include_dashboard": False}
-        cluster = Cluster(initialize_head=True, head_node_args=node)
-        try:
-            cluster.add_node(num_cpus=1, object_store_memory=100 * 2**20)
-            yield Runs(cluster.address, directory, directory / "model", [train, validation])
-        finally:
-            cluster.shutdown()
+from trainer.experience import split
+from trainer.models import ModelShape, create_model, save_model
 
 
 @pytest.fixture(scope="module")

@@ -1,1 +1,1 @@
-"""PPO's formulas as pure functions of tensors; one file each, with its shapes and its paper."""
+"""Formulas as pure functions of tensors, each with its shapes and its paper; `registry` names them."""

@@ -34,6 +34,19 @@ def generalized_advantages(
     return advantages.where(mask, 0.0), (advantages + values).where(mask, 0.0)
 
 
+def rewards_to_go(rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
+    """What each token and those after it earn: G_t = r_t + gamma G_{t+1}, `t + 1` being the next unmasked token.
+
+    Args:
+        rewards: [rows, tokens] float.
+        mask: [rows, tokens] bool.
+
+    Returns:
+        [rows, tokens], 0 where masked.
+    """
+    return generalized_advantages(rewards, torch.zeros_like(rewards), mask, gamma, lam=1.0)[0]
+
+
 def whiten(values: Tensor, mask: Tensor, epsilon: float = 1e-8) -> Tensor:
     """Shifts and scales the unmasked values to mean 0 and variance 1; masked ones become 0.
 

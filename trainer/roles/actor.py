@@ -8,8 +8,10 @@ import torch
 from ray import ObjectRef
 from torch import Tensor
 
-from trainer.algorithms.aggregation import token_mean
-from trainer.algorithms.policy_loss import clipped_policy_loss
+from trainer.algorithms.aggregation import GlobalCount, aggregate, token_mean
+from trainer.algorithms.kl import kl_loss
+from trainer.algorithms.policy_loss import Clip, approximate_kl
+from trainer.algorithms.registry import POLICY_LOSSES
 from trainer.batch import Batch
 from trainer.roles.worker import TrainingWorker, mean_metrics
 from trainer.training.engine import OptimizerSettings, TrainingEngine
@@ -36,24 +38,32 @@ class ActorWorker(TrainingWorker):
         settings = self.config.actor
         rows = settings.mini_batch_size // self.place.world_size
         steps = [
-            self.engine.update(mini_batch, self._loss, settings.micro_batch_limit)
+            self.engine.update(mini_batch, self.loss, settings.micro_batch_limit)
             for _ in range(settings.ppo_epochs)
             for mini_batch in batch.micro_batches(rows)
         ]
         return mean_metrics("actor", steps)
 
-    def _loss(self, output: tuple[Tensor, Tensor], batch: Batch, token_count: int) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, output: tuple[Tensor, Tensor], batch: Batch, count: GlobalCount) -> tuple[Tensor, dict[str, Tensor]]:
+        """Policy loss, less the entropy bonus, plus the KL if it is a loss; metrics are means over the tokens."""
         settings, mask = self.config.actor, batch.response_mask
         log_probs, entropies = output
-        policy = clipped_policy_loss(
-            log_probs, batch.old_log_probs, batch.advantages, mask, settings.clip_ratio, token_count
-        )
-        entropy = token_mean(entropies, mask, token_count)
-        return policy.loss - settings.entropy_coefficient * entropy, {
-            "policy_loss": policy.loss,
-            "entropy": entropy,
-            "clip_fraction": policy.clip_fraction,
-            "approximate_kl": policy.approximate_kl,
+        clip = Clip(settings.clip_low, settings.clip_high, settings.clip_dual)
+        policy = POLICY_LOSSES[settings.policy_loss](log_probs, batch.old_log_probs, batch.advantages, mask, clip)
+        policy_loss = policy.loss if batch.corrections is None else policy.loss * batch.corrections
+        losses = policy_loss - settings.entropy_coefficient * entropies
+        metrics = {
+            "policy_loss": policy_loss,
+            "entropy": entropies,
+            "clip_fraction": policy.clipped.to(policy_loss.dtype),
+            "approximate_kl": approximate_kl(log_probs, batch.old_log_probs),
+        }
+        if settings.kl_loss_coefficient:
+            kl = kl_loss(log_probs, batch.reference_log_probs, settings.kl_loss_estimator, settings.kl_loss_unbiased)
+            losses = losses + settings.kl_loss_coefficient * kl
+            metrics["kl_loss"] = kl
+        return aggregate(losses, mask, settings.loss_aggregation, count), {
+            name: token_mean(value, mask, count.tokens) for name, value in metrics.items()
         }
 
     def publish_weights(self) -> list[ObjectRef]:

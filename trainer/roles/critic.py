@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from trainer.algorithms.aggregation import GlobalCount, aggregate, token_mean
 from trainer.algorithms.value_loss import clipped_value_loss
 from trainer.batch import Batch
 from trainer.roles.worker import TrainingWorker, mean_metrics
@@ -25,13 +26,14 @@ class CriticWorker(TrainingWorker):
         settings = self.config.critic
         rows = settings.mini_batch_size // self.place.world_size
         steps = [
-            self.engine.update(mini_batch, self._loss, settings.micro_batch_limit)
+            self.engine.update(mini_batch, self.loss, settings.micro_batch_limit)
             for _ in range(settings.ppo_epochs)
             for mini_batch in batch.micro_batches(rows)
         ]
         return mean_metrics("critic", steps)
 
-    def _loss(self, values: Tensor, batch: Batch, token_count: int) -> tuple[Tensor, dict[str, Tensor]]:
-        clip_range = self.config.critic.clip_range_value
-        loss = clipped_value_loss(values, batch.values, batch.returns, batch.response_mask, clip_range, token_count)
-        return loss, {"value_loss": loss}
+    def loss(self, values: Tensor, batch: Batch, count: GlobalCount) -> tuple[Tensor, dict[str, Tensor]]:
+        settings, mask = self.config.critic, batch.response_mask
+        losses = clipped_value_loss(values, batch.values, batch.returns, settings.clip_range_value)
+        loss = aggregate(losses, mask, settings.loss_aggregation, count)
+        return loss, {"value_loss": token_mean(losses, mask, count.tokens)}

@@ -11,14 +11,15 @@ import torch.distributed.checkpoint as distributed_checkpoint
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
+from trainer.algorithms.aggregation import GlobalCount
 from trainer.batch import Batch
 from trainer.errors import CheckpointError, EngineError
 from trainer.training.packing import PackedRows
 from trainer.training.partition import MicroBatchLimit
 from trainer.training.sharding import Execution, shard
 
-# (network output, micro-batch, tokens of the global mini-batch) -> loss, and metrics that add up like the loss
-LossFunction = Callable[[Any, Batch, int], tuple[Tensor, dict[str, Tensor]]]
+# (network output, micro-batch, what the global mini-batch holds) -> loss, and metrics; both add up over the parts
+LossFunction = Callable[[Any, Batch, GlobalCount], tuple[Tensor, dict[str, Tensor]]]
 
 # On GPUs packed lines are filled up to a multiple of this: compiled layers then meet few lengths.
 LENGTH_MULTIPLE = 256
@@ -85,12 +86,13 @@ class TrainingEngine:
     def accumulate_gradients(
         self, batch: Batch, loss_function: LossFunction, limit: MicroBatchLimit
     ) -> dict[str, float]:
-        """Leaves the gradient of the mini-batch's token mean in the parameters, the same for any split of the rows."""
-        token_count = int(self._reduce(batch.response_mask.sum()))
+        """Leaves the gradient of the global mini-batch's loss in the parameters, the same for any split of the rows."""
+        mask = batch.response_mask
+        count = GlobalCount(*self._reduce(torch.stack([mask.sum(), mask.any(dim=1).sum()])).tolist())
         totals: dict[str, Tensor] = {}
         for rows, packed in self._micro_batches(batch, limit):
-            loss, metrics = loss_function(self.network(packed), batch.rows(rows).to(self.device), token_count)
-            # FSDP averages gradients over the ranks; the loss is already this rank's share of the global mean.
+            loss, metrics = loss_function(self.network(packed), batch.rows(rows).to(self.device), count)
+            # FSDP averages gradients over the ranks; the loss is already this rank's share of the global loss.
             (loss * self.world_size).backward()
             for name, value in metrics.items():
                 totals[name] = totals.get(name, 0.0) + value.detach().double()

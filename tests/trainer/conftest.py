@@ -1,0 +1,27 @@
+"""A cluster of two Ray nodes on this machine, for the tests that run the trainer as a whole."""
+
+from collections.abc import Iterator
+
+import pytest
+from ray.cluster_utils import Cluster
+
+from tests.trainer.whole_run import Runs
+from trainer.data.arithmetic import write_arithmetic
+from trainer.models import ModelShape, build_tokenizer, create_model, save_model
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+    directory = tmp_path_factory.mktemp("runs")
+    train, _, validation = write_arithmetic(directory / "data", 64, 8, max_number=9, dropped_carries=0.75, seed=0)
+    tokenizer = build_tokenizer(["How many are 1 + 2? #### 3"])
+    save_model(create_model(tokenizer, ModelShape(), seed=0), tokenizer, directory / "model")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        node = {"num_cpus": 1, "object_store_memory": 100 * 2**20, "include_dashboard": False}
+        cluster = Cluster(initialize_head=True, head_node_args=node)
+        try:
+            cluster.add_node(num_cpus=1, object_store_memory=100 * 2**20)
+            yield Runs(cluster.address, directory, directory / "model", [train, validation])
+        finally:
+            cluster.shutdown()

@@ -1,0 +1,67 @@
+"""One rank that differentiates every loss, for test_sharding.py: `loss_program.py RANK WORLD_SIZE PORT DIRECTORY`.
+
+Writes the gradients of each case to DIRECTORY/losses_WORLD_SIZE.pt on rank 0.
+"""
+
+import itertools
+import sys
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tests.trainer.rank_program import ROWS, batch, network
+from trainer.algorithms.registry import POLICY_LOSSES
+from trainer.batch import Batch
+from trainer.config import Config
+from trainer.roles.actor import ActorWorker
+from trainer.roles.place import Place
+from trainer.training.engine import OptimizerSettings, TrainingEngine
+from trainer.training.partition import MicroBatchLimit
+from trainer.training.process_group import connect_store, join
+from trainer.training.sharding import Execution
+
+MODES = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean")
+CASES = list(itertools.product(POLICY_LOSSES, MODES))
+MICRO_BATCHES = (1, 3, ROWS)
+
+
+def sampled() -> Batch:
+    """Rows as a step has them: old and reference log-probs near the network's own, and weights of corrections."""
+    made, generator = batch(), torch.Generator().manual_seed(2)
+
+    def near(centre: float, spread: float) -> Tensor:
+        return centre + spread * torch.randn(made.response_mask.shape, generator=generator)
+
+    return made.with_(old_log_probs=near(-4.2, 0.3), reference_log_probs=near(-4.2, 0.3), corrections=near(1.0, 0.1))
+
+
+def worker(policy_loss: str, mode: str, world_size: int) -> ActorWorker:
+    settings = {
+        "policy_loss": policy_loss,
+        "loss_aggregation": mode,
+        "entropy_coefficient": 0.01,
+        "kl_loss_coefficient": 0.1,
+    }
+    return ActorWorker(Config.model_validate({"actor": settings}), Place(0, world_size, "127.0.0.1", "cpu"))
+
+
+def main(rank: int, world_size: int, port: int, directory: Path) -> None:
+    join(connect_store("127.0.0.1", port, world_size, 60), rank, world_size, torch.device("cpu"), "127.0.0.1", 60)
+    engine = TrainingEngine(network(), Execution(torch.device("cpu"), torch.float32), OptimizerSettings(1e-2, 0.0, 1.0))
+    rows = sampled().shards(world_size)[rank]
+    found: dict[tuple[str, str, int], tuple[dict[str, Tensor], dict[str, float]]] = {}
+    for (policy_loss, mode), size in itertools.product(CASES, MICRO_BATCHES):
+        metrics = engine.accumulate_gradients(rows, worker(policy_loss, mode, world_size).loss, MicroBatchLimit(size))
+        gradients = {name: weight.grad.full_tensor() for name, weight in engine.network.named_parameters()}
+        found[policy_loss, mode, size] = gradients, metrics
+        engine.optimizer.zero_grad()
+    if rank == 0:
+        torch.save(found, directory / f"losses_{world_size}.pt")
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))

@@ -1,0 +1,129 @@
+"""Advantages without a critic, each against a loop over plain numbers."""
+
+import statistics
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.testing import assert_close
+
+from tests.trainer.tensors import normal, random_mask, seeds
+from trainer.algorithms.critic_free import grpo, reinforce_plus_plus, remax, rloo
+from trainer.algorithms.dapo import informative_groups, overlong_penalty
+
+ROWS, TOKENS = 6, 5
+
+
+def slow_grpo(own: float, group: Sequence[float], divide: bool) -> float:
+    spread = statistics.stdev(group) + 1e-6 if len(group) > 1 else 1.0
+    return (own - statistics.fmean(group)) / (spread if divide else 1.0)
+
+
+def slow_rloo(own: float, group: Sequence[float]) -> float:
+    others = list(group)
+    others.remove(own)
+    return own - statistics.fmean(others) if others else 0.0
+
+
+def slow_rewards_to_go(rewards: Sequence[float], gamma: float) -> list[float]:
+    return [sum(gamma ** (k - t) * rewards[k] for k in range(t, len(rewards))) for t in range(len(rewards))]
+
+
+@pytest.mark.parametrize(
+    ("fast", "slow"),
+    [
+        (lambda r, m, g: grpo(r, m, g, divide_by_std=True), lambda own, group: slow_grpo(own, group, True)),
+        (lambda r, m, g: grpo(r, m, g, divide_by_std=False), lambda own, group: slow_grpo(own, group, False)),
+        (rloo, slow_rloo),
+    ],
+    ids=["grpo", "grpo without std", "rloo"],
+)
+@given(seed=seeds, groups=st.lists(st.integers(0, 2), min_size=ROWS, max_size=ROWS))
+@settings(deadline=None)
+def test_a_response_is_compared_with_its_group(
+    fast: Callable[[Tensor, Tensor, Tensor], Tensor],
+    slow: Callable[[float, Sequence[float]], float],
+    seed: int,
+    groups: list[int],
+) -> None:
+    rewards, mask = normal(seed, ROWS, TOKENS), random_mask(seed, ROWS, TOKENS)
+    scores = [sum(row[chosen].tolist()) for row, chosen in zip(rewards, mask, strict=True)]
+    found = fast(rewards, mask, torch.tensor(groups))
+    for row in range(ROWS):
+        group = [score for score, number in zip(scores, groups, strict=True) if number == groups[row]]
+        expected = torch.full((TOKENS,), slow(scores[row], group), dtype=torch.float64).where(mask[row], 0.0)
+        assert_close(found[row], expected, atol=1e-6, rtol=1e-6)
+
+
+@given(seed=seeds, gamma=st.floats(0, 1))
+@settings(deadline=None)
+def test_reinforce_plus_plus_whitens_the_discounted_rewards_to_come(seed: int, gamma: float) -> None:
+    rewards, mask = normal(seed, 4, TOKENS), random_mask(seed, 4, TOKENS)
+    to_go = [slow_rewards_to_go(row[chosen].tolist(), gamma) for row, chosen in zip(rewards, mask, strict=True)]
+    flat = [value for row in to_go for value in row]
+    mean, spread = statistics.fmean(flat), statistics.pstdev(flat)
+    found = reinforce_plus_plus(rewards, mask, gamma)
+    expected = torch.tensor([(value - mean) / spread for value in flat], dtype=torch.float64)
+    assert_close(found[mask], expected, atol=1e-5, rtol=1e-5)
+    assert (found[~mask] == 0).all()
+
+
+@given(seed=seeds)
+@settings(deadline=None)
+def test_remax_takes_the_greedy_score_off_the_rewards_to_come(seed: int) -> None:
+    rewards, mask, greedy = normal(seed, 4, TOKENS), random_mask(seed, 4, TOKENS), normal(seed + 1, 4)
+    found = remax(rewards, mask, greedy)
+    for row in range(4):
+        to_go = slow_rewards_to_go(rewards[row, mask[row]].tolist(), 1.0)
+        expected = torch.tensor([value - greedy[row].item() for value in to_go], dtype=torch.float64)
+        assert_close(found[row, mask[row]], expected)
+    assert (found[~mask] == 0).all()
+
+
+@given(seed=seeds)
+@settings(deadline=None)
+def test_masked_tokens_padding_and_the_order_of_rows_change_nothing(seed: int) -> None:
+    rewards, mask, greedy = normal(seed, ROWS, TOKENS), random_mask(seed, ROWS, TOKENS), normal(seed + 1, ROWS)
+    groups = torch.arange(ROWS) // 2
+    order = torch.randperm(ROWS, generator=torch.Generator().manual_seed(seed))
+
+    def all_of(r: Tensor, m: Tensor, g: Tensor, best: Tensor) -> Tensor:
+        return torch.stack(
+            [
+                grpo(r, m, g, True),
+                grpo(r, m, g, False),
+                rloo(r, m, g),
+                reinforce_plus_plus(r, m, 0.9),
+                remax(r, m, best),
+            ]
+        )
+
+    clean = all_of(rewards, mask, groups, greedy)
+    assert_close(all_of(rewards.where(mask, 1e6), mask, groups, greedy), clean)
+    padded = (torch.nn.functional.pad(tensor, (0, 3)) for tensor in (rewards, mask))
+    assert_close(all_of(*padded, groups, greedy)[..., :TOKENS], clean)
+    assert_close(all_of(rewards[order], mask[order], groups[order], greedy[order]), clean[:, order])
+
+
+def test_equal_scores_teach_nothing() -> None:
+    rewards, mask, groups = torch.ones(4, 1), torch.ones(4, 1, dtype=torch.bool), torch.tensor([0, 0, 1, 1])
+    for advantages in (
+        grpo(rewards, mask, groups, True),
+        grpo(rewards, mask, groups, False),
+        rloo(rewards, mask, groups),
+    ):
+        assert (advantages == 0).all()
+
+
+def test_prompts_whose_responses_differ_in_score_are_informative() -> None:
+    scores, groups = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0, 0.0]), torch.tensor([0, 0, 1, 1, 2, 2])
+    assert informative_groups(scores, groups).tolist() == [True, True, False, False, False, False]
+
+
+def test_length_costs_from_the_buffer_on() -> None:
+    lengths = torch.tensor([1, 80, 90, 95, 100])
+    penalty = overlong_penalty(lengths, max_length=100, buffer=20, factor=0.5)
+    assert_close(penalty, torch.tensor([0.0, 0.0, -0.25, -0.375, -0.5]))

@@ -1,0 +1,256 @@
+"""Losses, aggregation and corrections: against loops over plain numbers, and the same for any split of the rows."""
+
+import math
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.testing import assert_close
+
+from tests.trainer.tensors import normal, random_mask, seeds
+from trainer.algorithms.aggregation import GlobalCount, aggregate, token_mean
+from trainer.algorithms.corrections import icepop, raw_ratio, sequence_mask, truncated_importance_sampling
+from trainer.algorithms.kl import adapted_kl_coefficient, kl_estimate, kl_loss
+from trainer.algorithms.policy_loss import Clip, approximate_kl, cispo, gspo, ppo
+from trainer.algorithms.registry import ADVANTAGES, CORRECTIONS, POLICY_LOSSES
+from trainer.algorithms.value_loss import clipped_value_loss
+from trainer.config import ActorConfig, Aggregation, AlgorithmConfig
+
+MODES: tuple[Aggregation, ...] = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean")
+CLIPS = (Clip(0.2, 0.2), Clip(0.2, 0.28), Clip(0.2, 0.2, dual=3.0), Clip(0.1, 0.5, dual=1.5))
+ONE = torch.ones(1, 1, dtype=torch.bool)
+
+
+def count_of(mask: Tensor) -> GlobalCount:
+    return GlobalCount(int(mask.sum()), int(mask.any(dim=1).sum()))
+
+
+def slow_aggregate(values: Sequence[Sequence[float]], mode: str) -> float:
+    rows = [row for row in values if row]
+    tokens = sum(len(row) for row in rows)
+    match mode:
+        case "token-mean":
+            return sum(map(sum, rows)) / tokens
+        case "token-sum":
+            return sum(map(sum, rows))
+        case "seq-mean-token-sum":
+            return sum(map(sum, rows)) / len(rows)
+        case _:
+            return sum(sum(row) / len(row) for row in rows) / len(rows)
+
+
+def slow_surrogate(ratio: float, advantage: float, clip: Clip) -> float:
+    """The text of the papers: the smaller objective counts; with A < 0, never less than c A."""
+    held = min(max(ratio, 1 - clip.low), 1 + clip.high)
+    objective = min(ratio * advantage, held * advantage)
+    if clip.dual is not None and advantage < 0:
+        objective = max(objective, clip.dual * advantage)
+    return -objective
+
+
+@pytest.mark.parametrize("mode", MODES)
+@given(seed=seeds)
+@settings(deadline=None)
+def test_aggregation_equals_a_loop(mode: Aggregation, seed: int) -> None:
+    values, mask = normal(seed, 4, 5), random_mask(seed, 4, 5)
+    mask[3] = False  # a response whose tokens are all masked
+    expected = slow_aggregate([row[chosen].tolist() for row, chosen in zip(values, mask, strict=True)], mode)
+    assert aggregate(values, mask, mode, count_of(mask)).item() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("clip", CLIPS)
+@given(seed=seeds)
+@settings(deadline=None)
+def test_ppo_equals_a_loop(clip: Clip, seed: int) -> None:
+    new, old, advantages, mask = (
+        normal(seed, 3, 5),
+        normal(seed + 1, 3, 5),
+        normal(seed + 2, 3, 5),
+        random_mask(seed, 3, 5),
+    )
+    expected = [
+        slow_surrogate(math.exp(n - o), a, clip)
+        for n, o, a in zip(new[mask].tolist(), old[mask].tolist(), advantages[mask].tolist(), strict=True)
+    ]
+    assert_close(ppo(new, old, advantages, mask, clip).loss[mask], torch.tensor(expected, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("clip", CLIPS)
+@given(seed=seeds)
+@settings(deadline=None)
+def test_gspo_is_the_sequence_level_objective(clip: Clip, seed: int) -> None:
+    """Equation 5 of the paper, differentiated by autograd, against tokens that carry a share each."""
+    new, old = normal(seed, 3, 5).requires_grad_(), normal(seed + 1, 3, 5)
+    row_advantages, mask = normal(seed + 2, 3), random_mask(seed, 3, 5)
+    advantages = row_advantages.unsqueeze(1).expand(3, 5)
+    total = torch.zeros((), dtype=torch.float64)
+    for row in range(3):
+        ratio = (new[row] - old[row])[mask[row]].mean().exp()
+        objective = torch.minimum(
+            ratio * row_advantages[row], ratio.clamp(1 - clip.low, 1 + clip.high) * row_advantages[row]
+        )
+        if clip.dual is not None and row_advantages[row] < 0:
+            objective = torch.maximum(objective, clip.dual * row_advantages[row])
+        total = total - objective / 3
+    (expected,) = torch.autograd.grad(total, new)
+    loss = aggregate(gspo(new, old, advantages, mask, clip).loss, mask, "seq-mean-token-mean", count_of(mask))
+    (found,) = torch.autograd.grad(loss, new)
+    assert_close(loss.detach(), total.detach())
+    assert_close(found, expected)
+
+
+@given(seed=seeds)
+@settings(deadline=None)
+def test_cispo_gives_every_token_a_gradient_of_bounded_weight(seed: int) -> None:
+    new, old = normal(seed, 3, 5).requires_grad_(), normal(seed + 1, 3, 5)
+    advantages, mask, clip = normal(seed + 2, 3, 5), random_mask(seed, 3, 5), Clip(0.3, 0.4)
+    loss = aggregate(cispo(new, old, advantages, mask, clip).loss, mask, "token-sum", count_of(mask))
+    (found,) = torch.autograd.grad(loss, new)
+    weight = (new - old).detach().exp().clamp(0.7, 1.4)
+    assert_close(found, (-weight * advantages).where(mask, 0.0))
+    assert (found[mask] != 0).all()
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "clip", "loss", "clipped"),
+    [
+        (1.0, 2.0, CLIPS[0], -2.0, False),
+        (1.5, 2.0, CLIPS[0], -2.4, True),  # no gain from going further up
+        (1.25, 2.0, CLIPS[1], -2.5, False),  # but clip-higher lets it
+        (1.5, 2.0, CLIPS[1], -2.56, True),
+        (0.5, 2.0, CLIPS[0], -1.0, False),  # the way back is free
+        (0.5, -2.0, CLIPS[0], 1.6, True),
+        (1.5, -2.0, CLIPS[0], 3.0, False),
+        (4.0, -2.0, CLIPS[0], 8.0, False),
+        (4.0, -2.0, CLIPS[2], 6.0, True),  # dual clip, only where the advantage is negative
+        (4.0, 2.0, CLIPS[2], -2.4, True),
+    ],
+)
+def test_ppo_at_and_around_the_clip(ratio: float, advantage: float, clip: Clip, loss: float, clipped: bool) -> None:
+    log_probs = torch.tensor([[math.log(ratio) - 1.0]], requires_grad=True)
+    result = ppo(log_probs, torch.tensor([[-1.0]]), torch.tensor([[advantage]]), ONE, clip)
+    result.loss.sum().backward()
+    assert_close(result.loss.detach(), torch.tensor([[loss]]))
+    assert bool(result.clipped) is clipped
+    assert (log_probs.grad == 0).all() == clipped
+    assert_close(approximate_kl(log_probs, torch.tensor([[-1.0]])), torch.tensor([[ratio - 1 - math.log(ratio)]]))
+
+
+@given(st.floats(-1e6, 1e6))
+def test_no_log_ratio_overflows(log_ratio: float) -> None:
+    log_probs, old, advantage = torch.tensor([[log_ratio]]), torch.zeros(1, 1), torch.tensor([[-1.0]])
+    for loss in POLICY_LOSSES.values():
+        assert loss(log_probs, old, advantage, ONE, CLIPS[0]).loss.isfinite()
+    assert approximate_kl(log_probs, old).isfinite()
+    assert all(kl_estimate(log_probs, old, k).isfinite().all() for k in ("k1", "k2", "k3"))
+    assert raw_ratio(log_probs, old).isfinite()
+
+
+@given(seed=seeds, clip_range=st.none() | st.floats(0.01, 2))
+@settings(deadline=None)
+def test_value_loss_equals_a_loop(seed: int, clip_range: float | None) -> None:
+    values, old, returns = normal(seed, 2, 5), normal(seed + 1, 2, 5), normal(seed + 2, 2, 5)
+    expected = []
+    for v, o, r in zip(values.flatten().tolist(), old.flatten().tolist(), returns.flatten().tolist(), strict=True):
+        held = v if clip_range is None else min(max(v, o - clip_range), o + clip_range)
+        expected.append(max((v - r) ** 2, (held - r) ** 2) / 2)
+    found = clipped_value_loss(values, old, returns, clip_range)
+    assert_close(found.flatten(), torch.tensor(expected, dtype=torch.float64))
+
+
+def gradient_in_parts(
+    seed: int, ranks: int, cuts: Sequence[int], name: str, mode: Aggregation
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Loss, gradient of a shared weight and metric of 8 rows in float32, split as training splits them."""
+    rows, tokens, width = 8, 6, 4
+    features = normal(seed, rows, tokens, width).float()
+    old, advantages, reference = (normal(seed + i, rows, tokens).float() for i in (1, 2, 3))
+    mask, count = random_mask(seed, rows, tokens), count_of(random_mask(seed, rows, tokens))
+    weight = normal(seed + 4, width).float().requires_grad_()
+    total, metric = torch.zeros(()), torch.zeros(())
+    for rank in range(ranks):
+        own = torch.arange(rows)[rank * rows // ranks : (rank + 1) * rows // ranks]
+        for part in torch.tensor_split(own, [cut for cut in cuts if cut < len(own)]):
+            log_probs = features[part] @ weight
+            losses = POLICY_LOSSES[name](log_probs, old[part], advantages[part], mask[part], CLIPS[2]).loss
+            losses = losses + 0.1 * kl_loss(log_probs, reference[part], "k3", unbiased=True)
+            loss = aggregate(losses, mask[part], mode, count)
+            loss.backward()
+            total, metric = total + loss.detach(), metric + token_mean(losses.detach(), mask[part], count.tokens)
+    assert weight.grad is not None
+    scale = max(1.0, float(weight.grad.abs().max()))
+    return total / scale, weight.grad / scale, metric / scale
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", POLICY_LOSSES)
+@given(seed=seeds, ranks=st.sampled_from([1, 2, 4]), cuts=st.lists(st.integers(1, 7), max_size=3).map(sorted))
+@settings(deadline=None, max_examples=25)
+def test_any_split_over_ranks_and_micro_batches_gives_the_same_gradient(
+    name: str, mode: Aggregation, seed: int, ranks: int, cuts: list[int]
+) -> None:
+    whole = gradient_in_parts(seed, 1, [], name, mode)
+    for found, expected in zip(gradient_in_parts(seed, ranks, cuts, name, mode), whole, strict=True):
+        assert_close(found, expected, atol=1e-6, rtol=1e-6)
+
+
+@given(seed=seeds)
+@settings(deadline=None)
+def test_what_stands_on_masked_tokens_and_padding_changes_no_loss(seed: int) -> None:
+    mask = random_mask(seed, 3, 7)
+    a, b, c = (normal(seed + i, 3, 7) for i in range(3))
+    dirty = [tensor.where(mask, 50.0) for tensor in (a, b, c)]
+    padded = [torch.nn.functional.pad(tensor, (0, 3)) for tensor in (a, b, c)]
+    wide = torch.nn.functional.pad(mask, (0, 3))
+    for mode in MODES:
+        for loss in POLICY_LOSSES.values():
+            clean = aggregate(loss(a, b, c, mask, CLIPS[2]).loss, mask, mode, count_of(mask))
+            assert_close(aggregate(loss(*dirty, mask, CLIPS[2]).loss, mask, mode, count_of(mask)), clean)
+            assert_close(aggregate(loss(*padded, wide, CLIPS[2]).loss, wide, mode, count_of(mask)), clean)
+    ratio = raw_ratio(a, b)
+    for correct in CORRECTIONS.values():
+        assert_close(correct(ratio.where(mask, 1e6), mask, 0.5, 2.0), correct(ratio, mask, 0.5, 2.0))
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_the_unbiased_loss_has_the_value_of_the_estimate_and_the_gradient_of_the_divergence(estimator: str) -> None:
+    """Averaged over the policy, exactly: three tokens, all outcomes weighted by their probability."""
+    logits = torch.tensor([0.3, -0.2, 0.5], dtype=torch.float64, requires_grad=True)
+    reference = torch.tensor([0.4, 0.4, 0.2], dtype=torch.float64).log()
+    log_probs = logits.log_softmax(0)
+    weights = log_probs.exp().detach()  # how often each token is sampled; sampling carries no gradient
+    (expected,) = torch.autograd.grad((log_probs.exp() * (log_probs - reference)).sum(), logits, retain_graph=True)
+    loss = kl_loss(log_probs, reference, estimator, unbiased=True)
+    assert_close(loss.detach(), kl_estimate(log_probs, reference, estimator).detach())
+    (found,) = torch.autograd.grad((weights * loss).sum(), logits, retain_graph=True)
+    assert_close(found, expected)
+    biased = kl_loss(log_probs, reference, estimator, unbiased=False)
+    (other,) = torch.autograd.grad((weights * biased).sum(), logits)
+    assert torch.allclose(other, expected) == (estimator == "k2")
+
+
+@pytest.mark.parametrize(
+    ("kl", "coefficient"), [(0.1, 0.2), (0.11, 0.2 * (1 + 0.1 * 0.5)), (9.0, 0.2 * 1.1), (0.0, 0.2 * 0.9)]
+)
+def test_adaptive_control_follows_the_kl_within_bounds(kl: float, coefficient: float) -> None:
+    assert adapted_kl_coefficient(0.2, kl, target=0.1, horizon=100, samples=50) == pytest.approx(coefficient)
+
+
+def test_corrections_treat_ratios_outside_the_band_each_in_its_way() -> None:
+    ratio, mask = torch.tensor([[0.1, 1.0, 4.0]]), torch.ones(1, 3, dtype=torch.bool)
+    assert_close(truncated_importance_sampling(ratio, mask, 0.5, 2.0), torch.tensor([[0.1, 1.0, 2.0]]))
+    assert_close(icepop(ratio, mask, 0.5, 2.0), torch.tensor([[0.0, 1.0, 0.0]]))
+    assert_close(sequence_mask(ratio, mask, 0.5, 2.0), torch.ones(1, 3))  # 0.4 ** (1/3) = 0.74
+    assert_close(sequence_mask(ratio, torch.tensor([[True, True, False]]), 0.5, 2.0), torch.zeros(1, 3))
+
+
+def test_the_config_knows_exactly_the_names_in_the_registry() -> None:
+    def names(section: type, field: str) -> set[str]:
+        return set(section.model_fields[field].annotation.__args__)  # type: ignore[attr-defined]
+
+    assert names(AlgorithmConfig, "advantage") == set(ADVANTAGES)
+    assert names(ActorConfig, "policy_loss") == set(POLICY_LOSSES)
+    assert names(AlgorithmConfig, "correction") == {"none", *CORRECTIONS}

@@ -1,0 +1,63 @@
+"""Every policy loss through the real engine: 1, 2 and 4 ranks and any micro-batches give one and the same gradient."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from tests.trainer import loss_program
+from trainer.training.process_group import open_store
+
+PROGRAM = Path(loss_program.__file__)
+RANKS = (1, 2, 4)
+
+
+def run_ranks(world_size: int, directory: Path) -> Any:
+    store = open_store("127.0.0.1", world_size, timeout=60)
+    environment = {**os.environ, "PYTHONPATH": str(PROGRAM.parents[2])}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, PROGRAM, str(rank), str(world_size), str(store.port), directory], env=environment
+        )
+        for rank in range(world_size)
+    ]
+    try:
+        assert [rank.wait(timeout=200) for rank in ranks] == [0] * world_size
+    finally:
+        for rank in ranks:
+            rank.kill()
+    return torch.load(directory / f"losses_{world_size}.pt", weights_only=False)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
+    directory = tmp_path_factory.mktemp("losses")
+    return {world_size: run_ranks(world_size, directory) for world_size in RANKS}
+
+
+@pytest.mark.parametrize("world_size", RANKS)
+@pytest.mark.parametrize(("policy_loss", "mode"), loss_program.CASES)
+def test_the_gradient_depends_on_no_split(found: dict[int, Any], policy_loss: str, mode: str, world_size: int) -> None:
+    gradients, metrics = found[1][policy_loss, mode, loss_program.ROWS]
+    # Sums over tokens are as many times larger than means as there are tokens, and so is their rounding.
+    scale = max(1.0, max(float(gradient.abs().max()) for gradient in gradients.values()))
+    for size in loss_program.MICRO_BATCHES:
+        other, other_metrics = found[world_size][policy_loss, mode, size]
+        for name, gradient in gradients.items():
+            assert_close(other[name] / scale, gradient / scale, atol=1e-6, rtol=0, msg=lambda t, n=name: f"{n}: {t}")
+        assert other_metrics == pytest.approx(metrics, rel=1e-5, abs=1e-6)
+
+
+def test_losses_and_aggregations_differ_from_each_other(found: dict[int, Any]) -> None:
+    """Else the test above could compare nothing with nothing."""
+    norms = {
+        case: sum(float(gradient.square().sum()) for gradient in found[1][*case, loss_program.ROWS][0].values())
+        for case in loss_program.CASES
+    }
+    assert min(norms.values()) > 0
+    assert len({round(norm, 12) for norm in norms.values()}) == len(norms)
