@@ -1,19 +1,21 @@
 """The command line: data, warm start, training, report. Heavy imports wait until a command needs them."""
 
-import json
 import logging
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 from typer.exceptions import TyperException
 
 from trainer.errors import TrainerError
 
+if TYPE_CHECKING:
+    from trainer.config import Config
+
 app = typer.Typer(
     name="trainer",
-    help="PPO on Ray, vLLM and torch.",
+    help="Reinforcement learning of language models on Ray, vLLM and torch.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -21,6 +23,10 @@ app = typer.Typer(
 data = typer.Typer(help="Make prompt files.", no_args_is_help=True)
 app.add_typer(data, name="data")
 
+Files = Annotated[
+    list[str] | None,
+    typer.Option("--config", metavar="FILE|PRESET", help="YAML with settings, or a preset; the last one counts."),
+]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE…", help="Settings that differ.")]
 
 
@@ -64,12 +70,9 @@ def sft(overrides: Overrides = None) -> None:
 
 
 @app.command()
-def train(overrides: Overrides = None) -> None:
-    """Train with PPO."""
-    from trainer.config import Config
-    from trainer.overrides import parse_overrides
-
-    settings: Config = parse_overrides(overrides or [])
+def train(overrides: Overrides = None, config: Files = None) -> None:
+    """Train a policy: PPO, GRPO, RLOO, REINFORCE++, ReMax and what they are combined with."""
+    settings = load(config, overrides)
     from trainer.controller import train as run
     from trainer.report import write_report
 
@@ -78,20 +81,42 @@ def train(overrides: Overrides = None) -> None:
 
 @app.command()
 def config(
-    overrides: Overrides = None,
-    fields: Annotated[bool, typer.Option("--fields", help="Document every setting instead.")] = False,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY[=VALUE]…", help="Settings to explain, or that differ.")
+    ] = None,
+    config: Files = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Show the resolved settings also where only names are given.")
+    ] = False,
+    fields: Annotated[bool, typer.Option("--fields", help="Explain every setting.")] = False,
 ) -> None:
-    """Show the settings of a run as JSON."""
-    from trainer.config import Config
-    from trainer.overrides import parse_overrides, settings
+    """Explain settings that are named, and check those that are given; nothing is started.
 
-    resolved: Config = parse_overrides(overrides or [])
-    if not fields:
-        typer.echo(resolved.model_dump_json(indent=2))
-        return
-    for setting in settings(Config):
-        default = json.dumps(setting.default, default=str)
-        typer.echo(f"{setting.key}={default}  ({setting.expected})  {setting.description}".rstrip())
+    `config actor.clip_ratio` explains a setting, `config actor` a section; `config KEY=VALUE…` checks settings as
+    `train` would and shows the resolved ones as JSON.
+    """
+    from trainer.config import Config
+    from trainer.overrides import explain_settings
+
+    arguments = overrides or []
+    names = [argument for argument in arguments if "=" not in argument]
+    if fields:
+        names = list(Config.model_fields)
+    if names:
+        typer.echo("\n".join(explain_settings(names)))
+    given = [argument for argument in arguments if "=" in argument]
+    if check or given or not names:
+        typer.echo(load(config, given).model_dump_json(indent=2))
+
+
+def load(files: list[str] | None, overrides: list[str] | None) -> "Config":
+    """The settings of a run; what the user should know about them goes to standard error."""
+    from trainer.overrides import load_config
+
+    settings, notes = load_config(files or [], overrides or [])
+    for note in notes:
+        logging.warning("warning: %s", note)
+    return settings
 
 
 @app.command()
@@ -102,11 +127,11 @@ def report(run: Annotated[Path, typer.Argument(help="Directory of a run, as in r
     typer.echo(write_report(run))
 
 
-def main() -> NoReturn:
-    """Runs the command line; every expected failure ends in one message and its own exit code."""
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Runs the command line, by default the process's own; an expected failure is one message and an exit code."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     try:
-        status = app(standalone_mode=False)
+        status = app(arguments, standalone_mode=False)
     except TrainerError as error:
         sys.exit(_fail(str(error), error.hint, error.exit_code))
     except TyperException as error:

@@ -16,13 +16,36 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
 
+class CustomCode(Section):
+    """Something in a Python file of the user's."""
+
+    path: Path | None = Field(None, description="Python file, the same on every node")
+    name: str | None = Field(None, description="what to take from it")
+
+    @model_validator(mode="after")
+    def _both_or_none(self) -> Self:
+        if self.path is None and self.name is not None:
+            raise ValueError(f"name={self.name} is given without the path of its file")
+        return self
+
+
 class DataConfig(Section):
     train_files: list[Path] = Field([], description="parquet files with the training prompts")
     validation_files: list[Path] = Field([], description="parquet files with the held-out prompts")
     train_batch_size: int = Field(64, gt=0, description="prompts per step")
-    max_prompt_length: int = Field(64, gt=0, description="tokens; a longer prompt is an error")
+    max_prompt_length: int = Field(64, gt=0, description="tokens; see overlong_prompts for a longer prompt")
+    overlong_prompts: Literal["error", "filter", "truncate_left", "truncate_right"] = Field(
+        "error", description="refuse a longer prompt, leave it out, or keep its last or its first tokens"
+    )
     max_response_length: int = Field(16, gt=0, description="tokens generated at most per response")
+    prompt_key: str = Field("prompt", description="column with the messages of the prompt")
     shuffle: bool = Field(True, description="draw the prompts of each epoch in a new order")
+    cache_dir: Path | None = Field(
+        None, description="where tokenised prompts are kept for the next run, as in /dev/shm/slipway; null: nowhere"
+    )
+    custom_cls: CustomCode = Field(
+        CustomCode(), description="a dataset class of one's own: (files, tokenizer, data settings) -> prompts"
+    )
 
 
 class ModelConfig(Section):
@@ -146,7 +169,19 @@ class RolloutConfig(Section):
 
 
 class RewardConfig(Section):
-    name: Literal["gsm8k", "exact_match"] = Field("gsm8k", description="rule that scores a response")
+    name: Literal["gsm8k", "exact_match", "regex"] = Field("gsm8k", description="rule that scores a response")
+    pattern: str | None = Field(
+        None, description="regex: what the last match of this, or of its first group, is must be the ground truth"
+    )
+    custom_function: CustomCode = Field(
+        CustomCode(),
+        description="a function (data_source, solution_str, ground_truth, extra_info) -> score",
+    )
+    processes: int | None = Field(
+        None, gt=0, description="processes per node for custom_function and regex; as many as the node has cores"
+    )
+    timeout: float = Field(10.0, gt=0, description="seconds after which a reward counts as failed")
+    failure_score: float = Field(0.0, description="score of a response whose reward raised or took too long")
     overlong_buffer: int = Field(
         0, ge=0, description="tokens before data.max_response_length in which a response starts to cost (DAPO); 0: none"
     )
@@ -158,8 +193,11 @@ class TrainerConfig(Section):
     run_id: str | None = Field(None, description="name of the run's directory; the start time when not given")
     nnodes: int | None = Field(None, gt=0, description="nodes to use; all nodes of the cluster when not given")
     n_gpus_per_node: int | None = Field(None, ge=0, description="GPUs per node; what Ray reports when not given")
-    total_steps: int = Field(40, gt=0)
+    total_steps: int | None = Field(None, gt=0, description="steps to train; outranks total_epochs")
+    total_epochs: int = Field(1, gt=0, description="passes over the training prompts")
     save_freq: int = Field(-1, description="steps between checkpoints; -1: at the end only; 0: never")
+    test_before_training: bool = Field(True, description="measure the model as it starts")
+    critic_warmup: int = Field(0, ge=0, description="first steps, in which the critic learns and the actor does not")
     test_freq: int = Field(
         5, description="steps between validations; -1: before the first and after the last step only"
     )
@@ -226,6 +264,10 @@ class Config(Section):
             raise ValueError(f"algorithm.correction={algorithm.correction} needs rollout.log_probs=true")
         if buffer > longest:
             raise ValueError(f"reward.overlong_buffer={buffer} exceeds data.max_response_length={longest}")
+        if self.reward.name == "regex" and self.reward.pattern is None:
+            raise ValueError("reward.name=regex needs reward.pattern")
+        if self.trainer.critic_warmup and not self.needs_critic:
+            raise ValueError(f"trainer.critic_warmup: algorithm.advantage={algorithm.advantage} has no critic")
         if algorithm.kl_control == "adaptive" and algorithm.kl_coefficient == 0:
             raise ValueError("algorithm.kl_control=adaptive needs an algorithm.kl_coefficient above 0 to start from")
         return self
@@ -236,11 +278,24 @@ class Config(Section):
         def absolute(path: Path | None) -> Path | None:
             return path and path.absolute()
 
+        custom = self.reward.custom_function
+        custom = custom.model_copy(update={"path": absolute(custom.path)})
         model = self.model.model_copy(update={"path": absolute(self.model.path)})
         critic = self.critic.model_copy(update={"path": absolute(self.critic.path)})
+        files = {
+            "train_files": [file.absolute() for file in self.data.train_files],
+            "validation_files": [file.absolute() for file in self.data.validation_files],
+            "cache_dir": absolute(self.data.cache_dir),
+        }
         paths = {"output_dir": absolute(self.trainer.output_dir), "resume": absolute(self.trainer.resume)}
         return self.model_copy(
-            update={"model": model, "critic": critic, "trainer": self.trainer.model_copy(update=paths)}
+            update={
+                "data": self.data.model_copy(update=files),
+                "model": model,
+                "critic": critic,
+                "reward": self.reward.model_copy(update={"custom_function": custom}),
+                "trainer": self.trainer.model_copy(update=paths),
+            }
         )
 
     def check_ranks(self, ranks: int) -> None:

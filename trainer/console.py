@@ -48,6 +48,9 @@ class Progress(Protocol):
 
     def __exit__(self, *error: object) -> None: ...
 
+    def expect(self, total_steps: int) -> None:
+        """Says how many steps there will be, where that is known later than at the start."""
+
     def phase(self, name: str) -> None:
         """Says what is being done now."""
 
@@ -74,6 +77,9 @@ class PlainProgress:
 
     def __exit__(self, *error: object) -> None:
         pass
+
+    def expect(self, total_steps: int) -> None:
+        self._total_steps = total_steps
 
     def phase(self, name: str) -> None:
         pass
@@ -112,6 +118,9 @@ class LiveProgress:
 
     def __exit__(self, *error: object) -> None:
         self._live.stop()
+
+    def expect(self, total_steps: int) -> None:
+        self._bar.update(self._task, total=total_steps)
 
     def phase(self, name: str) -> None:
         self._bar.update(self._task, description=name.replace("_", " "))

@@ -19,8 +19,9 @@ from trainer.batch import Batch
 from trainer.checkpoint import TrainingState, checkpoint_directory, fingerprint, new_checkpoint, read_checkpoint
 from trainer.cluster import WorkerGroup
 from trainer.config import Config
-from trainer.errors import DataError, InterruptedRun
+from trainer.errors import InterruptedRun, RewardError, TrainerError
 from trainer.experience import Collector, Experience, Prompts
+from trainer.model_files import check_models
 from trainer.rollout.agreement import log_prob_agreement
 from trainer.stop_signal import StopSignal
 from trainer.tracking import Sample, Tracker
@@ -49,12 +50,11 @@ def train(config: Config) -> TrainingResult:
     """
     config = config.with_absolute_paths()
     model, settings = config.model.directory, config.trainer
-    if not (model / "config.json").is_file():
-        raise DataError(f"{model}: no model, config.json is not there", hint="set model.path to a model directory")
+    check_models(config)
     resumed = read_checkpoint(settings.resume, model) if settings.resume else None
     run_dir = run_directory(config)
     with (
-        Tracker(run_dir, settings.total_steps, config, resumed.step if resumed else None) as tracker,
+        Tracker(run_dir, config, resumed.step if resumed else None) as tracker,
         cluster.connected(),
         StopSignal() as stop,
     ):
@@ -62,6 +62,7 @@ def train(config: Config) -> TrainingResult:
             slots = find_slots(config)
             workers = start_workers(config, slots)
             prompts = Prompts.load(config)
+            tracker.expect(prompts.steps(config))
             connect_ranks(workers, slots, run_dir, settings.worker_timeout)
             controller = Controller(config, run_dir, tracker, stop, workers, prompts)
             controller.begin(resumed)
@@ -104,6 +105,7 @@ class Controller:
         self.progress = self._state(0)
         self.saved_step = 0
         self.exact_matches: list[float] = []
+        self.last_step = prompts.steps(config)
 
     def begin(self, resumed: TrainingState | None) -> None:
         """Continues from a checkpoint if there is one, and gives the engines their first weights."""
@@ -120,20 +122,20 @@ class Controller:
         settings = self.config.trainer
         self.stop.defer()
         try:
-            if self.progress.step == 0:
+            if self.progress.step == 0 and settings.test_before_training:
                 self.tracker.log(0, self.validate())
-            while self.progress.step < settings.total_steps and not self._good_enough():
+            while self.progress.step < self.last_step and not self._good_enough():
                 step = self.progress.step + 1
                 metrics = self.step(step)
                 self.progress = self._state(step)
-                if step == settings.total_steps or (settings.test_freq > 0 and step % settings.test_freq == 0):
+                if step == self.last_step or (settings.test_freq > 0 and step % settings.test_freq == 0):
                     metrics |= self.validate()
                 self.tracker.log(step, metrics)
                 if settings.save_freq > 0 and step % settings.save_freq == 0:
                     self.save()
                 self.stop.check()
-        except InterruptedRun as error:
-            raise self._leave() from error
+        except (InterruptedRun, RewardError) as error:
+            raise self._leave(error) from error
         if settings.save_freq != 0 and self.saved_step < self.progress.step:
             self.save()
         self.export()
@@ -160,8 +162,9 @@ class Controller:
         if workers.critic:
             with phase("update_critic"):
                 metrics |= update(workers.critic, batch, self.config.critic.mini_batch_size)
-        with phase("update_actor"):
-            metrics |= update(workers.actor, batch, self.config.actor.mini_batch_size)
+        if step > self.config.trainer.critic_warmup:
+            with phase("update_actor"):
+                metrics |= update(workers.actor, batch, self.config.actor.mini_batch_size)
         with phase("sync_weights"):
             self.sync_weights()
         seconds = time.perf_counter() - started
@@ -235,14 +238,19 @@ class Controller:
         with self.tracker.phase("export"), atomic_directory(self.run_dir / "model") as partial:
             self.workers.actor.call("export", partial)
 
-    def _leave(self) -> InterruptedRun:
-        """Saves what was reached, unless that is saved or never to be; the error to end with."""
+    def _leave(self, error: TrainerError) -> TrainerError:
+        """Saves what was reached, unless that is saved or never to be; the error to end with.
+
+        Both causes strike before a step changes anything, so the state is that of the last finished step.
+        """
         step, saves = self.progress.step, self.config.trainer.save_freq != 0
         if saves and self.saved_step < step:
             self.save()
         directory = checkpoint_directory(self.run_dir, step)
         hint = f"continue with trainer.resume={directory}" if directory.exists() else ""
-        return InterruptedRun(f"stopped by SIGTERM after step {step}", hint=hint)
+        if isinstance(error, InterruptedRun):
+            return InterruptedRun(f"stopped by SIGTERM after step {step}", hint=hint)
+        return type(error)(str(error), hint="; then ".join(filter(None, [error.hint, hint])))
 
     def _state(self, step: int) -> TrainingState:
         return TrainingState(

@@ -35,6 +35,12 @@ class EngineError(TrainerError):
     exit_code = 5
 
 
+class RewardError(TrainerError):
+    """A reward function returned something that is no reward."""
+
+    exit_code = 6
+
+
 class InterruptedRun(TrainerError):  # noqa: N818 - nothing went wrong
     """The run was told to stop (SIGTERM) and has put its state in safety."""
 

@@ -1,5 +1,6 @@
 """What a step learns from: prompts drawn, responses sampled, scores earned."""
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -12,9 +13,13 @@ from torch import Tensor
 from trainer.algorithms.dapo import informative_groups, overlong_penalty
 from trainer.batch import Batch
 from trainer.config import Config
-from trainer.data.dataset import Prompt, PromptDataset, PromptSampler
+from trainer.data.dataset import Dataset, Prompt, PromptSampler, open_dataset
+from trainer.model_files import check_tokenizer
+from trainer.rewards import Answer, Scored
 from trainer.rollout.sampling import Request, Response, request_seed
 from trainer.workers import Workers
+
+logger = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
 Phase = Callable[[str], AbstractContextManager[None]]
@@ -25,8 +30,8 @@ class Prompts:
     """What a run reads: the prompts it trains on, those it is measured on, and how they become text again."""
 
     tokenizer: Any
-    training: PromptDataset
-    validation: PromptDataset
+    training: Dataset
+    validation: Dataset
     sampler: PromptSampler
 
     @classmethod
@@ -36,10 +41,16 @@ class Prompts:
 
         data = config.data
         tokenizer = AutoTokenizer.from_pretrained(config.model.directory, local_files_only=True)
-        training = PromptDataset(data.train_files, tokenizer, data.max_prompt_length)
-        validation = PromptDataset(data.validation_files, tokenizer, data.max_prompt_length)
+        check_tokenizer(tokenizer, config.model.directory)
+        training = open_dataset(data.train_files, tokenizer, data)
+        validation = open_dataset(data.validation_files, tokenizer, data)
         sampler = PromptSampler(len(training), data.train_batch_size, data.shuffle, config.trainer.seed)
         return cls(tokenizer, training, validation, sampler)
+
+    def steps(self, config: Config) -> int:
+        """How many steps the run has: what is set, or as many as the epochs fill with whole batches, at least one."""
+        settings, batch = config.trainer, config.data.train_batch_size
+        return settings.total_steps or max(1, settings.total_epochs * len(self.training) // batch)
 
 
 @dataclass(frozen=True)
@@ -90,7 +101,7 @@ class Collector:
         algorithm, wanted = self.config.algorithm, self.config.data.train_batch_size * self.samples
         prompts: list[Prompt] = []
         responses: list[Response] = []
-        scores: list[float] = []
+        scored: list[Scored] = []
         informative = torch.zeros(0, dtype=torch.bool)
         for _ in range(algorithm.max_sampling_rounds if algorithm.dynamic_sampling else 1):
             with phase("generate"):
@@ -98,19 +109,21 @@ class Collector:
                 drawn = [prompt for prompt in drawn for _ in range(self.samples)]
                 sampled = self.generate(self._requests(drawn, step, first_row=len(prompts)))
             with phase("reward"):
-                scores += self.score(drawn, sampled)
+                scored += self.score(drawn, sampled)
             prompts, responses = prompts + drawn, responses + sampled
-            informative = informative_groups(torch.tensor(scores), self.groups(len(scores)))
+            scores = torch.tensor([one.value for one in scored])
+            informative = informative_groups(scores, self.groups(len(scores)))
             if int(informative.sum()) >= wanted:
                 break
-        metrics = {"rollout/informative_fraction": informative.float().mean().item()}
+        metrics = {
+            "rollout/informative_fraction": informative.float().mean().item(),
+            "reward/failed": failed_fraction(scored),
+        }
         if not algorithm.dynamic_sampling:
-            return Experience(prompts, responses, torch.tensor(scores), metrics)
+            return Experience(prompts, responses, scores, metrics)
         rows = informative.logical_not().int().argsort(stable=True)[:wanted].tolist()
         metrics["rollout/sampling_rounds"] = len(prompts) / wanted
-        return Experience(
-            [prompts[row] for row in rows], [responses[row] for row in rows], torch.tensor(scores)[rows], metrics
-        )
+        return Experience([prompts[row] for row in rows], [responses[row] for row in rows], scores[rows], metrics)
 
     def groups(self, rows: int) -> Tensor:
         """The number of each row's prompt, [rows] int64."""
@@ -130,14 +143,15 @@ class Collector:
         """The score of the greedy response to each row's prompt, [rows]; each prompt is asked once."""
         distinct = prompts[:: self.samples]
         responses = self.generate([Request(prompt.token_ids, temperature=0.0) for prompt in distinct])
-        return torch.tensor(self.score(distinct, responses)).repeat_interleave(self.samples)
+        scores = torch.tensor([one.value for one in self.score(distinct, responses)])
+        return scores.repeat_interleave(self.samples)
 
     def exact_match(self) -> float:
         """The share of held-out prompts whose greedy response earns the full reward."""
         prompts = [self.prompts.validation[index] for index in range(len(self.prompts.validation))]
         responses = self.generate([Request(prompt.token_ids, temperature=0.0) for prompt in prompts])
-        scores = self.score(prompts, responses)
-        return sum(score == 1.0 for score in scores) / len(scores)
+        scored = self.score(prompts, responses)
+        return sum(one.value == 1.0 for one in scored) / len(scored)
 
     def generate(self, requests: Sequence[Request]) -> list[Response]:
         """A response to each request, the requests spread over all engines."""
@@ -146,10 +160,13 @@ class Collector:
             response for part in self.workers.rollout.call_each("generate", [(p,) for p in parts]) for response in part
         ]
 
-    def score(self, prompts: Sequence[Prompt], responses: Sequence[Response]) -> list[float]:
-        """The reward of each response."""
+    def score(self, prompts: Sequence[Prompt], responses: Sequence[Response]) -> list[Scored]:
+        """The reward of each response. Raises RewardError for one that is no finite number."""
         texts = self.texts(responses)
-        answers = [(text, prompt.ground_truth) for text, prompt in zip(texts, prompts, strict=True)]
+        answers = [
+            Answer(text, prompt.ground_truth, prompt.data_source, prompt.extra_info)
+            for text, prompt in zip(texts, prompts, strict=True)
+        ]
         parts = split(answers, len(self.workers.reward))
         return [score for part in self.workers.reward.call_each("score", [(p,) for p in parts]) for score in part]
 
@@ -163,6 +180,14 @@ class Collector:
             Request(prompt.token_ids, temperature, request_seed(seed, step, row // self.samples, row % self.samples))
             for row, prompt in enumerate(prompts, start=first_row)
         ]
+
+
+def failed_fraction(scored: Sequence[Scored]) -> float:
+    """The share of responses whose reward failed; says why the first of them did."""
+    failures = [one.failure for one in scored if one.failure]
+    if failures:
+        logger.warning("%d of %d rewards failed, the first with: %s", len(failures), len(scored), failures[0])
+    return len(failures) / len(scored)
 
 
 def split(items: Sequence[Item], count: int) -> list[Sequence[Item]]:

@@ -1,8 +1,9 @@
 """`KEY=VALUE` arguments: dotted keys, values typed by the config tree they change."""
 
 import difflib
+import json
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
@@ -11,6 +12,8 @@ from pydantic.fields import FieldInfo
 
 from trainer.config import Config
 from trainer.errors import ConfigError
+from trainer.settings_file import read_settings
+from trainer.verl_keys import RULES, translate
 
 Settings = TypeVar("Settings", bound=BaseModel)
 
@@ -24,6 +27,10 @@ class Setting:
     default: Any
     description: str
 
+    def paragraph(self) -> str:
+        default = json.dumps(self.default, default=str)
+        return f"{self.key}={default}  ({self.expected})\n    {self.description}".rstrip()
+
 
 def settings(model: type[BaseModel], prefix: str = "") -> Iterator[Setting]:
     """Every leaf of a config tree, in the order of the classes."""
@@ -36,22 +43,49 @@ def settings(model: type[BaseModel], prefix: str = "") -> Iterator[Setting]:
             yield Setting(prefix + name, _expected(field), default, field.description or "")
 
 
-def parse_overrides(args: Sequence[str], model: type[Settings] = Config) -> Settings:  # type: ignore[assignment]
+def load_config(files: Sequence[str], arguments: Sequence[str]) -> tuple[Config, list[str]]:
+    """The settings of a run: presets or YAML files, later ones outranking earlier, changed by `KEY=VALUE` arguments.
+
+    verl's keys are understood wherever ours are. Returns the config and what the user should know about keys of verl's
+    that mean something else here or nothing. Raises ConfigError; see `parse_overrides`.
+    """
+    known = [setting.key for setting in settings(Config)]
+    given: dict[str, str] = {}
+    for file in files:
+        given |= read_settings(file)
+    given |= dict(split_argument(argument, known) for argument in arguments)
+    translated, notes = translate(given, known)
+    return build(Config, translated, [*known, *(key for key in RULES if "*" not in key)]), notes
+
+
+def parse_overrides(arguments: Sequence[str], model: type[Settings] = Config) -> Settings:  # type: ignore[assignment]
     """A config with its defaults changed by `KEY=VALUE` arguments; of two for one key, the last one counts.
 
-    Lists are written `[a,b]` or `a,b`, an unset value `null` or `none`. Raises ConfigError for an argument without
-    `=`, for an unknown key (the hint names the nearest one) and for values that do not fit their type.
+    Lists are written `[a,b]` or `a,b`, an unset value `null` or `none`; Hydra's `+KEY=VALUE` means the same as without
+    the plus. Raises ConfigError for an argument without `=`, for an unknown key (the hint names the nearest one) and
+    for values that do not fit their type.
     """
+    known = [setting.key for setting in settings(model)]
+    return build(model, dict(split_argument(argument, known) for argument in arguments), known)
+
+
+def split_argument(argument: str, known: Sequence[str]) -> tuple[str, str]:
+    """Key and value of `KEY=VALUE`, without the plus and the quotes that Hydra allows."""
+    key, separator, text = argument.partition("=")
+    if not separator:
+        raise ConfigError(f"{argument}: not of the form KEY=VALUE", hint=_nearest(key, known))
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'":
+        text = text[1:-1]
+    return key.lstrip("+"), text
+
+
+def build(model: type[Settings], given: Mapping[str, str], suggestions: Sequence[str]) -> Settings:
+    """A config from dotted keys; an unknown key's hint names the nearest of the suggestions. Raises ConfigError."""
     known = {setting.key: setting for setting in settings(model)}
     tree: dict[str, Any] = {}
-    given: dict[str, str] = {}
-    for argument in args:
-        key, separator, text = argument.partition("=")
-        if not separator:
-            raise ConfigError(f"{argument}: not of the form KEY=VALUE", hint=_nearest(key, list(known)))
+    for key, text in given.items():
         if key not in known:
-            raise ConfigError(f"{key}: there is no such setting", hint=_nearest(key, list(known)))
-        given[key] = text
+            raise ConfigError(f"{key}: there is no such setting", hint=_nearest(key, suggestions))
         *path, leaf = key.split(".")
         branch = tree
         for part in path:
@@ -61,6 +95,21 @@ def parse_overrides(args: Sequence[str], model: type[Settings] = Config) -> Sett
         return model.model_validate(tree)
     except ValidationError as error:
         raise ConfigError(*_explain(error, given, known)) from error
+
+
+def explain_settings(names: Sequence[str], model: type[BaseModel] = Config) -> list[str]:
+    """A paragraph about each setting named, or about each of a section's: what it is, what it may be, its default.
+
+    Raises ConfigError for a name that is neither.
+    """
+    known = {setting.key: setting for setting in settings(model)}
+    paragraphs = []
+    for name in names:
+        keys = [key for key in known if key == name or key.startswith(f"{name}.")]
+        if not keys:
+            raise ConfigError(f"{name}: there is no such setting", hint=_nearest(name, list(known)))
+        paragraphs += [known[key].paragraph() for key in keys]
+    return paragraphs
 
 
 def _section(field: FieldInfo) -> type[BaseModel] | None:
@@ -102,7 +151,7 @@ def _value(text: str, expected: str) -> Any:
     return text
 
 
-def _nearest(key: str, known: list[str]) -> str:
+def _nearest(key: str, known: Sequence[str]) -> str:
     key = key.lstrip("-+").replace("-", "_")
     section = [name for name in known if name.startswith(f"{key}.")]
     if section:
@@ -114,10 +163,10 @@ def _nearest(key: str, known: list[str]) -> str:
     if not near:
         leaves = {name.rpartition(".")[2]: name for name in known}
         near = [leaves[name] for name in difflib.get_close_matches(leaf, leaves, n=1, cutoff=0.6)]
-    return f"did you mean {near[0]}=VALUE?" if near else "`python -m trainer config --fields` lists every setting"
+    return f"did you mean {near[0]}=VALUE?" if near else "`python -m trainer config SECTION` explains settings"
 
 
-def _explain(error: ValidationError, given: dict[str, str], known: dict[str, Setting]) -> tuple[str, str]:
+def _explain(error: ValidationError, given: Mapping[str, str], known: Mapping[str, Setting]) -> tuple[str, str]:
     """Message and hint for what pydantic found; settings that clash carry no key of their own."""
     problems: dict[str, str] = {}
     for detail in error.errors():
@@ -127,6 +176,4 @@ def _explain(error: ValidationError, given: dict[str, str], known: dict[str, Set
         reason = f"expected {known[key].expected}" if key in known else detail["msg"].removeprefix("Value error, ")
         problems.setdefault(key, f"{value}: {reason}" if value else reason)
     described = [f"{key}: {known[key].description}" for key in problems if key in known and known[key].description]
-    return "; ".join(problems.values()), "; ".join(
-        described
-    ) or "`python -m trainer config --fields` lists every setting"
+    return "; ".join(problems.values()), "; ".join(described) or "`python -m trainer config SECTION` explains settings"

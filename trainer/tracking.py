@@ -38,7 +38,7 @@ class Tracker:
     Raises ConfigError if a new run would mix with an old one.
     """
 
-    def __init__(self, run_dir: Path, total_steps: int, config: Config, resumed_step: int | None = None) -> None:
+    def __init__(self, run_dir: Path, config: Config, resumed_step: int | None = None) -> None:
         metrics = run_dir / METRICS
         if resumed_step is None and metrics.exists() and metrics.stat().st_size:
             raise ConfigError(
@@ -55,7 +55,7 @@ class Tracker:
         self._samples = (run_dir / SAMPLES).open("a", encoding="utf-8")
         purge_step = None if resumed_step is None else resumed_step + 1
         self._tensorboard = SummaryWriter(str(run_dir / TENSORBOARD), purge_step=purge_step)
-        self._progress: Progress = progress(total_steps, resumed_step or 0, RUN_COLUMNS)
+        self._progress: Progress = progress(0, resumed_step or 0, RUN_COLUMNS)
         self._seconds: dict[str, float] = {}
 
     def __enter__(self) -> Self:
@@ -69,6 +69,10 @@ class Tracker:
         self._tensorboard.close()
         self._samples.close()
         self._metrics.close()
+
+    def expect(self, total_steps: int) -> None:
+        """Says how many steps the run has, for the console."""
+        self._progress.expect(total_steps)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:

@@ -3,7 +3,6 @@
 from tests.trainer.whole_run import Run, Runs
 
 
-
 def finished(run: Run) -> list[dict[str, float]]:
     status, errors = run.end()
     assert status == 0, errors

@@ -2,12 +2,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.errors import ConfigError
-from trainer.rewards import final_answer, reward_function
+from trainer.config import RewardConfig
+from trainer.rewards import Answer, final_answer, reward_function
+
+
+def score(name: str, response: str, truth: str, pattern: str | None = None) -> float:
+    return reward_function(RewardConfig(name=name, pattern=pattern))(Answer(response, truth))
 
 
 @pytest.mark.parametrize(
-    ("response", "truth", "score"),
+    ("response", "truth", "expected"),
     [
         ("5+4=9\n#### 9", "9", 1.0),
         ("#### 1,000", "1000", 1.0),
@@ -19,13 +23,13 @@ from trainer.rewards import final_answer, reward_function
         ("", "9", 0.0),
     ],
 )
-def test_gsm8k(response: str, truth: str, score: float) -> None:
-    assert reward_function("gsm8k")(response, truth) == score
+def test_gsm8k(response: str, truth: str, expected: float) -> None:
+    assert score("gsm8k", response, truth) == expected
 
 
 @given(number=st.integers(-(10**9), 10**9), before=st.text())
 def test_any_number_after_the_last_mark_is_found(number: int, before: str) -> None:
-    assert reward_function("gsm8k")(f"{before}\n#### {number:,}", str(number)) == 1.0
+    assert score("gsm8k", f"{before}\n#### {number:,}", str(number)) == 1.0
 
 
 @given(text=st.text())
@@ -35,12 +39,19 @@ def test_any_text_has_an_answer_or_none(text: str) -> None:
 
 
 def test_exact_match_ignores_space_at_the_ends_only() -> None:
-    score = reward_function("exact_match")
-    assert score(" a b\n", "a b") == 1.0
-    assert score("a  b", "a b") == 0.0
+    assert score("exact_match", " a b\n", "a b") == 1.0
+    assert score("exact_match", "a  b", "a b") == 0.0
 
 
-def test_an_unknown_rule_lists_the_known() -> None:
-    with pytest.raises(ConfigError) as caught:
-        reward_function("gsm8")
-    assert "gsm8k" in caught.value.hint
+@pytest.mark.parametrize(
+    ("pattern", "response", "expected"),
+    [
+        (r"\d+", "first 3, then 4", 1.0),
+        (r"answer: (\d+)", "answer: 4, 5", 1.0),
+        (r"answer: (\d+)", "answer: 4, answer: 5", 0.0),
+        (r"(a)|4", "4", 0.0),
+        (r"\d+", "none", 0.0),
+    ],
+)
+def test_a_regular_expression_finds_the_answer(pattern: str, response: str, expected: float) -> None:
+    assert score("regex", response, "4", pattern) == expected

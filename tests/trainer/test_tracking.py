@@ -10,7 +10,7 @@ from trainer.tracking import Sample, Tracker
 
 
 def record(run_dir: Path, steps: range, resumed: int | None = None) -> None:
-    with Tracker(run_dir, 10, Config(), resumed) as tracker:
+    with Tracker(run_dir, Config(), resumed) as tracker:
         for step in steps:
             with tracker.phase("generate"):
                 pass
@@ -41,7 +41,7 @@ def test_a_resumed_run_records_each_step_once(tmp_path: Path) -> None:
 
 def test_a_new_run_does_not_mix_with_an_old_one(tmp_path: Path) -> None:
     record(tmp_path, range(1, 3))
-    with pytest.raises(ConfigError) as caught, Tracker(tmp_path, 10, Config()):
+    with pytest.raises(ConfigError) as caught, Tracker(tmp_path, Config()):
         pass
     assert "trainer.resume" in caught.value.hint
 

@@ -1,69 +1,203 @@
 """The prompts of a run, tokenised, and the order in which training draws them."""
 
+import hashlib
+import json
 import random
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+import pyarrow as pa
+from jinja2 import TemplateError
+
+from trainer.atomic import atomic_file
+from trainer.config import DataConfig
+from trainer.custom_code import load_custom
 from trainer.data.schema import read_parquet
 from trainer.errors import CheckpointError, DataError
 
-_COLUMNS = ("data_source", "prompt", "reward_model", "extra_info")
 _HINT = "make the file with `python -m trainer data arithmetic` or `python -m trainer data gsm8k`"
+_TABLE = pa.schema(
+    {
+        "token_ids": pa.list_(pa.int32()),
+        "ground_truth": pa.string(),
+        "data_source": pa.string(),
+        "question": pa.string(),
+        "extra_info": pa.string(),  # JSON: its fields are the user's
+    }
+)
+_ROWS_AT_A_TIME = 1024
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One question as the engines see it; `index` is its place in the dataset."""
+    """One question as the engines see it; `index` is its place in the dataset, `extra_info` is for the reward."""
 
     index: int
     token_ids: tuple[int, ...]
     ground_truth: str
     data_source: str
     question: str
+    extra_info: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Dataset(Protocol):
+    """What a run draws prompts from. A class of one's own (`data.custom_cls`) is made with (files, tokenizer, data
+    settings) and gives a `Prompt` for each index from 0 on."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Prompt: ...
+
+
+def open_dataset(files: Sequence[Path], tokenizer: Any, settings: DataConfig) -> Dataset:
+    """The prompts of some files, through the user's own class if there is one. Raises DataError or ConfigError."""
+    if settings.custom_cls.path is None:
+        return PromptDataset(files, tokenizer, settings)
+    name = settings.custom_cls.name or "Dataset"
+    made = load_custom("data.custom_cls", settings.custom_cls.path, name)(files, tokenizer, settings)
+    where = f"data.custom_cls {settings.custom_cls.path}: {name}"
+    if not hasattr(made, "__len__") or not hasattr(made, "__getitem__"):
+        raise DataError(f"{where} has no __len__ or no __getitem__", hint="see trainer.data.dataset.Dataset")
+    if len(made) == 0 or not isinstance(made[0], Prompt):
+        found = type(made[0]).__name__ if len(made) else "nothing"
+        raise DataError(f"{where} gives {found}, not a Prompt", hint="see trainer.data.dataset.Prompt")
+    return made  # type: ignore[no-any-return]
 
 
 class PromptDataset:
     """All prompts of some parquet files, in file order, with the chat template applied.
 
+    They lie in one Arrow table; with `data.cache_dir` that is a memory-mapped file, which the next run finds there.
+
     Raises DataError if a file is missing, damaged, empty or of another shape, or if a prompt has more than
-    `max_prompt_length` tokens: prompts are neither cut nor left out.
+    `data.max_prompt_length` tokens and `data.overlong_prompts` says that this is an error.
     """
 
-    def __init__(self, files: Sequence[Path], tokenizer: Any, max_prompt_length: int) -> None:
+    def __init__(self, files: Sequence[Path], tokenizer: Any, settings: DataConfig) -> None:
         if not files:
             raise DataError("no prompt files are given", hint=_HINT)
-        self._prompts: list[Prompt] = []
-        for file in files:
-            rows = read_parquet(file, _COLUMNS, _HINT)
-            for number, (row, text) in enumerate(zip(rows, _render(file, rows, tokenizer), strict=True)):
-                token_ids = tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
-                if len(token_ids) > max_prompt_length:
-                    raise DataError(
-                        f"{file}, row {number}: the prompt has {len(token_ids)} tokens, "
-                        f"data.max_prompt_length is {max_prompt_length}",
-                        hint=f"set data.max_prompt_length={len(token_ids)} or more, or shorten the prompt",
-                    )
-                self._prompts.append(_prompt(len(self._prompts), token_ids, row))
+        if settings.cache_dir is None:
+            self._table = _tokenised(files, tokenizer, settings)
+        else:
+            self._table = _cached(settings.cache_dir, files, tokenizer, settings)
+        if len(self._table) == 0:
+            raise DataError(
+                f"{', '.join(map(str, files))}: no prompt has at most {settings.max_prompt_length} tokens",
+                hint="raise data.max_prompt_length",
+            )
 
     def __len__(self) -> int:
-        return len(self._prompts)
+        return len(self._table)
 
     def __getitem__(self, index: int) -> Prompt:
-        return self._prompts[index]
+        (row,) = self._table.slice(index, 1).to_pylist()
+        return Prompt(
+            index,
+            tuple(row["token_ids"]),
+            row["ground_truth"],
+            row["data_source"],
+            row["question"],
+            json.loads(row["extra_info"]),
+        )
 
 
-def _render(file: Path, rows: list[dict[str, Any]], tokenizer: Any) -> list[str]:
-    for number, row in enumerate(rows):
-        if not row["prompt"] or not row["reward_model"] or row["reward_model"].get("ground_truth") is None:
-            raise DataError(f"{file}, row {number}: prompt or reward_model.ground_truth is empty", hint=_HINT)
-    return [tokenizer.apply_chat_template(row["prompt"], tokenize=False, add_generation_prompt=True) for row in rows]
+def _cached(directory: Path, files: Sequence[Path], tokenizer: Any, settings: DataConfig) -> pa.Table:
+    """The table from its file in `directory`, made there first if these files, this tokenizer and these limits are
+    new."""
+    cache = directory / f"{_digest(files, tokenizer, settings)}.arrow"
+    if not cache.is_file():
+        table = _tokenised(files, tokenizer, settings)
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            with atomic_file(cache) as temporary, pa.ipc.new_file(str(temporary), _TABLE) as writer:
+                writer.write_table(table)
+        except OSError as error:
+            raise DataError(
+                f"{cache}: cannot be written: {error}", hint="name another data.cache_dir, or set it to null"
+            ) from error
+    return pa.ipc.open_file(pa.memory_map(str(cache))).read_all()
 
 
-def _prompt(index: int, token_ids: tuple[int, ...], row: dict[str, Any]) -> Prompt:
-    question = (row["extra_info"] or {}).get("question") or row["prompt"][-1]["content"]
-    return Prompt(index, token_ids, str(row["reward_model"]["ground_truth"]), row["data_source"], question)
+def _digest(files: Sequence[Path], tokenizer: Any, settings: DataConfig) -> str:
+    """Changes with whatever changes the table: the files, the tokenizer with its template, the limits."""
+    try:
+        stats = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    except OSError as error:
+        raise DataError(f"{error.filename}: no such file", hint=_HINT) from error
+    limits = (settings.max_prompt_length, settings.overlong_prompts, settings.prompt_key)
+    known = (sorted(tokenizer.get_vocab().items()), tokenizer.chat_template)
+    return hashlib.sha256(json.dumps([stats, limits, known]).encode()).hexdigest()[:32]
+
+
+def _tokenised(files: Sequence[Path], tokenizer: Any, settings: DataConfig) -> pa.Table:
+    return pa.concat_tables(
+        [pa.Table.from_pylist(list(_rows(file, tokenizer, settings)), schema=_TABLE) for file in files]
+    )
+
+
+def _rows(file: Path, tokenizer: Any, settings: DataConfig) -> Iterator[dict[str, Any]]:
+    columns = ("data_source", settings.prompt_key, "reward_model", "extra_info")
+    rows = read_parquet(file, columns, _HINT)
+    fit = _FITS[settings.overlong_prompts]
+    for start in range(0, len(rows), _ROWS_AT_A_TIME):
+        part = rows[start : start + _ROWS_AT_A_TIME]
+        texts = [_render(file, start + number, row, tokenizer, settings) for number, row in enumerate(part)]
+        tokenised = tokenizer(texts, add_special_tokens=False)["input_ids"]
+        for number, (row, token_ids) in enumerate(zip(part, tokenised, strict=True)):
+            fitting = fit(token_ids, settings.max_prompt_length)
+            if fitting is None and settings.overlong_prompts == "error":
+                raise DataError(
+                    f"{file}, row {start + number}: the prompt has {len(token_ids)} tokens, "
+                    f"data.max_prompt_length is {settings.max_prompt_length}",
+                    hint=f"set data.max_prompt_length={len(token_ids)} or more, or data.overlong_prompts=filter",
+                )
+            if fitting is not None:
+                yield _row(row, fitting, settings.prompt_key)
+
+
+def _kept_if_short(token_ids: list[int], limit: int) -> list[int] | None:
+    return token_ids if len(token_ids) <= limit else None
+
+
+# How a prompt is made to fit, by `data.overlong_prompts`; None: it does not.
+_FITS: dict[str, Callable[[list[int], int], list[int] | None]] = {
+    "error": _kept_if_short,
+    "filter": _kept_if_short,
+    "truncate_left": lambda token_ids, limit: token_ids[-limit:],
+    "truncate_right": lambda token_ids, limit: token_ids[:limit],
+}
+
+
+def _render(file: Path, number: int, row: dict[str, Any], tokenizer: Any, settings: DataConfig) -> str:
+    """A row's prompt as text, ready for the answer."""
+    messages, reward_model = row[settings.prompt_key], row["reward_model"]
+    if not messages or not reward_model or reward_model.get("ground_truth") is None:
+        raise DataError(f"{file}, row {number}: prompt or reward_model.ground_truth is empty", hint=_HINT)
+    if isinstance(messages, str) or not all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in messages):
+        raise DataError(
+            f"{file}, row {number}: column {settings.prompt_key} is no list of messages with role and content",
+            hint=_HINT,
+        )
+    try:
+        return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+    except (TemplateError, ValueError) as error:
+        raise DataError(
+            f"{file}, row {number}: the model's chat template does not take this prompt: {error}",
+            hint="give the tokenizer a chat_template that does, or change the roles of the messages",
+        ) from error
+
+
+def _row(row: dict[str, Any], token_ids: list[int], prompt_key: str) -> dict[str, Any]:
+    extra_info = row["extra_info"] or {}
+    return {
+        "token_ids": token_ids,
+        "ground_truth": str(row["reward_model"]["ground_truth"]),
+        "data_source": row["data_source"],
+        "question": extra_info.get("question") or row[prompt_key][-1]["content"],
+        "extra_info": json.dumps(extra_info, default=str),
+    }
 
 
 class PromptSampler:

@@ -65,7 +65,7 @@ def read_parquet(path: Path, columns: Sequence[str], hint: str) -> list[dict[str
     if not path.is_file():
         raise DataError(f"{path}: no such file", hint=hint)
     try:
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(path, memory_map=True) as file:
             missing = [column for column in columns if column not in file.schema_arrow.names]
             if missing:
                 found = ", ".join(file.schema_arrow.names) or "none"

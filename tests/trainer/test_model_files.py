@@ -1,0 +1,90 @@
+"""Models whose words do not fit are refused before anything starts."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from trainer.config import Config
+from trainer.errors import DataError
+from trainer.model_files import check_models, check_tokenizer
+from trainer.models import ModelShape, build_tokenizer, create_model, save_model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "actor"
+    tokenizer = build_tokenizer(["How many are 1 + 2? #### 3"])
+    save_model(create_model(tokenizer, ModelShape(), seed=0), tokenizer, path)
+    return path
+
+
+def changed(model: Path, path: Path, file: str, change: Callable[[dict[str, Any]], None]) -> Path:
+    """A copy of a model with one of its files changed."""
+    shutil.copytree(model, path)
+    content = json.loads((path / file).read_text())
+    change(content)
+    (path / file).write_text(json.dumps(content))
+    return path
+
+
+def roles(actor: Path, critic: Path | None, **algorithm: str) -> Config:
+    return Config.model_validate({"model": {"path": actor}, "critic": {"path": critic}, "algorithm": algorithm})
+
+
+def test_a_critic_with_other_words_is_refused(model: Path, tmp_path: Path) -> None:
+    tokenizer = build_tokenizer(["Quite another text, with other words in it."] * 3, vocabulary_size=300)
+    save_model(create_model(tokenizer, ModelShape(), seed=0), tokenizer, tmp_path / "critic")
+    with pytest.raises(DataError) as caught:
+        check_models(roles(model, tmp_path / "critic"))
+    assert f"critic.path={tmp_path / 'critic'} has another vocabulary" in str(caught.value)
+    assert f"model.path={model}" in str(caught.value)
+    assert "leave critic.path out" in caught.value.hint
+    check_models(roles(model, tmp_path / "critic", advantage="grpo"))  # which has no critic
+
+
+def test_the_same_words_in_a_larger_embedding_fit(model: Path, tmp_path: Path) -> None:
+    """Sizes of one family differ in how far they pad their embeddings."""
+    larger = changed(model, tmp_path / "critic", "config.json", lambda c: c.update(vocab_size=c["vocab_size"] + 64))
+    check_models(roles(model, larger))
+    smaller = changed(model, tmp_path / "small", "config.json", lambda c: c.update(vocab_size=100))
+    with pytest.raises(DataError, match="another vocabulary"):
+        check_models(roles(model, smaller))
+
+
+def test_a_missing_or_damaged_model_is_named(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"no model, config\.json is not there"):
+        check_models(roles(tmp_path, None))
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(DataError, match="cannot be read"):
+        check_models(roles(tmp_path, None))
+
+
+def test_a_tokenizer_without_an_end_token_is_refused(model: Path, tmp_path: Path) -> None:
+    path = changed(model, tmp_path / "endless", "tokenizer_config.json", lambda c: c.update(eos_token=None))
+    (path / "generation_config.json").unlink(missing_ok=True)
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    tokenizer.eos_token = None
+    with pytest.raises(DataError) as caught:
+        check_tokenizer(tokenizer, path)
+    assert f"{path}: the tokenizer has no end token" in str(caught.value)
+    assert "eos_token" in caught.value.hint
+    (path / "generation_config.json").write_text('{"eos_token_id": 1}')
+    check_tokenizer(tokenizer, path)
+
+
+def test_a_tokenizer_needs_no_pad_token_because_nothing_is_padded_with_it(model: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.pad_token = None
+    check_tokenizer(tokenizer, model)
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(model: Path, tmp_path: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    path = changed(model, tmp_path / "small", "config.json", lambda c: c.update(vocab_size=100))
+    with pytest.raises(DataError, match=r"the tokenizer has \d+ tokens, the model embeds 100"):
+        check_tokenizer(tokenizer, path)

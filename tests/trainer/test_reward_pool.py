@@ -1,0 +1,113 @@
+"""Rewards of the user's own, in real processes: whatever one does, it costs one sample and not the run."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from trainer.config import CustomCode, RewardConfig
+from trainer.errors import ConfigError, RewardError
+from trainer.reward_pool import RewardPool
+from trainer.rewards import Answer
+
+FUNCTION = """
+import os
+import time
+
+def compute_score(data_source, solution_str, ground_truth, extra_info):
+    print("noise on standard output")
+    match solution_str:
+        case "hang": time.sleep(60)
+        case "raise": raise KeyError("no such thing")
+        case "die": os._exit(3)
+        case "nan": return float("nan")
+        case "text": return "1.0"
+        case "mapping": return {"score": 0.5, "length": 3}
+    return float(solution_str == ground_truth) + extra_info.get("bonus", 0)
+"""
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("reward") / "mine.py"
+    path.write_text(FUNCTION)
+    return path
+
+
+@pytest.fixture
+def pool(file: Path) -> Iterator[RewardPool]:
+    settings = RewardConfig(custom_function=CustomCode(path=file), timeout=1.0, failure_score=-1.0)
+    with RewardPool(settings, processes=2) as made:
+        yield made
+
+
+def answers(*responses: str) -> list[Answer]:
+    return [Answer(response, "right", "here", {"bonus": 2}) for response in responses]
+
+
+def test_scores_come_in_the_order_of_the_answers(pool: RewardPool) -> None:
+    found = pool.score(answers("right", "wrong", "mapping", "right", "wrong"))
+    assert [one.value for one in found] == [3.0, 2.0, 0.5, 3.0, 2.0]
+    assert not any(one.failure for one in found)
+    assert pool.score([]) == []
+
+
+def test_a_reward_that_hangs_raises_or_dies_costs_its_own_sample_only(pool: RewardPool) -> None:
+    pool.score(answers("right", "right"))  # both processes are up
+    started = time.monotonic()
+    found = pool.score(answers("right", "hang", "raise", "die", "right", "right"))
+    assert time.monotonic() - started < 30
+    assert [one.value for one in found] == [3.0, -1.0, -1.0, -1.0, 3.0, 3.0]
+    assert [one.failure for one in found if one.failure] == [
+        "no reward within 1 s",
+        "KeyError: 'no such thing'",
+        "the reward's process died",
+    ]
+    assert [one.value for one in pool.score(answers("right", "right", "right"))] == [3.0, 3.0, 3.0]
+
+
+@pytest.mark.parametrize(("response", "shown"), [("nan", "nan"), ("text", "'1.0'")])
+def test_what_is_no_finite_number_is_refused_with_the_response(pool: RewardPool, response: str, shown: str) -> None:
+    with pytest.raises(RewardError) as caught:
+        pool.score(answers("right", response))
+    assert f"returned {shown} for the response '{response}' (ground truth 'right', data source 'here')" in str(
+        caught.value
+    )
+    assert "finite number" in caught.value.hint
+
+
+def test_a_regular_expression_that_backtracks_for_ever_costs_one_sample() -> None:
+    settings = RewardConfig(name="regex", pattern=r"^(a+)+$", timeout=1.0)
+    with RewardPool(settings, processes=1) as pool:
+        found = pool.score([Answer("aaa", "aaa"), Answer("a" * 64 + "b", "a"), Answer("aa", "aa")])
+    assert [one.failure for one in found] == ["", "no reward within 1 s", ""]
+    assert found[0].value == 1.0
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "words", "hint"),
+    [
+        (None, None, "no such file", "every node"),
+        (
+            "def compute_scores(): ...",
+            None,
+            "has no compute_score to call",
+            "reward.custom_function.name=compute_scores",
+        ),
+        ("1 / 0", None, "cannot be imported: ZeroDivisionError", "mend that file"),
+        ("value = 3", "value", "has no value to call", "reward.custom_function.name"),
+    ],
+)
+def test_a_function_that_cannot_be_had_is_refused(
+    tmp_path: Path, content: str | None, name: str | None, words: str, hint: str
+) -> None:
+    path = tmp_path / "mine.py"
+    if content is not None:
+        path.write_text(content)
+    settings = RewardConfig(custom_function=CustomCode(path=path, name=name))
+    with pytest.raises(ConfigError) as caught, RewardPool(settings, processes=1) as pool:
+        pool.score(answers("right"))
+    assert words in str(caught.value)
+    assert str(path) in str(caught.value)
+    assert hint in caught.value.hint

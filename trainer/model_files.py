@@ -1,0 +1,78 @@
+"""What a model directory says about itself, read before anything is started: what does not fit is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from trainer.config import Config
+from trainer.errors import DataError
+
+
+def check_models(config: Config) -> None:
+    """Raises DataError if the model is not there, or the critic's tokens are not the actor's."""
+    actor = config.model.directory
+    actor_size = _vocabulary_size(actor, "model.path")
+    critic = config.critic.path
+    if not config.needs_critic or critic is None:
+        return
+    critic_size = _vocabulary_size(critic, "critic.path")
+    ours, theirs = _tokens(actor), _tokens(critic)
+    differing = ours is not None and theirs is not None and ours != theirs
+    if differing or ((ours is None or theirs is None) and actor_size != critic_size) or critic_size < len(ours or ()):
+        raise DataError(
+            f"critic.path={critic} has another vocabulary ({critic_size} tokens) than model.path={actor} "
+            f"({actor_size} tokens): it would read other words",
+            hint="use a critic of the same model family, or leave critic.path out to start from the actor's model",
+        )
+
+
+def check_tokenizer(tokenizer: Any, model: Path) -> None:
+    """Raises DataError for a tokenizer whose responses could not end, or whose tokens the model does not have.
+
+    Nothing is ever padded with tokens here, so a tokenizer need not have a pad token.
+    """
+    settings = _read(model / "generation_config.json") if (model / "generation_config.json").is_file() else {}
+    if tokenizer.eos_token_id is None and settings.get("eos_token_id") is None:
+        raise DataError(
+            f"{model}: the tokenizer has no end token, so no response would ever end",
+            hint="set eos_token in tokenizer_config.json, or eos_token_id in generation_config.json",
+        )
+    size = _vocabulary_size(model, "model.path")
+    if len(tokenizer) > size:
+        raise DataError(
+            f"{model}: the tokenizer has {len(tokenizer)} tokens, the model embeds {size}",
+            hint="use the tokenizer that the model was made with, or resize the model's embeddings",
+        )
+
+
+def _vocabulary_size(model: Path, setting: str) -> int:
+    config = model / "config.json"
+    if not config.is_file():
+        raise DataError(f"{model}: no model, config.json is not there", hint=f"set {setting} to a model directory")
+    settings = _read(config)
+    size = settings.get("vocab_size") or settings.get("text_config", {}).get("vocab_size")
+    if not isinstance(size, int):
+        raise DataError(f"{config}: no vocab_size", hint=f"set {setting} to a Transformers causal language model")
+    return size
+
+
+def _tokens(model: Path) -> dict[str, int] | None:
+    """Every token with its number; None if there is no tokenizer.json to say so."""
+    file = model / "tokenizer.json"
+    if not file.is_file():
+        return None
+    content = _read(file)
+    vocabulary = content.get("model", {}).get("vocab")
+    if not isinstance(vocabulary, dict):
+        return None
+    return vocabulary | {token["content"]: token["id"] for token in content.get("added_tokens", [])}
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{file}: cannot be read: {error}", hint="restore the file from the model's source") from error
+    if not isinstance(content, dict):
+        raise DataError(f"{file}: not a JSON object", hint="restore the file from the model's source")
+    return content
