@@ -1,0 +1,110 @@
+"""Token authentication, as most public registries have it: docker-registry trusts a token server that runs here."""
+
+import base64
+import json
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+import trustme
+from cryptography.hazmat.primitives.asymmetric import ec, utils
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
+from cryptography.x509 import load_pem_x509_certificate
+
+from buildkit.errors import RegistryError
+from tests.publish.conftest import PASSWORD, USER, Server, connect, make_server, push_image
+
+SERVICE, ISSUER = "test registry", "test issuer"
+
+
+def encode(content: bytes) -> str:
+    return base64.urlsafe_b64encode(content).rstrip(b"=").decode()
+
+
+class TokenServer(ThreadingHTTPServer):
+    """Gives whoever has the password a token for what is asked (https://distribution.github.io/distribution/spec/auth/jwt/)."""
+
+    def __init__(self, authority: trustme.CA) -> None:
+        super().__init__(("127.0.0.1", 0), TokenHandler)
+        certificate = authority.issue_cert("127.0.0.1", key_type=trustme.KeyType.ECDSA)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        certificate.configure_cert(context)
+        self.socket = context.wrap_socket(self.socket, server_side=True)
+        self.key = load_pem_private_key(certificate.private_key_pem.bytes(), None)
+        self.chain = [
+            base64.b64encode(load_pem_x509_certificate(pem.bytes()).public_bytes(Encoding.DER)).decode()
+            for pem in certificate.cert_chain_pems
+        ]
+        self.scopes: list[str] = []
+
+    def token(self, scope: str) -> str:
+        kind, name, actions = scope.split(":")
+        now = int(time.time())
+        claims = {"iss": ISSUER, "sub": USER, "aud": SERVICE, "exp": now + 300, "nbf": now - 10, "iat": now, "jti": "1"}
+        access = [{"type": kind, "name": name, "actions": actions.split(",")}]
+        parts = [{"typ": "JWT", "alg": "ES256", "x5c": self.chain}, {**claims, "access": access}]
+        signed = ".".join(encode(json.dumps(part).encode()) for part in parts)
+        assert isinstance(self.key, ec.EllipticCurvePrivateKey)
+        r, s = utils.decode_dss_signature(self.key.sign(signed.encode(), ec.ECDSA(SHA256())))
+        return f"{signed}.{encode(r.to_bytes(32, 'big') + s.to_bytes(32, 'big'))}"
+
+
+class TokenHandler(BaseHTTPRequestHandler):
+    server: TokenServer
+
+    def do_GET(self) -> None:
+        query = parse_qs(urlsplit(self.path).query)
+        expected = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
+        allowed = self.headers.get("Authorization") == f"Basic {expected}" and query["service"] == [SERVICE]
+        self.send_response(200 if allowed else 401)
+        self.end_headers()
+        if allowed:
+            self.server.scopes.append(query["scope"][0])
+            self.wfile.write(json.dumps({"token": self.server.token(query["scope"][0])}).encode())
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def token_server(authority: trustme.CA) -> Iterator[TokenServer]:
+    server = TokenServer(authority)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def server(tmp_path: Path, authority: trustme.CA, token_server: TokenServer) -> Iterator[Server]:
+    authority.cert_pem.write_to_path(str(tmp_path / "roots.pem"))
+    realm = f"https://127.0.0.1:{token_server.server_port}/token"
+    token = {"realm": realm, "service": SERVICE, "issuer": ISSUER, "rootcertbundle": str(tmp_path / "roots.pem")}
+    server = make_server(tmp_path, authority, {"auth": {"token": token}})
+    server.start()
+    yield server
+    server.kill()
+
+
+def test_token_is_fetched_for_what_is_asked(server: Server, token_server: TokenServer) -> None:
+    registry = connect(server, "team/slipway")
+    digest = push_image(registry, "latest")
+    found = registry.manifest("latest")
+    assert found
+    assert found.descriptor.digest == digest
+    assert {scope.rpartition(":")[0] for scope in token_server.scopes} == {"repository:team/slipway"}
+    assert any("push" in scope for scope in token_server.scopes)
+
+
+def test_token_server_that_refuses_is_named(server: Server) -> None:
+    registry = connect(server, "team/slipway", password="wrong")
+    with pytest.raises(RegistryError, match=r"gives no token for .*HTTP 401"):
+        registry.check_access()

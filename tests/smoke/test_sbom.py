@@ -1,0 +1,71 @@
+"""The bills of materials say what the running image itself says is installed."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cyclonedx.schema import OutputFormat, SchemaVersion
+from cyclonedx.validation import make_schemabased_validator
+from docker.models.images import Image
+from packaging.utils import canonicalize_name
+from spdx_tools.spdx.parser.jsonlikedict.json_like_dict_parser import JsonLikeDictParser
+from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
+from testinfra.host import Host
+
+from buildkit import sbom
+from buildkit.inventory import read_local
+from buildkit.lock import read_lock
+from buildkit.matrix import load_matrix
+
+PYTHON = "/opt/slipway/venv/bin/python"
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def bill(image: Image, manifest: dict[str, Any]) -> sbom.Bill:
+    """Made from the image's files; the tests compare it with what runs."""
+    matrix = load_matrix(ROOT)
+    lock = read_lock(matrix, matrix.variant(manifest["target"], manifest["variant"]))
+    return sbom.describe_image(read_local(shutil.which("docker") or "docker", str(image.id)), image.labels, lock)
+
+
+@pytest.fixture(scope="module")
+def components(bill: sbom.Bill) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = sbom.cyclonedx(bill)["components"]
+    return found
+
+
+def test_wheels_are_those_that_python_finds(host: Host, components: list[dict[str, Any]]) -> None:
+    code = "import importlib.metadata as m, json; print(json.dumps({d.name: d.version for d in m.distributions()}))"
+    installed = json.loads(host.check_output(f'{PYTHON} -c "{code}"'))
+    listed = {part["name"]: part["version"] for part in components if part.get("purl", "").startswith("pkg:pypi/")}
+    assert listed == {canonicalize_name(name): version for name, version in installed.items()}
+
+
+def test_packages_are_those_that_dpkg_knows(host: Host, components: list[dict[str, Any]]) -> None:
+    lines = host.check_output(r"dpkg-query -W -f '${db:Status-Status} ${Package} ${Version}\n'").splitlines()
+    installed = [tuple(line.split()[1:]) for line in lines if line.startswith("installed ")]
+    listed = [
+        (part["name"], part["version"]) for part in components if part.get("purl", "").startswith("pkg:deb/debian/")
+    ]
+    assert sorted(listed) == sorted(installed)
+
+
+def test_base_is_what_the_image_says(host: Host, components: list[dict[str, Any]]) -> None:
+    base = next(part for part in components if part["type"] == "operating-system")
+    assert host.check_output(". /etc/os-release; echo $ID $VERSION_ID") == f"{base['name']} {base['version']}"
+
+
+def test_every_wheel_has_a_hash_of_the_lock(components: list[dict[str, Any]]) -> None:
+    wheels = [part for part in components if part.get("purl", "").startswith("pkg:pypi/")]
+    bare = [part["name"] for part in wheels if "hashes" not in part and "externalReferences" not in part]
+    assert bare == []
+
+
+def test_documents_are_valid(bill: sbom.Bill) -> None:
+    validator = make_schemabased_validator(OutputFormat.JSON, SchemaVersion.V1_6)
+    assert validator.validate_str(sbom.encode(sbom.cyclonedx(bill)).decode()) is None
+    document = JsonLikeDictParser().parse(json.loads(sbom.encode(sbom.spdx(bill))))
+    assert [message.validation_message for message in validate_full_spdx_document(document)] == []
