@@ -117,8 +117,11 @@ def test_registry_killed_while_it_receives(own_server: Server) -> None:
 def test_full_disk_is_named_at_once(tmp_path: Path, authority) -> None:
     """On a tmpfs of one megabyte, in a mount namespace that ends with the registry."""
     become_root = () if os.geteuid() == 0 else ("--map-root-user",)
+    mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+    # In a chroot `/` is no mount point, and its propagation cannot be changed.
+    propagation = () if any(line.split()[4] == "/" for line in mounts) else ("--propagation", "unchanged")
     mount = f'mount -t tmpfs -o size=1m none "{tmp_path}/storage" && exec "$@"'
-    wrapper = ("unshare", *become_root, "--mount", "sh", "-c", mount, "_")
+    wrapper = ("unshare", *become_root, *propagation, "--mount", "sh", "-c", mount, "_")
     server = make_server(tmp_path, authority, wrapper=wrapper)
     server.start()
     try:
