@@ -5,12 +5,13 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import NoReturn, TypeVar
 
 from entrypoints.environments.explicit import HEAD, HOST_FILE, HOSTS, NODE_RANK, NODES
 from entrypoints.errors import LaunchError, UsageError
 from entrypoints.logs import report
-from entrypoints.options import CONTROL_PORT, DEADLINE, Options, RayOptions
+from entrypoints.options import CONTROL_PORT, DEADLINE, REPORT_DIR, Options, RayOptions
 from entrypoints.subcommands import SUBCOMMANDS
 from entrypoints.versions import installed
 
@@ -39,8 +40,11 @@ def _main(arguments: list[str], variables: Mapping[str, str]) -> int:
         subcommand.add_arguments(parser)
         rest, parsed.words = parsed.words[1:], []
         parsed = parser.parse_args(rest, parsed)
-        return subcommand.run(parsed, _with_options(variables, parsed))
-    options = _options(parsed)
+        result = subcommand.run(parsed, _with_options(variables, parsed))
+        if isinstance(result, int):
+            return result
+        parsed.words = ["--", *result]
+    options = _options(parsed, variables.get(REPORT_DIR) or ".")
     from entrypoints.launch import launch, locate  # asyncio alone would double the time of `launch explain`
 
     variables = _with_options(variables, parsed)
@@ -88,6 +92,7 @@ def _parser(variables: Mapping[str, str]) -> Parser:
         help=f"where the head listens, the same on all nodes; default from the job id [{CONTROL_PORT}]",
     )
     add("--grace", metavar="SECONDS", type=_seconds, default=5.0, help="from SIGTERM to SIGKILL, default 5")
+    add("--no-preflight", action="store_true", help="take part even if the checks of this node fail")
     add("--no-ray", action="store_true", help="run the command without Ray")
     add("--num-cpus", metavar="N", type=_count, help="what Ray counts on this node")
     add("--num-gpus", metavar="N", type=_count, help="what Ray counts on this node")
@@ -108,7 +113,7 @@ def _add_place(parser: argparse.ArgumentParser) -> None:
     add("--hostname", metavar="NAME", help="this node's own name; default what the system says")
 
 
-def _options(parsed: argparse.Namespace) -> Options:
+def _options(parsed: argparse.Namespace, report_directory: str) -> Options:
     ray = RayOptions(
         cpus=parsed.num_cpus,
         gpus=parsed.num_gpus,
@@ -120,6 +125,8 @@ def _options(parsed: argparse.Namespace) -> Options:
         control_port=parsed.control_port,
         deadline=parsed.deadline,
         grace=parsed.grace,
+        preflight=not parsed.no_preflight,
+        report_directory=Path(report_directory),
         ray=None if parsed.no_ray else ray,
     )
 

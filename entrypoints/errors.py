@@ -9,6 +9,7 @@
 | 12 | peers missing: not every node met the others before the deadline, or this one was refused |
 | 13 | node lost: a node, or a Ray process on it, died while the job ran |
 | 14 | Ray failed: the cluster could not be formed |
+| 15 | preflight: a node is not fit for the job; the message says how to mend it |
 | 127 | the command does not exist or cannot be executed |
 | 128+n | `launch` received signal n on any node |
 
@@ -58,6 +59,10 @@ class NodeLostError(LaunchError):
 
 class RayFailedError(LaunchError):
     exit_code = 14
+
+
+class PreflightError(LaunchError):
+    exit_code = 15
 
 
 class CommandNotFoundError(LaunchError):

@@ -10,6 +10,7 @@ from entrypoints.fabric.agreement import odd_ones
 from entrypoints.hello import say_hello
 from entrypoints.meeting import Meeting, Peer
 from entrypoints.node import Node
+from entrypoints.preflight import refuse
 from entrypoints.processes import take_terminal
 from entrypoints.ray_node import RayNode, ray_authentication
 from entrypoints.secret import ray_token
@@ -38,6 +39,8 @@ async def _lead(node: Node, meeting: Meeting, secret: str, listen: bool) -> int:
         await meeting.open()
     if node.allocation.node_count > 1:
         peers = await meeting.gather()
+    refuse({node.hostname: node.unfit} | {peer.hostname: peer.unfit for peer in peers}, node.options.report_directory)
+    if peers:
         node.use_interface_of(_head_address(peers))
         summaries = {node.name: node.host.fabric.summary()} | {peer.name: peer.fabric for peer in peers}
         for sentence in odd_ones(summaries):

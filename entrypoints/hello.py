@@ -2,6 +2,7 @@
 
 import os
 import platform
+import time
 from pathlib import Path
 
 from entrypoints.channel import Message
@@ -9,6 +10,10 @@ from entrypoints.node import Node
 from entrypoints.versions import installed
 
 _MUST_AGREE = {"job_id": "job", "node_count": "number of nodes", "python": "Python", "ray": "Ray", "slipway": "Slipway"}
+
+
+MOST_SKEW = 60.0
+"""Seconds between two nodes' clocks; with more, tokens expire and logs mislead."""
 
 
 def say_hello(node: Node) -> Message:
@@ -19,6 +24,8 @@ def say_hello(node: Node) -> Message:
         "cpus": len(os.sched_getaffinity(0)),
         "gpus": count_gpus(),
         "fabric": node.host.fabric.summary(),
+        "unfit": list(node.unfit),
+        "clock": time.time(),
         "job_id": node.allocation.job_id,
         "node_count": node.allocation.node_count,
         "python": ".".join(platform.python_version_tuple()[:2]),
@@ -32,6 +39,8 @@ def objection(ours: Message, theirs: Message) -> str | None:
     for field, label in _MUST_AGREE.items():
         if ours[field] != theirs.get(field):
             return f"{label} differs: {theirs.get(field)} there, {ours[field]} on the head"
+    if abs(skew := theirs["clock"] - time.time()) > MOST_SKEW:
+        return f"its clock is {abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} the head's"
     if not 0 <= theirs["rank"] < ours["node_count"]:
         return f"rank {theirs['rank']} is not below {ours['node_count']} nodes"
     return None

@@ -24,6 +24,8 @@ class Host:
     """Of the GPUs: `gfx942`, `sm_90`."""
     versions: Mapping[str, str]
     """Of rocm, cuda, nccl, vllm and ray, as far as the image says."""
+    target: str | None
+    """The image's: `cpu`, `cuda` or `rocm`; None outside an image."""
     settings: tuple[Setting, ...]
     """What the host and the image ask for; the socket interface is not among them, as it depends on the peers."""
     warnings: tuple[str, ...]
@@ -50,6 +52,7 @@ def examine_host(tree: Tree, variables: Mapping[str, str], manifest: Path = IMAG
         fabric=fabric,
         architectures=found,
         versions=versions,
+        target=document.get("target"),
         settings=tuple(reversed(settings.values())),
         warnings=tuple(warnings),
     )

@@ -29,7 +29,12 @@ def expand(text: str) -> list[str]:
     """
     hosts: list[str] = []
     for item in _split(text):
-        hosts += _expand_item(item, MAXIMUM_HOSTS - len(hosts))
+        if "[" in item or not item or not _NAME.fullmatch(item):
+            hosts += _expand_item(item, MAXIMUM_HOSTS - len(hosts))
+        else:  # most of a long list: not worth a closer look
+            hosts.append(item)
+    if len(hosts) > MAXIMUM_HOSTS:
+        raise HostlistError(f"more than {MAXIMUM_HOSTS} hosts")
     return hosts
 
 

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
+from typing import Any
 
 from entrypoints.environments import Allocation, Detection, detect
 from entrypoints.environments.single import Single
@@ -11,10 +12,11 @@ from entrypoints.errors import DetectionError, NotYetThereError
 from entrypoints.fabric.settings import Setting
 from entrypoints.fabric.tree import Tree
 from entrypoints.head import lead, run_command
-from entrypoints.host import examine_host
+from entrypoints.host import Host, examine_host
 from entrypoints.logs import start_logging
 from entrypoints.node import Node
 from entrypoints.options import Options
+from entrypoints.preflight import Verdict, failures, preflight_node, run_checks
 from entrypoints.secret import load_token, make_token
 from entrypoints.surroundings import child_environment
 from entrypoints.worker import follow
@@ -65,7 +67,8 @@ async def _launch(allocation: Allocation, options: Options, hostname: str, varia
         log.info("%s", _shown(setting, variables))
     for text in host.warnings:
         log.warning("%s", text)
-    node = Node(allocation, options, host, hostname, child_environment(variables, host.settings))
+    unfit = _preflight(allocation, options, host, variables) if options.preflight and not attach else []
+    node = Node(allocation, options, host, hostname, child_environment(variables, host.settings), unfit)
     try:
         if attach:
             log.info("RAY_ADDRESS=%s exists already: no cluster is formed", attach)
@@ -78,6 +81,18 @@ async def _launch(allocation: Allocation, options: Options, hostname: str, varia
         return await lead(node, token or make_token(), listen=listen)
     finally:
         await node.clean()
+
+
+def _preflight(
+    allocation: Allocation, options: Options, host: Host, variables: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    """Run the checks of this node; returns the hard failures, which the head hears of when it is met."""
+    place = preflight_node(Tree(), host, allocation, variables, options.control_port)
+    findings = run_checks(place)
+    for finding in findings:
+        if finding.verdict in (Verdict.WARN, Verdict.FAIL):
+            log.warning("preflight %s: %s; %s", finding.check, finding.message, finding.fix)
+    return failures(findings)
 
 
 def _shown(setting: Setting, variables: Mapping[str, str]) -> str:

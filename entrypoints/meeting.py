@@ -17,6 +17,8 @@ _GOODBYE = 1.0
 """Seconds for the others to hang up once they know how the job ended."""
 _MOST_REFUSED = 20
 """Lines about refused nodes in the final message; anybody who reaches the port can add to them."""
+_BACKLOG = 4096
+"""Connections that wait to be accepted: a scheduler starts thousands of nodes in the same second."""
 _DNS_PATIENCE = 3.0
 """Seconds for looking up the missing hosts' names, after the deadline."""
 
@@ -34,6 +36,8 @@ class Peer:
     """What it has, for people."""
     fabric: Message
     """Its `Fabric.summary()`."""
+    unfit: list[Message]
+    """What its preflight found that must stop the job."""
     ray_started: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -66,7 +70,7 @@ class Meeting:
         """Listen. Raises PeersMissingError if the port is taken."""
         port = self._node.control_port
         try:
-            self._server = await asyncio.start_server(self._accept, port=port, limit=LONGEST_LINE)
+            self._server = await asyncio.start_server(self._accept, port=port, limit=LONGEST_LINE, backlog=_BACKLOG)
         except OSError as error:
             raise PeersMissingError(
                 f"cannot listen on control port {port}: {error.strerror}", "choose another on all nodes: --control-port"
@@ -133,7 +137,9 @@ class Meeting:
                 while True:  # it only waits for the end
                     await channel.receive()
             equipment = f"{hello['cpus']} CPUs, {hello['gpus']} GPUs"
-            await self._keep(Peer(hello["rank"], hello["hostname"], channel, equipment, hello["fabric"]))
+            await self._keep(
+                Peer(hello["rank"], hello["hostname"], channel, equipment, hello["fabric"], hello["unfit"])
+            )
         finally:
             del self._members[channel]
 

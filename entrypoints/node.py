@@ -4,7 +4,7 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from entrypoints.environments import Allocation
@@ -15,7 +15,7 @@ from entrypoints.host import Host
 from entrypoints.options import Options
 from entrypoints.ports import control_port, free_ray_ports
 from entrypoints.processes import Family, Process
-from entrypoints.ray_node import RayNode
+from entrypoints.ray_node import RayNode, directory_prefix
 
 RAY_GRACE = 2.0
 """Seconds that Ray's processes get between SIGTERM and SIGKILL; nothing in them outlives the job."""
@@ -29,9 +29,17 @@ class Node:
     """This node. Steps are awaited through `unless_failed`, so that whatever fails first ends the job."""
 
     def __init__(
-        self, allocation: Allocation, options: Options, host: Host, hostname: str, environment: Mapping[str, str]
+        self,
+        allocation: Allocation,
+        options: Options,
+        host: Host,
+        hostname: str,
+        environment: Mapping[str, str],
+        unfit: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         self.allocation = allocation
+        self.unfit = unfit
+        """What preflight found that must stop the job."""
         self.options = options
         self.host = host
         self.hostname = hostname
@@ -85,8 +93,9 @@ class Node:
     def make_ray(self, token: str) -> RayNode:
         """Prepare Ray on this node, with ports that are free now."""
         assert self.options.ray is not None
-        ports = free_ray_ports(self.allocation.job_id, self.allocation.node_rank)
-        self.ray = RayNode(self.family, self.options.ray, ports, self.environment, token)
+        place = (self.allocation.job_id, self.allocation.node_rank)
+        ports, prefix = free_ray_ports(*place), directory_prefix(*place)
+        self.ray = RayNode(self.family, self.options.ray, ports, self.environment, token, prefix)
         return self.ray
 
     def watch_ray(self) -> None:

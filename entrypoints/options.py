@@ -1,9 +1,11 @@
 """What the user asked for, from the command line and the `SLIPWAY_` variables."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 DEADLINE = "SLIPWAY_DEADLINE"
 CONTROL_PORT = "SLIPWAY_CONTROL_PORT"
+REPORT_DIR = "SLIPWAY_REPORT_DIR"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,5 +27,9 @@ class Options:
     """Seconds for everything before the command: meeting, Ray, the check that all nodes are there."""
     grace: float = 5.0
     """Seconds between SIGTERM and SIGKILL for the command. With Ray's 2 s it fits the 10 s of `docker stop`."""
+    preflight: bool = True
+    """False lets a node take part that preflight finds unfit."""
+    report_directory: Path = Path()
+    """Where the head says which hosts are unfit."""
     ray: RayOptions | None = RayOptions()
     """None runs the command without Ray."""

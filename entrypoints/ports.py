@@ -49,7 +49,7 @@ class RayPorts:
 
     def free(self) -> bool:
         """Whether all named ports can be bound now; those of workers are tried by Ray itself, one by one."""
-        return all(_can_bind(port) for port in self.named.values())
+        return all(can_bind(port) for port in self.named.values())
 
 
 def control_port(job_id: str) -> int:
@@ -94,7 +94,7 @@ def _number(job_id: str) -> int:
     return int.from_bytes(hashlib.sha256(job_id.encode()).digest()[:4])
 
 
-def _can_bind(port: int) -> bool:
+def can_bind(port: int) -> bool:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

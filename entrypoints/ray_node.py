@@ -1,6 +1,7 @@
 """One node's part of the Ray cluster: `ray start` with everything pinned, and the processes to watch afterwards."""
 
 import asyncio
+import hashlib
 import logging
 import re
 import shutil
@@ -26,6 +27,11 @@ _RAY_ERROR = re.compile(r"\[\S+ \S+ [ECF] ")
 log = logging.getLogger(__name__)
 
 
+def directory_prefix(job_id: str, node_rank: int) -> str:
+    """How the names of this node's Ray directories begin: short, as the paths of Ray's sockets have 107 bytes."""
+    return f"slipway-ray-{hashlib.sha256(job_id.encode()).hexdigest()[:6]}-{node_rank}-"
+
+
 def ray_authentication(token: str) -> dict[str, str]:
     """Said on every node and to the command: left unsaid, a head may ask for tokens that its workers do not send."""
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
@@ -35,7 +41,13 @@ class RayNode:
     """Ray on this node. Its processes belong to the family, which ends them."""
 
     def __init__(
-        self, family: Family, options: RayOptions, ports: RayPorts, environment: Mapping[str, str], token: str
+        self,
+        family: Family,
+        options: RayOptions,
+        ports: RayPorts,
+        environment: Mapping[str, str],
+        token: str,
+        prefix: str = "slipway-ray-",
     ) -> None:
         self._family = family
         self._options = options
@@ -46,7 +58,7 @@ class RayNode:
             "DASHBOARD_METRIC_PORT": str(ports.named["dashboard_metrics"]),
         }
         # Not below TMPDIR: the paths of Ray's sockets have 107 bytes, 64 of which Ray uses up itself.
-        self.directory = Path(tempfile.mkdtemp(prefix="slipway-ray-", dir="/tmp"))
+        self.directory = Path(tempfile.mkdtemp(prefix=prefix, dir="/tmp"))
 
     async def start_head(self, address: str) -> str:
         """Start Ray's head; returns the cluster's address. Raises RayFailedError."""

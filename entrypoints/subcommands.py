@@ -14,13 +14,16 @@ from entrypoints.explain import as_json, as_text, explain
 from entrypoints.fabric.tree import Tree
 from entrypoints.host import examine_host
 from entrypoints.hostlist import HostlistError, compress, expand
+from entrypoints.options import REPORT_DIR
+from entrypoints.preflight import as_table, failures, preflight_node, refuse, run_checks
 
 
 @dataclass(frozen=True)
 class Subcommand:
     purpose: str
     add_arguments: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace, Mapping[str, str]], int]
+    run: Callable[[argparse.Namespace, Mapping[str, str]], int | list[str]]
+    """Returns the exit status, or a command to launch."""
 
 
 def _add_explain(parser: argparse.ArgumentParser) -> None:
@@ -63,6 +66,28 @@ def _environments(parsed: argparse.Namespace, _variables: Mapping[str, str]) -> 
     return 0
 
 
+def _add_preflight(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument("--network", action="store_true", help="form the cluster and measure each pair of nodes too")
+    parser.add_argument("--sysfs-root", metavar="DIR", type=Path, default=Path("/"), help="look at a recorded host")
+
+
+def _preflight(parsed: argparse.Namespace, variables: Mapping[str, str]) -> int | list[str]:
+    if parsed.network:
+        as_document = ["--json"] if parsed.json else []
+        directory = variables.get(REPORT_DIR) or "."
+        return [sys.executable, "-P", "-m", "entrypoints.preflight.network", "--output", directory, *as_document]
+    hostname = parsed.hostname or socket.gethostname()
+    tree = Tree.at(parsed.sysfs_root)
+    allocation = detect(variables, hostname).allocation
+    place = preflight_node(tree, examine_host(tree, variables), allocation, variables, parsed.control_port)
+    findings = run_checks(place)
+    document = {"host": hostname, "findings": [finding.document() for finding in findings]}
+    _print(as_json(document) if parsed.json else as_table(findings))
+    refuse({hostname: failures(findings)}, Path(variables.get(REPORT_DIR) or "."))
+    return 0
+
+
 def _print(text: str) -> None:
     sys.stdout.write(text.rstrip("\n") + "\n")
 
@@ -70,5 +95,6 @@ def _print(text: str) -> None:
 SUBCOMMANDS = {
     "explain": Subcommand("say what was detected and why, and do nothing.", _add_explain, _explain),
     "hosts": Subcommand("print the hosts of a host list, one a line.", _add_hosts, _hosts),
+    "preflight": Subcommand("check whether this node is fit for a job.", _add_preflight, _preflight),
     "environments": Subcommand("list the environments that are understood.", _add_environments, _environments),
 }

@@ -1,6 +1,7 @@
 """Real `launch` processes, on loopback."""
 
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -37,6 +38,7 @@ class Launch:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            preexec_fn=_limit(int(variables["SLIPWAY_TEST_NOFILE"])) if "SLIPWAY_TEST_NOFILE" in variables else None,
         )
 
     @property
@@ -59,6 +61,11 @@ class Launch:
         if self._popen.poll() is None:
             self._popen.kill()
         self._popen.communicate()
+
+
+def _limit(files: int) -> Callable[[], None]:
+    """Let the process to come open only so many files."""
+    return lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
 
 
 Start = Callable[..., Launch]

@@ -1,5 +1,5 @@
 import json
-import time
+import resource
 
 import pytest
 
@@ -24,7 +24,7 @@ from tests.entrypoints.conftest import Start
             11,
             "SLIPWAY_TOKEN_FILE=/nowhere cannot be read: No such file or directory",
         ),
-        (["--no-ray", "--", "/nonexistent"], {}, 127, "cannot run '/nonexistent': No such file or directory"),
+        (["--no-ray", "--", "/no/such/place"], {}, 127, "cannot run '/no/such/place': No such file or directory"),
         (["--no-ray", "--", "/etc/passwd"], {}, 127, "cannot run '/etc/passwd': Permission denied"),
     ],
 )
@@ -78,9 +78,11 @@ def test_explain_is_for_people_too(start: Start) -> None:
 
 def test_explain_is_quick(start: Start) -> None:
     def seconds() -> float:
-        began = time.monotonic()
+        """Of the processor: other work on the machine does not count."""
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         assert start("explain").wait().status == 0
-        return time.monotonic() - began
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
     assert min(seconds() for _ in range(5)) < 0.2
 

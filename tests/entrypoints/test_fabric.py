@@ -18,7 +18,7 @@ from tests.entrypoints import hosts
 from tests.entrypoints.conftest import Start
 from tests.entrypoints.hosts import HostTree
 
-NO_IMAGE = Path("/nonexistent/image.json")
+NO_IMAGE = Path("/no/such/place/image.json")
 
 
 def examine(tree: HostTree, nccl: str | None = None, **variables: str) -> Host:
@@ -281,5 +281,5 @@ def test_explain_shows_the_fabric_of_a_recorded_host(start: Start, tmp_path: Pat
 
 
 def test_a_root_that_is_not_there_is_an_error(start: Start) -> None:
-    ended: Callable[[], object] = start("explain", "--sysfs-root", "/nonexistent").wait
-    assert "/nonexistent is not a directory" in str(ended())
+    ended: Callable[[], object] = start("explain", "--sysfs-root", "/no/such/place").wait
+    assert "/no/such/place is not a directory" in str(ended())

@@ -15,7 +15,7 @@ def test_a_writable_home_is_used_as_it_is(tmp_path: Path) -> None:
     assert not set(CACHES) & set(environment)
 
 
-@pytest.mark.parametrize("home", ["/", "", "/nonexistent", None])
+@pytest.mark.parametrize("home", ["/", "", "/no/such/place", None])
 def test_without_a_home_everything_goes_below_the_cache_directory(tmp_path: Path, home: str | None) -> None:
     given = {"SLIPWAY_CACHE_DIR": str(tmp_path / "cache"), "HF_HOME": "/models"}
     environment = child_environment(given if home is None else {**given, "HOME": home})

@@ -1,0 +1,102 @@
+"""Is this node fit? Small checks, all run before the nodes meet; hard failures stop the launch and name the fix."""
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from entrypoints.environments import Allocation
+from entrypoints.errors import PreflightError
+from entrypoints.fabric.tree import Tree
+from entrypoints.host import Host
+from entrypoints.ports import control_port
+from entrypoints.preflight.check import Check, Finding, Node, Verdict
+from entrypoints.preflight.devices import driver, gpu_access, rdma
+from entrypoints.preflight.limits import locked_memory, open_files, shared_memory, stack
+from entrypoints.preflight.places import disk, leftovers, ports
+
+__all__ = [
+    "CHECKS",
+    "Finding",
+    "Node",
+    "Verdict",
+    "as_table",
+    "failures",
+    "preflight_node",
+    "refuse",
+    "run_checks",
+    "write_report",
+]
+
+CHECKS: tuple[Check, ...] = (
+    *(shared_memory, locked_memory, stack, open_files),
+    *(disk, ports, leftovers),
+    *(gpu_access, driver, rdma),
+)
+REPORT, FAILING_HOSTS = "preflight.json", "failing_hosts.txt"
+
+log = logging.getLogger(__name__)
+
+
+def preflight_node(
+    tree: Tree, host: Host, allocation: Allocation, variables: Mapping[str, str], chosen_port: int | None
+) -> Node:
+    """What the checks look at."""
+    return Node(
+        tree=tree,
+        host=host,
+        allocation=allocation,
+        variables=variables,
+        target=host.target,
+        control_port=chosen_port or control_port(allocation.job_id),
+    )
+
+
+def run_checks(node: Node) -> list[Finding]:
+    """Ask every check, in order."""
+    return [check(node) for check in CHECKS]
+
+
+def as_table(findings: Sequence[Finding]) -> str:
+    """For people, one check a line, with what to do about it below."""
+    lines = []
+    for finding in findings:
+        lines.append(f"{finding.verdict:<5} {finding.check:<10} {finding.message}")
+        if finding.fix:
+            lines.append(f"{'':<16} {finding.fix}")
+    return "\n".join(lines)
+
+
+def failures(findings: Sequence[Finding]) -> list[dict[str, Any]]:
+    """The hard ones, as other nodes are told of them."""
+    return [finding.document() for finding in findings if finding.verdict is Verdict.FAIL]
+
+
+def refuse(failed: Mapping[str, Sequence[Mapping[str, Any]]], directory: Path) -> None:
+    """Stop the launch if any host failed, with a report in `directory`. `failed` maps host names to `failures`.
+
+    Raises PreflightError with a line for each failure.
+    """
+    bad = {host: found for host, found in failed.items() if found}
+    if not bad:
+        return
+    lines = [f"  {host}: {found['check']}: {found['message']}" for host, list_ in bad.items() for found in list_]
+    fixes = dict.fromkeys(str(found["fix"]) for list_ in bad.values() for found in list_ if found["fix"])
+    where = write_report(failed, directory)
+    noted = f"; {where} lists them, for --exclude" if where else ""
+    raise PreflightError(
+        f"{len(bad)} of {len(failed)} hosts are not fit{noted}\n" + "\n".join(lines), "; ".join(fixes) or "see above"
+    )
+
+
+def write_report(failed: Mapping[str, Sequence[Mapping[str, Any]]], directory: Path) -> Path | None:
+    """Write the report and the list of failing hosts, a name a line; None if the directory cannot be written."""
+    try:
+        (directory / REPORT).write_text(json.dumps(failed, indent=2) + "\n", encoding="utf-8")
+        list_ = directory / FAILING_HOSTS
+        list_.write_text("".join(f"{host}\n" for host, found in failed.items() if found), encoding="utf-8")
+    except OSError as error:
+        log.warning("no report in %s: %s", directory, error.strerror)
+        return None
+    return list_

@@ -1,0 +1,76 @@
+"""What a check is: a small question about this node, with an answer and, where it is bad, the way to mend it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from entrypoints.environments import Allocation
+from entrypoints.fabric.tree import Tree
+from entrypoints.host import Host
+
+GIB = 1024**3
+MIB = 1024**2
+
+
+class Verdict(StrEnum):
+    OK = "ok"
+    WARN = "warn"
+    """Works, but slower or less safely than it could."""
+    FAIL = "fail"
+    """The job would hang or break later."""
+    SKIP = "skip"
+    """The question does not arise here."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a check found; `fix` says what to do about it."""
+
+    check: str
+    verdict: Verdict
+    message: str
+    fix: str = ""
+
+    def document(self) -> dict[str, Any]:
+        return {**asdict(self), "verdict": str(self.verdict)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """All that checks look at."""
+
+    tree: Tree
+    host: Host
+    allocation: Allocation
+    variables: Mapping[str, str]
+    target: str | None
+    """`cpu`, `cuda` or `rocm`; None outside an image."""
+    control_port: int
+    temporary: Path = Path("/tmp")
+
+    @property
+    def rdma(self) -> bool:
+        """Whether the training's traffic is to go over RDMA adapters."""
+        return self.host.fabric.kind != "ethernet"
+
+    @property
+    def gpus(self) -> int:
+        return len(self.host.fabric.gpus)
+
+    @property
+    def severe(self) -> Verdict:
+        """How bad a slow or broken network is: alone a node does not need it."""
+        return Verdict.FAIL if self.allocation.node_count > 1 else Verdict.WARN
+
+
+Check = Callable[[Node], Finding]
+
+
+def ok(check: str, message: str) -> Finding:
+    return Finding(check, Verdict.OK, message)
+
+
+def skip(check: str, message: str) -> Finding:
+    return Finding(check, Verdict.SKIP, message)

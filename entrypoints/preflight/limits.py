@@ -1,0 +1,81 @@
+"""Shared memory and the kernel's limits for this process, which a container gets from its run flags."""
+
+import os
+import resource
+from pathlib import Path
+
+from entrypoints.preflight.check import GIB, MIB, Finding, Node, Verdict, ok, skip
+
+NCCL_SHARED_MEMORY = 1 * GIB
+"""NCCL asks for it: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html#shared-memory"""
+STACK = 64 * MIB
+MEMLOCK = 8 * GIB
+"""Less than that cannot register the buffers of a training job for RDMA."""
+LEAST_FILES, ENOUGH_FILES = 4_096, 65_536
+"""Ray keeps a few connections for each of its workers and peers."""
+
+
+def shared_memory(node: Node, directory: Path = Path("/dev/shm")) -> Finding:
+    try:
+        status = os.statvfs(directory)
+    except OSError as error:
+        return Finding(
+            "shm", Verdict.FAIL, f"{directory}: {error.strerror}", "run the container with --shm-size or --ipc=host"
+        )
+    return judge_shared_memory(status.f_blocks * status.f_frsize, node.gpus)
+
+
+def judge_shared_memory(size: int, gpus: int) -> Finding:
+    """`size` in bytes, of /dev/shm as a whole."""
+    words = f"/dev/shm has {size // MIB} MiB"
+    if gpus and size < NCCL_SHARED_MEMORY:
+        return Finding(
+            "shm", Verdict.FAIL, f"{words}, NCCL needs 1024", "run the container with --shm-size=16g or --ipc=host"
+        )
+    if size < 128 * MIB:
+        return Finding(
+            "shm", Verdict.WARN, f"{words}: Ray's object store goes to disk", "run the container with --shm-size=2g"
+        )
+    return ok("shm", words)
+
+
+def locked_memory(node: Node) -> Finding:
+    return judge_locked_memory(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0], node)
+
+
+def judge_locked_memory(limit: int, node: Node) -> Finding:
+    """`limit` in bytes; negative is unlimited."""
+    if not node.rdma:
+        return skip("memlock", "no RDMA here")
+    if limit < 0 or limit >= MEMLOCK:
+        return ok("memlock", "unlimited" if limit < 0 else f"{limit // GIB} GiB")
+    return Finding(
+        "memlock", node.severe,
+        f"only {limit // 1024} KiB may be locked: RDMA cannot register buffers, and NCCL takes sockets or fails",
+        "run the container with --ulimit memlock=-1 --cap-add IPC_LOCK",
+    )  # fmt: skip
+
+
+def stack(node: Node) -> Finding:
+    return judge_stack(resource.getrlimit(resource.RLIMIT_STACK)[0], node.gpus)
+
+
+def judge_stack(limit: int, gpus: int) -> Finding:
+    if not gpus:
+        return skip("stack", "no GPU here")
+    if 0 <= limit < STACK:
+        return Finding("stack", Verdict.WARN, f"{limit // MIB} MiB", f"run the container with --ulimit stack={STACK}")
+    return ok("stack", "unlimited" if limit < 0 else f"{limit // MIB} MiB")
+
+
+def open_files(_node: Node) -> Finding:
+    return judge_open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))
+
+
+def judge_open_files(soft: int, hard: int) -> Finding:
+    fix = f"run the container with --ulimit nofile={ENOUGH_FILES * 16}"
+    if 0 <= hard < LEAST_FILES:
+        return Finding("nofile", Verdict.FAIL, f"at most {hard} files may be open: Ray runs out of them", fix)
+    if 0 <= soft < LEAST_FILES:
+        return Finding("nofile", Verdict.WARN, f"only {soft} files may be open, of {hard} that are allowed", fix)
+    return ok("nofile", f"{soft} files")

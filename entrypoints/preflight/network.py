@@ -1,0 +1,181 @@
+"""How fast is the network between each two nodes? A program that `launch preflight --network` runs on the head.
+
+For each pair, one process a GPU (or one a node, on CPU) joins a process group and sums a buffer over all: NCCL on GPUs,
+Gloo elsewhere. NCCL's own log says over what it went: sockets on a host that has RDMA adapters are a failure. Needs Ray
+and torch, which the images have, and a cluster to attach to.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import re
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+SIZES = {"gloo": 16 * 1024**2, "nccl": 256 * 1024**2}
+"""Bytes of the buffer."""
+ROUNDS = 5
+ALL_PAIRS = 16
+"""Up to so many nodes every pair is measured; above, each node with the next one."""
+SLOW = 0.5
+"""A pair with less than this share of the median is slow."""
+PATIENCE = 120.0
+"""Seconds for one pair."""
+_TRANSPORT = re.compile(r"(?:Using network|via NET/)\s*([A-Za-z_]+)")
+PREFLIGHT_FAILED = 15
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The measure of two nodes."""
+
+    hosts: tuple[str, str]
+    backend: str
+    gigabytes_per_second: float
+    """Bus bandwidth, comparable between numbers of ranks:
+    https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md"""
+    transport: str
+    """What NCCL used (`IB`, `Socket`, `Libfabric`); `gloo` on CPU."""
+    problem: str = ""
+
+
+class Rank:
+    """One process of a process group; an actor of Ray's."""
+
+    def address(self) -> str:
+        """An address of this node and a port that is free now."""
+        import socket
+
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            return f"{ray.util.get_node_ip_address()}:{probe.getsockname()[1]}"
+
+    def fabric(self) -> str:
+        """Which network this node's adapters are for."""
+        from entrypoints.fabric import detect_fabric
+        from entrypoints.fabric.tree import Tree
+
+        return detect_fabric(Tree(), os.environ).kind
+
+    def measure(self, backend: str, where: str, rank: int, size: int) -> tuple[float, str]:
+        """Seconds for one sum over all ranks, and NCCL's log."""
+        log = Path(tempfile.mkstemp(prefix="slipway-nccl-")[1])
+        os.environ |= {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": str(log)}
+        import torch
+        from torch import distributed
+
+        distributed.init_process_group(backend, init_method=f"tcp://{where}", rank=rank, world_size=size)
+        try:
+            device = "cuda" if backend == "nccl" else "cpu"
+            buffer = torch.ones(SIZES[backend] // 4, dtype=torch.float32, device=device)
+            distributed.all_reduce(buffer)  # connects
+            distributed.barrier()
+            begin = time.perf_counter()
+            for _ in range(ROUNDS):
+                distributed.all_reduce(buffer)
+            distributed.barrier()
+            if backend == "nccl":
+                torch.cuda.synchronize()
+            return (time.perf_counter() - begin) / ROUNDS, log.read_text(encoding="utf-8", errors="replace")
+        finally:
+            distributed.destroy_process_group()
+            log.unlink()
+
+
+Actor = ray.remote(num_cpus=0)(Rank)
+
+
+def transport_of(log: str) -> str:
+    """What NCCL's log says that it used; `none` if it needed no network."""
+    found = _TRANSPORT.findall(log)
+    return str(found[-1]) if found else "none"
+
+
+def pairs_of(nodes: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """Which nodes to measure together."""
+    if len(nodes) <= ALL_PAIRS:
+        return list(itertools.combinations(nodes, 2))
+    return [(node, nodes[(index + 1) % len(nodes)]) for index, node in enumerate(nodes)]
+
+
+def measure_pair(first: dict[str, Any], second: dict[str, Any]) -> Pair:
+    """Raises ray.exceptions.RayError if a rank fails, GetTimeoutError if the pair hangs."""
+    each = int(min(node["Resources"].get("GPU", 0) for node in (first, second)))
+    backend = "nccl" if each else "gloo"
+    ranks = [
+        Actor.options(
+            num_gpus=1 if each else 0,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False),
+        ).remote()
+        for node in (first, second)
+        for _ in range(each or 1)
+    ]
+    try:
+        where = ray.get(ranks[0].address.remote(), timeout=PATIENCE)
+        calls = [rank.measure.remote(backend, where, index, len(ranks)) for index, rank in enumerate(ranks)]
+        results = ray.get(calls, timeout=PATIENCE)
+        kinds = ray.get([rank.fabric.remote() for rank in ranks], timeout=PATIENCE)
+    finally:
+        for rank in ranks:
+            ray.kill(rank)
+    seconds = max(seconds for seconds, _ in results)
+    share = 2 * (len(ranks) - 1) / len(ranks)
+    transport = transport_of(results[0][1]) if backend == "nccl" else "gloo"
+    hosts = (first["NodeManagerHostname"], second["NodeManagerHostname"])
+    speed = SIZES[backend] / seconds * share / 1e9
+    return Pair(hosts, backend, round(speed, 3), transport, fallback(transport, kinds))
+
+
+def fallback(transport: str, kinds: Sequence[str]) -> str:
+    """What is wrong if NCCL uses sockets where there are RDMA adapters; empty if nothing is."""
+    rdma = [kind for kind in kinds if kind != "ethernet"]
+    if transport.lower() == "socket" and rdma:
+        return f"NCCL fell back to sockets although the hosts have {rdma[0]} adapters: see `launch preflight` there"
+    return ""
+
+
+def judge(pairs: Sequence[Pair]) -> list[str]:
+    """The hosts that are to blame: those with a problem, and those all of whose pairs are slow."""
+    median = statistics.median(pair.gigabytes_per_second for pair in pairs)
+    bad = [pair for pair in pairs if pair.problem or pair.gigabytes_per_second < SLOW * median]
+    hosts = list(dict.fromkeys(host for pair in pairs for host in pair.hosts))
+    blamed = [host for host in hosts if all(pair in bad for pair in pairs if host in pair.hosts)]
+    return blamed if bad else []
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--output", type=Path, default=Path())
+    arguments = parser.parse_args()
+    ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
+    nodes = sorted((node for node in ray.nodes() if node["Alive"]), key=lambda node: node["NodeManagerHostname"])
+    if len(nodes) < 2:
+        sys.stderr.write("error: there is one node only, so no network to measure\n")
+        return 2
+    pairs = [measure_pair(first, second) for first, second in pairs_of(nodes)]
+    failing = judge(pairs)
+    document = {"pairs": [asdict(pair) for pair in pairs], "failing_hosts": failing}
+    (arguments.output / "network.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    (arguments.output / "failing_hosts.txt").write_text("".join(f"{host}\n" for host in failing), encoding="utf-8")
+    lines = [
+        f"{' - '.join(pair.hosts)}  {pair.gigabytes_per_second:.2f} GB/s  {pair.backend} over {pair.transport}"
+        + (f"  {pair.problem}" if pair.problem else "")
+        for pair in pairs
+    ]
+    sys.stdout.write((json.dumps(document, indent=2) if arguments.json else "\n".join(lines)) + "\n")
+    return PREFLIGHT_FAILED if failing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""`launch preflight --network`; skipped where Ray and torch are not installed, as they are in the images."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.entrypoints.conftest import Start
+
+pytest.importorskip("ray", reason="needs Ray, which the images have")
+pytest.importorskip("torch", reason="needs torch, which the images have")
+
+from entrypoints.preflight.network import Pair, fallback, judge, pairs_of, transport_of
+
+SMALL = ("--num-cpus", "1", "--num-gpus", "0", "--object-store-memory", str(100 * 1024**2))
+
+
+@pytest.mark.parametrize(
+    ("lines", "transport"),
+    [
+        (("NET/IB : Using [0]mlx5_0:1/IB [RO]; OOB eth0:10.0.0.1<0>", "Using network IB"), "IB"),
+        (("NET/IB : No device found.", "Using network Socket"), "Socket"),
+        (("Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0",), "Socket"),
+        (("NET/OFI Initializing aws-ofi-nccl 1.14.0", "Using network Libfabric"), "Libfabric"),
+        ((), "none"),
+    ],
+)
+def test_nccls_log_tells_the_transport(lines: tuple[str, ...], transport: str) -> None:
+    assert transport_of("".join(f"n1:7:7 [0] NCCL INFO {line}\n" for line in lines)) == transport
+
+
+def test_sockets_are_a_problem_only_where_there_is_something_better() -> None:
+    assert "fell back to sockets although the hosts have roce adapters" in fallback("Socket", ["ethernet", "roce"])
+    assert fallback("Socket", ["ethernet", "ethernet"]) == ""
+    assert fallback("IB", ["infiniband"]) == ""
+
+
+def pair(first: str, second: str, speed: float, problem: str = "") -> Pair:
+    return Pair((first, second), "nccl", speed, "IB", problem)
+
+
+def test_the_host_all_of_whose_pairs_are_slow_is_to_blame() -> None:
+    speeds = {("a", "b"): 40.0, ("a", "c"): 9.0, ("b", "c"): 8.0, ("a", "d"): 41.0, ("b", "d"): 39.0, ("c", "d"): 9.0}
+    assert judge([pair(*names, speed) for names, speed in speeds.items()]) == ["c"]
+    assert judge([pair("a", "b", 40.0), pair("a", "c", 39.0), pair("b", "c", 41.0)]) == []
+    assert judge([pair("a", "b", 1.0, "NCCL fell back to sockets")]) == ["a", "b"]
+
+
+def test_many_nodes_are_measured_along_a_ring() -> None:
+    assert len(pairs_of(range(4))) == 6
+    assert pairs_of(range(20))[-1] == (19, 0)
+    assert len(pairs_of(range(20))) == 20
+
+
+def test_every_pair_of_nodes_gets_a_figure(start_node: Start, tmp_path: Path) -> None:
+    variables = {"SLIPWAY_DEADLINE": "120", "OMP_NUM_THREADS": "1"}
+    worker = start_node(1, *SMALL, "preflight", "--network", "--json", **variables)
+    head = start_node(0, *SMALL, "preflight", "--network", "--json", **variables)
+    ended = head.wait()
+    assert ended.status == 0, ended.stderr
+    assert worker.wait().status == 0
+    (found,) = json.loads(ended.stdout)["pairs"]
+    assert found["backend"] == "gloo"
+    assert found["gigabytes_per_second"] > 0
+    assert (tmp_path / "failing_hosts.txt").read_text(encoding="utf-8") == ""
+    assert json.loads((tmp_path / "network.json").read_text(encoding="utf-8"))["failing_hosts"] == []
