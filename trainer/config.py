@@ -164,6 +164,15 @@ class RolloutConfig(Section):
     log_probs: bool = Field(True, description="let engines return log-probs, to compare with the trainer's")
     ignore_end_tokens: bool = Field(False, description="responses always reach the limit; to measure speed")
 
+    @model_validator(mode="after")
+    def _engines_know_their_share(self) -> Self:
+        if self.engines_per_gpu > 1 and self.kv_cache_gib is None:
+            raise ValueError(
+                f"rollout.engines_per_gpu={self.engines_per_gpu} needs rollout.kv_cache_gib: "
+                "engines that start side by side cannot measure how much memory is left for each"
+            )
+        return self
+
     def eager_on(self, device: str) -> bool:
         return device == "cpu" if self.enforce_eager is None else self.enforce_eager
 

@@ -45,7 +45,7 @@ def serve(connection: Connection, kind: str, options: Any) -> None:
 def offline_engine(options: Any) -> Any:
     from vllm import LLM, SamplingParams
 
-    settings: dict[str, Any] = {"enforce_eager": True} if options.cpu else {}
+    settings: dict[str, Any] = {"enforce_eager": True} if options.cpu else {"gpu_memory_utilization": 0.2}
     engine = LLM(
         str(options.job / "model"),
         load_format="dummy",
@@ -82,6 +82,7 @@ def trainers_engine(options: Any) -> Any:
             "rollout": {
                 "max_num_seqs": 1024,
                 "kv_cache_gib": options.kv_cache_gib,
+                "engines_per_gpu": options.engines,
                 "ignore_end_tokens": True,
                 "sleep": False,
             },

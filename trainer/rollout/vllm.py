@@ -56,7 +56,7 @@ class VllmEngine:
             temperature=request.temperature,
             seed=request.seed if request.temperature > 0 else None,
             max_tokens=self._max_response_length,
-            stop_token_ids=self._end_token_ids,
+            stop_token_ids=None if self._rollout.ignore_end_tokens else self._end_token_ids,
             ignore_eos=self._rollout.ignore_end_tokens,
             # Of the sampled token only; costs a pass over the vocabulary, and an object per token on the way back.
             logprobs=0 if self._rollout.log_probs else None,
@@ -88,13 +88,13 @@ class VllmEngine:
 
 
 def _device_settings(config: Config, device: str) -> dict[str, object]:
+    cache = config.rollout.kv_cache_gib
     if device == "cuda":
-        if config.rollout.kv_cache_gib is None:
-            return {"gpu_memory_utilization": config.rollout.gpu_memory_utilization}
-        # A fixed size: what else starts on the GPU at the same time does not disturb the measuring of free memory.
-        return {"kv_cache_memory_bytes": int(config.rollout.kv_cache_gib * 2**30)}
+        share = {"gpu_memory_utilization": config.rollout.gpu_memory_utilization / config.rollout.engines_per_gpu}
+        # With a fixed size nothing that starts on the GPU at the same time disturbs the measuring of free memory.
+        return share if cache is None else {**share, "kv_cache_memory_bytes": int(cache * 2**30)}
     return {
-        "kv_cache_memory_bytes": int((config.rollout.kv_cache_gib or CPU_KV_CACHE_GIB) * 2**30),
+        "kv_cache_memory_bytes": int((cache or CPU_KV_CACHE_GIB) * 2**30),
         # vLLM takes back the random numbers of half a prompt with an operation that CPU generators lack.
         "enable_chunked_prefill": False,
         # On CPU a tied head is prepacked by itself and keeps its old weights on reload: give it weights of its own.

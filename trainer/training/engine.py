@@ -16,7 +16,7 @@ from trainer.batch import Batch
 from trainer.errors import CheckpointError, EngineError
 from trainer.training.packing import PackedRows
 from trainer.training.partition import MicroBatchLimit
-from trainer.training.sharding import Execution, shard
+from trainer.training.sharding import Execution, reshard, shard
 
 # (network output, micro-batch, what the global mini-batch holds) -> loss, and metrics; both add up over the parts
 LossFunction = Callable[[Any, Batch, GlobalCount], tuple[Tensor, dict[str, Tensor]]]
@@ -59,10 +59,11 @@ class TrainingEngine:
         """Log-probs or values of all rows, [rows, response length], on CPU. Every rank calls it."""
         result = torch.zeros(batch.response_mask.shape, dtype=torch.float32, device=self.device)
         with torch.no_grad():
-            for rows, packed in self._micro_batches(batch, limit):
-                output = self.network(packed)
+            for rows in self._micro_batches(batch, limit):
+                output = self.network(self._pack(batch.rows(rows)))
                 result[rows] = output[0] if isinstance(output, tuple) else output
         found = result.cpu()
+        reshard(self.network)
         self._release_memory()
         return found
 
@@ -90,8 +91,14 @@ class TrainingEngine:
         mask = batch.response_mask
         count = GlobalCount(*self._reduce(torch.stack([mask.sum(), mask.any(dim=1).sum()])).tolist())
         totals: dict[str, Tensor] = {}
-        for rows, packed in self._micro_batches(batch, limit):
-            loss, metrics = loss_function(self.network(packed), batch.rows(rows).to(self.device), count)
+        parts = self._micro_batches(batch, limit)
+        for number, rows in enumerate(parts, start=1):
+            if self.world_size == 1:
+                # Nobody shares them: gradients add up where they are, and weights stay gathered, to the end.
+                self.network.set_requires_gradient_sync(number == len(parts))
+                self.network.set_reshard_after_backward(number == len(parts))
+            part = batch.rows(rows)
+            loss, metrics = loss_function(self.network(self._pack(part)), part.to(self.device), count)
             # FSDP averages gradients over the ranks; the loss is already this rank's share of the global loss.
             (loss * self.world_size).backward()
             for name, value in metrics.items():
@@ -100,14 +107,15 @@ class TrainingEngine:
         sums = self._reduce(torch.stack(list(totals.values())).cpu())
         return dict(zip(totals, sums.tolist(), strict=True))
 
-    def _micro_batches(self, batch: Batch, limit: MicroBatchLimit) -> Iterator[tuple[Tensor, PackedRows]]:
-        """Rows and their packed line, part by part; every rank gets as many parts, as FSDP's collectives need."""
+    def _micro_batches(self, batch: Batch, limit: MicroBatchLimit) -> list[Tensor]:
+        """The rows of each part; every rank gets as many parts, as FSDP's collectives need."""
         lengths = batch.lengths.tolist()
         count = int(self._reduce(torch.tensor(limit.parts_needed(lengths)), dist.ReduceOp.MAX))
+        return [torch.tensor(part) for part in limit.split(lengths, count)]
+
+    def _pack(self, part: Batch) -> PackedRows:
         multiple = LENGTH_MULTIPLE if self.device.type == "cuda" else 1
-        for part in limit.split(lengths, count):
-            rows = torch.tensor(part)
-            yield rows, PackedRows.of(batch.rows(rows), multiple).to(self.device)
+        return PackedRows.of(part, multiple).to(self.device)
 
     def _release_memory(self) -> None:
         """Leaves what torch keeps in store for the next pass to the other processes on this GPU."""
@@ -126,8 +134,7 @@ class TrainingEngine:
         A weight that two parts share comes under both names, or once. On a single rank these are the weights
         themselves: copy what is to outlast the next update.
         """
-        # Between a forward without a backward pass and the next one, FSDP leaves the outermost weights unsharded.
-        self.network.reshard()
+        reshard(self.network)
         for name, weight in module.named_parameters(remove_duplicate=shared_once):
             tensor = weight.detach()
             yield name, tensor.to_local() if self.world_size == 1 else tensor.full_tensor()

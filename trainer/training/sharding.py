@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from trainer.errors import DataError
 
@@ -38,11 +38,20 @@ def shard(network: nn.Module, execution: Execution) -> nn.Module:
         torch.set_float32_matmul_precision("high")
     mesh = init_device_mesh(execution.device.type, (dist.get_world_size(),))
     policy = MixedPrecisionPolicy(param_dtype=execution.dtype, reduce_dtype=torch.float32)
+    # A rank that is alone has nothing to gather: converted weights may stay until the pass is over.
+    alone = dist.get_world_size() == 1
     for layer in decoder_layers(network.decoder):
         if execution.compile_layers:
             layer.compile()
-        fully_shard(layer, mesh=mesh, mp_policy=policy)
+        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=not alone)
     return fully_shard(network, mesh=mesh, mp_policy=policy)
+
+
+def reshard(network: nn.Module) -> None:
+    """Drops gathered weights, those of each layer and the outermost, which FSDP keeps after a forward pass."""
+    for module in network.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def decoder_layers(decoder: nn.Module) -> nn.ModuleList:
