@@ -90,7 +90,9 @@ class VllmEngine:
 def _device_settings(config: Config, device: str) -> dict[str, object]:
     cache = config.rollout.kv_cache_gib
     if device == "cuda":
-        share = {"gpu_memory_utilization": config.rollout.gpu_memory_utilization / config.rollout.engines_per_gpu}
+        share: dict[str, object] = {
+            "gpu_memory_utilization": config.rollout.gpu_memory_utilization / config.rollout.engines_per_gpu
+        }
         # With a fixed size nothing that starts on the GPU at the same time disturbs the measuring of free memory.
         return share if cache is None else {**share, "kv_cache_memory_bytes": int(cache * 2**30)}
     return {
