@@ -48,7 +48,8 @@ class Trust:
     pattern: bool = False
 
     def __post_init__(self) -> None:
-        if bool(self.key) == bool(self.identity and self.issuer):
+        by_key, by_identity = bool(self.key), bool(self.identity or self.issuer)
+        if by_key == by_identity or bool(self.identity) != bool(self.issuer):
             raise UsageError(
                 "it is not said whose signature to trust",
                 "name --key cosign.pub, or --certificate-identity URL with --certificate-oidc-issuer URL",
@@ -122,5 +123,7 @@ def cosign(arguments: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 def last_words(done: subprocess.CompletedProcess[str]) -> str:
+    """What cosign gives as the reason: it says it twice, first in words of its own."""
     lines = [line for line in done.stderr.splitlines() if line.strip() and not line.startswith("WARNING")]
-    return lines[-1].removeprefix("Error: ") if lines else f"status {done.returncode}"
+    errors = [line.removeprefix("Error: ") for line in lines if line.startswith("Error: ")]
+    return (errors or lines or [f"status {done.returncode}"])[0 if errors else -1]

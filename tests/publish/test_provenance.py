@@ -1,0 +1,108 @@
+"""SLSA provenance: whom it names as builder, what went in, and what it is refused for."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from buildkit import provenance
+from buildkit.errors import TrustError
+from buildkit.provenance import Builder, Origin, check_statement, read_builder, statement
+from tests.publish.conftest import LOCK_DIGEST, REVISION
+
+DIGEST = "sha256:" + "d" * 64
+BUILDER = Builder("https://ci.example/workflow", "https://ci.example/run/1", "git+https://ci.example/slipway")
+
+# https://docs.github.com/en/actions/reference/workflows-and-actions/variables
+GITHUB = {
+    "GITHUB_ACTIONS": "true",
+    "GITHUB_SERVER_URL": "https://github.com",
+    "GITHUB_REPOSITORY": "team/slipway",
+    "GITHUB_WORKFLOW_REF": "team/slipway/.github/workflows/slipway.yml@refs/heads/main",
+    "GITHUB_RUN_ID": "7",
+    "GITHUB_RUN_ATTEMPT": "2",
+}
+# https://docs.gitlab.com/ci/variables/predefined_variables/
+GITLAB = {
+    "GITLAB_CI": "true",
+    "CI_PROJECT_URL": "https://gitlab.example/team/slipway",
+    "CI_JOB_URL": "https://gitlab.example/team/slipway/-/jobs/9",
+    "CI_RUNNER_ID": "3",
+}
+
+
+@pytest.mark.parametrize(
+    ("environ", "builder"),
+    [
+        (
+            GITHUB,
+            Builder(
+                "https://github.com/team/slipway/.github/workflows/slipway.yml@refs/heads/main",
+                "https://github.com/team/slipway/actions/runs/7/attempts/2",
+                "git+https://github.com/team/slipway",
+            ),
+        ),
+        (
+            GITLAB,
+            Builder(
+                "https://gitlab.example/team/slipway/-/runners/3",
+                "https://gitlab.example/team/slipway/-/jobs/9",
+                "git+https://gitlab.example/team/slipway",
+            ),
+        ),
+        ({}, Builder("https://slipway.dev/buildkit/local", "", "git+https://slipway.dev/source")),
+    ],
+)
+def test_builder_is_the_ci_job_where_there_is_one(environ: dict[str, str], builder: Builder) -> None:
+    assert read_builder(environ) == builder
+
+
+def test_statement_is_about_the_image_its_source_and_its_lock(origin: Origin) -> None:
+    document = statement("registry.example.com/slipway", DIGEST, origin, BUILDER)
+    assert document["_type"] == "https://in-toto.io/Statement/v1"
+    assert document["predicateType"] == "https://slsa.dev/provenance/v1"
+    assert document["subject"] == [{"name": "registry.example.com/slipway", "digest": {"sha256": "d" * 64}}]
+    build, run = document["predicate"]["buildDefinition"], document["predicate"]["runDetails"]
+    assert build["externalParameters"] == {"target": "cpu", "variant": "small"}
+    inputs = {part["name"]: part.get("digest") for part in build["resolvedDependencies"]}
+    assert inputs["source"] == {"gitCommit": REVISION}
+    assert inputs["lock"] == {"sha256": "a" * 64}
+    assert run["builder"]["id"] == BUILDER.identifier
+    assert run["metadata"]["startedOn"] == "2026-11-21T10:00:00Z"
+
+
+def test_uncommitted_changes_are_told(origin: Origin) -> None:
+    document = statement("r.example/s", DIGEST, replace(origin, changed=True), BUILDER)
+    source = document["predicate"]["buildDefinition"]["resolvedDependencies"][0]
+    assert source["annotations"] == {"uncommittedChanges": True}
+
+
+def test_checkout_without_git_names_no_commit(origin: Origin) -> None:
+    document = statement("r.example/s", DIGEST, replace(origin, revision=""), BUILDER)
+    assert "no commit" in check_statement(provenance.encode(document), DIGEST, LOCK_DIGEST, "")
+
+
+def test_good_statement_is_told_in_a_line(origin: Origin) -> None:
+    content = provenance.encode(statement("r.example/s", DIGEST, origin, BUILDER))
+    line = check_statement(content, DIGEST, LOCK_DIGEST, REVISION)
+    assert line == f"built by https://ci.example/workflow from {REVISION[:12]}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("sha256:" + "e" * 64, LOCK_DIGEST, REVISION), "about another image"),
+        ((DIGEST, "sha256:" + "e" * 64, REVISION), "about another lock"),
+        ((DIGEST, LOCK_DIGEST, "e" * 40), "about another source revision"),
+    ],
+)
+def test_statement_about_something_else_is_refused(origin: Origin, arguments: Any, words: str) -> None:
+    content = provenance.encode(statement("r.example/s", DIGEST, origin, BUILDER))
+    with pytest.raises(TrustError, match=words):
+        check_statement(content, *arguments)
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b'{"subject": 1}', b"\xff", b'{"_type": [], "subject": [{}]}'])
+def test_what_is_no_statement_is_refused(content: bytes) -> None:
+    with pytest.raises(TrustError, match="cannot be understood"):
+        check_statement(content, DIGEST, LOCK_DIGEST, REVISION)

@@ -1,0 +1,57 @@
+"""How cosign is called, and what is said when it cannot sign."""
+
+from pathlib import Path
+
+import pytest
+
+from buildkit.errors import SignatureError, UsageError
+from buildkit.reference import Reference
+from buildkit.signature import Signer, Trust, public_key, sign
+
+IMAGE = Reference("127.0.0.1:1", "slipway", digest="sha256:" + "0" * 64)
+
+
+def test_key_signs_offline_and_tells_no_public_log() -> None:
+    assert Signer("cosign.key").arguments() == ["sign", "--yes", "--key", "cosign.key", "--tlog-upload=false"]
+    assert "--insecure-ignore-tlog=true" in Trust(key="cosign.pub").arguments()
+
+
+def test_keyless_needs_the_log() -> None:
+    assert Signer().arguments() == ["sign", "--yes"]
+    trusted = Trust(identity="https://ci.example/job", issuer="https://ci.example").arguments()
+    assert trusted == [
+        "verify",
+        "--certificate-identity",
+        "https://ci.example/job",
+        "--certificate-oidc-issuer",
+        "https://ci.example",
+    ]
+
+
+@pytest.mark.parametrize(
+    "values", [{}, {"identity": "a"}, {"issuer": "a"}, {"key": "a", "identity": "b", "issuer": "c"}]
+)
+def test_whom_to_trust_is_said_in_exactly_one_way(values: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match="whose signature to trust"):
+        Trust(**values)
+
+
+def test_identity_token_that_is_none_is_named(programs: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SIGSTORE_ID_TOKEN", "nonsense")
+    with pytest.raises(SignatureError, match="compact JWS format must have three parts") as error:
+        sign(IMAGE, Signer(), {})
+    assert "id-token: write" in error.value.hint
+
+
+def test_wrong_key_password_is_named(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COSIGN_PASSWORD", "wrong")
+    with pytest.raises(SignatureError, match="decrypt") as error:
+        public_key(Signer(str(keys / "cosign.key")))
+    assert "COSIGN_PASSWORD" in error.value.hint
+
+
+def test_absent_cosign_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SignatureError, match="not installed") as error:
+        sign(IMAGE, Signer("k"), {})
+    assert "ci/tools" in error.value.hint
