@@ -54,7 +54,7 @@ def trusted_ca(host: str, named: Path | None) -> Path | None:
 
 
 def authorize(
-    session: requests.Session, answer: requests.Response, credentials: Credentials, reference: Reference
+    session: requests.Session, answer: requests.Response, credentials: Credentials, reference: Reference, push: bool
 ) -> None:
     """Gives the session what the 401 answer asks for. Raises `RegistryError` when there is nothing to give."""
     scheme, _, rest = answer.headers.get("WWW-Authenticate", "").partition(" ")
@@ -62,6 +62,8 @@ def authorize(
         session.auth = (credentials.user, credentials.password)
     elif scheme.lower() == "bearer":
         challenge = {match[1]: match[2] for match in CHALLENGE.finditer(rest)}
+        if push:  # some registries ask for `pull` only, whatever was tried
+            challenge["scope"] = f"repository:{reference.repository}:pull,push"
         session.auth = Bearer(fetch_token(session, challenge, credentials, reference))
     else:
         raise RegistryError(

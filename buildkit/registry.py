@@ -159,7 +159,7 @@ class Registry:
     def check_access(self) -> None:
         """Whether we may push: an upload is begun and given up."""
         started = self._send("POST", "blobs/uploads/")
-        self._send("DELETE", urljoin(started.url, started.headers["Location"]), allowed={404, 405})
+        self._send("DELETE", urljoin(started.url, started.headers["Location"]), allowed=frozenset(range(400, 500)))
 
     # ---- referrers: manifests with a `subject`
 
@@ -249,7 +249,8 @@ class Registry:
         try:
             answer = self._session.send(self._prepare(request), stream=stream, timeout=TIMEOUT)
             if answer.status_code == 401:
-                authorize(self._session, answer, self._credentials, self.reference)
+                push = request.method not in ("GET", "HEAD")
+                authorize(self._session, answer, self._credentials, self.reference, push)
                 answer = self._session.send(self._prepare(request), stream=stream, timeout=TIMEOUT)
             return answer
         except requests.RequestException as error:
