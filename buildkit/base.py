@@ -3,13 +3,19 @@
 import hashlib
 import logging
 import os
+import re
+import shlex
 import shutil
 import subprocess
+import tarfile
+import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from buildkit.engine import Engine
-from buildkit.errors import BaseError
+from buildkit.errors import BaseError, LockError
+from buildkit.lock_facts import Deb
 from buildkit.matrix import Base, Variant
 
 log = logging.getLogger(__name__)
@@ -20,11 +26,16 @@ KEPT = ("/usr/share/doc/*/copyright",)
 
 # Run in the new root at the end: what belongs to this host or differs from one run to the next.
 CLEAN = """
-rm -rf "$1"/etc/apt/sources.list "$1"/etc/apt/sources.list.d/* "$1"/etc/apt/apt.conf.d/99mmdebstrap
+rm -rf "$1"/etc/apt/sources.list "$1"/etc/apt/sources.list.d/* "$1"/etc/apt/preferences.d/*
+rm -rf "$1"/etc/apt/apt.conf.d/99mmdebstrap
 rm -rf "$1"/var/lib/apt/lists/* "$1"/var/cache/apt/* "$1"/var/cache/ldconfig/aux-cache "$1"/var/cache/debconf/*-old
 find "$1"/var/log -type f -delete
 rm -f "$1"/etc/machine-id "$1"/etc/hostname "$1"/etc/resolv.conf
 """
+
+# Run in the new root before that: the record of every installed package, with the checksum of its file.
+LIST = "dpkg-query -W -f '${Package}=${Version}\\n' | xargs apt-cache show"
+FIELD = re.compile(r"^(Package|Version|SHA256): (.+)$", re.MULTILINE)
 
 
 def choose_provider(base: Base, requested: str, engine: Engine) -> tuple[str, str]:
@@ -55,39 +66,102 @@ def bootstrap_refusal(_base: Base, _engine: Engine) -> str:
     return "" if shutil.which("mmdebstrap") else "mmdebstrap is not installed"
 
 
-AVAILABLE: dict[str, Callable[[Base, Engine], str]] = {"registry": registry_refusal, "bootstrap": bootstrap_refusal}
+AVAILABLE: dict[str, Callable[[Base, Engine], str]] = {
+    "registry": registry_refusal,
+    "vendor": registry_refusal,
+    "bootstrap": bootstrap_refusal,
+}
 
 
-def bootstrap(variant: Variant, cache: Path, source_date: int) -> Path:
-    """A tar of the root file system with the variant's packages, made once per package set and kept in `cache`.
+@dataclass(frozen=True)
+class Bootstrapped:
+    """A root file system as a tar, and the Debian packages in it."""
 
-    Raises `BaseError` when mmdebstrap fails; a failed one leaves nothing behind.
+    tar: Path
+    debs: tuple[Deb, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Uncompressed size of the files."""
+        with tarfile.open(self.tar) as archive:
+            return sum(member.size for member in archive)
+
+
+def bootstrap(variant: Variant, cache: Path, locked: tuple[Deb, ...], epoch: int) -> Bootstrapped:
+    """A root file system with the variant's packages, made once per package set and kept in `cache`.
+
+    With `locked` packages it holds exactly those; without, the newest. Raises `BaseError` when mmdebstrap fails,
+    `LockError` when the mirror no longer has what was locked; a failed one leaves nothing behind.
     """
-    settings = variant.base.bootstrap
-    if settings is None:
+    if variant.base.bootstrap is None:
         raise BaseError(f"base {variant.base.name} cannot be bootstrapped", "use --base registry")
-    command = ["mmdebstrap", "--quiet", f"--variant={settings['variant']}", '--aptopt=APT::Install-Recommends "false"']
-    command += [f"--dpkgopt=path-exclude={path}" for path in LEFT_OUT] + [
-        f"--dpkgopt=path-include={path}" for path in KEPT
-    ]
-    command += [f"--include={','.join(variant.packages)}", f"--customize-hook={CLEAN}", settings["suite"]]
-    key = hashlib.sha256("\0".join(command).encode()).hexdigest()[:16]
-    tar = cache / "bases" / f"{variant.base.name}-{key}.tar"
-    if tar.is_file():
+    command = mmdebstrap_command(variant)
+    text = "\0".join([*command, str(epoch), *(f"{deb.name} {deb.version} {deb.sha256}" for deb in locked)])
+    tar = cache / "bases" / f"{variant.base.name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.tar"
+    index = tar.with_suffix(".debs")
+    if locked and tar.is_file() and index.is_file():
         log.info("base: %s, made before", tar.name)
-        return tar
+        return Bootstrapped(tar, read_debs(index.read_text()))
     log.info("base: making %s from %d Debian packages and what they need", variant.base.name, len(variant.packages))
     tar.parent.mkdir(parents=True, exist_ok=True)
-    partial = tar.with_suffix(".partial.tar")
-    environment = {**os.environ, "SOURCE_DATE_EPOCH": str(source_date)}
-    try:
-        done = subprocess.run([*command, str(partial)], env=environment, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            reason = "\n".join(f"  {line}" for line in done.stderr.strip().splitlines()[-8:])
-            raise BaseError(
-                f"mmdebstrap could not make {variant.base.name}:\n{reason}", "check apt's sources (`apt-get update`)"
-            )
-        partial.replace(tar)
-    finally:
-        partial.unlink(missing_ok=True)
-    return tar
+    with tempfile.TemporaryDirectory(prefix="slipway-base-", dir=tar.parent) as folder:
+        made, listing = run_mmdebstrap(command, variant, Path(folder), locked, epoch)
+        debs = read_debs(listing.read_text())
+        if locked and set(debs) != set(locked):
+            raise drift(variant, locked, debs)
+        index.write_text(listing.read_text())
+        made.replace(tar)
+    return Bootstrapped(tar, debs)
+
+
+def mmdebstrap_command(variant: Variant) -> list[str]:
+    settings = variant.base.bootstrap or {}
+    command = ["mmdebstrap", "--quiet", f"--variant={settings['variant']}", '--aptopt=APT::Install-Recommends "false"']
+    command += [f"--dpkgopt=path-exclude={path}" for path in LEFT_OUT]
+    command += [f"--dpkgopt=path-include={path}" for path in KEPT]
+    return [*command, f"--include={','.join(variant.packages)}", settings["suite"]]
+
+
+def run_mmdebstrap(
+    command: list[str], variant: Variant, folder: Path, locked: tuple[Deb, ...], epoch: int
+) -> tuple[Path, Path]:
+    """The tar and the packages' records (apt-cache show), both in `folder`."""
+    tar, listing, pins = folder / "root.tar", folder / "debs", folder / "pins"
+    pins.write_text(
+        "".join(f"Package: {deb.name}\nPin: version {deb.version}\nPin-Priority: 1001\n\n" for deb in locked)
+    )
+    hooks = [
+        f'--setup-hook=install -D -m 644 {shlex.quote(str(pins))} "$1"/etc/apt/preferences.d/slipway-lock',
+        f'--customize-hook=chroot "$1" sh -c {shlex.quote(LIST)} >{shlex.quote(str(listing))}',
+        f"--customize-hook={CLEAN}",
+    ]
+    environment = {**os.environ, "SOURCE_DATE_EPOCH": str(epoch)}
+    done = subprocess.run(
+        [*command[:-1], *hooks, command[-1], str(tar)], env=environment, capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        reason = "\n".join(f"  {line}" for line in done.stderr.strip().splitlines()[-8:])
+        raise BaseError(
+            f"mmdebstrap could not make {variant.base.name}:\n{reason}", "check apt's sources (`apt-get update`)"
+        )
+    return tar, listing
+
+
+def read_debs(records: str) -> tuple[Deb, ...]:
+    """Packages in the paragraphs that `apt-cache show` prints; one that several sources offer is named once."""
+    paragraphs = (dict(FIELD.findall(paragraph)) for paragraph in records.split("\n\n") if paragraph.strip())
+    return tuple(sorted({Deb(fields["Package"], fields["Version"], fields["SHA256"]) for fields in paragraphs}))
+
+
+def drift(variant: Variant, locked: tuple[Deb, ...], found: tuple[Deb, ...]) -> LockError:
+    """What the mirror has instead of what was locked."""
+    now = {deb.name: deb.version for deb in found}
+    missing = [f"{deb.name} {deb.version} (now {now.get(deb.name, 'none')})" for deb in locked if deb not in found]
+    added = sorted(set(now) - {deb.name for deb in locked})
+    words = [*missing, *(f"{name} {now[name]} (not locked)" for name in added)]
+    return LockError(
+        f"the mirror has other packages than the lock of {variant.identifier}: {', '.join(words[:8])}"
+        + (f" and {len(words) - 8} more" if len(words) > 8 else ""),
+        f"run `buildkit lock --upgrade --target {variant.target} --variant {variant.name}`, or point apt at "
+        "snapshot.debian.org as of the lock's date",
+    )

@@ -6,7 +6,9 @@ import os
 import shutil
 import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from uv import find_uv_bin
@@ -16,9 +18,11 @@ from buildkit.engine import BuildRequest, Engine
 from buildkit.errors import DiskError
 from buildkit.host import HostSettings, as_shell, read_host
 from buildkit.lock import lock_digest, read_lock
+from buildkit.lock_facts import read_facts
 from buildkit.matrix import Base, Matrix, Variant
-from buildkit.render import image_labels, image_manifest, render_dockerfile, source_date
-from buildkit.wheels import local_wheels
+from buildkit.plan import make_plan, record_build
+from buildkit.render import image_labels, image_manifest, render_dockerfile
+from buildkit.wheels import local_wheels, split_by_layer
 
 log = logging.getLogger(__name__)
 
@@ -72,20 +76,38 @@ def build_image(
     start = time.monotonic()
     lock = read_lock(matrix, variant)
     check_disk(matrix, variant, engine)
-    host = read_host()
-    provider, reason = choose_provider(variant.base, base, engine)
-    log.info("base: %s (%s)", provider, reason)
     names = (*image_tags(variant, lock), *tags)
-    context = cache_folder() / "contexts" / variant.identifier
-    with tempfile.TemporaryDirectory(prefix="slipway-secrets-") as folder:
-        stage(context, matrix, variant, lock, provider, host)
-        secrets = write_secrets(Path(folder), variant.base, host)
-        arguments = {"SOURCE_DATE_EPOCH": str(source_date(matrix.root)), **host.proxies}
-        engine.build(BuildRequest(context, names, secrets, arguments, no_cache, progress))
+    with prepared(matrix, variant, engine, lock, base) as (request, provider):
+        engine.build(replace(request, tags=names, no_cache=no_cache, progress=progress))
+    record_build(make_plan(matrix, variant, lock, cache_folder()), cache_folder())
     image = engine.client.images.get(names[0])
     return BuildResult(
         variant.target, variant.name, names, str(image.id), image.attrs["Size"], time.monotonic() - start, provider
     )
+
+
+def export_image(matrix: Matrix, variant: Variant, engine: Engine, archive: Path, base: str = "auto") -> None:
+    """Builds without cache into an OCI archive whose bytes depend on the lock and the code only."""
+    lock = read_lock(matrix, variant)
+    check_disk(matrix, variant, engine)
+    with prepared(matrix, variant, engine, lock, base) as (request, _):
+        engine.build(replace(request, archive=archive, no_cache=True))
+
+
+@contextmanager
+def prepared(
+    matrix: Matrix, variant: Variant, engine: Engine, lock: str, base: str
+) -> Iterator[tuple[BuildRequest, str]]:
+    """A build with its context laid out and its secrets at hand, and the provider of its base."""
+    host = read_host()
+    provider, reason = choose_provider(variant.base, base, engine)
+    log.info("base: %s (%s)", provider, reason)
+    context = cache_folder() / "contexts" / variant.identifier
+    with tempfile.TemporaryDirectory(prefix="slipway-secrets-") as folder:
+        stage(context, matrix, variant, lock, provider, host)
+        secrets = write_secrets(Path(folder), variant.base, host)
+        arguments = {"SOURCE_DATE_EPOCH": str(read_facts(lock).epoch), **host.proxies}
+        yield BuildRequest(context, (), secrets, arguments), provider
 
 
 def check_disk(matrix: Matrix, variant: Variant, engine: Engine) -> None:
@@ -101,21 +123,32 @@ def stage(context: Path, matrix: Matrix, variant: Variant, lock: str, provider: 
     """Lays out the build context: exactly what goes into the image or is mounted while it is made."""
     shutil.rmtree(context, ignore_errors=True)
     (context / "tools").mkdir(parents=True)
-    (context / "wheels").mkdir()
     manifest = image_manifest(matrix, variant, provider, lock)
     labels = image_labels(matrix, variant, manifest)
     (context / "Dockerfile").write_text(render_dockerfile(matrix, variant, provider, labels))
-    (context / "requirements.txt").write_text(lock)
+    (context / "prune.txt").write_text("".join(f"{path}\n" for path in variant.prune))
+    shutil.copy2(matrix.images / "templates" / "install-wheels", context / "install-wheels")
+    stage_wheels(context, matrix, lock, host)
     (context / "image.json").write_text(json.dumps(manifest, indent=2) + "\n")
     (context / "launch").write_text(LAUNCH)
     (context / "launch").chmod(0o755)
     link(Path(find_uv_bin()), context / "tools" / "uv")
-    for wheel in local_wheels(lock, host):
-        link(wheel, context / "wheels" / wheel.name)
     for package in CODE:
         shutil.copytree(matrix.root / package, context / "app" / package, ignore=shutil.ignore_patterns("__pycache__"))
     if provider == "bootstrap":
-        link(bootstrap(variant, cache_folder(), source_date(matrix.root)), context / "rootfs.tar")
+        facts = read_facts(lock)
+        link(bootstrap(variant, cache_folder(), facts.debs, facts.epoch).tar, context / "rootfs.tar")
+
+
+def stage_wheels(context: Path, matrix: Matrix, lock: str, host: HostSettings) -> None:
+    """A requirements file for each layer, and beside it the wheels of it that lie on this host."""
+    (context / "requirements").mkdir()
+    for name, requirements in split_by_layer(lock, matrix.wheel_layers).items():
+        (context / "requirements" / f"{name}.txt").write_text(requirements)
+        folder = context / "wheels" / name
+        folder.mkdir(parents=True)
+        for wheel in local_wheels(requirements, host):
+            link(wheel, folder / wheel.name)
 
 
 def serves(host: HostSettings, base: Base) -> bool:

@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from buildkit import publish_commands
+from buildkit import plan_commands, publish_commands
 from buildkit.base import choose_provider
-from buildkit.build import build_image
+from buildkit.build import build_image, cache_folder
 from buildkit.engine import Engine
 from buildkit.errors import BuildkitError, UsageError
 from buildkit.host import read_host
@@ -106,10 +106,15 @@ def lock_or_empty(matrix: Matrix, variant: Variant) -> str:
 
 
 @app.command()
-def lock(target: TargetName, variant: VariantName = None, project: Project = None) -> None:
-    """Resolve a variant's pins into its lock file: every wheel with its hashes, no index's address."""
+def lock(
+    target: TargetName,
+    variant: VariantName = None,
+    upgrade: Annotated[bool, typer.Option("--upgrade", help="Take the newest that fits, not what was locked.")] = False,
+    project: Project = None,
+) -> None:
+    """Resolve a variant's pins into its lock: every wheel and Debian package with its hash, no address in it."""
     matrix = open_matrix(project)
-    path = write_lock(matrix, matrix.variant(target, variant), read_host())
+    path = write_lock(matrix, matrix.variant(target, variant), read_host(), cache_folder(), upgrade)
     sys.stdout.write(f"{path.relative_to(matrix.root)}\n")
 
 
@@ -194,8 +199,8 @@ def run_tests(
     raise typer.Exit(run_container_tests(matrix.root, chosen.target, name, tiers, tuple(pytest_arguments or ())))
 
 
-for published_command in (publish_commands.sbom, publish_commands.publish, publish_commands.verify):
-    app.command()(published_command)
+for further in (plan_commands.plan, plan_commands.verify, publish_commands.sbom, publish_commands.publish):
+    app.command()(further)
 
 
 def main() -> None:

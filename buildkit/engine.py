@@ -18,7 +18,10 @@ PULL_TIMEOUT = 20  # seconds until a registry that does not answer counts as abs
 
 @dataclass(frozen=True)
 class BuildRequest:
-    """`secrets` maps an id to a file whose content the build may read and never keeps."""
+    """`secrets` maps an id to a file whose content the build may read and never keeps.
+
+    With `archive` the image goes into that file, an OCI archive with every time set to SOURCE_DATE_EPOCH or older.
+    """
 
     context: Path
     tags: tuple[str, ...]
@@ -26,6 +29,7 @@ class BuildRequest:
     build_args: dict[str, str] = field(default_factory=dict)
     no_cache: bool = False
     progress: str = "auto"
+    archive: Path | None = None
 
 
 class Engine:
@@ -46,7 +50,10 @@ class Engine:
 
     def build_command(self, request: BuildRequest) -> list[str]:
         """The command line of a build; it needs `DOCKER_BUILDKIT=1` where buildx is absent."""
-        if self.has_buildx():
+        if request.archive:
+            output = f"type=oci,dest={request.archive},rewrite-timestamp=true"
+            command = [self.binary, "buildx", "build", "--provenance=false", f"--output={output}"]
+        elif self.has_buildx():
             command = [self.binary, "buildx", "build", "--load", "--provenance=false"]
         else:
             command = [self.binary, "build"]

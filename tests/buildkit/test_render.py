@@ -43,7 +43,7 @@ def test_bootstrap_base_needs_no_registry(matrix: Matrix) -> None:
 
 def test_code_comes_after_the_wheels(matrix: Matrix) -> None:
     text = dockerfile(matrix, "cpu", "bootstrap")
-    assert text.index("uv pip install") < text.index("COPY app")
+    assert text.index("install-wheels 3.11") < text.index("COPY app")
 
 
 def test_template_error_names_template_and_line(project: Path) -> None:

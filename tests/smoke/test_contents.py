@@ -28,10 +28,12 @@ def test_entrypoint_and_stop_signal(image: Image) -> None:
 @pytest.mark.parametrize("package", ["torch", "ray", "transformers", "vllm", "pyarrow", "tensorboard"])
 def test_package_imports_in_the_version_of_the_manifest(host: Host, manifest: dict[str, Any], package: str) -> None:
     names = [package, f"{package}-{manifest['target']}"]
-    pinned = next(manifest["pins"][name] for name in names if name in manifest["pins"])
+    pinned = next((manifest["pins"][name] for name in names if name in manifest["pins"]), None)
+    if pinned is None:
+        pytest.skip(f"the variant leaves {package} out: {manifest['excluded'].get(package, 'the base brings it')}")
     done = host.run(f"{PYTHON} -c 'import {package}; print({package}.__version__)'")
     assert done.rc == 0, done.stderr
-    assert done.stdout.strip().splitlines()[-1] == pinned
+    assert done.stdout.strip().splitlines()[-1].partition("+cu")[0] == pinned
 
 
 def test_installed_wheels_are_exactly_the_locked_ones(host: Host, manifest: dict[str, Any]) -> None:

@@ -1,0 +1,119 @@
+"""Builds an image twice without cache and compares every byte; where they differ, names the first file.
+
+Source: https://reproducible-builds.org/docs/definition/ and BuildKit's `SOURCE_DATE_EPOCH` and `rewrite-timestamp`
+(https://github.com/moby/buildkit/blob/master/docs/build-repro.md).
+"""
+
+import hashlib
+import json
+import tarfile
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from buildkit.build import export_image
+from buildkit.engine import Engine
+from buildkit.errors import BuildError
+from buildkit.matrix import Matrix, Variant
+
+BLOCK = 2**20  # bytes read at once
+
+
+@dataclass(frozen=True)
+class Difference:
+    """`layer` counts from 1, the base; 0 is the image's configuration."""
+
+    layer: int
+    file: str
+    first: str
+    second: str
+
+    @property
+    def hint(self) -> str:
+        return f"first build: {self.first}; second: {self.second}"
+
+
+@dataclass(frozen=True)
+class Verification:
+    """`digests` of the two manifests, equal when there is no `difference`."""
+
+    target: str
+    variant: str
+    digests: tuple[str, str]
+    difference: Difference | None
+    seconds: float
+
+
+def verify_image(matrix: Matrix, variant: Variant, engine: Engine, base: str = "auto") -> Verification:
+    """Raises a `BuildkitError` where the image cannot be built, or not be exported with rewritten times."""
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="slipway-verify-") as folder:
+        archives = [Path(folder, f"{number}.tar") for number in (1, 2)]
+        for archive in archives:
+            export_image(matrix, variant, engine, archive, base)
+        first, second = map(Layout, archives)
+        difference = None if first.digest == second.digest else find_difference(first, second)
+        return Verification(
+            variant.target, variant.name, (first.digest, second.digest), difference, time.monotonic() - start
+        )
+
+
+class Layout:
+    """An OCI image layout in a tar (https://github.com/opencontainers/image-spec/blob/main/image-layout.md)."""
+
+    def __init__(self, path: Path) -> None:
+        self.archive = tarfile.open(path)  # noqa: SIM115  # lives as long as the layout
+        index = json.loads(self.read("index.json"))
+        self.digest: str = index["manifests"][0]["digest"]
+        self.manifest = self.blob(self.digest)
+        if "manifests" in self.manifest:
+            self.manifest = self.blob(self.manifest["manifests"][0]["digest"])
+
+    def read(self, name: str) -> bytes:
+        file = self.archive.extractfile(name)
+        if file is None:
+            raise BuildError(f"the exported image has no {name}", "run `buildkit verify` again")
+        return file.read()
+
+    def blob(self, digest: str) -> Any:
+        return json.loads(self.read(f"blobs/{digest.replace(':', '/')}"))
+
+    @property
+    def layers(self) -> list[str]:
+        return [layer["digest"] for layer in self.manifest["layers"]]
+
+    def files(self, digest: str) -> Iterator[tuple[str, str]]:
+        """Names in a layer with all that belongs to each, in the layer's order."""
+        blob = self.archive.extractfile(f"blobs/{digest.replace(':', '/')}")
+        with tarfile.open(fileobj=blob, mode="r|*") as layer:
+            for member in layer:
+                content = layer.extractfile(member) if member.isreg() else None
+                sha256 = hashlib.file_digest(content, "sha256").hexdigest() if content else ""  # type: ignore[arg-type]
+                yield (
+                    member.name,
+                    (
+                        f"mode {member.mode:o}, owner {member.uid}:{member.gid}, time {int(member.mtime)}, "
+                        f"{member.size} bytes {sha256[:12]} {member.linkname}".rstrip()
+                    ),
+                )
+
+
+def find_difference(first: Layout, second: Layout) -> Difference:
+    """The first file that differs, in the first layer that does."""
+    for number, (one, other) in enumerate(zip(first.layers, second.layers, strict=False), start=1):
+        if one == other:
+            continue
+        others = dict(second.files(other))
+        ones = dict(first.files(one))
+        for name in sorted({*ones, *others}):
+            left, right = ones.get(name, "absent"), others.get(name, "absent")
+            if left != right:
+                return Difference(number, name, left, right)
+        return Difference(number, "the order or compression of its files", one, other)
+    config = [
+        json.dumps(layout.blob(layout.manifest["config"]["digest"]), sort_keys=True) for layout in (first, second)
+    ]
+    return Difference(0, "the image's configuration", config[0], config[1])
