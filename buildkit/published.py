@@ -9,12 +9,11 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from buildkit import provenance, sbom
 from buildkit.errors import BuildkitError, RegistryError, TrustError
 from buildkit.inventory import Inventory, apply_layer, read_inventory
-from buildkit.registry import INDEX, Descriptor, Manifest, Registry
+from buildkit.registry import INDEX, Descriptor, Manifest, Registry, read_object
 from buildkit.signature import Trust, signed_annotations
 
 # What is attached, and the name of the annotation under which its digest is signed.
@@ -72,13 +71,12 @@ def find_image(registry: Registry, name: str) -> Image:
         raise RegistryError(
             f"{registry.reference.name}: {name} is {kind}, not an image", "name one image by its digest"
         )
-    config: dict[str, Any] = json.loads(registry.blob(manifest.config))
+    config = read_object(registry.blob(manifest.config))
     return Image(manifest, (config.get("config") or {}).get("Labels") or {})
 
 
 def read_layers(registry: Registry, image: Image) -> Image:
     """Reads every layer to its end, checking its digest, and says what is inside."""
-
     files: dict[str, bytes] = {}
     for layer in image.manifest.layers:
         with closing(registry.open_blob(layer)) as stream:
@@ -96,6 +94,8 @@ def fetch_attachment(registry: Registry, image: Image, artifact: Descriptor) -> 
         raise TrustError(f"{artifact.digest} is listed but not there", "publish the image again")
     if manifest.content.get("subject", {}).get("digest") != image.digest:
         raise TrustError(f"{artifact.digest} belongs to another image", "do not use this image")
+    if len(manifest.layers) != 1:
+        raise TrustError(f"{artifact.digest} has {len(manifest.layers)} layers, not one", "publish the image again")
     return registry.blob(manifest.layers[0])
 
 
@@ -143,7 +143,7 @@ def check_published(registry: Registry, name: str, trust: Trust, ca: Path | None
 def run_check(name: str, work: Callable[[], str]) -> Check:
     try:
         return Check(name, True, work())
-    except TrustError as error:
+    except (TrustError, RegistryError) as error:
         return Check(name, False, str(error))
 
 

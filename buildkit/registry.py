@@ -36,6 +36,7 @@ TIMEOUT = (10, 60)  # seconds to connect, and between two pieces of an answer
 PATIENCE = 60.0  # seconds in which a registry that stumbles is asked again
 LIMIT = 2**26  # bytes of a manifest or an attachment; more is refused
 BLOCK = 2**20
+MALFORMED = "is this an image registry? see what the address answers with `curl`"
 BUSY = {408, 429, 500, 502, 503, 504}
 
 
@@ -51,13 +52,12 @@ class Descriptor:
 
     @classmethod
     def read(cls, value: Mapping[str, Any]) -> "Descriptor":
-        return cls(
-            value["mediaType"],
-            value["digest"],
-            value["size"],
-            value.get("artifactType", ""),
-            value.get("annotations") or {},
-        )
+        """Raises `RegistryError` for what is no descriptor."""
+        try:
+            required = str(value["mediaType"]), str(value["digest"]), int(value["size"])
+            return cls(*required, value.get("artifactType", ""), value.get("annotations") or {})
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise RegistryError(f"the registry sends what is no OCI descriptor: {value!r}", MALFORMED) from error
 
     def as_json(self) -> dict[str, Any]:
         optional = {"artifactType": self.artifact_type, "annotations": dict(self.annotations)}
@@ -74,16 +74,26 @@ class Manifest:
 
     @property
     def content(self) -> dict[str, Any]:
-        content: dict[str, Any] = json.loads(self.body)
-        return content
+        return read_object(self.body)
 
     @property
     def layers(self) -> list[Descriptor]:
-        return [Descriptor.read(layer) for layer in self.content["layers"]]
+        return [Descriptor.read(layer) for layer in self.content.get("layers", [])]
 
     @property
     def config(self) -> Descriptor:
-        return Descriptor.read(self.content["config"])
+        return Descriptor.read(self.content.get("config", {}))
+
+
+def read_object(body: bytes) -> dict[str, Any]:
+    """A JSON object. Raises `RegistryError` for anything else."""
+    try:
+        content = json.loads(body)
+    except ValueError as error:
+        raise RegistryError(f"the registry sends what is no JSON: {body[:60]!r}", MALFORMED) from error
+    if not isinstance(content, dict):
+        raise RegistryError(f"the registry sends what is no JSON object: {body[:60]!r}", MALFORMED)
+    return content
 
 
 def digest_of(content: bytes) -> str:
@@ -167,7 +177,7 @@ class Registry:
         """What refers to a manifest, through the API where the registry has it, else through the fall-back tag."""
         answer = self._send("GET", f"referrers/{digest}", accept=INDEX, allowed={404})
         if answer.status_code == 200:
-            return [Descriptor.read(entry) for entry in answer.json()["manifests"]]
+            return [Descriptor.read(entry) for entry in read_object(answer.content).get("manifests", [])]
         return self._fallback(digest)
 
     def attach(
@@ -194,7 +204,7 @@ class Registry:
 
     def _fallback(self, digest: str) -> list[Descriptor]:
         index = self.manifest(fallback_tag(digest))
-        return [Descriptor.read(entry) for entry in index.content["manifests"]] if index else []
+        return [Descriptor.read(entry) for entry in index.content.get("manifests", [])] if index else []
 
     def _add_to_fallback(self, digest: str, artifact: Descriptor) -> None:
         present = self._fallback(digest)

@@ -6,12 +6,13 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from buildkit.credentials import Credentials, read_credentials
 from buildkit.errors import RegistryError
-from buildkit.registry import IMAGE, Descriptor, Registry, digest_of
+from buildkit.registry import IMAGE, Descriptor, Registry, digest_of, read_object
 from tests.publish.conftest import PASSWORD, USER, Server, connect, docker_config, make_server, push_image
 
 
@@ -168,3 +169,15 @@ def test_attachments_are_found_through_the_fallback_tag(registry: Registry) -> N
 
 def test_nothing_refers_to_a_fresh_image(registry: Registry) -> None:
     assert registry.referrers(push_image(registry, "latest")) == []
+
+
+@pytest.mark.parametrize("value", [{}, {"mediaType": "a", "digest": "b", "size": "c"}, None, "text", {"size": 1}])
+def test_what_is_no_descriptor_is_refused(value: Any) -> None:
+    with pytest.raises(RegistryError, match="no OCI descriptor"):
+        Descriptor.read(value)
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"[]", b"", b"\xff"])
+def test_what_is_no_json_object_is_refused(body: bytes) -> None:
+    with pytest.raises(RegistryError, match="no JSON"):
+        read_object(body)

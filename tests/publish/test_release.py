@@ -262,3 +262,16 @@ def test_provenance_of_another_build_is_neither_signed_nor_promoted(
     with pytest.raises(TrustError, match=f"about another {what}"):
         release(registry, image, tags, replace(origin, **{field: value}), LOCK, signer, shared_server.ca)
     assert registry.manifest(tags.immutable) is None
+
+
+def test_damaged_attachment_is_found(released: tuple[Registry, Tags], own_server: Server, trust: Trust) -> None:
+    registry, _ = released
+    manifest = registry.manifest("cpu")
+    assert manifest
+    entry = next(entry for entry in registry.referrers(manifest.descriptor.digest) if "spdx" in entry.artifact_type)
+    artifact = registry.manifest(entry.digest)
+    assert artifact
+    own_server.blob_path(artifact.layers[0].digest).write_bytes(b"{}")
+    found = failures(check_published(registry, "cpu", trust, own_server.ca))
+    assert set(found) == {"sbom spdx"}
+    assert "tampered with or damaged" in found["sbom spdx"]
