@@ -15,6 +15,7 @@ from urllib.parse import quote
 from packaging.utils import canonicalize_name
 
 from buildkit.inventory import Inventory, Package, Wheel
+from buildkit.lock_facts import read_facts
 from buildkit.wheels import HASH, PIN
 
 MEDIA_TYPES = {"cyclonedx": "application/vnd.cyclonedx+json", "spdx": "application/spdx+json"}
@@ -24,7 +25,8 @@ PLACE = "https://slipway.dev/sbom"  # name space of the documents' identifiers; 
 @dataclass(frozen=True)
 class Bill:
     """What a document says. `created` is the image's own date (RFC 3339, UTC); `digest` that of its OCI manifest, or
-    empty for an image that no registry has. `hashes` maps a distribution to the sha256 that the lock accepts for it.
+    empty for an image that no registry has. `hashes` maps a distribution to the sha256 that the lock accepts for it,
+    `debs` name and version of a Debian package to the sha256 of its file.
     """
 
     title: str
@@ -33,6 +35,7 @@ class Bill:
     digest: str
     inventory: Inventory
     hashes: Mapping[str, tuple[str, ...]]
+    debs: Mapping[tuple[str, str], str]
 
 
 def describe_image(inventory: Inventory, labels: Mapping[str, str], lock: str, digest: str = "") -> Bill:
@@ -44,6 +47,7 @@ def describe_image(inventory: Inventory, labels: Mapping[str, str], lock: str, d
         digest=digest,
         inventory=inventory,
         hashes=read_hashes(lock),
+        debs={(deb.name, deb.version): deb.sha256 for deb in read_facts(lock).debs},
     )
 
 
@@ -63,7 +67,7 @@ def encode(document: Mapping[str, Any]) -> bytes:
 
 def identity(bill: Bill) -> uuid.UUID:
     """The same image has the same identity, another one another."""
-    content = hashlib.sha256(repr((bill.title, bill.created, bill.digest, bill.inventory, bill.hashes)).encode())
+    content = hashlib.sha256(repr(bill).encode())
     return uuid.uuid5(uuid.NAMESPACE_URL, f"{PLACE}/{content.hexdigest()}")
 
 
@@ -102,7 +106,7 @@ def cyclonedx(bill: Bill) -> dict[str, Any]:
     }
     components = [
         {"type": "operating-system", "bom-ref": "base", "name": inventory.system, "version": inventory.release},
-        *(cyclonedx_package(package, inventory) for package in inventory.packages),
+        *(cyclonedx_package(package, bill) for package in inventory.packages),
         *(cyclonedx_wheel(wheel, bill.hashes.get(wheel.name, ())) for wheel in inventory.wheels),
     ]
     return {
@@ -131,9 +135,11 @@ def facts(inventory: Inventory) -> dict[str, str]:
     }
 
 
-def cyclonedx_package(package: Package, inventory: Inventory) -> dict[str, Any]:
-    purl = package_purl(package, inventory)
-    return {"type": "library", "bom-ref": purl, "name": package.name, "version": package.version, "purl": purl}
+def cyclonedx_package(package: Package, bill: Bill) -> dict[str, Any]:
+    purl = package_purl(package, bill.inventory)
+    component = {"type": "library", "bom-ref": purl, "name": package.name, "version": package.version, "purl": purl}
+    digest = bill.debs.get((package.name, package.version))
+    return {**component, "hashes": [{"alg": "SHA-256", "content": digest}]} if digest else component
 
 
 def cyclonedx_wheel(wheel: Wheel, hashes: tuple[str, ...]) -> dict[str, Any]:
@@ -170,7 +176,7 @@ def spdx(bill: Bill) -> dict[str, Any]:
     base = spdx_package("base", inventory.system, inventory.release, "", "OPERATING-SYSTEM")
     parts = [
         base,
-        *(spdx_deb(package, inventory) for package in inventory.packages),
+        *(spdx_deb(package, bill) for package in inventory.packages),
         *(spdx_wheel(wheel, bill.hashes.get(wheel.name, ())) for wheel in inventory.wheels),
     ]
     return {
@@ -211,11 +217,13 @@ def spdx_package(identifier: str, name: str, version: str, purl: str, purpose: s
     return package
 
 
-def spdx_deb(package: Package, inventory: Inventory) -> dict[str, Any]:
+def spdx_deb(package: Package, bill: Bill) -> dict[str, Any]:
     # `+` and `_` both become `-` in an identifier, so g++ and g-- must be told apart by more than their names.
     unique = hashlib.sha256(f"{package.name}:{package.architecture}".encode()).hexdigest()[:8]
-    purl = package_purl(package, inventory)
+    purl = package_purl(package, bill.inventory)
+    digest = bill.debs.get((package.name, package.version))
     return {
+        **({"checksums": [{"algorithm": "SHA256", "checksumValue": digest}]} if digest else {}),
         **spdx_package(f"deb-{package.name}-{unique}", package.name, package.version, purl, "LIBRARY"),
         "sourceInfo": f"built from: {package.source} {package.source_version}",
     }

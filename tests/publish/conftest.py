@@ -33,6 +33,8 @@ PASSWORD_HASH = "$2b$05$abcdefghijklmnopqrstuuHNbAKRhpaujgo33bRWs.NLUTJO3lOy2"  
 STARTUP = 20.0  # seconds
 
 LOCK = f"""# Lock of cpu-small.
+# deb: tini 0.19.0-1 sha256:{"4" * 64}
+# deb: libstdc++6 1 sha256:{"5" * 64}
 torch==2.13.0+cpu \\
     --hash=sha256:{"1" * 64}
 typing-extensions==4.16.0 \\

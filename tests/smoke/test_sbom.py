@@ -64,6 +64,15 @@ def test_every_wheel_has_a_hash_of_the_lock(components: list[dict[str, Any]]) ->
     assert bare == []
 
 
+def test_every_package_of_a_bootstrapped_base_has_the_hash_of_the_lock(
+    manifest: dict[str, Any], components: list[dict[str, Any]]
+) -> None:
+    if manifest["base"]["provider"] != "bootstrap":
+        pytest.skip(f"the base came from its {manifest['base']['provider']}, not from the lock's packages")
+    packages = [part for part in components if part.get("purl", "").startswith("pkg:deb/")]
+    assert [part["name"] for part in packages if "hashes" not in part] == []
+
+
 def test_documents_are_valid(bill: sbom.Bill) -> None:
     validator = make_schemabased_validator(OutputFormat.JSON, SchemaVersion.V1_6)
     assert validator.validate_str(sbom.encode(sbom.cyclonedx(bill)).decode()) is None
