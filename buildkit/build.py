@@ -15,7 +15,7 @@ from uv import find_uv_bin
 
 from buildkit.base import bootstrap, choose_provider
 from buildkit.engine import BuildRequest, Engine
-from buildkit.errors import DiskError
+from buildkit.errors import BuildError, DiskError
 from buildkit.host import HostSettings, as_shell, read_host
 from buildkit.lock import lock_digest, read_lock
 from buildkit.lock_facts import read_facts
@@ -80,10 +80,10 @@ def build_image(
     with prepared(matrix, variant, engine, lock, base) as (request, provider):
         engine.build(replace(request, tags=names, no_cache=no_cache, progress=progress))
     record_build(make_plan(matrix, variant, lock, cache_folder()), cache_folder())
-    image = engine.client.images.get(names[0])
-    return BuildResult(
-        variant.target, variant.name, names, str(image.id), image.attrs["Size"], time.monotonic() - start, provider
-    )
+    image = engine.find(names[0])
+    if image is None:
+        raise BuildError(f"{engine.name} built the image and does not know {names[0]}", f"see `{engine.name} images`")
+    return BuildResult(variant.target, variant.name, names, image.id, image.size, time.monotonic() - start, provider)
 
 
 def export_image(matrix: Matrix, variant: Variant, engine: Engine, archive: Path, base: str = "auto") -> None:

@@ -1,7 +1,6 @@
 """The `buildkit` command: results on stdout, talk on stderr, each error once with its hint."""
 
 import logging
-import os
 import sys
 from dataclasses import asdict
 from typing import Annotated, Any
@@ -11,10 +10,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from buildkit import plan_commands, publish_commands
+from buildkit import doctor_command, export_command, plan_commands, publish_commands, run_commands
 from buildkit.base import choose_provider
 from buildkit.build import build_image, cache_folder
-from buildkit.engine import Engine
+from buildkit.engine import open_engine
 from buildkit.errors import BuildkitError, UsageError
 from buildkit.host import read_host
 from buildkit.lock import read_lock, write_lock
@@ -22,6 +21,7 @@ from buildkit.matrix import Matrix, Variant
 from buildkit.options import (
     AsJson,
     BaseChoice,
+    EngineName,
     ImageName,
     Project,
     TargetName,
@@ -31,7 +31,6 @@ from buildkit.options import (
     open_matrix,
 )
 from buildkit.render import image_labels, image_manifest, render_dockerfile
-from buildkit.run import RunRequest, new_job_name, run_nodes
 from buildkit.testing import choose_tiers, run_container_tests
 
 app = typer.Typer(
@@ -126,6 +125,7 @@ def build(
     tag: Annotated[list[str] | None, typer.Option("--tag", help="A further tag; may be repeated.")] = None,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Build every layer anew.")] = False,
     progress: Annotated[str, typer.Option(help="auto, plain or tty, as docker's own.")] = "auto",
+    engine: EngineName = "auto",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be built, and build nothing.")] = False,
     as_json: AsJson = False,
     project: Project = None,
@@ -135,49 +135,16 @@ def build(
     chosen = matrix.variant(target, variant)
     if dry_run:
         read_lock(matrix, chosen)
-        provider, reason = choose_provider(chosen.base, base, Engine())
+        provider, reason = choose_provider(chosen.base, base, open_engine(engine))
         emit({**describe(chosen), "provider": provider, "reason": reason})
         return
-    result = build_image(matrix, chosen, Engine(), base, tuple(tag or ()), no_cache, progress)
+    result = build_image(matrix, chosen, open_engine(engine), base, tuple(tag or ()), no_cache, progress)
     if as_json:
         emit(asdict(result))
         return
     errors.print(f"built in {result.seconds:.0f} s: {result.size / 1e9:.2f} GB, {result.image_id[:19]}")
     for name in result.tags:
         sys.stdout.write(f"{name}\n")
-
-
-@app.command(context_settings={"allow_interspersed_args": False})
-def run(
-    target: TargetName,
-    command: Annotated[list[str], typer.Argument(help="What `launch` gets, after `--`.", metavar="COMMAND…")],
-    nodes: Annotated[
-        int, typer.Option(min=1, help="Containers to start, each one node, on a network of their own.")
-    ] = 1,
-    variant: VariantName = None,
-    image: ImageName = None,
-    volume: Annotated[
-        list[str] | None, typer.Option("--volume", "-v", help="HOST:CONTAINER[:ro], on every node.")
-    ] = None,
-    env: Annotated[list[str] | None, typer.Option("--env", "-e", help="NAME=VALUE, on every node.")] = None,
-    user: Annotated[str | None, typer.Option("--user", "-u", help="uid:gid; the caller's own when not given.")] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the job; containers are NAME-node0 and so on.")] = None,
-    project: Project = None,
-) -> None:
-    """Run the image's launcher on one or several nodes of this machine; exits with the command's status."""
-    matrix = open_matrix(project)
-    chosen = matrix.variant(target, variant)
-    request = RunRequest(
-        image=image or f"slipway:{chosen.identifier}",
-        target=chosen.target,
-        command=tuple(command),
-        nodes=nodes,
-        volumes=tuple(volume or ()),
-        environment=tuple(env or ()),
-        user=user or f"{os.getuid()}:{os.getgid()}",
-        name=name or new_job_name(),
-    )
-    raise typer.Exit(run_nodes(Engine(), request))
 
 
 @app.command("test", context_settings={"allow_interspersed_args": False})
@@ -193,12 +160,15 @@ def run_tests(
     matrix = open_matrix(project)
     chosen = matrix.variant(target, variant)
     tiers = choose_tiers(tier)
-    engine, name = Engine(), image or f"slipway:{chosen.identifier}"
+    engine, name = open_engine("docker"), image or f"slipway:{chosen.identifier}"
     if engine.find(name) is None:
         raise UsageError(f"there is no image {name}", f"run `buildkit build --target {chosen.target}`")
     raise typer.Exit(run_container_tests(matrix.root, chosen.target, name, tiers, tuple(pytest_arguments or ())))
 
 
+run_commands.register(app)
+doctor_command.register(app)
+export_command.register(app)
 for further in (plan_commands.plan, plan_commands.verify, publish_commands.sbom, publish_commands.publish):
     app.command()(further)
 

@@ -10,13 +10,15 @@
 | 7 | `DiskError` | too little free space |
 | 8 | `BaseError` | no provider could supply the base image |
 | 9 | `RunError` | containers or their network could not be started |
+| 10 | `ExportError` | an image could not be written into a file |
 | 20 | `RegistryError` | a registry refuses, is full, does not answer, or holds damaged content |
 | 21 | `InventoryError` | an image's content cannot be described |
 | 22 | `PublishError` | publishing stopped before promotion; nothing was promoted |
 | 23 | `SignatureError` | cosign is absent or could not sign |
 | 24 | `TrustError` | a published image is not what it claims to be |
 
-`buildkit run` exits with the status of its command; `buildkit test` with pytest's.
+`buildkit run` exits with the status of its command, `buildkit test` with pytest's, `buildkit doctor` with 1 when a
+check failed.
 """
 
 
@@ -60,6 +62,10 @@ class BaseError(BuildkitError):
 
 class RunError(BuildkitError):
     exit_code = 9
+
+
+class ExportError(BuildkitError):
+    exit_code = 10
 
 
 class PlanError(BuildkitError):

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from buildkit import publish_commands
 from buildkit.build import cache_folder
-from buildkit.engine import Engine
+from buildkit.engine import open_engine
 from buildkit.errors import PlanError, UsageError
 from buildkit.lock import read_lock
 from buildkit.options import AsJson, BaseChoice, Project, TargetName, VariantName, emit, errors, open_matrix
@@ -94,7 +94,7 @@ def verify(
         return
     matrix = open_matrix(project)
     chosen = matrix.variant(target or "", variant)
-    report = verify_image(matrix, chosen, Engine(), base)
+    report = verify_image(matrix, chosen, open_engine("docker"), base)
     if as_json:
         emit(asdict(report))
     elif not report.difference:

@@ -10,7 +10,7 @@ from rich.markup import escape
 
 from buildkit import sbom as bills
 from buildkit.credentials import read_credentials
-from buildkit.engine import Engine
+from buildkit.engine import Docker
 from buildkit.errors import TrustError, UsageError
 from buildkit.inventory import read_local
 from buildkit.lock import read_lock
@@ -46,7 +46,7 @@ def sbom(
         raise UsageError(f"there is no format `{kind}`", f"one of: {', '.join(FORMATS)}")
     matrix = open_matrix(project)
     chosen = matrix.variant(target, variant)
-    engine, name = Engine(), image or f"slipway:{chosen.identifier}"
+    engine, name = Docker(), image or f"slipway:{chosen.identifier}"
     found = engine.find(name)
     if found is None:
         raise UsageError(f"there is no image {name}", f"run `buildkit build --target {chosen.target}`")
@@ -99,7 +99,7 @@ def publish(
         emit(plan(request))
         return
     check_access(request)
-    publication = publish_image(request, Engine())
+    publication = publish_image(request, Docker())
     if as_json:
         emit(asdict(publication))
         return

@@ -4,23 +4,20 @@ from pathlib import Path
 import pytest
 
 from buildkit.base import bootstrap, choose_provider
-from buildkit.engine import BuildRequest, Engine
+from buildkit.engine import Docker
 from buildkit.errors import BaseError, LockError
 from buildkit.lock_facts import Deb
 from buildkit.matrix import Base, Matrix, load_matrix
 
 
-class EngineWithoutRegistry(Engine):
+class EngineWithoutRegistry(Docker):
     """An engine whose registry never answers; nothing else of it is used."""
 
-    def __init__(self, answers: bool = False, buildx: bool = True) -> None:
-        self.answers, self.buildx, self.binary = answers, buildx, "docker"
+    def __init__(self, answers: bool = False) -> None:
+        self.answers = answers
 
     def can_pull(self, _reference: str) -> bool:
         return self.answers
-
-    def has_buildx(self) -> bool:
-        return self.buildx
 
 
 @pytest.fixture
@@ -75,13 +72,3 @@ def test_a_mirror_that_moved_on_is_named_with_the_way_out(
         bootstrap(load_matrix(project).variant("cpu"), tmp_path / "cache", (Deb("tini", "1", "aa"),), 0)
     assert "buildkit lock --upgrade" in caught.value.hint
     assert list((tmp_path / "cache" / "bases").iterdir()) == []
-
-
-@pytest.mark.parametrize("buildx", [True, False])
-def test_build_command_hands_over_secrets_and_tags(buildx: bool) -> None:
-    request = BuildRequest(Path("/context"), ("a:1", "b:2"), {"ca": Path("/s/ca")}, {"SOURCE_DATE_EPOCH": "1"})
-    command = EngineWithoutRegistry(buildx=buildx).build_command(request)
-    assert ("buildx" in command) == buildx
-    assert command[-1] == "/context"
-    assert command[command.index("--tag") : command.index("--tag") + 4] == ["--tag", "a:1", "--tag", "b:2"]
-    assert "id=ca,src=/s/ca" in command

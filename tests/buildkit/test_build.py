@@ -4,13 +4,13 @@ from pathlib import Path
 import pytest
 
 from buildkit.build import check_disk, stage, write_secrets
-from buildkit.engine import Engine
+from buildkit.engine import Docker
 from buildkit.errors import DiskError
 from buildkit.host import read_host
 from buildkit.matrix import Matrix, load_matrix
 
 
-class EngineWithFreeSpace(Engine):
+class EngineWithFreeSpace(Docker):
     """An engine that only says how much space is free; nothing else of it is used."""
 
     def __init__(self, free: int | None) -> None:

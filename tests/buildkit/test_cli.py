@@ -44,6 +44,7 @@ def test_render_prints_the_dockerfile_on_stdout(target: str) -> None:
         (["render", "--target", "cpu", "--variant", "none"], 2, "vllm0.32"),
         (["render", "--target", "cpu", "--base", "rock"], 2, "bootstrap"),
         (["render"], 2, "--target"),
+        (["build", "--target", "cpu", "--engine", "lxc"], 2, "docker, podman"),
         (["test", "--target", "cpu", "--tier", "x"], 2, "smoke, cluster, all"),
         (["nothing"], 2, "No such command"),
     ],
@@ -67,10 +68,17 @@ def test_wrong_project_is_named(tmp_path: Path) -> None:
 
 
 def test_missing_engine_says_how_to_get_one() -> None:
-    done = buildkit("build", "--target", "cpu", DOCKER_HOST="unix:///nonexistent/docker.sock")
+    done = buildkit("build", "--target", "cpu", "--engine", "docker", DOCKER_HOST="unix:///nonexistent/docker.sock")
     assert done.returncode == 4
     assert "ci/engine" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_no_engine_at_all_names_each_that_was_tried() -> None:
+    done = buildkit("build", "--target", "cpu", PATH="/nonexistent")
+    assert done.returncode == 4
+    assert "docker is not installed" in done.stderr
+    assert "podman is not installed" in done.stderr
 
 
 def test_project_with_a_broken_matrix_exits_3(project: Path) -> None:
