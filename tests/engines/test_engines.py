@@ -1,0 +1,62 @@
+"""One image, three ways to build and run it: docker with buildx, docker's integrated BuildKit, podman."""
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Buildkit = Callable[..., subprocess.CompletedProcess[str]]
+
+pytestmark = pytest.mark.timeout(1200)
+
+COUNT_NODES = "import ray; ray.init(log_to_driver=False); print('alive', sum(node['Alive'] for node in ray.nodes()))"
+
+
+@pytest.fixture(scope="module")
+def image(buildkit: Buildkit) -> dict[str, object]:
+    """The engine's own cpu image, built by it."""
+    done = buildkit("build", "--json", "--progress", "plain")
+    assert done.returncode == 0, done.stderr[-4000:]
+    document: dict[str, object] = json.loads(done.stdout)
+    return document
+
+
+def test_the_image_is_built_and_known(image: dict[str, object]) -> None:
+    assert image["image_id"]
+    assert 10**9 < int(str(image["size"])) < 5 * 10**9
+
+
+def test_a_container_sees_its_shared_memory_and_user_and_its_status_comes_back(
+    buildkit: Buildkit, image: dict[str, object], tmp_path: Path
+) -> None:
+    code = 'df --output=size -B1 /dev/shm | tail -1; touch "/runs/$(id -u)"; exit 3'
+    done = buildkit("run", "--output", str(tmp_path), "--", "--no-ray", "--", "sh", "-c", code)
+    assert done.returncode == 3, done.stderr
+    assert int(done.stdout.split()[-1]) > 2**30
+    (written,) = tmp_path.iterdir()
+    assert written.name == str(written.stat().st_uid), "what a job writes belongs to who started it"
+
+
+def test_the_trainer_imports(buildkit: Buildkit, image: dict[str, object]) -> None:
+    done = buildkit(
+        "run", "--", "--no-ray", "--", "python", "-c", "import torch, ray, vllm, trainer.config; print('in')"
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("in\n")
+
+
+def test_two_nodes_form_one_cluster(buildkit: Buildkit, image: dict[str, object]) -> None:
+    done = buildkit("run", "--nodes", "2", "--", "--", "python", "-c", COUNT_NODES)
+    assert done.returncode == 0, done.stderr
+    assert "alive 2" in done.stdout
+
+
+def test_nothing_is_left(buildkit: Buildkit, environment: dict[str, str], image: dict[str, object]) -> None:
+    name = environment["SLIPWAY_ENGINE"]
+    buildkit("run", "--name", "slipway-left", "--", "--no-ray", "--", "true")
+    listing = subprocess.run(
+        [name, "ps", "--all", "--filter", "name=slipway-left", "--quiet"], capture_output=True, text=True
+    )
+    assert listing.stdout == ""
