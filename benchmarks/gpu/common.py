@@ -154,15 +154,15 @@ def arguments(description: str) -> argparse.ArgumentParser:
 
 
 def seconds(action: Callable[[], Any], repeats: int) -> float:
-    """Median time of an action that leaves work on the GPU, after one run to warm up."""
+    """Median time of an action that leaves work on the GPU, after two runs to warm up: layers compile twice."""
     times = []
-    for _ in range(repeats + 1):
+    for _ in range(repeats + 2):
         synchronize()
         start = time.perf_counter()
         action()
         synchronize()
         times.append(time.perf_counter() - start)
-    return sorted(times[1:])[repeats // 2]
+    return sorted(times[2:])[repeats // 2]
 
 
 def synchronize() -> None:

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Measures on a GPU host in stages, each with a time limit: OUT_DIR STAGE…
-#   check  train  rollout  weights  ours  verl      SHAPE=0.5B|1.5B chooses the model, RESPONSE the response length
-# Needs torch, vLLM, Ray and transformers on PYTHONPATH; `verl` also needs verl and RIG, the directory of verl_ppo.sh.
+#   check  train  rollout  weights  ours  verl  learn      SHAPE=0.5B|1.5B chooses the model, RESPONSE the response length
+# Needs torch, vLLM, Ray and transformers on PYTHONPATH; `verl` also needs verl and RIG, the directory of verl_ppo.sh;
+# `learn` needs LEARN, a directory with data/ (trainer data arithmetic) and warm-start/ (trainer sft).
 # Rows go to OUT_DIR/results.jsonl, logs beside it; a stage that fails or is cut short does not stop the others.
 set -u
 out=$1; shift
@@ -30,6 +31,13 @@ for name in "$@"; do
       stage "$name-$shape-$response" "${LIMIT:-420}" bash -c "bench ppo_step --side $name --shape $shape --response $response \
         --verl $rig --logs $out/logs --timeout $((${LIMIT:-420} - 20)) ${OPTIONS:-}"
       tail -n 5 "$out/logs/$name-$shape-$response.log" ;;
+    learn)
+      stage learn "${LIMIT:-200}" python3 -m trainer train "data.train_files=$LEARN/data/train.parquet" \
+        "data.validation_files=$LEARN/data/validation.parquet" "model.path=$LEARN/warm-start" model.dtype=bfloat16 \
+        "trainer.output_dir=$out/runs" trainer.run_id=learn actor.learning_rate=5e-5 critic.learning_rate=1e-3 \
+        actor.micro_batch_tokens=16384 critic.micro_batch_tokens=16384 rollout.kv_cache_gib=4 trainer.total_steps=60 \
+        trainer.test_freq=5 trainer.stop_at=0.99 trainer.save_freq=0
+      cp "$out/runs/learn/metrics.jsonl" "$out/learn.jsonl" ;;
     *) echo "unknown stage $name" >&2; exit 2 ;;
   esac
 done

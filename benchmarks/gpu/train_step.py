@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=32768, help="tokens of a micro-batch")
     parser.add_argument("--checkpointing", action="store_true")
     parser.add_argument("--no-compile", action="store_true")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--profile", type=Path, help="directory for the longest kernels of one update")
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -117,6 +117,21 @@ def test_chunks_change_neither_log_probs_nor_gradients(tokens_per_chunk: int, fr
         assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
+def test_leaving_out_the_entropy_changes_no_log_prob_and_no_gradient() -> None:
+    hidden, weight = torch.randn(6, 8), torch.randn(20, 8)
+    token_ids = torch.randint(0, 20, (6,))
+
+    def run(with_entropy: bool) -> tuple[Tensor, Tensor, Tensor]:
+        h, w = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
+        log_probs, entropy = linear_log_probs(h, w, token_ids, TEMPERATURE, 4, with_entropy)
+        log_probs.square().sum().backward()
+        assert with_entropy == bool(entropy.any())
+        return log_probs.detach(), h.grad, w.grad
+
+    for without, wanted in zip(run(False), run(True), strict=True):
+        assert_close(without, wanted, atol=0, rtol=0)
+
+
 def test_memory_of_log_probs_does_not_grow_with_tokens_times_vocabulary() -> None:
     """Counted by what the backward pass keeps: no tensor has a row per token and a column per vocabulary entry."""
     kept: list[torch.Size] = []

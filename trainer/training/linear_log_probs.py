@@ -13,31 +13,44 @@ from torch import Tensor
 
 
 def linear_log_probs(
-    hidden: Tensor, weight: Tensor, token_ids: Tensor, temperature: float, tokens_per_chunk: int
+    hidden: Tensor,
+    weight: Tensor,
+    token_ids: Tensor,
+    temperature: float,
+    tokens_per_chunk: int,
+    with_entropy: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """`log_probs_and_entropy` of softmax(hidden weight^T / temperature), without holding the logits.
 
     Args:
         hidden: [tokens, width]; weight: [vocabulary, width]; both of one float type.
         token_ids: [tokens] int64.
+        with_entropy: False saves one of two passes over the logits; the entropy is then 0, and so is its gradient.
 
     Returns:
         log_probs, entropy: [tokens] float32.
     """
-    log_probs, entropy = _LinearLogProbs.apply(hidden, weight, token_ids, temperature, tokens_per_chunk)
+    log_probs, entropy = _LinearLogProbs.apply(hidden, weight, token_ids, temperature, tokens_per_chunk, with_entropy)
     return log_probs, entropy
 
 
 class _LinearLogProbs(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(  # type: ignore[no-untyped-def]
-        ctx, hidden: Tensor, weight: Tensor, token_ids: Tensor, temperature: float, tokens_per_chunk: int
+        ctx,
+        hidden: Tensor,
+        weight: Tensor,
+        token_ids: Tensor,
+        temperature: float,
+        tokens_per_chunk: int,
+        with_entropy: bool,
     ) -> tuple[Tensor, Tensor]:
-        statistics = _kernel(chunk_statistics, hidden.device.type)
-        log_probs, normaliser, entropy = (hidden.new_empty(len(hidden), dtype=torch.float32) for _ in range(3))
+        statistics = _kernel(chunk_statistics if with_entropy else chunk_log_probs, hidden.device.type)
+        log_probs, normaliser, entropy = (hidden.new_zeros(len(hidden), dtype=torch.float32) for _ in range(3))
         for rows in _chunks(len(hidden), tokens_per_chunk):
-            logits = hidden[rows] @ weight.T
-            log_probs[rows], normaliser[rows], entropy[rows] = statistics(logits, token_ids[rows], 1 / temperature)
+            found = statistics(hidden[rows] @ weight.T, token_ids[rows], 1 / temperature)
+            for kept, values in zip((log_probs, normaliser, entropy), found, strict=False):
+                kept[rows] = values
         ctx.save_for_backward(hidden, weight, token_ids, normaliser, entropy)
         ctx.temperature, ctx.tokens_per_chunk = temperature, tokens_per_chunk
         return log_probs, entropy
@@ -45,7 +58,7 @@ class _LinearLogProbs(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(  # type: ignore[no-untyped-def]
         ctx, log_prob_gradient: Tensor, entropy_gradient: Tensor
-    ) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+    ) -> tuple[Tensor | None, Tensor | None, None, None, None, None]:
         hidden, weight, token_ids, normaliser, entropy = ctx.saved_tensors
         gradient = _kernel(logit_gradient, hidden.device.type)
         hidden_gradient = torch.empty_like(hidden)
@@ -63,16 +76,23 @@ class _LinearLogProbs(torch.autograd.Function):  # type: ignore[misc]
             torch.mm(logits_gradient, weight, out=hidden_gradient[rows])
             if weight_gradient is not None:
                 _add_product(weight_gradient, logits_gradient.T, hidden[rows])
-        return hidden_gradient, None if weight_gradient is None else weight_gradient.to(weight.dtype), None, None, None
+        by_weight = None if weight_gradient is None else weight_gradient.to(weight.dtype)
+        return hidden_gradient, by_weight, None, None, None, None
 
 
 def chunk_statistics(logits: Tensor, token_ids: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
     """Log-probs, log-normalisers and entropies of softmax(scale logits), each [tokens] float32; logits [tokens, V]."""
+    log_probs, normaliser = chunk_log_probs(logits, token_ids, scale)
+    scaled = logits.float() * scale
+    mean = ((scaled - normaliser.unsqueeze(-1)).exp() * scaled).sum(dim=-1)
+    return log_probs, normaliser, normaliser - mean
+
+
+def chunk_log_probs(logits: Tensor, token_ids: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """The first two of `chunk_statistics`."""
     scaled = logits.float() * scale
     normaliser = scaled.logsumexp(dim=-1)
-    mean = ((scaled - normaliser.unsqueeze(-1)).exp() * scaled).sum(dim=-1)
-    chosen = scaled.gather(-1, token_ids.unsqueeze(-1)).squeeze(-1)
-    return chosen - normaliser, normaliser, normaliser - mean
+    return scaled.gather(-1, token_ids.unsqueeze(-1)).squeeze(-1) - normaliser, normaliser
 
 
 def logit_gradient(

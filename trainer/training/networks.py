@@ -29,11 +29,16 @@ class PolicyNetwork(nn.Module):  # type: ignore[misc]
         return self.language_model.get_decoder()
 
     def forward(self, rows: PackedRows) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropy, both [rows, response length] float32 and 0 where masked."""
+        """Log-probs and entropy, both [rows, response length] float32 and 0 where masked.
+
+        A pass without gradients is one for log-probs: its entropy is left out, 0 everywhere.
+        """
         hidden = decode(self.decoder, rows)
         weight = self.language_model.get_output_embeddings().weight
         chunk = self.tokens_per_chunk or max(1, LOGITS_PER_CHUNK[hidden.device.type] // weight.shape[0])
-        log_probs, entropy = linear_log_probs(hidden, weight, rows.targets, self.temperature, chunk)
+        log_probs, entropy = linear_log_probs(
+            hidden, weight, rows.targets, self.temperature, chunk, with_entropy=torch.is_grad_enabled()
+        )
         return rows.unpack(log_probs), rows.unpack(entropy)
 
 
