@@ -29,6 +29,7 @@ PUBLIC_INDEX = "https://pypi.org/simple"
 LINK = re.compile(r'href="([^"]+)"')
 LIBRARY = re.compile(r"lib(?:nccl|rccl|cudart|amdhip64)\.so\.\d+")
 BLOCK = 2**20  # bytes asked for at once
+SPREAD = {"purelib": "", "platlib": "", "data": "../../../", "scripts": "../../../bin/"}
 TIMEOUT = 60  # seconds of silence until the index counts as gone
 FATBIN = struct.pack("<I", 0xBA55ED50)  # begins the GPU code of one or several architectures in a library
 CUBIN = 2  # an entry's kind: machine code of one architecture, where 1 is PTX
@@ -182,10 +183,11 @@ def facts_of(wheel: zipfile.ZipFile, name: str, pruned: tuple[str, ...], root: b
 
 
 def installed_path(path: str) -> str:
-    """Where in site-packages a file of the wheel goes: `x.data/purelib/…` is spread over it."""
+    """Where a file of the wheel goes, seen from site-packages: `x.data/data` is spread over the whole environment."""
     parts = path.split("/")
-    spread = len(parts) > 2 and parts[0].endswith(".data") and parts[1] in ("purelib", "platlib")
-    return "/".join(parts[2:]) if spread else path
+    if len(parts) > 2 and parts[0].endswith(".data") and parts[1] in SPREAD:
+        return SPREAD[parts[1]] + "/".join(parts[2:])
+    return path
 
 
 def is_pruned(path: str, patterns: Iterable[str]) -> bool:
