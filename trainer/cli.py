@@ -50,6 +50,21 @@ def arithmetic(
 
 
 @data.command()
+def preferences(
+    output: Annotated[Path, typer.Option(help="Directory for the two parquet files.")] = Path("data"),
+    train: Annotated[int, typer.Option(min=1, help="Pairs to train on.")] = 4096,
+    validation: Annotated[int, typer.Option(min=1, help="Pairs held out.")] = 256,
+    max_number: Annotated[int, typer.Option(min=2, help="Largest number in a question.")] = 9,
+    seed: Annotated[int, typer.Option(help="Another seed, other questions.")] = 0,
+) -> None:
+    """Make pairs of answers to the questions of `data arithmetic`, of which the right one is preferred."""
+    from trainer.data.arithmetic import write_preferences
+
+    for path in write_preferences(output, train, validation, max_number, seed):
+        typer.echo(path)
+
+
+@data.command()
 def gsm8k(
     input: Annotated[Path, typer.Option(help="GSM8K as parquet or jsonl, with question and answer.")],
     output: Annotated[Path | None, typer.Option(help="Parquet file to write; beside the input by default.")] = None,
@@ -67,6 +82,16 @@ def sft(overrides: Overrides = None) -> None:
     from trainer.sft import SftConfig, fine_tune
 
     typer.echo(fine_tune(parse_overrides(overrides or [], SftConfig)).output)
+
+
+@app.command()
+def dpo(overrides: Overrides = None) -> None:
+    """Learn from pairs of responses, of which one was preferred."""
+    from trainer.dpo import DpoConfig, train_on_preferences
+    from trainer.overrides import parse_overrides
+    from trainer.report import write_report
+
+    typer.echo(write_report(train_on_preferences(parse_overrides(overrides or [], DpoConfig))))
 
 
 @app.command()

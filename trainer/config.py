@@ -216,15 +216,20 @@ class TrainerConfig(Section):
     worker_timeout: float = Field(300.0, gt=0, description="seconds any single call to a worker may take")
 
 
-class Config(Section):
-    data: DataConfig = DataConfig()
+class RunConfig(Section):
+    """What every kind of run is told."""
+
     model: ModelConfig = ModelConfig()
+    trainer: TrainerConfig = TrainerConfig()
+
+
+class Config(RunConfig):
+    data: DataConfig = DataConfig()
     actor: ActorConfig = ActorConfig()
     critic: CriticConfig = CriticConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     rollout: RolloutConfig = RolloutConfig()
     reward: RewardConfig = RewardConfig()
-    trainer: TrainerConfig = TrainerConfig()
 
     @property
     def needs_critic(self) -> bool:

@@ -2,8 +2,6 @@
 
 import logging
 import time
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
@@ -14,15 +12,13 @@ from trainer.algorithms.advantages import explained_variance
 from trainer.algorithms.corrections import raw_ratio
 from trainer.algorithms.kl import adapted_kl_coefficient, kl_estimate
 from trainer.algorithms.registry import ADVANTAGES, CORRECTIONS, Sampled
-from trainer.atomic import atomic_directory
 from trainer.batch import Batch
-from trainer.checkpoint import TrainingState, checkpoint_directory, fingerprint, new_checkpoint, read_checkpoint
-from trainer.cluster import WorkerGroup
+from trainer.checkpoint import TrainingState, read_checkpoint
 from trainer.config import Config
-from trainer.errors import InterruptedRun, RewardError, TrainerError
 from trainer.experience import Collector, Experience, Prompts
 from trainer.model_files import check_models
 from trainer.rollout.agreement import log_prob_agreement
+from trainer.run import TrainingResult, TrainingRun, forward, run_directory, update
 from trainer.stop_signal import StopSignal
 from trainer.tracking import Sample, Tracker
 from trainer.weight_sync import sync_weights
@@ -31,16 +27,6 @@ from trainer.workers import Workers, connect_ranks, start_workers
 logger = logging.getLogger(__name__)
 
 SAMPLES_PER_STEP = 8
-
-
-@dataclass(frozen=True)
-class TrainingResult:
-    """How a run ended; the exact matches are the first and the last that this run measured."""
-
-    run_dir: Path
-    final_step: int
-    first_exact_match: float | None
-    last_exact_match: float | None
 
 
 def train(config: Config) -> TrainingResult:
@@ -52,7 +38,7 @@ def train(config: Config) -> TrainingResult:
     model, settings = config.model.directory, config.trainer
     check_models(config)
     resumed = read_checkpoint(settings.resume, model) if settings.resume else None
-    run_dir = run_directory(config)
+    run_dir = run_directory(settings)
     with (
         Tracker(run_dir, config, resumed.step if resumed else None) as tracker,
         cluster.connected(),
@@ -63,10 +49,11 @@ def train(config: Config) -> TrainingResult:
             workers = start_workers(config, slots)
             prompts = Prompts.load(config)
             tracker.expect(prompts.steps(config))
-            connect_ranks(workers, slots, run_dir, settings.worker_timeout)
+            connect_ranks(workers.networks, slots, run_dir, settings.worker_timeout)
             controller = Controller(config, run_dir, tracker, stop, workers, prompts)
             controller.begin(resumed)
-        return controller.run()
+        controller.run()
+        return controller.result()
 
 
 def find_slots(config: Config) -> list[cluster.Slot]:
@@ -79,66 +66,28 @@ def find_slots(config: Config) -> list[cluster.Slot]:
     return cluster.reserve_slots(nodes, gpus, settings.worker_timeout)
 
 
-def run_directory(config: Config) -> Path:
-    """Where the run writes: `output_dir/run_id`, the resumed run's directory, or one named by the time."""
-    settings = config.trainer
-    if settings.run_id is None and settings.resume is not None:
-        return settings.resume.parent.parent
-    return settings.output_dir / (settings.run_id or datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ"))
-
-
-class Controller:
-    """Owns the workers, the prompts and the place in the run."""
+class Controller(TrainingRun):
+    """Policy optimisation: owns the workers, the prompts and the place in the run."""
 
     def __init__(
         self, config: Config, run_dir: Path, tracker: Tracker, stop: StopSignal, workers: Workers, prompts: Prompts
     ) -> None:
         self.config = config
-        self.run_dir = run_dir
-        self.tracker = tracker
-        self.stop = stop
         self.workers = workers
         self.prompts = prompts
         self.collector = Collector(config, workers, prompts)
         self.kl_coefficient = config.algorithm.kl_coefficient
-        self.model_fingerprint = fingerprint(config.model.directory)
-        self.progress = self._state(0)
-        self.saved_step = 0
         self.exact_matches: list[float] = []
-        self.last_step = prompts.steps(config)
+        super().__init__(config, run_dir, tracker, stop, workers.trained, prompts.sampler, prompts.steps(config))
 
     def begin(self, resumed: TrainingState | None) -> None:
         """Continues from a checkpoint if there is one, and gives the engines their first weights."""
-        if resumed is not None and self.config.trainer.resume is not None:
-            self.prompts.sampler.load_state_dict(resumed.sampler)
+        super().begin(resumed)
+        if resumed is not None:
             self.kl_coefficient = resumed.kl_coefficient or self.kl_coefficient
-            for group in self.workers.trained:
-                group.call("load", self.config.trainer.resume / group.role)
-            self.progress, self.saved_step = resumed, resumed.step
         self.sync_weights()
 
-    def run(self) -> TrainingResult:
-        """All steps, with validation and checkpoints between them."""
-        settings = self.config.trainer
-        self.stop.defer()
-        try:
-            if self.progress.step == 0 and settings.test_before_training:
-                self.tracker.log(0, self.validate())
-            while self.progress.step < self.last_step and not self._good_enough():
-                step = self.progress.step + 1
-                metrics = self.step(step)
-                self.progress = self._state(step)
-                if step == self.last_step or (settings.test_freq > 0 and step % settings.test_freq == 0):
-                    metrics |= self.validate()
-                self.tracker.log(step, metrics)
-                if settings.save_freq > 0 and step % settings.save_freq == 0:
-                    self.save()
-                self.stop.check()
-        except (InterruptedRun, RewardError) as error:
-            raise self._leave(error) from error
-        if settings.save_freq != 0 and self.saved_step < self.progress.step:
-            self.save()
-        self.export()
+    def result(self) -> TrainingResult:
         first, last = (self.exact_matches[0], self.exact_matches[-1]) if self.exact_matches else (None, None)
         return TrainingResult(self.run_dir, self.progress.step, first, last)
 
@@ -220,47 +169,12 @@ class Controller:
             self.exact_matches.append(self.collector.exact_match())
         return {"validation/exact_match": self.exact_matches[-1]}
 
-    def _good_enough(self) -> bool:
+    def good_enough(self) -> bool:
         stop_at = self.config.trainer.stop_at
         return stop_at is not None and bool(self.exact_matches) and self.exact_matches[-1] >= stop_at
 
-    def save(self) -> None:
-        """Writes a checkpoint of the last finished step."""
-        directory = checkpoint_directory(self.run_dir, self.progress.step)
-        with self.tracker.phase("save"), new_checkpoint(directory, self.progress) as partial:
-            for group in self.workers.trained:
-                group.call("save", partial / group.role)
-        self.saved_step = self.progress.step
-        logger.info("saved %s", directory)
-
-    def export(self) -> None:
-        """Writes the policy as a model directory that Transformers and vLLM load."""
-        with self.tracker.phase("export"), atomic_directory(self.run_dir / "model") as partial:
-            self.workers.actor.call("export", partial)
-
-    def _leave(self, error: TrainerError) -> TrainerError:
-        """Saves what was reached, unless that is saved or never to be; the error to end with.
-
-        Both causes strike before a step changes anything, so the state is that of the last finished step.
-        """
-        step, saves = self.progress.step, self.config.trainer.save_freq != 0
-        if saves and self.saved_step < step:
-            self.save()
-        directory = checkpoint_directory(self.run_dir, step)
-        hint = f"continue with trainer.resume={directory}" if directory.exists() else ""
-        if isinstance(error, InterruptedRun):
-            return InterruptedRun(f"stopped by SIGTERM after step {step}", hint=hint)
-        return type(error)(str(error), hint="; then ".join(filter(None, [error.hint, hint])))
-
-    def _state(self, step: int) -> TrainingState:
-        return TrainingState(
-            step=step,
-            seed=self.config.trainer.seed,
-            sampler=self.prompts.sampler.state_dict(),
-            model=self.model_fingerprint,
-            config=self.config.model_dump(mode="json"),
-            kl_coefficient=self.kl_coefficient,
-        )
+    def state(self, step: int) -> TrainingState:
+        return super().state(step).model_copy(update={"kl_coefficient": self.kl_coefficient})
 
     def _samples(self, experience: Experience) -> list[Sample]:
         """The first response to each of the first few prompts."""
@@ -283,17 +197,3 @@ def token_rewards(scores: Tensor, kl: Tensor, mask: Tensor, kl_coefficient: floa
     last = (mask * torch.arange(1, mask.shape[1] + 1)).argmax(dim=1)
     rewards[torch.arange(len(scores)), last] += scores
     return rewards
-
-
-def forward(group: WorkerGroup, method: str, batch: Batch) -> Tensor:
-    """A forward pass over the batch, a shard per rank: [rows, response length], in the order of the rows."""
-    shards = batch.shards(len(group))
-    results = torch.cat(group.call_each(method, [(batch.rows(shard),) for shard in shards]))
-    return results[torch.cat(shards).argsort()]
-
-
-def update(group: WorkerGroup, batch: Batch, mini_batch_size: int) -> dict[str, float]:
-    """A role's optimizer steps on the batch; every rank returns the same metrics."""
-    shards = batch.shards(len(group), mini_batch_size)
-    metrics: dict[str, float] = group.call_each("update", [(batch.rows(shard),) for shard in shards])[0]
-    return metrics

@@ -106,10 +106,15 @@ def save_learning_curve(run_dir: Path, path: Path) -> None:
 
 
 def draw_learning(axes: Axes, run: Run) -> None:
-    axes.plot(*run.series("reward/mean"), color=COLOURS[0], alpha=0.8, label="reward of the samples")
-    axes.plot(
-        *run.series("validation/exact_match"), color=COLOURS[1], marker="o", label="exact match, held-out, greedy"
-    )
+    for colour, metric, label, marker in (
+        (COLOURS[0], "reward/mean", "reward of the samples", ""),
+        (COLOURS[1], "validation/exact_match", "exact match, held-out, greedy", "o"),
+        (COLOURS[2], "dpo/accuracy", "chosen response preferred", ""),
+        (COLOURS[3], "validation/preference_accuracy", "chosen response preferred, held-out", "o"),
+    ):
+        steps, values = run.series(metric)
+        if steps:
+            axes.plot(steps, values, color=colour, marker=marker, label=label)
     axes.set(ylim=(-0.02, 1.02), xlabel="PPO step")
     axes.legend(loc="lower right", frameon=False)
 

@@ -12,8 +12,8 @@ from typing import Any, Self
 from torch.utils.tensorboard import SummaryWriter
 
 from trainer.atomic import atomic_file
-from trainer.config import Config
-from trainer.console import RUN_COLUMNS, Progress, progress
+from trainer.config import RunConfig
+from trainer.console import RUN_COLUMNS, Column, Progress, progress
 from trainer.errors import CheckpointError, ConfigError
 
 METRICS, SAMPLES, CONFIG, TENSORBOARD = "metrics.jsonl", "samples.jsonl", "config.json", "tensorboard"
@@ -38,7 +38,9 @@ class Tracker:
     Raises ConfigError if a new run would mix with an old one.
     """
 
-    def __init__(self, run_dir: Path, config: Config, resumed_step: int | None = None) -> None:
+    def __init__(
+        self, run_dir: Path, config: RunConfig, resumed_step: int | None = None, columns: Sequence[Column] = RUN_COLUMNS
+    ) -> None:
         metrics = run_dir / METRICS
         if resumed_step is None and metrics.exists() and metrics.stat().st_size:
             raise ConfigError(
@@ -55,7 +57,7 @@ class Tracker:
         self._samples = (run_dir / SAMPLES).open("a", encoding="utf-8")
         purge_step = None if resumed_step is None else resumed_step + 1
         self._tensorboard = SummaryWriter(str(run_dir / TENSORBOARD), purge_step=purge_step)
-        self._progress: Progress = progress(0, resumed_step or 0, RUN_COLUMNS)
+        self._progress: Progress = progress(0, resumed_step or 0, columns)
         self._seconds: dict[str, float] = {}
 
     def __enter__(self) -> Self:

@@ -1,6 +1,7 @@
 """All workers of a run: which class serves each role, and how they start together."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,18 +45,9 @@ class Workers:
 
 
 def start_workers(config: Config, slots: list[Slot]) -> Workers:
-    """Starts a worker of each role in every slot; returns at once, while they import what they need."""
-    unneeded = {
-        role for role, needed in (("critic", config.needs_critic), ("reference", config.needs_reference)) if not needed
-    }
-    groups = {role: WorkerGroup(role, config.trainer.worker_timeout) for role in ROLES if role not in unneeded}
-    for slot in slots:
-        environment = worker_environment(config, slot)
-        place = Place(slot.rank, len(slots), slot.node.address, slot.device)
-        for role, group in groups.items():
-            engines = config.rollout.engines_per_gpu if role == "rollout" and place.device == "cuda" else 1
-            for _ in range(engines):
-                group.add(slot, ROLES[role], [config, place], environment, GPU_SHARES[role] / engines)
+    """Starts a worker of each role that the algorithm needs in every slot; see `start_groups`."""
+    unneeded = {"critic": not config.needs_critic, "reference": not config.needs_reference}
+    groups = start_groups(config, slots, [role for role in ROLES if not unneeded.get(role)])
     return Workers(
         groups["rollout"],
         groups["actor"],
@@ -64,6 +56,19 @@ def start_workers(config: Config, slots: list[Slot]) -> Workers:
         groups.get("reference"),
         on_gpus=slots[0].device == "cuda",
     )
+
+
+def start_groups(config: Config, slots: list[Slot], roles: Sequence[str]) -> dict[str, WorkerGroup]:
+    """Starts a worker of each of these roles in every slot; returns at once, while they import what they need."""
+    groups = {role: WorkerGroup(role, config.trainer.worker_timeout) for role in roles}
+    for slot in slots:
+        environment = worker_environment(config, slot)
+        place = Place(slot.rank, len(slots), slot.node.address, slot.device)
+        for role, group in groups.items():
+            engines = config.rollout.engines_per_gpu if role == "rollout" and place.device == "cuda" else 1
+            for _ in range(engines):
+                group.add(slot, ROLES[role], [config, place], environment, GPU_SHARES[role] / engines)
+    return groups
 
 
 def worker_environment(config: Config, slot: Slot) -> dict[str, str]:
@@ -78,9 +83,8 @@ def worker_environment(config: Config, slot: Slot) -> dict[str, str]:
     }
 
 
-def connect_ranks(workers: Workers, slots: list[Slot], run_dir: Path, timeout: float) -> None:
+def connect_ranks(training: Sequence[WorkerGroup], slots: list[Slot], run_dir: Path, timeout: float) -> None:
     """Makes one process group of each training role and builds its network; all roles at the same time."""
-    training = workers.networks
     ports = wait([group.start_each("open_store", [()])[0] for group in training], timeout)
     setups = [
         group.start("setup", slots[0].node.address, port, run_dir) for group, port in zip(training, ports, strict=True)

@@ -1,5 +1,7 @@
 """Whole runs of algorithms other than PPO with a critic, on two Ray nodes with real engines."""
 
+from pathlib import Path
+
 from tests.trainer.whole_run import Run, Runs
 
 
@@ -51,3 +53,75 @@ def test_remax_with_sequence_ratios_needs_neither_critic_nor_reference(runs: Run
         assert not any(name.startswith(("critic/", "reference/")) for name in row)
         assert "time/reference" not in row
         assert row["actor/gradient_norm"] > 0
+
+
+def test_a_published_launch_line_trains(runs: Runs, tmp_path: Path) -> None:
+    """verl's keys as its users write them, their own reward function included."""
+    (tmp_path / "mine.py").write_text(
+        "def compute_score(data_source, solution_str, ground_truth, extra_info):\n"
+        "    return sum(letter in '0123456789' for letter in solution_str) / 16\n"
+    )
+    line = [
+        "algorithm.adv_estimator=grpo",
+        f"data.train_files={runs.data[0]}",
+        f"data.val_files=['{runs.data[1]}']",
+        "data.train_batch_size=8",
+        "data.max_prompt_length=128",
+        "data.max_response_length=16",
+        "data.filter_overlong_prompts=True",
+        f"actor_rollout_ref.model.path={runs.model}",
+        "actor_rollout_ref.model.use_remove_padding=True",
+        "actor_rollout_ref.actor.optim.lr=1e-3",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8",
+        "actor_rollout_ref.actor.use_kl_loss=True",
+        "actor_rollout_ref.actor.kl_loss_coef=0.001",
+        "actor_rollout_ref.actor.kl_loss_type=low_var_kl",
+        "actor_rollout_ref.actor.fsdp_config.param_offload=False",
+        "actor_rollout_ref.rollout.name=vllm",
+        "actor_rollout_ref.rollout.n=4",
+        "actor_rollout_ref.rollout.gpu_memory_utilization=0.6",
+        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8",
+        f"custom_reward_function.path={tmp_path / 'mine.py'}",
+        "trainer.logger='[\"console\"]'",
+        "trainer.project_name='tests'",
+        "trainer.experiment_name=published",
+        f"+trainer.default_local_dir={runs.directory}",
+        "trainer.nnodes=2",
+        "trainer.n_gpus_per_node=0",
+        "trainer.test_freq=-1",
+        "trainer.total_training_steps=3",
+        "rollout.kv_cache_gib=0.1",
+    ]
+    run = runs.python(["-m", "trainer.main_ppo", *line], "published")
+    rows = finished(run)
+    assert len(rows) == 3
+    for row in rows:
+        assert row["reward/mean"] > 0
+        assert row["reward/failed"] == 0
+        assert row["actor/gradient_norm"] > 0
+        assert not any(name.startswith("critic/") for name in row)
+
+
+def test_a_reward_that_is_no_number_ends_the_run_with_what_was_reached_saved(runs: Runs, tmp_path: Path) -> None:
+    trip = tmp_path / "trip"
+    (tmp_path / "mine.py").write_text(
+        "import os\n\ndef compute_score(data_source, solution_str, ground_truth, extra_info):\n"
+        f"    return float('nan') if os.path.exists('{trip}') else len(solution_str) / 100\n"
+    )
+    run = runs.start(
+        "nan",
+        "algorithm.advantage=rloo",
+        "algorithm.kl_coefficient=0",
+        f"reward.custom_function.path={tmp_path / 'mine.py'}",
+        "trainer.total_steps=1000",
+        "trainer.test_freq=-1",
+    )
+    run.wait_for_step(1)
+    trip.touch()
+    status, errors = run.end()
+    assert status == 6
+    assert "Traceback" not in errors
+    assert "the reward function returned nan for the response" in errors
+    (saved,) = (run.directory / "checkpoints").iterdir()
+    assert f"continue with trainer.resume={saved}" in errors

@@ -12,11 +12,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.trainer.whole_run import Run, Runs
 from trainer.checkpoint import read_checkpoint
-from trainer.config import Config
-from trainer.controller import run_directory, token_rewards
+from trainer.config import Config, TrainerConfig
+from trainer.controller import token_rewards
 from trainer.errors import ConfigError
 from trainer.experience import split
 from trainer.models import ModelShape, create_model, save_model
+from trainer.run import run_directory
 
 
 @pytest.fixture(scope="module")
@@ -129,9 +130,9 @@ def test_split_keeps_everything_in_order(items: int, count: int) -> None:
 
 def test_a_resumed_run_goes_on_in_its_own_directory(tmp_path: Path) -> None:
     checkpoint = tmp_path / "runs" / "first" / "checkpoints" / "step_000002"
-    assert run_directory(Config.model_validate({"trainer": {"resume": checkpoint}})) == tmp_path / "runs" / "first"
-    settings = {"resume": checkpoint, "run_id": "second", "output_dir": tmp_path}
-    assert run_directory(Config.model_validate({"trainer": settings})) == tmp_path / "second"
+    assert run_directory(TrainerConfig(resume=checkpoint)) == tmp_path / "runs" / "first"
+    settings = TrainerConfig(resume=checkpoint, run_id="second", output_dir=tmp_path)
+    assert run_directory(settings) == tmp_path / "second"
 
 
 @pytest.mark.parametrize("role", ["actor", "critic"])

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,12 +39,21 @@ class Runs:
             "actor.entropy_coefficient": 0.1,
             "algorithm.kl_coefficient": 0.1,
             "trainer.output_dir": self.directory,
-            "trainer.run_id": run_id,
             "trainer.test_freq": 2,
         }
-        command = [sys.executable, "-m", "trainer", "train", *(f"{k}={v}" for k, v in settings.items()), *overrides]
+        return self.launch("train", run_id, settings, *overrides)
+
+    def launch(self, command: str, run_id: str, settings: Mapping[str, object], *more: str) -> "Run":
+        """Starts `python -m trainer COMMAND` with these settings."""
+        arguments = [*(f"{key}={value}" for key, value in settings.items()), f"trainer.run_id={run_id}", *more]
+        return self.python(["-m", "trainer", command, *arguments], run_id)
+
+    def python(self, arguments: Sequence[str], run_id: str) -> "Run":
+        """Starts a Python process on the cluster that writes into the directory of this run."""
         environment = {**os.environ, "RAY_ADDRESS": self.address}
-        process = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            [sys.executable, *arguments], cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True
+        )
         return Run(process, self.directory / run_id)
 
 

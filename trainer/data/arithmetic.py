@@ -9,8 +9,9 @@ form and is often wrong, sometimes right: just what PPO, where only the right re
 
 import random
 from pathlib import Path
+from typing import Any
 
-from trainer.data.schema import Row, write_rows
+from trainer.data.schema import Row, write_rows, write_table
 from trainer.errors import DataError
 
 TEMPLATES = (
@@ -50,6 +51,33 @@ def write_arithmetic(
     return tuple(directory / f"{name}.parquet" for name in files)
 
 
+def write_preferences(directory: Path, train: int, validation: int, max_number: int, seed: int) -> tuple[Path, ...]:
+    """Writes `preferences.parquet` and `preferences-validation.parquet` and returns their paths.
+
+    The questions are those of `write_arithmetic` with the same numbers. The right answer is preferred to that of a
+    teacher who forgets to carry, or who counts one too many where there is nothing to carry.
+    """
+    places = _draw(train + validation, max_number, seed)
+    files = {"preferences": places[:train], "preferences-validation": places[train:]}
+    for name, chosen in files.items():
+        write_table([_preference(*_problem(place, max_number)) for place in chosen], directory / f"{name}.parquet")
+    return tuple(directory / f"{name}.parquet" for name in files)
+
+
+def _preference(question: str, a: int, b: int) -> dict[str, Any]:
+    wrong = add_without_carry(a, b)
+    wrong = a + b + 1 if wrong == a + b else wrong
+    return {
+        "prompt": [{"role": "user", "content": question}],
+        "chosen": _worked(a, b, a + b),
+        "rejected": _worked(a, b, wrong),
+    }
+
+
+def _worked(a: int, b: int, stated: int) -> str:
+    return f"{a}+{b}={stated}\n#### {stated}"
+
+
 def add_without_carry(a: int, b: int) -> int:
     """Adds digit by digit and forgets every carry: 7 + 5 = 2, 17 + 5 = 12."""
     if a == 0 or b == 0:
@@ -77,7 +105,7 @@ def _rows(split: str, places: list[int], max_number: int, sloppy: list[bool]) ->
 
 def _row(split: str, index: int, question: str, a: int, b: int, drops_carries: bool) -> Row:
     stated = add_without_carry(a, b) if drops_carries else a + b
-    answer = f"{a}+{b}={stated}\n#### {stated}"
+    answer = _worked(a, b, stated)
     return {
         "data_source": "slipway/arithmetic",
         "prompt": [{"role": "user", "content": question}],

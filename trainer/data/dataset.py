@@ -171,13 +171,17 @@ _FITS: dict[str, Callable[[list[int], int], list[int] | None]] = {
 
 
 def _render(file: Path, number: int, row: dict[str, Any], tokenizer: Any, settings: DataConfig) -> str:
-    """A row's prompt as text, ready for the answer."""
     messages, reward_model = row[settings.prompt_key], row["reward_model"]
     if not messages or not reward_model or reward_model.get("ground_truth") is None:
         raise DataError(f"{file}, row {number}: prompt or reward_model.ground_truth is empty", hint=_HINT)
+    return render_prompt(file, number, messages, tokenizer, settings.prompt_key)
+
+
+def render_prompt(file: Path, number: int, messages: Any, tokenizer: Any, column: str) -> str:
+    """A row's prompt as text, ready for the answer. Raises DataError."""
     if isinstance(messages, str) or not all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in messages):
         raise DataError(
-            f"{file}, row {number}: column {settings.prompt_key} is no list of messages with role and content",
+            f"{file}, row {number}: column {column} is no list of messages with role and content",
             hint=_HINT,
         )
     try:

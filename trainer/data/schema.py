@@ -1,6 +1,6 @@
 """The chat-style parquet file that verl's preprocessing makes: how its rows look, how it is written and read."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -50,9 +50,14 @@ SCHEMA = pa.schema(
 
 def write_rows(rows: Sequence[Row], path: Path) -> None:
     """Writes rows to a parquet file, whole or not at all. Raises DataError if the place cannot be written."""
+    write_table(rows, path, SCHEMA)
+
+
+def write_table(rows: Sequence[Mapping[str, Any]], path: Path, schema: pa.Schema | None = None) -> None:
+    """The same for rows of any one shape."""
     try:
         with atomic_file(path) as temporary:
-            pq.write_table(pa.Table.from_pylist(list(rows), schema=SCHEMA), temporary)
+            pq.write_table(pa.Table.from_pylist(list(rows), schema=schema), temporary)
     except OSError as error:
         raise DataError(f"{path}: cannot be written: {error}", hint="name a directory that you may write to") from error
 

@@ -1,0 +1,53 @@
+"""Direct preference optimisation (Rafailov et al. 2023, arXiv:2305.18290).
+
+Rows come in pairs: row 2i is the response that was chosen, row 2i + 1 the one that was rejected for the same prompt.
+"""
+
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+
+def preference_margins(log_probs: Tensor, reference_log_probs: Tensor, mask: Tensor, beta: float) -> Tensor:
+    """How much more the policy prefers the chosen response than the reference does (the argument of equation 7).
+
+        m = beta ((log p(chosen) - log q(chosen)) - (log p(rejected) - log q(rejected)))
+
+    Args:
+        log_probs, reference_log_probs: [rows, tokens] float.
+        mask: [rows, tokens] bool.
+
+    Returns:
+        [rows / 2].
+    """
+    ratios = (log_probs - reference_log_probs).where(mask, 0.0).sum(dim=1)
+    return beta * (ratios[0::2] - ratios[1::2])
+
+
+def dpo_loss(margins: Tensor, label_smoothing: float) -> Tensor:
+    """-(1 - s) log sigmoid(m) - s log sigmoid(-m) of each pair; s is how often labels are taken to be wrong
+    (Mitchell 2023, "A note on DPO with noisy preferences"). margins, result: [pairs]."""
+    return -(1 - label_smoothing) * logsigmoid(margins) - label_smoothing * logsigmoid(-margins)
+
+
+def dpo_advantages(margins: Tensor, mask: Tensor, beta: float, label_smoothing: float) -> Tensor:
+    """Advantages under which one policy gradient step is a step of DPO.
+
+    The gradient of `dpo_loss`, averaged over the pairs, is equation 8's
+
+        -mean over pairs of w (grad log p(chosen) - grad log p(rejected)),    w = beta (sigmoid(-m) - s)
+
+    and log p is a sum over tokens. So +w at every token of the chosen response and -w at every token of the rejected
+    one is all that a policy loss needs to know: `seq-mean-token-sum` at ratio 1 averages over twice as many rows as
+    pairs, hence the factor 2. The rows are then independent of each other, and any rank may have any of them.
+
+    Args:
+        margins: [pairs] under the very policy that takes the step.
+        mask: [rows, tokens] bool.
+
+    Returns:
+        [rows, tokens], 0 where masked.
+    """
+    weights = 2 * beta * ((-margins).sigmoid() - label_smoothing)
+    advantages = weights.repeat_interleave(2)
+    advantages[1::2] *= -1
+    return advantages.unsqueeze(1).expand(mask.shape).where(mask, 0.0)

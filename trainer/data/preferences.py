@@ -1,0 +1,72 @@
+"""Pairs of responses to one prompt, of which one was preferred."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.config import DataConfig
+from trainer.data.dataset import render_prompt
+from trainer.data.schema import read_parquet
+from trainer.errors import DataError
+
+_HINT = "each row has prompt (a list of messages), chosen and rejected (text, or messages of which the last one counts)"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A prompt with the response that was preferred and the one that was not, as tokens, the end token included."""
+
+    prompt: tuple[int, ...]
+    chosen: tuple[int, ...]
+    rejected: tuple[int, ...]
+
+
+def read_pairs(files: Sequence[Path], tokenizer: Any, settings: DataConfig) -> list[Pair]:
+    """The pairs of some parquet files, in file order.
+
+    Raises DataError if a file is missing, damaged or of another shape, or if a prompt or a response is longer than
+    `data.max_prompt_length` or `data.max_response_length`; with `data.overlong_prompts=filter` such pairs are left out.
+    """
+    if not files:
+        raise DataError("no files with preferences are given", hint="set data.train_files and data.validation_files")
+    pairs = []
+    for file in files:
+        rows = read_parquet(file, (settings.prompt_key, "chosen", "rejected"), _HINT)
+        for number, row in enumerate(rows):
+            pair = _pair(file, number, row, tokenizer, settings)
+            too_long = _too_long(pair, settings)
+            if too_long and settings.overlong_prompts != "filter":
+                raise DataError(
+                    f"{file}, row {number}: {too_long}", hint="raise it, or set data.overlong_prompts=filter"
+                )
+            if not too_long:
+                pairs.append(pair)
+    if not pairs:
+        raise DataError(f"{', '.join(map(str, files))}: no pair is short enough", hint="raise data.max_response_length")
+    return pairs
+
+
+def _pair(file: Path, number: int, row: dict[str, Any], tokenizer: Any, settings: DataConfig) -> Pair:
+    prompt = render_prompt(file, number, row[settings.prompt_key], tokenizer, settings.prompt_key)
+    texts = [prompt]
+    for column in ("chosen", "rejected"):
+        value = row[column]
+        text = value if isinstance(value, str) else (value or [{}])[-1].get("content")
+        if not text:
+            raise DataError(f"{file}, row {number}: {column} is empty", hint=_HINT)
+        texts.append(text)
+    if texts[1] == texts[2]:
+        raise DataError(f"{file}, row {number}: chosen and rejected are the same", hint="leave such rows out")
+    tokens = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    end = tokenizer.eos_token_id
+    return Pair(tuple(tokens[0]), (*tokens[1], end), (*tokens[2], end))
+
+
+def _too_long(pair: Pair, settings: DataConfig) -> str:
+    response = max(len(pair.chosen), len(pair.rejected))
+    if len(pair.prompt) > settings.max_prompt_length:
+        return f"the prompt has {len(pair.prompt)} tokens, data.max_prompt_length is {settings.max_prompt_length}"
+    if response > settings.max_response_length:
+        return f"a response has {response} tokens, data.max_response_length is {settings.max_response_length}"
+    return ""

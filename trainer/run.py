@@ -1,0 +1,164 @@
+"""What every training run has in common: the loop over its steps, checkpoints, and how it ends."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from trainer.atomic import atomic_directory
+from trainer.batch import Batch
+from trainer.checkpoint import TrainingState, checkpoint_directory, fingerprint, new_checkpoint
+from trainer.cluster import WorkerGroup
+from trainer.config import RunConfig, TrainerConfig
+from trainer.data.dataset import PromptSampler
+from trainer.errors import InterruptedRun, RewardError, TrainerError
+from trainer.stop_signal import StopSignal
+from trainer.tracking import Tracker
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """How a run ended; the exact matches are the first and the last that this run measured."""
+
+    run_dir: Path
+    final_step: int
+    first_exact_match: float | None
+    last_exact_match: float | None
+
+
+def run_directory(settings: TrainerConfig) -> Path:
+    """Where the run writes: `output_dir/run_id`, the resumed run's directory, or one named by the time."""
+    if settings.run_id is None and settings.resume is not None:
+        return settings.resume.parent.parent
+    return settings.output_dir / (settings.run_id or datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ"))
+
+
+class TrainingRun:
+    """The loop of a run, its checkpoints and its end; a kind of run adds `step` and `validate`.
+
+    `trained` are the groups that belong in a checkpoint, the actor first.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        run_dir: Path,
+        tracker: Tracker,
+        stop: StopSignal,
+        trained: Sequence[WorkerGroup],
+        sampler: PromptSampler,
+        last_step: int,
+    ) -> None:
+        self._settings = config.trainer
+        self._dump = config.model_dump(mode="json")
+        self._fingerprint = fingerprint(config.model.directory)
+        self._trained = trained
+        self._sampler = sampler
+        self.run_dir = run_dir
+        self.tracker = tracker
+        self.stop = stop
+        self.last_step = last_step
+        self.saved_step = 0
+        self.progress = self.state(0)
+
+    def step(self, step: int) -> dict[str, float]:
+        """Takes a step; its metrics. Interruptions and refused rewards may end it as long as nothing has changed."""
+        raise NotImplementedError
+
+    def validate(self) -> dict[str, float]:
+        """Measures the model; the metrics."""
+        raise NotImplementedError
+
+    def good_enough(self) -> bool:
+        """Whether the run may end early."""
+        return False
+
+    def begin(self, resumed: TrainingState | None) -> None:
+        """Continues from a checkpoint if there is one."""
+        if resumed is None or self._settings.resume is None:
+            return
+        self._sampler.load_state_dict(resumed.sampler)
+        for group in self._trained:
+            group.call("load", self._settings.resume / group.role)
+        self.progress, self.saved_step = resumed, resumed.step
+
+    def run(self) -> None:
+        """All steps, with validation and checkpoints between them."""
+        settings = self._settings
+        self.stop.defer()
+        try:
+            if self.progress.step == 0 and settings.test_before_training:
+                self.tracker.log(0, self.validate())
+            while self.progress.step < self.last_step and not self.good_enough():
+                step = self.progress.step + 1
+                metrics = self.step(step)
+                self.progress = self.state(step)
+                if step == self.last_step or (settings.test_freq > 0 and step % settings.test_freq == 0):
+                    metrics |= self.validate()
+                self.tracker.log(step, metrics)
+                if settings.save_freq > 0 and step % settings.save_freq == 0:
+                    self.save()
+                self.stop.check()
+        except (InterruptedRun, RewardError) as error:
+            raise self._leave(error) from error
+        if settings.save_freq != 0 and self.saved_step < self.progress.step:
+            self.save()
+        self.export()
+
+    def save(self) -> None:
+        """Writes a checkpoint of the last finished step."""
+        directory = checkpoint_directory(self.run_dir, self.progress.step)
+        with self.tracker.phase("save"), new_checkpoint(directory, self.progress) as partial:
+            for group in self._trained:
+                group.call("save", partial / group.role)
+        self.saved_step = self.progress.step
+        logger.info("saved %s", directory)
+
+    def export(self) -> None:
+        """Writes the policy as a model directory that Transformers and vLLM load."""
+        with self.tracker.phase("export"), atomic_directory(self.run_dir / "model") as partial:
+            self._trained[0].call("export", partial)
+
+    def state(self, step: int) -> TrainingState:
+        """Where the run stands after a step."""
+        return TrainingState(
+            step=step,
+            seed=self._settings.seed,
+            sampler=self._sampler.state_dict(),
+            model=self._fingerprint,
+            config=self._dump,
+        )
+
+    def _leave(self, error: TrainerError) -> TrainerError:
+        """Saves what was reached, unless that is saved or never to be; the error to end with.
+
+        Both causes strike before a step changes anything, so the state is that of the last finished step.
+        """
+        step, saves = self.progress.step, self._settings.save_freq != 0
+        if saves and self.saved_step < step:
+            self.save()
+        directory = checkpoint_directory(self.run_dir, step)
+        hint = f"continue with trainer.resume={directory}" if directory.exists() else ""
+        if isinstance(error, InterruptedRun):
+            return InterruptedRun(f"stopped by SIGTERM after step {step}", hint=hint)
+        return type(error)(str(error), hint="; then ".join(filter(None, [error.hint, hint])))
+
+
+def forward(group: WorkerGroup, method: str, batch: Batch) -> Tensor:
+    """A forward pass over the batch, a shard per rank: [rows, response length], in the order of the rows."""
+    shards = batch.shards(len(group))
+    results = torch.cat(group.call_each(method, [(batch.rows(shard),) for shard in shards]))
+    return results[torch.cat(shards).argsort()]
+
+
+def update(group: WorkerGroup, batch: Batch, mini_batch_size: int) -> dict[str, float]:
+    """A role's optimizer steps on the batch; every rank returns the same metrics."""
+    shards = batch.shards(len(group), mini_batch_size)
+    metrics: dict[str, float] = group.call_each("update", [(batch.rows(shard),) for shard in shards])[0]
+    return metrics
