@@ -1,6 +1,6 @@
 """Runs the demo's job once per seed and writes what was learned to docs/results.md.
 
-    ci/setup && ci/engine .venv/bin/python benchmarks/learning.py [--seeds 3]
+    ci/setup && ci/engine .venv/bin/python -m benchmarks.learning [--seeds 3]
 
 Needs the cpu image (`buildkit build --target cpu`). Nothing here is a test: it takes minutes per seed.
 """
@@ -14,6 +14,8 @@ import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+
+from benchmarks.results import write_section
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -45,10 +47,6 @@ def run_seed(seed: int) -> Outcome:
 def table(outcomes: list[Outcome], command: str) -> str:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     lines = [
-        "# Results",
-        "",
-        "## PPO learns to add, on two nodes",
-        "",
         "Exact match of greedy answers on held-out prompts, before and after PPO; a run ends once it reaches 0.99.",
         f"Measured on {datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores, {memory:.0f} GiB, no GPU, by `{command}`.",
         "The time is the whole job once the image exists: data, warm start, both nodes, PPO, report.",
@@ -69,8 +67,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     seeds = parser.parse_args().seeds
     outcomes = [run_seed(seed) for seed in range(seeds)]
-    text = table(outcomes, "benchmarks/learning.py")
-    (ROOT / "docs" / "results.md").write_text(text)
+    text = table(outcomes, "python -m benchmarks.learning")
+    write_section("PPO learns to add, on two nodes", text)
     sys.stdout.write(text)
 
 

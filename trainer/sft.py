@@ -83,6 +83,11 @@ def _shape(config: SftConfig) -> ModelShape:
     return ModelShape(config.layers, config.hidden_size, 4 * config.hidden_size, heads, heads // 2)
 
 
+def read_lessons(files: list[Path], tokenizer: Any) -> list[Lesson]:
+    """The questions and worked answers of some files. Raises DataError."""
+    return _lessons(_read(files), tokenizer)
+
+
 def _read(files: list[Path]) -> list[dict[str, Any]]:
     return [row for file in files for row in read_parquet(file, ("prompt", "reward_model", "extra_info"), _HINT)]
 

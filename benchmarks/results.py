@@ -1,0 +1,18 @@
+"""docs/results.md, one section per benchmark: each writes its own and leaves the others alone."""
+
+import re
+from pathlib import Path
+
+RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results.md"
+
+
+def write_section(title: str, body: str, path: Path = RESULTS) -> None:
+    """Puts a section in place of that with the same title, or at the end."""
+    text = path.read_text(encoding="utf-8") if path.is_file() else "# Results\n"
+    section = f"## {title}\n\n{body.strip()}\n"
+    pattern = re.compile(rf"^## {re.escape(title)}\n.*?(?=^## |\Z)", re.MULTILINE | re.DOTALL)
+    if pattern.search(text):
+        text = pattern.sub(lambda _: f"{section}\n", text, count=1)
+    else:
+        text = f"{text.rstrip()}\n\n{section}"
+    path.write_text(f"{text.rstrip()}\n", encoding="utf-8")
