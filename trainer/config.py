@@ -216,6 +216,51 @@ class TrainerConfig(Section):
     worker_timeout: float = Field(300.0, gt=0, description="seconds any single call to a worker may take")
 
 
+class Watchdog(Section):
+    """Rings when a figure of the last `window` steps passes the threshold."""
+
+    action: Literal["off", "log", "skip", "roll_back", "stop"] = Field(
+        "log",
+        description="log: say so; skip: leave out the step's updates; roll_back: go back to the last checkpoint's "
+        "weights; stop: save and end the run",
+    )
+    threshold: float = Field(0.0, description="the figure that is still fine")
+    window: int = Field(1, gt=0, description="steps looked at")
+
+
+class RewardDeviation(Watchdog):
+    threshold: float = Field(0.5, ge=0, description="standard deviation of the mean reward")
+    window: int = Field(10, gt=1, description="steps looked at")
+
+
+class LargestKl(Watchdog):
+    threshold: float = Field(1.0, gt=0, description="KL to the reference in nats per token")
+
+
+class SmallestEntropy(Watchdog):
+    threshold: float = Field(0.01, ge=0, description="entropy in nats per token; less is an alarm")
+
+
+class RatioDrift(Watchdog):
+    threshold: float = Field(0.1, ge=0, le=1, description="share of tokens with engine / trainer outside [0.9, 1.1]")
+
+
+class MemoryGrowth(Watchdog):
+    threshold: float = Field(0.1, description="GiB per step, of the memory in use on the controller's node")
+    window: int = Field(50, gt=1, description="steps looked at")
+
+
+class WatchdogsConfig(Section):
+    non_finite_gradients: Literal["skip", "stop"] = Field(
+        "stop", description="skip: leave out the optimizer step of a mini-batch whose gradient is no number"
+    )
+    reward_deviation: RewardDeviation = RewardDeviation()
+    kl: LargestKl = LargestKl()
+    entropy: SmallestEntropy = SmallestEntropy()
+    ratio_drift: RatioDrift = RatioDrift()
+    memory_growth: MemoryGrowth = MemoryGrowth()
+
+
 class RunConfig(Section):
     """What every kind of run is told."""
 
@@ -230,6 +275,7 @@ class Config(RunConfig):
     algorithm: AlgorithmConfig = AlgorithmConfig()
     rollout: RolloutConfig = RolloutConfig()
     reward: RewardConfig = RewardConfig()
+    watchdogs: WatchdogsConfig = WatchdogsConfig()
 
     @property
     def needs_critic(self) -> bool:
@@ -284,6 +330,14 @@ class Config(RunConfig):
             raise ValueError(f"trainer.critic_warmup: algorithm.advantage={algorithm.advantage} has no critic")
         if algorithm.kl_control == "adaptive" and algorithm.kl_coefficient == 0:
             raise ValueError("algorithm.kl_control=adaptive needs an algorithm.kl_coefficient above 0 to start from")
+        return self
+
+    @model_validator(mode="after")
+    def _roll_backs_have_somewhere_to_go(self) -> Self:
+        dogs = self.watchdogs
+        named = (dogs.reward_deviation, dogs.kl, dogs.entropy, dogs.ratio_drift, dogs.memory_growth)
+        if any(dog.action == "roll_back" for dog in named) and self.trainer.save_freq < 1:
+            raise ValueError("a watchdog with action=roll_back needs checkpoints: set trainer.save_freq to 1 or more")
         return self
 
     def with_absolute_paths(self) -> Self:

@@ -4,6 +4,7 @@ import logging
 import time
 from pathlib import Path
 
+import psutil
 import torch
 from torch import Tensor
 
@@ -13,14 +14,16 @@ from trainer.algorithms.corrections import raw_ratio
 from trainer.algorithms.kl import adapted_kl_coefficient, kl_estimate
 from trainer.algorithms.registry import ADVANTAGES, CORRECTIONS, Sampled
 from trainer.batch import Batch
-from trainer.checkpoint import TrainingState, read_checkpoint
+from trainer.checkpoint import TrainingState, checkpoint_directory, read_checkpoint
 from trainer.config import Config
+from trainer.errors import WatchdogError
 from trainer.experience import Collector, Experience, Prompts
 from trainer.model_files import check_models
 from trainer.rollout.agreement import log_prob_agreement
 from trainer.run import TrainingResult, TrainingRun, forward, run_directory, update
 from trainer.stop_signal import StopSignal
 from trainer.tracking import Sample, Tracker
+from trainer.watchdogs import Watchdogs, most_severe
 from trainer.weight_sync import sync_weights
 from trainer.workers import Workers, connect_ranks, start_workers
 
@@ -78,6 +81,8 @@ class Controller(TrainingRun):
         self.collector = Collector(config, workers, prompts)
         self.kl_coefficient = config.algorithm.kl_coefficient
         self.exact_matches: list[float] = []
+        self.watchdogs = Watchdogs(config.watchdogs)
+        self.after_update: dict[str, float] = {}
         super().__init__(config, run_dir, tracker, stop, workers.trained, prompts.sampler, prompts.steps(config))
 
     def begin(self, resumed: TrainingState | None) -> None:
@@ -108,12 +113,14 @@ class Controller(TrainingRun):
                 batch = batch.with_(values=forward(workers.critic, "values", batch))
         batch, metrics = self.estimate_advantages(batch, experience)
         self.stop.check()  # the last moment at which the state is still that of the step before
-        if workers.critic:
-            with phase("update_critic"):
-                metrics |= update(workers.critic, batch, self.config.critic.mini_batch_size)
-        if step > self.config.trainer.critic_warmup:
-            with phase("update_actor"):
-                metrics |= update(workers.actor, batch, self.config.actor.mini_batch_size)
+        if self.may_update(metrics):
+            if workers.critic:
+                with phase("update_critic"):
+                    metrics |= update(workers.critic, batch, self.config.critic.mini_batch_size)
+            if step > self.config.trainer.critic_warmup:
+                with phase("update_actor"):
+                    metrics |= update(workers.actor, batch, self.config.actor.mini_batch_size)
+                self.after_update = {"actor/entropy": metrics["actor/entropy"]}
         with phase("sync_weights"):
             self.sync_weights()
         seconds = time.perf_counter() - started
@@ -158,6 +165,31 @@ class Controller(TrainingRun):
                 coefficient, metrics["reference/kl"], algorithm.kl_target, algorithm.kl_horizon, len(batch)
             )
         return token_rewards(scores, kl, mask, coefficient), metrics
+
+    def may_update(self, metrics: dict[str, float]) -> bool:
+        """Asks the watchdogs, who see this step's metrics so far and what the last update left; adds theirs.
+
+        Rolls back if one asks for that. Raises WatchdogError if one asks to stop.
+        """
+        metrics["memory/node_gib"] = psutil.virtual_memory().used / 2**30
+        alarms = self.watchdogs.look(self.after_update | metrics)
+        self.after_update = {}
+        for alarm in alarms:
+            metrics[f"watchdog/{alarm.name}"] = 1.0
+            logger.warning("watchdog %s (%s): %s", alarm.name, alarm.action, alarm.message)
+        action = most_severe(alarms)
+        if action == "stop":
+            alarm = next(alarm for alarm in alarms if alarm.action == "stop")
+            raise WatchdogError(
+                f"watchdog {alarm.name}: {alarm.message}",
+                hint=f"look at the curves; watchdogs.{alarm.name}.action=log goes on regardless",
+            )
+        if action == "roll_back" and self.saved_step > 0:
+            directory = checkpoint_directory(self.run_dir, self.saved_step)
+            logger.warning("back to the weights of %s", directory)
+            self.load_weights(directory)
+            self.watchdogs.forget()
+        return action not in ("skip", "roll_back")
 
     def sync_weights(self) -> None:
         """Gives every engine the actor's weights."""

@@ -41,6 +41,12 @@ class RewardError(TrainerError):
     exit_code = 6
 
 
+class WatchdogError(TrainerError):
+    """A watchdog whose action is `stop` has rung."""
+
+    exit_code = 7
+
+
 class InterruptedRun(TrainerError):  # noqa: N818 - nothing went wrong
     """The run was told to stop (SIGTERM) and has put its state in safety."""
 

@@ -15,7 +15,7 @@ from trainer.checkpoint import TrainingState, checkpoint_directory, fingerprint,
 from trainer.cluster import WorkerGroup
 from trainer.config import RunConfig, TrainerConfig
 from trainer.data.dataset import PromptSampler
-from trainer.errors import InterruptedRun, RewardError, TrainerError
+from trainer.errors import InterruptedRun, RewardError, TrainerError, WatchdogError
 from trainer.stop_signal import StopSignal
 from trainer.tracking import Tracker
 
@@ -84,9 +84,13 @@ class TrainingRun:
         if resumed is None or self._settings.resume is None:
             return
         self._sampler.load_state_dict(resumed.sampler)
-        for group in self._trained:
-            group.call("load", self._settings.resume / group.role)
+        self.load_weights(self._settings.resume)
         self.progress, self.saved_step = resumed, resumed.step
+
+    def load_weights(self, checkpoint: Path) -> None:
+        """Gives every trained group the weights and the optimizer of a checkpoint."""
+        for group in self._trained:
+            group.call("load", checkpoint / group.role)
 
     def run(self) -> None:
         """All steps, with validation and checkpoints between them."""
@@ -105,7 +109,7 @@ class TrainingRun:
                 if settings.save_freq > 0 and step % settings.save_freq == 0:
                     self.save()
                 self.stop.check()
-        except (InterruptedRun, RewardError) as error:
+        except (InterruptedRun, RewardError, WatchdogError) as error:
             raise self._leave(error) from error
         if settings.save_freq != 0 and self.saved_step < self.progress.step:
             self.save()
@@ -138,7 +142,7 @@ class TrainingRun:
     def _leave(self, error: TrainerError) -> TrainerError:
         """Saves what was reached, unless that is saved or never to be; the error to end with.
 
-        Both causes strike before a step changes anything, so the state is that of the last finished step.
+        These causes strike before a step changes anything, so the state is that of the last finished step.
         """
         step, saves = self.progress.step, self._settings.save_freq != 0
         if saves and self.saved_step < step:

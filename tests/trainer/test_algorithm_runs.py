@@ -125,3 +125,20 @@ def test_a_reward_that_is_no_number_ends_the_run_with_what_was_reached_saved(run
     assert "the reward function returned nan for the response" in errors
     (saved,) = (run.directory / "checkpoints").iterdir()
     assert f"continue with trainer.resume={saved}" in errors
+
+
+def test_a_watchdog_rolls_the_weights_back_to_the_last_checkpoint(runs: Runs) -> None:
+    """The threshold is so low that the KL passes it as soon as the policy has moved."""
+    run = runs.start(
+        "watched",
+        "trainer.total_steps=3",
+        "trainer.save_freq=1",
+        "watchdogs.kl.action=roll_back",
+        "watchdogs.kl.threshold=1e-9",
+        "algorithm.kl_estimator=k3",
+    )
+    rows = finished(run)
+    assert "watchdog/kl" not in rows[0]
+    assert rows[1]["watchdog/kl"] == 1.0
+    assert "actor/policy_loss" not in rows[1]  # no update: the weights are those of step 1 again
+    assert rows[2]["watchdog/kl"] == 1.0

@@ -14,7 +14,7 @@ from trainer.algorithms.policy_loss import Clip, approximate_kl
 from trainer.algorithms.registry import POLICY_LOSSES
 from trainer.batch import Batch
 from trainer.roles.worker import TrainingWorker, mean_metrics
-from trainer.training.engine import OptimizerSettings, TrainingEngine
+from trainer.training.engine import TrainingEngine
 from trainer.training.export import write_language_model
 from trainer.training.networks import PolicyNetwork, load_language_model
 from trainer.training.weights import PackedWeights, SharedBucket, pack, share
@@ -26,7 +26,7 @@ class ActorWorker(TrainingWorker):
     def build(self) -> TrainingEngine:
         settings = self.config.actor
         network = PolicyNetwork(load_language_model(self.config.model.directory), self.config.rollout.temperature)
-        optimizer = OptimizerSettings(settings.learning_rate, settings.weight_decay, settings.max_gradient_norm)
+        optimizer = self.optimizer(settings)
         return TrainingEngine(network, self.execution(settings), optimizer)
 
     def log_probs(self, batch: Batch) -> Tensor:

@@ -6,7 +6,7 @@ from trainer.algorithms.aggregation import GlobalCount, aggregate, token_mean
 from trainer.algorithms.value_loss import clipped_value_loss
 from trainer.batch import Batch
 from trainer.roles.worker import TrainingWorker, mean_metrics
-from trainer.training.engine import OptimizerSettings, TrainingEngine
+from trainer.training.engine import TrainingEngine
 from trainer.training.networks import ValueNetwork, load_language_model
 
 
@@ -14,7 +14,7 @@ class CriticWorker(TrainingWorker):
     def build(self) -> TrainingEngine:
         settings = self.config.critic
         network = ValueNetwork(load_language_model(settings.path or self.config.model.directory))
-        optimizer = OptimizerSettings(settings.learning_rate, settings.weight_decay, settings.max_gradient_norm)
+        optimizer = self.optimizer(settings)
         return TrainingEngine(network, self.execution(settings), optimizer)
 
     def values(self, batch: Batch) -> Tensor:

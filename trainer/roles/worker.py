@@ -5,10 +5,10 @@ from pathlib import Path
 import torch
 from torch.distributed import TCPStore
 
-from trainer.config import Config, TrainedModelConfig
+from trainer.config import ActorConfig, Config, CriticConfig, TrainedModelConfig
 from trainer.errors import DataError
 from trainer.roles.place import Place
-from trainer.training.engine import TrainingEngine
+from trainer.training.engine import OptimizerSettings, TrainingEngine
 from trainer.training.process_group import connect_store, join, open_store
 from trainer.training.sharding import Execution
 
@@ -55,6 +55,11 @@ class TrainingWorker:
             compile_layers=settings.compile and on_gpu,
             shares_gpu=self.config.rollout.sleep and on_gpu,
         )
+
+    def optimizer(self, settings: ActorConfig | CriticConfig) -> OptimizerSettings:
+        """How this rank steps."""
+        skip = self.config.watchdogs.non_finite_gradients == "skip"
+        return OptimizerSettings(settings.learning_rate, settings.weight_decay, settings.max_gradient_norm, skip)
 
     def save(self, directory: Path) -> None:
         """Writes this role's state, every rank its part."""

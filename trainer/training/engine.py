@@ -30,6 +30,7 @@ class OptimizerSettings:
     learning_rate: float
     weight_decay: float
     max_gradient_norm: float
+    skip_non_finite: bool = False
 
 
 class TrainingEngine:
@@ -70,19 +71,25 @@ class TrainingEngine:
     def update(self, batch: Batch, loss_function: LossFunction, limit: MicroBatchLimit) -> dict[str, float]:
         """One optimizer step on this rank's rows of a mini-batch.
 
-        Returns the loss function's metrics over the global mini-batch, and `gradient_norm` before clipping.
+        Returns the loss function's metrics over the global mini-batch, `gradient_norm` before clipping, and `skipped`,
+        1 if that norm is no finite number and the optimizer step was therefore left out. Raises EngineError for such a
+        norm if it is not to be skipped.
         """
         metrics = self.accumulate_gradients(batch, loss_function, limit)
         norm = self.clip_gradients()
-        if not norm < float("inf"):
+        assert self.settings is not None
+        finite = norm < float("inf")
+        if not finite and not self.settings.skip_non_finite:
             raise EngineError(
                 f"the gradient norm of {type(self.network).__name__} is {norm}",
                 hint="lower the learning rate, or resume from an earlier checkpoint",
             )
-        self.optimizer.step()
+        if finite:
+            self.optimizer.step()
         self.optimizer.zero_grad()
         self._release_memory()
-        return {**metrics, "gradient_norm": norm}
+        # A norm that is no number would hide the others' mean; the share of skipped steps says that there was one.
+        return {**metrics, "gradient_norm": norm if finite else 0.0, "skipped": float(not finite)}
 
     def accumulate_gradients(
         self, batch: Batch, loss_function: LossFunction, limit: MicroBatchLimit

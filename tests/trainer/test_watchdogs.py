@@ -1,0 +1,73 @@
+"""Watchdogs on series of metrics: when they ring, and what they ask for."""
+
+import math
+
+import pytest
+
+from trainer.config import Config, Watchdog, WatchdogsConfig
+from trainer.watchdogs import KINDS, Alarm, Watchdogs, most_severe
+
+METRICS = {"reward/mean": 0.5, "reference/kl": 0.1, "actor/entropy": 1.0, "rollout/ratio_outside_tenth": 0.0}
+FINE = METRICS | {"memory/node_gib": 8.0}
+
+
+def rings(settings: dict[str, object], series: list[dict[str, float]]) -> list[list[str]]:
+    dogs = Watchdogs(WatchdogsConfig.model_validate(settings))
+    return [[alarm.name for alarm in dogs.look(FINE | metrics)] for metrics in series]
+
+
+def test_a_run_that_goes_well_is_silent() -> None:
+    assert rings({}, [{}] * 100) == [[]] * 100
+
+
+@pytest.mark.parametrize(
+    ("name", "metric", "value"),
+    [
+        ("kl", "reference/kl", 2.0),
+        ("kl", "reference/kl", math.nan),
+        ("entropy", "actor/entropy", 0.001),
+        ("entropy", "actor/entropy", math.nan),
+        ("ratio_drift", "rollout/ratio_outside_tenth", 0.3),
+    ],
+)
+def test_one_bad_step_rings_at_once(name: str, metric: str, value: float) -> None:
+    assert rings({}, [{}, {metric: value}, {}]) == [[], [name], []]
+
+
+def test_the_reward_rings_when_it_swings_over_its_whole_window() -> None:
+    swings = [{"reward/mean": 1.0 if step % 2 else -1.0} for step in range(12)]
+    found = rings({}, swings)
+    assert found[:9] == [[]] * 9
+    assert found[9:] == [["reward_deviation"]] * 3
+    assert rings({"reward_deviation": {"threshold": 1.5}}, swings) == [[]] * 12
+
+
+def test_memory_rings_for_a_steady_rise_not_for_a_step() -> None:
+    rise = [{"memory/node_gib": 8 + 0.2 * step} for step in range(20)]
+    step = [{"memory/node_gib": 8.0 if at < 10 else 8.5} for at in range(20)]
+    settings = {"memory_growth": {"window": 20}}
+    assert rings(settings, rise)[-1] == ["memory_growth"]
+    assert rings(settings, step)[-1] == []
+
+
+def test_off_is_off_and_the_message_says_what_was_seen() -> None:
+    assert rings({"kl": {"action": "off"}}, [{"reference/kl": 9.0}]) == [[]]
+    dogs = Watchdogs(WatchdogsConfig.model_validate({"kl": {"action": "stop"}}))
+    assert dogs.look({"reference/kl": 9.0}) == [Alarm("kl", "stop", "KL to the reference per token is 9, above 1")]
+
+
+def test_the_most_severe_action_decides() -> None:
+    def alarm(action: str) -> Alarm:
+        return Alarm("kl", action, "")
+
+    assert most_severe([]) == "off"
+    assert most_severe([alarm("log"), alarm("skip")]) == "skip"
+    assert most_severe([alarm("roll_back"), alarm("stop"), alarm("log")]) == "stop"
+
+
+def test_every_watchdog_has_settings_and_a_roll_back_needs_checkpoints() -> None:
+    fields = WatchdogsConfig.model_fields
+    assert {name for name in fields if isinstance(fields[name].default, Watchdog)} == set(KINDS)
+    with pytest.raises(ValueError, match=r"set trainer\.save_freq"):
+        Config.model_validate({"watchdogs": {"kl": {"action": "roll_back"}}})
+    Config.model_validate({"watchdogs": {"kl": {"action": "roll_back"}}, "trainer": {"save_freq": 5}})
