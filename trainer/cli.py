@@ -145,11 +145,19 @@ def load(files: list[str] | None, overrides: list[str] | None) -> "Config":
 
 
 @app.command()
-def report(run: Annotated[Path, typer.Argument(help="Directory of a run, as in runs/20260101T120000Z.")]) -> None:
-    """Write a run's report.html."""
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Directories of runs, as in runs/20260101T120000Z.")],
+    output: Annotated[Path, typer.Option(help="Page to write where runs are compared.")] = Path("comparison.html"),
+) -> None:
+    """Write a run's report.html, or one page that compares several runs."""
+    if len(runs) > 1:
+        from trainer.comparison import write_comparison
+
+        typer.echo(write_comparison(runs, output))
+        return
     from trainer.report import write_report
 
-    typer.echo(write_report(run))
+    typer.echo(write_report(runs[0]))
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:

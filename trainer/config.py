@@ -202,6 +202,10 @@ class TrainerConfig(Section):
     run_id: str | None = Field(None, description="name of the run's directory; the start time when not given")
     nnodes: int | None = Field(None, gt=0, description="nodes to use; all nodes of the cluster when not given")
     n_gpus_per_node: int | None = Field(None, ge=0, description="GPUs per node; what Ray reports when not given")
+    project_name: str = Field("slipway", description="where loggers file the run")
+    loggers: list[Literal["wandb", "mlflow"]] = Field(
+        [], description="where metrics go besides console, metrics.jsonl and TensorBoard; see trainer/loggers.py"
+    )
     total_steps: int | None = Field(None, gt=0, description="steps to train; outranks total_epochs")
     total_epochs: int = Field(1, gt=0, description="passes over the training prompts")
     save_freq: int = Field(-1, description="steps between checkpoints; -1: at the end only; 0: never")

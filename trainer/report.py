@@ -174,7 +174,7 @@ PLOTS: tuple[tuple[str, Callable[[Axes, Run], None], bool], ...] = (
 )
 
 
-def plot(draw: Callable[[Axes, Run], None], run: Run, wide: bool) -> str:
+def figure_svg(draw: Callable[[Axes], None], wide: bool) -> str:
     """A plot as inline SVG that takes its ink from the page, so that it reads on light and on dark."""
     style = {
         "svg.fonttype": "none",
@@ -190,11 +190,15 @@ def plot(draw: Callable[[Axes, Run], None], run: Run, wide: bool) -> str:
         axes = figure.subplots()
         axes.patch.set_alpha(0)
         axes.grid(alpha=0.15)
-        draw(axes, run)
+        draw(axes)
         text = io.StringIO()
         figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     svg = text.getvalue()
     return svg[svg.index("<svg") :].replace(_INK, "currentColor")
+
+
+def _plot(draw: Callable[[Axes, Run], None], run: Run, wide: bool) -> str:
+    return figure_svg(lambda axes: draw(axes, run), wide)
 
 
 # ---- the page -------------------------------------------------------------------------------------------------------
@@ -204,7 +208,7 @@ def page(run: Run) -> str:
     """The whole document."""
     title = html.escape(run.name)
     figures = "".join(
-        f'<figure class="{"wide" if wide else ""}"><figcaption>{name}</figcaption>{plot(draw, run, wide)}</figure>'
+        f'<figure class="{"wide" if wide else ""}"><figcaption>{name}</figcaption>{_plot(draw, run, wide)}</figure>'
         for name, draw, wide in PLOTS
     )
     return (

@@ -15,6 +15,7 @@ from trainer.atomic import atomic_file
 from trainer.config import RunConfig
 from trainer.console import RUN_COLUMNS, Column, Progress, progress
 from trainer.errors import CheckpointError, ConfigError
+from trainer.loggers import open_loggers
 
 METRICS, SAMPLES, CONFIG, TENSORBOARD = "metrics.jsonl", "samples.jsonl", "config.json", "tensorboard"
 
@@ -48,6 +49,7 @@ class Tracker:
                 hint="set another trainer.run_id, or continue that run with trainer.resume=CHECKPOINT",
             )
         run_dir.mkdir(parents=True, exist_ok=True)
+        self._loggers = open_loggers(config.trainer.loggers, run_dir, config)
         if resumed_step is not None:
             for path in (metrics, run_dir / SAMPLES):
                 _cut(path, resumed_step)
@@ -68,6 +70,8 @@ class Tracker:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._progress.__exit__(kind, error, trace)
+        for logger in self._loggers:
+            logger.close(failed=error is not None)
         self._tensorboard.close()
         self._samples.close()
         self._metrics.close()
@@ -95,6 +99,8 @@ class Tracker:
         for name, value in row.items():
             self._tensorboard.add_scalar(name, value, step)
         self._tensorboard.flush()
+        for logger in self._loggers:
+            logger.log(step, row)
         self._progress.step(step, row)
 
     def log_samples(self, step: int, samples: Sequence[Sample]) -> None:

@@ -135,9 +135,10 @@ def shared_memory(key: str, value: str, given: Given) -> Translation:
 
 def loggers(key: str, value: str, _given: Given) -> Translation:
     names = [name.strip(" \"'") for name in value.strip("[]\"' ").split(",") if name.strip(" \"'")]
-    others = ", ".join(name for name in names if name not in ("console", "tensorboard", "file"))
-    note = f"{key}: console, metrics.jsonl and TensorBoard are always written; {others} is not"
-    return Translation({}, note if others else "")
+    chosen = [name for name in names if name in ("wandb", "mlflow")]
+    others = ", ".join(name for name in names if name not in ("console", "tensorboard", "file", *chosen))
+    note = f"{key}: console, metrics.jsonl and TensorBoard are always written; {others} is not known here"
+    return Translation({"trainer.loggers": f"[{','.join(chosen)}]"}, note if others else "")
 
 
 def resume_mode(key: str, value: str, given: Given) -> Translation:
@@ -347,7 +348,6 @@ RULES: dict[str, Rule] = {
     "trainer.total_training_steps": to("trainer.total_steps"),
     "trainer.default_local_dir": to("trainer.output_dir"),
     "trainer.experiment_name": to("trainer.run_id"),
-    "trainer.project_name": no_effect("runs are told apart by trainer.output_dir and trainer.run_id"),
     "trainer.logger": loggers,
     "trainer.resume_mode": resume_mode,
     "trainer.resume_from_path": to("trainer.resume"),
