@@ -111,7 +111,7 @@ def prepared(
 
 
 def check_disk(matrix: Matrix, variant: Variant, engine: Engine) -> None:
-    free, needed = engine.free_bytes(), matrix.targets[variant.target].disk_gib
+    free, needed = engine.free_bytes(), variant.disk_gib or matrix.targets[variant.target].disk_gib
     if free is not None and free < needed * 2**30:
         raise DiskError(
             f"{free / 2**30:.1f} GiB free where the engine keeps images; {variant.identifier} needs {needed} GiB",

@@ -52,6 +52,7 @@ class Variant:
     architectures: tuple[str, ...] = ()
     driver: str = ""
     rocm: str = ""
+    disk_gib: int = 0  # free space that a build needs; the target's when 0
 
     @property
     def identifier(self) -> str:

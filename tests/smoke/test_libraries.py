@@ -19,7 +19,7 @@ FROM_THE_HOST = {
     "libnvcuvid.so.1",
     "libnvidia-encode.so.1",
 }
-PLUGINS = ("/nvshmem_transport_", "/nvshmem_bootstrap_")
+PLUGINS = ("/nvshmem_transport_", "/nvshmem_bootstrap_", "/tc/")  # tc: of iproute2
 
 RCCL_VERSION = (
     "import ctypes; version = ctypes.c_int(); "
