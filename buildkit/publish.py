@@ -9,7 +9,8 @@ import logging
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,7 +34,7 @@ from buildkit.published import (
     read_layers,
 )
 from buildkit.reference import Reference
-from buildkit.registry import Registry
+from buildkit.registry import PATIENCE, Registry
 from buildkit.render import git, project_version
 from buildkit.signature import Signer, Trust, public_key, sign, signed_annotations
 from buildkit.testing import run_container_tests
@@ -113,8 +114,18 @@ def tags_for(request: Request, image_id: str) -> Tags:
     return choose_tags(variant.target, variant.name, default, project_version(matrix.root), lock, image_id)
 
 
-def connect(request: Request) -> Registry:
-    return Registry(request.repository, read_credentials(request.repository.host), request.ca)
+def connect(request: Request, patience: float = PATIENCE) -> Registry:
+    return Registry(request.repository, read_credentials(request.repository.host), request.ca, patience)
+
+
+@contextmanager
+def registry_speaks_first(request: Request) -> Iterator[None]:
+    """When the engine fails, the registry's own reason (it is gone, full, refuses) says more than the engine's."""
+    try:
+        yield
+    except PublishError:
+        connect(request, patience=2).check_access()
+        raise
 
 
 def check_access(request: Request) -> None:
@@ -133,7 +144,8 @@ def publish_image(request: Request, engine: Engine) -> Publication:
     built = build_image(matrix, variant, engine, request.base)
     test_image(request, built.image_id)
     tags = tags_for(request, built.image_id)
-    push_staged(engine.binary, built.image_id, request.repository.tagged(tags.staging))
+    with registry_speaks_first(request):
+        push_staged(engine.binary, built.image_id, request.repository.tagged(tags.staging))
     log.info("publish: reading %s back", request.repository.tagged(tags.staging))
     image = read_staged(registry, tags)
     refuse_other(image, lock)

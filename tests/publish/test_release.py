@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from buildkit.errors import BuildkitError, PublishError, RegistryError, TrustError
+from buildkit.matrix import load_matrix
 from buildkit.provenance import Origin
-from buildkit.publish import Tags, choose_tags, release
+from buildkit.publish import Request, Tags, choose_tags, registry_speaks_first, release
 from buildkit.published import Report, check_published
 from buildkit.registry import Registry
 from buildkit.signature import Signer, Trust
@@ -22,6 +23,7 @@ from tests.publish.conftest import (
     LABELS,
     LOCK,
     LOCK_DIGEST,
+    ROOT,
     Server,
     base_layers,
     connect,
@@ -110,6 +112,19 @@ def test_registry_killed_between_staging_and_promotion(
     release(again, image, tags, origin, LOCK, signer, own_server.ca)
     assert own_server.tags("slipway") >= set(tags.promoted)
     assert failures(check_published(again, "cpu", trust, own_server.ca)) == {}
+
+
+def test_registry_that_is_gone_says_more_than_the_engine_that_could_not_push(
+    own_server: Server, own_login: None, signer: Signer
+) -> None:
+    matrix = load_matrix(ROOT)
+    repository = connect(own_server, "slipway").reference
+    request = Request(matrix, matrix.variant("cpu"), repository, signer, own_server.ca)
+    with pytest.raises(PublishError, match="status 1"), registry_speaks_first(request):
+        raise PublishError("status 1")
+    own_server.kill()
+    with pytest.raises(RegistryError, match=f"{own_server.host} did not answer"), registry_speaks_first(request):
+        raise PublishError("status 1")
 
 
 PROGRAM = """
