@@ -93,7 +93,7 @@ def _parser(variables: Mapping[str, str]) -> Parser:
     )
     add("--grace", metavar="SECONDS", type=_seconds, default=5.0, help="from SIGTERM to SIGKILL, default 5")
     add("--no-preflight", action="store_true", help="take part even if the checks of this node fail")
-    add("--no-ray", action="store_true", help="run the command without Ray")
+    add("--no-ray", action="store_true", help="run the command alone: no cluster, no checks")
     add("--num-cpus", metavar="N", type=_count, help="what Ray counts on this node")
     add("--num-gpus", metavar="N", type=_count, help="what Ray counts on this node")
     add("--object-store-memory", metavar="BYTES", type=_count, help="default min(30%% of RAM, 80%% of /dev/shm)")
@@ -125,7 +125,7 @@ def _options(parsed: argparse.Namespace, report_directory: str) -> Options:
         control_port=parsed.control_port,
         deadline=parsed.deadline,
         grace=parsed.grace,
-        preflight=not parsed.no_preflight,
+        preflight=not (parsed.no_preflight or parsed.no_ray),
         report_directory=Path(report_directory),
         ray=None if parsed.no_ray else ray,
     )
