@@ -173,7 +173,7 @@ def spdx(bill: Bill) -> dict[str, Any]:
         **spdx_package("image", bill.title, bill.version, image_purl(bill), "CONTAINER"),
         "comment": "; ".join(f"{name}: {value}" for name, value in facts(inventory).items()),
     }
-    base = spdx_package("base", inventory.system, inventory.release, "", "OPERATING-SYSTEM")
+    base = spdx_package("base", inventory.system, inventory.release, "", "OPERATING_SYSTEM")
     parts = [
         base,
         *(spdx_deb(package, bill) for package in inventory.packages),

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from cyclonedx.schema import OutputFormat, SchemaVersion
 from cyclonedx.validation import make_schemabased_validator
+from spdx_tools.spdx.jsonschema.document_converter import DocumentConverter
 from spdx_tools.spdx.parser.jsonlikedict.json_like_dict_parser import JsonLikeDictParser
 from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
 
@@ -85,6 +86,21 @@ def test_cyclonedx_document_passes_its_schema(bill: sbom.Bill) -> None:
 def test_spdx_document_passes_its_validator(bill: sbom.Bill) -> None:
     document = JsonLikeDictParser().parse(json.loads(sbom.encode(sbom.spdx(bill))))
     assert [message.validation_message for message in validate_full_spdx_document(document)] == []
+
+
+def test_spdx_document_is_spelled_as_spdx_tools_would(bill: sbom.Bill) -> None:
+    """Its validator forgives spellings that the JSON schema of SPDX 2.3 does not."""
+    document = sbom.spdx(bill)
+    written = DocumentConverter().convert(JsonLikeDictParser().parse(document))
+    for package in written["packages"]:
+        for reference in package.get("externalRefs", []):
+            reference["referenceCategory"] = reference["referenceCategory"].replace("_", "-")  # as the schema has it
+    assert in_order(written) == in_order(document)
+
+
+def in_order(document: dict[str, Any]) -> dict[str, Any]:
+    relationships = sorted(document["relationships"], key=lambda entry: sorted(entry.items()))
+    return {**document, "relationships": relationships}
 
 
 def test_document_lists_what_is_installed_and_nothing_else(document: dict[str, Any], bill: sbom.Bill) -> None:
