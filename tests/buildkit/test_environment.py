@@ -1,18 +1,19 @@
 """The run-time environment tables: what may stand in them, what must, and what they say for hosts that exist."""
 
 import tomllib
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from packaging.specifiers import SpecifierSet
 
 from buildkit.environment import FABRICS, VERSIONED, EnvEntry, parse_environment
 from buildkit.errors import MatrixError
 from buildkit.matrix import Matrix
 from buildkit.render import image_manifest, render_dockerfile
+from entrypoints.host import table_settings
 
 HERE = Path("images/env/test.toml")
 ENTRY = {"name": "NCCL_PROTO", "value": "Simple", "reason": "because", "source": "https://example.org"}
@@ -29,23 +30,12 @@ MI300_RECIPE = {
 }
 
 
-def holds(when: dict[str, Any], facts: dict[str, str]) -> bool:
-    """The contract of docs/design.md: every key must hold, and what is not known does not hold."""
-    for key, wanted in when.items():
-        fact = facts.get(key)
-        if fact is None:
-            return False
-        if key == "arch" and not any(fact.startswith(prefix) for prefix in wanted):
-            return False
-        if key == "fabric" and fact not in wanted:
-            return False
-        if key in VERSIONED and fact not in SpecifierSet(wanted):
-            return False
-    return True
-
-
 def environment(entries: tuple[EnvEntry, ...], **facts: str) -> dict[str, str]:
-    return {entry.name: entry.value for entry in entries if holds(entry.when, facts)}
+    """What `launch` makes of the table on a host with these facts; a fact that is not given is not known there."""
+    architectures = [facts.pop("arch")] if "arch" in facts else []
+    fabric = facts.pop("fabric", "")
+    settings = table_settings([asdict(entry) for entry in entries], architectures, facts, fabric)
+    return {setting.name: setting.value for setting in settings}
 
 
 def parse(**changes: Any) -> EnvEntry:
