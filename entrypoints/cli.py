@@ -11,7 +11,7 @@ from typing import NoReturn, TypeVar
 from entrypoints.environments.explicit import HEAD, HOST_FILE, HOSTS, NODE_RANK, NODES
 from entrypoints.errors import LaunchError, UsageError
 from entrypoints.logs import report
-from entrypoints.options import CONTROL_PORT, DEADLINE, REPORT_DIR, Options, RayOptions
+from entrypoints.options import CONTROL_PORT, DEADLINE, LOG_DIR, MIN_NODES, REPORT_DIR, Options, RayOptions
 from entrypoints.subcommands import SUBCOMMANDS
 from entrypoints.versions import installed
 
@@ -92,8 +92,17 @@ def _parser(variables: Mapping[str, str]) -> Parser:
         help=f"where the head listens, the same on all nodes; default from the job id [{CONTROL_PORT}]",
     )
     add("--grace", metavar="SECONDS", type=_seconds, default=5.0, help="from SIGTERM to SIGKILL, default 5")
+    add("--warning-grace", metavar="SECONDS", type=_seconds, default=120.0, help="the same after SIGUSR1, default 120")
+    add(
+        "--min-nodes",
+        metavar="N",
+        type=_count,
+        default=_variable(variables, MIN_NODES, _count),
+        help=f"go on with so many: after a loss the command starts again on the nodes that are left [{MIN_NODES}]",
+    )
+    add("--log-dir", metavar="DIR", default=variables.get(LOG_DIR), help=f"keep every node's logs there [{LOG_DIR}]")
     add("--no-preflight", action="store_true", help="take part even if the checks of this node fail")
-    add("--no-ray", action="store_true", help="run the command alone: no cluster, no checks")
+    add("--no-ray", action="store_true", help="run the command without Ray; on one node without checks, too")
     add("--num-cpus", metavar="N", type=_count, help="what Ray counts on this node")
     add("--num-gpus", metavar="N", type=_count, help="what Ray counts on this node")
     add("--object-store-memory", metavar="BYTES", type=_count, help="default min(30%% of RAM, 80%% of /dev/shm)")
@@ -125,7 +134,10 @@ def _options(parsed: argparse.Namespace, report_directory: str) -> Options:
         control_port=parsed.control_port,
         deadline=parsed.deadline,
         grace=parsed.grace,
-        preflight=not (parsed.no_preflight or parsed.no_ray),
+        warning_grace=parsed.warning_grace,
+        min_nodes=parsed.min_nodes,
+        log_directory=Path(parsed.log_dir) if parsed.log_dir else None,
+        preflight=not parsed.no_preflight,
         report_directory=Path(report_directory),
         ray=None if parsed.no_ray else ray,
     )

@@ -1,10 +1,12 @@
 """The head, node rank 0: meets the others, forms Ray, runs the command and says how it ended."""
 
 import asyncio
+import contextlib
 import logging
 import secrets
 from collections.abc import Mapping
 
+from entrypoints.channel import SILENCE
 from entrypoints.errors import LaunchError, RayFailedError
 from entrypoints.fabric.agreement import odd_ones
 from entrypoints.hello import say_hello
@@ -16,6 +18,8 @@ from entrypoints.ray_node import RayNode, ray_authentication
 from entrypoints.secret import ray_token
 
 _ALONE = "127.0.0.1"
+_LOOK_AGAIN = 0.5
+"""Seconds between two looks whether a peer that we wait for is still there."""
 
 log = logging.getLogger(__name__)
 
@@ -45,11 +49,55 @@ async def _lead(node: Node, meeting: Meeting, secret: str, listen: bool) -> int:
         summaries = {node.name: node.host.fabric.summary()} | {peer.name: peer.fabric for peer in peers}
         for sentence in odd_ones(summaries):
             log.warning("%s", sentence)
-    environment = dict(node.environment) | {"SLIPWAY_NODE_COUNT": str(node.allocation.node_count)}
+    while True:
+        status = await _run_once(node, meeting, secret)
+        if status is not None:
+            return status
+        await _stop_ray(node, meeting)
+
+
+async def _run_once(node: Node, meeting: Meeting, secret: str) -> int | None:
+    """Form Ray of the nodes that are here and run the command; None if a node was lost that the job can do without."""
+    meeting.loss.clear()
+    peers = [meeting.peers[rank] for rank in sorted(meeting.peers)]
+    work = asyncio.create_task(_form_and_run(node, peers, secret))
+    loss = asyncio.create_task(meeting.loss.wait())
+    try:
+        await asyncio.wait({work, loss}, return_when=asyncio.FIRST_COMPLETED)
+        if work.done() and work.result() != 0 and node.options.min_nodes is not None:
+            # The command may notice a lost node before we do.
+            await asyncio.wait({loss}, timeout=SILENCE)
+        if not loss.done():
+            return work.result()
+    finally:
+        for task in (work, loss):
+            task.cancel()
+        await asyncio.gather(work, loss, return_exceptions=True)
+    return None
+
+
+async def _form_and_run(node: Node, peers: list[Peer], secret: str) -> int:
+    environment = {"SLIPWAY_NODE_COUNT": str(len(peers) + 1)}
     if node.options.ray is not None:
         cluster = await _form_ray(node, peers, node.make_ray(secret))
         environment |= {"RAY_ADDRESS": cluster} | ray_authentication(secret)
-    return await run_command(node, environment)
+    return await run_command(node, dict(node.environment) | environment)
+
+
+async def _stop_ray(node: Node, meeting: Meeting) -> None:
+    """End Ray on all nodes that are left, so that the next cluster starts clean; some may be lost meanwhile."""
+    node.extend_deadline()
+    if node.options.ray is None:
+        return
+    for peer in meeting.peers.values():
+        peer.ray_started.clear()
+        peer.ray_stopped.clear()
+        peer.channel.send(stop_ray=True)
+    await node.end_ray()
+    for rank, peer in list(meeting.peers.items()):
+        while not peer.ray_stopped.is_set() and meeting.peers.get(rank) is peer:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(peer.ray_stopped.wait(), _LOOK_AGAIN)
 
 
 async def _form_ray(node: Node, peers: list[Peer], ray: RayNode) -> str:
@@ -64,13 +112,13 @@ async def _form_ray(node: Node, peers: list[Peer], ray: RayNode) -> str:
             for peer in peers:
                 waiting_for = f"Ray on {peer.name}"
                 await peer.ray_started.wait()
-            waiting_for = f"{node.allocation.node_count} nodes in Ray's own list"
-            await ray.wait_for_nodes(cluster, node.allocation.node_count)
+            waiting_for = f"{len(peers) + 1} nodes in Ray's own list"
+            await ray.wait_for_nodes(cluster, len(peers) + 1)
     except TimeoutError:
         raise RayFailedError(
             f"the deadline of {node.options.deadline:g} s passed while waiting for {waiting_for}"
         ) from None
-    log.info("Ray is up on %s: %d nodes", cluster, node.allocation.node_count)
+    log.info("Ray is up on %s: %d nodes", cluster, len(peers) + 1)
     return cluster
 
 
@@ -88,5 +136,5 @@ async def run_command(node: Node, environment: Mapping[str, str]) -> int:
     try:
         return await process.status()
     finally:
-        await process.end(node.options.grace)
+        await process.end(node.grace)
         take_terminal()

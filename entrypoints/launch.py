@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from entrypoints.environments import Allocation, Detection, detect
@@ -13,10 +14,11 @@ from entrypoints.fabric.settings import Setting
 from entrypoints.fabric.tree import Tree
 from entrypoints.head import lead, run_command
 from entrypoints.host import Host, examine_host
-from entrypoints.logs import start_logging
+from entrypoints.logs import log_folder, start_logging
 from entrypoints.node import Node
 from entrypoints.options import Options
 from entrypoints.preflight import Verdict, failures, preflight_node, run_checks
+from entrypoints.rendezvous import JOB_DIR, meeting_place
 from entrypoints.secret import load_token, make_token
 from entrypoints.surroundings import child_environment
 from entrypoints.worker import follow
@@ -42,7 +44,8 @@ def locate(variables: Mapping[str, str], hostname: str, deadline: float) -> Dete
 def launch(detection: Detection, options: Options, hostname: str, variables: Mapping[str, str]) -> int:
     """Play this node's part; returns the job's exit status. Raises LaunchError."""
     allocation = detection.allocation
-    start_logging(allocation)
+    logs = options.log_directory
+    start_logging(allocation, log_folder(logs, allocation, hostname) if logs is not None else None)
     log.info("%s: node %d of %d (%s)", allocation.environment, allocation.node_rank, allocation.node_count, hostname)
     for text in (*detection.conflicts, *allocation.warnings):
         log.warning("%s", text)
@@ -51,15 +54,30 @@ def launch(detection: Detection, options: Options, hostname: str, variables: Map
             f"{allocation.environment} allotted {allocation.node_count} nodes, but only this process was started",
             hint=f"write {allocation.alone}",
         )
-    return asyncio.run(_launch(allocation, options, hostname, variables))
-
-
-async def _launch(allocation: Allocation, options: Options, hostname: str, variables: Mapping[str, str]) -> int:
     attach = variables.get("RAY_ADDRESS") or allocation.attach
     if attach and not allocation.is_head:
         log.info("RAY_ADDRESS=%s exists already: the command runs on node 0 only", attach)
         return 0
-    token = load_token(variables, required=not attach and (allocation.node_count > 1 or allocation.local_rank > 0))
+    directory = variables.get(JOB_DIR)
+    if attach or not directory or (allocation.node_count == 1 and allocation.local_rank == 0):
+        several = allocation.node_count > 1 or allocation.local_rank > 0
+        token = load_token(variables, required=not attach and several)
+        return asyncio.run(_launch(allocation, options, hostname, variables, attach, token))
+    with meeting_place(Path(directory), allocation, load_token(variables, required=False), options.deadline) as (
+        where,
+        token,
+    ):
+        return asyncio.run(_launch(where, options, hostname, variables, None, token))
+
+
+async def _launch(
+    allocation: Allocation,
+    options: Options,
+    hostname: str,
+    variables: Mapping[str, str],
+    attach: str | None,
+    token: str | None,
+) -> int:
     if not allocation.is_head and not attach:
         _ = allocation.heads  # without one there is nobody to look for
     host = examine_host(Tree(), variables)
@@ -67,7 +85,9 @@ async def _launch(allocation: Allocation, options: Options, hostname: str, varia
         log.info("%s", _shown(setting, variables))
     for text in host.warnings:
         log.warning("%s", text)
-    unfit = _preflight(allocation, options, host, variables) if options.preflight and not attach else []
+    # A lone command without Ray may be anything, `nvidia-smi` on a host without a GPU too: it runs as it is.
+    asked = options.preflight and not attach and (options.ray is not None or allocation.node_count > 1)
+    unfit = _preflight(allocation, options, host, variables) if asked else []
     node = Node(allocation, options, host, hostname, child_environment(variables, host.settings), unfit)
     try:
         if attach:

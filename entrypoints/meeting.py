@@ -4,15 +4,18 @@ Each contact ends as a peer, as a waiting task, or as the recorded cause why the
 """
 
 import asyncio
+import contextlib
 import logging
 from dataclasses import dataclass, field
 
 from entrypoints.channel import LONGEST_LINE, Channel, ChannelLostError, Message, RefusedError, greet
-from entrypoints.errors import JobEndedError, NodeLostError, PeersMissingError
+from entrypoints.errors import JobEndedError, LaunchError, NodeLostError, PeersMissingError
 from entrypoints.hello import objection
 from entrypoints.network import resolve
 from entrypoints.node import Node, node_name
 
+_LINGER = 20.0
+"""Seconds that a job which ended well waits for tasks that have not shown up yet."""
 _GOODBYE = 1.0
 """Seconds for the others to hang up once they know how the job ended."""
 _MOST_REFUSED = 20
@@ -39,6 +42,7 @@ class Peer:
     unfit: list[Message]
     """What its preflight found that must stop the job."""
     ray_started: asyncio.Event = field(default_factory=asyncio.Event)
+    ray_stopped: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def name(self) -> str:
@@ -62,6 +66,9 @@ class Meeting:
         self._refused: dict[str, None] = {}
         """Who was refused for a rank that is not missing; an ordered set."""
         self._complete = asyncio.Event()
+        self.loss = asyncio.Event()
+        """A node was lost that the job can do without."""
+        self._everybody = asyncio.Event()
         self._over = False
         self._server: asyncio.Server | None = None
         self._serving: set[asyncio.Task[None]] = set()
@@ -86,6 +93,10 @@ class Meeting:
         try:
             await asyncio.wait_for(self._complete.wait(), self._node.seconds_left)
         except TimeoutError:
+            if self._node.options.min_nodes is not None and len(self.peers) >= self._enough:
+                log.warning("going on with %d of %d nodes", len(self.peers) + 1, expected + 1)
+                self._complete.set()
+                return [self.peers[rank] for rank in sorted(self.peers)]
             missing, refused = await self._missing()
             raise PeersMissingError(
                 f"{len(missing)} of {expected + 1} nodes missing after {self._node.options.deadline:g} s\n"
@@ -94,8 +105,33 @@ class Meeting:
             ) from None
         return [self.peers[rank] for rank in sorted(self.peers)]
 
+    @property
+    def _enough(self) -> int:
+        """Peers without which the job cannot go on."""
+        least = self._node.options.min_nodes or self._node.allocation.node_count
+        return max(1, min(least, self._node.allocation.node_count)) - 1
+
+    def _lose(self, peer: Peer, error: LaunchError) -> None:
+        """A peer is gone after all had met: the job's end, unless enough nodes are left."""
+        if self._over or self.peers.get(peer.rank) is not peer:
+            return
+        if self._node.options.min_nodes is None or len(self.peers) - 1 < self._enough:
+            self._node.fail(error)
+            return
+        del self.peers[peer.rank]
+        peer.channel.send(exit=error.exit_code, cause=error.message)  # it may still be there, and wait for this
+        log.warning("%s; going on with %d nodes", error.message, len(self.peers) + 1)
+        self.loss.set()
+
+    def _all_tasks_here(self) -> bool:
+        return len(self._members) + 1 >= (self._node.allocation.task_count or 1)
+
     async def end(self, status: int, cause: str) -> None:
         """Tell everybody how the job ended, and close."""
+        if not cause and self._server is not None and not self._all_tasks_here():
+            # A command that took a moment only: a task that comes later would look for us until its deadline.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._everybody.wait(), _LINGER)
         self._over = True
         if self._server is not None:
             self._server.close()
@@ -132,6 +168,8 @@ class Meeting:
             return
         answer.welcome({"launch_id": self._launch_id})
         self._members[channel] = _current_task()
+        if self._all_tasks_here():
+            self._everybody.set()
         try:
             if hello["local_rank"] > 0:
                 while True:  # it only waits for the end
@@ -165,7 +203,7 @@ class Meeting:
             if self._over:
                 return
             if self._complete.is_set():
-                self._node.fail(NodeLostError(f"{peer.name} lost: {lost}"))
+                self._lose(peer, NodeLostError(f"{peer.name} lost: {lost}"))
             else:
                 del self.peers[peer.rank]
                 self._causes[peer.rank] = f"joined, then lost: {lost}"
@@ -175,7 +213,10 @@ class Meeting:
         if message.get("ray") == "started":
             peer.ray_started.set()
         elif "failed" in message:
-            self._node.fail(JobEndedError(int(message["status"]), str(message["failed"]), str(message.get("hint", ""))))
+            error = JobEndedError(int(message["status"]), str(message["failed"]), str(message.get("hint", "")))
+            self._lose(peer, error)
+        elif message.get("ray") == "stopped":
+            peer.ray_stopped.set()
 
     def _record(self, hello: Message, why: str) -> None:
         """Remember why a node was refused. Its hello may be a stranger's: believe no type in it."""

@@ -3,15 +3,17 @@
 import asyncio
 import logging
 import signal
+import socket
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from entrypoints.environments import Allocation
-from entrypoints.errors import LaunchError, NodeLostError, StoppedError
-from entrypoints.fabric.interfaces import interface_of
+from entrypoints.errors import LaunchError, NodeLostError, StoppedError, UsageError
+from entrypoints.fabric.interfaces import INTERFACE, address_of, interface_of
 from entrypoints.fabric.settings import apply
 from entrypoints.host import Host
+from entrypoints.logs import log_folder
 from entrypoints.options import Options
 from entrypoints.ports import control_port, free_ray_ports
 from entrypoints.processes import Family, Process
@@ -20,6 +22,8 @@ from entrypoints.ray_node import RayNode, directory_prefix
 RAY_GRACE = 2.0
 """Seconds that Ray's processes get between SIGTERM and SIGKILL; nothing in them outlives the job."""
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+WARNING_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
+"""What schedulers send some time before the end: the command gets SIGTERM, and as much time as it was told it has."""
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -50,12 +54,27 @@ class Node:
         self._deadline = time.monotonic() + options.deadline
         self._failure: asyncio.Future[LaunchError] = asyncio.get_running_loop().create_future()
         self._beside: set[asyncio.Task[None]] = set()
-        for number in STOP_SIGNALS:
+        self.grace = options.grace
+        for number in STOP_SIGNALS + WARNING_SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, self._interrupt, number)
 
     @property
     def name(self) -> str:
         return node_name(self.allocation.node_rank, self.hostname)
+
+    @property
+    def local_address(self) -> tuple[str, int] | None:
+        """From where to connect, if the user chose an interface. Raises UsageError if it has no address."""
+        chosen = self.host.fabric.chosen_interface
+        if chosen is None:
+            return None
+        address = address_of(chosen)
+        if address is None:
+            there = ", ".join(name for _, name in socket.if_nameindex() if address_of(name))
+            raise UsageError(
+                f"{INTERFACE} is {chosen}, which has no IPv4 address here", f"interfaces that have one: {there}"
+            )
+        return address, 0
 
     @property
     def seconds_left(self) -> float:
@@ -71,6 +90,10 @@ class Node:
         self.environment = apply(self.environment, settings)
         for setting in settings:
             log.info("%s=%s: %s", setting.name, self.environment[setting.name], setting.reason)
+
+    def extend_deadline(self) -> None:
+        """Allow as much time for another formation as for the first."""
+        self._deadline = time.monotonic() + self.options.deadline
 
     def fail(self, error: LaunchError) -> None:
         """End this node's part for this reason; the first reason counts."""
@@ -125,16 +148,25 @@ class Node:
             self.fail(error)
 
     def _interrupt(self, number: int) -> None:
+        if number in WARNING_SIGNALS and not self._failure.done():
+            self.grace = self.options.warning_grace
         self.fail(StoppedError(number, self.name))
 
     async def clean(self) -> None:
         """End every process that is left and remove what Ray wrote."""
+        await self.end_ray()
+
+    async def end_ray(self) -> None:
+        """End Ray and all else that this node started; keep its logs if that was asked for."""
         for task in self._beside:
             task.cancel()
         await asyncio.gather(*self._beside, return_exceptions=True)
         await self.family.end_all(RAY_GRACE)
         if self.ray is not None:
+            if self.options.log_directory is not None:
+                self.ray.keep_logs(log_folder(self.options.log_directory, self.allocation, self.hostname))
             self.ray.remove_directory()
+            self.ray = None
 
 
 def node_name(rank: int, host: str | None) -> str:

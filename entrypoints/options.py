@@ -6,6 +6,8 @@ from pathlib import Path
 DEADLINE = "SLIPWAY_DEADLINE"
 CONTROL_PORT = "SLIPWAY_CONTROL_PORT"
 REPORT_DIR = "SLIPWAY_REPORT_DIR"
+LOG_DIR = "SLIPWAY_LOG_DIR"
+MIN_NODES = "SLIPWAY_MIN_NODES"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +29,12 @@ class Options:
     """Seconds for everything before the command: meeting, Ray, the check that all nodes are there."""
     grace: float = 5.0
     """Seconds between SIGTERM and SIGKILL for the command. With Ray's 2 s it fits the 10 s of `docker stop`."""
+    warning_grace: float = 120.0
+    """The same after a scheduler's warning signal, SIGUSR1 or SIGUSR2."""
+    min_nodes: int | None = None
+    """As many nodes are enough: go on with those that came, and start the command again when one is lost."""
+    log_directory: Path | None = None
+    """Where each node keeps its own log and Ray's, in a folder of its own."""
     preflight: bool = True
     """False lets a node take part that preflight finds unfit."""
     report_directory: Path = Path()

@@ -29,7 +29,8 @@ log = logging.getLogger(__name__)
 
 def directory_prefix(job_id: str, node_rank: int) -> str:
     """How the names of this node's Ray directories begin: short, as the paths of Ray's sockets have 107 bytes."""
-    return f"slipway-ray-{hashlib.sha256(job_id.encode()).hexdigest()[:6]}-{node_rank}-"
+    job = re.sub(r"\+\d+", "", job_id)  # all starts of a requeued job alike, so that the next finds what one left
+    return f"slipway-ray-{hashlib.sha256(job.encode()).hexdigest()[:6]}-{node_rank}-"
 
 
 def ray_authentication(token: str) -> dict[str, str]:
@@ -135,6 +136,16 @@ class RayNode:
         lines = _lines(self.directory / "session_latest" / "logs" / f"{name}.out")
         for line in [line for line in lines if _RAY_ERROR.match(line)][-_LAST_WORDS:]:
             log.error("%s: %s", name, line)
+
+    def keep_logs(self, folder: Path) -> None:
+        """Copy the logs of Ray's processes, as they go with the directory."""
+        logs = self.directory / "session_latest" / "logs"
+        if not logs.exists():
+            return
+        try:
+            shutil.copytree(logs, folder / "ray", dirs_exist_ok=True, ignore_dangling_symlinks=True)
+        except (OSError, shutil.Error) as error:
+            log.warning("Ray's logs are not kept in %s: %s", folder, error)
 
     def remove_directory(self) -> None:
         try:

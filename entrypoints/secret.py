@@ -3,6 +3,7 @@
 import hashlib
 import hmac
 import json
+import os
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +15,8 @@ TOKEN = "SLIPWAY_TOKEN"
 TOKEN_FILE = "SLIPWAY_TOKEN_FILE"
 
 _GIVE_A_TOKEN = (
-    f"give every node the same {TOKEN}, or {TOKEN_FILE} on a shared file system: openssl rand -hex 32 > token"
+    f"give every node the same {TOKEN} or {TOKEN_FILE} (openssl rand -hex 32 > token; chmod 600 token), "
+    "or SLIPWAY_JOB_DIR, a directory that all share"
 )
 
 
@@ -27,12 +29,18 @@ def load_token(variables: Mapping[str, str], *, required: bool) -> str | None:
         return token
     if path := variables.get(TOKEN_FILE, ""):
         try:
+            status = Path(path).stat()
             token = Path(path).read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "not text"
             raise TokenError(f"{TOKEN_FILE}={path} cannot be read: {reason}", hint=_GIVE_A_TOKEN) from error
         if not token:
             raise TokenError(f"{TOKEN_FILE}={path} is empty", hint=_GIVE_A_TOKEN)
+        if status.st_uid == os.getuid() and status.st_mode & 0o077:
+            raise TokenError(
+                f"{TOKEN_FILE}={path} can be read by others (mode {status.st_mode & 0o777:o})",
+                hint=f"chmod 600 {path}; for a Kubernetes secret: defaultMode: 0400",
+            )
         return token
     if required:
         raise TokenError(f"the nodes share no token: neither {TOKEN} nor {TOKEN_FILE} is set", _GIVE_A_TOKEN)

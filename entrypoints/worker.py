@@ -73,7 +73,9 @@ async def _meet(node: Node, token: str) -> tuple[Channel, str]:
     problem: OSError | None = None
     for address in await _addresses(node):
         try:
-            reader, writer = await asyncio.open_connection(address, node.control_port, limit=LONGEST_LINE)
+            reader, writer = await asyncio.open_connection(
+                address, node.control_port, limit=LONGEST_LINE, local_addr=node.local_address
+            )
         except OSError as error:
             problem = error
             continue
@@ -119,6 +121,9 @@ async def _obey(node: Node, channel: Channel, secret: str) -> tuple[int, str]:
         message = await channel.receive()
         if "start_ray" in message:
             node.beside(_join_ray(node, channel, str(message["start_ray"]), secret))
+        elif "stop_ray" in message:
+            await node.end_ray()
+            channel.send(ray="stopped")
         elif "exit" in message:
             return int(message["exit"]), str(message["cause"])
 
@@ -139,7 +144,7 @@ async def _report(node: Node, channel: Channel, error: LaunchError) -> None:
     """
     channel.send(failed=error.message, hint=error.hint, status=error.exit_code)
     try:
-        async with asyncio.timeout(node.options.grace + _SLACK):
+        async with asyncio.timeout(node.grace + _SLACK):
             while "exit" not in (message := await channel.receive()):
                 pass
     except (ChannelLostError, TimeoutError):

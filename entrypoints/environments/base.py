@@ -20,6 +20,8 @@ class Allocation:
     node_rank: int
     local_rank: int = 0
     """Several tasks may run on one node; only task 0 forms Ray, the others wait."""
+    task_count: int | None = None
+    """Tasks on all nodes together, where the environment says so."""
     hosts: tuple[str, ...] | None = None
     """In order of rank; None where the environment names only the head."""
     head: str | None
@@ -69,7 +71,7 @@ class Allocation:
         if self.head is None:
             raise DetectionError(
                 f"{self.environment} names no head for {self.node_count} nodes ({self.reason})",
-                hint="set SLIPWAY_HEAD to the first node on every node: mpiexec -genv SLIPWAY_HEAD $(hostname) ...",
+                hint="set SLIPWAY_HEAD everywhere (mpiexec -genv SLIPWAY_HEAD $(hostname)), or share a SLIPWAY_JOB_DIR",
             )
         return (self.head, *self.other_heads)
 

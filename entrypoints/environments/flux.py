@@ -39,7 +39,11 @@ class Flux(Environment):
             return _batch_script(place, reader)
         count = reader.required_number(NODE_COUNT, hint=_HINT)
         size = reader.number(SIZE) or count
-        local = reader.required_number(LOCAL_RANK, hint=_HINT)
+        local = reader.number(LOCAL_RANK)
+        if local is None:
+            if size != count:
+                raise DetectionError(f"{LOCAL_RANK} is not set for {size} tasks on {count} nodes", hint=_HINT)
+            local = 0  # one task a node
         task = reader.required_number(TASK, hint=_HINT)
         if size % count:
             raise DetectionError(f"{SIZE} is {size}, not a multiple of {NODE_COUNT} {count}", hint=_HINT)
@@ -52,6 +56,7 @@ class Flux(Environment):
             node_count=count,
             node_rank=rank,
             local_rank=local,
+            task_count=size,
             hosts=hosts,
             head=hosts[0] if hosts else None,
             variables=reader.used,

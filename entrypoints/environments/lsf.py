@@ -66,7 +66,11 @@ def _hosts(place: Place, reader: Reader) -> tuple[tuple[str, ...], str]:
 
 
 def _below_jsrun(place: Place, reader: Reader, job_id: str, hosts: tuple[str, ...], source: str) -> Allocation:
-    task, size, local, local_size = (reader.required_number(name, hint=_HINT) for name in JSM)
+    task, size = (reader.required_number(name, hint=_HINT) for name in JSM[:2])
+    local, local_size = (reader.number(name) for name in JSM[2:])
+    if local is None or local_size is None:  # the hosts behind the launch node share the tasks
+        local_size = max(1, size // max(1, len(hosts) - 1))
+        local = task % local_size
     count, rank = nodes_of_tasks(task, size, local, local_size)
     if len(hosts) == count + 1:
         hosts = hosts[1:]
@@ -81,6 +85,7 @@ def _below_jsrun(place: Place, reader: Reader, job_id: str, hosts: tuple[str, ..
         node_count=count,
         node_rank=rank,
         local_rank=local,
+        task_count=size,
         hosts=hosts,
         head=hosts[0],
         variables=reader.used,

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from entrypoints.environments.base import Allocation
 from entrypoints.environments.place import Place, Reader, nodes_of_tasks
+from entrypoints.errors import DetectionError
 
 STARTED = ("OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PALS_RANKID", "MPI_LOCALNRANKS", "MPI_LOCALRANKID")
 """Variables of which at least one is there in every task that an MPI launcher started. PMI_RANK is not among them:
@@ -47,7 +48,12 @@ def by_tasks(
 
     `heads` are the names or addresses of the first node, as far as the launcher tells.
     """
-    task, size, local, local_size = (reader.required_number(name, hint=ONE_PER_NODE) for name in names)
+    task, size, local = (reader.required_number(name, hint=ONE_PER_NODE) for name in names[:3])
+    local_size = reader.number(names[3])
+    if local_size is None:
+        if local > 0:
+            raise DetectionError(f"{names[3]} is not set for task {task}, the node's {local + 1}.", hint=ONE_PER_NODE)
+        local_size = 1
     count, rank = nodes_of_tasks(task, size, local, local_size)
     if not heads and count == 1:
         heads = (place.hostname,)
@@ -57,6 +63,7 @@ def by_tasks(
         node_count=count,
         node_rank=rank,
         local_rank=local,
+        task_count=size,
         head=heads[0] if heads else None,
         other_heads=heads[1:],
         variables=reader.used,

@@ -1,7 +1,7 @@
 """Open MPI's mpirun: version 4 (ORTE) and version 5 (PRRTE).
 
-Version 4 tells the launcher's addresses in OMPI_MCA_orte_hnp_uri, version 5 its host name in PMIX_NAMESPACE. The
-launcher runs on the first node unless it was called from elsewhere.
+Version 4 tells the launcher's addresses in OMPI_MCA_orte_hnp_uri. Version 5 tells its host name in PMIX_NAMESPACE,
+which version 4 has too, as a number. The launcher runs on the first node unless it was called from elsewhere.
 """
 
 import re
@@ -16,7 +16,7 @@ NUMBERS = (
     "OMPI_COMM_WORLD_LOCAL_RANK",
     "OMPI_COMM_WORLD_LOCAL_SIZE",
 )
-URI = ("OMPI_MCA_orte_hnp_uri", "OMPI_MCA_orte_local_daemon_uri")
+URI = "OMPI_MCA_orte_hnp_uri"
 NAMESPACE = "PMIX_NAMESPACE"
 
 _NAMESPACE = re.compile(r"(?:prterun|prte|mpirun|mpiexec)-(.+)-\d+@\d+")
@@ -25,7 +25,7 @@ _NAMESPACE = re.compile(r"(?:prterun|prte|mpirun|mpiexec)-(.+)-\d+@\d+")
 class OpenMpi(Environment):
     name = "open_mpi"
     title = "Open MPI 4 and 5"
-    reads = (*NUMBERS, URI[0], NAMESPACE)
+    reads = (*NUMBERS, URI, NAMESPACE)
     beware = (
         "The launcher's first address may be unroutable, so all are tried. Called from a login node, mpirun is not on "
         "the first node: set SLIPWAY_HEAD. Environment variables travel only with -x."
@@ -44,12 +44,11 @@ class OpenMpi(Environment):
 
 def launcher(reader: Reader) -> tuple[tuple[str, ...], str]:
     """The launcher's names or addresses, and an id of this run."""
-    if namespace := reader.text(NAMESPACE):
-        match = _NAMESPACE.fullmatch(namespace)
-        return ((match[1],) if match else ()), namespace
-    uri = reader.text(URI[0])
+    uri = reader.text(URI)
     if uri is None:
-        return (), "mpirun"
+        namespace = reader.text(NAMESPACE) or ""
+        match = _NAMESPACE.fullmatch(namespace)
+        return ((match[1],) if match else ()), namespace or "mpirun"
     job, *interfaces = uri.split(";")
     addresses: list[str] = []
     for interface in interfaces:

@@ -15,9 +15,11 @@ JOB_ID = "SLURM_JOB_ID"
 STEP_ID = "SLURM_STEP_ID"
 NODE_COUNT = ("SLURM_STEP_NUM_NODES", "SLURM_JOB_NUM_NODES", "SLURM_NNODES")
 NODE_LIST = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
+TASK_COUNT = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
 NODE_RANK = "SLURM_NODEID"
 LOCAL_RANK = "SLURM_LOCALID"
 NODE_NAME = "SLURMD_NODENAME"
+RESTARTS = "SLURM_RESTART_COUNT"
 
 _START_WITH_SRUN = "start one task per node with srun --ntasks-per-node=1, and hand SLURM_* into the container"
 
@@ -25,7 +27,7 @@ _START_WITH_SRUN = "start one task per node with srun --ntasks-per-node=1, and h
 class Slurm(Environment):
     name = "slurm"
     title = "Slurm"
-    reads = (JOB_ID, STEP_ID, *NODE_COUNT[:2], *NODE_LIST[:2], NODE_RANK, LOCAL_RANK, NODE_NAME)
+    reads = (JOB_ID, STEP_ID, *NODE_COUNT[:2], *NODE_LIST[:2], NODE_RANK, LOCAL_RANK, NODE_NAME, RESTARTS)
     beware = (
         "SLURM_PROCID and SLURM_NTASKS count tasks. enroot and pyxis also set MASTER_ADDR, RANK and WORLD_SIZE: Slurm "
         "outranks them. Without srun an sbatch script is one process on the first node."
@@ -39,10 +41,13 @@ class Slurm(Environment):
         job_id = reader.text(JOB_ID)
         if job_id is None:
             return None
+        if restarts := reader.number(RESTARTS):
+            job_id = f"{job_id}+{restarts}"  # a task that a requeue left over must not meet the new ones
         if started_by_mpi(place.variables):
             return _below_mpirun(place, reader, job_id)
         count = reader.required_number(*NODE_COUNT, hint=_START_WITH_SRUN)
         hosts = _hosts(reader, NODE_LIST)
+        tasks = reader.number(*TASK_COUNT)
         step_id = reader.text(STEP_ID)
         if step_id is None:  # a batch script or salloc's shell: the only process there is
             rank = reader.number(NODE_RANK) or 0
@@ -56,6 +61,7 @@ class Slurm(Environment):
             node_count=count,
             node_rank=rank,
             local_rank=0 if step_id is None else reader.required_number(LOCAL_RANK, hint=_START_WITH_SRUN),
+            task_count=tasks,
             hosts=hosts,
             head=hosts[0],
             alone=alone,

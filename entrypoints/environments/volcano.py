@@ -8,9 +8,10 @@ import re
 
 from entrypoints.environments.base import Allocation, Environment
 from entrypoints.environments.place import Place, Reader, distinct, rank_of
+from entrypoints.errors import DetectionError
 
 INDEX = ("VC_TASK_INDEX", "VK_TASK_INDEX")
-_HOSTS = re.compile(r"VC_(.+)_HOSTS")
+_TASK = re.compile(r"VC_(.+)_(?:HOSTS|NUM)")
 _FIRST = re.compile(r"MASTER|HEAD|LEADER|LAUNCHER|CHIEF")
 _FOLDER = "/etc/volcano"
 
@@ -25,15 +26,15 @@ class Volcano(Environment):
 
     @classmethod
     def detect(cls, place: Place) -> Allocation | None:
-        names = sorted((name for name in place.variables if _HOSTS.fullmatch(name)), key=_order)
-        if not names:
+        tasks = sorted({match[1] for name in place.variables if (match := _TASK.fullmatch(name))}, key=_order)
+        if not tasks:
             return None
         reader = Reader(place.variables)
         index = reader.number(*INDEX)
-        lists = [_hosts(place, reader, name) for name in names]
+        lists = [_hosts(place, reader, task) for task in tasks]
         hosts = distinct([host for listed in lists for host in listed])
         if len(lists) > 1 or index is None:
-            index = rank_of(place, hosts, "+".join(names))
+            index = rank_of(place, hosts, "+".join(f"VC_{task}_HOSTS" for task in tasks))
             reader.used["hostname"] = place.hostname
         return Allocation(
             environment=cls.name,
@@ -46,15 +47,15 @@ class Volcano(Environment):
         )
 
 
-def _order(name: str) -> tuple[bool, str]:
-    return not _FIRST.search(name), name
+def _order(task: str) -> tuple[bool, str]:
+    return not _FIRST.search(task), task
 
 
-def _hosts(place: Place, reader: Reader, name: str) -> list[str]:
-    """The list in the variable, or in the file that follows changes of scale."""
-    task = _HOSTS.fullmatch(name)
-    assert task is not None
-    text = reader.text(name) or ""
-    return [host.strip() for host in text.split(",") if host.strip()] or (
-        place.lines(f"{_FOLDER}/{task[1].lower().replace('_', '-')}.host") or []
-    )
+def _hosts(place: Place, reader: Reader, task: str) -> list[str]:
+    """One kind's list: in the variable, or in the file that follows changes of scale."""
+    text = reader.text(f"VC_{task}_HOSTS") or ""
+    path = f"{_FOLDER}/{task.lower().replace('_', '-')}.host"
+    found = [host.strip() for host in text.split(",") if host.strip()] or place.lines(path)
+    if not found:
+        raise DetectionError(f"neither VC_{task}_HOSTS nor {path} lists a host", hint="use Volcano's plug-in svc")
+    return found

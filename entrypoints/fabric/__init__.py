@@ -21,6 +21,8 @@ class Fabric:
     gpus: tuple[Gpu, ...]
     interface: str | None
     interface_reason: str
+    chosen_interface: str | None = None
+    """The user's word."""
 
     @property
     def kind(self) -> str:
@@ -52,6 +54,7 @@ def detect_fabric(tree: Tree, variables: Mapping[str, str]) -> Fabric:
     wanted = variables.get(HCAS, "").strip() or None
     choice = choose(find_hcas(tree), gpus, default_route(tree), wanted)
     interface, reason = guess_interface(tree)
-    if said := variables.get(INTERFACE, "").strip():
+    said = variables.get(INTERFACE, "").strip() or None
+    if said:
         interface, reason = said, f"{INTERFACE} says so"
-    return Fabric(choice=choice, gpus=gpus, interface=interface, interface_reason=reason)
+    return Fabric(choice=choice, gpus=gpus, interface=interface, interface_reason=reason, chosen_interface=said)

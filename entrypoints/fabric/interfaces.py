@@ -31,13 +31,14 @@ def default_route(tree: Tree) -> str | None:
 
 def interface_of(address: str) -> str | None:
     """The interface of this host that has this IPv4 address; None for any other address."""
+    return next((name for _, name in socket.if_nameindex() if address_of(name) == address), None)
+
+
+def address_of(interface: str) -> str | None:
+    """The IPv4 address of an interface of this host; None if it has none, or there is no such interface."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            request = struct.pack("256s", name.encode())
-            try:
-                answer = fcntl.ioctl(probe, _SIOCGIFADDR, request)
-            except OSError:
-                continue  # it has no address
-            if socket.inet_ntoa(answer[20:24]) == address:
-                return name
-    return None
+        try:
+            answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
+        except OSError:
+            return None
+    return socket.inet_ntoa(answer[20:24])

@@ -52,8 +52,8 @@ class Node:
 
     @property
     def rdma(self) -> bool:
-        """Whether the training's traffic is to go over RDMA adapters."""
-        return self.host.fabric.kind != "ethernet"
+        """Whether the training's traffic is to go over RDMA adapters; without GPUs it is Gloo's, over sockets."""
+        return self.host.fabric.kind != "ethernet" and self.target != "cpu"
 
     @property
     def gpus(self) -> int:

@@ -89,3 +89,16 @@ def test_sigterm_on_the_head_ends_every_node(job: Callable[..., Job]) -> None:
     nodes.containers["node0"].kill("SIGTERM")
     assert nodes.wait(timeout=30) == {"node0": 143, "node1": 143}, nodes.outputs()
     assert "asked to stop" in nodes.output("node0")
+
+
+def test_a_node_that_loses_its_network_ends_the_job_on_both_sides(job: Callable[..., Job]) -> None:
+    nodes = job()
+    for rank in (0, 1):
+        nodes.start(rank, "--", "sh", "-c", "echo running; sleep 600")
+    wait_for_output(nodes, "node0", "running")
+    begin = time.monotonic()
+    nodes.network.disconnect(nodes.containers["node1"])
+    assert nodes.wait(timeout=60) == {"node0": NODE_LOST, "node1": NODE_LOST}, nodes.outputs()
+    assert time.monotonic() - begin < 20
+    assert "no heartbeat for 10 s" in nodes.output("node0")
+    assert "no heartbeat for 10 s" in nodes.output("node1")

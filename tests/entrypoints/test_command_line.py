@@ -1,5 +1,6 @@
 import json
 import resource
+from pathlib import Path
 
 import pytest
 
@@ -135,3 +136,13 @@ def test_an_existing_cluster_is_attached_to(start: Start) -> None:
 def test_only_the_head_runs_the_command_of_an_attached_job(start: Start) -> None:
     ended = start("--", "echo", "ran", RAY_ADDRESS="10.0.0.1:6379", SLIPWAY_HOSTS="a,b", SLIPWAY_NODE_RANK="1").wait()
     assert (ended.status, ended.stdout) == (0, "")
+
+
+def test_a_token_file_that_others_can_read_is_refused(start: Start, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("open sesame", encoding="ascii")
+    token.chmod(0o644)
+    ended = start("--hosts", "a,b", "--node-rank", "0", "--", "true", SLIPWAY_TOKEN_FILE=str(token)).wait()
+    assert ended.status == 11
+    assert "can be read by others (mode 644)" in ended.stderr
+    assert f"hint: chmod 600 {token}" in ended.stderr

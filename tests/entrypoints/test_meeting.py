@@ -41,6 +41,19 @@ def test_a_further_task_on_a_node_waits_and_shares_the_status(start: Start) -> N
     assert head.wait().status == 9
 
 
+def test_a_task_that_comes_when_the_command_has_ended_still_hears_the_status(start: Start) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    step = {"SLURM_JOB_ID": "5", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NODELIST": "localhost"}
+    step |= {"SLURM_NODEID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLIPWAY_TOKEN": "t", "SLIPWAY_CONTROL_PORT": port}
+    head = start("--no-ray", "--", "sh", "-c", "echo ran; exit 9", **step, SLURM_LOCALID="0")
+    assert head.read_line() == "ran"
+    time.sleep(1)  # the command is long gone
+    task = start("--no-ray", "--", "echo", "twice", **step, SLURM_LOCALID="1")
+    assert (task.wait().status, head.wait().status) == (9, 9)
+
+
 def test_a_missing_node_is_named_with_its_cause(start_node: Start) -> None:
     ended = start_node(0, "--no-ray", "--", "true", SLIPWAY_DEADLINE="1").wait()
     assert ended.status == 12
@@ -179,3 +192,95 @@ def test_a_clock_an_hour_off_is_refused(start_node: Start, tmp_path: Path) -> No
     ended = head.wait()
     assert ended.status == 12
     assert "refused: its clock is 3600 s ahead of the head's" in ended.stderr
+
+
+def test_with_enough_nodes_left_the_command_starts_again(start_node: Start) -> None:
+    hosts = {"SLIPWAY_HOSTS": "localhost,worker-1.invalid,worker-2.invalid"}
+    script = "echo nodes $SLIPWAY_NODE_COUNT; [ $SLIPWAY_NODE_COUNT = 3 ] || exit 7; exec sleep 60"
+    workers = [start_node(rank, "--no-ray", "--", "true", **hosts) for rank in (1, 2)]
+    head = start_node(0, "--no-ray", "--min-nodes", "2", "--", "sh", "-c", script, **hosts)
+    assert head.read_line() == "nodes 3"
+    workers[0].signal(signal.SIGKILL)
+    assert head.read_line() == "nodes 2"
+    ended = head.wait()
+    assert (ended.status, workers[1].wait().status) == (7, 7)
+    assert "node 1 (" in ended.stderr
+    assert "going on with 2 nodes" in ended.stderr
+
+
+def test_with_too_few_nodes_left_the_job_ends(start_node: Start) -> None:
+    worker = start_node(1, "--no-ray", "--", "true")
+    head = start_node(0, "--no-ray", "--min-nodes", "2", "--", "sh", "-c", "echo up; exec sleep 60")
+    assert head.read_line() == "up"
+    worker.signal(signal.SIGKILL)
+    assert head.wait().status == 13
+
+
+def test_a_worker_that_must_stop_is_a_loss_too(start_node: Start) -> None:
+    worker = start_node(1, "--no-ray", "--", "true")
+    script = "echo nodes $SLIPWAY_NODE_COUNT; [ $SLIPWAY_NODE_COUNT = 1 ] || exec sleep 60"
+    head = start_node(0, "--no-ray", "--min-nodes", "1", "--", "sh", "-c", script)
+    assert head.read_line() == "nodes 2"
+    worker.signal(signal.SIGTERM)
+    assert head.read_line() == "nodes 1"
+    assert head.wait().status == 0
+    assert worker.wait().status == 143
+
+
+def test_enough_nodes_at_the_deadline_are_enough(start_node: Start) -> None:
+    hosts = {"SLIPWAY_HOSTS": "localhost,worker-1.invalid,worker-2.invalid", "SLIPWAY_DEADLINE": "3"}
+    worker = start_node(1, "--no-ray", "--", "true", **hosts)
+    head = start_node(0, "--no-ray", "--min-nodes", "2", "--", "sh", "-c", "exit $SLIPWAY_NODE_COUNT", **hosts)
+    ended = head.wait()
+    assert (ended.status, worker.wait().status) == (2, 2)
+    assert "going on with 2 of 3 nodes" in ended.stderr
+
+
+def start_mpi_task(start: Start, rank: int, directory: Path, *arguments: str) -> Launch:
+    """A task of Hydra's, which names neither head nor token."""
+    numbers = {"PMI_RANK": str(rank), "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"}
+    return start("--no-ray", *arguments, **numbers, SLIPWAY_JOB_DIR=str(directory))
+
+
+def test_a_shared_directory_serves_as_meeting_place_without_token_or_head(start: Start, tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = ("--control-port", str(probe.getsockname()[1]))
+    worker = start_mpi_task(start, 1, tmp_path, *port, "--", "true")
+    head = start_mpi_task(start, 0, tmp_path, *port, "--", "sh", "-c", "stat -c %a slipway-*.json; exit 5")
+    ended = head.wait()
+    assert (ended.status, worker.wait().status) == (5, 5), ended.stderr
+    assert ended.stdout == "600\n"
+    assert not list(tmp_path.glob("slipway-*.json"))
+
+
+def test_a_head_that_leaves_no_note_is_missed_at_the_deadline(start: Start, tmp_path: Path) -> None:
+    ended = start_mpi_task(start, 1, tmp_path, "--deadline", "1", "--", "true").wait()
+    assert ended.status == 12
+    assert f"the head left no note {tmp_path}/slipway-hydra.json within 1 s" in ended.stderr
+
+
+def test_a_note_that_others_can_read_is_refused(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "slipway-hydra.json").write_text("{}", encoding="ascii")
+    ended = start_mpi_task(start, 1, tmp_path, "--", "true").wait()
+    assert ended.status == 11
+    assert "is not this user's alone" in ended.stderr
+
+
+def test_a_directory_that_cannot_be_written_is_no_meeting_place(start: Start) -> None:
+    ended = start_mpi_task(start, 0, Path("/proc"), "--", "true").wait()
+    assert ended.status == 11
+    assert "SLIPWAY_JOB_DIR=/proc cannot be written" in ended.stderr
+
+
+def test_the_interface_that_was_chosen_carries_the_meeting(start_node: Start) -> None:
+    worker = start_node(1, "--no-ray", "--", "true", SLIPWAY_INTERFACE="lo")
+    head = start_node(0, "--no-ray", "--", "true")
+    assert (head.wait().status, worker.wait().status) == (0, 0)
+
+
+def test_an_interface_without_an_address_is_an_error(start_node: Start) -> None:
+    ended = start_node(1, "--no-ray", "--", "true", SLIPWAY_INTERFACE="ib7").wait()
+    assert ended.status == 2
+    assert "SLIPWAY_INTERFACE is ib7, which has no IPv4 address here" in ended.stderr
+    assert "interfaces that have one: lo" in ended.stderr

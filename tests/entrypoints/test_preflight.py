@@ -160,6 +160,8 @@ def test_the_cpu_image_asks_for_no_gpu(tmp_path: Path) -> None:
     place = node(tmp_path, "cpu")
     assert gpu_access(place).verdict is Verdict.SKIP
     assert driver(place).verdict is Verdict.SKIP
+    hosts.dgx_h100(tmp_path)
+    assert rdma(node(tmp_path, "cpu")).verdict is Verdict.SKIP
 
 
 def test_a_temporary_directory_that_cannot_be_written_is_a_failure(tmp_path: Path) -> None:
@@ -241,6 +243,12 @@ def test_an_unfit_worker_stops_the_job_before_it_starts(start_node: Start, tmp_p
     assert (tmp_path / "failing_hosts.txt").read_text(encoding="utf-8").strip()
 
 
-def test_an_unfit_node_may_be_let_through(start: Start) -> None:
-    ended = start("--no-preflight", "--no-ray", "--", "echo", "ran", SLIPWAY_TEST_NOFILE="1000").wait()
+def test_an_unfit_node_may_be_let_through(start_node: Start) -> None:
+    head = start_node(0, "--no-preflight", "--no-ray", "--", "echo", "ran", SLIPWAY_TEST_NOFILE="1000")
+    worker = start_node(1, "--no-ray", "--", "true")
+    assert (head.wait().stdout, worker.wait().status) == ("ran\n", 0)
+
+
+def test_a_lone_command_without_ray_is_run_as_it_is(start: Start) -> None:
+    ended = start("--no-ray", "--", "echo", "ran", SLIPWAY_TEST_NOFILE="1000").wait()
     assert (ended.status, ended.stdout) == (0, "ran\n")

@@ -31,6 +31,38 @@ def test_a_signal_reaches_the_command_as_sigterm_and_sets_the_status(start: Star
     assert f"received {number.name}" in ended.stderr
 
 
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+def test_a_schedulers_warning_gives_the_command_time(start: Start, number: signal.Signals) -> None:
+    script = "trap 'sleep 1; echo saved; exit 0' TERM; echo up; sleep 60 & wait"
+    launch = start("--no-ray", "--grace", "0.1", "--", "sh", "-c", script)
+    assert launch.read_line() == "up"
+    launch.signal(number)
+    ended = launch.wait()
+    assert (ended.status, ended.stdout) == (128 + number, "saved\n")
+
+
+def test_the_time_after_a_warning_is_bounded(start: Start) -> None:
+    launch = start("--no-ray", "--warning-grace", "0.5", "--", "sh", "-c", "trap '' TERM; echo up; sleep 60")
+    assert launch.read_line() == "up"
+    began = time.monotonic()
+    launch.signal(signal.SIGUSR1)
+    assert launch.wait().status == 128 + signal.SIGUSR1
+    assert 0.5 <= time.monotonic() - began < 10
+
+
+def test_the_log_is_kept_where_asked(start: Start, tmp_path: Path) -> None:
+    start("--no-ray", "--log-dir", str(tmp_path / "logs"), "--hostname", "here", "--", "/no/such/program").wait()
+    kept = (tmp_path / "logs" / "node0-here" / "launch.log").read_text(encoding="utf-8")
+    assert "launch[0 head]: single: node 0 of 1 (here)" in kept
+    assert "error: cannot run '/no/such/program'" in kept
+
+
+def test_a_log_directory_that_cannot_be_made_is_an_error(start: Start) -> None:
+    ended = start("--no-ray", "--log-dir", "/proc/none", "--", "true").wait()
+    assert ended.status == 2
+    assert "cannot write logs to /proc/none/node0-" in ended.stderr
+
+
 def test_a_command_that_ignores_sigterm_is_killed_after_the_grace(start: Start) -> None:
     launch = start("--no-ray", "--grace", "0.5", "--", "sh", "-c", "trap '' TERM; echo $$; while :; do sleep 60; done")
     pid = int(launch.read_line())

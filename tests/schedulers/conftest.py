@@ -1,10 +1,24 @@
-"""Slurm's own programs, without a cluster; `ci/setup` installs them on Debian."""
+"""Slurm's own programs, and a two-node cluster of containers: Slurm, Open MPI and MPICH around the cpu image."""
 
+import os
+import secrets
 import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
+import docker
 import pytest
+from docker.models.containers import Container
 
+HERE = Path(__file__).parent
+NODES = ("n1", "n2")
+STARTS_WITHIN = 60.0
+"""Seconds for the daemons to come up."""
+RUNS_WITHIN = 100
+"""Seconds for one job."""
 SLURM_CONF = """
 ClusterName=none
 SlurmctldHost=localhost
@@ -24,3 +38,81 @@ def scontrol(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, s
     configuration: Path = tmp_path_factory.mktemp("slurm") / "slurm.conf"
     configuration.write_text(SLURM_CONF, encoding="ascii")
     return program, {"SLURM_CONF": str(configuration)}
+
+
+@dataclass(frozen=True)
+class Ended:
+    status: int
+    output: str
+    """Both streams."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    containers: dict[str, Container]
+
+    def run(self, command: str, node: str = "n1", **environment: str) -> Ended:
+        """Run a shell command on a node to its end."""
+        return self.start(command, node, **environment)()
+
+    def start(self, command: str, node: str = "n1", **environment: str) -> "Running":
+        variables = [text for name, value in environment.items() for text in ("--env", f"{name}={value}")]
+        line = ["docker", "exec", *variables, str(self.containers[node].id), "sh", "-c", command]
+        return Running(subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+
+    def ray_processes(self) -> str:
+        """What is left of Ray on any node."""
+        look = "pgrep -l -x raylet; pgrep -l -x gcs_server; true"
+        return "".join(self.run(look, node).output for node in self.containers)
+
+
+class Running:
+    """A command in a container; calling it waits for the end."""
+
+    def __init__(self, popen: "subprocess.Popen[str]") -> None:
+        self._popen = popen
+
+    def __call__(self) -> Ended:
+        output, _ = self._popen.communicate(timeout=RUNS_WITHIN)
+        return Ended(self._popen.returncode, output)
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """Two nodes in which all daemons answer."""
+    image = os.environ.get("SLIPWAY_TEST_IMAGE", "slipway:cpu")
+    client = docker.from_env()
+    build = ["docker", "buildx", "build", "--quiet", "--load", "--network", "host", "--build-context", "apt=/etc/apt"]
+    done = subprocess.run(
+        [*build, "--build-arg", f"IMAGE={image}", "--tag", "slipway-test-scheduler", str(HERE)],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    name = f"slipway-test-{secrets.token_hex(4)}"
+    network = client.networks.create(name, driver="bridge")
+    containers = {}
+    try:
+        for node in NODES:
+            containers[node] = client.containers.create(
+                "slipway-test-scheduler", name=f"{name}-{node}", hostname=node, shm_size="1g", network=name,
+                networking_config={name: client.api.create_endpoint_config(aliases=[node])},
+            )  # fmt: skip
+            containers[node].start()
+        running = Cluster(containers)
+        _wait_for_slurm(running)
+        yield running
+    finally:
+        for container in containers.values():
+            container.remove(force=True)
+        network.remove()
+
+
+def _wait_for_slurm(cluster: Cluster) -> None:
+    end = time.monotonic() + STARTS_WITHIN
+    while time.monotonic() < end:
+        answer = cluster.run("sinfo --noheader --format '%T %D'")
+        if answer.output.split() == ["idle", "2"]:
+            return
+        time.sleep(0.5)
+    logs = "\n".join(container.logs().decode() for container in cluster.containers.values())
+    pytest.fail(f"Slurm is not up within {STARTS_WITHIN:g} s: {answer.output}\n{logs}")
