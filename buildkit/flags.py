@@ -20,6 +20,7 @@ NCCL_SHM = 2**30  # bytes that NCCL and the workers' own queues ask for
 STACK = 2**26  # bytes; NVIDIA's and AMD's recipes agree on it
 OPEN_FILES = 2**20
 STOP_SECONDS = 120  # from SIGTERM to SIGKILL: a checkpoint must fit in
+LAUNCH_SECONDS = 10  # of them, for `launch` to end Ray and itself
 GPUS_ASSUMED = 8  # of a node that is not this one
 
 
@@ -51,6 +52,12 @@ class RunRequest:
     gpus: int | None = None
     name: str = field(default_factory=lambda: new_job_name())
     token: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
+
+    def words(self, seconds: int = STOP_SECONDS) -> tuple[str, ...]:
+        """What the entrypoint gets: the command, with nearly all of the `seconds` between SIGTERM and SIGKILL."""
+        if "--grace" in self.command:
+            return self.command
+        return ("--grace", str(max(seconds - LAUNCH_SECONDS, 5)), *self.command)
 
 
 def new_job_name() -> str:

@@ -57,7 +57,7 @@ def joined(request: RunRequest, flags: tuple[Flag, ...]) -> tuple[Flag, ...]:
 
 
 def docker_text(request: RunRequest, _machine: Machine, flags: tuple[Flag, ...]) -> str:
-    line = command_line(("docker", "run", "--rm"), joined(request, flags), (request.image, *request.command))
+    line = command_line(("docker", "run", "--rm"), joined(request, flags), (request.image, *request.words()))
     return hosts_first(request) + line
 
 
@@ -88,7 +88,7 @@ ROOTLESS = {
 
 def podman_text(request: RunRequest, machine: Machine, flags: tuple[Flag, ...]) -> str:
     flags = podman_flags(joined(request, flags), machine)
-    line = command_line(("podman", "run", "--rm"), flags, (request.image, *request.command))
+    line = command_line(("podman", "run", "--rm"), flags, (request.image, *request.words()))
     return hosts_first(request) + line
 
 
@@ -117,7 +117,7 @@ def apptainer_text(request: RunRequest, _machine: Machine, flags: tuple[Flag, ..
         hosts_first(request)
         + f"# {name} comes from `apptainer build {name} docker-daemon:{request.image}`.\n"
         + "# Devices, /dev/shm, network and limits are this host's own: `ulimit -l unlimited` first if it is lower.\n"
-        + command_line(("apptainer", "run"), apptainer_flags(flags), (name, *request.command))
+        + command_line(("apptainer", "run"), apptainer_flags(flags), (name, *request.words()))
     )
 
 
@@ -139,7 +139,7 @@ def enroot_text(request: RunRequest, _machine: Machine, flags: tuple[Flag, ...])
     return (
         hosts_first(request)
         + f"# {name} comes from `enroot import --output {name} dockerd://{request.image}`.\n"
-        + command_line(("enroot", "start"), enroot_flags(joined(request, flags)), (name, *request.command))
+        + command_line(("enroot", "start"), enroot_flags(joined(request, flags)), (name, *request.words()))
     )
 
 

@@ -52,7 +52,7 @@ def node_commands(engine: Engine | type[Engine], request: RunRequest, machine: M
     for rank in range(request.nodes):
         flags = engine.flags((*container_flags(request, machine, network, rank), *node_flags(request, rank)), machine)
         words = [word for flag in flags for word in flag.words]
-        commands.append(["create", *words, request.image, *request.command])
+        commands.append(["create", *words, request.image, *request.words()])
     return commands
 
 
@@ -112,7 +112,8 @@ def signals_reach(engine: Engine, containers: list[str]) -> Iterator[None]:
         nonlocal received
         received += 1
         sent = "SIGTERM" if received == 1 else "SIGKILL"
-        log.warning("%s: sending %s to the job", signal.Signals(number).name, sent)
+        advice = "; once more kills it" if received == 1 else ""
+        log.warning("%s: sending %s to the job%s", signal.Signals(number).name, sent, advice)
         for container in containers[:1] if received == 1 else containers:
             ask_quietly(engine, "kill", "--signal", sent, container)
 

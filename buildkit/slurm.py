@@ -77,7 +77,7 @@ def slurm_text(request: RunRequest, machine: Machine, images: Path, options: Slu
         ],
         "node": node_function(request, machine, options.container),
         "exported": request.environment if options.container in ("pyxis", "none") else (),
-        "step": step_words(request, machine, options.container),
+        "step": step_words(request, machine, options),
     }
     return templates(images).get_template("slurm.sh.j2").render(values)
 
@@ -121,17 +121,18 @@ def line(flag: Flag) -> str:
     return f"{shlex.join(flag.words)}  # {flag.reason}"
 
 
-def step_words(request: RunRequest, machine: Machine, container: str) -> str:
+def step_words(request: RunRequest, machine: Machine, options: SlurmOptions) -> str:
     """What `srun` starts on each node, as shell words."""
+    command, container = request.words(options.warning), options.container
     if container == "apptainer":
         flags = (word for flag in apptainer_flags(fixed_flags(request, machine)) for word in flag.words)
-        return shlex.join(["apptainer", "run", *flags, image_file(request.image, ".sif"), *request.command])
+        return shlex.join(["apptainer", "run", *flags, image_file(request.image, ".sif"), *command])
     if container == "pyxis":
-        return shlex.join([*pyxis_words(request), "tini", "-g", "--", "launch", *request.command])
+        return shlex.join([*pyxis_words(request), "tini", "-g", "--", "launch", *command])
     if container == "none":
-        return shlex.join(["launch", *request.command])
+        return shlex.join(["launch", *command])
     image = image_file(request.image, ".sqsh") if container == "enroot" else request.image
-    return shlex.join(["bash", "-c", 'node "$@"', "node", image, *request.command])
+    return shlex.join(["bash", "-c", 'node "$@"', "node", image, *command])
 
 
 def pyxis_words(request: RunRequest) -> list[str]:

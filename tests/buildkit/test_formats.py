@@ -87,8 +87,18 @@ def test_docker_line_is_the_list_of_flags(tmp_path: Path) -> None:
     flags = container_flags(request("rocm"), machine)
     expected = [word for flag in flags for word in flag.words]
     assert words(written("docker", request("rocm"), machine)) == [
-        "docker", "run", "--rm", *expected, "slipway:rocm", "train", "trainer.nnodes=2",
+        "docker", "run", "--rm", *expected, "slipway:rocm", "--grace", "110", "train", "trainer.nnodes=2",
     ]  # fmt: skip
+
+
+def test_a_grace_of_your_own_is_kept(tmp_path: Path) -> None:
+    wanted = request("cpu", command=("--grace", "30", "train"))
+    assert words(written("docker", wanted, machine_of(BARE, tmp_path)))[-4:] == [
+        "slipway:cpu",
+        "--grace",
+        "30",
+        "train",
+    ]
 
 
 def test_several_machines_get_one_line_that_takes_hosts_and_token_from_the_environment(tmp_path: Path) -> None:
@@ -137,7 +147,7 @@ def test_compose_passes_its_schema(tmp_path: Path, target: str, host: Host, node
     document = check_compose(written("compose", request(target, nodes), machine))
     assert list(document["services"]) == [f"node{rank}" for rank in range(nodes)]
     node = document["services"]["node0"]
-    assert node["command"] == ["train", "trainer.nnodes=2"]
+    assert node["command"] == ["--grace", "110", "train", "trainer.nnodes=2"]
     assert node["environment"][0] == AWKWARD[0].replace("$", "$$"), "compose would read $HOME as its own variable"
     assert node["volumes"][0] == "/scratch/my data:/data:ro"
     assert "privileged" not in node

@@ -27,7 +27,7 @@ def test_what_runs_is_what_is_printed(tmp_path: Path) -> None:
     for rank, command in enumerate(node_commands(Docker, request, machine)):
         words = [word for flag in container_flags(request, machine, request.name, rank) for word in flag.words]
         assert command[1 : len(words) + 1] == words
-        assert command[-2:] == ["slipway:cuda", "train"]
+        assert command[-4:] == ["slipway:cuda", "--grace", "110", "train"]
         assert request.token not in " ".join(command)
 
 

@@ -173,7 +173,7 @@ def test_a_job_that_ends_by_itself_is_not_requeued_with_slurm_and_docker_played(
     assert "scontrol" not in calls
     assert "<--gpus><all>" in calls
     assert "</x y:/runs>" in calls
-    assert calls.rstrip().endswith("<slipway:cuda><train><a.b=it's 1>")
+    assert calls.rstrip().endswith("<slipway:cuda><--grace><110><train><a.b=it's 1>")
     size = int(re.search(r"<--shm-size><(\d+)>", calls)[1])  # type: ignore[index]
     assert size > 2**30
     handed = (cluster / "environment").read_text()
