@@ -20,7 +20,7 @@ from buildkit.host import HostSettings, as_shell, read_host
 from buildkit.lock import lock_digest, read_lock
 from buildkit.lock_facts import read_facts
 from buildkit.matrix import Base, Matrix, Variant
-from buildkit.plan import make_plan, record_build
+from buildkit.plan import Plan, make_plan, record_build
 from buildkit.render import image_labels, image_manifest, render_dockerfile
 from buildkit.wheels import local_wheels, split_by_layer
 
@@ -75,11 +75,12 @@ def build_image(
     """
     start = time.monotonic()
     lock = read_lock(matrix, variant)
-    check_disk(matrix, variant, engine)
+    plan = make_plan(matrix, variant, lock, cache_folder())
+    check_disk(matrix, variant, engine, plan)
     names = (*image_tags(variant, lock), *tags)
     with prepared(matrix, variant, engine, lock, base) as (request, provider):
         engine.build(replace(request, tags=names, no_cache=no_cache, progress=progress))
-    record_build(make_plan(matrix, variant, lock, cache_folder()), cache_folder())
+    record_build(plan, cache_folder())
     image = engine.find(names[0])
     if image is None:
         raise BuildError(f"{engine.name} built the image and does not know {names[0]}", f"see `{engine.name} images`")
@@ -89,7 +90,7 @@ def build_image(
 def export_image(matrix: Matrix, variant: Variant, engine: Engine, archive: Path, base: str = "auto") -> None:
     """Builds without cache into an OCI archive whose bytes depend on the lock and the code only."""
     lock = read_lock(matrix, variant)
-    check_disk(matrix, variant, engine)
+    check_disk(matrix, variant, engine, make_plan(matrix, variant, lock, cache_folder()))
     with prepared(matrix, variant, engine, lock, base) as (request, _):
         engine.build(replace(request, archive=archive, no_cache=True))
 
@@ -110,8 +111,10 @@ def prepared(
         yield BuildRequest(context, (), secrets, arguments), provider
 
 
-def check_disk(matrix: Matrix, variant: Variant, engine: Engine) -> None:
-    free, needed = engine.free_bytes(), variant.disk_gib or matrix.targets[variant.target].disk_gib
+def check_disk(matrix: Matrix, variant: Variant, engine: Engine, plan: Plan) -> None:
+    """Raises `DiskError` where less is free than the build needs; a change of code alone needs next to nothing."""
+    full = variant.disk_gib or matrix.targets[variant.target].disk_gib
+    free, needed = engine.free_bytes(), 1 if set(plan.changed) <= {"code"} else full
     if free is not None and free < needed * 2**30:
         raise DiskError(
             f"{free / 2**30:.1f} GiB free where the engine keeps images; {variant.identifier} needs {needed} GiB",

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from buildkit.engine import Docker
 from buildkit.errors import DiskError
 from buildkit.host import read_host
 from buildkit.matrix import Matrix, load_matrix
+from buildkit.plan import Plan
 
 
 class EngineWithFreeSpace(Docker):
@@ -20,16 +22,23 @@ class EngineWithFreeSpace(Docker):
         return self.free
 
 
+PLAN = Plan("cpu", "any", (), (), changed=("torch", "python", "code"))
+
+
 def test_too_little_disk_is_refused_before_anything_is_made(matrix: Matrix) -> None:
     with pytest.raises(DiskError) as caught:
-        check_disk(matrix, matrix.variant("cpu"), EngineWithFreeSpace(2**30))
+        check_disk(matrix, matrix.variant("cpu"), EngineWithFreeSpace(2**30), PLAN)
     assert "1.0 GiB free" in str(caught.value)
     assert "docker system" in caught.value.hint
 
 
 @pytest.mark.parametrize("free", [2**40, None])
 def test_enough_or_unknown_disk_is_accepted(matrix: Matrix, free: int | None) -> None:
-    check_disk(matrix, matrix.variant("cpu"), EngineWithFreeSpace(free))
+    check_disk(matrix, matrix.variant("cpu"), EngineWithFreeSpace(free), PLAN)
+
+
+def test_a_change_of_code_alone_needs_little_disk(matrix: Matrix) -> None:
+    check_disk(matrix, matrix.variant("cuda"), EngineWithFreeSpace(2**30), replace(PLAN, changed=("code",)))
 
 
 def test_the_context_holds_exactly_what_goes_in(project: Path, tmp_path: Path) -> None:
