@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -187,11 +187,20 @@ def spdx(bill: Bill) -> dict[str, Any]:
         "documentNamespace": f"{PLACE}/{unique}",
         "creationInfo": {"created": bill.created, "creators": ["Tool: slipway-buildkit"]},
         "packages": [image, *parts],
+        "hasExtractedLicensingInfos": extracted_licenses(inventory.wheels),
         "relationships": [
             relationship("SPDXRef-DOCUMENT", "DESCRIBES", "SPDXRef-image"),
             *(relationship("SPDXRef-image", "CONTAINS", str(part["SPDXID"])) for part in parts),
         ],
     }
+
+
+def extracted_licenses(wheels: Iterable[Wheel]) -> list[dict[str, str]]:
+    """Licences that wheels name by a reference of their own (SPDX 2.3, clause 10): their text is in the wheel."""
+    names = sorted({name for wheel in wheels for name in re.findall(r"LicenseRef-[A-Za-z0-9.-]+", wheel.license)})
+    return [
+        {"licenseId": name, "name": name, "extractedText": "See the licence files inside the wheel."} for name in names
+    ]
 
 
 def relationship(subject: str, kind: str, other: str) -> dict[str, str]:
