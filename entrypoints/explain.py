@@ -7,6 +7,7 @@ from typing import Any
 from entrypoints.environments import Allocation, Detection
 from entrypoints.fabric.settings import Setting
 from entrypoints.host import Host
+from entrypoints.options import JOB_DIR
 from entrypoints.ports import control_port, ephemeral_floor, ray_blocks
 
 
@@ -21,8 +22,8 @@ def explain(
     settings = [*host.settings, *(host.interface_settings() if allocation.node_count > 1 else [])]
     if control >= floor:
         warnings.append(f"control port {control} is in the ephemeral range, which starts at {floor}: it may be taken")
-    if allocation.head is None:
-        warnings.append(f"{allocation.environment} names no head: set SLIPWAY_HEAD to the first node on every node")
+    if allocation.head is None and not variables.get(JOB_DIR):
+        warnings.append(f"{allocation.environment} names no head: set SLIPWAY_HEAD everywhere, or share a {JOB_DIR}")
     block = ray_blocks(allocation.job_id, allocation.node_rank, floor)[0]
     return {
         "environment": allocation.environment,

@@ -16,9 +16,9 @@ from entrypoints.head import lead, run_command
 from entrypoints.host import Host, examine_host
 from entrypoints.logs import log_folder, start_logging
 from entrypoints.node import Node
-from entrypoints.options import Options
+from entrypoints.options import JOB_DIR, Options
 from entrypoints.preflight import Verdict, failures, preflight_node, run_checks
-from entrypoints.rendezvous import JOB_DIR, meeting_place
+from entrypoints.rendezvous import meeting_place
 from entrypoints.secret import load_token, make_token
 from entrypoints.surroundings import child_environment
 from entrypoints.worker import follow

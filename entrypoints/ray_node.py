@@ -27,10 +27,13 @@ _RAY_ERROR = re.compile(r"\[\S+ \S+ [ECF] ")
 log = logging.getLogger(__name__)
 
 
-def directory_prefix(job_id: str, node_rank: int) -> str:
-    """How the names of this node's Ray directories begin: short, as the paths of Ray's sockets have 107 bytes."""
+def directory_prefix(job_id: str, node_rank: int, chosen_port: int | None) -> str:
+    """How the names of this node's Ray directories begin: short, as the paths of Ray's sockets have 107 bytes.
+
+    Two jobs with the same hosts at once need control ports of their own, which tell them apart here too.
+    """
     job = re.sub(r"\+\d+", "", job_id)  # all starts of a requeued job alike, so that the next finds what one left
-    return f"slipway-ray-{hashlib.sha256(job.encode()).hexdigest()[:6]}-{node_rank}-"
+    return f"slipway-ray-{hashlib.sha256(f'{job} {chosen_port}'.encode()).hexdigest()[:6]}-{node_rank}-"
 
 
 def ray_authentication(token: str) -> dict[str, str]:

@@ -21,9 +21,9 @@ from entrypoints.environments import Allocation
 from entrypoints.errors import PeersMissingError, TokenError
 from entrypoints.fabric.interfaces import address_of, guess_interface
 from entrypoints.fabric.tree import Tree
+from entrypoints.options import JOB_DIR
 from entrypoints.secret import make_token
 
-JOB_DIR = "SLIPWAY_JOB_DIR"
 _LOOK_AGAIN = 0.5
 """Seconds between two looks: shared file systems offer nothing to wait for."""
 _OLDEST = 600.0

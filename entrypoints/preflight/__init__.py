@@ -50,6 +50,7 @@ def preflight_node(
         variables=variables,
         target=host.target,
         control_port=chosen_port or control_port(allocation.job_id),
+        chosen_port=chosen_port,
     )
 
 

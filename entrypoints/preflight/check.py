@@ -48,6 +48,8 @@ class Node:
     target: str | None
     """`cpu`, `cuda` or `rocm`; None outside an image."""
     control_port: int
+    chosen_port: int | None = None
+    """The same, if the user said it."""
     temporary: Path = Path("/tmp")
 
     @property

@@ -63,7 +63,7 @@ def leftovers(node: Node, processes: Path = Path("/proc")) -> Finding:
     """Processes of a Ray that an earlier start of this job left on this node."""
     if node.allocation.local_rank > 0:
         return skip("leftovers", "the node's first task looks")
-    prefix = directory_prefix(node.allocation.job_id, node.allocation.node_rank)
+    prefix = directory_prefix(node.allocation.job_id, node.allocation.node_rank, node.chosen_port)
     found = [entry.name for entry in processes.iterdir() if entry.name.isdigit() and prefix in _command_line(entry)]
     if not found:
         return ok("leftovers", "none")

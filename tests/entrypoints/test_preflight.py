@@ -185,7 +185,7 @@ def test_a_control_port_that_the_kernel_may_hand_out_is_a_warning(tmp_path: Path
 
 def test_a_ray_that_an_earlier_start_left_is_named(tmp_path: Path) -> None:
     place = node(tmp_path)
-    prefix = directory_prefix(place.allocation.job_id, 0)
+    prefix = directory_prefix(place.allocation.job_id, 0, None)
     for pid, words in {
         "11": f"raylet\0--temp-dir=/tmp/{prefix}x1/session",
         "12": "raylet\0/tmp/slipway-ray-other",
@@ -197,6 +197,8 @@ def test_a_ray_that_an_earlier_start_left_is_named(tmp_path: Path) -> None:
     assert found.fix == "end them: kill -9 11"
     other = replace(place, allocation=replace(place.allocation, node_rank=1))
     assert leftovers(other, tmp_path / "proc").verdict is Verdict.OK
+    beside = replace(place, chosen_port=20_001)  # another job on the same hosts
+    assert leftovers(beside, tmp_path / "proc").verdict is Verdict.OK
 
 
 def test_unfit_hosts_are_listed_for_the_scheduler(tmp_path: Path) -> None:

@@ -127,3 +127,22 @@ def test_the_deadline_covers_ray(start: Start) -> None:
     assert ended.status == 14
     assert "the deadline of 1 s passed while waiting for Ray on the head" in ended.stderr
     assert time.monotonic() - began < 10
+
+
+def test_after_a_loss_a_clean_cluster_of_the_nodes_that_are_left_runs_the_command_again(
+    start_node: Start, tmp_path: Path
+) -> None:
+    # A lone node is the smallest cluster that is left; its Ray is a new one.
+    script = "echo $SLIPWAY_NODE_COUNT $RAY_ADDRESS; [ $SLIPWAY_NODE_COUNT = 1 ] || exec sleep 100"
+    variables = {"SLIPWAY_DEADLINE": "120", "SLIPWAY_LOG_DIR": str(tmp_path / "logs")}
+    worker = start_node(1, *SMALL, "--", "true", **variables)
+    head = start_node(0, *SMALL, "--min-nodes", "1", "--", "sh", "-c", script, **variables)
+    assert head.read_line().startswith("2 ")
+    os.kill(find(worker, "raylet"), signal.SIGKILL)
+    assert head.read_line().startswith("1 ")
+    ended = head.wait()
+    assert ended.status == 0
+    assert "lost: its raylet died (killed by SIGKILL); going on with 1 nodes" in ended.stderr
+    assert worker.wait().status == 13
+    assert list((tmp_path / "logs").glob("node0-*/ray/gcs_server*"))
+    assert list((tmp_path / "logs").glob("node1-*/ray/raylet*"))

@@ -1,0 +1,150 @@
+"""Injects faults into two-node jobs with real Ray; prints the table of docs/reliability.md.
+
+    python benchmarks/faults.py [WORD ...]      # only faults whose names hold a word
+
+Both nodes are processes of this machine. "Lost" kills everything that a node runs in the same moment, as the end of its
+container or machine would; "silent" stops all of it, as a lost network looks to the other side. Needs Ray: run it with
+the image's Python.
+"""
+
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[1]
+SMALL = ("--num-cpus", "1", "--num-gpus", "0", "--object-store-memory", str(100 * 1024**2))
+PATIENCE = 60.0
+
+
+class Node:
+    """One `launch` and all that it starts."""
+
+    def __init__(self, rank: int, job: dict[str, str], *command: str) -> None:
+        arguments = [sys.executable, "-m", "entrypoints", *SMALL, "--", *command]
+        self.popen = subprocess.Popen(
+            arguments, env={**os.environ, "PYTHONPATH": str(REPOSITORY), **job, "SLIPWAY_NODE_RANK": str(rank)},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        )  # fmt: skip
+
+    def wait_until_up(self) -> None:
+        assert self.popen.stdout is not None
+        assert self.popen.stdout.readline() == "up\n", self.popen.communicate()
+
+    def tree(self) -> list[int]:
+        """Its process ids, its own first."""
+        children: dict[int, list[int]] = {}
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+            children.setdefault(parent, []).append(int(stat.parent.name))
+        found = [self.popen.pid]
+        for pid in found:
+            found += children.get(pid, [])
+        return found
+
+    def find(self, name: str) -> int:
+        return next(pid for pid in self.tree() if Path(f"/proc/{pid}/comm").read_text().strip() == name)
+
+
+@dataclass(frozen=True)
+class Fault:
+    name: str
+    node: str
+    """`head` or `worker`."""
+    process: str
+    """A name, `launch` itself, or `all` that the node runs."""
+    number: signal.Signals
+
+    @property
+    def gone(self) -> str:
+        """The node that can tell no exit code."""
+        return self.node if self.process == "all" else ""
+
+    def inject(self, node: Node) -> None:
+        match self.process:
+            case "all":
+                pids = node.tree()
+            case "launch":
+                pids = [node.popen.pid]
+            case name:
+                pids = [node.find(name)]
+        for pid in pids:
+            os.kill(pid, self.number)
+
+
+FAULTS = (
+    Fault("raylet of the worker killed", "worker", "raylet", signal.SIGKILL),
+    Fault("raylet of the head killed", "head", "raylet", signal.SIGKILL),
+    Fault("GCS killed", "head", "gcs_server", signal.SIGKILL),
+    Fault("worker lost", "worker", "all", signal.SIGKILL),
+    Fault("head lost", "head", "all", signal.SIGKILL),
+    Fault("worker silent", "worker", "all", signal.SIGSTOP),
+    Fault("head silent", "head", "all", signal.SIGSTOP),
+    Fault("SIGTERM to the head", "head", "launch", signal.SIGTERM),
+    Fault("SIGTERM to the worker", "worker", "launch", signal.SIGTERM),
+    Fault("SIGUSR1 to the worker", "worker", "launch", signal.SIGUSR1),
+    Fault("command killed", "head", "sleep", signal.SIGKILL),
+)
+
+
+def measure(fault: Fault) -> str:
+    """One row of the table. Raises if a node does not end."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    job = {"SLIPWAY_HOSTS": "localhost,worker-1.invalid", "SLIPWAY_CONTROL_PORT": str(port)}
+    job |= {"SLIPWAY_TOKEN": secrets.token_hex(16), "SLIPWAY_DEADLINE": "120"}
+    head, worker = Node(0, job, "sh", "-c", "echo up; exec sleep 300"), Node(1, job, "true")
+    nodes = {"head": head, "worker": worker}
+    trees: list[int] = []
+    try:
+        head.wait_until_up()
+        time.sleep(1)
+        trees = head.tree() + worker.tree()
+        gone = nodes[fault.gone].tree() if fault.gone else []
+        began = time.monotonic()
+        fault.inject(nodes[fault.node])
+        codes = {}
+        for name, node in nodes.items():
+            if name != fault.gone:
+                codes[name] = str(node.popen.wait(PATIENCE))
+        seconds = time.monotonic() - began
+        left = [pid for pid in trees if pid not in gone and alive(pid)]
+        codes |= {fault.gone: "-"} if fault.gone else {}
+        cells = [fault.name, f"{seconds:.1f}", codes["head"], codes["worker"], str(len(left) or "none")]
+        return "| " + " | ".join(cells) + " |"
+    finally:
+        for pid in trees:
+            if alive(pid):
+                os.kill(pid, signal.SIGKILL)
+        for node in nodes.values():
+            node.popen.kill()
+            node.popen.communicate()
+
+
+def alive(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def main() -> None:
+    wanted = sys.argv[1:]
+    print("| fault | seconds to the last node's end | head | worker | processes left |")  # noqa: T201
+    print("| --- | --- | --- | --- | --- |")  # noqa: T201
+    for fault in FAULTS:
+        if not wanted or any(word in fault.name for word in wanted):
+            print(measure(fault), flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()
