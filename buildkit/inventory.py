@@ -156,7 +156,7 @@ def read_packages(status: str) -> Iterator[Package]:
     """The installed packages of dpkg's status file (deb-control(5) paragraphs)."""
     for paragraph in status.split("\n\n"):
         fields = {match[1]: match[2] for match in FIELD.finditer(paragraph)}
-        if fields.get("Status") != "install ok installed":
+        if not fields.get("Status", "").endswith(" ok installed"):  # `install`, or `hold`
             continue
         source, _, version = (fields.get("Source") or fields["Package"]).partition(" ")
         yield Package(

@@ -52,7 +52,7 @@ Description: GNU Standard C++ Library v3
  Package: not-a-field
 
 Package: tini
-Status: install ok installed
+Status: hold ok installed
 Architecture: amd64
 Version: 0.19.0-1
 
