@@ -169,6 +169,7 @@ def cyclonedx_wheel(wheel: Wheel, hashes: tuple[str, ...]) -> dict[str, Any]:
 
 def spdx(bill: Bill) -> dict[str, Any]:
     inventory, unique = bill.inventory, identity(bill)
+    licenses = extracted_licenses(inventory.wheels)
     image = {
         **spdx_package("image", bill.title, bill.version, image_purl(bill), "CONTAINER"),
         "comment": "; ".join(f"{name}: {value}" for name, value in facts(inventory).items()),
@@ -187,7 +188,7 @@ def spdx(bill: Bill) -> dict[str, Any]:
         "documentNamespace": f"{PLACE}/{unique}",
         "creationInfo": {"created": bill.created, "creators": ["Tool: slipway-buildkit"]},
         "packages": [image, *parts],
-        "hasExtractedLicensingInfos": extracted_licenses(inventory.wheels),
+        **({"hasExtractedLicensingInfos": licenses} if licenses else {}),
         "relationships": [
             relationship("SPDXRef-DOCUMENT", "DESCRIBES", "SPDXRef-image"),
             *(relationship("SPDXRef-image", "CONTAINS", str(part["SPDXID"])) for part in parts),

@@ -103,6 +103,15 @@ def in_order(document: dict[str, Any]) -> dict[str, Any]:
     return {**document, "relationships": relationships}
 
 
+def test_licence_of_a_wheels_own_is_told_where_to_find() -> None:
+    expression = "License-Expression: LicenseRef-NVIDIA-Proprietary"
+    layers = [*base_layers(), wheel_metadata("nvidia-nccl-cu13", "2.28", expression)]
+    document = sbom.spdx(sbom.describe_image(read(layers), LABELS, LOCK, DIGEST))
+    assert [entry["licenseId"] for entry in document["hasExtractedLicensingInfos"]] == ["LicenseRef-NVIDIA-Proprietary"]
+    parsed = JsonLikeDictParser().parse(document)
+    assert [message.validation_message for message in validate_full_spdx_document(parsed)] == []
+
+
 def test_document_lists_what_is_installed_and_nothing_else(document: dict[str, Any], bill: sbom.Bill) -> None:
     assert sbom.listed(document) == sbom.installed(bill.inventory)
     assert sbom.listed(document) == {
