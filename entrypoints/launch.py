@@ -82,7 +82,8 @@ async def _launch(
         _ = allocation.heads  # without one there is nobody to look for
     host = examine_host(Tree(), variables)
     for setting in host.settings:
-        log.info("%s", _shown(setting, variables))
+        if variables.get(setting.name) != setting.value:  # what the image brings already needs no words
+            log.info("%s", _shown(setting, variables))
     for text in host.warnings:
         log.warning("%s", text)
     # A lone command without Ray may be anything, `nvidia-smi` on a host without a GPU too: it runs as it is.

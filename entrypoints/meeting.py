@@ -89,7 +89,7 @@ class Meeting:
         Raises PeersMissingError at the deadline, naming each missing node with the cause.
         """
         expected = self._node.allocation.node_count - 1
-        log.info("waiting for %d nodes on port %d", expected, self._node.control_port)
+        log.info("waiting for %d more on port %d", expected, self._node.control_port)
         try:
             await asyncio.wait_for(self._complete.wait(), self._node.seconds_left)
         except TimeoutError:

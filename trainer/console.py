@@ -130,7 +130,9 @@ class LiveProgress:
             self._rows.setdefault(step, {}).update(metrics)
         self._bar.update(self._task, completed=step)
 
-    def _render(self) -> Group:
+    def _render(self) -> Group | Bar:
+        if not self._rows:
+            return self._bar
         table = Table(box=None, expand=True, header_style="bold", padding=(0, 1))
         table.add_column("step", justify="right")
         for column in self._columns:
