@@ -2,8 +2,8 @@
 
     python -m benchmarks.gpu.check [--shape 0.5B]
 
-The reference is float32 on padded rows. In bfloat16 the engine's log-probs may differ by rounding (mean about 0.01 for
-a model whose logits are of size 1), and its gradients must point the same way.
+The reference is float32, one row at a time. In bfloat16 the engine's log-probs differ by rounding (mean 0.07 for a 0.5B
+model whose weights are enlarged by half), and its gradients must point the same way (cosine 0.99 and more).
 """
 
 import socket

@@ -12,6 +12,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from trainer.algorithms.aggregation import GlobalCount, token_mean
 from trainer.batch import Batch
+from trainer.errors import EngineError
 from trainer.training.engine import OptimizerSettings, TrainingEngine
 from trainer.training.networks import PolicyNetwork
 from trainer.training.partition import MicroBatchLimit
@@ -53,6 +54,10 @@ def loss(output: tuple[Tensor, Tensor], part: Batch, count: GlobalCount) -> tupl
     values = log_probs * part.advantages + log_probs.square() / 20 - entropy
     value = token_mean(values, part.response_mask, count.tokens)
     return value, {"loss": value}
+
+
+def out_of_memory(output: object, part: Batch, count: GlobalCount) -> tuple[Tensor, dict[str, Tensor]]:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB. Of the allocated memory 3 GiB is")
 
 
 def gradients(
@@ -100,6 +105,10 @@ def main(rank: int, world_size: int, port: int, directory: Path) -> None:
         engine.load(checkpoint)
         result["repeated"] = [engine.update(rows, loss, whole) for _ in range(2)]
         result["retrained"] = weights(engine)
+    try:
+        engine.update(rows, out_of_memory, whole)
+    except EngineError as error:
+        result["shortage"] = (str(error), error.hint)
     if rank == 0:
         torch.save(result, directory / f"world_{world_size}.pt")
     torch.distributed.barrier()

@@ -110,6 +110,14 @@ def test_a_checkpoint_of_two_ranks_continues_on_others(runs: dict[int, dict[str,
         assert_close(runs[world_size]["trained"][name], weight, atol=1e-3, rtol=0)
 
 
+def test_a_full_gpu_is_reported_with_what_to_lower_here_by_a_loss_that_pretends(
+    runs: dict[int, dict[str, Any]],
+) -> None:
+    message, hint = runs[1]["shortage"]
+    assert message == "the GPU's memory is full: CUDA out of memory. Tried to allocate 9 GiB"
+    assert "micro_batch_tokens" in hint
+
+
 def test_the_interface_of_an_address_is_found_by_the_address() -> None:
     assert interface_of("127.0.0.1") == "lo"
     assert interface_of("192.0.2.1") is None

@@ -1,6 +1,7 @@
 """One rank's share of a network under FSDP2: forward passes, optimizer steps, weights and checkpoints."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,7 @@ class TrainingEngine:
     def forward(self, batch: Batch, limit: MicroBatchLimit) -> Tensor:
         """Log-probs or values of all rows, [rows, response length], on CPU. Every rank calls it."""
         result = torch.zeros(batch.response_mask.shape, dtype=torch.float32, device=self.device)
-        with torch.no_grad():
+        with torch.no_grad(), _explained_shortage():
             for rows in self._micro_batches(batch, limit):
                 output = self.network(self._pack(batch.rows(rows)))
                 result[rows] = output[0] if isinstance(output, tuple) else output
@@ -75,8 +76,9 @@ class TrainingEngine:
         1 if that norm is no finite number and the optimizer step was therefore left out. Raises EngineError for such a
         norm if it is not to be skipped.
         """
-        metrics = self.accumulate_gradients(batch, loss_function, limit)
-        norm = self.clip_gradients()
+        with _explained_shortage():
+            metrics = self.accumulate_gradients(batch, loss_function, limit)
+            norm = self.clip_gradients()
         assert self.settings is not None
         finite = norm < float("inf")
         if not finite and not self.settings.skip_non_finite:
@@ -177,3 +179,16 @@ class TrainingEngine:
         total = value.clone()
         dist.all_reduce(total, operation)
         return total
+
+
+@contextmanager
+def _explained_shortage() -> Iterator[None]:
+    """Turns torch's OutOfMemoryError into an EngineError that says what to lower."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise EngineError(
+            f"the GPU's memory is full: {str(error).split('. Of the allocated')[0]}",
+            hint="lower micro_batch_tokens (or micro_batch_size), or set activation_checkpointing=true, "
+            "of the actor or the critic; see docs/performance.md, Memory",
+        ) from error
