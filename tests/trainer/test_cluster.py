@@ -26,11 +26,14 @@ def slots() -> Iterator[list[cluster.Slot]]:
 
 @pytest.fixture
 def group(slots: list[cluster.Slot]) -> WorkerGroup:
-    return make_group(slots)
+    """Workers that have started, so that whatever happens next happens in a call."""
+    group = make_group(slots)
+    group.call("echo", "up")
+    return group
 
 
 def make_group(slots: list[cluster.Slot], *problems: str) -> WorkerGroup:
-    group = WorkerGroup("critic", timeout=30)
+    group = WorkerGroup("critic", timeout=120)
     for slot in slots:
         group.add(slot, WORKER, problems, {"SLIPWAY_TEST": f"rank {slot.rank}"}, gpus=0)
     return group
@@ -67,7 +70,6 @@ def test_the_users_errors_come_through_as_they_are(slots: list[cluster.Slot], co
 
 
 def test_a_worker_that_does_not_answer_ends_the_wait(group: WorkerGroup) -> None:
-    group.call("echo", "up")
     with pytest.raises(
         EngineError, match=r"critic rank 0 on .*, critic rank 1 on .*: no answer to sleep within 0\.5 s"
     ):
