@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from buildkit.errors import BuildError, EngineError, UsageError
 from buildkit.flags import Flag
@@ -110,12 +110,17 @@ class Engine(ABC):
         except subprocess.TimeoutExpired:
             return False
 
-    def find(self, reference: str) -> LocalImage | None:
-        done = self.call("image", "inspect", "--format", "{{json .}}", reference)
+    def inspect(self, reference: str) -> dict[str, Any] | None:
+        """All that the engine knows of an image; None when it is not here."""
+        done = self.call("image", "inspect", reference)
         if done.returncode != 0:
             return None
-        facts = json.loads(done.stdout)
-        return LocalImage(facts["Id"], facts["Size"], facts["Config"].get("Labels") or {})
+        facts: dict[str, Any] = json.loads(done.stdout)[0]
+        return facts
+
+    def find(self, reference: str) -> LocalImage | None:
+        facts = self.inspect(reference)
+        return LocalImage(facts["Id"], facts["Size"], facts["Config"].get("Labels") or {}) if facts else None
 
     def free_bytes(self) -> int | None:
         """Free space where the engine keeps images; None when the engine is on another machine."""

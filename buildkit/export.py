@@ -12,7 +12,6 @@ A file is complete or absent: it is written beside its place and renamed at the 
 
 import contextlib
 import io
-import json
 import shlex
 import shutil
 import subprocess
@@ -100,7 +99,8 @@ def save_sif(engine: Engine, image: str, path: Path) -> None:
 def save_squashfs(engine: Engine, image: str, path: Path) -> None:
     """The flattened root file system, with the image's environment and entrypoint where enroot looks for them."""
     require(SQUASHFS[0], "install squashfs-tools 4.5 or newer (`apt-get install squashfs-tools`)")
-    config: dict[str, Any] = json.loads(ask(engine, "image", "inspect", "--format", "{{json .Config}}", image))
+    facts = engine.inspect(image)
+    config = facts["Config"] if facts else {}
     container = ask(engine, "create", image)
     try:
         stream_tree([*engine.program, "export", container], [*SQUASHFS, str(path)], enroot_files(config))

@@ -10,7 +10,7 @@ from buildkit.errors import EngineError, UsageError
 REQUEST = BuildRequest(Path("/context"), ("a:1", "b:2"), {"ca": Path("/s/ca")}, {"SOURCE_DATE_EPOCH": "1"}, True)
 
 
-IMAGE = '{"Id": "sha256:ab", "Size": 12, "Config": {"Labels": {"dev.slipway.target": "cpu"}}}'
+IMAGE = '[{"Id": "sha256:ab", "Size": 12, "Config": {"Labels": {"dev.slipway.target": "cpu"}}}]'
 
 
 def play(folder: Path, name: str, script: str) -> None:

@@ -43,8 +43,7 @@ def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Docker:
         "#!/bin/sh\n"
         'case "$1 $2 $4" in\n'
         '  "info --format"*) echo /;;\n'
-        f"  'image inspect '*Config*) echo '{json.dumps(CONFIG)}';;\n"
-        f"  'image inspect {{{{json .}}}}') [ \"$5\" = image ] && echo '{json.dumps(IMAGE)}';;\n"
+        f"  'image inspect '*) [ \"$3\" = image ] && echo '{json.dumps([IMAGE])}';;\n"
         '  "create image"*) echo container;;\n'
         f'  "export "*) cat "{tmp_path}/tree.tar";;\n'
         f'  "save "*) cp "{tmp_path}/tree.tar" "$3";;\n'

@@ -38,7 +38,7 @@ echo "$@" >>calls
 name() { while [ $# -gt 0 ]; do [ "$1" = --name ] && echo "$2"; shift; done; }
 case "$1" in
   info) echo /;;
-  image) echo '{"Id": "sha256:ab", "Size": 1, "Config": {"Labels": null}}';;
+  image) echo '[{"Id": "sha256:ab", "Size": 1, "Config": {"Labels": null}}]';;
   network) [ "$2" = create ] && touch "network-$3" || rm "network-$3";;
   create) [ ! -e refuse-create ] || { echo "no such device" >&2; exit 125; }
     container=$(name "$@"); touch "container-$container"; printf %s "$SLIPWAY_TOKEN" >token; echo "$container";;
