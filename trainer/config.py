@@ -1,19 +1,19 @@
 """Every setting of a PPO run: one typed tree, defaults and documentation in one place."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from trainer.device_mapping import DeviceMappingConfig
 from trainer.errors import ConfigError
+from trainer.section import Section
 from trainer.training.partition import MicroBatchLimit
+from trainer.watchdog_settings import WatchdogsConfig
 
 Aggregation = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean"]
 KlEstimator = Literal["k1", "k2", "k3"]
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
 
 class CustomCode(Section):
@@ -220,51 +220,6 @@ class TrainerConfig(Section):
     worker_timeout: float = Field(300.0, gt=0, description="seconds any single call to a worker may take")
 
 
-class Watchdog(Section):
-    """Rings when a figure of the last `window` steps passes the threshold."""
-
-    action: Literal["off", "log", "skip", "roll_back", "stop"] = Field(
-        "log",
-        description="log: say so; skip: leave out the step's updates; roll_back: go back to the last checkpoint's "
-        "weights; stop: save and end the run",
-    )
-    threshold: float = Field(0.0, description="the figure that is still fine")
-    window: int = Field(1, gt=0, description="steps looked at")
-
-
-class RewardDeviation(Watchdog):
-    threshold: float = Field(0.5, ge=0, description="standard deviation of the mean reward")
-    window: int = Field(10, gt=1, description="steps looked at")
-
-
-class LargestKl(Watchdog):
-    threshold: float = Field(1.0, gt=0, description="KL to the reference in nats per token")
-
-
-class SmallestEntropy(Watchdog):
-    threshold: float = Field(0.01, ge=0, description="entropy in nats per token; less is an alarm")
-
-
-class RatioDrift(Watchdog):
-    threshold: float = Field(0.1, ge=0, le=1, description="share of tokens with engine / trainer outside [0.9, 1.1]")
-
-
-class MemoryGrowth(Watchdog):
-    threshold: float = Field(0.1, description="GiB per step, of the memory in use on the controller's node")
-    window: int = Field(50, gt=1, description="steps looked at")
-
-
-class WatchdogsConfig(Section):
-    non_finite_gradients: Literal["skip", "stop"] = Field(
-        "stop", description="skip: leave out the optimizer step of a mini-batch whose gradient is no number"
-    )
-    reward_deviation: RewardDeviation = RewardDeviation()
-    kl: LargestKl = LargestKl()
-    entropy: SmallestEntropy = SmallestEntropy()
-    ratio_drift: RatioDrift = RatioDrift()
-    memory_growth: MemoryGrowth = MemoryGrowth()
-
-
 class RunConfig(Section):
     """What every kind of run is told."""
 
@@ -280,6 +235,7 @@ class Config(RunConfig):
     rollout: RolloutConfig = RolloutConfig()
     reward: RewardConfig = RewardConfig()
     watchdogs: WatchdogsConfig = WatchdogsConfig()
+    device_mapping: DeviceMappingConfig = DeviceMappingConfig()
 
     @property
     def needs_critic(self) -> bool:
@@ -370,11 +326,18 @@ class Config(RunConfig):
             }
         )
 
-    def check_ranks(self, ranks: int) -> None:
-        """Raises ConfigError if the batches cannot be split evenly over this many ranks."""
+    def check_ranks(self, ranks: Mapping[str, int]) -> None:
+        """Raises ConfigError if the batches of a role cannot be split evenly over its ranks."""
+        responses = self.data.train_batch_size * self.rollout.samples_per_prompt
         for role, section in self.trained.items():
-            if section.mini_batch_size % ranks:
+            if section.mini_batch_size % ranks[role]:
                 raise ConfigError(
-                    f"{role}.mini_batch_size={section.mini_batch_size} cannot be split evenly over {ranks} ranks",
-                    hint=f"make it a multiple of {ranks} that divides the responses of a step",
+                    f"{role}.mini_batch_size={section.mini_batch_size} cannot be split evenly over {ranks[role]} ranks",
+                    hint=f"make it a multiple of {ranks[role]} that divides the responses of a step",
                 )
+        if self.needs_reference and responses % ranks.get("reference", 1):
+            raise ConfigError(
+                f"the {responses} responses of a step cannot be split evenly over {ranks['reference']} ranks of the "
+                "reference",
+                hint="change data.train_batch_size, or device_mapping.reference",
+            )

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -19,13 +20,14 @@ from trainer.config import Config
 from trainer.errors import WatchdogError
 from trainer.experience import Collector, Experience, Prompts
 from trainer.model_files import check_models
+from trainer.placement import check_fit, device_memory, place_roles, plan, shares
 from trainer.rollout.agreement import log_prob_agreement
 from trainer.run import TrainingResult, TrainingRun, forward, run_directory, update
 from trainer.stop_signal import StopSignal
 from trainer.tracking import Sample, Tracker
 from trainer.watchdogs import Watchdogs, most_severe
 from trainer.weight_sync import sync_weights
-from trainer.workers import Workers, connect_ranks, start_workers
+from trainer.workers import Workers, connect_ranks, roles_of, start_workers
 
 logger = logging.getLogger(__name__)
 
@@ -48,25 +50,34 @@ def train(config: Config) -> TrainingResult:
         StopSignal() as stop,
     ):
         with tracker.phase("start_up"):
-            slots = find_slots(config)
-            workers = start_workers(config, slots)
+            placement = find_placement(config, roles_of(config))
+            workers = start_workers(config, placement)
             prompts = Prompts.load(config)
             tracker.expect(prompts.steps(config))
-            connect_ranks(workers.networks, slots, run_dir, settings.worker_timeout)
+            connect_ranks(workers.networks, placement, run_dir, settings.worker_timeout)
             controller = Controller(config, run_dir, tracker, stop, workers, prompts)
             controller.begin(resumed)
         controller.run()
         return controller.result()
 
 
-def find_slots(config: Config) -> list[cluster.Slot]:
-    """A slot for each rank that the settings and the cluster allow. Raises ConfigError if the batches do not fit."""
+def find_placement(config: Config, roles: Sequence[str]) -> dict[str, list[cluster.Slot]]:
+    """The slots of each role, as the settings and the cluster allow; shows the plan.
+
+    Raises ConfigError if batches or models do not fit.
+    """
     settings = config.trainer
     nodes = cluster.find_nodes(settings.nnodes, settings.n_gpus_per_node)
     gpus = nodes[0].gpus if settings.n_gpus_per_node is None else settings.n_gpus_per_node
-    config.check_ranks(len(nodes) * max(1, gpus))
-    logger.info("%d nodes: %s", len(nodes), ", ".join(node.address for node in nodes))
-    return cluster.reserve_slots(nodes, gpus, settings.worker_timeout)
+    slots = cluster.reserve_slots(nodes, gpus, settings.worker_timeout)
+    placement = place_roles(config, slots, roles)
+    config.check_ranks({role: len(own) for role, own in placement.items()})
+    memory = device_memory(slots[0].device)
+    found = shares(config, placement, memory)
+    for line in plan(found):
+        logger.info("%s", line)
+    check_fit(found, memory)
+    return placement
 
 
 class Controller(TrainingRun):
@@ -102,7 +113,8 @@ class Controller(TrainingRun):
         experience = self.collector.collect(step, phase)  # phases generate and reward
         self.tracker.log_samples(step, self._samples(experience))
         batch = experience.batch()
-        workers.rollout.call("sleep")
+        if workers.on_shared_gpus:
+            workers.rollout.call("sleep")
         with phase("old_log_prob"):
             batch = batch.with_(old_log_probs=forward(workers.actor, "log_probs", batch))
         if workers.reference:
@@ -193,7 +205,7 @@ class Controller(TrainingRun):
 
     def sync_weights(self) -> None:
         """Gives every engine the actor's weights."""
-        sync_weights(self.workers.actor, self.workers.rollout, self.workers.on_gpus)
+        sync_weights(self.workers.actor, self.workers.rollout, self.workers.on_shared_gpus)
 
     def validate(self) -> dict[str, float]:
         """The share of held-out prompts whose greedy response earns the full reward."""

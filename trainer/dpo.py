@@ -16,13 +16,14 @@ from trainer.algorithms.dpo import dpo_advantages, dpo_loss, preference_margins
 from trainer.batch import Batch
 from trainer.checkpoint import read_checkpoint
 from trainer.cluster import WorkerGroup
-from trainer.config import ActorConfig, Config, DataConfig, RunConfig, Section
+from trainer.config import ActorConfig, Config, DataConfig, RunConfig
 from trainer.console import Column
-from trainer.controller import find_slots
+from trainer.controller import find_placement
 from trainer.data.dataset import PromptSampler
 from trainer.data.preferences import Pair, read_pairs
 from trainer.model_files import check_models, check_tokenizer
 from trainer.run import TrainingRun, forward, run_directory, update
+from trainer.section import Section
 from trainer.stop_signal import StopSignal
 from trainer.tracking import Tracker
 from trainer.workers import connect_ranks, start_groups
@@ -83,13 +84,13 @@ def train_on_preferences(settings: DpoConfig) -> Path:
         StopSignal() as stop,
     ):
         with tracker.phase("start_up"):
-            slots = find_slots(config)
-            groups = start_groups(config, slots, ["actor", "reference"])
+            placement = find_placement(config, ["actor", "reference"])
+            groups = start_groups(config, placement)
             tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
             check_tokenizer(tokenizer, model)
             training = read_pairs(config.data.train_files, tokenizer, config.data)
             validation = read_pairs(config.data.validation_files, tokenizer, config.data)
-            connect_ranks(list(groups.values()), slots, run_dir, limit)
+            connect_ranks(list(groups.values()), placement, run_dir, limit)
             run = PreferenceRun(settings, config, run_dir, tracker, stop, groups, training, validation)
             tracker.expect(run.last_step)
             run.begin(resumed)

@@ -1,6 +1,7 @@
 """What a model directory says about itself, read before anything is started: what does not fit is refused."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,24 @@ def check_tokenizer(tokenizer: Any, model: Path) -> None:
             f"{model}: the tokenizer has {len(tokenizer)} tokens, the model embeds {size}",
             hint="use the tokenizer that the model was made with, or resize the model's embeddings",
         )
+
+
+def parameter_count(model: Path) -> int:
+    """How many numbers the model's weight files hold, from their headers; 0 if there is no safetensors file.
+
+    Raises DataError for a damaged one.
+    """
+    return sum(_numbers_in(file) for file in model.glob("*.safetensors"))
+
+
+def _numbers_in(file: Path) -> int:
+    """The format: eight bytes with the length of a JSON object, then that object, with the shape of every tensor."""
+    try:
+        with file.open("rb") as opened:
+            header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
+        return sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, MemoryError) as error:
+        raise DataError(f"{file}: not a readable safetensors file: {error}", hint="download the model again") from error
 
 
 def _vocabulary_size(model: Path, setting: str) -> int:

@@ -13,12 +13,12 @@ from pydantic import Field
 from torch.nn.functional import cross_entropy
 from transformers.utils import logging as transformers_logging
 
-from trainer.config import Section
 from trainer.console import Column, progress
 from trainer.data.dataset import PromptSampler
 from trainer.data.schema import read_parquet
 from trainer.models import ModelShape, build_tokenizer, create_model, save_model
 from trainer.rewards import gsm8k
+from trainer.section import Section
 
 _HINT = "make the file with `python -m trainer data arithmetic`"
 _IGNORED = -100  # cross_entropy's mark for positions without a target

@@ -141,6 +141,10 @@ def loggers(key: str, value: str, _given: Given) -> Translation:
     return Translation({"trainer.loggers": f"[{','.join(chosen)}]"}, note if others else "")
 
 
+def devices(key: str, value: str, _given: Given) -> Translation:
+    return Translation({key.removesuffix(".devices"): value.strip("[]\"' ").replace('"', "")})
+
+
 def resume_mode(key: str, value: str, given: Given) -> Translation:
     if value.lower() == "resume_path":
         return Translation({})
@@ -383,6 +387,12 @@ RULES: dict[str, Rule] = {
     "critic.use_torch_compile": to("critic.compile"),
     "ddp_config.timeout": to("trainer.worker_timeout"),
     "ddp_config.*": no_effect("the ranks find each other through Ray"),
+    "device_mapping.*.type": no_effect("weights are always sharded over the devices of a role"),
+    "device_mapping.actor.devices": devices,
+    "device_mapping.critic.devices": devices,
+    "device_mapping.reward.devices": devices,
+    "device_mapping.rollout.devices": devices,
+    "device_mapping.reference.devices": devices,
     "data.use_mmap": no_effect("prompts are always memory-mapped"),
 }
 

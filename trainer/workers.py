@@ -1,7 +1,7 @@
 """All workers of a run: which class serves each role, and how they start together."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,16 +22,21 @@ ROLES = {
 GPU_SHARES = {"rollout": 0.25, "actor": 0.25, "critic": 0.25, "reference": 0.25, "reward": 0.0}
 
 
+# The slots of each role, in the order of its ranks.
+Placement = Mapping[str, Sequence[Slot]]
+
+
 @dataclass(frozen=True)
 class Workers:
-    """The groups of a run; None for a role that its algorithm does without."""
+    """The groups of a run; None for a role that its algorithm does without. `on_shared_gpus` says that engines and
+    actor have the same GPUs: weights stay on them, and engines make room while others train."""
 
     rollout: WorkerGroup
     actor: WorkerGroup
     reward: WorkerGroup
     critic: WorkerGroup | None
     reference: WorkerGroup | None
-    on_gpus: bool
+    on_shared_gpus: bool
 
     @property
     def trained(self) -> list[WorkerGroup]:
@@ -44,30 +49,36 @@ class Workers:
         return [*self.trained, self.reference] if self.reference else self.trained
 
 
-def start_workers(config: Config, slots: list[Slot]) -> Workers:
-    """Starts a worker of each role that the algorithm needs in every slot; see `start_groups`."""
+def roles_of(config: Config) -> list[str]:
+    """The roles that the algorithm needs."""
     unneeded = {"critic": not config.needs_critic, "reference": not config.needs_reference}
-    groups = start_groups(config, slots, [role for role in ROLES if not unneeded.get(role)])
+    return [role for role in ROLES if not unneeded.get(role)]
+
+
+def start_workers(config: Config, placement: Placement) -> Workers:
+    """Starts a worker of each role in each of its slots; see `start_groups`."""
+    groups = start_groups(config, placement)
     return Workers(
         groups["rollout"],
         groups["actor"],
         groups["reward"],
         groups.get("critic"),
         groups.get("reference"),
-        on_gpus=slots[0].device == "cuda",
+        on_shared_gpus=placement["actor"][0].device == "cuda"
+        and list(placement["rollout"]) == list(placement["actor"]),
     )
 
 
-def start_groups(config: Config, slots: list[Slot], roles: Sequence[str]) -> dict[str, WorkerGroup]:
-    """Starts a worker of each of these roles in every slot; returns at once, while they import what they need."""
-    groups = {role: WorkerGroup(role, config.trainer.worker_timeout) for role in roles}
-    for slot in slots:
-        environment = worker_environment(config, slot)
-        place = Place(slot.rank, len(slots), slot.node.address, slot.device)
-        for role, group in groups.items():
+def start_groups(config: Config, placement: Placement) -> dict[str, WorkerGroup]:
+    """Starts a worker of each role in each of its slots; returns at once, while they import what they need."""
+    groups = {role: WorkerGroup(role, config.trainer.worker_timeout) for role in placement}
+    for role, slots in placement.items():
+        for rank, slot in enumerate(slots):
+            place = Place(rank, len(slots), slot.node.address, slot.device)
             engines = config.rollout.engines_per_gpu if role == "rollout" and place.device == "cuda" else 1
             for _ in range(engines):
-                group.add(slot, ROLES[role], [config, place], environment, GPU_SHARES[role] / engines)
+                share = GPU_SHARES[role] / engines
+                groups[role].add(slot, ROLES[role], [config, place], worker_environment(config, slot), share)
     return groups
 
 
@@ -83,10 +94,11 @@ def worker_environment(config: Config, slot: Slot) -> dict[str, str]:
     }
 
 
-def connect_ranks(training: Sequence[WorkerGroup], slots: list[Slot], run_dir: Path, timeout: float) -> None:
+def connect_ranks(training: Sequence[WorkerGroup], placement: Placement, run_dir: Path, timeout: float) -> None:
     """Makes one process group of each training role and builds its network; all roles at the same time."""
     ports = wait([group.start_each("open_store", [()])[0] for group in training], timeout)
     setups = [
-        group.start("setup", slots[0].node.address, port, run_dir) for group, port in zip(training, ports, strict=True)
+        group.start("setup", placement[group.role][0].node.address, port, run_dir)
+        for group, port in zip(training, ports, strict=True)
     ]
     wait([call for calls in setups for call in calls], timeout)

@@ -142,3 +142,22 @@ def test_a_watchdog_rolls_the_weights_back_to_the_last_checkpoint(runs: Runs) ->
     assert rows[1]["watchdog/kl"] == 1.0
     assert "actor/policy_loss" not in rows[1]  # no update: the weights are those of step 1 again
     assert rows[2]["watchdog/kl"] == 1.0
+
+
+def test_roles_have_nodes_of_their_own(runs: Runs) -> None:
+    """The actor on one node, the critic on both, engines and reward on the other one."""
+    run = runs.start(
+        "split",
+        "device_mapping.actor=node0:0",
+        "device_mapping.rollout=node1:0",
+        "device_mapping.reference=node1:0",
+        "device_mapping.reward=node1:0",
+        "trainer.total_steps=2",
+    )
+    status, errors = run.end()
+    assert status == 0, errors
+    assert sum(line.startswith("critic ") for line in errors.splitlines()) == 2
+    assert sum(line.startswith(("actor ", "rollout ")) for line in errors.splitlines()) == 2
+    for row in run.metrics()[1:]:
+        assert row["rollout/log_prob_difference"] < 1e-3
+        assert row["actor/gradient_norm"] > 0

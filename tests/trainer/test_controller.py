@@ -140,6 +140,6 @@ def test_batches_that_do_not_divide_are_refused_before_anything_starts(role: str
     with pytest.raises(ValueError, match=rf"{role}\.mini_batch_size=100 does not divide the 256 responses"):
         Config.model_validate({role: {"mini_batch_size": 100}})
     config = Config.model_validate({role: {"mini_batch_size": 4}})
-    config.check_ranks(4)
+    config.check_ranks({"actor": 4, "critic": 4})
     with pytest.raises(ConfigError, match=rf"{role}\.mini_batch_size=4 cannot be split evenly over 8 ranks"):
-        config.check_ranks(8)
+        config.check_ranks({"actor": 8, "critic": 8})

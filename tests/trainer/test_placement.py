@@ -1,0 +1,116 @@
+"""Where roles run: mappings, the plan and what does not fit."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer.cluster import Node, Slot
+from trainer.config import Config
+from trainer.device_mapping import parse_devices
+from trainer.errors import ConfigError, DataError
+from trainer.model_files import parameter_count
+from trainer.models import ModelShape, build_tokenizer, create_model, save_model
+from trainer.placement import check_fit, place_roles, plan, shares
+from trainer.workers import roles_of
+
+NODES = [Node(f"id{at}", f"10.0.0.{at}", cpus=8, gpus=2) for at in range(2)]
+SLOTS = [Slot(rank, NODES[rank // 2], "cuda", 4, group=None) for rank in range(4)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "model"
+    tokenizer = build_tokenizer(["How many are 1 + 2? #### 3"])
+    save_model(create_model(tokenizer, ModelShape(), seed=0), tokenizer, path)
+    return path
+
+
+def config(model: Path, **sections: Any) -> Config:
+    return Config.model_validate({"model": {"path": model}, **sections})
+
+
+@pytest.mark.parametrize(
+    ("text", "devices"),
+    [
+        ("0", [(0, 0)]),
+        ("0,1,2", [(0, 0), (0, 1), (0, 2)]),
+        ("node0:0,1;node1:0,1", [(0, 0), (0, 1), (1, 0), (1, 1)]),
+        ("node1:3; node0:2", [(1, 3), (0, 2)]),
+    ],
+)
+def test_devices_are_written_by_node_and_number(text: str, devices: list[tuple[int, int]]) -> None:
+    assert parse_devices(text) == devices
+
+
+@given(st.text(alphabet="node:0123,; x", max_size=20))
+def test_anything_else_is_refused_or_has_as_many_devices_as_numbers(text: str) -> None:
+    try:
+        devices = parse_devices(text)
+    except ValueError:
+        return
+    assert len(devices) == text.count(",") + text.count(";") + 1
+
+
+@pytest.mark.parametrize("text", ["", "node0", "0-3", "node0:0,0", "0;node0:0", "gpu0:1"])
+def test_a_bad_mapping_is_refused_with_the_settings(text: str) -> None:
+    with pytest.raises(ValueError, match="device"):
+        Config.model_validate({"device_mapping": {"actor": text}})
+
+
+def test_each_role_gets_its_devices_and_the_others_get_all(model: Path) -> None:
+    settings = config(model, device_mapping={"actor": "node0:0,1", "critic": "node1:1;node0:1", "reward": "0"})
+    placed = place_roles(settings, SLOTS, roles_of(settings))
+    ranks = {role: [slot.rank for slot in slots] for role, slots in placed.items()}
+    assert ranks == {
+        "actor": [0, 1],
+        "critic": [3, 1],
+        "reward": [0],
+        "reference": [0, 1, 2, 3],
+        "rollout": [0, 1, 2, 3],
+    }
+
+
+@pytest.mark.parametrize("text", ["node2:0", "node0:2"])
+def test_a_device_that_is_not_there_is_named_with_those_that_are(model: Path, text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        place_roles(config(model, device_mapping={"critic": text}), SLOTS, ["critic"])
+    assert f"device_mapping.critic={text}: there is no device" in str(caught.value)
+    assert caught.value.hint == "devices of each node: node0 (10.0.0.0): 2, node1 (10.0.0.1): 2"
+
+
+def test_batches_must_divide_by_the_ranks_of_their_own_role(model: Path) -> None:
+    settings = config(model, actor={"mini_batch_size": 128}, critic={"mini_batch_size": 64})
+    settings.check_ranks({"actor": 128, "critic": 64})
+    with pytest.raises(ConfigError, match=r"critic\.mini_batch_size=64 cannot be split evenly over 128 ranks"):
+        settings.check_ranks({"actor": 64, "critic": 128})
+    with pytest.raises(ConfigError, match="256 responses of a step cannot be split evenly over 3 ranks"):
+        settings.check_ranks({"actor": 1, "critic": 1, "reference": 3})
+
+
+def test_parameters_are_counted_from_the_headers(model: Path, tmp_path: Path) -> None:
+    tokenizer = build_tokenizer(["How many are 1 + 2? #### 3"])
+    numbers = sum(weight.numel() for weight in create_model(tokenizer, ModelShape(), seed=0).parameters())
+    assert parameter_count(model) == numbers
+    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 20)
+    with pytest.raises(DataError, match="not a readable safetensors file"):
+        parameter_count(tmp_path)
+
+
+def test_the_plan_names_role_node_device_and_memory_and_what_does_not_fit_is_refused(model: Path) -> None:
+    settings = config(model, device_mapping={"reward": "node1:0"}, rollout={"gpu_memory_utilization": 0.5})
+    placed = place_roles(settings, SLOTS, roles_of(settings))
+    found = shares(settings, placed, device_gib=1.0)
+    lines = plan(found)
+    assert lines[0].split()[:3] == ["role", "node", "device"]
+    assert any(line.split() == ["rollout", "10.0.0.1", "cuda", "3", "0.50"] for line in lines)
+    assert sum(line.startswith("reward") for line in lines) == 1
+    check_fit(found, 1.0)
+    check_fit(found, None)
+    with pytest.raises(ConfigError) as caught:
+        check_fit(found, 0.5)
+    assert "cuda 0 of 10.0.0.0 has 0.5 GiB" in str(caught.value)
+    assert "rollout 0.5" in str(caught.value)
+    assert "device_mapping" in caught.value.hint

@@ -1,0 +1,110 @@
+"""Which role runs where: device mappings, the plan that is shown at the start, and whether it fits."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import psutil
+
+from trainer.cluster import Slot
+from trainer.config import Config
+from trainer.device_mapping import parse_devices
+from trainer.errors import ConfigError
+from trainer.model_files import parameter_count
+
+GIB = 2**30
+# A trained weight: itself, its gradient and AdamW's two moments, all float32.
+TRAINED_BYTES = 16
+TYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one rank of a role takes of its device, activations aside."""
+
+    role: str
+    slot: Slot
+    gib: float
+
+
+def place_roles(config: Config, slots: Sequence[Slot], roles: Sequence[str]) -> dict[str, list[Slot]]:
+    """The slots of each role in the order of its ranks: those of its mapping, or all. Raises ConfigError."""
+    return {role: _mapped(role, getattr(config.device_mapping, role), slots) for role in roles}
+
+
+def _mapped(role: str, mapping: str | None, slots: Sequence[Slot]) -> list[Slot]:
+    if mapping is None:
+        return list(slots)
+    by_node: dict[str, list[Slot]] = defaultdict(list)
+    for slot in slots:
+        by_node[slot.node.id].append(slot)
+    nodes = list(by_node.values())
+    chosen = []
+    for node, device in parse_devices(mapping):
+        if node >= len(nodes) or device >= len(nodes[node]):
+            there = ", ".join(f"node{at} ({own[0].node.address}): {len(own)}" for at, own in enumerate(nodes))
+            raise ConfigError(
+                f"device_mapping.{role}={mapping}: there is no device {device} of node{node}",
+                hint=f"devices of each node: {there}",
+            )
+        chosen.append(nodes[node][device])
+    return chosen
+
+
+def shares(config: Config, placement: Mapping[str, Sequence[Slot]], device_gib: float | None) -> list[Share]:
+    """What each rank of each role takes; engines on a GPU take their part of `device_gib`."""
+    model = config.model.directory
+    size = parameter_count(model) / GIB
+    critic = parameter_count(config.critic.path or model) / GIB
+    width = TYPE_BYTES[config.model.dtype]
+    engine = size * width + (config.rollout.kv_cache_gib or 0.5)
+    if device_gib is not None and placement.get("rollout") and placement["rollout"][0].device == "cuda":
+        engine = config.rollout.gpu_memory_utilization * device_gib
+    whole = {"actor": size * TRAINED_BYTES, "critic": critic * TRAINED_BYTES, "reference": size * width}
+    return [
+        Share(role, slot, whole[role] / len(slots) if role in whole else engine if role == "rollout" else 0.0)
+        for role, slots in placement.items()
+        for slot in slots
+    ]
+
+
+def plan(found: Sequence[Share]) -> list[str]:
+    """The plan as a table, a line per rank of a role: role, node, device, GiB."""
+    lines = [("role", "node", "device", "GiB, activations aside")]
+    lines += [(s.role, s.slot.node.address, f"{s.slot.device} {s.slot.rank}", f"{s.gib:.2f}") for s in found]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+
+
+def check_fit(found: Sequence[Share], device_gib: float | None) -> None:
+    """Raises ConfigError if the roles of a device take more than it has. Without a known size nothing is checked."""
+    if device_gib is None:
+        return
+    by_device: dict[tuple[str, int], list[Share]] = defaultdict(list)
+    for share in found:
+        by_device[share.slot.node.address, share.slot.rank].append(share)
+    for (address, _), own in by_device.items():
+        needed = sum(share.gib for share in own)
+        if needed > device_gib:
+            parts = ", ".join(f"{share.role} {share.gib:.1f}" for share in own)
+            raise ConfigError(
+                f"{own[0].slot.device} {own[0].slot.rank} of {address} has {device_gib:.1f} GiB, "
+                f"{needed:.1f} are needed: {parts}",
+                hint="use more devices, give roles devices of their own with device_mapping.ROLE, lower "
+                "rollout.gpu_memory_utilization, or take a smaller model",
+            )
+
+
+def device_memory(device: str) -> float | None:
+    """GiB of a device of this node, after which the others are judged; None where that cannot be known."""
+    if device == "cpu":
+        return float(psutil.virtual_memory().total / GIB)
+    try:
+        import pynvml
+    except ImportError:  # AMD, or an image without it
+        return None
+    try:
+        pynvml.nvmlInit()
+        return float(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(0)).total / GIB)
+    except pynvml.NVMLError:
+        return None
