@@ -1,6 +1,6 @@
-"""Learning curves of gae, grpo, rloo and DPO on the arithmetic task, some seeds each; written into docs/results.md.
+"""Learning curves of gae, grpo, rloo (also one step off) and DPO on the arithmetic task, into docs/results.md.
 
-    python -m benchmarks.algorithms [--seeds 3] [--steps 40] [--output runs/algorithms]
+    python -m benchmarks.algorithms [--seeds 3] [--steps 24] [--output runs/algorithms]
 
 Runs where it is started, with the trainer's own packages (inside the cpu image, or an environment like it), on as many
 nodes as the Ray cluster at RAY_ADDRESS has, else on this machine alone. What is there already is not run again, so an
@@ -11,6 +11,7 @@ who mostly forgets to carry.
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -41,6 +42,7 @@ ALGORITHMS: dict[str, tuple[str, ...]] = {
     "gae": ("algorithm.advantage=gae", "critic.learning_rate=1e-3", "critic.mini_batch_size=128"),
     "grpo": ("algorithm.advantage=grpo", "algorithm.kl_coefficient=0", "actor.kl_loss_coefficient=0.01"),
     "rloo": ("algorithm.advantage=rloo",),
+    "rloo_one_step_off": ("algorithm.advantage=rloo", "trainer.mode=one_step_off", "algorithm.correction=tis"),
 }
 PREFERENCES = (
     "actor.learning_rate=1e-4",
@@ -90,6 +92,7 @@ def run(directory: Path, algorithm: str, seed: int, steps: int) -> Curve:
         f"trainer.total_steps={steps}",
     )
     if not done.is_file():
+        shutil.rmtree(directory / algorithm, ignore_errors=True)  # what an interrupted run left
         started = time.monotonic()
         if algorithm == "dpo":
             files = f"data.train_files={data}/preferences.parquet"
@@ -129,7 +132,7 @@ def exact_match(model: Path, held_out: Path) -> float:
 def draw(curves: list[Curve]) -> None:
     """A panel per algorithm, a line per seed."""
     names = [*ALGORITHMS, "dpo"]
-    figure = Figure(figsize=(10.5, 2.8), layout="constrained")
+    figure = Figure(figsize=(12.5, 2.8), layout="constrained")
     for axes, name in zip(figure.subplots(1, len(names), sharey=True), names, strict=True):
         for one in curves:
             if one.algorithm == name:
@@ -164,7 +167,7 @@ def section(curves: list[Curve], command: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Learning curves of the algorithms on the arithmetic task.")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--output", type=Path, default=Path("runs/algorithms"))
     options = parser.parse_args()
     curves = [

@@ -17,9 +17,10 @@ from trainer.algorithms.registry import ADVANTAGES, CORRECTIONS, Sampled
 from trainer.batch import Batch
 from trainer.checkpoint import TrainingState, checkpoint_directory, read_checkpoint
 from trainer.config import Config
-from trainer.errors import WatchdogError
+from trainer.errors import ConfigError, WatchdogError
 from trainer.experience import Collector, Experience, Prompts
 from trainer.model_files import check_models
+from trainer.pipeline import Pipeline
 from trainer.placement import check_fit, device_memory, place_roles, plan, shares
 from trainer.rollout.agreement import log_prob_agreement
 from trainer.run import TrainingResult, TrainingRun, forward, run_directory, update
@@ -57,7 +58,10 @@ def train(config: Config) -> TrainingResult:
             connect_ranks(workers.networks, placement, run_dir, settings.worker_timeout)
             controller = Controller(config, run_dir, tracker, stop, workers, prompts)
             controller.begin(resumed)
-        controller.run()
+        try:
+            controller.run()
+        finally:
+            controller.pipeline.close()
         return controller.result()
 
 
@@ -90,6 +94,13 @@ class Controller(TrainingRun):
         self.workers = workers
         self.prompts = prompts
         self.collector = Collector(config, workers, prompts)
+        ahead = config.trainer.mode == "one_step_off"
+        if ahead and workers.on_shared_gpus:
+            raise ConfigError(
+                "trainer.mode=one_step_off: the engines cannot sample while the actor uses their GPUs",
+                hint="give them GPUs of their own with device_mapping.rollout and device_mapping.actor",
+            )
+        self.pipeline = Pipeline(self.collector, prompts.sampler, tracker.phase, ahead)
         self.kl_coefficient = config.algorithm.kl_coefficient
         self.exact_matches: list[float] = []
         self.watchdogs = Watchdogs(config.watchdogs)
@@ -110,7 +121,7 @@ class Controller(TrainingRun):
     def step(self, step: int) -> dict[str, float]:
         """One step of policy optimisation (PPO: Schulman et al. 2017, arXiv:1707.06347); its metrics."""
         phase, workers, started = self.tracker.phase, self.workers, time.perf_counter()
-        experience = self.collector.collect(step, phase)  # phases generate and reward
+        experience = self.pipeline.take(step, self.last_step)  # phases generate and reward
         self.tracker.log_samples(step, self._samples(experience))
         batch = experience.batch()
         if workers.on_shared_gpus:
@@ -133,6 +144,7 @@ class Controller(TrainingRun):
                 with phase("update_actor"):
                     metrics |= update(workers.actor, batch, self.config.actor.mini_batch_size)
                 self.after_update = {"actor/entropy": metrics["actor/entropy"]}
+        self.pipeline.settle()
         with phase("sync_weights"):
             self.sync_weights()
         seconds = time.perf_counter() - started
@@ -218,7 +230,8 @@ class Controller(TrainingRun):
         return stop_at is not None and bool(self.exact_matches) and self.exact_matches[-1] >= stop_at
 
     def state(self, step: int) -> TrainingState:
-        return super().state(step).model_copy(update={"kl_coefficient": self.kl_coefficient})
+        own = {"kl_coefficient": self.kl_coefficient, "sampler": self.pipeline.sampler_state()}
+        return super().state(step).model_copy(update=own)
 
     def _samples(self, experience: Experience) -> list[Sample]:
         """The first response to each of the first few prompts."""

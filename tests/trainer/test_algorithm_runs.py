@@ -161,3 +161,20 @@ def test_roles_have_nodes_of_their_own(runs: Runs) -> None:
     for row in run.metrics()[1:]:
         assert row["rollout/log_prob_difference"] < 1e-3
         assert row["actor/gradient_norm"] > 0
+
+
+def test_one_step_off_learns_from_the_policy_before_the_last_update(runs: Runs) -> None:
+    run = runs.start(
+        "one-step-off",
+        "trainer.mode=one_step_off",
+        "algorithm.correction=tis",
+        "trainer.total_steps=4",
+        "trainer.save_freq=2",
+    )
+    rows = finished(run)
+    assert len(rows) == 4
+    # The first batch is of the very policy that learns from it. The others are one update old, and it shows.
+    assert rows[0]["rollout/log_prob_difference"] < 1e-3
+    assert min(row["rollout/log_prob_difference"] for row in rows[1:]) > 1e-3
+    assert all(row["actor/gradient_norm"] > 0 for row in rows)
+    assert len(list((run.directory / "checkpoints").iterdir())) == 2

@@ -1,0 +1,109 @@
+"""When experience is collected. Engines are played by a collector that only notes when it is asked."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
+import pytest
+import torch
+
+from trainer.config import Config
+from trainer.data.dataset import PromptSampler
+from trainer.experience import Experience, Phase
+from trainer.pipeline import Pipeline
+
+LAST = 4
+
+
+class PlayedCollector:
+    """Draws its prompts as the real one does; samples as long as `gate` is closed."""
+
+    def __init__(self, sampler: PromptSampler) -> None:
+        self.sampler = sampler
+        self.gate = threading.Event()
+        self.gate.set()
+        self.started: list[int] = []
+        self.drawn: dict[int, list[int]] = {}
+
+    def collect(self, step: int, phase: Phase) -> Experience:
+        self.started.append(step)
+        with phase("generate"):
+            self.drawn[step] = self.sampler.next_batch()
+            assert self.gate.wait(10)
+        if step == 13:
+            raise ValueError("bad luck")
+        return Experience([], [], torch.tensor([float(step)]), {})
+
+
+def make(ahead: bool) -> tuple[Pipeline, PlayedCollector]:
+    sampler = PromptSampler(20, 3, shuffle=True, seed=0)
+    collector = PlayedCollector(sampler)
+    return Pipeline(collector, sampler, lambda _name: nullcontext(), ahead), collector
+
+
+@contextmanager
+def closing(pipeline: Pipeline) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        pipeline.close()
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_every_step_gets_its_own_experience(ahead: bool) -> None:
+    pipeline, collector = make(ahead)
+    with closing(pipeline):
+        assert [pipeline.take(step, LAST).scores.item() for step in range(1, LAST + 1)] == [1, 2, 3, 4]
+    assert collector.started == [1, 2, 3, 4]  # and nothing for a step that does not come
+
+
+def test_synchronously_nothing_is_sampled_before_its_step() -> None:
+    pipeline, collector = make(ahead=False)
+    pipeline.take(1, LAST)
+    pipeline.settle()
+    assert collector.started == [1]
+    assert pipeline.staleness == 0
+
+
+def test_one_step_ahead_sampling_goes_on_until_the_weights_are_to_change() -> None:
+    pipeline, collector = make(ahead=True)
+    with closing(pipeline):
+        collector.gate.set()
+        pipeline.take(1, LAST)
+        assert pipeline.staleness == 1
+        pipeline.settle()
+        assert collector.started == [1, 2]
+        collector.gate.clear()
+        pipeline.take(2, LAST)  # is there already
+        settled = threading.Thread(target=pipeline.settle)
+        settled.start()
+        settled.join(0.1)
+        assert settled.is_alive()  # step 3 is still being sampled
+        collector.gate.set()
+        settled.join(10)
+        assert not settled.is_alive()
+
+
+def test_a_checkpoint_draws_again_what_was_under_way() -> None:
+    pipeline, collector = make(ahead=True)
+    with closing(pipeline):
+        pipeline.take(1, LAST)
+        pipeline.settle()
+        resumed = PromptSampler(20, 3, shuffle=True, seed=0)
+        resumed.load_state_dict(pipeline.sampler_state())
+    assert resumed.next_batch() == collector.drawn[2]
+
+
+def test_what_goes_wrong_ahead_is_raised_when_its_step_comes() -> None:
+    pipeline, _ = make(ahead=True)
+    with closing(pipeline):
+        pipeline.take(12, 20)
+        pipeline.settle()
+        with pytest.raises(ValueError, match="bad luck"):
+            pipeline.take(13, 20)
+
+
+def test_an_older_policy_s_samples_need_a_correction() -> None:
+    with pytest.raises(ValueError, match=r"set algorithm\.correction"):
+        Config.model_validate({"trainer": {"mode": "one_step_off"}})
+    Config.model_validate({"trainer": {"mode": "one_step_off"}, "algorithm": {"correction": "tis"}})
