@@ -81,7 +81,7 @@ class TrainedModelConfig(Section):
 
 class ActorConfig(TrainedModelConfig):
     learning_rate: float = Field(1e-6, gt=0, description="of AdamW; 1e-6 suits models of some billion parameters")
-    weight_decay: float = Field(0.0, ge=0)
+    weight_decay: float = Field(0.0, ge=0, description="of AdamW, per step and unit of learning rate")
     max_gradient_norm: float = Field(1.0, gt=0, description="L2 norm to which gradients are clipped")
     ppo_epochs: int = Field(1, gt=0, description="passes over each batch")
     mini_batch_size: int = Field(128, gt=0, description="responses per optimizer step, over all ranks")
@@ -108,9 +108,9 @@ class ActorConfig(TrainedModelConfig):
 class CriticConfig(TrainedModelConfig):
     path: Path | None = Field(None, description="model to start from; the actor's when not given")
     learning_rate: float = Field(1e-5, gt=0, description="of AdamW; ten times the actor's is usual")
-    weight_decay: float = Field(0.0, ge=0)
-    max_gradient_norm: float = Field(1.0, gt=0)
-    ppo_epochs: int = Field(1, gt=0)
+    weight_decay: float = Field(0.0, ge=0, description="of AdamW, per step and unit of learning rate")
+    max_gradient_norm: float = Field(1.0, gt=0, description="L2 norm to which gradients are clipped")
+    ppo_epochs: int = Field(1, gt=0, description="passes over each batch")
     mini_batch_size: int = Field(128, gt=0, description="responses per optimizer step, over all ranks")
     clip_range_value: float | None = Field(
         0.5, gt=0, description="how far a value may move from its old one within a step; null: as far as it likes"
@@ -147,8 +147,8 @@ class AlgorithmConfig(Section):
 
 
 class RolloutConfig(Section):
-    samples_per_prompt: int = Field(4, gt=0)
-    temperature: float = Field(1.0, gt=0)
+    samples_per_prompt: int = Field(4, gt=0, description="responses to each prompt of a step")
+    temperature: float = Field(1.0, gt=0, description="of sampling, and of every log-prob that is compared with it")
     max_num_seqs: int = Field(256, gt=0, description="responses that an engine works on at a time")
     kv_cache_gib: float | None = Field(
         None, gt=0, description="GiB of key-value cache per engine; on GPUs what is left of its share, on CPU 0.5"
@@ -219,7 +219,7 @@ class TrainerConfig(Section):
     )
     stop_at: float | None = Field(None, description="end early once validation/exact_match reaches this")
     resume: Path | None = Field(None, description="checkpoint directory to continue from")
-    seed: int = 0
+    seed: int = Field(0, description="decides the order of prompts and every sampled response")
     worker_timeout: float = Field(300.0, gt=0, description="seconds any single call to a worker may take")
 
 
@@ -256,6 +256,17 @@ class Config(RunConfig):
         return {"actor": self.actor, "critic": self.critic} if self.needs_critic else {"actor": self.actor}
 
     @model_validator(mode="after")
+    def _groups_can_be_compared(self) -> Self:
+        algorithm, samples = self.algorithm, self.rollout.samples_per_prompt
+        wants = f"algorithm.advantage={algorithm.advantage}" if algorithm.advantage in ("grpo", "rloo") else ""
+        wants = "algorithm.dynamic_sampling=true" if algorithm.dynamic_sampling else wants
+        if wants and samples == 1:
+            raise ValueError(
+                f"{wants} compares responses to the same prompt: set rollout.samples_per_prompt to 2 or more"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _batches_divide(self) -> Self:
         """Every optimizer step uses equally many responses, and none is left over."""
         responses = self.data.train_batch_size * self.rollout.samples_per_prompt
@@ -265,17 +276,6 @@ class Config(RunConfig):
                     f"{role}.mini_batch_size={section.mini_batch_size} does not divide the {responses} responses "
                     "of a step (data.train_batch_size x rollout.samples_per_prompt)"
                 )
-        return self
-
-    @model_validator(mode="after")
-    def _groups_can_be_compared(self) -> Self:
-        algorithm, samples = self.algorithm, self.rollout.samples_per_prompt
-        wants = f"algorithm.advantage={algorithm.advantage}" if algorithm.advantage in ("grpo", "rloo") else ""
-        wants = "algorithm.dynamic_sampling=true" if algorithm.dynamic_sampling else wants
-        if wants and samples == 1:
-            raise ValueError(
-                f"{wants} compares responses to the same prompt: set rollout.samples_per_prompt to 2 or more"
-            )
         return self
 
     @model_validator(mode="after")

@@ -56,3 +56,14 @@ def test_config_prints_the_resolved_tree(tmp_path: Path) -> None:
 def test_every_setting_is_documented(tmp_path: Path) -> None:
     done = trainer("config", "--fields", cwd=tmp_path)
     assert "actor.clip_ratio" in done.stdout
+
+
+def test_settings_are_checked_without_loading_what_training_needs(tmp_path: Path) -> None:
+    code = (
+        "import sys; from typer.testing import CliRunner; from trainer.cli import app;"
+        "done = CliRunner().invoke(app, ['config', '--check', '--config', 'verl', 'trainer.nnodes=2']);"
+        "assert done.exit_code == 0, done.output;"
+        "print(sorted({'torch', 'ray', 'vllm', 'transformers', 'pyarrow'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -4,7 +4,8 @@ import pytest
 
 from trainer.config import Config
 from trainer.errors import ConfigError
-from trainer.overrides import parse_overrides, settings
+from trainer.overrides import explain_settings, load_config, parse_overrides, settings
+from trainer.settings_file import PRESETS, preset_names
 
 
 def test_values_get_the_types_of_their_fields() -> None:
@@ -47,3 +48,76 @@ def test_every_setting_has_a_default_and_a_type_in_words() -> None:
     known = {setting.key: setting for setting in settings(Config)}
     assert known["trainer.seed"].default == 0
     assert all(setting.expected for setting in known.values())
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_every_preset_is_valid_and_says_what_it_is(name: str) -> None:
+    config, _ = load_config([name], [])
+    assert config != Config()
+    assert (PRESETS / f"{name}.yaml").read_text().startswith("# ")
+
+
+def test_files_change_presets_and_arguments_change_both(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(
+        "rollout: {samples_per_prompt: 16}\nactor.learning_rate: 1e-5\ndata: {train_files: [a.parquet, b.parquet]}\n"
+    )
+    config, _ = load_config(["grpo", str(mine)], ["+actor.learning_rate='2e-5'"])
+    assert config.algorithm.advantage == "grpo"
+    assert config.rollout.samples_per_prompt == 16
+    assert config.actor.learning_rate == 2e-5
+    assert config.data.train_files == [Path("a.parquet"), Path("b.parquet")]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "cannot be read"),
+        ("a: [", "not YAML"),
+        ("- a", "not a mapping"),
+        ("actor: {rate: 1}", r"actor\.rate"),
+    ],
+)
+def test_a_file_that_is_no_settings_is_refused(tmp_path: Path, content: str | None, words: str) -> None:
+    path = tmp_path / "mine.yaml"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ConfigError, match=words):
+        load_config([str(path)], [])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["algorithm.advantage=grpo", "rollout.samples_per_prompt=1"], "set rollout.samples_per_prompt to 2 or more"),
+        (["algorithm.dynamic_sampling=true", "rollout.samples_per_prompt=1"], "set rollout.samples_per_prompt"),
+        (["actor.mini_batch_size=100"], "does not divide the 256 responses"),
+        (["reward.overlong_buffer=17"], "exceeds data.max_response_length=16"),
+        (["algorithm.kl_control=adaptive", "algorithm.kl_coefficient=0"], "above 0 to start from"),
+        (["algorithm.correction=tis", "rollout.log_probs=false"], "needs rollout.log_probs=true"),
+        (["algorithm.correction_low=3"], "is not below"),
+        (["reward.name=regex"], "needs reward.pattern"),
+        (["algorithm.advantage=rloo", "trainer.critic_warmup=3"], "has no critic"),
+        (["data.custom_cls.name=Mine"], "without the path of its file"),
+        (["device_mapping.actor=gpu0"], "device_mapping.actor=gpu0"),
+    ],
+)
+def test_settings_that_cannot_go_together_are_refused_before_anything_starts(arguments: list[str], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config([], arguments)
+    assert words in str(caught.value)
+
+
+def test_a_setting_or_a_section_is_explained() -> None:
+    (one,) = explain_settings(["actor.clip_ratio_high"])
+    assert one.startswith("actor.clip_ratio_high=null  (number > 0 or null)")
+    assert "epsilon upwards" in one
+    assert len(explain_settings(["actor"])) > 10
+    with pytest.raises(ConfigError) as caught:
+        explain_settings(["actor.clip_ratio_hihg"])
+    assert "actor.clip_ratio_high" in caught.value.hint
+
+
+def test_every_setting_says_what_it_is() -> None:
+    undocumented = [setting.key for setting in settings(Config) if not setting.description]
+    assert undocumented == []
