@@ -309,15 +309,15 @@ class Config(RunConfig):
         """The same settings with paths that hold in workers, whose working directory is another one."""
 
         def absolute(path: Path | None) -> Path | None:
-            return path and path.absolute()
+            return path and path.expanduser().absolute()
 
         custom = self.reward.custom_function
         custom = custom.model_copy(update={"path": absolute(custom.path)})
         model = self.model.model_copy(update={"path": absolute(self.model.path)})
         critic = self.critic.model_copy(update={"path": absolute(self.critic.path)})
         files = {
-            "train_files": [file.absolute() for file in self.data.train_files],
-            "validation_files": [file.absolute() for file in self.data.validation_files],
+            "train_files": [file.expanduser().absolute() for file in self.data.train_files],
+            "validation_files": [file.expanduser().absolute() for file in self.data.validation_files],
             "cache_dir": absolute(self.data.cache_dir),
         }
         paths = {"output_dir": absolute(self.trainer.output_dir), "resume": absolute(self.trainer.resume)}

@@ -19,7 +19,7 @@ from trainer.checkpoint import TrainingState, checkpoint_directory, read_checkpo
 from trainer.config import Config
 from trainer.errors import ConfigError, WatchdogError
 from trainer.experience import Collector, Experience, Prompts
-from trainer.model_files import check_models
+from trainer.model_files import check_models, with_local_models
 from trainer.pipeline import Pipeline
 from trainer.placement import check_fit, device_memory, place_roles, plan, shares
 from trainer.rollout.agreement import log_prob_agreement
@@ -40,7 +40,7 @@ def train(config: Config) -> TrainingResult:
 
     Raises a TrainerError for whatever the user can put right; InterruptedRun after SIGTERM.
     """
-    config = config.with_absolute_paths()
+    config = with_local_models(config).with_absolute_paths()
     model, settings = config.model.directory, config.trainer
     check_models(config)
     resumed = read_checkpoint(settings.resume, model) if settings.resume else None

@@ -21,7 +21,7 @@ from trainer.console import Column
 from trainer.controller import find_placement
 from trainer.data.dataset import PromptSampler
 from trainer.data.preferences import Pair, read_pairs
-from trainer.model_files import check_models, check_tokenizer
+from trainer.model_files import check_models, check_tokenizer, with_local_models
 from trainer.run import TrainingRun, forward, run_directory, update
 from trainer.section import Section
 from trainer.stop_signal import StopSignal
@@ -68,12 +68,12 @@ class DpoConfig(RunConfig):
                 "algorithm": {"advantage": "reinforce_plus_plus"},
                 "rollout": {"samples_per_prompt": 2},
             }
-        ).with_absolute_paths()
+        )
 
 
 def train_on_preferences(settings: DpoConfig) -> Path:
     """Runs DPO on the Ray cluster at RAY_ADDRESS or on this machine; the run's directory. Raises TrainerError."""
-    config = settings.for_workers()
+    config = with_local_models(settings.for_workers()).with_absolute_paths()
     model, limit = config.model.directory, config.trainer.worker_timeout
     check_models(config)
     resumed = read_checkpoint(config.trainer.resume, model) if config.trainer.resume else None

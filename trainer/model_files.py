@@ -2,11 +2,41 @@
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
 from trainer.config import Config
 from trainer.errors import DataError
+
+_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+
+
+def with_local_models(config: Config) -> Config:
+    """The same settings with models of the Hugging Face hub, named like `Qwen/Qwen2.5-0.5B`, as directories.
+
+    What the cache lacks is downloaded, unless HF_HUB_OFFLINE is set. Raises DataError for what cannot be had.
+    """
+    updates = {
+        role: section.model_copy(update={"path": _local(section.path, f"{role}.path")})
+        for role, section in (("model", config.model), ("critic", config.critic))
+        if section.path is not None
+    }
+    return config.model_copy(update=updates)
+
+
+def _local(path: Path, setting: str) -> Path:
+    if path.expanduser().exists() or _HUB_NAME.fullmatch(str(path)) is None:
+        return path
+    from huggingface_hub import snapshot_download  # takes long, and few runs need it
+
+    try:
+        return Path(snapshot_download(str(path), allow_patterns=["*.json", "*.safetensors", "*.txt", "*.jinja"]))
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"{setting}={path}: no such directory, and not to be had from the Hugging Face hub: {error}",
+            hint="name a directory that every node can read, or set HF_HOME to a cache that holds the model",
+        ) from error
 
 
 def check_models(config: Config) -> None:

@@ -82,11 +82,11 @@ def switch(companion: str, ours: str, default: str) -> Rule:
     return rule
 
 
-def switched_by(switch_key: str, ours: str) -> Rule:
-    """A coefficient that counts only if its switch is on."""
+def switched_by(switch_key: str, ours: str, inherited: str = "") -> Rule:
+    """A value that counts only if its switch is on, or if not given, the one that verl inherits it from."""
 
     def rule(key: str, value: str, given: Given) -> Translation:
-        if given.get(switch_key, "false").lower() == "true":
+        if given.get(switch_key, given.get(inherited, "false")).lower() == "true":
             return Translation({ours: value})
         return Translation({}, f"{key} has no effect: {switch_key} is not true")
 
@@ -309,7 +309,9 @@ RULES: dict[str, Rule] = {
     "critic.ppo_micro_batch_size_per_gpu": to("critic.micro_batch_size"),
     "critic.ppo_micro_batch_size": only("null"),
     "critic.use_dynamic_bsz": no_effect("ppo_max_token_len_per_gpu is what makes micro-batches dynamic"),
-    "critic.ppo_max_token_len_per_gpu": to("critic.micro_batch_tokens"),
+    "critic.ppo_max_token_len_per_gpu": switched_by(
+        "critic.use_dynamic_bsz", "critic.micro_batch_tokens", inherited=f"{_ACTOR}.use_dynamic_bsz"
+    ),
     "critic.forward_*": no_effect("critic.micro_batch_size or critic.micro_batch_tokens bounds every forward pass"),
     "critic.cliprange_value": to("critic.clip_range_value"),
     "critic.loss_agg_mode": mapped(_MODES, "critic.loss_aggregation"),

@@ -1,7 +1,10 @@
 """Models whose words do not fit are refused before anything starts."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -88,3 +91,26 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(model: Path, tmp
     path = changed(model, tmp_path / "small", "config.json", lambda c: c.update(vocab_size=100))
     with pytest.raises(DataError, match=r"the tokenizer has \d+ tokens, the model embeds 100"):
         check_tokenizer(tokenizer, path)
+
+
+def test_a_model_of_the_hub_is_taken_from_the_cache(model: Path, tmp_path: Path) -> None:
+    """In a process of its own: the hub's library reads its variables when it is imported."""
+    snapshot = tmp_path / "hub" / "models--family--size" / "snapshots" / ("0" * 40)
+    shutil.copytree(model, snapshot)
+    refs = snapshot.parents[1] / "refs"
+    refs.mkdir()
+    (refs / "main").write_text("0" * 40)
+    code = (
+        "import sys; from trainer.config import Config; from trainer.model_files import with_local_models;"
+        "print(with_local_models(Config.model_validate({'model': {'path': sys.argv[1]}})).model.path)"
+    )
+    environment = {**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+
+    def resolved(name: str) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, "-c", code, name]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+    assert resolved("family/size").stdout.strip() == str(snapshot)
+    missing = resolved("family/other").stderr
+    assert "model.path=family/other: no such directory, and not to be had from the Hugging Face hub" in missing
+    assert resolved(str(model)).stdout.strip() == str(model)

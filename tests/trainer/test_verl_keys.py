@@ -130,6 +130,14 @@ def test_a_key_without_effect_is_accepted_with_the_reason() -> None:
     assert notes == ["actor_rollout_ref.model.use_remove_padding has no effect: rows are always packed without padding"]
 
 
+def test_a_token_budget_counts_where_dynamic_batches_are_on() -> None:
+    budgets = [f"{role}.ppo_max_token_len_per_gpu=9000" for role in ("actor_rollout_ref.actor", "critic")]
+    off, notes = load_config([], budgets)
+    assert (off.actor.micro_batch_tokens, off.critic.micro_batch_tokens, len(notes)) == (None, None, 2)
+    on, _ = load_config([], [*budgets, "actor_rollout_ref.actor.use_dynamic_bsz=True"])
+    assert (on.actor.micro_batch_tokens, on.critic.micro_batch_tokens) == (9000, 9000)
+
+
 def test_a_role_s_own_setting_outranks_what_verl_hands_on_to_it() -> None:
     own, actor = "critic.ppo_mini_batch_size=64", "actor_rollout_ref.actor.ppo_mini_batch_size=32"
     for arguments in ([own, actor], [actor, own]):
