@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from trainer.device_mapping import DeviceMappingConfig
 from trainer.errors import ConfigError
+from trainer.profiler_settings import ProfilerConfig
 from trainer.section import Section
 from trainer.training.partition import MicroBatchLimit
 from trainer.watchdog_settings import WatchdogsConfig
@@ -220,6 +221,7 @@ class TrainerConfig(Section):
     stop_at: float | None = Field(None, description="end early once validation/exact_match reaches this")
     resume: Path | None = Field(None, description="checkpoint directory to continue from")
     seed: int = Field(0, description="decides the order of prompts and every sampled response")
+    profiler: ProfilerConfig = ProfilerConfig()
     worker_timeout: float = Field(300.0, gt=0, description="seconds any single call to a worker may take")
 
 
@@ -320,7 +322,12 @@ class Config(RunConfig):
             "validation_files": [file.expanduser().absolute() for file in self.data.validation_files],
             "cache_dir": absolute(self.data.cache_dir),
         }
-        paths = {"output_dir": absolute(self.trainer.output_dir), "resume": absolute(self.trainer.resume)}
+        profiler = self.trainer.profiler.model_copy(update={"dir": absolute(self.trainer.profiler.dir)})
+        paths = {
+            "output_dir": absolute(self.trainer.output_dir),
+            "resume": absolute(self.trainer.resume),
+            "profiler": profiler,
+        }
         return self.model_copy(
             update={
                 "data": self.data.model_copy(update=files),

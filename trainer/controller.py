@@ -105,7 +105,9 @@ class Controller(TrainingRun):
         self.exact_matches: list[float] = []
         self.watchdogs = Watchdogs(config.watchdogs)
         self.after_update: dict[str, float] = {}
-        super().__init__(config, run_dir, tracker, stop, workers.trained, prompts.sampler, prompts.steps(config))
+        super().__init__(
+            config, run_dir, tracker, stop, workers.trained, workers.networks, prompts.sampler, prompts.steps(config)
+        )
 
     def begin(self, resumed: TrainingState | None) -> None:
         """Continues from a checkpoint if there is one, and gives the engines their first weights."""

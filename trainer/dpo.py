@@ -118,7 +118,9 @@ class PreferenceRun(TrainingRun):
         size = config.data.train_batch_size
         self.sampler = PromptSampler(len(training), size, config.data.shuffle, config.trainer.seed)
         steps = config.trainer.total_steps or max(1, config.trainer.total_epochs * len(training) // size)
-        super().__init__(config, run_dir, tracker, stop, [self.actor], self.sampler, steps)
+        super().__init__(
+            config, run_dir, tracker, stop, [self.actor], [self.actor, self.reference], self.sampler, steps
+        )
 
     def step(self, _step: int) -> dict[str, float]:
         """One optimizer step on a batch of pairs; its metrics."""

@@ -104,9 +104,10 @@ class Collector:
         scored: list[Scored] = []
         informative = torch.zeros(0, dtype=torch.bool)
         for _ in range(algorithm.max_sampling_rounds if algorithm.dynamic_sampling else 1):
-            with phase("generate"):
+            with phase("load"):
                 drawn = [self.prompts.training[index] for index in self.prompts.sampler.next_batch()]
                 drawn = [prompt for prompt in drawn for _ in range(self.samples)]
+            with phase("generate"):
                 sampled = self.generate(self._requests(drawn, step, first_row=len(prompts)))
             with phase("reward"):
                 scored += self.score(drawn, sampled)

@@ -25,6 +25,7 @@ logging.getLogger("matplotlib.font_manager").setLevel(logging.WARNING)  # it wou
 
 REPORT = "report.html"
 PHASES = (
+    "load",
     "generate",
     "reward",
     "old_log_prob",
@@ -34,7 +35,7 @@ PHASES = (
     "update_actor",
     "sync_weights",
 )
-COLOURS = ("#3b82c4", "#e08a3c", "#4f9d69", "#c4545f", "#8a6fc0", "#3ba7a0", "#b98d2f", "#8a8f98")
+COLOURS = ("#3b82c4", "#e08a3c", "#4f9d69", "#c4545f", "#8a6fc0", "#3ba7a0", "#b98d2f", "#8a8f98", "#a35d8f")
 _INK = "#777777"  # becomes the page's own text colour
 _STEPS_OF_SAMPLES = 3  # how many steps the sample browser shows: the first, one in the middle, the last
 

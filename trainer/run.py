@@ -1,7 +1,8 @@
 """What every training run has in common: the loop over its steps, checkpoints, and how it ends."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,10 +13,11 @@ from torch import Tensor
 from trainer.atomic import atomic_directory
 from trainer.batch import Batch
 from trainer.checkpoint import TrainingState, checkpoint_directory, fingerprint, new_checkpoint
-from trainer.cluster import WorkerGroup
+from trainer.cluster import WorkerGroup, wait
 from trainer.config import RunConfig, TrainerConfig
 from trainer.data.dataset import PromptSampler
 from trainer.errors import InterruptedRun, RewardError, TrainerError, WatchdogError
+from trainer.profiling import slow_phases
 from trainer.stop_signal import StopSignal
 from trainer.tracking import Tracker
 
@@ -42,7 +44,7 @@ def run_directory(settings: TrainerConfig) -> Path:
 class TrainingRun:
     """The loop of a run, its checkpoints and its end; a kind of run adds `step` and `validate`.
 
-    `trained` are the groups that belong in a checkpoint, the actor first.
+    `trained` are the groups that belong in a checkpoint, the actor first; `networks` all groups that hold a network.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class TrainingRun:
         tracker: Tracker,
         stop: StopSignal,
         trained: Sequence[WorkerGroup],
+        networks: Sequence[WorkerGroup],
         sampler: PromptSampler,
         last_step: int,
     ) -> None:
@@ -59,6 +62,7 @@ class TrainingRun:
         self._dump = config.model_dump(mode="json")
         self._fingerprint = fingerprint(config.model.directory)
         self._trained = trained
+        self._networks = networks
         self._sampler = sampler
         self.run_dir = run_dir
         self.tracker = tracker
@@ -101,7 +105,8 @@ class TrainingRun:
                 self.tracker.log(0, self.validate())
             while self.progress.step < self.last_step and not self.good_enough():
                 step = self.progress.step + 1
-                metrics = self.step(step)
+                with self._traced(step):
+                    metrics = self.step(step)
                 self.progress = self.state(step)
                 if step == self.last_step or (settings.test_freq > 0 and step % settings.test_freq == 0):
                     metrics |= self.validate()
@@ -114,6 +119,25 @@ class TrainingRun:
         if settings.save_freq != 0 and self.saved_step < self.progress.step:
             self.save()
         self.export()
+
+    @contextmanager
+    def _traced(self, step: int) -> Iterator[None]:
+        """Traces a step if it is one of those to trace; in every profiled one, tells which phases were slow."""
+        settings = self._settings.profiler
+        traced = settings.enable and step in settings.steps
+        if traced:
+            wait(
+                [call for group in self._networks for call in group.start("start_trace")], self._settings.worker_timeout
+            )
+        yield
+        if traced:
+            directory = settings.dir or self.run_dir / "traces"
+            for group in self._networks:
+                group.call("stop_trace", directory, step, group.role)
+            logger.info("traces of step %d in %s", step, directory)
+        if settings.enable:
+            for slow in slow_phases(self.tracker.seconds, settings):
+                logger.warning("step %d: %s", step, slow)
 
     def save(self) -> None:
         """Writes a checkpoint of the last finished step."""

@@ -91,6 +91,11 @@ class Tracker:
             key = f"time/{name}"
             self._seconds[key] = self._seconds.get(key, 0.0) + time.perf_counter() - started
 
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """What the phases since the last `log` took, by `time/<name>`."""
+        return self._seconds
+
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Records the metrics of a step, with the phases timed since the last call."""
         row = {**self._seconds, **{name: float(value) for name, value in metrics.items()}}

@@ -371,7 +371,7 @@ RULES: dict[str, Rule] = {
     "trainer.del_local_ckpt_after_load": no_effect("all checkpoints are kept"),
     "trainer.esi_redundant_time": no_effect("SIGTERM saves a checkpoint"),
     "trainer.use_legacy_worker_impl": no_effect("there is one implementation"),
-    "trainer.profiler.*": no_effect(_TRACES),
+    "trainer.profiler.*": no_effect("see trainer.profiler"),
     "global_profiler.*": no_effect(_TRACES),
     "ray_kwargs.*": no_effect("`launch` starts Ray and sizes it"),
     "ray_init.*": no_effect("`launch` starts Ray and sizes it"),

@@ -22,6 +22,7 @@ def test_grpo_trains_without_a_critic_and_holds_the_policy_with_a_loss(runs: Run
         "algorithm.dynamic_sampling=true",
         "algorithm.max_sampling_rounds=2",
         "trainer.total_steps=3",
+        "trainer.profiler.enable=true",
     )
     rows = finished(run)
     assert len(rows) == 3
@@ -31,6 +32,8 @@ def test_grpo_trains_without_a_critic_and_holds_the_policy_with_a_loss(runs: Run
         assert row["rollout/sampling_rounds"] == 2  # all rewards are 0, so no round fills the batch
         assert row["rollout/ratio_largest"] < 1.001
     assert rows[0]["actor/kl_loss"] < rows[2]["actor/kl_loss"]
+    traces = sorted(path.name for path in (run.directory / "traces").iterdir())
+    assert traces == [f"step_000002-{role}-rank{rank}.json" for role in ("actor", "reference") for rank in (0, 1)]
     (checkpoint,) = (run.directory / "checkpoints").iterdir()
     assert (checkpoint / "actor").is_dir()
     assert not (checkpoint / "critic").exists()

@@ -7,6 +7,7 @@ from torch.distributed import TCPStore
 
 from trainer.config import ActorConfig, Config, CriticConfig, TrainedModelConfig
 from trainer.errors import DataError
+from trainer.profiling import Tracer
 from trainer.roles.place import Place
 from trainer.training.engine import OptimizerSettings, TrainingEngine
 from trainer.training.process_group import connect_store, join, open_store
@@ -24,6 +25,7 @@ class TrainingWorker:
         self.device = torch.device(place.device)
         self.dtype = getattr(torch, config.model.dtype)
         self._store: TCPStore | None = None
+        self._tracer = Tracer()
 
     def open_store(self) -> int:
         """Rank 0 only: the port at which the other ranks find it."""
@@ -60,6 +62,14 @@ class TrainingWorker:
         """How this rank steps."""
         skip = self.config.watchdogs.non_finite_gradients == "skip"
         return OptimizerSettings(settings.learning_rate, settings.weight_decay, settings.max_gradient_norm, skip)
+
+    def start_trace(self) -> None:
+        """Records what this rank does until `stop_trace`."""
+        self._tracer.start()
+
+    def stop_trace(self, directory: Path, step: int, role: str) -> None:
+        """Writes the record of this rank."""
+        self._tracer.stop(directory / f"step_{step:06d}-{role}-rank{self.place.rank}.json")
 
     def save(self, directory: Path) -> None:
         """Writes this role's state, every rank its part."""

@@ -1,0 +1,31 @@
+"""Traces and thresholds."""
+
+import json
+from pathlib import Path
+
+import torch
+
+from trainer.profiler_settings import ProfilerConfig
+from trainer.profiling import Tracer, slow_phases
+
+
+def test_a_trace_names_what_torch_did_between_start_and_stop(tmp_path: Path) -> None:
+    tracer = Tracer()
+    for name, operation in (("first", torch.Tensor.exp), ("second", torch.Tensor.sin)):
+        tracer.start()
+        operation(torch.ones(8))
+        tracer.stop(tmp_path / "traces" / f"{name}.json")
+    events = [json.loads((tmp_path / "traces" / f"{n}.json").read_text())["traceEvents"] for n in ("first", "second")]
+    names = [{event.get("name") for event in trace} for trace in events]
+    assert "aten::exp" in names[0] - names[1]
+    assert "aten::sin" in names[1] - names[0]
+
+
+def test_slow_phases_are_told_with_their_threshold() -> None:
+    seconds = {"time/load": 0.02, "time/old_log_prob": 0.07, "time/update_critic": 0.2, "time/generate": 9.0}
+    assert slow_phases(seconds, ProfilerConfig()) == [
+        "load took 20 ms, the threshold is 10 ms",
+        "update_critic took 200 ms, the threshold is 150 ms",
+    ]
+    assert slow_phases(seconds, ProfilerConfig(loading_ms=None, critic_update_ms=300)) == []
+    assert slow_phases({}, ProfilerConfig()) == []
