@@ -63,7 +63,7 @@ def to_responses(*ours: str) -> Rule:
     """verl counts the prompts of a mini-batch, we its responses."""
 
     def rule(key: str, value: str, given: Given) -> Translation:
-        samples = given.get("actor_rollout_ref.rollout.n", given.get("rollout.samples_per_prompt", "1"))
+        samples = given.get("rollout.samples_per_prompt", given.get("actor_rollout_ref.rollout.n", "1"))
         if not (value.isdecimal() and samples.isdecimal()):
             raise ConfigError(f"{key}={value}: expected a whole number", hint="it counts prompts per optimizer step")
         return Translation(dict.fromkeys(ours, str(int(value) * int(samples))))

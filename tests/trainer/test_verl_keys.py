@@ -138,6 +138,12 @@ def test_a_token_budget_counts_where_dynamic_batches_are_on() -> None:
     assert (on.actor.micro_batch_tokens, on.critic.micro_batch_tokens) == (9000, 9000)
 
 
+def test_our_own_keys_outrank_the_defaults_of_verl() -> None:
+    config, _ = load_config(["verl"], ["rollout.samples_per_prompt=4", "algorithm.kl_coefficient=0.5"])
+    assert config.actor.mini_batch_size == 256 * 4
+    assert config.algorithm.kl_coefficient == 0.5
+
+
 def test_a_role_s_own_setting_outranks_what_verl_hands_on_to_it() -> None:
     own, actor = "critic.ppo_mini_batch_size=64", "actor_rollout_ref.actor.ppo_mini_batch_size=32"
     for arguments in ([own, actor], [actor, own]):
