@@ -83,6 +83,6 @@ class Run:
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
     def results(self, step: int) -> dict[str, float]:
-        """A step's metrics that do not depend on the clock."""
+        """A step's metrics that depend on nothing but the settings."""
         (row,) = (row for row in self.metrics() if row["step"] == step)
-        return {k: v for k, v in row.items() if not k.startswith(("time/", "throughput/", "wall_time"))}
+        return {k: v for k, v in row.items() if not k.startswith(("time/", "throughput/", "memory/", "wall_time"))}
