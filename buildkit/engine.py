@@ -152,6 +152,12 @@ class Docker(Engine):
     def check_archive(self) -> None:
         if not self.has_buildx():
             raise EngineError("only buildx writes the same bytes twice, and buildx is not installed", BUILDX)
+        if "io.containerd.snapshotter" not in self.call("info", "--format", "{{json .DriverStatus}}").stdout:
+            raise EngineError(
+                "docker keeps its images in its old store, which cannot write archives with fixed times",
+                'put {"features": {"containerd-snapshotter": true}} into /etc/docker/daemon.json and restart docker; '
+                "`SLIPWAY_IMAGE_STORE=containerd ci/engine COMMAND` starts one that has it",
+            )
 
     def check_integrated(self) -> None:
         version = self.call("version", "--format", "{{.Client.Version}}").stdout.strip()
