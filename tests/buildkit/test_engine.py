@@ -1,5 +1,6 @@
 """The engines' command lines, with programs that play docker and podman; tests/engines runs the real ones."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -100,3 +101,13 @@ def test_an_image_is_known_by_digest_and_size_played(programs: Path) -> None:
 )
 def test_references_are_completed_as_docker_does(reference: str, full: str) -> None:
     assert full_name(reference) == full
+
+
+def test_an_archive_with_fixed_times_needs_the_containerd_store_played(programs: Path, tmp_path: Path) -> None:
+    docker(programs)
+    request = replace(REQUEST, archive=tmp_path / "image.tar")
+    with pytest.raises(EngineError, match="old store") as caught:
+        Docker().build_command(request)
+    assert "containerd-snapshotter" in caught.value.hint
+    play(programs, "docker", """echo '[["driver-type", "io.containerd.snapshotter.v1"]]'""")
+    assert f"--output=type=oci,dest={tmp_path}/image.tar,rewrite-timestamp=true" in Docker().build_command(request)
