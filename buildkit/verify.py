@@ -19,8 +19,6 @@ from buildkit.engine import Engine
 from buildkit.errors import BuildError
 from buildkit.matrix import Matrix, Variant
 
-BLOCK = 2**20  # bytes read at once
-
 
 @dataclass(frozen=True)
 class Difference:
@@ -65,7 +63,7 @@ class Layout:
     """An OCI image layout in a tar (https://github.com/opencontainers/image-spec/blob/main/image-layout.md)."""
 
     def __init__(self, path: Path) -> None:
-        self.archive = tarfile.open(path)  # noqa: SIM115  # lives as long as the layout
+        self.path = path
         index = json.loads(self.read("index.json"))
         self.digest: str = index["manifests"][0]["digest"]
         self.manifest = self.blob(self.digest)
@@ -73,10 +71,11 @@ class Layout:
             self.manifest = self.blob(self.manifest["manifests"][0]["digest"])
 
     def read(self, name: str) -> bytes:
-        file = self.archive.extractfile(name)
-        if file is None:
-            raise BuildError(f"the exported image has no {name}", "run `buildkit verify` again")
-        return file.read()
+        with tarfile.open(self.path) as archive:
+            file = archive.extractfile(name)
+            if file is None:
+                raise BuildError(f"the exported image has no {name}", "run `buildkit verify` again")
+            return file.read()
 
     def blob(self, digest: str) -> Any:
         return json.loads(self.read(f"blobs/{digest.replace(':', '/')}"))
@@ -87,18 +86,19 @@ class Layout:
 
     def files(self, digest: str) -> Iterator[tuple[str, str]]:
         """Names in a layer with all that belongs to each, in the layer's order."""
-        blob = self.archive.extractfile(f"blobs/{digest.replace(':', '/')}")
-        with tarfile.open(fileobj=blob, mode="r|*") as layer:
-            for member in layer:
-                content = layer.extractfile(member) if member.isreg() else None
-                sha256 = hashlib.file_digest(content, "sha256").hexdigest() if content else ""  # type: ignore[arg-type]
-                yield (
-                    member.name,
-                    (
-                        f"mode {member.mode:o}, owner {member.uid}:{member.gid}, time {int(member.mtime)}, "
-                        f"{member.size} bytes {sha256[:12]} {member.linkname}".rstrip()
-                    ),
-                )
+        with tarfile.open(self.path) as archive:
+            blob = archive.extractfile(f"blobs/{digest.replace(':', '/')}")
+            with tarfile.open(fileobj=blob, mode="r|*") as layer:
+                for member in layer:
+                    content = layer.extractfile(member) if member.isreg() else None
+                    yield member.name, describe(member, content.read() if content else b"")
+
+
+def describe(member: tarfile.TarInfo, content: bytes) -> str:
+    sha256 = hashlib.sha256(content).hexdigest()[:12] if content else ""
+    owner, time_set = f"{member.uid}:{member.gid}", int(member.mtime)
+    words = f"mode {member.mode:o}, owner {owner}, time {time_set}, {member.size} bytes {sha256} {member.linkname}"
+    return words.rstrip()
 
 
 def find_difference(first: Layout, second: Layout) -> Difference:
