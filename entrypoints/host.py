@@ -13,7 +13,7 @@ from entrypoints.fabric.settings import Setting, fabric_settings, interface_sett
 from entrypoints.fabric.tree import Tree
 from entrypoints.versions import component_versions, installed, satisfies
 
-IMAGE_MANIFEST = Path("/etc/slipway/image.json")
+IMAGE_MANIFEST = "etc/slipway/image.json"
 _ROCM_VERSION = "opt/rocm/.info/version"
 
 
@@ -37,10 +37,14 @@ class Host:
         return interface_settings(self.fabric.interface, self.fabric.interface_reason)
 
 
-def examine_host(tree: Tree, variables: Mapping[str, str], manifest: Path = IMAGE_MANIFEST) -> Host:
-    """Look at devices, driver files and the image's manifest. Raises UsageError."""
+def examine_host(tree: Tree, variables: Mapping[str, str]) -> Host:
+    """Look at devices, driver files and the image's manifest. Raises UsageError.
+
+    A recorded tree that holds a manifest is judged for that image, any other for the image that this process runs in.
+    """
     fabric = detect_fabric(tree, variables)
-    document = read_manifest(manifest)
+    recorded = tree.path(IMAGE_MANIFEST)
+    document = read_manifest(recorded if recorded.exists() else Path("/", IMAGE_MANIFEST))
     versions = _versions(tree, document.get("pins", {}))
     from_fabric, warnings = fabric_settings(fabric.choice, versions.get("nccl"))
     found = architectures(fabric.gpus)

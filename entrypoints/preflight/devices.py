@@ -109,7 +109,7 @@ def _amd_driver(node: Node) -> Finding:
 def rdma(node: Node, load: Callable[[str], object] = ctypes.CDLL) -> Finding:
     """Whether NCCL can use the adapters that the host has. If not, it takes sockets without a word: much slower."""
     if not node.rdma:
-        return skip("rdma", "no RDMA here")
+        return skip("rdma", "no RDMA adapter here, or an image without GPUs")
     kind = node.host.fabric.kind
     fallback = f"the host has {len(node.host.fabric.choice.hcas)} {kind} adapters, but NCCL would silently use sockets"
     devices = sorted(node.tree.path("dev/infiniband").glob("uverbs*"))

@@ -46,7 +46,7 @@ def locked_memory(node: Node) -> Finding:
 def judge_locked_memory(limit: int, node: Node) -> Finding:
     """`limit` in bytes; negative is unlimited."""
     if not node.rdma:
-        return skip("memlock", "no RDMA here")
+        return skip("memlock", "no RDMA adapter here, or an image without GPUs")
     if limit < 0 or limit >= MEMLOCK:
         return ok("memlock", "unlimited" if limit < 0 else f"{limit // GIB} GiB")
     return Finding(

@@ -7,9 +7,11 @@ https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa.html,
 https://learn.microsoft.com/azure/virtual-machines/sizes/gpu-accelerated/ndh100v5-series
 """
 
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 MELLANOX, BROADCOM, AMAZON = "0x15b3", "0x14e4", "0x1d0f"
 
@@ -24,6 +26,10 @@ class HostTree:
         path = self.root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text + "\n", encoding="utf-8")
+
+    def image(self, **manifest: Any) -> None:
+        """The manifest of the image that is to run there."""
+        self.write("etc/slipway/image.json", json.dumps({"pins": {}, "env": [], **manifest}))
 
     def link(self, name: str, target: str) -> None:
         path = self.root / name

@@ -18,14 +18,10 @@ from tests.entrypoints import hosts
 from tests.entrypoints.conftest import Start
 from tests.entrypoints.hosts import HostTree
 
-NO_IMAGE = Path("/no/such/place/image.json")
-
 
 def examine(tree: HostTree, nccl: str | None = None, **variables: str) -> Host:
-    manifest = tree.root / "image.json"
-    pins = {} if nccl is None else {"nvidia-nccl-cu13": nccl}
-    manifest.write_text(json.dumps({"pins": pins, "env": []}), encoding="utf-8")
-    return examine_host(Tree(tree.root), variables, manifest)
+    tree.image(pins={} if nccl is None else {"nvidia-nccl-cu13": nccl})
+    return examine_host(Tree(tree.root), variables)
 
 
 def values(host: Host) -> dict[str, str]:
@@ -211,21 +207,19 @@ TABLE = [
 
 def test_the_images_table_is_evaluated_on_the_host(tmp_path: Path) -> None:
     tree = hosts.mi300x(tmp_path)
-    manifest = tmp_path / "image.json"
-    pins = {"torch": "2.13.0+rocm7.2", "ray": "2.60.0"}
-    manifest.write_text(json.dumps({"pins": pins, "env": TABLE}), encoding="utf-8")
-    settings = examine_host(Tree(tree.root), {}, manifest).settings
+    tree.image(pins={"torch": "2.13.0+rocm7.2", "ray": "2.60.0"}, env=TABLE)
+    settings = examine_host(Tree(tree.root), {}).settings
     found = {setting.name: setting.value for setting in settings if setting.reason == "r"}
     assert found == {"ALWAYS": "1", "MI300": "1", "ROCE": "1", "RAY": "1", "TWICE": "first"}
     assert apply({"RAY": "mine"}, settings)["RAY"] == "mine"
     tree.write("opt/rocm/.info/version", "6.3.4-117")
-    assert "OLD_MI300" in {setting.name for setting in examine_host(Tree(tree.root), {}, manifest).settings}
+    assert "OLD_MI300" in {setting.name for setting in examine_host(Tree(tree.root), {}).settings}
 
 
 def test_a_damaged_manifest_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "image.json").write_text("{", encoding="ascii")
+    HostTree(tmp_path).write("etc/slipway/image.json", "{")
     with pytest.raises(UsageError, match=r"image\.json cannot be read"):
-        examine_host(Tree(tmp_path), {}, tmp_path / "image.json")
+        examine_host(Tree(tmp_path), {})
 
 
 @pytest.mark.parametrize(

@@ -25,16 +25,15 @@ from entrypoints.preflight.places import disk, judge_disk, leftovers, ports
 from entrypoints.ray_node import directory_prefix
 from tests.entrypoints import hosts
 from tests.entrypoints.conftest import Start
+from tests.entrypoints.hosts import HostTree
 
 TWO_NODES = {"SLIPWAY_HOSTS": "a,b", "SLIPWAY_NODE_RANK": "0"}
 
 
 def node(root: Path, target: str = "cuda", pins: dict[str, str] | None = None, **variables: str) -> Node:
-    manifest = root / "image.json"
-    root.mkdir(exist_ok=True)
-    manifest.write_text(json.dumps({"target": target, "pins": pins or {}, "env": []}), encoding="utf-8")
+    HostTree(root).image(target=target, pins=pins or {})
     tree = Tree(root)
-    host = examine_host(tree, variables, manifest)
+    host = examine_host(tree, variables)
     allocation = detect({**TWO_NODES, **variables}, "a", root).allocation
     return replace(preflight_node(tree, host, allocation, variables, None), temporary=root)
 
@@ -227,7 +226,7 @@ def test_preflight_prints_every_check(start: Start) -> None:
 
 
 def test_preflight_of_a_recorded_host_fails_with_the_fix(start: Start, tmp_path: Path) -> None:
-    hosts.dgx_h100(tmp_path / "dgx")
+    hosts.dgx_h100(tmp_path / "dgx").image(target="cuda")
     ended = start("preflight", "--sysfs-root", str(tmp_path / "dgx"), **TWO_NODES).wait()
     assert ended.status == 15
     assert "fail  rdma" in ended.stdout
