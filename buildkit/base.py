@@ -10,15 +10,20 @@ import subprocess
 import tarfile
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from buildkit.engine import Engine
-from buildkit.errors import BaseError, LockError
-from buildkit.lock_facts import Deb
+from buildkit.credentials import read_credentials
+from buildkit.engine import Engine, full_name
+from buildkit.errors import BaseError, LockError, RegistryError
+from buildkit.lock_facts import Deb, LockFacts
 from buildkit.matrix import Base, Variant
+from buildkit.reference import parse_reference
+from buildkit.registry import Registry
 
 log = logging.getLogger(__name__)
+
+PATIENCE = 5.0  # seconds in which a registry must say a digest
 
 # What Debian's own slim images leave out as well (https://github.com/debuerreotype/debuerreotype).
 LEFT_OUT = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/info/*", "/usr/share/locale/*", "/usr/share/lintian/*")
@@ -38,37 +43,63 @@ LIST = "dpkg-query -W -f '${Package}=${Version}\\n' | xargs apt-cache show"
 FIELD = re.compile(r"^(Package|Version|SHA256): (.+)$", re.MULTILINE)
 
 
-def choose_provider(base: Base, requested: str, engine: Engine) -> tuple[str, str]:
-    """The provider and the reason for it. `auto` takes the first that can be had; `BaseError` when none can."""
+def choose_provider(base: Base, requested: str, engine: Engine, facts: LockFacts) -> tuple[str, str]:
+    """The provider and the reason for it. `auto` takes the first that was locked and can be had.
+
+    Raises `BaseError` when none can, `LockError` when what was asked for is not locked.
+    """
     if requested != "auto":
         if requested not in base.providers:
             raise BaseError(
                 f"base {base.name} has no provider `{requested}`", f"one of: auto, {', '.join(base.providers)}"
             )
+        if refusal := unlocked(requested, facts):
+            raise LockError(f"--base {requested}: {refusal}", f"run `buildkit lock` where {WHERE[requested]}")
         return requested, "asked for"
     refusals: list[str] = []
     for provider in base.providers:
-        refusal = AVAILABLE[provider](base, engine)
+        refusal = unlocked(provider, facts) or AVAILABLE[provider](facts, engine)
         if not refusal:
             return provider, "; ".join([*refusals, f"{provider} can be had"])
         refusals.append(f"{provider}: {refusal}")
     raise BaseError(
         f"no provider can supply base {base.name}: {'; '.join(refusals)}",
-        "make a registry reachable, or install mmdebstrap (`apt-get install mmdebstrap`)",
+        "make a registry reachable, or install mmdebstrap (`apt-get install mmdebstrap`); then `buildkit lock`",
     )
 
 
-def registry_refusal(base: Base, engine: Engine) -> str:
-    return "" if engine.can_pull(base.image) else f"{base.image} is not here and no registry answers"
+def unlocked(provider: str, facts: LockFacts) -> str:
+    """Why the lock does not bind this provider's base; empty when it does."""
+    if provider == "registry":
+        return "" if facts.base_digest else f"the lock has no digest of {facts.base}"
+    return "" if facts.debs else "the lock has no Debian packages"
 
 
-def bootstrap_refusal(_base: Base, _engine: Engine) -> str:
+def registry_digest(base: Base) -> str:
+    """The digest that the base's tag has now, for all platforms, unless the matrix names it. Raises `RegistryError`."""
+    reference = parse_reference(full_name(base.image))
+    if reference.digest:
+        return reference.digest
+    if reference.host == "docker.io":
+        reference = replace(reference, host="registry-1.docker.io")
+    manifest = Registry(reference, read_credentials(reference.host), patience=PATIENCE).manifest(reference.tag)
+    if manifest is None:
+        raise RegistryError(f"{reference.host} has no {base.image}", "see `image` of the base in images/matrix.toml")
+    return manifest.descriptor.digest
+
+
+def registry_refusal(facts: LockFacts, engine: Engine) -> str:
+    locked = facts.base_reference
+    return "" if engine.can_pull(locked) else f"{locked} is not here and no registry answers"
+
+
+def bootstrap_refusal(_facts: LockFacts, _engine: Engine | None = None) -> str:
     return "" if shutil.which("mmdebstrap") else "mmdebstrap is not installed"
 
 
-AVAILABLE: dict[str, Callable[[Base, Engine], str]] = {
+WHERE = {"registry": "the base's registry answers", "bootstrap": "mmdebstrap is installed"}
+AVAILABLE: dict[str, Callable[[LockFacts, Engine], str]] = {
     "registry": registry_refusal,
-    "vendor": registry_refusal,
     "bootstrap": bootstrap_refusal,
 }
 

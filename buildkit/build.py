@@ -50,10 +50,11 @@ class BuildResult:
     base_provider: str
 
 
-def image_tags(variant: Variant, lock: str) -> tuple[str, ...]:
-    """Moving tag of the target, tag of the variant, and the immutable one with the lock's digest."""
+def image_tags(matrix: Matrix, variant: Variant, lock: str) -> tuple[str, ...]:
+    """The target's moving tag, for its default variant; the variant's; and the immutable one with the lock's digest."""
     name = f"slipway:{variant.identifier}"
-    return (f"slipway:{variant.target}", name, f"{name}-{lock_digest(lock)[:12]}")
+    moving = (f"slipway:{variant.target}",) if matrix.is_default(variant) else ()
+    return (*moving, name, f"{name}-{lock_digest(lock)[:12]}")
 
 
 def cache_folder() -> Path:
@@ -77,7 +78,7 @@ def build_image(
     lock = read_lock(matrix, variant)
     plan = make_plan(matrix, variant, lock, cache_folder())
     check_disk(matrix, variant, engine, plan)
-    names = (*image_tags(variant, lock), *tags)
+    names = (*image_tags(matrix, variant, lock), *tags)
     with prepared(matrix, variant, engine, lock, base) as (request, provider):
         engine.build(replace(request, tags=names, no_cache=no_cache, progress=progress))
     record_build(plan, cache_folder())
@@ -87,7 +88,7 @@ def build_image(
     return BuildResult(variant.target, variant.name, names, image.id, image.size, time.monotonic() - start, provider)
 
 
-def export_image(matrix: Matrix, variant: Variant, engine: Engine, archive: Path, base: str = "auto") -> None:
+def export_archive(matrix: Matrix, variant: Variant, engine: Engine, archive: Path, base: str = "auto") -> None:
     """Builds without cache into an OCI archive whose bytes depend on the lock and the code only."""
     lock = read_lock(matrix, variant)
     check_disk(matrix, variant, engine, make_plan(matrix, variant, lock, cache_folder()))
@@ -101,13 +102,14 @@ def prepared(
 ) -> Iterator[tuple[BuildRequest, str]]:
     """A build with its context laid out and its secrets at hand, and the provider of its base."""
     host = read_host()
-    provider, reason = choose_provider(variant.base, base, engine)
+    facts = read_facts(lock)
+    provider, reason = choose_provider(variant.base, base, engine, facts)
     log.info("base: %s (%s)", provider, reason)
     context = cache_folder() / "contexts" / variant.identifier
     with tempfile.TemporaryDirectory(prefix="slipway-secrets-") as folder:
         stage(context, matrix, variant, lock, provider, host)
         secrets = write_secrets(Path(folder), variant.base, host)
-        arguments = {"SOURCE_DATE_EPOCH": str(read_facts(lock).epoch), **host.proxies}
+        arguments = {"SOURCE_DATE_EPOCH": str(facts.epoch), **host.proxies}
         yield BuildRequest(context, (), secrets, arguments), provider
 
 
@@ -128,7 +130,7 @@ def stage(context: Path, matrix: Matrix, variant: Variant, lock: str, provider: 
     (context / "tools").mkdir(parents=True)
     manifest = image_manifest(matrix, variant, provider, lock)
     labels = image_labels(matrix, variant, manifest)
-    (context / "Dockerfile").write_text(render_dockerfile(matrix, variant, provider, labels))
+    (context / "Dockerfile").write_text(render_dockerfile(matrix, variant, provider, labels, read_facts(lock)))
     (context / "prune.txt").write_text("".join(f"{path}\n" for path in variant.prune))
     shutil.copy2(matrix.images / "templates" / "install-wheels", context / "install-wheels")
     stage_wheels(context, matrix, lock, host)

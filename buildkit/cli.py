@@ -17,6 +17,7 @@ from buildkit.engine import open_engine
 from buildkit.errors import BuildkitError, UsageError
 from buildkit.host import read_host
 from buildkit.lock import read_lock, write_lock
+from buildkit.lock_facts import read_facts
 from buildkit.matrix import Matrix, Variant
 from buildkit.options import (
     AsJson,
@@ -26,6 +27,7 @@ from buildkit.options import (
     Project,
     TargetName,
     VariantName,
+    WithDebug,
     emit,
     errors,
     open_matrix,
@@ -87,8 +89,9 @@ def render(
         raise UsageError(
             f"base {chosen.base.name} has no provider `{base}`", f"one of: auto, {', '.join(chosen.base.providers)}"
         )
-    manifest = image_manifest(matrix, chosen, provider, lock_or_empty(matrix, chosen))
-    text = render_dockerfile(matrix, chosen, provider, image_labels(matrix, chosen, manifest))
+    locked = lock_or_empty(matrix, chosen)
+    labels = image_labels(matrix, chosen, image_manifest(matrix, chosen, provider, locked))
+    text = render_dockerfile(matrix, chosen, provider, labels, read_facts(locked))
     if as_json:
         emit({"target": chosen.target, "variant": chosen.name, "base": provider, "dockerfile": text})
     else:
@@ -108,12 +111,13 @@ def lock_or_empty(matrix: Matrix, variant: Variant) -> str:
 def lock(
     target: TargetName,
     variant: VariantName = None,
+    with_debug: WithDebug = False,
     upgrade: Annotated[bool, typer.Option("--upgrade", help="Take the newest that fits, not what was locked.")] = False,
     project: Project = None,
 ) -> None:
     """Resolve a variant's pins into its lock: every wheel and Debian package with its hash, no address in it."""
     matrix = open_matrix(project)
-    path = write_lock(matrix, matrix.variant(target, variant), read_host(), cache_folder(), upgrade)
+    path = write_lock(matrix, matrix.variant(target, variant, with_debug), read_host(), cache_folder(), upgrade)
     sys.stdout.write(f"{path.relative_to(matrix.root)}\n")
 
 
@@ -121,6 +125,7 @@ def lock(
 def build(
     target: TargetName,
     variant: VariantName = None,
+    with_debug: WithDebug = False,
     base: BaseChoice = "auto",
     tag: Annotated[list[str] | None, typer.Option("--tag", help="A further tag; may be repeated.")] = None,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Build every layer anew.")] = False,
@@ -132,10 +137,10 @@ def build(
 ) -> None:
     """Build and tag the image of a variant."""
     matrix = open_matrix(project)
-    chosen = matrix.variant(target, variant)
+    chosen = matrix.variant(target, variant, with_debug)
     if dry_run:
-        read_lock(matrix, chosen)
-        provider, reason = choose_provider(chosen.base, base, open_engine(engine))
+        facts = read_facts(read_lock(matrix, chosen))
+        provider, reason = choose_provider(chosen.base, base, open_engine(engine), facts)
         emit({**describe(chosen), "provider": provider, "reason": reason})
         return
     result = build_image(matrix, chosen, open_engine(engine), base, tuple(tag or ()), no_cache, progress)
@@ -151,6 +156,7 @@ def build(
 def run_tests(
     target: TargetName,
     variant: VariantName = None,
+    with_debug: WithDebug = False,
     image: ImageName = None,
     tier: Annotated[str, typer.Option(help="smoke (one container), cluster (two nodes) or all.")] = "all",
     pytest_arguments: Annotated[list[str] | None, typer.Argument(help="Passed on to pytest, after `--`.")] = None,
@@ -158,11 +164,13 @@ def run_tests(
 ) -> None:
     """Run the container tests against a built image; exits with pytest's status."""
     matrix = open_matrix(project)
-    chosen = matrix.variant(target, variant)
+    chosen = matrix.variant(target, variant, with_debug)
     tiers = choose_tiers(tier)
     engine, name = open_engine("docker"), image or f"slipway:{chosen.identifier}"
     if engine.find(name) is None:
-        raise UsageError(f"there is no image {name}", f"run `buildkit build --target {chosen.target}`")
+        raise UsageError(
+            f"there is no image {name}", f"run `buildkit build --target {chosen.target} --variant {chosen.name}`"
+        )
     raise typer.Exit(run_container_tests(matrix.root, chosen.target, name, tiers, tuple(pytest_arguments or ())))
 
 

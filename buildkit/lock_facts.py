@@ -48,6 +48,11 @@ class LockFacts:
     debs: tuple[Deb, ...] = ()
     wheels: dict[str, WheelFacts] = field(default_factory=dict)
 
+    @property
+    def base_reference(self) -> str:
+        """The base's image by its digest, as an engine takes it; without one, its tag."""
+        return f"{self.base.partition('@')[0]}@{self.base_digest}" if self.base_digest else self.base
+
 
 def write_facts(facts: LockFacts) -> str:
     lines = [

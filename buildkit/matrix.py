@@ -3,7 +3,7 @@
 import difflib
 import tomllib
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,6 +11,7 @@ from buildkit.environment import EnvEntry, parse_environment
 from buildkit.errors import MatrixError, UsageError
 
 STATUSES = ("proven", "untested")
+DEBUG_SUFFIX = "-debug"
 Value = TypeVar("Value")
 
 
@@ -27,8 +28,6 @@ class Base:
     @property
     def providers(self) -> tuple[str, ...]:
         """In order of preference."""
-        if self.vendor:
-            return ("vendor",)
         return ("registry", "bootstrap") if self.bootstrap else ("registry",)
 
 
@@ -36,7 +35,8 @@ class Base:
 class Variant:
     """A set of pins of one target that fit together.
 
-    `exclude` maps a distribution to the reason why it is left out, `prune` a path in site-packages (with `*`).
+    `exclude` maps a distribution to the reason why it is left out, `prune` a path in site-packages (with `*`); what the
+    target leaves out is among them.
     `architectures` are the GPUs it is for, `driver` the oldest driver that runs it, `rocm` the ROCm release inside.
     """
 
@@ -53,6 +53,7 @@ class Variant:
     driver: str = ""
     rocm: str = ""
     disk_gib: int = 0  # free space that a build needs; the target's when 0
+    debug: bool = False  # carries debuggers
 
     @property
     def identifier(self) -> str:
@@ -80,6 +81,25 @@ class WheelLayer:
 
 
 @dataclass(frozen=True)
+class Debuggers:
+    """What `--with-debug` adds to a variant."""
+
+    requirements: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+
+    def added_to(self, variant: Variant) -> Variant:
+        return replace(
+            variant,
+            name=f"{variant.name}{DEBUG_SUFFIX}",
+            requirements=(*variant.requirements, *self.requirements),
+            packages=tuple(sorted({*variant.packages, *self.packages})),
+            status="untested",
+            proof="",
+            debug=True,
+        )
+
+
+@dataclass(frozen=True)
 class Matrix:
     """`wheel_layers` in the order in which they are laid down; `rocm_architectures` by ROCm release."""
 
@@ -87,20 +107,30 @@ class Matrix:
     targets: dict[str, Target]
     wheel_layers: tuple[WheelLayer, ...] = (WheelLayer("wheels", ("*",)),)
     rocm_architectures: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    debuggers: Debuggers = Debuggers()
 
     @property
     def images(self) -> Path:
         return self.root / "images"
 
-    def variant(self, target: str, variant: str | None = None) -> Variant:
-        """Raises `UsageError` for an unknown target or variant, naming the nearest one."""
-        found = pick(self.targets, target, "target")
-        return pick(found.variants, variant, f"variant of {target}") if variant else found.default
+    def variant(self, target: str, variant: str | None = None, with_debug: bool = False) -> Variant:
+        """The default of a target without a name. A name that ends in `-debug` has the debuggers, too.
 
-    def env(self, target: str) -> tuple[EnvEntry, ...]:
-        """The run-time environment table of a target: what all images have, then its own."""
+        Raises `UsageError` for an unknown target or variant, naming the nearest one.
+        """
+        found = pick(self.targets, target, "target")
+        name = (variant or found.default.name).removesuffix(DEBUG_SUFFIX)
+        chosen = pick(found.variants, name, f"variant of {target}")
+        return self.debuggers.added_to(chosen) if with_debug or (variant or "").endswith(DEBUG_SUFFIX) else chosen
+
+    def is_default(self, variant: Variant) -> bool:
+        """Whether it is what a target's name alone means."""
+        return variant.name == self.targets[variant.target].default.name
+
+    def env(self, target: str, debug: bool = False) -> tuple[EnvEntry, ...]:
+        """The run-time environment table of a target: what all images have, then its own, then the debuggers'."""
         entries: list[EnvEntry] = []
-        for name in ("common", target):
+        for name in ("common", target, *(("debug",) if debug else ())):
             path = self.images / "env" / f"{name}.toml"
             entries += parse_environment(read_toml(path), path)
         return tuple(entries)
@@ -137,7 +167,9 @@ def load_matrix(root: Path) -> Matrix:
         for index, table in enumerate(data.get("wheel_layers", []))
     )
     rocm = {release: tuple(names) for release, names in data.get("rocm_architectures", {}).items()}
-    return Matrix(root, targets, *((layers, rocm) if layers else (Matrix.wheel_layers, rocm)))
+    lists = {key: tuple(names) for key, names in data.get("debug", {}).items()}
+    debuggers = build(Debuggers, lists, path, "debug")
+    return Matrix(root, targets, layers or Matrix.wheel_layers, rocm, debuggers)
 
 
 def read_target(
@@ -154,14 +186,16 @@ def read_target(
         if entry.get("status") not in STATUSES:
             raise MatrixError(f"{path}: {place}: `status` is {entry.get('status')!r}", f"one of: {', '.join(STATUSES)}")
         own = tuple(sorted({*apt, *entry.get("packages", ())} - set(entry.get("without_packages", ()))))
-        values = {"exclude": {}, **entry, "target": name, "name": key, "base": base, "packages": own}
+        values = {**entry, "target": name, "name": key, "base": base, "packages": own}
         values.pop("without_packages", None)
+        for reasons in ("exclude", "prune"):
+            values[reasons] = {**table.get(reasons, {}), **entry.get(reasons, {})}
         values["requirements"] = tuple(entry.get("requirements", ()))
         values["architectures"] = tuple(entry.get("architectures", ()))
         variants[key] = build(Variant, values, path, place)
     if not variants:
         raise MatrixError(f"{path}: {where} has no variants", "add a [targets.<name>.variants.<variant>] table")
-    rest = {key: value for key, value in table.items() if key != "variants"}
+    rest = {key: value for key, value in table.items() if key not in ("variants", "exclude", "prune")}
     return build(Target, {"name": name, "variants": variants, **rest}, path, where)
 
 

@@ -21,6 +21,9 @@ TargetName = Annotated[str, typer.Option("--target", "-t", help="cpu, cuda or ro
 VariantName = Annotated[
     str | None, typer.Option("--variant", help="A variant of the target; its first when not given.")
 ]
+WithDebug = Annotated[
+    bool, typer.Option("--with-debug", help="With debugpy, py-spy, gdb and Ray's post-mortem debugger.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 BaseChoice = Annotated[str, typer.Option("--base", help="auto, registry or bootstrap.")]
 EngineName = Annotated[str, typer.Option("--engine", help="auto, docker or podman.")]

@@ -14,7 +14,7 @@ from buildkit.build import cache_folder
 from buildkit.engine import open_engine
 from buildkit.errors import PlanError, UsageError
 from buildkit.lock import read_lock
-from buildkit.options import AsJson, BaseChoice, Project, TargetName, VariantName, emit, errors, open_matrix
+from buildkit.options import AsJson, BaseChoice, Project, TargetName, VariantName, WithDebug, emit, errors, open_matrix
 from buildkit.plan import Plan, make_plan
 from buildkit.signature import Trust
 from buildkit.verify import Difference, verify_image
@@ -22,10 +22,16 @@ from buildkit.verify import Difference, verify_image
 MARKS = {"ok": "[green]ok[/]", "warn": "[yellow]warn[/]", "fail": "[bold red]FAIL[/]"}
 
 
-def plan(target: TargetName, variant: VariantName = None, as_json: AsJson = False, project: Project = None) -> None:
+def plan(
+    target: TargetName,
+    variant: VariantName = None,
+    with_debug: WithDebug = False,
+    as_json: AsJson = False,
+    project: Project = None,
+) -> None:
     """Show the layers of a build with their predicted sizes, what is new in them, and whether the pins fit together."""
     matrix = open_matrix(project)
-    chosen = matrix.variant(target, variant)
+    chosen = matrix.variant(target, variant, with_debug)
     planned = make_plan(matrix, chosen, read_lock(matrix, chosen), cache_folder())
     if as_json:
         emit(describe(planned))

@@ -30,6 +30,7 @@ class Origin:
     lock_path: str
     base: str
     base_provider: str
+    base_digest: str
     source_date: int
     started: str
     finished: str
@@ -80,7 +81,7 @@ def statement(name: str, digest: str, origin: Origin, builder: Builder) -> dict[
                         "uri": f"file:{origin.lock_path}",
                         "digest": {"sha256": origin.lock.removeprefix("sha256:")},
                     },
-                    {"name": "base", "uri": f"pkg:generic/{origin.base}"},
+                    base_dependency(origin),
                 ],
             },
             "runDetails": {
@@ -89,6 +90,14 @@ def statement(name: str, digest: str, origin: Origin, builder: Builder) -> dict[
             },
         },
     }
+
+
+def base_dependency(origin: Origin) -> dict[str, Any]:
+    """With its digest where it came from a registry; a bootstrapped one is bound by the lock, package by package."""
+    base = {"name": "base", "uri": f"pkg:generic/{origin.base}"}
+    if origin.base_provider != "registry":
+        return base
+    return {**base, "digest": {"sha256": origin.base_digest.removeprefix("sha256:")}}
 
 
 def encode(document: Mapping[str, Any]) -> bytes:

@@ -160,6 +160,7 @@ def publish_image(request: Request, engine: Engine) -> Publication:
         lock_path=str(lock_path(matrix, variant).relative_to(matrix.root)),
         base=variant.base.image,
         base_provider=built.base_provider,
+        base_digest=read_facts(lock).base_digest,
         source_date=read_facts(lock).epoch,
         started=started,
         finished=now(),

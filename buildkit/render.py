@@ -13,21 +13,31 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
 
 from buildkit.errors import MatrixError
+from buildkit.lock_facts import LockFacts, read_facts
 from buildkit.matrix import Matrix, Variant
 from buildkit.wheels import PIN
 
+NOT_LOCKED = LockFacts()
 
-def render_dockerfile(matrix: Matrix, variant: Variant, provider: str, labels: dict[str, str]) -> str:
-    """The complete Dockerfile. Raises `MatrixError` naming template and line when a template is wrong."""
+
+def render_dockerfile(
+    matrix: Matrix, variant: Variant, provider: str, labels: dict[str, str], facts: LockFacts = NOT_LOCKED
+) -> str:
+    """The complete Dockerfile, its base and Debian packages as they were locked.
+
+    Raises `MatrixError` naming template and line when a template is wrong.
+    """
+    locked = {deb.name: f"{deb.name}={deb.version}" for deb in facts.debs}
     loader = FileSystemLoader(matrix.images / "templates")
     environment = Environment(loader=loader, undefined=StrictUndefined, keep_trailing_newline=True, trim_blocks=False)
     values = {
         "target": variant.target,
         "variant": variant,
         "provider": provider,
-        "packages": variant.packages,
+        "base_image": facts.base_reference or variant.base.image,
+        "packages": [locked.get(name, name) for name in variant.packages],
         "wheel_layers": [layer.name for layer in matrix.wheel_layers],
-        "env": matrix.env(variant.target),
+        "env": matrix.env(variant.target, variant.debug),
         "labels": labels,
     }
     try:
@@ -57,7 +67,12 @@ def image_manifest(matrix: Matrix, variant: Variant, provider: str, lock: str) -
         "status": variant.status,
         "version": project_version(matrix.root),
         "python": variant.base.python,
-        "base": {"name": variant.base.name, "provider": provider},
+        "base": {
+            "name": variant.base.name,
+            "provider": provider,
+            "image": variant.base.image,
+            "digest": read_facts(lock).base_digest if provider == "registry" else "",
+        },
         "lock": f"sha256:{hashlib.sha256(lock.encode()).hexdigest()}",
         "packages": list(variant.packages),
         "pins": dict(PIN.findall(lock)),
@@ -65,7 +80,7 @@ def image_manifest(matrix: Matrix, variant: Variant, provider: str, lock: str) -
         "pruned": variant.prune,
         "architectures": list(variant.architectures),
         "driver": variant.driver,
-        "env": [asdict(entry) for entry in matrix.env(variant.target)],
+        "env": [asdict(entry) for entry in matrix.env(variant.target, variant.debug)],
     }
 
 

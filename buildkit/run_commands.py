@@ -15,7 +15,7 @@ from buildkit.errors import UsageError
 from buildkit.flags import Flag, RunRequest, assume, caller, container_flags, new_job_name
 from buildkit.formats import TEMPLATED, TEXTS, apptainer_flags, enroot_flags, podman_flags
 from buildkit.machine import FABRICS, Machine, read_machine
-from buildkit.matrix import Matrix
+from buildkit.matrix import Matrix, Variant
 from buildkit.options import (
     AsJson,
     EngineName,
@@ -23,6 +23,7 @@ from buildkit.options import (
     Project,
     TargetName,
     VariantName,
+    WithDebug,
     emit,
     open_matrix,
     parse_size,
@@ -59,6 +60,7 @@ def run(
         int, typer.Option(min=1, help="Containers to start, each one node, on a network of their own.")
     ] = 1,
     variant: VariantName = None,
+    with_debug: WithDebug = False,
     image: ImageName = None,
     volume: Volumes = None,
     data: DataFolder = None,
@@ -90,8 +92,9 @@ def run(
         raise UsageError("there is no command", "add what `launch` shall run: `-- train KEY=VALUE…` or `-- explain`")
     default = "slipway" if shown else new_job_name()
     request = make_request(
-        matrix, target, variant, image, command, nodes, volume, data, output, env, user, name, gpus, default
-    )
+        matrix.variant(target, variant, with_debug), image, command, nodes, volume, data, output, env, user,
+        name, gpus, default,
+    )  # fmt: skip
     machine = make_machine(request, gpus, memory, fabric)
     if not described:
         raise typer.Exit(run_nodes(open_engine(engine), request, machine))
@@ -141,7 +144,7 @@ def slurm(
     """Write the batch script of a job for Slurm on stdout."""
     matrix = open_matrix(project)
     request = make_request(
-        matrix, target, variant, image, command, nodes, volume, data, output, env, None, name, gpus, "slipway"
+        matrix.variant(target, variant), image, command, nodes, volume, data, output, env, None, name, gpus, "slipway"
     )
     options = SlurmOptions(
         container=container, time=time, partition=partition, account=account, qos=qos, constraint=constraint,
@@ -156,11 +159,10 @@ def slurm(
 
 
 def make_request(
-    matrix: Matrix, target: str, variant: str | None, image: str | None, command: list[str] | None, nodes: int,
+    chosen: Variant, image: str | None, command: list[str] | None, nodes: int,
     volume: list[str] | None, data: Path | None, output: Path | None, env: list[str] | None, user: str | None,
     name: str | None, gpus: int | None, default_name: str,
 ) -> RunRequest:  # fmt: skip
-    chosen = matrix.variant(target, variant)
     volumes = list(volume or ())
     volumes += [f"{data.resolve()}:/data:ro"] if data else []
     volumes += [f"{output.resolve()}:/runs"] if output else []
@@ -173,6 +175,7 @@ def make_request(
         environment=tuple(env or ()),
         user=user or caller(),
         gpus=gpus,
+        debug=chosen.debug,
         name=name or default_name,
     )
 

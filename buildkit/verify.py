@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from buildkit.build import export_image
+from buildkit.build import export_archive
 from buildkit.engine import Engine
 from buildkit.errors import BuildError
 from buildkit.matrix import Matrix, Variant
@@ -51,7 +51,7 @@ def verify_image(matrix: Matrix, variant: Variant, engine: Engine, base: str = "
     with tempfile.TemporaryDirectory(prefix="slipway-verify-") as folder:
         archives = [Path(folder, f"{number}.tar") for number in (1, 2)]
         for archive in archives:
-            export_image(matrix, variant, engine, archive, base)
+            export_archive(matrix, variant, engine, archive, base)
         first, second = map(Layout, archives)
         difference = None if first.digest == second.digest else find_difference(first, second)
         return Verification(

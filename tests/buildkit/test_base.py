@@ -1,4 +1,5 @@
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -6,8 +7,10 @@ import pytest
 from buildkit.base import bootstrap, choose_provider
 from buildkit.engine import Docker
 from buildkit.errors import BaseError, LockError
-from buildkit.lock_facts import Deb
+from buildkit.lock_facts import Deb, LockFacts
 from buildkit.matrix import Base, Matrix, load_matrix
+
+LOCKED = LockFacts(base="debian:bookworm-slim", base_digest="sha256:1", debs=(Deb("tini", "1", "2"),))
 
 
 class EngineWithoutRegistry(Docker):
@@ -32,13 +35,21 @@ def fake_mmdebstrap(folder: Path, script: str) -> None:
 
 
 def test_a_registry_that_answers_is_preferred(base: Base) -> None:
-    assert choose_provider(base, "auto", EngineWithoutRegistry(answers=True))[0] == "registry"
+    assert choose_provider(base, "auto", EngineWithoutRegistry(answers=True), LOCKED)[0] == "registry"
+
+
+def test_a_base_that_is_not_locked_is_not_taken(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(BaseError, match="the lock has no digest of debian:bookworm-slim"):
+        choose_provider(base, "auto", EngineWithoutRegistry(answers=True), replace(LOCKED, base_digest=""))
+    with pytest.raises(LockError, match="the lock has no Debian packages"):
+        choose_provider(base, "bootstrap", EngineWithoutRegistry(), replace(LOCKED, debs=()))
 
 
 def test_auto_says_why_it_bootstraps(base: Base, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_mmdebstrap(tmp_path, "exit 0")
     monkeypatch.setenv("PATH", str(tmp_path))
-    provider, reason = choose_provider(base, "auto", EngineWithoutRegistry())
+    provider, reason = choose_provider(base, "auto", EngineWithoutRegistry(), LOCKED)
     assert provider == "bootstrap"
     assert "no registry answers" in reason
 
@@ -46,7 +57,7 @@ def test_auto_says_why_it_bootstraps(base: Base, tmp_path: Path, monkeypatch: py
 def test_no_provider_names_each_refusal(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(BaseError) as caught:
-        choose_provider(base, "auto", EngineWithoutRegistry())
+        choose_provider(base, "auto", EngineWithoutRegistry(), LOCKED)
     assert "no registry answers" in str(caught.value)
     assert "mmdebstrap is not installed" in str(caught.value)
 

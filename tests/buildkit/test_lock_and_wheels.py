@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from buildkit.errors import LockError
+from buildkit.errors import LockError, RegistryError
 from buildkit.host import HostSettings, read_host
 from buildkit.lock import lock_path, read_lock, write_lock
 from buildkit.lock_facts import read_facts
@@ -39,13 +39,15 @@ def test_excluded_distributions_are_not_locked(matrix: Matrix) -> None:
 
 def test_lock_resolves_and_goes_stale_when_the_pins_change(project: Path, tmp_path: Path) -> None:
     path = project / "images" / "matrix.toml"
-    path.write_text(re.sub(r"(?m)^bootstrap.*$", "", path.read_text()))
+    pinned = re.sub(r"(?m)^bootstrap.*$", "", path.read_text()).replace("-slim", f"-slim@sha256:{'1' * 64}")
+    path.write_text(pinned)
     matrix = load_matrix(project)
     variant = matrix.variant("cpu")
     write_lock(matrix, variant, read_host(), tmp_path)
     text = read_lock(matrix, variant)
     assert "six==1.17.0" in text
     assert "idna==3.10" in text
+    assert read_facts(text).base_reference == f"debian:bookworm-slim@sha256:{'1' * 64}"
     six = read_facts(text).wheels["six"]
     assert 30_000 < six.python_bytes < six.bytes < 60_000
     path.write_text(path.read_text().replace("six==1.17.0", "six==1.16.0"))
@@ -53,6 +55,19 @@ def test_lock_resolves_and_goes_stale_when_the_pins_change(project: Path, tmp_pa
     with pytest.raises(LockError) as caught:
         read_lock(matrix, matrix.variant("cpu"))
     assert "buildkit lock --target cpu" in caught.value.hint
+
+
+def test_a_base_without_registry_or_bootstrap_leaves_the_old_lock(project: Path) -> None:
+    path = project / "images" / "matrix.toml"
+    text = re.sub(r"(?m)^bootstrap.*$", "", path.read_text())
+    path.write_text(text.replace("debian:bookworm-slim", "127.0.0.1:1/base:latest"))
+    matrix = load_matrix(project)
+    lock = lock_path(matrix, matrix.variant("cpu"))
+    lock.parent.mkdir(parents=True)
+    lock.write_text("# as it was\n")
+    with pytest.raises(RegistryError, match=r"127\.0\.0\.1:1 did not answer"):
+        write_lock(matrix, matrix.variant("cpu"), read_host(), lock.parent)
+    assert lock.read_text() == "# as it was\n"
 
 
 def test_a_failed_resolution_leaves_the_old_lock(project: Path) -> None:

@@ -5,6 +5,7 @@ import pytest
 
 from buildkit.build import image_tags
 from buildkit.errors import MatrixError
+from buildkit.lock_facts import Deb, LockFacts
 from buildkit.matrix import Matrix, load_matrix
 from buildkit.render import image_labels, image_manifest, render_dockerfile
 
@@ -67,6 +68,36 @@ def test_manifest_is_json_with_pins_and_reasons(matrix: Matrix) -> None:
 
 def test_tags_carry_the_locks_digest(matrix: Matrix) -> None:
     variant = matrix.variant("cpu")
-    one, other = image_tags(variant, "a"), image_tags(variant, "b")
+    one, other = image_tags(matrix, variant, "a"), image_tags(matrix, variant, "b")
     assert one[:2] == other[:2] == ("slipway:cpu", f"slipway:{variant.identifier}")
     assert one[2] != other[2]
+
+
+def test_only_the_default_variant_has_the_targets_own_tag(matrix: Matrix) -> None:
+    variant = matrix.variant("rocm", "rocm-debian")
+    assert "slipway:rocm" not in image_tags(matrix, variant, "a")
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda", "rocm"])
+def test_every_variant_renders_with_each_of_its_providers(matrix: Matrix, target: str) -> None:
+    for variant in matrix.targets[target].variants.values():
+        for provider in variant.base.providers:
+            assert "ENTRYPOINT" in render_dockerfile(matrix, variant, provider, {})
+
+
+def test_a_registrys_base_and_its_packages_are_as_they_were_locked(matrix: Matrix) -> None:
+    facts = LockFacts(
+        base="debian:bookworm-slim", base_digest=f"sha256:{'1' * 64}", debs=(Deb("tini", "0.19.0-1", "2" * 64),)
+    )
+    text = render_dockerfile(matrix, matrix.variant("cpu"), "registry", {}, facts)
+    assert f"FROM debian:bookworm-slim@sha256:{'1' * 64} AS base" in text
+    assert " tini=0.19.0-1" in text
+
+
+def test_an_image_with_debuggers_has_a_name_lock_and_environment_of_its_own(matrix: Matrix) -> None:
+    plain, debug = matrix.variant("cpu"), matrix.variant("cpu", with_debug=True)
+    assert debug == matrix.variant("cpu", f"{plain.name}-debug")
+    assert set(debug.packages) - set(plain.packages) == {"gdb"}
+    assert "slipway:cpu" not in image_tags(matrix, debug, "a")
+    assert "RAY_DEBUG_POST_MORTEM=1" in render_dockerfile(matrix, debug, "bootstrap", {})
+    assert "RAY_DEBUG_POST_MORTEM" not in render_dockerfile(matrix, plain, "bootstrap", {})

@@ -293,6 +293,7 @@ def origin() -> Origin:
         lock_path="images/locks/cpu/small.txt",
         base="debian12",
         base_provider="bootstrap",
+        base_digest="",
         source_date=1795255200,
         started="2026-11-21T10:00:00Z",
         finished="2026-11-21T10:05:00Z",

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from buildkit.base import registry_digest
 from buildkit.credentials import Credentials, read_credentials
 from buildkit.errors import RegistryError
+from buildkit.matrix import Base
 from buildkit.registry import IMAGE, Descriptor, Registry, digest_of, read_object
 from tests.publish.conftest import PASSWORD, USER, Server, connect, docker_config, make_server, push_image
 
@@ -34,6 +36,18 @@ def test_manifest_keeps_its_bytes(registry: Registry) -> None:
     assert found
     assert digest == digest_of(found.body)
     assert registry.manifest(digest) == found
+
+
+def test_a_base_is_locked_by_the_digest_that_its_registry_has(
+    registry: Registry, shared_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = push_image(registry, "slim")
+    monkeypatch.setenv("DOCKER_CONFIG", str(docker_config(tmp_path, shared_server.host)))
+    monkeypatch.setenv("UV_SSL_CERT_FILE", str(shared_server.ca))
+    base = Base("debian", f"{registry.reference.name}:slim", "3.11")
+    assert registry_digest(base) == digest
+    with pytest.raises(RegistryError, match=r"has no .*:gone"):
+        registry_digest(replace(base, image=f"{registry.reference.name}:gone"))
 
 
 def test_wrong_password_is_named(shared_server: Server) -> None:
