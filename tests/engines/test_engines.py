@@ -1,13 +1,11 @@
-"""One image, three ways to build and run it: docker with buildx, docker's integrated BuildKit, podman."""
+"""One image, four ways to build and run it: docker with buildx and without, podman as root and not."""
 
 import json
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-Buildkit = Callable[..., subprocess.CompletedProcess[str]]
+from tests.engines.conftest import Buildkit, Setting
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -53,10 +51,7 @@ def test_two_nodes_form_one_cluster(buildkit: Buildkit, image: dict[str, object]
     assert "alive 2" in done.stdout
 
 
-def test_nothing_is_left(buildkit: Buildkit, environment: dict[str, str], image: dict[str, object]) -> None:
-    name = environment["SLIPWAY_ENGINE"]
-    buildkit("run", "--name", "slipway-left", "--", "--no-ray", "--", "true")
-    listing = subprocess.run(
-        [name, "ps", "--all", "--filter", "name=slipway-left", "--quiet"], capture_output=True, text=True
-    )
-    assert listing.stdout == ""
+def test_nothing_is_left(buildkit: Buildkit, setting: Setting, image: dict[str, object]) -> None:
+    done = buildkit("run", "--name", "slipway-left", "--", "--no-ray", "--", "true")
+    assert done.returncode == 0, done.stderr
+    assert setting.call(setting.engine, "ps", "--all", "--filter", "name=slipway-left", "--quiet").stdout == ""
