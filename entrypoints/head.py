@@ -5,6 +5,7 @@ import contextlib
 import logging
 import secrets
 from collections.abc import Mapping
+from typing import Any
 
 from entrypoints.channel import SILENCE
 from entrypoints.errors import LaunchError, RayFailedError
@@ -70,10 +71,26 @@ async def _run_once(node: Node, meeting: Meeting, secret: str) -> int | None:
         if not loss.done():
             return work.result()
     finally:
-        for task in (work, loss):
-            task.cancel()
-        await asyncio.gather(work, loss, return_exceptions=True)
+        loss.cancel()
+        await _cancelled(work)
     return None
+
+
+async def _cancelled(work: asyncio.Task[Any]) -> None:
+    """Cancel it and wait until it has cleaned up, even if cancelled meanwhile: its command is saving its state."""
+    if work.done():
+        return
+    work.cancel()
+    interrupted: asyncio.CancelledError | None = None
+    while not work.done():
+        try:
+            await asyncio.wait({work})
+        except asyncio.CancelledError as error:
+            interrupted = error
+    if not work.cancelled() and (failure := work.exception()):
+        log.warning("while ending: %s", failure)
+    if interrupted is not None:
+        raise interrupted
 
 
 async def _form_and_run(node: Node, peers: list[Peer], secret: str) -> int:

@@ -147,9 +147,14 @@ class Node:
         except LaunchError as error:
             self.fail(error)
 
-    def _interrupt(self, number: int) -> None:
-        if number in WARNING_SIGNALS and not self._failure.done():
+    def heed_warning(self, number: int) -> None:
+        """If some node received a scheduler's warning, the command gets the time that it announces."""
+        if number in WARNING_SIGNALS:
             self.grace = self.options.warning_grace
+
+    def _interrupt(self, number: int) -> None:
+        if not self._failure.done():
+            self.heed_warning(number)
         self.fail(StoppedError(number, self.name))
 
     async def clean(self) -> None:

@@ -45,6 +45,10 @@ class Launch:
     def pid(self) -> int:
         return self._popen.pid
 
+    @property
+    def running(self) -> bool:
+        return self._popen.poll() is None
+
     def signal(self, number: signal.Signals) -> None:
         self._popen.send_signal(number)
 

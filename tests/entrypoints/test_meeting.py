@@ -183,6 +183,37 @@ def test_a_signal_to_any_node_ends_all(start_node: Start, rank: int) -> None:
     assert all(f"node {rank} (" in end.stderr and "received SIGTERM" in end.stderr for end in ends)
 
 
+SAVE = "trap 'echo saving; sleep 2; echo saved; exit 0' TERM; echo up; sleep 60 & wait"
+
+
+def test_a_schedulers_warning_to_a_worker_gives_the_command_time(start_node: Start) -> None:
+    worker = start_node(1, "--no-ray", "--grace", "0.1", "--", "true")
+    head = start_node(0, "--no-ray", "--grace", "0.1", "--", "sh", "-c", SAVE)
+    assert head.read_line() == "up"
+    worker.signal(signal.SIGUSR1)
+    ended = head.wait()
+    assert (ended.status, worker.wait().status) == (138, 138)
+    assert ended.stdout == "saving\nsaved\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("options", [(), ("--min-nodes", "1")])
+def test_a_signal_to_all_nodes_at_once_leaves_the_command_its_time_and_its_workers(
+    start_node: Start, number: signal.Signals, options: tuple[str, ...]
+) -> None:
+    grace = ("--grace", "5") if number == signal.SIGTERM else ("--grace", "0.1")
+    worker = start_node(1, "--no-ray", *grace, *options, "--", "true")
+    head = start_node(0, "--no-ray", *grace, *options, "--", "sh", "-c", SAVE)
+    assert head.read_line() == "up"
+    worker.signal(number)  # the worker first: the head hears of it before its own signal comes
+    assert head.read_line() == "saving"
+    assert worker.running
+    head.signal(number)
+    ended = head.wait()
+    assert ended.stdout == "saved\n"
+    assert (ended.status, worker.wait().status) == (128 + number, 128 + number)
+
+
 def test_a_clock_an_hour_off_is_refused(start_node: Start, tmp_path: Path) -> None:
     # The machine's own clock is left alone: the worker's idea of time is moved.
     (tmp_path / "sitecustomize.py").write_text("import time\nhere = time.time\ntime.time = lambda: here() + 3600\n")
