@@ -38,13 +38,18 @@ class Batch:
         prompts: Sequence[Sequence[int]],
         responses: Sequence[Sequence[int]],
         log_probs: Sequence[Sequence[float]] | None,
+        masks: Sequence[Sequence[bool]] | None = None,
     ) -> Self:
-        """Pads prompts and their responses, both token ids, with the engine's log-prob of each response token."""
+        """Pads prompts and their responses, both token ids, with the engine's log-prob of each response token.
+
+        `masks` say which tokens of each response the policy sampled; None means all. Its last token must be one.
+        """
+        masks = masks or [[True] * len(response) for response in responses]
         rows = [[*prompt, *response] for prompt, response in zip(prompts, responses, strict=True)]
         return cls(
             token_ids=_pad(rows, torch.int64),
             prompt_lengths=torch.tensor([len(prompt) for prompt in prompts]),
-            response_mask=_pad([[True] * len(response) for response in responses], torch.bool),
+            response_mask=_pad(masks, torch.bool),
             rollout_log_probs=None if log_probs is None else _pad(log_probs, torch.float32),
         )
 

@@ -131,10 +131,22 @@ class WorkerHost:
 
 
 @dataclass(frozen=True)
+class Recipe:
+    """How a worker is made: `path` is its class, which gets the arguments; `gpus` its share of the slot's GPU."""
+
+    slot: Slot
+    path: str
+    arguments: Sequence[Any]
+    environment: Mapping[str, str]
+    gpus: float
+
+
+@dataclass(frozen=True)
 class Worker:
-    """One worker, how it is called in messages, and the result of its start."""
+    """One worker, how it is called in messages, how it was made, and the result of its start."""
 
     name: str
+    recipe: Recipe
     handle: Any
     started: ObjectRef
 
@@ -161,14 +173,29 @@ class WorkerGroup:
 
     def add(self, slot: Slot, path: str, arguments: Sequence[Any], environment: Mapping[str, str], gpus: float) -> None:
         """Starts one more worker; returns at once."""
-        host = ray.remote(WorkerHost).options(
+        self.workers.append(self._start(Recipe(slot, path, arguments, environment, gpus)))
+
+    def restart(self, index: int) -> None:
+        """Ends a worker, whatever it does, and starts another in its place; returns at once."""
+        ray.kill(self.workers[index].handle)
+        self.workers[index] = self._start(self.workers[index].recipe)
+
+    def _start(self, recipe: Recipe) -> Worker:
+        slot = recipe.slot
+        # Of the role's name: `ps` and `ray list actors` show which worker is which.
+        host = ray.remote(type(f"{self.role.capitalize()}Worker", (WorkerHost,), {})).options(
             num_cpus=0,
-            num_gpus=gpus if slot.device == "cuda" else 0,
+            num_gpus=recipe.gpus if slot.device == "cuda" else 0,
             scheduling_strategy=PlacementGroupSchedulingStrategy(slot.group, placement_group_bundle_index=slot.rank),
         )
         handle = host.remote()
-        started = handle.start.remote(path, environment, arguments)
-        self.workers.append(Worker(f"{self.role} rank {slot.rank} on {slot.node.address}", handle, started))
+        started = handle.start.remote(recipe.path, recipe.environment, recipe.arguments)
+        return Worker(f"{self.role} rank {slot.rank} on {slot.node.address}", recipe, handle, started)
+
+    def start_one(self, index: int, method: str, *arguments: Any) -> Call:
+        """A call to one worker."""
+        worker = self.workers[index]
+        return Call(worker, method, worker.handle.call.remote(method, arguments))
 
     def start(self, method: str, *arguments: Any) -> list[Call]:
         """The same call to every worker."""
@@ -206,12 +233,7 @@ def wait(calls: Sequence[Call], timeout: float) -> list[Any]:
     while pending:
         done, _ = ray.wait(list(pending), timeout=max(0.0, deadline - time.monotonic()))
         if not done:
-            call = next(iter(pending.values()))
-            names = ", ".join(call.worker.name for call in pending.values())
-            raise EngineError(
-                f"{names}: no answer to {call.method} within {timeout:g} s",
-                hint="raise trainer.worker_timeout if the work is long, and look whether the node still answers",
-            )
+            raise _no_answer(list(pending.values()), timeout)
         for reference in done:
             call = pending.pop(reference)
             try:
@@ -219,6 +241,30 @@ def wait(calls: Sequence[Call], timeout: float) -> list[Any]:
             except RayError as error:
                 raise _explain(call, error, list(pending.values())) from error
     return [results[call.result] for call in calls]
+
+
+def outcomes(calls: Sequence[Call], timeout: float) -> list[Any]:
+    """What became of each call, in their order: its result, or the error that `wait` would have raised for it."""
+    results = [call.result for call in calls]
+    ray.wait(results, num_returns=len(results), timeout=timeout)
+    return [_outcome(call, timeout) for call in calls]
+
+
+def _outcome(call: Call, timeout: float) -> Any:
+    try:
+        return ray.get(call.result, timeout=0)
+    except GetTimeoutError:
+        return _no_answer([call], timeout)
+    except RayError as error:
+        return _explain(call, error, [])
+
+
+def _no_answer(calls: Sequence[Call], timeout: float) -> EngineError:
+    names = ", ".join(call.worker.name for call in calls)
+    return EngineError(
+        f"{names}: no answer to {calls[0].method} within {timeout:g} s",
+        hint="raise trainer.worker_timeout if the work is long, and look whether the node still answers",
+    )
 
 
 def _explain(call: Call, error: RayError, others: Sequence[Call]) -> TrainerError:

@@ -6,28 +6,17 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from trainer.custom_code import CustomCode as CustomCode
 from trainer.device_mapping import DeviceMappingConfig
 from trainer.errors import ConfigError
 from trainer.profiler_settings import ProfilerConfig
+from trainer.rollout_settings import RolloutConfig as RolloutConfig
 from trainer.section import Section
 from trainer.training.partition import MicroBatchLimit
 from trainer.watchdog_settings import WatchdogsConfig
 
 Aggregation = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean"]
 KlEstimator = Literal["k1", "k2", "k3"]
-
-
-class CustomCode(Section):
-    """Something in a Python file of the user's."""
-
-    path: Path | None = Field(None, description="Python file, the same on every node")
-    name: str | None = Field(None, description="what to take from it")
-
-    @model_validator(mode="after")
-    def _both_or_none(self) -> Self:
-        if self.path is None and self.name is not None:
-            raise ValueError(f"name={self.name} is given without the path of its file")
-        return self
 
 
 class DataConfig(Section):
@@ -145,37 +134,6 @@ class AlgorithmConfig(Section):
     max_sampling_rounds: int = Field(
         10, gt=0, description="batches drawn at most for one step; what is then missing is filled with other prompts"
     )
-
-
-class RolloutConfig(Section):
-    samples_per_prompt: int = Field(4, gt=0, description="responses to each prompt of a step")
-    temperature: float = Field(1.0, gt=0, description="of sampling, and of every log-prob that is compared with it")
-    max_num_seqs: int = Field(256, gt=0, description="responses that an engine works on at a time")
-    kv_cache_gib: float | None = Field(
-        None, gt=0, description="GiB of key-value cache per engine; on GPUs what is left of its share, on CPU 0.5"
-    )
-    gpu_memory_utilization: float = Field(0.4, gt=0, le=1, description="share of a GPU that an engine may take")
-    enforce_eager: bool | None = Field(
-        None, description="no compilation and no CUDA graphs in the engine; when not given, on CPU only"
-    )
-    engines_per_gpu: int = Field(
-        1, gt=0, description="engines that share a GPU; several keep it busy while one of them schedules on the CPU"
-    )
-    sleep: bool = Field(True, description="engines give up their GPU memory while others train")
-    log_probs: bool = Field(True, description="let engines return log-probs, to compare with the trainer's")
-    ignore_end_tokens: bool = Field(False, description="responses always reach the limit; to measure speed")
-
-    @model_validator(mode="after")
-    def _engines_know_their_share(self) -> Self:
-        if self.engines_per_gpu > 1 and self.kv_cache_gib is None:
-            raise ValueError(
-                f"rollout.engines_per_gpu={self.engines_per_gpu} needs rollout.kv_cache_gib: "
-                "engines that start side by side cannot measure how much memory is left for each"
-            )
-        return self
-
-    def eager_on(self, device: str) -> bool:
-        return device == "cpu" if self.enforce_eager is None else self.enforce_eager
 
 
 class RewardConfig(Section):
@@ -313,8 +271,10 @@ class Config(RunConfig):
         def absolute(path: Path | None) -> Path | None:
             return path and path.expanduser().absolute()
 
-        custom = self.reward.custom_function
-        custom = custom.model_copy(update={"path": absolute(custom.path)})
+        def located(custom: CustomCode) -> CustomCode:
+            return custom.model_copy(update={"path": absolute(custom.path)})
+
+        custom, environment = located(self.reward.custom_function), located(self.rollout.environment)
         model = self.model.model_copy(update={"path": absolute(self.model.path)})
         critic = self.critic.model_copy(update={"path": absolute(self.critic.path)})
         files = {
@@ -333,6 +293,7 @@ class Config(RunConfig):
                 "data": self.data.model_copy(update=files),
                 "model": model,
                 "critic": critic,
+                "rollout": self.rollout.model_copy(update={"environment": environment}),
                 "reward": self.reward.model_copy(update={"custom_function": custom}),
                 "trainer": self.trainer.model_copy(update=paths),
             }

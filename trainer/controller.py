@@ -23,11 +23,11 @@ from trainer.model_files import check_models, with_local_models
 from trainer.pipeline import Pipeline
 from trainer.placement import check_fit, device_memory, place_roles, plan, shares
 from trainer.rollout.agreement import log_prob_agreement
+from trainer.rollout.engines import Engines
 from trainer.run import TrainingResult, TrainingRun, forward, run_directory, update
 from trainer.stop_signal import StopSignal
 from trainer.tracking import Sample, Tracker
 from trainer.watchdogs import Watchdogs, most_severe
-from trainer.weight_sync import sync_weights
 from trainer.workers import Workers, connect_ranks, roles_of, start_workers
 
 logger = logging.getLogger(__name__)
@@ -93,7 +93,8 @@ class Controller(TrainingRun):
         self.config = config
         self.workers = workers
         self.prompts = prompts
-        self.collector = Collector(config, workers, prompts)
+        self.engines = Engines(workers.rollout, workers.actor, config, workers.on_shared_gpus)
+        self.collector = Collector(config, self.engines, workers.reward, prompts)
         ahead = config.trainer.mode == "one_step_off"
         if ahead and workers.on_shared_gpus:
             raise ConfigError(
@@ -114,7 +115,7 @@ class Controller(TrainingRun):
         super().begin(resumed)
         if resumed is not None:
             self.kl_coefficient = resumed.kl_coefficient or self.kl_coefficient
-        self.sync_weights()
+        self.engines.start()
 
     def result(self) -> TrainingResult:
         first, last = (self.exact_matches[0], self.exact_matches[-1]) if self.exact_matches else (None, None)
@@ -125,9 +126,9 @@ class Controller(TrainingRun):
         phase, workers, started = self.tracker.phase, self.workers, time.perf_counter()
         experience = self.pipeline.take(step, self.last_step)  # phases generate and reward
         self.tracker.log_samples(step, self._samples(experience))
-        batch = experience.batch()
+        batch = experience.batch(self.config.rollout.log_probs)
         if workers.on_shared_gpus:
-            workers.rollout.call("sleep")
+            self.engines.sleep()
         with phase("old_log_prob"):
             batch = batch.with_(old_log_probs=forward(workers.actor, "log_probs", batch))
         if workers.reference:
@@ -148,7 +149,8 @@ class Controller(TrainingRun):
                 self.after_update = {"actor/entropy": metrics["actor/entropy"]}
         self.pipeline.settle()
         with phase("sync_weights"):
-            self.sync_weights()
+            self.engines.sync_weights()
+        metrics["rollout/repairs"] = self.engines.take_repairs()
         seconds = time.perf_counter() - started
         return metrics | {"time/step": seconds, "throughput/tokens_per_second": int(batch.lengths.sum()) / seconds}
 
@@ -217,10 +219,6 @@ class Controller(TrainingRun):
             self.watchdogs.forget()
         return action not in ("skip", "roll_back")
 
-    def sync_weights(self) -> None:
-        """Gives every engine the actor's weights."""
-        sync_weights(self.workers.actor, self.workers.rollout, self.workers.on_shared_gpus)
-
     def validate(self) -> dict[str, float]:
         """The share of held-out prompts whose greedy response earns the full reward."""
         with self.tracker.phase("validate"):
@@ -239,7 +237,7 @@ class Controller(TrainingRun):
         """The first response to each of the first few prompts."""
         prompts, responses, scores = experience.prompts, experience.responses, experience.scores.tolist()
         rows = range(0, len(prompts), self.config.rollout.samples_per_prompt)[:SAMPLES_PER_STEP]
-        texts = self.collector.texts([responses[row] for row in rows])
+        texts = self.collector.texts([responses[row].token_ids for row in rows])
         return [
             Sample(prompts[row].question, text, prompts[row].ground_truth, scores[row])
             for row, text in zip(rows, texts, strict=True)

@@ -4,9 +4,25 @@ import difflib
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
+
+from pydantic import Field, model_validator
 
 from trainer.errors import ConfigError
+from trainer.section import Section
+
+
+class CustomCode(Section):
+    """Something in a Python file of the user's."""
+
+    path: Path | None = Field(None, description="Python file, the same on every node")
+    name: str | None = Field(None, description="what to take from it")
+
+    @model_validator(mode="after")
+    def _both_or_none(self) -> Self:
+        if self.path is None and self.name is not None:
+            raise ValueError(f"name={self.name} is given without the path of its file")
+        return self
 
 
 def load_custom(setting: str, path: Path, name: str) -> Callable[..., Any]:

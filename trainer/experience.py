@@ -4,24 +4,25 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from itertools import pairwise
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from trainer.algorithms.dapo import informative_groups, overlong_penalty
 from trainer.batch import Batch
+from trainer.cluster import WorkerGroup
 from trainer.config import Config
 from trainer.data.dataset import Dataset, Prompt, PromptSampler, open_dataset
 from trainer.model_files import check_tokenizer
 from trainer.rewards import Answer, Scored
-from trainer.rollout.sampling import Request, Response, request_seed
-from trainer.workers import Workers
+from trainer.rollout.conversations import Conversations
+from trainer.rollout.engines import Engines, split
+from trainer.rollout.sampling import request_seed
+from trainer.rollout.trajectory import Trajectory
 
 logger = logging.getLogger(__name__)
 
-Item = TypeVar("Item")
 Phase = Callable[[str], AbstractContextManager[None]]
 
 
@@ -60,7 +61,7 @@ class Experience:
     those of the greedy response to the same prompt, for the algorithm that compares with it."""
 
     prompts: list[Prompt]
-    responses: list[Response]
+    responses: list[Trajectory]
     scores: Tensor
     metrics: dict[str, float]
     greedy_scores: Tensor | None = None
@@ -70,20 +71,23 @@ class Experience:
         """Tokens of each response, [rows] int64."""
         return torch.tensor([len(response.token_ids) for response in self.responses])
 
-    def batch(self) -> Batch:
+    def batch(self, with_log_probs: bool) -> Batch:
+        """The rows; `with_log_probs` says whether engines gave them."""
         return Batch.from_responses(
             [prompt.token_ids for prompt in self.prompts],
             [response.token_ids for response in self.responses],
-            None if self.responses[0].log_probs is None else [response.log_probs or () for response in self.responses],
+            [response.log_probs for response in self.responses] if with_log_probs else None,
+            [response.mask for response in self.responses],
         )
 
 
 class Collector:
-    """Samples and scores with a run's workers."""
+    """Samples with a run's engines, scores with its reward workers."""
 
-    def __init__(self, config: Config, workers: Workers, prompts: Prompts) -> None:
+    def __init__(self, config: Config, engines: Engines, reward: WorkerGroup, prompts: Prompts) -> None:
         self.config = config
-        self.workers = workers
+        self.conversations = Conversations(config, engines, prompts.tokenizer)
+        self.reward = reward
         self.prompts = prompts
         self.samples = config.rollout.samples_per_prompt
 
@@ -100,7 +104,7 @@ class Collector:
         responses differ in score; what is missing after the last round is filled with the others drawn."""
         algorithm, wanted = self.config.algorithm, self.config.data.train_batch_size * self.samples
         prompts: list[Prompt] = []
-        responses: list[Response] = []
+        responses: list[Trajectory] = []
         scored: list[Scored] = []
         informative = torch.zeros(0, dtype=torch.bool)
         for _ in range(algorithm.max_sampling_rounds if algorithm.dynamic_sampling else 1):
@@ -108,7 +112,8 @@ class Collector:
                 drawn = [self.prompts.training[index] for index in self.prompts.sampler.next_batch()]
                 drawn = [prompt for prompt in drawn for _ in range(self.samples)]
             with phase("generate"):
-                sampled = self.generate(self._requests(drawn, step, first_row=len(prompts)))
+                sampled = self.begin(drawn, step, first_row=len(prompts))
+                self.conversations.finish(sampled)
             with phase("reward"):
                 scored += self.score(drawn, sampled)
             prompts, responses = prompts + drawn, responses + sampled
@@ -120,6 +125,8 @@ class Collector:
             "rollout/informative_fraction": informative.float().mean().item(),
             "reward/failed": failed_fraction(scored),
         }
+        if self.config.rollout.environment.path is not None:
+            metrics["rollout/turns"] = sum(row.turns for row in responses) / len(responses)
         if not algorithm.dynamic_sampling:
             return Experience(prompts, responses, scores, metrics)
         rows = informative.logical_not().int().argsort(stable=True)[:wanted].tolist()
@@ -142,45 +149,41 @@ class Collector:
 
     def greedy_scores(self, prompts: Sequence[Prompt]) -> Tensor:
         """The score of the greedy response to each row's prompt, [rows]; each prompt is asked once."""
-        distinct = prompts[:: self.samples]
-        responses = self.generate([Request(prompt.token_ids, temperature=0.0) for prompt in distinct])
-        scores = torch.tensor([one.value for one in self.score(distinct, responses)])
+        scores = torch.tensor([one.value for one in self.greedily_scored(prompts[:: self.samples])])
         return scores.repeat_interleave(self.samples)
 
     def exact_match(self) -> float:
         """The share of held-out prompts whose greedy response earns the full reward."""
-        prompts = [self.prompts.validation[index] for index in range(len(self.prompts.validation))]
-        responses = self.generate([Request(prompt.token_ids, temperature=0.0) for prompt in prompts])
-        scored = self.score(prompts, responses)
+        scored = self.greedily_scored([self.prompts.validation[i] for i in range(len(self.prompts.validation))])
         return sum(one.value == 1.0 for one in scored) / len(scored)
 
-    def generate(self, requests: Sequence[Request]) -> list[Response]:
-        """A response to each request, the requests spread over all engines."""
-        parts = split(requests, len(self.workers.rollout))
-        return [
-            response for part in self.workers.rollout.call_each("generate", [(p,) for p in parts]) for response in part
-        ]
+    def greedily_scored(self, prompts: Sequence[Prompt]) -> list[Scored]:
+        """The score of the greedy response to each prompt."""
+        rows = self.conversations.begin(prompts, [0] * len(prompts), temperature=0.0)
+        self.conversations.finish(rows)
+        return self.score(prompts, rows)
 
-    def score(self, prompts: Sequence[Prompt], responses: Sequence[Response]) -> list[Scored]:
-        """The reward of each response. Raises RewardError for one that is no finite number."""
-        texts = self.texts(responses)
+    def score(self, prompts: Sequence[Prompt], rows: Sequence[Trajectory]) -> list[Scored]:
+        """The reward of each response: its environment's, or that of what the policy said. Raises RewardError for one
+        that is no finite number."""
+        unscored = [place for place, row in enumerate(rows) if row.scored is None]
+        texts = self.texts([rows[place].sampled for place in unscored])
         answers = [
             Answer(text, prompt.ground_truth, prompt.data_source, prompt.extra_info)
-            for text, prompt in zip(texts, prompts, strict=True)
+            for text, prompt in zip(texts, (prompts[place] for place in unscored), strict=True)
         ]
-        parts = split(answers, len(self.workers.reward))
-        return [score for part in self.workers.reward.call_each("score", [(p,) for p in parts]) for score in part]
+        parts = split(answers, len(self.reward))
+        scored = iter(score for part in self.reward.call_each("score", [(p,) for p in parts]) for score in part)
+        return [row.scored or next(scored) for row in rows]
 
-    def texts(self, responses: Sequence[Response]) -> list[str]:
-        return list(self.prompts.tokenizer.batch_decode([r.token_ids for r in responses], skip_special_tokens=True))
+    def texts(self, responses: Sequence[Sequence[int]]) -> list[str]:
+        return list(self.prompts.tokenizer.batch_decode(responses, skip_special_tokens=True))
 
-    def _requests(self, prompts: Sequence[Prompt], step: int, first_row: int) -> list[Request]:
-        """Each prompt as it stands, `samples_per_prompt` times in a row, sampled with a seed of its own."""
-        seed, temperature = self.config.trainer.seed, self.config.rollout.temperature
-        return [
-            Request(prompt.token_ids, temperature, request_seed(seed, step, row // self.samples, row % self.samples))
-            for row, prompt in enumerate(prompts, start=first_row)
-        ]
+    def begin(self, prompts: Sequence[Prompt], step: int, first_row: int) -> list[Trajectory]:
+        """An empty trajectory for each prompt, `samples_per_prompt` of them in a row, with a seed of its own."""
+        seed, rows = self.config.trainer.seed, range(first_row, first_row + len(prompts))
+        seeds = [request_seed(seed, step, row // self.samples, row % self.samples) for row in rows]
+        return self.conversations.begin(prompts, seeds, self.config.rollout.temperature)
 
 
 def failed_fraction(scored: Sequence[Scored]) -> float:
@@ -189,9 +192,3 @@ def failed_fraction(scored: Sequence[Scored]) -> float:
     if failures:
         logger.warning("%d of %d rewards failed, the first with: %s", len(failures), len(scored), failures[0])
     return len(failures) / len(scored)
-
-
-def split(items: Sequence[Item], count: int) -> list[Sequence[Item]]:
-    """Consecutive parts of nearly equal length, one for each of `count` workers; some are empty if items are few."""
-    bounds = [len(items) * part // count for part in range(count + 1)]
-    return [items[start:end] for start, end in pairwise(bounds)]

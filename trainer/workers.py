@@ -8,7 +8,7 @@ from pathlib import Path
 from trainer.cluster import Slot, WorkerGroup, wait
 from trainer.config import Config
 from trainer.roles.place import Place
-from trainer.rollout.environment import engine_environment
+from trainer.rollout.process_environment import engine_environment
 
 # The order in which a node starts them: engines take longest.
 ROLES = {

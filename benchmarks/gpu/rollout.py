@@ -27,7 +27,7 @@ def serve(connection: Connection, kind: str, options: Any) -> None:
         os.environ["VLLM_LOGGING_LEVEL"] = "WARNING"
         generate = offline_engine(options)
     else:
-        from trainer.rollout.environment import engine_environment
+        from trainer.rollout.process_environment import engine_environment
 
         os.environ.update(engine_environment(enforce_eager=options.cpu))
         generate = trainers_engine(options)

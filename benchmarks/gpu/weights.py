@@ -26,7 +26,7 @@ def main() -> None:
     from trainer.cluster import WorkerGroup
     from trainer.config import Config
     from trainer.roles.place import Place
-    from trainer.weight_sync import sync_weights
+    from trainer.rollout.engines import Engines
     from trainer.workers import GPU_SHARES, ROLES, worker_environment
 
     config = Config.model_validate(
@@ -54,10 +54,9 @@ def main() -> None:
             action()
             return time.perf_counter() - start
 
-        def sync() -> None:
-            sync_weights(actor, rollout, not options.cpu)
-
-        first = timed(sync)
+        engines = Engines(rollout, actor, config, on_shared_gpus=not options.cpu)
+        first = timed(engines.start)
+        sync = engines.sync_weights
         alone = sorted(timed(sync) for _ in range(options.repeats))
         parts: dict[str, list[float]] = {}
         for _ in range(options.repeats if not options.cpu else 0):

@@ -1,4 +1,4 @@
-"""A rollout engine beside a trainer in one process, for test_rollout.py: `engine_program.py DIRECTORY`.
+"""A rollout engine beside a trainer in one process, for test_rollout.py: `engine_program.py DIRECTORY ENGINE`.
 
 Samples, compares log-probs with the trainer's, trains, syncs and compares again. Writes DIRECTORY/found.json.
 """
@@ -6,22 +6,23 @@ Samples, compares log-probs with the trainer's, trains, syncs and compares again
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trainer.rollout.environment import engine_environment
+from trainer.rollout.process_environment import engine_environment
 
 os.environ.update(engine_environment(enforce_eager=True), OMP_WAIT_POLICY="PASSIVE", HF_HUB_OFFLINE="1")
 
 import torch
-from vllm import LLM, SamplingParams
 
 from trainer.algorithms.aggregation import GlobalCount, token_mean
 from trainer.batch import Batch
 from trainer.config import Config
 from trainer.models import ModelShape, build_tokenizer, create_model, save_model
+from trainer.rollout.end_tokens import end_token_ids
+from trainer.rollout.engine import Engine, open_engine
 from trainer.rollout.sampling import Request, Response, request_seed
-from trainer.rollout.vllm import VllmEngine
 from trainer.training.engine import OptimizerSettings, TrainingEngine
 from trainer.training.export import write_language_model
 from trainer.training.networks import PolicyNetwork, load_language_model
@@ -64,7 +65,7 @@ def difference(trainer: TrainingEngine, sampled: Batch) -> float:
     return float((trainer.forward(sampled, LIMIT) - sampled.rollout_log_probs).abs().max())
 
 
-def sync(trainer: TrainingEngine, engine: VllmEngine) -> None:
+def sync(trainer: TrainingEngine, engine: Engine) -> None:
     weights = trainer.full_weights(trainer.network.language_model)
     engine.replace_weights([bucket.to_numpy() for bucket in pack(weights, torch.float32, bucket_bytes=2**17)])
 
@@ -74,7 +75,7 @@ def loss(output: Any, part: Batch, count: GlobalCount) -> tuple[torch.Tensor, di
     return value, {"loss": value}
 
 
-def main(directory: Path) -> None:
+def main(directory: Path, name: str) -> None:
     vocabulary = make_model(directory / "model")
     config = Config.model_validate(
         {"model": {"path": directory / "model"}, "rollout": {"temperature": TEMPERATURE, "kv_cache_gib": 0.1}}
@@ -83,7 +84,7 @@ def main(directory: Path) -> None:
     join(open_store("127.0.0.1", 1, 60), 0, 1, device, "127.0.0.1", 60)
     network = PolicyNetwork(load_language_model(directory / "model"), TEMPERATURE)
     trainer = TrainingEngine(network, Execution(device, torch.float32), OptimizerSettings(1e-2, 0.0, 1.0))
-    engine = VllmEngine(config, "cpu", [END])
+    engine = open_engine(name, config, "cpu", [END, *end_token_ids(directory / "model")])
 
     found: dict[str, Any] = {}
     asked = requests(vocabulary, step=1)
@@ -99,6 +100,8 @@ def main(directory: Path) -> None:
     greedy = [Request(request.prompt, 0.0, seed=row) for row, request in enumerate(asked)]
     found["greedy"] = [response.token_ids for response in engine.generate(greedy)]
     found["greedy again"] = [response.token_ids for response in engine.generate(greedy)]
+    shorter = [replace(request, max_tokens=3) for request in asked]
+    found["three tokens"] = [(response.token_ids, response.ended) for response in engine.generate(shorter)]
     found["nothing asked"] = engine.generate([])
 
     trainer.update(sampled, loss, LIMIT)
@@ -106,8 +109,16 @@ def main(directory: Path) -> None:
     sync(trainer, engine)
     found["after the second sync"] = difference(trainer, batch(asked, engine.generate(asked)))
 
-    del engine
-    weights = list(trainer.full_weights(network.language_model))
+    if name == "vllm":
+        del engine
+        found |= export(directory, asked, list(trainer.full_weights(network.language_model)))
+    (directory / "found.json").write_text(json.dumps(found))
+
+
+def export(directory: Path, asked: list[Request], weights: list[tuple[str, torch.Tensor]]) -> dict[str, list[int]]:
+    """The first greedy token of each prompt from what the trainer wrote for others to load, and from itself."""
+    from vllm import LLM, SamplingParams
+
     write_language_model(directory / "model", weights, torch.float32, directory / "export")
     exported = LLM(
         str(directory / "export"),
@@ -122,13 +133,14 @@ def main(directory: Path) -> None:
         SamplingParams(temperature=0.0, max_tokens=1, detokenize=False),
         use_tqdm=False,
     )
-    found["first tokens of the export"] = [output.outputs[0].token_ids[0] for output in token_ids]
     plain = load_language_model(directory / "model")
     plain.load_state_dict(dict(weights))
     logits = [plain(torch.tensor([request.prompt])).logits[0, -1] for request in asked]
-    found["first tokens of the trainer"] = [int(row.argmax()) for row in logits]
-    (directory / "found.json").write_text(json.dumps(found))
+    return {
+        "first tokens of the export": [output.outputs[0].token_ids[0] for output in token_ids],
+        "first tokens of the trainer": [int(row.argmax()) for row in logits],
+    }
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2])

@@ -1,8 +1,10 @@
 """Whole runs of algorithms other than PPO with a critic, on two Ray nodes with real engines."""
 
+import json
+import shutil
 from pathlib import Path
 
-from tests.trainer.whole_run import Run, Runs
+from tests.trainer.whole_run import ROOT, Run, Runs
 
 
 def finished(run: Run) -> list[dict[str, float]]:
@@ -181,3 +183,33 @@ def test_one_step_off_learns_from_the_policy_before_the_last_update(runs: Runs) 
     assert min(row["rollout/log_prob_difference"] for row in rows[1:]) > 1e-3
     assert all(row["actor/gradient_norm"] > 0 for row in rows)
     assert len(list((run.directory / "checkpoints").iterdir())) == 2
+
+
+def test_a_policy_that_talks_with_a_calculator_learns_from_its_own_words(runs: Runs, tmp_path: Path) -> None:
+    """With Transformers as the engine. A random model hardly ever ends its turn; here, many of its tokens do."""
+    model = tmp_path / "model"
+    shutil.copytree(runs.model, model)
+    (model / "generation_config.json").write_text(json.dumps({"eos_token_id": list(range(40))}))
+    run = runs.start(
+        "calculator",
+        f"model.path={model}",
+        "rollout.engine=transformers",
+        f"rollout.environment.path={ROOT / 'examples' / 'calculator' / 'environment.py'}",
+        "rollout.environment.name=Calculator",
+        "rollout.max_turns=2",
+        "data.max_response_length=160",
+        "trainer.nnodes=1",
+        "trainer.total_steps=2",
+        "trainer.save_freq=0",
+    )
+    status, errors = run.end()
+    assert status == 0, errors
+    assert "rollout engine: transformers, because rollout.engine=transformers" in errors
+    for row in run.metrics()[1:]:
+        assert 1.2 < row["rollout/turns"] <= 2
+        # Engine and trainer agree on every token after the calculator's, so they have read the same conversation.
+        assert row["rollout/log_prob_difference"] < 1e-3
+        assert row["actor/gradient_norm"] > 0
+        assert row["reward/failed"] == 0
+    samples = [json.loads(line) for line in (run.directory / "samples.jsonl").read_text().splitlines()]
+    assert any("Write calc: EXPRESSION to calculate" in sample["response"] for sample in samples)

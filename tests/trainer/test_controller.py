@@ -2,6 +2,7 @@
 
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -15,8 +16,8 @@ from trainer.checkpoint import read_checkpoint
 from trainer.config import Config, TrainerConfig
 from trainer.controller import token_rewards
 from trainer.errors import ConfigError
-from trainer.experience import split
 from trainer.models import ModelShape, create_model, save_model
+from trainer.rollout.engines import split
 from trainer.run import run_directory
 
 
@@ -54,31 +55,48 @@ def test_the_result_is_a_model_that_transformers_loads(uninterrupted: Run, runs:
     assert all(not torch.equal(before[name], after[name]) for name in before)
 
 
-def test_a_resumed_run_goes_on_with_the_same_metrics(uninterrupted: Run, runs: Runs) -> None:
+def test_a_resumed_run_goes_on_with_the_same_metrics_even_when_it_loses_an_engine(
+    uninterrupted: Run, runs: Runs
+) -> None:
     checkpoint = uninterrupted.directory / "checkpoints" / "step_000002"
     resumed = runs.start("resumed", "trainer.total_steps=1000", f"trainer.resume={checkpoint}", "trainer.save_freq=3")
+    resumed.wait_for_step(3)
+    # An engine dies in the middle of its work: another takes its place and samples what it would have sampled.
+    next(workers_of(runs, "RolloutWorker.call")).kill()
     resumed.wait_for_step(4)
     assert [row["step"] for row in resumed.metrics()][:2] == [3, 4]
+    assert [row["rollout/repairs"] for row in resumed.metrics()[:2]] == [0, 1]
     for step in (3, 4):
         assert resumed.results(step) == uninterrupted.results(step)
 
-    # The same run then loses a worker: it ends by itself, says which one, and its checkpoint is whole.
-    host = next(p for p in psutil.process_iter(["cmdline"]) if is_worker_of(p, runs.address))
-    host.kill()
+    # The same run then loses its actor: it ends by itself, says which one, and its checkpoint is whole.
+    next(workers_of(runs, "ActorWorker")).kill()
     status, errors = resumed.end()
     assert status == 5
     assert "Traceback" not in errors
-    assert any(f"error: {role} rank" in errors for role in ("actor", "critic", "reference", "rollout", "reward"))
+    assert "error: actor rank" in errors
     assert "died during" in errors
     assert read_checkpoint(resumed.directory / "checkpoints" / "step_000003", runs.model).step == 3
 
 
-def is_worker_of(process: psutil.Process, address: str) -> bool:
-    """Whether this is a trainer's worker on the cluster of this test; others may run on this machine."""
+def workers_of(runs: Runs, title: str) -> Iterator[psutil.Process]:
+    """Processes of this test's cluster with such a title, waited for; others may run on this machine.
+
+    Ray calls a worker's process after its class, and adds `.call` as long as it is at work.
+    """
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        yield from (process for process in psutil.process_iter() if is_worker(process, title, runs.address))
+        time.sleep(0.01)
+    raise AssertionError(f"no process {title}")
+
+
+def is_worker(process: psutil.Process, title: str, address: str) -> bool:
     try:
         raylet = process.parent()
         return (
-            process.name().startswith("ray::WorkerHost")
+            process.cmdline()[:1] != []
+            and process.cmdline()[0].startswith(f"ray::{title}")
             and raylet is not None
             and any(address in word for word in raylet.cmdline())
         )

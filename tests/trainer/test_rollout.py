@@ -1,4 +1,4 @@
-"""The rollout engine, a real vLLM, against the trainer: the same policy before and after its weights change."""
+"""Both rollout engines against the trainer: the same policy before and after its weights change."""
 
 import json
 import os
@@ -11,19 +11,19 @@ import pytest
 import torch
 
 from trainer.rollout.agreement import log_prob_agreement
-from trainer.rollout.environment import engine_environment
+from trainer.rollout.process_environment import engine_environment
 from trainer.rollout.sampling import request_seed
 from trainer.training.weights import checksum, pack
 
 PROGRAM = Path(__file__).with_name("engine_program.py")
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+@pytest.fixture(scope="module", params=["vllm", "transformers"])
+def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the engine program found. It has a process to itself: vLLM changes torch wherever it is loaded."""
     directory = tmp_path_factory.mktemp("engine")
     subprocess.run(
-        [sys.executable, PROGRAM, directory],
+        [sys.executable, PROGRAM, directory, request.param],
         env={**os.environ, "PYTHONPATH": str(PROGRAM.parents[2])},
         check=True,
         timeout=280,
@@ -60,12 +60,21 @@ def test_responses_end_at_an_end_token_or_at_the_limit(found: dict[str, Any]) ->
         assert response[-1] in (asked_for, models_own) or len(response) == limit
 
 
+def test_a_request_may_ask_for_fewer_tokens(found: dict[str, Any]) -> None:
+    ends = {7, 1}
+    for (tokens, ended), whole in zip(found["three tokens"], found["responses"], strict=True):
+        assert tokens == whole[:3]
+        assert ended == (tokens[-1] in ends)
+
+
 def test_greedy_decoding_needs_no_seed(found: dict[str, Any]) -> None:
     assert found["greedy"] == found["greedy again"]
     assert found["nothing asked"] == []
 
 
 def test_vllm_loads_the_exported_model(found: dict[str, Any]) -> None:
+    if "first tokens of the export" not in found:
+        pytest.skip("looked at with vLLM only")
     assert found["first tokens of the export"] == found["first tokens of the trainer"]
 
 

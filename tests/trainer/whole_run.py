@@ -11,6 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 DEADLINE = 240.0
+NOT_RESULTS = ("time/", "throughput/", "memory/", "wall_time", "rollout/repairs")
 
 
 @dataclass
@@ -85,4 +86,4 @@ class Run:
     def results(self, step: int) -> dict[str, float]:
         """A step's metrics that depend on nothing but the settings."""
         (row,) = (row for row in self.metrics() if row["step"] == step)
-        return {k: v for k, v in row.items() if not k.startswith(("time/", "throughput/", "memory/", "wall_time"))}
+        return {k: v for k, v in row.items() if not k.startswith(NOT_RESULTS)}

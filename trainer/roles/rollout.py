@@ -1,4 +1,4 @@
-"""A rollout engine, which samples responses from the newest policy."""
+"""A rollout engine, which samples responses from the policy that it was given last."""
 
 from collections.abc import Sequence
 
@@ -8,14 +8,19 @@ from ray import ObjectRef
 from trainer.config import Config
 from trainer.roles.place import Place
 from trainer.rollout.end_tokens import end_token_ids
+from trainer.rollout.engine import chosen_engine, open_engine
 from trainer.rollout.sampling import Request, Response
-from trainer.rollout.vllm import VllmEngine
 from trainer.training.weights import SharedBucket
 
 
 class RolloutWorker:
     def __init__(self, config: Config, place: Place) -> None:
-        self._engine = VllmEngine(config, place.device, end_token_ids(config.model.directory))
+        self._chosen = chosen_engine(config.rollout.engine)
+        self._engine = open_engine(self._chosen[0], config, place.device, end_token_ids(config.model.directory))
+
+    def chosen(self) -> tuple[str, str]:
+        """The engine's name, and why it was taken."""
+        return self._chosen
 
     def generate(self, requests: Sequence[Request]) -> list[Response]:
         """One response per request, in their order."""

@@ -1,4 +1,4 @@
-"""vLLM as the rollout engine. Import it with `trainer.rollout.environment` in effect, and only where an engine runs."""
+"""vLLM as the rollout engine. It reads `trainer.rollout.process_environment` when it is imported."""
 
 from collections.abc import Sequence
 
@@ -55,7 +55,7 @@ class VllmEngine:
         return SamplingParams(
             temperature=request.temperature,
             seed=request.seed if request.temperature > 0 else None,
-            max_tokens=self._max_response_length,
+            max_tokens=request.max_tokens or self._max_response_length,
             stop_token_ids=None if self._rollout.ignore_end_tokens else self._end_token_ids,
             ignore_eos=self._rollout.ignore_end_tokens,
             # Of the sampled token only; costs a pass over the vocabulary, and an object per token on the way back.
@@ -108,7 +108,8 @@ def _response(output: CompletionOutput) -> Response:
     token_ids = tuple(output.token_ids)
     if not token_ids:
         raise EngineError("the rollout engine returned a response without tokens")
+    ended = output.finish_reason == "stop"
     if output.logprobs is None:
-        return Response(token_ids, None)
+        return Response(token_ids, None, ended)
     log_probs = tuple(entry[token].logprob for entry, token in zip(output.logprobs, token_ids, strict=True))
-    return Response(token_ids, log_probs)
+    return Response(token_ids, log_probs, ended)

@@ -5,10 +5,8 @@ from typing import Any
 
 import torch
 
-from trainer.errors import EngineError
-from trainer.training.weights import SharedBucket, WeightBucket, checksum
-
-_HINT = "the engine would sample from another policy than the one that is trained; report this with the vLLM version"
+from trainer.rollout.arrival import check_bytes, check_copied
+from trainer.training.weights import SharedBucket, WeightBucket
 
 
 class WeightLoader:
@@ -22,9 +20,7 @@ class WeightLoader:
         `reload_weights` undoes and repeats what the engine did to its weights after loading (on CPU, oneDNN's
         prepacking); `model.load_weights` would not.
         """
-        for bucket in buckets:
-            if (found := bucket.arrived_sum()) != bucket.checksum:
-                raise EngineError(f"weights changed on the way: sum {found}, not {bucket.checksum}", hint=_HINT)
+        check_bytes(buckets)
         self.model_runner.reload_weights(weights_iterator=(weight for bucket in buckets for weight in bucket.tensors()))
 
     def copy_weights(self, buckets: Sequence[SharedBucket]) -> None:
@@ -36,7 +32,5 @@ class WeightLoader:
         for bucket in buckets:
             model.load_weights(bucket.tensors())
         # The sender may free its memory as soon as this returns; the sum waits for the copies.
-        found, sent = checksum(list(model.parameters())), sum(bucket.checksum for bucket in buckets)
+        check_copied(model.parameters(), buckets)
         torch.cuda.ipc_collect()
-        if found != sent:
-            raise EngineError(f"the engine's weights sum to {found}, those sent to {sent}", hint=_HINT)

@@ -1,0 +1,250 @@
+"""Conversations with an environment: which token is whose, and what is learned from it. The policy is played by a
+script where its words matter, and is a real network where its log-probs do."""
+
+import re
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from trainer.algorithms.advantages import generalized_advantages
+from trainer.algorithms.kl import kl_estimate
+from trainer.batch import Batch
+from trainer.config import Config
+from trainer.controller import token_rewards
+from trainer.data.dataset import Prompt
+from trainer.errors import DataError, RewardError
+from trainer.models import ModelShape, build_tokenizer, create_model
+from trainer.rollout.conversations import Conversations
+from trainer.rollout.environment import Failure, MessageTokens, call_each
+from trainer.rollout.sampling import Request, Response
+from trainer.rollout.trajectory import Trajectory
+from trainer.training.networks import PolicyNetwork
+from trainer.training.packing import PackedRows
+
+CALCULATOR = Path(__file__).parents[2] / "examples" / "calculator" / "environment.py"
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return build_tokenizer(["What is 12 + 7? calc: 12+7 #### 19 Write EXPRESSION to calculate, or ANSWER to answer."])
+
+
+class PlayedEngines:
+    """Says its next line at each turn, whatever it is asked, but never more tokens than it may."""
+
+    def __init__(self, tokenizer: Any, lines: Sequence[str]) -> None:
+        self.version = 0
+        self.asked: list[Request] = []
+        self._tokenizer = tokenizer
+        self._words = [tokenizer(line + "<|end|>")["input_ids"] for line in lines]
+
+    def generate(self, requests: Sequence[Request]) -> list[Response]:
+        self.asked += requests
+        return [self._response(request.max_tokens or 0) for request in requests]
+
+    def _response(self, most: int) -> Response:
+        words = self._words[0][:most]
+        self._words[0] = self._words[0][most:]
+        ended = not self._words[0]
+        if ended:
+            self._words.pop(0)
+        return Response(tuple(words), tuple(-0.5 for _ in words), ended)
+
+
+def converse(
+    tokenizer: Any,
+    lines: Sequence[str],
+    path: Path = CALCULATOR,
+    name: str = "Calculator",
+    limit: int = 64,
+    most: int | None = None,
+    **rollout: Any,
+) -> tuple[Trajectory, PlayedEngines]:
+    """One conversation in which the policy says these lines."""
+    settings = {"environment": {"path": path, "name": name}, **rollout}
+    config = Config.model_validate({"rollout": settings, "data": {"max_response_length": limit}})
+    engines = PlayedEngines(tokenizer, lines)
+    conversations = Conversations(config, engines, tokenizer)  # type: ignore[arg-type]
+    prompt = Prompt(0, tuple(tokenizer("<|user|>What is 12 + 7?<|assistant|>")["input_ids"]), "19", "test", "")
+    (row,) = conversations.begin([prompt], [100], temperature=1.0)
+    while not row.done:
+        conversations.advance([row], most)
+        engines.version += 1
+    return row, engines
+
+
+def spoken(tokenizer: Any, row: Trajectory) -> list[tuple[str, bool]]:
+    """The conversation as stretches of text, each with whether the policy said it."""
+    parts: list[tuple[list[int], bool]] = []
+    for token, own in zip(row.token_ids, row.mask, strict=True):
+        if not parts or parts[-1][1] != own:
+            parts.append(([], own))
+        parts[-1][0].append(token)
+    return [(tokenizer.decode(tokens), own) for tokens, own in parts]
+
+
+def test_each_token_is_known_to_be_the_policys_or_the_environments(tokenizer: Any) -> None:
+    row, engines = converse(tokenizer, ["calc: 12+7", "#### 19"])
+    assert spoken(tokenizer, row) == [
+        ("calc: 12+7<|end|>", True),
+        ("<|user|>19<|assistant|>", False),
+        ("#### 19<|end|>", True),
+    ]
+    assert row.log_probs == [-0.5 if own else 0.0 for own in row.mask]
+    assert (row.turns, row.scored) == (2, None)
+    # The second turn goes on exactly where the environment stopped, with random numbers of its own.
+    first, second = engines.asked
+    before = row.token_ids[: row.mask.index(False) + row.mask.count(False)]
+    assert second.prompt == (*first.prompt, *before)
+    assert (first.seed, second.seed) == (100, 100 + len(before))
+
+
+def test_a_turn_in_pieces_is_one_turn_and_its_tokens_know_their_weights(tokenizer: Any) -> None:
+    whole, _ = converse(tokenizer, ["calc: 12+7", "#### 19"])
+    pieces, _ = converse(tokenizer, ["calc: 12+7", "#### 19"], most=3)
+    assert (pieces.token_ids, pieces.mask, pieces.turns) == (whole.token_ids, whole.mask, 2)
+    own = [version for version, own in zip(pieces.versions, pieces.mask, strict=True) if own]
+    first_turn = whole.mask.index(False)
+    assert own[:first_turn] == [place // 3 for place in range(first_turn)]
+    assert set(whole.versions[:first_turn]) == {0}
+
+
+def test_conversations_end_at_the_turn_limit_and_where_there_is_no_room(tokenizer: Any) -> None:
+    row, _ = converse(tokenizer, ["calc: 1+1"] * 9, max_turns=2, limit=200)
+    assert (row.turns, row.mask[-1]) == (2, True)
+    # The environment's words would fill what is left: without them, the policy's last word stays the last.
+    first_turn = len(tokenizer("calc: 12+7<|end|>")["input_ids"])
+    row, _ = converse(tokenizer, ["calc: 12+7", "#### 19"], limit=first_turn + 3)
+    assert all(row.mask)
+    assert len(row.token_ids) == first_turn
+    # A turn that is cut off is not the environment's to answer.
+    row, _ = converse(tokenizer, ["calc: 12+7", "#### 19"], limit=first_turn - 1)
+    assert (len(row.token_ids), row.turns) == (first_turn - 1, 1)
+
+
+def test_the_calculator_calculates_and_says_what_it_wants(tokenizer: Any) -> None:
+    row, _ = converse(tokenizer, ["calc: (2+3)*-4/8", "calc: 2**9", "hm", "#### 1"], limit=400)
+    answers = [text for text, own in spoken(tokenizer, row) if not own]
+    assert "-2.5" in answers[0]
+    assert "error: only numbers" in answers[1]
+    assert "Write calc: EXPRESSION" in answers[2]
+
+
+WORLDS = """
+import time
+from trainer.rollout.environment import Observation
+
+class Scoring:
+    def reset(self, prompt, seed): self.left = 2
+    def step(self, turn):
+        self.left -= 1
+        return Observation(token_ids=[5, 6], done=self.left == 0, score=0.25 * (2 - self.left))
+
+class Raising(Scoring):
+    def step(self, turn): raise KeyError("lost")
+
+class Hanging(Scoring):
+    def step(self, turn): time.sleep(60)
+
+class Refusing(Scoring):
+    def reset(self, prompt, seed): raise RuntimeError("not today")
+
+class Nonsense(Scoring):
+    def step(self, turn): return Observation(done=True, score=float("nan"))
+
+class Wordless(Scoring):
+    def step(self, turn): return "19"
+"""
+
+
+@pytest.fixture
+def worlds(tmp_path: Path) -> Path:
+    (tmp_path / "worlds.py").write_text(WORLDS)
+    return tmp_path / "worlds.py"
+
+
+def test_an_environment_may_answer_in_tokens_and_give_the_reward(tokenizer: Any, worlds: Path) -> None:
+    row, _ = converse(tokenizer, ["a", "b"], worlds, "Scoring")
+    assert [token for token, own in zip(row.token_ids, row.mask, strict=True) if not own] == [5, 6]
+    assert row.scored is not None
+    assert row.scored.value == 0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("Raising", "KeyError: 'lost'"),
+        ("Hanging", r"no answer within 0\.2 s"),
+        ("Refusing", "RuntimeError: not today"),
+        ("Wordless", "step returned str, not an Observation"),
+    ],
+)
+def test_an_environment_that_fails_costs_one_conversation(tokenizer: Any, worlds: Path, name: str, reason: str) -> None:
+    row, _ = converse(tokenizer, ["a", "b"], worlds, name, environment_timeout=0.2)
+    assert row.turns == 1
+    assert row.scored is not None
+    assert row.scored.value == 0.0
+    assert re.search(reason, row.scored.failure)
+
+
+def test_a_score_that_is_no_number_ends_the_run(tokenizer: Any, worlds: Path) -> None:
+    with pytest.raises(RewardError, match="returned nan"):
+        converse(tokenizer, ["a"], worlds, "Nonsense")
+
+
+def test_calls_that_hang_hold_up_nobody_for_longer_than_their_time() -> None:
+    started = time.monotonic()
+    calls = [partial(time.sleep, 30), lambda: 1, partial(time.sleep, 30), lambda: 2]
+    late = Failure("no answer within 0.2 s")
+    assert call_each(calls, timeout=0.2, at_once=1) == [late, 1, late, 2]
+    assert time.monotonic() - started < 10
+    assert call_each([], timeout=1) == []
+
+
+def test_a_template_that_rewrites_earlier_turns_is_refused(tokenizer: Any) -> None:
+    template = tokenizer.chat_template
+    try:
+        tokenizer.chat_template = "{{ messages | length }}" + template
+        with pytest.raises(DataError, match="writes earlier turns differently"):
+            MessageTokens(tokenizer)([{"role": "user", "content": "19"}])
+    finally:
+        tokenizer.chat_template = template
+
+
+def batch_of(row: Trajectory) -> Batch:
+    return Batch.from_responses([row.prompt], [row.token_ids], [row.log_probs], [row.mask])
+
+
+def test_the_environments_tokens_are_read_and_not_learned(tokenizer: Any) -> None:
+    row, _ = converse(tokenizer, ["calc: 12+7", "#### 19"])
+    batch, mask = batch_of(row), torch.tensor([row.mask])
+    assert torch.equal(batch.response_mask, mask)
+    packed = PackedRows.of(batch)
+    assert packed.token_ids.tolist() == [[*row.prompt, *row.token_ids]]
+    assert packed.targets.tolist() == row.sampled
+
+    model = create_model(tokenizer, ModelShape(), seed=0)
+    logits = model(packed.token_ids).logits[0, len(row.prompt) - 1 : -1]
+    plain = logits.log_softmax(dim=1).gather(1, torch.tensor(row.token_ids).unsqueeze(1)).squeeze(1)
+    network = PolicyNetwork(model, temperature=1.0)
+    log_probs, entropy = network(packed)
+    torch.testing.assert_close(log_probs, plain.where(mask, 0.0))
+    assert not entropy[~mask].any()
+
+    # Whatever stands in the environment's places of the other tensors, advantages, KL and returns stay the same.
+    def learned(noise: float) -> list[torch.Tensor]:
+        values, reference = torch.linspace(0, 1, mask.shape[1]).unsqueeze(0), log_probs.detach() - 0.1
+        values, reference = values.masked_fill(~mask, noise), reference.masked_fill(~mask, noise)
+        kl = kl_estimate(log_probs.detach(), reference, "k1")
+        rewards = token_rewards(torch.tensor([1.0]), kl, mask, kl_coefficient=0.1)
+        return [rewards, *generalized_advantages(rewards, values, mask, gamma=0.9, lam=0.8)]
+
+    for clean, noisy in zip(learned(0.0), learned(1e6), strict=True):
+        assert torch.equal(clean, noisy)
+        assert not clean[~mask].any()
+    assert learned(0.0)[0][0, -1] > 0.9  # the score stands at the policy's last token

@@ -1,0 +1,75 @@
+"""Engines that fail: real ones on a Ray of their own, with an actor that has the weights."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from trainer.cluster import WorkerGroup, connected, find_nodes, reserve_slots
+from trainer.config import Config
+from trainer.errors import EngineError
+from trainer.models import ModelShape, build_tokenizer, create_model, save_model
+from trainer.roles.place import Place
+from trainer.rollout.engines import Engines
+from trainer.rollout.sampling import Request
+from trainer.workers import ROLES, worker_environment
+
+REQUESTS = [Request((5, 6, 7 + row), 1.0, seed=row) for row in range(8)]
+
+
+@pytest.fixture(scope="module")
+def groups(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[WorkerGroup, WorkerGroup, Config]]:
+    """Two engines and an actor, whose weights are the model's."""
+    directory = tmp_path_factory.mktemp("repair")
+    tokenizer = build_tokenizer(["What is 1 + 2? #### 3"])
+    save_model(create_model(tokenizer, ModelShape(), seed=0), tokenizer, directory / "model")
+    config = Config.model_validate(
+        {"model": {"path": directory / "model"}, "rollout": {"engine": "transformers", "timeout": 10, "max_repairs": 1}}
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("RAY_ADDRESS", raising=False)
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]), prepend=os.pathsep)
+        with connected():
+            nodes = find_nodes(1, 0)
+            slots = reserve_slots(nodes * 2, 0, timeout=60)
+            rollout, actor = WorkerGroup("rollout", 120), WorkerGroup("actor", 120)
+            for group, own in ((rollout, slots), (actor, slots[:1])):
+                for slot in own:
+                    place = Place(slot.rank, len(own), slot.node.address, slot.device)
+                    group.add(slot, ROLES[group.role], [config, place], worker_environment(config, slot), gpus=0)
+            port = actor.call("open_store")[0]
+            actor.call("setup", nodes[0].address, port, directory)
+            yield rollout, actor, config
+
+
+def engine_process() -> psutil.Process:
+    """One of the engines of this process's Ray."""
+    (raylet,) = (child for child in psutil.Process().children(recursive=True) if child.name() == "raylet")
+    return next(child for child in raylet.children() if child.cmdline()[0].startswith("ray::RolloutWorker"))
+
+
+def test_engines_that_hang_or_die_are_replaced_until_it_becomes_too_much(
+    groups: tuple[WorkerGroup, WorkerGroup, Config], caplog: pytest.LogCaptureFixture
+) -> None:
+    rollout, actor, config = groups
+    engines = Engines(rollout, actor, config, on_shared_gpus=False)
+    engines.start()
+    responses = engines.generate(REQUESTS)
+    assert engines.take_repairs() == 0
+
+    engine_process().send_signal(signal.SIGSTOP)
+    assert engines.generate(REQUESTS) == responses
+    assert engines.take_repairs() == 1
+    assert "no answer to generate within 10 s" in caplog.text
+    assert engines.generate(REQUESTS) == responses  # nothing to repair: the count in a row is 0 again
+
+    engine_process().kill()
+    engines.sync_weights()
+    assert engines.take_repairs() == 1
+    engine_process().kill()
+    with pytest.raises(EngineError, match=r"engines failed 2 times in a row, at last: rollout rank . on .* died"):
+        engines.generate(REQUESTS)

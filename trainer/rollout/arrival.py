@@ -1,0 +1,32 @@
+"""Whether an engine's weights are those that were sent."""
+
+from collections.abc import Iterable, Sequence
+
+from torch import Tensor
+
+from trainer.errors import EngineError
+from trainer.training.weights import SharedBucket, WeightBucket, checksum
+
+_HINT = (
+    "the engine would sample from another policy than the one that is trained; report this with the engine's version"
+)
+
+
+def check_bytes(buckets: Sequence[WeightBucket]) -> None:
+    """Raises EngineError if buckets that travelled do not hold what was put into them."""
+    for bucket in buckets:
+        if (found := bucket.arrived_sum()) != bucket.checksum:
+            raise EngineError(f"weights changed on the way: sum {found}, not {bucket.checksum}", hint=_HINT)
+
+
+def check_copied(weights: Iterable[Tensor], buckets: Sequence[SharedBucket]) -> None:
+    """Raises EngineError if an engine's own weights do not sum to those that it copied."""
+    found, sent = checksum(list(weights)), sum(bucket.checksum for bucket in buckets)
+    if found != sent:
+        raise EngineError(f"the engine's weights sum to {found}, those sent to {sent}", hint=_HINT)
+
+
+def check_complete(names: Iterable[str], arrived: set[str]) -> None:
+    """Raises EngineError if a weight of the engine's was not among those sent."""
+    if missing := [name for name in names if name not in arrived]:
+        raise EngineError(f"{len(missing)} weights were not sent, the first is {missing[0]}", hint=_HINT)

@@ -1,0 +1,53 @@
+"""What every rollout engine can do, and which one a machine has."""
+
+import importlib.util
+from collections.abc import Sequence
+from typing import Protocol
+
+from trainer.config import Config
+from trainer.errors import ConfigError
+from trainer.rollout.sampling import Request, Response
+from trainer.training.weights import SharedBucket, WeightBucket
+
+
+class Engine(Protocol):
+    """Samples from random weights until they are replaced. Sampling is exact: no top-k, no top-p, no penalties."""
+
+    def generate(self, requests: Sequence[Request]) -> list[Response]:
+        """One response per request, in their order. The same requests and weights give the same responses."""
+        ...
+
+    def replace_weights(self, buckets: Sequence[WeightBucket]) -> None:
+        """Samples from these weights from now on; they are all the weights of the model. Raises EngineError."""
+        ...
+
+    def copy_weights(self, buckets: Sequence[SharedBucket]) -> None:
+        """The same with weights that another process holds on the same GPU."""
+        ...
+
+    def sleep(self) -> None:
+        """Gives the GPU's memory to others until the next weights come."""
+        ...
+
+
+def chosen_engine(setting: str) -> tuple[str, str]:
+    """The engine to use here, `vllm` or `transformers`, and why. Raises ConfigError for one that is not installed."""
+    has_vllm = importlib.util.find_spec("vllm") is not None
+    if setting == "auto":
+        return ("vllm", "vLLM is installed") if has_vllm else ("transformers", "vLLM is not installed")
+    if setting == "vllm" and not has_vllm:
+        raise ConfigError(
+            "rollout.engine=vllm: vLLM is not installed here", hint="install it, or set rollout.engine=transformers"
+        )
+    return setting, f"rollout.engine={setting}"
+
+
+def open_engine(name: str, config: Config, device: str, end_token_ids: Sequence[int]) -> Engine:
+    """Starts an engine in this process, which imports what it needs."""
+    if name == "vllm":
+        from trainer.rollout.vllm import VllmEngine
+
+        return VllmEngine(config, device, end_token_ids)
+    from trainer.rollout.transformers import TransformersEngine
+
+    return TransformersEngine(config, device, end_token_ids)

@@ -1,0 +1,134 @@
+"""All engines of a run as one: requests are spread over them, and an engine that fails is replaced."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, TypeVar
+
+from ray import ObjectRef
+
+from trainer.cluster import WorkerGroup, outcomes
+from trainer.config import Config
+from trainer.errors import EngineError
+from trainer.rollout.sampling import Request, Response
+
+logger = logging.getLogger(__name__)
+
+Item = TypeVar("Item")
+
+
+class Engines:
+    """Samples with the newest weights that it was given.
+
+    An engine that dies, fails or does not answer within `rollout.timeout` is ended and started anew in its place. It
+    gets the weights that the others have and does what its predecessor left undone, with the same seeds: the step's
+    responses are those that it would have had. The run ends when `rollout.max_repairs` in a row were not enough.
+
+    Where every engine shares its GPU with an actor rank, it copies weights from it there (CUDA IPC); elsewhere they
+    travel through Ray's object store, which keeps them until the next come, for engines that are started anew.
+    `version` counts the updates since the first weights.
+    """
+
+    def __init__(self, group: WorkerGroup, actor: WorkerGroup, config: Config, on_shared_gpus: bool) -> None:
+        self._group = group
+        self._actor = actor
+        self._timeout = config.rollout.timeout or group.timeout
+        self._max_repairs = config.rollout.max_repairs
+        self._on_shared_gpus = on_shared_gpus
+        self.version = 0
+        self._weights: list[ObjectRef] = []
+        self._repairs = 0
+        self._repairs_in_a_row = 0
+
+    def start(self) -> None:
+        """Waits until all engines are up and gives them their first weights. What fails here is not repaired."""
+        name, reason = self._group.call("chosen")[0]
+        logger.info("rollout engine: %s, because %s", name, reason)
+        self._fetch_weights()
+        for failure in self._give_weights(range(len(self._group))).values():
+            raise failure
+
+    def generate(self, requests: Sequence[Request]) -> list[Response]:
+        """A response to each request, the requests spread over all engines."""
+        parts = dict(enumerate(split(requests, len(self._group))))
+        repairs, results = self._repairs, dict[int, list[Response]]()
+        while parts:
+            answers, failures = self._settle("generate", {rank: (part,) for rank, part in parts.items()})
+            results |= answers
+            parts = {rank: parts[rank] for rank in failures}
+            self._replace(failures)
+        if self._repairs == repairs:
+            self._repairs_in_a_row = 0
+        return [response for rank in sorted(results) for response in results[rank]]
+
+    def sync_weights(self) -> None:
+        """Gives every engine the actor's weights. Each engine sums up what it got and compares."""
+        self._fetch_weights()
+        self.version += 1
+        self._replace(self._give_weights(range(len(self._group))))
+
+    def sleep(self) -> None:
+        """Leaves the GPUs' memory to others until the next weights come. An engine that fails is replaced then."""
+        _, failures = self._settle("sleep", dict.fromkeys(range(len(self._group)), ()))
+        for failure in failures.values():
+            logger.warning("%s", failure)
+
+    def take_repairs(self) -> int:
+        """How many engines were replaced since this was last asked."""
+        taken, self._repairs = self._repairs, 0
+        return taken
+
+    def _fetch_weights(self) -> None:
+        self._weights = []  # frees the old ones first
+        if not self._on_shared_gpus:
+            self._weights = self._actor.call("publish_weights")[0]
+
+    def _give_weights(self, ranks: Sequence[int]) -> dict[int, EngineError]:
+        """Gives some engines the newest weights; the failures."""
+        if not self._on_shared_gpus:
+            return self._settle("replace_weights", dict.fromkeys(ranks, (self._weights,)), self._group.timeout)[1]
+        shared = self._actor.call("share_weights")
+        per_rank = len(self._group) // len(self._actor)
+        arguments = {rank: (shared[rank // per_rank],) for rank in ranks}
+        _, failures = self._settle("copy_weights", arguments, self._group.timeout)
+        self._actor.call("release_weights")
+        return failures
+
+    def _replace(self, failures: Mapping[int, EngineError]) -> None:
+        """Replaces failed engines until they are up and have the weights. Raises EngineError if they never do."""
+        while failures:
+            for rank, failure in failures.items():
+                self._count_repair(rank, failure)
+                self._group.restart(rank)
+            failures = self._give_weights(list(failures))
+
+    def _count_repair(self, rank: int, failure: EngineError) -> None:
+        if self._repairs_in_a_row == self._max_repairs:
+            raise EngineError(
+                f"engines failed {self._max_repairs + 1} times in a row, at last: {failure}",
+                hint="; ".join(filter(None, [failure.hint, "rollout.max_repairs says how often they may"])),
+            )
+        self._repairs += 1
+        self._repairs_in_a_row += 1
+        logger.warning("engine %d is replaced, repair %d in a row: %s", rank, self._repairs_in_a_row, failure)
+
+    def _settle(
+        self, method: str, arguments: Mapping[int, Sequence[Any]], timeout: float | None = None
+    ) -> tuple[dict[int, Any], dict[int, EngineError]]:
+        """A call to some engines: their results and their failures, both by rank. Other errors are raised."""
+        calls = [self._group.start_one(rank, method, *own) for rank, own in arguments.items()]
+        results, failures = {}, {}
+        for rank, outcome in zip(arguments, outcomes(calls, timeout or self._timeout), strict=True):
+            if isinstance(outcome, EngineError):
+                failures[rank] = outcome
+            elif isinstance(outcome, Exception):
+                raise outcome
+            else:
+                results[rank] = outcome
+        return results, failures
+
+
+def split(items: Sequence[Item], count: int) -> list[Sequence[Item]]:
+    """Consecutive parts of nearly equal length, one for each of `count` workers; some are empty if items are few."""
+    bounds = [len(items) * part // count for part in range(count + 1)]
+    return [items[start:end] for start, end in pairwise(bounds)]

@@ -1,0 +1,134 @@
+"""Transformers as the rollout engine: slower than vLLM, but there wherever the trainer is."""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+
+from trainer.config import Config
+from trainer.rollout.arrival import check_bytes, check_complete, check_copied
+from trainer.rollout.sampling import Request, Response
+from trainer.training.weights import SharedBucket, WeightBucket
+
+
+class TransformersEngine:
+    """Decodes up to `rollout.max_num_seqs` responses side by side, token by token, with a key-value cache."""
+
+    def __init__(self, config: Config, device: str, end_token_ids: Sequence[int]) -> None:
+        self._rollout = config.rollout
+        self._max_response_length = config.data.max_response_length
+        self._device = torch.device(device)
+        self._end_tokens = torch.tensor([] if config.rollout.ignore_end_tokens else end_token_ids, device=device)
+        architecture = AutoConfig.from_pretrained(config.model.directory, local_files_only=True)
+        # Random weights: one that does not arrive stays random and is seen at once.
+        model = AutoModelForCausalLM.from_config(architecture, dtype=getattr(torch, config.model.dtype))
+        self._model = model.to(self._device).eval()
+
+    def generate(self, requests: Sequence[Request]) -> list[Response]:
+        """One response per request, in their order. The same requests and weights give the same responses."""
+        size = self._rollout.max_num_seqs
+        parts = [requests[start : start + size] for start in range(0, len(requests), size)]
+        return [response for part in parts for response in self._decode(part)]
+
+    @torch.inference_mode()
+    def _decode(self, requests: Sequence[Request]) -> list[Response]:
+        limits = torch.tensor([request.max_tokens or self._max_response_length for request in requests])
+        tokens, mask = _left_padded([request.prompt for request in requests], self._device)
+        temperatures = torch.tensor([request.temperature for request in requests], device=self._device)
+        dice = _dice(requests, int(limits.max())).to(self._device)
+        active = torch.ones(len(requests), dtype=torch.bool, device=self._device)
+        limits, cache = limits.to(self._device), DynamicCache()
+        chosen, log_probs, lengths = [], [], torch.zeros_like(limits)
+        for place in range(dice.shape[1]):
+            positions = (mask.cumsum(dim=1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
+            output = self._model(
+                tokens, mask, position_ids=positions, past_key_values=cache, use_cache=True, logits_to_keep=1
+            )
+            token, log_prob = sample(output.logits[:, -1], temperatures, dice[:, place])
+            chosen.append(token)
+            log_probs.append(log_prob)
+            lengths += active
+            active &= ~torch.isin(token, self._end_tokens) & (lengths < limits)
+            if not active.any():
+                break
+            # Rows that have ended go on with the others, unread.
+            tokens, mask = token.unsqueeze(1), torch.nn.functional.pad(mask, (0, 1), value=1)
+        return self._responses(torch.stack(chosen, dim=1), torch.stack(log_probs, dim=1), lengths.tolist())
+
+    def _responses(self, chosen: Tensor, log_probs: Tensor, lengths: Sequence[int]) -> list[Response]:
+        ends = set(self._end_tokens.tolist())
+        rows = zip(chosen.tolist(), log_probs.tolist(), lengths, strict=True)
+        return [
+            Response(
+                tuple(tokens[:length]),
+                tuple(values[:length]) if self._rollout.log_probs else None,
+                ended=tokens[length - 1] in ends,
+            )
+            for tokens, values, length in rows
+        ]
+
+    def replace_weights(self, buckets: Sequence[WeightBucket]) -> None:
+        """Samples from these weights from now on; they are all the weights of the model."""
+        check_bytes(buckets)
+        self._take(weight for bucket in buckets for weight in bucket.tensors())
+
+    def copy_weights(self, buckets: Sequence[SharedBucket]) -> None:
+        """The same with weights that another process holds on the same GPU."""
+        self._take(weight for bucket in buckets for weight in bucket.tensors())
+        check_copied(self._model.parameters(), buckets)
+        torch.cuda.ipc_collect()
+
+    @torch.no_grad()
+    def _take(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        own = dict(self._model.named_parameters(remove_duplicate=False))
+        arrived: set[int] = set()
+        for name, tensor in weights:
+            own[name].data = tensor.to(self._device, copy=True)
+            arrived.add(id(own[name]))  # a weight that two parts share may come under one of its names only
+        check_complete(own, {name for name, weight in own.items() if id(weight) in arrived})
+
+    def sleep(self) -> None:
+        """Gives the GPU's memory to others until the next weights come."""
+        if self._rollout.sleep and self._device.type == "cuda":
+            for weight in self._model.parameters():
+                weight.data = weight.data.new_empty(0)
+            torch.cuda.empty_cache()
+
+
+def sample(logits: Tensor, temperatures: Tensor, dice: Tensor) -> tuple[Tensor, Tensor]:
+    """A token of each row and its log-prob after the temperature; the likeliest where the temperature is 0.
+
+    Args:
+        logits: [rows, vocabulary]; temperatures: [rows]; dice: [rows] float64, uniform in [0, 1).
+
+    Returns:
+        tokens [rows] int64, log-probs [rows] float32.
+    """
+    greedy = temperatures == 0
+    log_probs = (logits.float() / temperatures.masked_fill(greedy, 1.0).unsqueeze(1)).log_softmax(dim=1)
+    cumulative = log_probs.double().exp().cumsum(dim=1)
+    rolled = torch.searchsorted(cumulative, (dice * cumulative[:, -1]).unsqueeze(1), right=True).squeeze(1)
+    tokens = torch.where(greedy, log_probs.argmax(dim=1), rolled.clamp(max=logits.shape[1] - 1))
+    return tokens, log_probs.gather(1, tokens.unsqueeze(1)).squeeze(1)
+
+
+def _dice(requests: Sequence[Request], places: int) -> Tensor:
+    """The random numbers of each response, from its own seed alone, [rows, places] float64."""
+    return torch.stack(
+        [
+            torch.rand(places, generator=torch.Generator().manual_seed(request.seed), dtype=torch.float64)
+            for request in requests
+        ]
+    )
+
+
+def _left_padded(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Prompts that all end in the last column, and where they are, both [rows, longest] int64."""
+    longest = max(len(prompt) for prompt in prompts)
+    tokens = torch.zeros(len(prompts), longest, dtype=torch.int64)
+    mask = torch.zeros_like(tokens)
+    for row, prompt in enumerate(prompts):
+        tokens[row, longest - len(prompt) :] = torch.tensor(prompt)
+        mask[row, longest - len(prompt) :] = 1
+    return tokens.to(device), mask.to(device)
