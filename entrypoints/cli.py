@@ -11,7 +11,17 @@ from typing import NoReturn, TypeVar
 from entrypoints.environments.explicit import HEAD, HOST_FILE, HOSTS, NODE_RANK, NODES
 from entrypoints.errors import LaunchError, UsageError
 from entrypoints.logs import report
-from entrypoints.options import CONTROL_PORT, DEADLINE, LOG_DIR, MIN_NODES, REPORT_DIR, Options, RayOptions
+from entrypoints.options import (
+    CONTROL_PORT,
+    DASHBOARD,
+    DEADLINE,
+    LOG_DIR,
+    MIN_NODES,
+    REPORT_DIR,
+    Dashboard,
+    Options,
+    RayOptions,
+)
 from entrypoints.subcommands import SUBCOMMANDS
 from entrypoints.versions import installed
 
@@ -106,7 +116,15 @@ def _parser(variables: Mapping[str, str]) -> Parser:
     add("--num-cpus", metavar="N", type=_count, help="what Ray counts on this node")
     add("--num-gpus", metavar="N", type=_count, help="what Ray counts on this node")
     add("--object-store-memory", metavar="BYTES", type=_count, help="default min(30%% of RAM, 80%% of /dev/shm)")
-    add("--dashboard", action="store_true", help="serve Ray's dashboard on the head, on loopback only")
+    add("--dashboard", action="store_true", help="serve Ray's dashboard on the head, on loopback, port 8265 if free")
+    add(
+        "--dashboard-address",
+        metavar="HOST:PORT",
+        type=_address,
+        default=_variable(variables, DASHBOARD, _address),
+        help=f"serve it there; 0.0.0.0:8265 for all who reach the head and have the token [{DASHBOARD}]",
+    )
+    add("--ray-debugger-external", action="store_true", help="Ray's own: `ray debug` reaches breakpoints on all nodes")
     add("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser
 
@@ -127,7 +145,8 @@ def _options(parsed: argparse.Namespace, report_directory: str) -> Options:
         cpus=parsed.num_cpus,
         gpus=parsed.num_gpus,
         object_store_memory=parsed.object_store_memory,
-        dashboard=parsed.dashboard,
+        dashboard=parsed.dashboard_address or (Dashboard() if parsed.dashboard else None),
+        debugger_external=parsed.ray_debugger_external,
     )
     return Options(
         command=_command(parsed.words),
@@ -185,3 +204,10 @@ def _port(text: str) -> int:
     if not 1024 <= port <= 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is not a port from 1024 to 65535")
     return port
+
+
+def _address(text: str) -> Dashboard:
+    host, colon, port = text.rpartition(":")
+    if not (host and colon):
+        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT, like 127.0.0.1:8265")
+    return Dashboard(host.strip("[]"), _port(port))

@@ -10,6 +10,7 @@
 | 13 | node lost: a node, or a Ray process on it, died while the job ran |
 | 14 | Ray failed: the cluster could not be formed |
 | 15 | preflight: a node is not fit for the job; the message says how to mend it |
+| 16 | `launch attach`: no cluster of this user, or of that job, runs on this node |
 | 127 | the command does not exist or cannot be executed |
 | 128+n | `launch` received signal n on any node |
 
@@ -63,6 +64,10 @@ class RayFailedError(LaunchError):
 
 class PreflightError(LaunchError):
     exit_code = 15
+
+
+class NoClusterError(LaunchError):
+    exit_code = 16
 
 
 class CommandNotFoundError(LaunchError):

@@ -15,7 +15,7 @@ from entrypoints.meeting import Meeting, Peer
 from entrypoints.node import Node
 from entrypoints.preflight import refuse
 from entrypoints.processes import take_terminal
-from entrypoints.ray_node import RayNode, ray_authentication
+from entrypoints.ray_node import RayNode
 from entrypoints.secret import ray_token
 
 _ALONE = "127.0.0.1"
@@ -96,8 +96,8 @@ async def _cancelled(work: asyncio.Task[Any]) -> None:
 async def _form_and_run(node: Node, peers: list[Peer], secret: str) -> int:
     environment = {"SLIPWAY_NODE_COUNT": str(len(peers) + 1)}
     if node.options.ray is not None:
-        cluster = await _form_ray(node, peers, node.make_ray(secret))
-        environment |= {"RAY_ADDRESS": cluster} | ray_authentication(secret)
+        ray = node.make_ray(secret)
+        environment |= ray.client_environment(await _form_ray(node, peers, ray))
     return await run_command(node, dict(node.environment) | environment)
 
 
@@ -136,6 +136,11 @@ async def _form_ray(node: Node, peers: list[Peer], ray: RayNode) -> str:
             f"the deadline of {node.options.deadline:g} s passed while waiting for {waiting_for}"
         ) from None
     log.info("Ray is up on %s: %d nodes", cluster, len(peers) + 1)
+    node.let_attach(cluster)
+    if url := ray.dashboard_url:
+        log.info(
+            "Ray's dashboard is at %s; on this node `launch attach -- printenv RAY_AUTH_TOKEN` says its token", url
+        )
     return cluster
 
 

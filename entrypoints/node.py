@@ -8,6 +8,7 @@ import time
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
+from entrypoints.attach import leave_note
 from entrypoints.environments import Allocation
 from entrypoints.errors import LaunchError, NodeLostError, StoppedError, UsageError
 from entrypoints.fabric.interfaces import INTERFACE, address_of, interface_of
@@ -126,6 +127,11 @@ class Node:
         assert self.ray is not None
         for name, process in self.ray.watched().items():
             self.beside(self._watch(self.ray, name, process))
+
+    def let_attach(self, cluster: str) -> None:
+        """From now on `launch attach` on this node reaches the cluster."""
+        assert self.ray is not None
+        leave_note(self.ray.directory, self.allocation.job_id, self.ray.client_environment(cluster))
 
     async def _watch(self, ray: RayNode, name: str, process: Process) -> None:
         status = await process.status()

@@ -9,6 +9,16 @@ REPORT_DIR = "SLIPWAY_REPORT_DIR"
 JOB_DIR = "SLIPWAY_JOB_DIR"
 LOG_DIR = "SLIPWAY_LOG_DIR"
 MIN_NODES = "SLIPWAY_MIN_NODES"
+DASHBOARD = "SLIPWAY_DASHBOARD"
+
+
+@dataclass(frozen=True)
+class Dashboard:
+    """Where the head serves Ray's dashboard, through which jobs are submitted too."""
+
+    host: str = "127.0.0.1"
+    port: int | None = None
+    """None takes Ray's own, 8265, or another if a second job on this host has that already."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +29,10 @@ class RayOptions:
     gpus: int | None = None
     object_store_memory: int | None = None
     """Bytes."""
-    dashboard: bool = False
+    dashboard: Dashboard | None = None
+    """None serves none."""
+    debugger_external: bool = False
+    """Ray's legacy debugger listens on all addresses, without asking for a token: `ray debug` reaches every node."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,13 +12,15 @@ from pathlib import Path
 
 from entrypoints.errors import RayFailedError
 from entrypoints.memory import choose_object_store
-from entrypoints.options import RayOptions
-from entrypoints.ports import RayPorts
+from entrypoints.options import Dashboard, RayOptions
+from entrypoints.ports import RayPorts, can_bind
 from entrypoints.processes import Family, Process
 from entrypoints.surroundings import without_launchers
 
 WATCHED = ("raylet", "gcs_server")
 _HEAD_ONLY = ("gcs", "client_server", "dashboard", "dashboard_metrics")
+_DASHBOARD_PORT = 8265
+"""Ray's own, which its users know by heart."""
 _LAST_WORDS = 10
 """Lines of a failed program's output that are shown."""
 _RAY_ERROR = re.compile(r"\[\S+ \S+ [ECF] ")
@@ -56,9 +58,13 @@ class RayNode:
         self._family = family
         self._options = options
         self._ports = ports
+        self._dashboard: Dashboard | None = None
+        """With its port; on the head only."""
+        self._authentication = ray_authentication(token)
         self._environment = without_launchers(environment) | {
-            **ray_authentication(token),
+            **self._authentication,
             "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_enable_autoscaler_v2": "1",  # `ray status` asks GCS itself; the first needs a process beside it
             "DASHBOARD_METRIC_PORT": str(ports.named["dashboard_metrics"]),
         }
         # Not below TMPDIR: the paths of Ray's sockets have 107 bytes, 64 of which Ray uses up itself.
@@ -67,13 +73,17 @@ class RayNode:
     async def start_head(self, address: str) -> str:
         """Start Ray's head; returns the cluster's address. Raises RayFailedError."""
         ports = self._ports.named
+        dashboard = self._dashboard = (
+            _with_port(self._options.dashboard, self._ports) if self._options.dashboard else None
+        )
         await self._start(
             address,
             "--head",
             f"--port={ports['gcs']}",
             f"--ray-client-server-port={ports['client_server']}",
-            f"--include-dashboard={str(self._options.dashboard).lower()}",
-            f"--dashboard-port={ports['dashboard']}",
+            f"--include-dashboard={str(dashboard is not None).lower()}",
+            f"--dashboard-host={dashboard.host if dashboard else '127.0.0.1'}",
+            f"--dashboard-port={dashboard.port if dashboard else ports['dashboard']}",
             "--no-monitor",  # it would only ask for nodes that nobody starts
         )
         return f"{address}:{ports['gcs']}"
@@ -99,11 +109,28 @@ class RayNode:
             "--log-style=record",
             "--log-color=false",
         ]
+        if self._options.debugger_external:
+            command.append("--ray-debugger-external")
         if self._options.cpus is not None:
             command.append(f"--num-cpus={self._options.cpus}")
         if self._options.gpus is not None:
             command.append(f"--num-gpus={self._options.gpus}")
         await self._run(command, "ray start")
+
+    @property
+    def dashboard_url(self) -> str | None:
+        """As seen from the head itself; None on the others."""
+        if self._dashboard is None:
+            return None
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._dashboard.host, self._dashboard.host)
+        return f"http://{f'[{host}]' if ':' in host else host}:{self._dashboard.port}"
+
+    def client_environment(self, cluster: str) -> dict[str, str]:
+        """What a program on this node needs to reach the cluster, as a driver or by `ray job submit`."""
+        found = {"RAY_ADDRESS": cluster, **self._authentication}
+        if url := self.dashboard_url:
+            found["RAY_API_SERVER_ADDRESS"] = url
+        return found
 
     async def wait_for_nodes(self, cluster: str, count: int) -> None:
         """Wait until the cluster itself says that all nodes are alive. The caller sets the deadline."""
@@ -155,6 +182,12 @@ class RayNode:
             shutil.rmtree(self.directory)
         except OSError as error:
             log.warning("%s is left behind: %s", self.directory, error)
+
+
+def _with_port(dashboard: Dashboard, ports: RayPorts) -> Dashboard:
+    """The port that was asked for, else the well-known one unless another job on this host has it."""
+    port = dashboard.port or (_DASHBOARD_PORT if can_bind(_DASHBOARD_PORT) else ports.named["dashboard"])
+    return Dashboard(dashboard.host, port)
 
 
 def _lines(path: Path) -> list[str]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from entrypoints.attach import attach, find_note
 from entrypoints.environments import detect
 from entrypoints.environments.page import as_lines, as_markdown
 from entrypoints.errors import UsageError
@@ -16,6 +17,7 @@ from entrypoints.host import examine_host
 from entrypoints.hostlist import HostlistError, compress, expand
 from entrypoints.options import REPORT_DIR
 from entrypoints.preflight import as_table, failures, preflight_node, refuse, run_checks
+from entrypoints.surroundings import child_environment
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,16 @@ def _preflight(parsed: argparse.Namespace, variables: Mapping[str, str]) -> int 
     return 0
 
 
+def _add_attach(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--job", metavar="ID", help="whose cluster, if several of yours run on this node")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="default a shell")
+
+
+def _attach(parsed: argparse.Namespace, variables: Mapping[str, str]) -> int:
+    command = parsed.command[1:] if parsed.command[:1] == ["--"] else parsed.command
+    attach(find_note(parsed.job), command, child_environment(variables))
+
+
 def _print(text: str) -> None:
     sys.stdout.write(text.rstrip("\n") + "\n")
 
@@ -95,6 +107,7 @@ def _print(text: str) -> None:
 SUBCOMMANDS = {
     "explain": Subcommand("say what was detected and why, and do nothing.", _add_explain, _explain),
     "hosts": Subcommand("print the hosts of a host list, one a line.", _add_hosts, _hosts),
+    "attach": Subcommand("run a command beside a running job, on one of its nodes.", _add_attach, _attach),
     "preflight": Subcommand("check whether this node is fit for a job.", _add_preflight, _preflight),
     "environments": Subcommand("list the environments that are understood.", _add_environments, _environments),
 }

@@ -132,6 +132,7 @@ async def _join_ray(node: Node, channel: Channel, cluster: str, secret: str) -> 
     try:
         await node.make_ray(secret).start_worker(channel.local_address, cluster)
         node.watch_ray()
+        node.let_attach(cluster)
     except RayFailedError as error:
         raise RayFailedError(f"{node.name}: {error.message}", error.hint) from error
     channel.send(ray="started")
