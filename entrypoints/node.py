@@ -145,13 +145,18 @@ class Node:
 
     def beside(self, work: Coroutine[Any, Any, None]) -> None:
         """Do this beside the current step; its failure is the node's."""
-        self._beside.add(asyncio.create_task(self._guard(work)))
+        task = asyncio.create_task(work)
+        self._beside.add(task)
+        task.add_done_callback(self._take_over)
 
-    async def _guard(self, work: Coroutine[Any, Any, None]) -> None:
-        try:
-            await work
-        except LaunchError as error:
+    def _take_over(self, task: asyncio.Task[None]) -> None:
+        """An error that nobody foresaw ends the node too: it must not go on without what was to be done."""
+        if task.cancelled() or not (error := task.exception()):
+            return
+        if isinstance(error, LaunchError):
             self.fail(error)
+        elif not self._failure.done():
+            self._failure.set_exception(error)
 
     def heed_warning(self, number: int) -> None:
         """If some node received a scheduler's warning, the command gets the time that it announces."""

@@ -55,6 +55,7 @@ class RayNode:
         token: str,
         prefix: str = "slipway-ray-",
     ) -> None:
+        """Raises RayFailedError if there is no place to write."""
         self._family = family
         self._options = options
         self._ports = ports
@@ -67,8 +68,7 @@ class RayNode:
             "RAY_enable_autoscaler_v2": "1",  # `ray status` asks GCS itself; the first needs a process beside it
             "DASHBOARD_METRIC_PORT": str(ports.named["dashboard_metrics"]),
         }
-        # Not below TMPDIR: the paths of Ray's sockets have 107 bytes, 64 of which Ray uses up itself.
-        self.directory = Path(tempfile.mkdtemp(prefix=prefix, dir="/tmp"))
+        self.directory = _make_directory(prefix)
 
     async def start_head(self, address: str) -> str:
         """Start Ray's head; returns the cluster's address. Raises RayFailedError."""
@@ -182,6 +182,14 @@ class RayNode:
             shutil.rmtree(self.directory)
         except OSError as error:
             log.warning("%s is left behind: %s", self.directory, error)
+
+
+def _make_directory(prefix: str) -> Path:
+    """Not below TMPDIR: the paths of Ray's sockets have 107 bytes, 64 of which Ray uses up itself."""
+    try:
+        return Path(tempfile.mkdtemp(prefix=prefix, dir="/tmp"))
+    except OSError as error:
+        raise RayFailedError(f"/tmp cannot be written: {error.strerror}", "mount a tmpfs: --tmpfs /tmp") from error
 
 
 def _with_port(dashboard: Dashboard, ports: RayPorts) -> Dashboard:

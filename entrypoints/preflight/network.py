@@ -108,6 +108,17 @@ def pairs_of(nodes: Sequence[Any]) -> list[tuple[Any, Any]]:
     return [(node, nodes[(index + 1) % len(nodes)]) for index, node in enumerate(nodes)]
 
 
+def try_pair(first: dict[str, Any], second: dict[str, Any]) -> Pair:
+    """The measure, or what went wrong: a link that carries nothing is what we look for."""
+    try:
+        return measure_pair(first, second)
+    except ray.exceptions.RayError as error:
+        words = str(error).strip().splitlines() or [type(error).__name__]
+        hangs = isinstance(error, ray.exceptions.GetTimeoutError)
+        problem = f"nothing came through within {PATIENCE:g} s" if hangs else f"it failed: {words[-1]}"
+        return Pair((first["NodeManagerHostname"], second["NodeManagerHostname"]), "none", 0.0, "nothing", problem)
+
+
 def measure_pair(first: dict[str, Any], second: dict[str, Any]) -> Pair:
     """Raises ray.exceptions.RayError if a rank fails, GetTimeoutError if the pair hangs."""
     each = int(min(node["Resources"].get("GPU", 0) for node in (first, second)))
@@ -145,12 +156,13 @@ def fallback(transport: str, kinds: Sequence[str]) -> str:
 
 
 def judge(pairs: Sequence[Pair]) -> list[str]:
-    """The hosts that are to blame: those with a problem, and those all of whose pairs are slow."""
+    """The hosts that are to blame: those all of whose pairs are slow or have a problem, else both of such a pair."""
     median = statistics.median(pair.gigabytes_per_second for pair in pairs)
     bad = [pair for pair in pairs if pair.problem or pair.gigabytes_per_second < SLOW * median]
-    hosts = list(dict.fromkeys(host for pair in pairs for host in pair.hosts))
+    hosts = dict.fromkeys(host for pair in bad for host in pair.hosts)
     blamed = [host for host in hosts if all(pair in bad for pair in pairs if host in pair.hosts)]
-    return blamed if bad else []
+    unexplained = [pair for pair in bad if not set(pair.hosts) & set(blamed)]
+    return blamed + list(dict.fromkeys(host for pair in unexplained for host in pair.hosts))
 
 
 def main() -> int:
@@ -163,11 +175,14 @@ def main() -> int:
     if len(nodes) < 2:
         sys.stderr.write("error: there is one node only, so no network to measure\n")
         return 2
-    pairs = [measure_pair(first, second) for first, second in pairs_of(nodes)]
+    pairs = [try_pair(first, second) for first, second in pairs_of(nodes)]
     failing = judge(pairs)
     document = {"pairs": [asdict(pair) for pair in pairs], "failing_hosts": failing}
-    (arguments.output / "network.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-    (arguments.output / "failing_hosts.txt").write_text("".join(f"{host}\n" for host in failing), encoding="utf-8")
+    try:
+        (arguments.output / "network.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        (arguments.output / "failing_hosts.txt").write_text("".join(f"{host}\n" for host in failing), encoding="utf-8")
+    except OSError as error:
+        sys.stderr.write(f"no report in {arguments.output}: {error.strerror}\n")
     lines = [
         f"{' - '.join(pair.hosts)}  {pair.gigabytes_per_second:.2f} GB/s  {pair.backend} over {pair.transport}"
         + (f"  {pair.problem}" if pair.problem else "")

@@ -10,6 +10,9 @@ from tests.entrypoints.conftest import Start
 pytest.importorskip("ray", reason="needs Ray, which the images have")
 pytest.importorskip("torch", reason="needs torch, which the images have")
 
+import ray
+
+from entrypoints.preflight import network
 from entrypoints.preflight.network import Pair, fallback, judge, pairs_of, transport_of
 
 SMALL = ("--num-cpus", "1", "--num-gpus", "0", "--object-store-memory", str(100 * 1024**2))
@@ -44,6 +47,30 @@ def test_the_host_all_of_whose_pairs_are_slow_is_to_blame() -> None:
     assert judge([pair(*names, speed) for names, speed in speeds.items()]) == ["c"]
     assert judge([pair("a", "b", 40.0), pair("a", "c", 39.0), pair("b", "c", 41.0)]) == []
     assert judge([pair("a", "b", 1.0, "NCCL fell back to sockets")]) == ["a", "b"]
+
+
+def test_one_bad_link_between_good_hosts_names_both() -> None:
+    good = [pair("a", "c", 40.0), pair("b", "c", 41.0)]
+    assert judge([pair("a", "b", 0.0, "nothing came through"), *good]) == ["a", "b"]
+    assert judge([pair("a", "b", 4.0), *good]) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("error", "problem"),
+    [
+        (ray.exceptions.GetTimeoutError("Get timed out"), "nothing came through within 120 s"),
+        (ray.exceptions.ActorDiedError("The actor died"), "it failed: The actor died"),
+    ],
+)
+def test_a_pair_that_hangs_or_fails_is_named_with_the_measure_mocked(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, problem: str
+) -> None:
+    def fail(*_: object) -> Pair:
+        raise error
+
+    monkeypatch.setattr(network, "measure_pair", fail)
+    found = network.try_pair({"NodeManagerHostname": "a"}, {"NodeManagerHostname": "b"})
+    assert (found.hosts, found.gigabytes_per_second, found.problem) == (("a", "b"), 0.0, problem)
 
 
 def test_many_nodes_are_measured_along_a_ring() -> None:

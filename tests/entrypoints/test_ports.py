@@ -1,9 +1,13 @@
 import socket
+from typing import cast
 
 import pytest
 
 from entrypoints.errors import RayFailedError
+from entrypoints.options import RayOptions
 from entrypoints.ports import CONTROL_PORTS, RayPorts, control_port, ray_blocks
+from entrypoints.processes import Family
+from entrypoints.ray_node import RayNode
 
 
 @pytest.mark.parametrize("floor", [32_768, 60_000, 22_000, 9_000])
@@ -29,6 +33,12 @@ def test_nodes_on_one_host_start_at_different_blocks() -> None:
 def test_jobs_differ_but_nodes_agree() -> None:
     assert len({control_port(str(job)) for job in range(50)}) > 40
     assert control_port("77.0") == control_port("77.0")
+
+
+def test_no_place_to_write_is_an_error() -> None:
+    no_processes = cast(Family, None)
+    with pytest.raises(RayFailedError, match="/tmp cannot be written: No such file or directory"):
+        RayNode(no_processes, RayOptions(), RayPorts(30_000), {}, "token", prefix="no/such/")
 
 
 def test_a_taken_port_is_noticed() -> None:

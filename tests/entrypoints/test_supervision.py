@@ -4,6 +4,7 @@ import os
 import pty
 import select
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -11,6 +12,25 @@ from pathlib import Path
 import pytest
 
 from tests.entrypoints.conftest import PATIENCE, REPOSITORY, Start
+
+UNFORESEEN = """
+import asyncio
+from entrypoints.environments.place import Place
+from entrypoints.environments.single import Single
+from entrypoints.node import Node
+from entrypoints.options import Options
+
+async def divide():
+    return 1 / 0
+
+async def main():
+    allocation = Single.detect(Place(variables={}, hostname="here"))
+    node = Node(allocation, Options(command=("true",)), None, "here", {})
+    node.beside(divide())
+    await node.unless_failed(asyncio.sleep(60))
+
+asyncio.run(main())
+"""
 
 
 def alive(pid: int) -> bool:
@@ -39,6 +59,13 @@ def test_a_schedulers_warning_gives_the_command_time(start: Start, number: signa
     launch.signal(number)
     ended = launch.wait()
     assert (ended.status, ended.stdout) == (128 + number, "saved\n")
+
+
+def test_an_unforeseen_error_beside_the_current_step_is_not_lost() -> None:
+    program = [sys.executable, "-c", UNFORESEEN]
+    done = subprocess.run(program, cwd=REPOSITORY, capture_output=True, text=True, timeout=30)
+    assert "ZeroDivisionError" in done.stderr.splitlines()[-1]
+    assert done.returncode == 1
 
 
 def test_the_time_after_a_warning_is_bounded(start: Start) -> None:
