@@ -59,7 +59,7 @@ def test_one_bad_link_between_good_hosts_names_both() -> None:
     ("error", "problem"),
     [
         (ray.exceptions.GetTimeoutError("Get timed out"), "nothing came through within 120 s"),
-        (ray.exceptions.ActorDiedError("The actor died"), "it failed: The actor died"),
+        (ray.exceptions.OutOfMemoryError("the kernel ended it"), "it failed: the kernel ended it"),
     ],
 )
 def test_a_pair_that_hangs_or_fails_is_named_with_the_measure_mocked(
