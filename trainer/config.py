@@ -12,6 +12,7 @@ from trainer.errors import ConfigError
 from trainer.profiler_settings import ProfilerConfig
 from trainer.rollout_settings import RolloutConfig as RolloutConfig
 from trainer.section import Section
+from trainer.sharding_settings import ShardingConfig
 from trainer.training.partition import MicroBatchLimit
 from trainer.watchdog_settings import WatchdogsConfig
 
@@ -40,8 +41,10 @@ class DataConfig(Section):
 
 class ModelConfig(Section):
     path: Path | None = Field(None, description="directory of a Transformers causal language model with its tokenizer")
-    dtype: Literal["float32", "bfloat16"] = Field(
-        "float32", description="type of activations and of the engines' weights; trained weights stay float32"
+    dtype: Literal["float32", "bfloat16", "float16"] = Field(
+        "float32",
+        description="type of activations and of the engines' weights; trained weights stay float32. "
+        "float16 scales the loss",
     )
 
     @property
@@ -63,6 +66,7 @@ class TrainedModelConfig(Section):
         False, description="keep only the layers' inputs for the backward pass: less memory, a third more computing"
     )
     compile: bool = Field(True, description="compile the layers, on GPUs only")
+    sharding: ShardingConfig = ShardingConfig()
 
     @property
     def micro_batch_limit(self) -> MicroBatchLimit:
@@ -106,6 +110,14 @@ class CriticConfig(TrainedModelConfig):
         0.5, gt=0, description="how far a value may move from its old one within a step; null: as far as it likes"
     )
     loss_aggregation: Aggregation = Field("token-mean", description="how losses of tokens become one loss")
+
+
+class ReferenceConfig(Section):
+    """The reference; all else is as for the actor."""
+
+    param_offload: bool = Field(
+        False, description="weights lie in the node's memory while the reference waits for its turn; on GPUs only"
+    )
 
 
 class AlgorithmConfig(Section):
@@ -194,6 +206,7 @@ class Config(RunConfig):
     data: DataConfig = DataConfig()
     actor: ActorConfig = ActorConfig()
     critic: CriticConfig = CriticConfig()
+    reference: ReferenceConfig = ReferenceConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     rollout: RolloutConfig = RolloutConfig()
     reward: RewardConfig = RewardConfig()
@@ -308,6 +321,9 @@ class Config(RunConfig):
                     f"{role}.mini_batch_size={section.mini_batch_size} cannot be split evenly over {ranks[role]} ranks",
                     hint=f"make it a multiple of {ranks[role]} that divides the responses of a step",
                 )
+            section.sharding.check_ranks(role, role, ranks[role])
+        if self.needs_reference and "reference" in ranks:
+            self.actor.sharding.check_ranks("actor", "reference", ranks["reference"])
         if self.needs_reference and responses % ranks.get("reference", 1):
             raise ConfigError(
                 f"the {responses} responses of a step cannot be split evenly over {ranks['reference']} ranks of the "

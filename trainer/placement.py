@@ -13,18 +13,19 @@ from trainer.errors import ConfigError
 from trainer.model_files import parameter_count
 
 GIB = 2**30
-# A trained weight: itself, its gradient and AdamW's two moments, all float32.
-TRAINED_BYTES = 16
+# What a trained weight takes, all float32: itself, its gradient, AdamW's two moments.
+WEIGHT_BYTES, GRADIENT_BYTES, MOMENTS_BYTES = 4, 4, 8
 TYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True)
 class Share:
-    """What one rank of a role takes of its device, activations aside."""
+    """What one rank of a role takes of its device, activations aside, and how much of it goes when its turn is over."""
 
     role: str
     slot: Slot
     gib: float
+    offloaded_gib: float = 0.0
 
 
 def place_roles(config: Config, slots: Sequence[Slot], roles: Sequence[str]) -> dict[str, list[Slot]]:
@@ -53,19 +54,32 @@ def _mapped(role: str, mapping: str | None, slots: Sequence[Slot]) -> list[Slot]
 
 def shares(config: Config, placement: Mapping[str, Sequence[Slot]], device_gib: float | None) -> list[Share]:
     """What each rank of each role takes; engines on a GPU take their part of `device_gib`."""
-    model = config.model.directory
-    size = parameter_count(model) / GIB
-    critic = parameter_count(config.critic.path or model) / GIB
-    width = TYPE_BYTES[config.model.dtype]
-    engine = size * width + (config.rollout.kv_cache_gib or 0.5)
-    if device_gib is not None and placement.get("rollout") and placement["rollout"][0].device == "cuda":
-        engine = config.rollout.gpu_memory_utilization * device_gib
-    whole = {"actor": size * TRAINED_BYTES, "critic": critic * TRAINED_BYTES, "reference": size * width}
     return [
-        Share(role, slot, whole[role] / len(slots) if role in whole else engine if role == "rollout" else 0.0)
+        Share(role, slot, *_gib(config, role, len(slots), slot.device, device_gib))
         for role, slots in placement.items()
         for slot in slots
     ]
+
+
+def _gib(config: Config, role: str, ranks: int, device: str, device_gib: float | None) -> tuple[float, float]:
+    """GiB that a rank takes, and how many of them it gives back between its turns."""
+    model = config.model.directory
+    size = parameter_count(config.critic.path or model if role == "critic" else model) / GIB
+    width = TYPE_BYTES[config.model.dtype]
+    on_gpu = device == "cuda"
+    if role in ("actor", "critic"):
+        sharding = (config.actor if role == "actor" else config.critic).sharding
+        share = size / (sharding.shard_size or ranks)
+        offloaded = WEIGHT_BYTES * sharding.param_offload + MOMENTS_BYTES * sharding.optimizer_offload
+        return share * (WEIGHT_BYTES + GRADIENT_BYTES + MOMENTS_BYTES), share * offloaded * on_gpu
+    if role == "reference":
+        share = size * width / (config.actor.sharding.shard_size or ranks)
+        return share, share * (config.reference.param_offload and on_gpu)
+    if role != "rollout":
+        return 0.0, 0.0
+    if on_gpu and device_gib is not None:
+        return config.rollout.gpu_memory_utilization * device_gib, 0.0
+    return size * width + (config.rollout.kv_cache_gib or 0.5), 0.0
 
 
 def plan(found: Sequence[Share]) -> list[str]:
@@ -84,14 +98,16 @@ def check_fit(found: Sequence[Share], device_gib: float | None) -> None:
     for share in found:
         by_device[share.slot.node.address, share.slot.rank].append(share)
     for (address, _), own in by_device.items():
-        needed = sum(share.gib for share in own)
+        # What is offloaded is there for one role at a time.
+        needed = sum(share.gib - share.offloaded_gib for share in own) + max(share.offloaded_gib for share in own)
         if needed > device_gib:
             parts = ", ".join(f"{share.role} {share.gib:.1f}" for share in own)
             raise ConfigError(
                 f"{own[0].slot.device} {own[0].slot.rank} of {address} has {device_gib:.1f} GiB, "
                 f"{needed:.1f} are needed: {parts}",
                 hint="use more devices, give roles devices of their own with device_mapping.ROLE, lower "
-                "rollout.gpu_memory_utilization, or take a smaller model",
+                "rollout.gpu_memory_utilization, set sharding.optimizer_offload of actor and critic, or take a smaller "
+                "model",
             )
 
 

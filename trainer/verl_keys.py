@@ -153,11 +153,29 @@ def resume_mode(key: str, value: str, given: Given) -> Translation:
     return only("disable")(key, value, given)
 
 
+def shard_size(ours: str) -> Rule:
+    """verl's -1 is all ranks."""
+    return lambda _key, value, _given: Translation({ours: "null" if value == "-1" else value})
+
+
+def fsdp_rules(theirs: str, role: str) -> dict[str, Rule]:
+    """The keys of one of verl's FSDP sections."""
+    ours = f"{role}.sharding"
+    return {
+        f"{theirs}.param_offload": to(f"{ours}.param_offload"),
+        f"{theirs}.optimizer_offload": to(f"{ours}.optimizer_offload"),
+        f"{theirs}.offload_policy": to(f"{ours}.param_offload", f"{ours}.optimizer_offload"),
+        f"{theirs}.fsdp_size": shard_size(f"{ours}.shard_size"),
+        f"{theirs}.reshard_after_forward": to(f"{ours}.reshard_after_forward"),
+        f"{theirs}.*": no_effect("FSDP2 chooses it"),
+    }
+
+
 _ACTOR, _ROLLOUT, _REF, _MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "ref", "model"))
 _KL_KINDS = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
 _MODES = {mode: mode for mode in ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean")}
 _ADVANTAGES = {name: name for name in ("gae", "grpo", "rloo", "reinforce_plus_plus", "remax")}
-_OFFLOAD = "the optimizer's states and the weights stay where they are; lower the memory with activation_checkpointing"
+_BY_ACTOR = "the reference is sharded like the actor, see actor.sharding"
 _WARM_UP = "the learning rate is constant"
 _ONE_FORWARD = "actor.micro_batch_size or actor.micro_batch_tokens bounds every forward pass of actor and reference"
 _PACKED = "rows are always packed without padding"
@@ -231,7 +249,7 @@ RULES: dict[str, Rule] = {
     f"{_ACTOR}.optim.*": no_effect(_WARM_UP),
     f"{_ACTOR}.shuffle": only("false"),
     f"{_ACTOR}.ulysses_sequence_parallel_size": only("1"),
-    f"{_ACTOR}.fsdp_config.*": no_effect(_OFFLOAD),
+    **fsdp_rules(f"{_ACTOR}.fsdp_config", "actor"),
     f"{_ACTOR}.use_torch_compile": to("actor.compile"),
     f"{_ACTOR}.entropy_*": no_effect(_KERNELS),
     f"{_ACTOR}.use_fused_kernels": no_effect(_KERNELS),
@@ -243,7 +261,8 @@ RULES: dict[str, Rule] = {
     f"{_REF}.model": only("null"),
     f"{_REF}.ulysses_sequence_parallel_size": only("1"),
     f"{_REF}.log_prob_*": no_effect(_ONE_FORWARD),
-    f"{_REF}.fsdp_config.*": no_effect(_OFFLOAD),
+    f"{_REF}.fsdp_config.param_offload": to("reference.param_offload"),
+    f"{_REF}.fsdp_config.*": no_effect(_BY_ACTOR),
     f"{_REF}.entropy_*": no_effect(_KERNELS),
     f"{_REF}.use_torch_compile": no_effect("the reference is compiled like the actor, see actor.compile"),
     f"{_REF}.profiler.*": no_effect(_TRACES),
@@ -296,12 +315,12 @@ RULES: dict[str, Rule] = {
     "critic.model.tokenizer_path": no_effect("the actor's tokenizer serves both"),
     "critic.model.enable_gradient_checkpointing": to("critic.activation_checkpointing"),
     "critic.model.use_remove_padding": no_effect(_PACKED),
-    "critic.model.fsdp_config.*": no_effect(_OFFLOAD),
+    **fsdp_rules("critic.model.fsdp_config", "critic"),
     "critic.model.lora_rank": only("0"),
     "critic.model.trust_remote_code": only("false"),
     "critic.model.external_lib": only("null"),
     "critic.model.*": no_effect("all weights are trained"),
-    "critic.fsdp_config.*": no_effect(_OFFLOAD),
+    **fsdp_rules("critic.fsdp_config", "critic"),
     "critic.optim.lr": to("critic.learning_rate"),
     "critic.optim.weight_decay": to("critic.weight_decay"),
     "critic.optim.*": no_effect(_WARM_UP),
@@ -379,8 +398,8 @@ RULES: dict[str, Rule] = {
     "actor.dtype": to("model.dtype"),
     "critic.dtype": no_effect("model.dtype is that of every role"),
     "actor.use_flash_attention": no_effect("attention over packed rows always takes the fastest kernel there is"),
-    "actor.enable_resharding": no_effect("weights are resharded after every forward pass"),
-    "actor.resharding_interval": no_effect("weights are resharded after every forward pass"),
+    "actor.enable_resharding": to("actor.sharding.reshard_after_forward"),
+    "actor.resharding_interval": to("actor.sharding.resharding_interval"),
     "actor.use_reduce_scatter": no_effect("gradients are always reduced and scattered in one"),
     "critic.use_gradient_checkpointing": to("critic.activation_checkpointing"),
     "critic.grad_accumulation_steps": no_effect(

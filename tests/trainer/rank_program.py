@@ -4,22 +4,38 @@ Writes what it found to DIRECTORY/world_WORLD_SIZE.pt on rank 0. The other numbe
 """
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from trainer.algorithms.aggregation import GlobalCount, token_mean
 from trainer.batch import Batch
 from trainer.errors import EngineError
-from trainer.training.engine import OptimizerSettings, TrainingEngine
+from trainer.sharding_settings import ShardingConfig
+from trainer.training.engine import OptimizerSettings, TrainingEngine, optimizer_states
 from trainer.training.networks import PolicyNetwork
 from trainer.training.partition import MicroBatchLimit
 from trainer.training.process_group import connect_store, join
 from trainer.training.sharding import Execution
 
 ROWS = 8
+SETTINGS = OptimizerSettings(learning_rate=1e-2, weight_decay=0.01, max_gradient_norm=0.5)
+# Ways to share and keep the weights, none of which may change a gradient; some need four ranks.
+SHARDINGS = {
+    "sharded anew": ShardingConfig(),
+    "not resharded": ShardingConfig(reshard_after_forward=False),
+    "kept over two parts": ShardingConfig(resharding_interval=2),
+    "offloaded": ShardingConfig(param_offload=True, optimizer_offload=True),
+}
+SHARDINGS_OF_FOUR = {
+    "resharded over two ranks": ShardingConfig(reshard_after_forward=2),
+    "two copies of the weights": ShardingConfig(shard_size=2),
+}
 
 
 def network() -> PolicyNetwork:
@@ -73,10 +89,33 @@ def weights(engine: TrainingEngine) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in engine.full_weights(engine.network.language_model)}
 
 
+def new_engine(dtype: torch.dtype = torch.float32, **execution: Any) -> TrainingEngine:
+    return TrainingEngine(network(), Execution(torch.device("cpu"), dtype, **execution), SETTINGS)
+
+
+def idle_bytes(engine: TrainingEngine) -> tuple[int, int]:
+    """What weights and the optimizer's states take between two methods."""
+
+    def total(tensors: Iterable[Tensor]) -> int:
+        local = (tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors)
+        return sum(tensor.detach().untyped_storage().nbytes() for tensor in local)
+
+    return total(engine.network.parameters()), total(optimizer_states(engine.optimizer))
+
+
+def float16_steps(rows: Batch, limit: MicroBatchLimit) -> list[dict[str, float]]:
+    """A step, one whose scaled gradient overflows, and another."""
+    engine = new_engine(torch.float16)
+    first = engine.update(rows, loss, limit)
+    engine.loss_scale.value = 2.0**60
+    overflow = engine.update(rows, loss, limit)
+    engine.loss_scale.value = 2.0**16
+    return [first, overflow, engine.update(rows, loss, limit)]
+
+
 def main(rank: int, world_size: int, port: int, directory: Path) -> None:
     join(connect_store("127.0.0.1", port, world_size, 60), rank, world_size, torch.device("cpu"), "127.0.0.1", 60)
-    settings = OptimizerSettings(learning_rate=1e-2, weight_decay=0.01, max_gradient_norm=0.5)
-    engine = TrainingEngine(network(), Execution(torch.device("cpu"), torch.float32), settings)
+    engine = new_engine()
     share = ROWS // world_size
     rows = batch().rows(torch.arange(rank * share, (rank + 1) * share))
 
@@ -89,12 +128,17 @@ def main(rank: int, world_size: int, port: int, directory: Path) -> None:
     result["by tokens"] = gradients(engine, rows, by_tokens)
     engine.network.tokens_per_chunk = 2
     result["in chunks"] = gradients(engine, rows, parts)
-    checkpointing = Execution(torch.device("cpu"), torch.float32, checkpoint_activations=True)
-    result["checkpointed"] = gradients(TrainingEngine(network(), checkpointing, settings), rows, parts)
+    result["checkpointed"] = gradients(new_engine(checkpoint_activations=True), rows, parts)
+    for name, sharding in (SHARDINGS | (SHARDINGS_OF_FOUR if world_size == 4 else {})).items():
+        other = new_engine(sharding=sharding)
+        result[name] = gradients(other, rows, parts)
+        result[f"{name}, trained"] = [other.update(rows, loss, whole) for _ in range(2)], weights(other)
+        result[f"{name}, idle bytes"] = idle_bytes(other)
+    result["float16"] = float16_steps(rows, whole)
 
     checkpoint = directory / "checkpoint"
     if world_size == 2:
-        engine.update(rows, loss, whole)
+        result["first"] = engine.update(rows, loss, whole)
         engine.save(checkpoint)
     else:
         engine.load(checkpoint)

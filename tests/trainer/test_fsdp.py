@@ -1,5 +1,6 @@
 """The training engine on one, two and four ranks, against a plain model and against each other."""
 
+import itertools
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import torch
 from torch.testing import assert_close
 
 from tests.trainer import rank_program
+from trainer.training.loss_scale import GROWTH_INTERVAL, LossScale
 from trainer.training.process_group import interface_of, open_store
 
 PROGRAM = Path(rank_program.__file__)
@@ -63,9 +65,14 @@ def plain() -> dict[str, Any]:
     return {"log_probs": log_probs, "loss": total.item(), "gradients": gradients, "network": network}
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4])
-@pytest.mark.parametrize("split", ["whole", "in parts", "by tokens", "in chunks", "checkpointed"])
-def test_gradients_do_not_depend_on_ranks_micro_batches_or_chunks(
+SPLITS = ["whole", "in parts", "by tokens", "in chunks", "checkpointed", *rank_program.SHARDINGS]
+
+
+@pytest.mark.parametrize(
+    ("world_size", "split"),
+    [*itertools.product((1, 2, 4), SPLITS), *((4, sharding) for sharding in rank_program.SHARDINGS_OF_FOUR)],
+)
+def test_gradients_do_not_depend_on_ranks_micro_batches_chunks_or_sharding(
     runs: dict[int, dict[str, Any]], plain: dict[str, Any], world_size: int, split: str
 ) -> None:
     gradients, metrics = runs[world_size][split]
@@ -73,6 +80,42 @@ def test_gradients_do_not_depend_on_ranks_micro_batches_or_chunks(
     for name, gradient in gradients.items():
         assert_close(gradient, plain["gradients"][name], atol=1e-6, rtol=0, msg=lambda text, n=name: f"{n}: {text}")
     assert metrics["loss"] == pytest.approx(plain["loss"], abs=1e-6)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_offloaded_weights_and_states_take_no_memory_between_turns_and_change_no_number(
+    runs: dict[int, dict[str, Any]], world_size: int
+) -> None:
+    run = runs[world_size]
+    metrics, weights = run["offloaded, trained"]
+    expected_metrics, expected = run["sharded anew, trained"]
+    assert metrics == expected_metrics
+    for name, weight in expected.items():
+        assert_close(weights[name], weight, atol=0, rtol=0)
+    assert run["offloaded, idle bytes"] == (0, 0)
+    assert min(run["sharded anew, idle bytes"]) > 0
+
+
+def test_copies_of_the_weights_stay_equal_and_train_like_one(runs: dict[int, dict[str, Any]]) -> None:
+    metrics, weights = runs[4]["two copies of the weights, trained"]
+    expected_metrics, expected = runs[4]["sharded anew, trained"]
+    for found, wanted in zip(metrics, expected_metrics, strict=True):
+        assert found == pytest.approx(wanted, abs=1e-5)
+    for name, weight in expected.items():
+        assert_close(weights[name], weight, atol=1e-3, rtol=0)  # see the test below
+    assert runs[4]["two copies of the weights, idle bytes"][0] == runs[2]["sharded anew, idle bytes"][0]
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_float16_takes_its_scale_off_again_and_lowers_it_after_an_overflow(
+    runs: dict[int, dict[str, Any]], world_size: int
+) -> None:
+    first, overflow, later = runs[world_size]["float16"]
+    whole, _ = runs[world_size]["sharded anew, trained"]
+    assert first["gradient_norm"] == pytest.approx(whole[0]["gradient_norm"], rel=1e-2)
+    assert first["skipped"] == later["skipped"] == 0
+    assert (overflow["skipped"], overflow["loss_scale"]) == (1, 2.0**59)
+    assert later["loss"] == pytest.approx(whole[1]["loss"], rel=1e-2)
 
 
 def test_log_probs_are_those_of_each_row_alone(runs: dict[int, dict[str, Any]], plain: dict[str, Any]) -> None:
@@ -121,3 +164,18 @@ def test_a_full_gpu_is_reported_with_what_to_lower_here_by_a_loss_that_pretends(
 def test_the_interface_of_an_address_is_found_by_the_address() -> None:
     assert interface_of("127.0.0.1") == "lo"
     assert interface_of("192.0.2.1") is None
+
+
+def test_the_loss_scale_grows_after_many_good_steps_and_gives_up_below_one() -> None:
+    loss_scale = LossScale.of(torch.float16)
+    start = loss_scale.value
+    assert all(loss_scale.accepts(finite=True) for _ in range(GROWTH_INTERVAL))
+    assert loss_scale.value == 2 * start
+    assert loss_scale.accepts(finite=False)
+    assert loss_scale.value == start
+    loss_scale.value = 1.0
+    assert not loss_scale.accepts(finite=False)
+    restored = LossScale.of(torch.float16)
+    restored.restore(loss_scale.state())
+    assert restored == loss_scale
+    assert not LossScale.of(torch.bfloat16).accepts(finite=False)

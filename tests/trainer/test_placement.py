@@ -90,6 +90,41 @@ def test_batches_must_divide_by_the_ranks_of_their_own_role(model: Path) -> None
         settings.check_ranks({"actor": 1, "critic": 1, "reference": 3})
 
 
+@pytest.mark.parametrize(
+    ("sharding", "words"),
+    [
+        ({"shard_size": 3}, "shard_size=3 does not divide the 8 ranks of the actor"),
+        ({"reshard_after_forward": 3}, "reshard_after_forward=3 is no smaller divisor of the 8 ranks"),
+        ({"shard_size": 4, "reshard_after_forward": 4}, "reshard_after_forward=4 is no smaller divisor of the 4 ranks"),
+    ],
+)
+def test_ranks_must_divide_as_the_sharding_says(model: Path, sharding: dict[str, int], words: str) -> None:
+    with pytest.raises(ConfigError, match=f"actor.sharding.{words}"):
+        config(model, actor={"sharding": sharding}).check_ranks({"actor": 8, "critic": 8})
+
+
+def test_what_is_offloaded_counts_for_one_role_at_a_time(model: Path) -> None:
+    offload = {"sharding": {"param_offload": True, "optimizer_offload": True}}
+
+    def needed(**sections: Any) -> float:
+        settings = config(model, rollout={"gpu_memory_utilization": 0.01}, **sections)
+        found = shares(settings, place_roles(settings, SLOTS, roles_of(settings)), device_gib=1e-6)
+        for gib in range(1, 10000):
+            try:
+                check_fit(found, gib * 1e-5)
+            except ConfigError:
+                continue
+            return gib * 1e-5
+        raise AssertionError("never fits")
+
+    own = parameter_count(model) / 2**30 / len(SLOTS)
+    everything, offloaded = needed(), needed(actor=offload, critic=offload)
+    # actor and critic take 16 bytes a weight each, the reference 4; of theirs, 12 are there for one of the two.
+    assert everything == pytest.approx(36 * own, abs=2e-5)
+    assert offloaded == pytest.approx(24 * own, abs=2e-5)
+    assert needed(actor=offload, critic=offload, reference={"param_offload": True}) == pytest.approx(20 * own, abs=2e-5)
+
+
 def test_parameters_are_counted_from_the_headers(model: Path, tmp_path: Path) -> None:
     tokenizer = build_tokenizer(["How many are 1 + 2? #### 3"])
     numbers = sum(weight.numel() for weight in create_model(tokenizer, ModelShape(), seed=0).parameters())

@@ -89,6 +89,14 @@ def test_the_lines_mean_here_what_they_mean_there() -> None:
     assert slurm.trainer.run_id == "Qwen2.5-32B-Instruct_function_rm"
     assert any("kl_coef has no effect" in note for note in notes)
     assert slurm.trainer.loggers == ["wandb"]
+    assert slurm.reference.param_offload
+    assert not slurm.actor.sharding.param_offload
+    two_nodes, _ = load_config(["verl"], shlex.split(LAUNCH_LINES["two nodes"]))
+    assert two_nodes.critic.sharding.param_offload
+    tuning, _ = load_config(["verl"], shlex.split(LAUNCH_LINES["tuning"]))
+    assert tuning.actor.sharding.resharding_interval == 100
+    hybrid, _ = load_config([], ["actor_rollout_ref.actor.fsdp_config.fsdp_size=8", "critic.fsdp_config.fsdp_size=-1"])
+    assert (hybrid.actor.sharding.shard_size, hybrid.critic.sharding.shard_size) == (8, None)
 
 
 def test_every_rule_leads_to_settings_that_exist() -> None:

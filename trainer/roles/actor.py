@@ -37,11 +37,12 @@ class ActorWorker(TrainingWorker):
         """All optimizer steps of a PPO step on this rank's rows; the means of their metrics, equal on every rank."""
         settings = self.config.actor
         rows = settings.mini_batch_size // self.place.world_size
-        steps = [
-            self.engine.update(mini_batch, self.loss, settings.micro_batch_limit)
-            for _ in range(settings.ppo_epochs)
-            for mini_batch in batch.micro_batches(rows)
-        ]
+        with self.engine.stepping():
+            steps = [
+                self.engine.update(mini_batch, self.loss, settings.micro_batch_limit)
+                for _ in range(settings.ppo_epochs)
+                for mini_batch in batch.micro_batches(rows)
+            ]
         return mean_metrics("actor", steps)
 
     def loss(self, output: tuple[Tensor, Tensor], batch: Batch, count: GlobalCount) -> tuple[Tensor, dict[str, Tensor]]:

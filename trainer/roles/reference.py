@@ -13,7 +13,9 @@ class ReferenceWorker(TrainingWorker):
         # Nothing is added to these weights: they need no more precision than is computed with.
         language_model = load_language_model(self.config.model.directory, self.dtype)
         network = PolicyNetwork(language_model, self.config.rollout.temperature)
-        return TrainingEngine(network, self.execution(self.config.actor))
+        settings = self.config.actor
+        sharding = settings.sharding.model_copy(update={"param_offload": self.config.reference.param_offload})
+        return TrainingEngine(network, self.execution(settings.model_copy(update={"sharding": sharding})))
 
     def log_probs(self, batch: Batch) -> Tensor:
         """Log-probs of this rank's responses, [rows, response length]."""

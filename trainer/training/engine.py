@@ -1,7 +1,7 @@
 """One rank's share of a network under FSDP2: forward passes, optimizer steps, weights and checkpoints."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,9 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from trainer.algorithms.aggregation import GlobalCount
 from trainer.batch import Batch
 from trainer.errors import CheckpointError, EngineError
+from trainer.training.gradients import global_norm, gradients_of, scale
+from trainer.training.loss_scale import LossScale
+from trainer.training.offload import Offload
 from trainer.training.packing import PackedRows
 from trainer.training.partition import MicroBatchLimit
 from trainer.training.sharding import Execution, reshard, shard
@@ -35,9 +38,10 @@ class OptimizerSettings:
 
 
 class TrainingEngine:
-    """A network sharded over all ranks of the default process group.
+    """A network sharded over the ranks of the default process group.
 
     Trained weights and optimizer states stay float32; `execution` says what activations are computed in, and how.
+    What it offloads comes and goes with each method; `at_work` around several of them keeps it.
     """
 
     def __init__(self, network: nn.Module, execution: Execution, optimizer: OptimizerSettings | None = None) -> None:
@@ -48,6 +52,11 @@ class TrainingEngine:
         if optimizer is None:
             network.requires_grad_(False).eval()
         self.network = shard(network, execution)
+        self.loss_scale = LossScale.of(execution.dtype)
+        offloads = execution.sharding
+        # Contexts within which weights, or the optimizer's states, are on the device.
+        self._weights = Offload(self.network.parameters).needed if offloads.param_offload else _always
+        self._states = _always
         if optimizer is None:
             return
         self.optimizer = torch.optim.AdamW(
@@ -56,16 +65,25 @@ class TrainingEngine:
             weight_decay=optimizer.weight_decay,
             fused=self.device.type == "cuda",
         )
+        if offloads.optimizer_offload:
+            self._states = Offload(lambda: optimizer_states(self.optimizer)).needed
+
+    @contextmanager
+    def stepping(self) -> Iterator[None]:
+        """Keeps weights and the optimizer's states on the device for all updates within."""
+        with self._weights(), self._states():
+            yield
+        self._release_memory()
 
     def forward(self, batch: Batch, limit: MicroBatchLimit) -> Tensor:
         """Log-probs or values of all rows, [rows, response length], on CPU. Every rank calls it."""
         result = torch.zeros(batch.response_mask.shape, dtype=torch.float32, device=self.device)
-        with torch.no_grad(), _explained_shortage():
+        with torch.no_grad(), _explained_shortage(), self._weights():
             for rows in self._micro_batches(batch, limit):
                 output = self.network(self._pack(batch.rows(rows)))
                 result[rows] = output[0] if isinstance(output, tuple) else output
-        found = result.cpu()
-        reshard(self.network)
+            found = result.cpu()
+            reshard(self.network)
         self._release_memory()
         return found
 
@@ -74,44 +92,52 @@ class TrainingEngine:
 
         Returns the loss function's metrics over the global mini-batch, `gradient_norm` before clipping, and `skipped`,
         1 if that norm is no finite number and the optimizer step was therefore left out. Raises EngineError for such a
-        norm if it is not to be skipped.
+        norm if it is not to be skipped and, in float16, a smaller loss scale cannot help.
         """
-        with _explained_shortage():
-            metrics = self.accumulate_gradients(batch, loss_function, limit)
-            norm = self.clip_gradients()
         assert self.settings is not None
-        finite = norm < float("inf")
-        if not finite and not self.settings.skip_non_finite:
-            raise EngineError(
-                f"the gradient norm of {type(self.network).__name__} is {norm}",
-                hint="lower the learning rate, or resume from an earlier checkpoint",
-            )
-        if finite:
-            self.optimizer.step()
-        self.optimizer.zero_grad()
-        self._release_memory()
+        with self.stepping():
+            with _explained_shortage():
+                metrics = self.accumulate_gradients(batch, loss_function, limit)
+                norm = self.clip_gradients()
+            finite = norm < float("inf")
+            if not self.loss_scale.accepts(finite) and not self.settings.skip_non_finite:
+                raise EngineError(
+                    f"the gradient norm of {type(self.network).__name__} is {norm}",
+                    hint="lower the learning rate, or resume from an earlier checkpoint",
+                )
+            if finite:
+                self.optimizer.step()
+            self.optimizer.zero_grad()
+        if self.loss_scale.dynamic:
+            metrics["loss_scale"] = self.loss_scale.value
         # A norm that is no number would hide the others' mean; the share of skipped steps says that there was one.
         return {**metrics, "gradient_norm": norm if finite else 0.0, "skipped": float(not finite)}
 
     def accumulate_gradients(
         self, batch: Batch, loss_function: LossFunction, limit: MicroBatchLimit
     ) -> dict[str, float]:
-        """Leaves the gradient of the global mini-batch's loss in the parameters, the same for any split of the rows."""
+        """Leaves the gradient of the global mini-batch's loss in the parameters, the same for any split of the rows.
+
+        In float16 it is the gradient times the loss scale.
+        """
         mask = batch.response_mask
         count = GlobalCount(*self._reduce(torch.stack([mask.sum(), mask.any(dim=1).sum()])).tolist())
         totals: dict[str, Tensor] = {}
         parts = self._micro_batches(batch, limit)
-        for number, rows in enumerate(parts, start=1):
-            if self.world_size == 1:
-                # Nobody shares them: gradients add up where they are, and weights stay gathered, to the end.
-                self.network.set_requires_gradient_sync(number == len(parts))
-                self.network.set_reshard_after_backward(number == len(parts))
-            part = batch.rows(rows)
-            loss, metrics = loss_function(self.network(self._pack(part)), part.to(self.device), count)
-            # FSDP averages gradients over the ranks; the loss is already this rank's share of the global loss.
-            (loss * self.world_size).backward()
-            for name, value in metrics.items():
-                totals[name] = totals.get(name, 0.0) + value.detach().double()
+        with self._weights():
+            for number, rows in enumerate(parts, start=1):
+                # Alone, a rank has nothing to gather: weights stay as they are, and gradients add up in place.
+                last = number == len(parts)
+                self.network.set_requires_gradient_sync(last or self.world_size > 1)
+                self.network.set_reshard_after_backward(
+                    last or (self.world_size > 1 and number % self.execution.sharding.resharding_interval == 0)
+                )
+                part = batch.rows(rows)
+                loss, metrics = loss_function(self.network(self._pack(part)), part.to(self.device), count)
+                # FSDP averages gradients over the ranks; the loss is already this rank's share of the global loss.
+                (loss * (self.world_size * self.loss_scale.value)).backward()
+                for name, value in metrics.items():
+                    totals[name] = totals.get(name, 0.0) + value.detach().double()
         # Read once at the end: each look at a number on a GPU would wait for all work before it.
         sums = self._reduce(torch.stack(list(totals.values())).cpu())
         return dict(zip(totals, sums.tolist(), strict=True))
@@ -132,53 +158,81 @@ class TrainingEngine:
             torch.cuda.empty_cache()
 
     def clip_gradients(self) -> float:
-        """Scales all gradients so that their global L2 norm is at most the limit; returns the norm before."""
+        """Scales all gradients so that their global L2 norm is at most the limit; returns the norm before.
+
+        Takes the loss scale off.
+        """
         assert self.settings is not None
-        norm = nn.utils.clip_grad_norm_(self.network.parameters(), self.settings.max_gradient_norm)
-        return float(norm.full_tensor())
+        gradients = gradients_of(self.network.parameters())
+        norm = global_norm(gradients) / self.loss_scale.value
+        scale(gradients, min(1.0, self.settings.max_gradient_norm / (norm + 1e-6)) / self.loss_scale.value)
+        return norm
 
     def full_weights(self, module: nn.Module, shared_once: bool = False) -> Iterator[tuple[str, Tensor]]:
         """Each weight of a part of the network by its name there, gathered. Every rank must exhaust it.
 
         A weight that two parts share comes under both names, or once. On a single rank these are the weights
-        themselves: copy what is to outlast the next update.
+        themselves, unless they are offloaded: copy what is to outlast the next update.
         """
         reshard(self.network)
-        for name, weight in module.named_parameters(remove_duplicate=shared_once):
-            tensor = weight.detach()
-            yield name, tensor.to_local() if self.world_size == 1 else tensor.full_tensor()
+        with self._weights():
+            for name, weight in module.named_parameters(remove_duplicate=shared_once):
+                tensor = weight.detach()
+                if self.world_size > 1:
+                    yield name, tensor.full_tensor()
+                else:
+                    yield (
+                        name,
+                        tensor.to_local().clone() if self.execution.sharding.param_offload else tensor.to_local(),
+                    )
 
     def save(self, directory: Path) -> None:
         """Writes network and optimizer, each rank its shards. Every rank calls it. Raises CheckpointError."""
-        try:
-            distributed_checkpoint.save(self._state(), checkpoint_id=directory)
-        except (distributed_checkpoint.CheckpointException, OSError) as error:
-            raise CheckpointError(
-                f"{directory}: cannot be written: {error}", hint="check free space and permissions of that directory"
-            ) from error
+        with self.stepping():
+            try:
+                distributed_checkpoint.save(self._state(), checkpoint_id=directory)
+            except (distributed_checkpoint.CheckpointException, OSError) as error:
+                raise CheckpointError(
+                    f"{directory}: cannot be written: {error}",
+                    hint="check free space and permissions of that directory",
+                ) from error
 
     def load(self, directory: Path) -> None:
         """Continues from what `save` wrote, under any number of ranks. Raises CheckpointError if it is damaged."""
-        state = self._state()
-        try:
-            distributed_checkpoint.load(state, checkpoint_id=directory)
-        except (distributed_checkpoint.CheckpointException, OSError, RuntimeError, ValueError, KeyError) as error:
-            raise CheckpointError(
-                f"{directory}: cannot be loaded: {error}", hint="resume from another checkpoint of the run"
-            ) from error
-        set_state_dict(
-            self.network, self.optimizer, model_state_dict=state["network"], optim_state_dict=state["optimizer"]
-        )
+        with self.stepping():
+            state = self._state()
+            try:
+                distributed_checkpoint.load(state, checkpoint_id=directory)
+            except (distributed_checkpoint.CheckpointException, OSError, RuntimeError, ValueError, KeyError) as error:
+                raise CheckpointError(
+                    f"{directory}: cannot be loaded: {error}", hint="resume from another checkpoint of the run"
+                ) from error
+            set_state_dict(
+                self.network, self.optimizer, model_state_dict=state["network"], optim_state_dict=state["optimizer"]
+            )
+            if self.loss_scale.dynamic:
+                self.loss_scale.restore(state["loss_scale"])
 
     def _state(self) -> dict[str, Any]:
         network, optimizer = get_state_dict(self.network, self.optimizer)
-        return {"network": network, "optimizer": optimizer}
+        state = {"network": network, "optimizer": optimizer}
+        return {**state, "loss_scale": self.loss_scale.state()} if self.loss_scale.dynamic else state
 
     def _reduce(self, value: Tensor, operation: Any = dist.ReduceOp.SUM) -> Tensor:
         """A tensor on CPU, reduced over the ranks."""
         total = value.clone()
         dist.all_reduce(total, operation)
         return total
+
+
+def optimizer_states(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+    """Every tensor that an optimizer keeps."""
+    for states in optimizer.state.values():
+        yield from (state for state in states.values() if isinstance(state, Tensor))
+
+
+def _always() -> AbstractContextManager[None]:
+    return nullcontext()
 
 
 @contextmanager

@@ -1,14 +1,15 @@
 """How a network is spread over the ranks and computed: FSDP2, mixed precision, checkpointing, compilation."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from trainer.errors import DataError
+from trainer.sharding_settings import ShardingConfig
 
 
 @dataclass(frozen=True)
@@ -25,10 +26,11 @@ class Execution:
     checkpoint_activations: bool = False
     compile_layers: bool = False
     shares_gpu: bool = False
+    sharding: ShardingConfig = field(default_factory=ShardingConfig)
 
 
 def shard(network: nn.Module, execution: Execution) -> nn.Module:
-    """Spreads each layer's weights, and the rest as one group, over all ranks."""
+    """Spreads each layer's weights, and the rest as one group, over the ranks."""
     trained = any(parameter.requires_grad for parameter in network.parameters())
     if execution.checkpoint_activations and trained:
         network.decoder.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -36,15 +38,29 @@ def shard(network: nn.Module, execution: Execution) -> nn.Module:
     if execution.device.type == "cuda":
         # What is left in float32, such as gradients of normalisations, may use the matrix units' float32 mode.
         torch.set_float32_matmul_precision("high")
-    mesh = init_device_mesh(execution.device.type, (dist.get_world_size(),))
+    mesh = device_mesh(execution)
     policy = MixedPrecisionPolicy(param_dtype=execution.dtype, reduce_dtype=torch.float32)
-    # A rank that is alone has nothing to gather: converted weights may stay until the pass is over.
-    alone = dist.get_world_size() == 1
     for layer in decoder_layers(network.decoder):
         if execution.compile_layers:
             layer.compile()
-        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=not alone)
+        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=reshards_after_forward(execution))
     return fully_shard(network, mesh=mesh, mp_policy=policy)
+
+
+def device_mesh(execution: Execution) -> DeviceMesh:
+    """The ranks as a line that shares the weights, or as copies of the weights by neighbours that share one."""
+    ranks, kind = dist.get_world_size(), execution.device.type
+    size = execution.sharding.shard_size or ranks
+    if size == ranks:
+        return init_device_mesh(kind, (ranks,), mesh_dim_names=("shard",))
+    return init_device_mesh(kind, (ranks // size, size), mesh_dim_names=("replicate", "shard"))
+
+
+def reshards_after_forward(execution: Execution) -> bool | int:
+    """FSDP's argument: whether layers drop gathered weights, or over how many ranks they then keep them."""
+    alone = dist.get_world_size() == 1  # nothing to gather: converted weights may stay until the pass is over
+    stays = alone or execution.sharding.resharding_interval > 1
+    return False if stays else execution.sharding.reshard_after_forward
 
 
 def reshard(network: nn.Module) -> None:
