@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from trainer.custom_code import CustomCode as CustomCode
 from trainer.device_mapping import DeviceMappingConfig
 from trainer.errors import ConfigError
+from trainer.lora_settings import LoraConfig
 from trainer.profiler_settings import ProfilerConfig
 from trainer.rollout_settings import RolloutConfig as RolloutConfig
 from trainer.section import Section
@@ -67,6 +68,7 @@ class TrainedModelConfig(Section):
     )
     compile: bool = Field(True, description="compile the layers, on GPUs only")
     sharding: ShardingConfig = ShardingConfig()
+    lora: LoraConfig = LoraConfig()
 
     @property
     def micro_batch_limit(self) -> MicroBatchLimit:
@@ -222,6 +224,11 @@ class Config(RunConfig):
     def needs_reference(self) -> bool:
         """Whether the policy is held to the one it started from."""
         return self.algorithm.kl_coefficient > 0 or self.actor.kl_loss_coefficient > 0
+
+    @property
+    def actor_is_reference(self) -> bool:
+        """Whether the actor without its adapters is the reference, so that no other network has to be."""
+        return self.actor.lora.rank > 0
 
     @property
     def trained(self) -> dict[str, ActorConfig | CriticConfig]:

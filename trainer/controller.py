@@ -133,7 +133,7 @@ class Controller(TrainingRun):
             batch = batch.with_(old_log_probs=forward(workers.actor, "log_probs", batch))
         if workers.reference:
             with phase("reference"):
-                batch = batch.with_(reference_log_probs=forward(workers.reference, "log_probs", batch))
+                batch = batch.with_(reference_log_probs=forward(workers.reference, "reference_log_probs", batch))
         if workers.critic:
             with phase("values"):
                 batch = batch.with_(values=forward(workers.critic, "values", batch))

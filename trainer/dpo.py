@@ -84,7 +84,7 @@ def train_on_preferences(settings: DpoConfig) -> Path:
         StopSignal() as stop,
     ):
         with tracker.phase("start_up"):
-            placement = find_placement(config, ["actor", "reference"])
+            placement = find_placement(config, ["actor"] if config.actor_is_reference else ["actor", "reference"])
             groups = start_groups(config, placement)
             tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
             check_tokenizer(tokenizer, model)
@@ -113,14 +113,13 @@ class PreferenceRun(TrainingRun):
         validation: Sequence[Pair],
     ) -> None:
         self.dpo, self.config = settings.dpo, config
-        self.actor, self.reference = groups["actor"], groups["reference"]
+        self.actor = groups["actor"]
+        self.reference = groups.get("reference", self.actor)  # itself without its adapters
         self.training, self.validation = training, validation
         size = config.data.train_batch_size
         self.sampler = PromptSampler(len(training), size, config.data.shuffle, config.trainer.seed)
         steps = config.trainer.total_steps or max(1, config.trainer.total_epochs * len(training) // size)
-        super().__init__(
-            config, run_dir, tracker, stop, [self.actor], [self.actor, self.reference], self.sampler, steps
-        )
+        super().__init__(config, run_dir, tracker, stop, [self.actor], list(groups.values()), self.sampler, steps)
 
     def step(self, _step: int) -> dict[str, float]:
         """One optimizer step on a batch of pairs; its metrics."""
@@ -161,7 +160,7 @@ class PreferenceRun(TrainingRun):
         with self.tracker.phase("old_log_prob"):
             batch = batch.with_(old_log_probs=forward(self.actor, "log_probs", batch))
         with self.tracker.phase("reference"):
-            return batch.with_(reference_log_probs=forward(self.reference, "log_probs", batch))
+            return batch.with_(reference_log_probs=forward(self.reference, "reference_log_probs", batch))
 
     def _even(self, pairs: Sequence[Pair]) -> list[Pair]:
         """The pairs, the last one repeated until every rank gets as many rows."""

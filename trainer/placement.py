@@ -68,9 +68,11 @@ def _gib(config: Config, role: str, ranks: int, device: str, device_gib: float |
     width = TYPE_BYTES[config.model.dtype]
     on_gpu = device == "cuda"
     if role in ("actor", "critic"):
-        sharding = (config.actor if role == "actor" else config.critic).sharding
-        share = size / (sharding.shard_size or ranks)
-        offloaded = WEIGHT_BYTES * sharding.param_offload + MOMENTS_BYTES * sharding.optimizer_offload
+        settings = config.actor if role == "actor" else config.critic
+        share = size / (settings.sharding.shard_size or ranks)
+        if settings.lora.rank:  # adapters are small beside what they adapt
+            return share * width, share * width * settings.sharding.param_offload * on_gpu
+        offloaded = WEIGHT_BYTES * settings.sharding.param_offload + MOMENTS_BYTES * settings.sharding.optimizer_offload
         return share * (WEIGHT_BYTES + GRADIENT_BYTES + MOMENTS_BYTES), share * offloaded * on_gpu
     if role == "reference":
         share = size * width / (config.actor.sharding.shard_size or ranks)

@@ -28,8 +28,9 @@ Placement = Mapping[str, Sequence[Slot]]
 
 @dataclass(frozen=True)
 class Workers:
-    """The groups of a run; None for a role that its algorithm does without. `on_shared_gpus` says that engines and
-    actor have the same GPUs: weights stay on them, and engines make room while others train."""
+    """The groups of a run; None for a role that its algorithm does without. An actor with adapters is the reference,
+    too. `on_shared_gpus` says that engines and actor have the same GPUs: weights stay on them, and engines make room
+    while others train."""
 
     rollout: WorkerGroup
     actor: WorkerGroup
@@ -46,12 +47,15 @@ class Workers:
     @property
     def networks(self) -> list[WorkerGroup]:
         """Those that hold a network, each a process group of its own."""
-        return [*self.trained, self.reference] if self.reference else self.trained
+        return [*self.trained, self.reference] if self.reference not in (None, self.actor) else self.trained
 
 
 def roles_of(config: Config) -> list[str]:
     """The roles that the algorithm needs."""
-    unneeded = {"critic": not config.needs_critic, "reference": not config.needs_reference}
+    unneeded = {
+        "critic": not config.needs_critic,
+        "reference": not config.needs_reference or config.actor_is_reference,
+    }
     return [role for role in ROLES if not unneeded.get(role)]
 
 
@@ -63,7 +67,7 @@ def start_workers(config: Config, placement: Placement) -> Workers:
         groups["actor"],
         groups["reward"],
         groups.get("critic"),
-        groups.get("reference"),
+        groups.get("reference", groups["actor"] if config.needs_reference else None),
         on_shared_gpus=placement["actor"][0].device == "cuda"
         and list(placement["rollout"]) == list(placement["actor"]),
     )

@@ -10,20 +10,24 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.tensor import DTensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from trainer.algorithms.aggregation import GlobalCount, token_mean
 from trainer.batch import Batch
 from trainer.errors import EngineError
+from trainer.lora_settings import LoraConfig
 from trainer.sharding_settings import ShardingConfig
 from trainer.training.engine import OptimizerSettings, TrainingEngine, optimizer_states
+from trainer.training.lora import adapted_layers, adapters_off, add_adapters
 from trainer.training.networks import PolicyNetwork
 from trainer.training.partition import MicroBatchLimit
 from trainer.training.process_group import connect_store, join
 from trainer.training.sharding import Execution
 
 ROWS = 8
+LORA = LoraConfig(rank=2, alpha=6, target_modules=["q_proj", "down_proj"])
 SETTINGS = OptimizerSettings(learning_rate=1e-2, weight_decay=0.01, max_gradient_norm=0.5)
 # Ways to share and keep the weights, none of which may change a gradient; some need four ranks.
 SHARDINGS = {
@@ -80,7 +84,9 @@ def gradients(
     engine: TrainingEngine, rows: Batch, limit: MicroBatchLimit
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
     metrics = engine.accumulate_gradients(rows, loss, limit)
-    found = {name: weight.grad.full_tensor() for name, weight in engine.network.named_parameters()}
+    found = {
+        name: weight.grad.full_tensor() for name, weight in engine.network.named_parameters() if weight.grad is not None
+    }
     engine.optimizer.zero_grad()
     return found, metrics
 
@@ -113,6 +119,37 @@ def float16_steps(rows: Batch, limit: MicroBatchLimit) -> list[dict[str, float]]
     return [first, overflow, engine.update(rows, loss, limit)]
 
 
+def adapted_network() -> PolicyNetwork:
+    """The same network with adapters that already do something."""
+    language_model = network().language_model
+    add_adapters(language_model, LORA, seed=3)
+    generator = torch.Generator().manual_seed(4)
+    for _, layer in adapted_layers(language_model):
+        layer.lora_B.data.normal_(std=0.1, generator=generator)
+    return PolicyNetwork(language_model, temperature=0.7)
+
+
+def adapted_findings(rows: Batch, limit: MicroBatchLimit, directory: Path) -> dict[str, Any]:
+    """What a network with adapters computes before and after two steps, and again from a checkpoint between them."""
+
+    def engine() -> TrainingEngine:
+        return TrainingEngine(adapted_network(), Execution(torch.device("cpu"), torch.float32), SETTINGS)
+
+    first, second = engine(), engine()
+    found = {"gradients": gradients(first, rows, limit), "log_probs": first.forward(rows, limit)}
+    first.update(rows, loss, limit)
+    checkpoint = directory / f"adapters_{first.world_size}"
+    first.save(checkpoint)
+    second.load(checkpoint)
+    found["next"] = [one.update(rows, loss, limit) for one in (first, second)]
+    found["trained"] = [weights(one) for one in (first, second)]
+    found["adapter"] = first.adapter_weights(first.network.language_model)
+    found["checkpoint names"] = sorted(FileSystemReader(checkpoint).read_metadata().state_dict_metadata)
+    with adapters_off(first.network):
+        found["log_probs without"] = first.forward(rows, limit)
+    return found
+
+
 def main(rank: int, world_size: int, port: int, directory: Path) -> None:
     join(connect_store("127.0.0.1", port, world_size, 60), rank, world_size, torch.device("cpu"), "127.0.0.1", 60)
     engine = new_engine()
@@ -134,6 +171,7 @@ def main(rank: int, world_size: int, port: int, directory: Path) -> None:
         result[name] = gradients(other, rows, parts)
         result[f"{name}, trained"] = [other.update(rows, loss, whole) for _ in range(2)], weights(other)
         result[f"{name}, idle bytes"] = idle_bytes(other)
+    result["lora"] = adapted_findings(rows, parts, directory)
     result["float16"] = float16_steps(rows, whole)
 
     checkpoint = directory / "checkpoint"

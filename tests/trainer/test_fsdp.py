@@ -4,11 +4,13 @@ import itertools
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.testing import assert_close
 
 from tests.trainer import rank_program
@@ -45,24 +47,49 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
 @pytest.fixture(scope="module")
 def plain() -> dict[str, Any]:
     """Log-probs and gradients of the same model and batch without FSDP, packing or chunks, a row at a time."""
-    network, batch = rank_program.network(), rank_program.batch()
+    network = rank_program.network()
     model = network.language_model
     model.set_attn_implementation("eager")
+    log_probs, loss = row_by_row(lambda ids: model(ids).logits)
+    loss.backward()
+    gradients = {name: weight.grad for name, weight in network.named_parameters()}
+    return {"log_probs": log_probs, "loss": loss.item(), "gradients": gradients, "network": network}
+
+
+def row_by_row(logits_of: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    """Log-probs of the batch, and the program's loss, for a model from token ids [1, tokens] to logits."""
+    batch = rank_program.batch()
     token_count = int(batch.response_mask.sum())
     log_probs = torch.zeros(batch.response_mask.shape)
     total = torch.zeros(())
     for row in range(len(batch)):
         prompt, length = int(batch.prompt_lengths[row]), int(batch.lengths[row])
         ids = batch.token_ids[row : row + 1, :length]
-        logits = model(ids).logits[0, prompt - 1 : -1] / 0.7
+        logits = logits_of(ids)[0, prompt - 1 : -1] / 0.7
         distribution = torch.distributions.Categorical(logits=logits)
         chosen = distribution.log_prob(ids[0, prompt:])
         advantages = batch.advantages[row, : length - prompt]
         total = total + (chosen * advantages + chosen.square() / 20 - distribution.entropy()).sum() / token_count
         log_probs[row, : length - prompt] = chosen.detach()
-    total.backward()
-    gradients = {name: weight.grad for name, weight in network.named_parameters()}
-    return {"log_probs": log_probs, "loss": total.item(), "gradients": gradients, "network": network}
+    return log_probs, total
+
+
+@pytest.fixture(scope="module")
+def plain_adapted(plain: dict[str, Any]) -> dict[str, Any]:
+    """The same of the model whose weights are W + alpha / rank B A, with the gradients of A and B."""
+    model, parts = plain["network"].language_model, {}
+    weights = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    for name, weight in rank_program.adapted_network().language_model.named_parameters():
+        if "lora" in name:
+            parts[f"language_model.{name}"] = weight.detach().clone().requires_grad_()
+    for name in list(parts):
+        if name.endswith("lora_A"):
+            adapted = name.removeprefix("language_model.").replace("lora_A", "weight")
+            weights[adapted] = weights[adapted] + 6 / 2 * parts[name.replace("lora_A", "lora_B")] @ parts[name]
+    log_probs, loss = row_by_row(lambda ids: torch.func.functional_call(model, weights, (ids,)).logits)
+    loss.backward()
+    gradients = {name: part.grad for name, part in parts.items()}
+    return {"log_probs": log_probs, "loss": loss.item(), "gradients": gradients}
 
 
 SPLITS = ["whole", "in parts", "by tokens", "in chunks", "checkpointed", *rank_program.SHARDINGS]
@@ -116,6 +143,39 @@ def test_float16_takes_its_scale_off_again_and_lowers_it_after_an_overflow(
     assert first["skipped"] == later["skipped"] == 0
     assert (overflow["skipped"], overflow["loss_scale"]) == (1, 2.0**59)
     assert later["loss"] == pytest.approx(whole[1]["loss"], rel=1e-2)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_adapters_add_their_product_and_are_all_that_is_trained(
+    runs: dict[int, dict[str, Any]], plain: dict[str, Any], plain_adapted: dict[str, Any], world_size: int
+) -> None:
+    found, rows = runs[world_size]["lora"], slice(rank_program.ROWS // world_size)
+    gradients, metrics = found["gradients"]
+    assert gradients.keys() == plain_adapted["gradients"].keys()
+    for name, gradient in gradients.items():
+        assert_close(gradient, plain_adapted["gradients"][name], atol=1e-6, rtol=0, msg=lambda t, n=name: f"{n}: {t}")
+    assert metrics["loss"] == pytest.approx(plain_adapted["loss"], abs=1e-6)
+    assert_close(found["log_probs"], plain_adapted["log_probs"][rows], atol=1e-5, rtol=0)
+    # Two steps later, the network without its adapters is still the one that it started from.
+    assert_close(found["log_probs without"], plain["log_probs"][rows], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_adapters_are_merged_into_the_weights_and_continue_from_a_checkpoint_of_their_own(
+    runs: dict[int, dict[str, Any]], plain: dict[str, Any], world_size: int
+) -> None:
+    found, frozen = runs[world_size]["lora"], plain["network"].language_model.state_dict()
+    (next_step, restored), (trained, retrained) = found["next"], found["trained"]
+    assert next_step == restored
+    assert trained.keys() == frozen.keys()
+    adapter = {name.removeprefix("base_model.model.").removesuffix(".weight"): part for name, part in found["adapter"]}
+    for name, weight in frozen.items():
+        assert torch.equal(trained[name], retrained[name])
+        layer = name.removesuffix(".weight")
+        product = adapter[f"{layer}.lora_B"] @ adapter[f"{layer}.lora_A"] if f"{layer}.lora_A" in adapter else 0.0
+        assert_close(trained[name], weight + 6 / 2 * product, atol=1e-6, rtol=0)
+    saved = {name for name in found["checkpoint names"] if name.startswith("network.")}
+    assert saved == {f"network.language_model.{name}" for name in adapter}
 
 
 def test_log_probs_are_those_of_each_row_alone(runs: dict[int, dict[str, Any]], plain: dict[str, Any]) -> None:

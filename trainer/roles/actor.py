@@ -16,7 +16,8 @@ from trainer.batch import Batch
 from trainer.roles.worker import TrainingWorker, mean_metrics
 from trainer.training.engine import TrainingEngine
 from trainer.training.export import write_language_model
-from trainer.training.networks import PolicyNetwork, load_language_model
+from trainer.training.lora import adapters_off, write_adapter
+from trainer.training.networks import PolicyNetwork
 from trainer.training.weights import PackedWeights, SharedBucket, pack, share
 
 
@@ -25,13 +26,19 @@ class ActorWorker(TrainingWorker):
 
     def build(self) -> TrainingEngine:
         settings = self.config.actor
-        network = PolicyNetwork(load_language_model(self.config.model.directory), self.config.rollout.temperature)
+        language_model = self.language_model(self.config.model.directory, settings)
+        network = PolicyNetwork(language_model, self.config.rollout.temperature)
         optimizer = self.optimizer(settings)
         return TrainingEngine(network, self.execution(settings), optimizer)
 
     def log_probs(self, batch: Batch) -> Tensor:
         """Log-probs of this rank's responses, [rows, response length]."""
         return self.engine.forward(batch, self.config.actor.micro_batch_limit)
+
+    def reference_log_probs(self, batch: Batch) -> Tensor:
+        """The same without the adapters: those of the model that the run started from."""
+        with adapters_off(self.engine.network):
+            return self.log_probs(batch)
 
     def update(self, batch: Batch) -> dict[str, float]:
         """All optimizer steps of a PPO step on this rank's rows; the means of their metrics, equal on every rank."""
@@ -84,10 +91,17 @@ class ActorWorker(TrainingWorker):
         torch.cuda.ipc_collect()
 
     def export(self, directory: Path) -> None:
-        """Writes the policy in Hugging Face format, with its tokenizer; every rank calls it, rank 0 writes."""
+        """Writes the policy in Hugging Face format, with its tokenizer; every rank calls it, rank 0 writes.
+
+        Adapters are merged into the weights, and stand by themselves in the directory `adapter`.
+        """
         weights = self._gather(self.dtype)
+        adapter = self.engine.adapter_weights(self.engine.network.language_model)
         if self.place.rank == 0:
-            write_language_model(self.config.model.directory, weights, self.dtype, directory)
+            model = self.config.model.directory
+            write_language_model(model, weights, self.dtype, directory)
+            if adapter:
+                write_adapter(adapter, self.config.actor.lora, model, directory / "adapter")
 
     def _gather(self, dtype: torch.dtype) -> list[tuple[str, Tensor]]:
         """All weights on CPU at rank 0, none at the others."""

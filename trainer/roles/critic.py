@@ -7,13 +7,13 @@ from trainer.algorithms.value_loss import clipped_value_loss
 from trainer.batch import Batch
 from trainer.roles.worker import TrainingWorker, mean_metrics
 from trainer.training.engine import TrainingEngine
-from trainer.training.networks import ValueNetwork, load_language_model
+from trainer.training.networks import ValueNetwork
 
 
 class CriticWorker(TrainingWorker):
     def build(self) -> TrainingEngine:
         settings = self.config.critic
-        network = ValueNetwork(load_language_model(settings.path or self.config.model.directory))
+        network = ValueNetwork(self.language_model(settings.path or self.config.model.directory, settings))
         optimizer = self.optimizer(settings)
         return TrainingEngine(network, self.execution(settings), optimizer)
 

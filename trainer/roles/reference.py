@@ -17,6 +17,6 @@ class ReferenceWorker(TrainingWorker):
         sharding = settings.sharding.model_copy(update={"param_offload": self.config.reference.param_offload})
         return TrainingEngine(network, self.execution(settings.model_copy(update={"sharding": sharding})))
 
-    def log_probs(self, batch: Batch) -> Tensor:
+    def reference_log_probs(self, batch: Batch) -> Tensor:
         """Log-probs of this rank's responses, [rows, response length]."""
         return self.engine.forward(batch, self.config.actor.micro_batch_limit)

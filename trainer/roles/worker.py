@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import torch
+from torch import nn
 from torch.distributed import TCPStore
 
 from trainer.config import ActorConfig, Config, CriticConfig, TrainedModelConfig
@@ -10,6 +11,8 @@ from trainer.errors import DataError
 from trainer.profiling import Tracer
 from trainer.roles.place import Place
 from trainer.training.engine import OptimizerSettings, TrainingEngine
+from trainer.training.lora import add_adapters
+from trainer.training.networks import load_language_model
 from trainer.training.process_group import connect_store, join, open_store
 from trainer.training.sharding import Execution
 
@@ -46,6 +49,15 @@ class TrainingWorker:
 
     def build(self) -> TrainingEngine:
         raise NotImplementedError
+
+    def language_model(self, path: Path, settings: TrainedModelConfig) -> nn.Module:
+        """The model at `path` to be trained, with adapters if these are all that is trained."""
+        if not settings.lora.rank:
+            return load_language_model(path)
+        # What is frozen needs no more precision than is computed with.
+        language_model = load_language_model(path, self.dtype)
+        add_adapters(language_model, settings.lora, self.config.trainer.seed)
+        return language_model
 
     def execution(self, settings: TrainedModelConfig) -> Execution:
         """How this rank computes a network with these settings."""

@@ -10,12 +10,14 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as distributed_checkpoint
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.tensor import DTensor
 
 from trainer.algorithms.aggregation import GlobalCount
 from trainer.batch import Batch
 from trainer.errors import CheckpointError, EngineError
 from trainer.training.gradients import global_norm, gradients_of, scale
+from trainer.training.lora import adapted_layers, adapter_weights
 from trainer.training.loss_scale import LossScale
 from trainer.training.offload import Offload
 from trainer.training.packing import PackedRows
@@ -60,7 +62,7 @@ class TrainingEngine:
         if optimizer is None:
             return
         self.optimizer = torch.optim.AdamW(
-            self.network.parameters(),
+            [parameter for parameter in self.network.parameters() if parameter.requires_grad],
             lr=optimizer.learning_rate,
             weight_decay=optimizer.weight_decay,
             fused=self.device.type == "cuda",
@@ -169,22 +171,32 @@ class TrainingEngine:
         return norm
 
     def full_weights(self, module: nn.Module, shared_once: bool = False) -> Iterator[tuple[str, Tensor]]:
-        """Each weight of a part of the network by its name there, gathered. Every rank must exhaust it.
+        """Each weight of a part of the network by its name there, gathered, adapters merged in. Every rank must
+        exhaust it.
 
         A weight that two parts share comes under both names, or once. On a single rank these are the weights
         themselves, unless they are offloaded: copy what is to outlast the next update.
         """
         reshard(self.network)
-        with self._weights():
+        adapted = {f"{name}.weight": layer for name, layer in adapted_layers(module)}
+        own = {id(part) for layer in adapted.values() for part in (layer.lora_A, layer.lora_B)}
+        with self._weights(), torch.no_grad():
             for name, weight in module.named_parameters(remove_duplicate=shared_once):
-                tensor = weight.detach()
-                if self.world_size > 1:
-                    yield name, tensor.full_tensor()
-                else:
-                    yield (
-                        name,
-                        tensor.to_local().clone() if self.execution.sharding.param_offload else tensor.to_local(),
-                    )
+                if name in adapted:
+                    yield name, adapted[name].merged(self._gather)
+                elif id(weight) not in own:
+                    yield name, self._gather(weight.detach())
+
+    def adapter_weights(self, module: nn.Module) -> list[tuple[str, Tensor]]:
+        """The adapters of a part of the network, gathered, named as peft names them. Every rank calls it."""
+        reshard(self.network)
+        with self._weights():
+            return [(name, tensor.clone()) for name, tensor in adapter_weights(module, self._gather)]
+
+    def _gather(self, weight: DTensor) -> Tensor:
+        if self.world_size > 1:
+            return weight.full_tensor()
+        return weight.to_local().clone() if self.execution.sharding.param_offload else weight.to_local()
 
     def save(self, directory: Path) -> None:
         """Writes network and optimizer, each rank its shards. Every rank calls it. Raises CheckpointError."""
@@ -208,13 +220,19 @@ class TrainingEngine:
                     f"{directory}: cannot be loaded: {error}", hint="resume from another checkpoint of the run"
                 ) from error
             set_state_dict(
-                self.network, self.optimizer, model_state_dict=state["network"], optim_state_dict=state["optimizer"]
+                self.network,
+                self.optimizer,
+                model_state_dict=state["network"],
+                optim_state_dict=state["optimizer"],
+                options=StateDictOptions(strict=False),
             )
             if self.loss_scale.dynamic:
                 self.loss_scale.restore(state["loss_scale"])
 
     def _state(self) -> dict[str, Any]:
-        network, optimizer = get_state_dict(self.network, self.optimizer)
+        # Frozen weights are those of the model that the run started from.
+        options = StateDictOptions(ignore_frozen_params=True)
+        network, optimizer = get_state_dict(self.network, self.optimizer, options=options)
         state = {"network": network, "optimizer": optimizer}
         return {**state, "loss_scale": self.loss_scale.state()} if self.loss_scale.dynamic else state
 

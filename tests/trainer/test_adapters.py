@@ -1,0 +1,40 @@
+"""Adapters in a whole run, on two Ray nodes with real engines."""
+
+import json
+
+import pytest
+from safetensors.torch import load_file
+from torch.testing import assert_close
+from transformers import AutoModelForCausalLM
+
+from tests.trainer.whole_run import Runs
+
+
+def test_adapters_are_trained_with_the_frozen_actor_as_the_reference(runs: Runs) -> None:
+    run = runs.start(
+        "adapters",
+        "actor.lora.rank=4",
+        "critic.lora.rank=2",
+        "critic.lora.target_modules=q_proj,v_proj",
+        "actor.learning_rate=1e-2",
+        "actor.sharding.shard_size=1",  # a copy of the weights on each node
+        "trainer.total_steps=2",
+    )
+    status, errors = run.end()
+    assert status == 0, errors
+    rows = run.metrics()[1:]
+    assert rows[0]["reference/kl"] == pytest.approx(0, abs=1e-6)
+    assert abs(rows[1]["reference/kl"]) > 1e-5
+    for row in rows:
+        assert row["rollout/log_prob_difference"] < 1e-4  # the engines have the adapters, merged in
+        assert row["actor/gradient_norm"] > 0
+        assert row["critic/gradient_norm"] > 0
+    merged = AutoModelForCausalLM.from_pretrained(run.directory / "model").state_dict()
+    frozen = AutoModelForCausalLM.from_pretrained(runs.model).state_dict()
+    adapter = load_file(run.directory / "model" / "adapter" / "adapter_model.safetensors")
+    settings = json.loads((run.directory / "model" / "adapter" / "adapter_config.json").read_text())
+    name = "model.layers.0.mlp.down_proj"
+    a, b = (adapter[f"base_model.model.{name}.lora_{part}.weight"] for part in "AB")
+    product = settings["lora_alpha"] / settings["r"] * b @ a
+    assert product.abs().max() > 1e-4
+    assert_close(merged[f"{name}.weight"], frozen[f"{name}.weight"] + product, atol=1e-6, rtol=0)
