@@ -53,6 +53,15 @@ class Batch:
             rollout_log_probs=None if log_probs is None else _pad(log_probs, torch.float32),
         )
 
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """The rows of all parts, which are rows of one batch."""
+        width = max(part.token_ids.shape[1] for part in parts)
+        pad = torch.nn.functional.pad
+        wide = [replace(part, token_ids=pad(part.token_ids, (0, width - part.token_ids.shape[1]))) for part in parts]
+        present = [field.name for field in fields(cls) if getattr(parts[0], field.name) is not None]
+        return cls(**{name: torch.cat([getattr(part, name) for part in wide]) for name in present})
+
     def __len__(self) -> int:
         return int(self.token_ids.shape[0])
 

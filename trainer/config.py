@@ -70,6 +70,12 @@ class TrainedModelConfig(Section):
     sharding: ShardingConfig = ShardingConfig()
     lora: LoraConfig = LoraConfig()
 
+    @model_validator(mode="after")
+    def _adapters_are_not_split(self) -> Self:
+        if self.lora.rank and self.sharding.tensor_parallel > 1:
+            raise ValueError("adapters cannot be split: set lora.rank=0, or sharding.tensor_parallel=1")
+        return self
+
     @property
     def micro_batch_limit(self) -> MicroBatchLimit:
         return MicroBatchLimit(self.micro_batch_size, self.micro_batch_tokens)

@@ -15,6 +15,12 @@ class ShardingConfig(Section):
         description="ranks that share one copy of the weights, neighbours such as the GPUs of a node; the copies' "
         "gradients are averaged (HSDP). null: all ranks share one copy (FSDP)",
     )
+    tensor_parallel: int = Field(
+        1,
+        gt=0,
+        description="neighbouring ranks that split each layer's matrix products, and the activations in them; for "
+        "models or rows too large for one GPU",
+    )
     reshard_after_forward: bool | int = Field(
         True,
         description="true: a layer's gathered weights are dropped until its backward pass; false: they are kept, for "
@@ -53,7 +59,13 @@ class ShardingConfig(Section):
                 f"{section}.sharding.shard_size={size} does not divide the {ranks} ranks of the {role}",
                 hint="set it to the GPUs of a node, or leave it out",
             )
-        kept = self.reshard_after_forward
+        if size % self.tensor_parallel:
+            raise ConfigError(
+                f"{section}.sharding.tensor_parallel={self.tensor_parallel} does not divide the {size} ranks that "
+                f"share the weights of the {role}",
+                hint="set it to a divisor of the GPUs of a node",
+            )
+        kept, size = self.reshard_after_forward, size // self.tensor_parallel
         if not isinstance(kept, bool) and (size % kept or kept == size):
             raise ConfigError(
                 f"{section}.sharding.reshard_after_forward={kept} is no smaller divisor of the {size} ranks that share "

@@ -5,6 +5,7 @@ Writes what it found to DIRECTORY/world_WORLD_SIZE.pt on rank 0. The other numbe
 
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.tensor import DTensor
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from trainer.algorithms.aggregation import GlobalCount, token_mean
 from trainer.batch import Batch
@@ -36,24 +37,28 @@ SHARDINGS = {
     "kept over two parts": ShardingConfig(resharding_interval=2),
     "offloaded": ShardingConfig(param_offload=True, optimizer_offload=True),
 }
-SHARDINGS_OF_FOUR = {
+SHARDINGS_OF_TWO = {"matrices split": ShardingConfig(tensor_parallel=2)}
+SHARDINGS_OF_FOUR = SHARDINGS_OF_TWO | {
+    "two copies with matrices split": ShardingConfig(shard_size=2, tensor_parallel=2),
     "resharded over two ranks": ShardingConfig(reshard_after_forward=2),
     "two copies of the weights": ShardingConfig(shard_size=2),
 }
 
 
-def network() -> PolicyNetwork:
+def network(family: str = "qwen2") -> PolicyNetwork:
     torch.manual_seed(0)
-    config = Qwen2Config(
+    config = AutoConfig.for_model(
+        family,
         vocab_size=64,
         hidden_size=64,
         intermediate_size=96,
         num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
         tie_word_embeddings=True,
     )
-    return PolicyNetwork(Qwen2ForCausalLM(config), temperature=0.7)
+    return PolicyNetwork(AutoModelForCausalLM.from_config(config, dtype=torch.float32), temperature=0.7)
 
 
 def batch() -> Batch:
@@ -166,11 +171,17 @@ def main(rank: int, world_size: int, port: int, directory: Path) -> None:
     engine.network.tokens_per_chunk = 2
     result["in chunks"] = gradients(engine, rows, parts)
     result["checkpointed"] = gradients(new_engine(checkpoint_activations=True), rows, parts)
-    for name, sharding in (SHARDINGS | (SHARDINGS_OF_FOUR if world_size == 4 else {})).items():
+    for name, sharding in (SHARDINGS | {2: SHARDINGS_OF_TWO, 4: SHARDINGS_OF_FOUR}.get(world_size, {})).items():
         other = new_engine(sharding=sharding)
         result[name] = gradients(other, rows, parts)
         result[f"{name}, trained"] = [other.update(rows, loss, whole) for _ in range(2)], weights(other)
+        result[f"{name}, log_probs"] = other.forward(rows, parts)
         result[f"{name}, idle bytes"] = idle_bytes(other)
+    if world_size == 2:
+        plain, split = Execution(torch.device("cpu"), torch.float32), SHARDINGS_OF_TWO["matrices split"]
+        for execution in (plain, replace(plain, sharding=split)):
+            engine_of_heads = TrainingEngine(network("qwen3"), execution, SETTINGS)
+            result["norms of heads", execution.sharding.tensor_parallel] = gradients(engine_of_heads, rows, parts)
     result["lora"] = adapted_findings(rows, parts, directory)
     result["float16"] = float16_steps(rows, whole)
 

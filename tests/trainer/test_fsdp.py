@@ -97,7 +97,11 @@ SPLITS = ["whole", "in parts", "by tokens", "in chunks", "checkpointed", *rank_p
 
 @pytest.mark.parametrize(
     ("world_size", "split"),
-    [*itertools.product((1, 2, 4), SPLITS), *((4, sharding) for sharding in rank_program.SHARDINGS_OF_FOUR)],
+    [
+        *itertools.product((1, 2, 4), SPLITS),
+        *itertools.product((2,), rank_program.SHARDINGS_OF_TWO),
+        *itertools.product((4,), rank_program.SHARDINGS_OF_FOUR),
+    ],
 )
 def test_gradients_do_not_depend_on_ranks_micro_batches_chunks_or_sharding(
     runs: dict[int, dict[str, Any]], plain: dict[str, Any], world_size: int, split: str
@@ -123,14 +127,34 @@ def test_offloaded_weights_and_states_take_no_memory_between_turns_and_change_no
     assert min(run["sharded anew, idle bytes"]) > 0
 
 
-def test_copies_of_the_weights_stay_equal_and_train_like_one(runs: dict[int, dict[str, Any]]) -> None:
-    metrics, weights = runs[4]["two copies of the weights, trained"]
-    expected_metrics, expected = runs[4]["sharded anew, trained"]
+@pytest.mark.parametrize(
+    ("world_size", "sharding"),
+    [*itertools.product((2,), rank_program.SHARDINGS_OF_TWO), *itertools.product((4,), rank_program.SHARDINGS_OF_FOUR)],
+)
+def test_copies_and_splits_train_like_one_network(
+    runs: dict[int, dict[str, Any]], world_size: int, sharding: str
+) -> None:
+    run = runs[world_size]
+    metrics, weights = run[f"{sharding}, trained"]
+    expected_metrics, expected = run["sharded anew, trained"]
     for found, wanted in zip(metrics, expected_metrics, strict=True):
         assert found == pytest.approx(wanted, abs=1e-5)
     for name, weight in expected.items():
-        assert_close(weights[name], weight, atol=1e-3, rtol=0)  # see the test below
-    assert runs[4]["two copies of the weights, idle bytes"][0] == runs[2]["sharded anew, idle bytes"][0]
+        assert_close(weights[name], weight, atol=1e-3, rtol=0)  # see the test of checkpoints below
+    assert_close(run[f"{sharding}, log_probs"], run["sharded anew, log_probs"], atol=1e-3, rtol=0)
+
+
+def test_weights_that_all_heads_share_learn_from_all_heads(runs: dict[int, dict[str, Any]]) -> None:
+    whole, _ = runs[2]["norms of heads", 1]
+    split, _ = runs[2]["norms of heads", 2]
+    assert any("q_norm" in name for name in whole)
+    for name, gradient in whole.items():
+        assert_close(split[name], gradient, atol=1e-6, rtol=0, msg=lambda text, n=name: f"{n}: {text}")
+
+
+def test_a_copy_of_the_weights_is_shared_by_as_many_ranks_as_set(runs: dict[int, dict[str, Any]]) -> None:
+    weight_bytes = [runs[4][f"{name}, idle bytes"][0] for name in ("two copies of the weights", "sharded anew")]
+    assert weight_bytes[0] == 2 * weight_bytes[1]
 
 
 @pytest.mark.parametrize("world_size", [1, 2])

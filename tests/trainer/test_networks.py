@@ -8,9 +8,13 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from trainer.algorithms.log_probs import log_probs_and_entropy
 from trainer.batch import Batch
+from trainer.errors import ConfigError
+from trainer.lora_settings import LoraConfig
 from trainer.training.linear_log_probs import linear_log_probs
+from trainer.training.lora import add_adapters
 from trainer.training.networks import PolicyNetwork, ValueNetwork
 from trainer.training.packing import PackedRows
+from trainer.training.tensor_parallel import check_split
 
 FAMILIES = ["qwen2", "qwen3", "llama", "mistral"]
 TEMPERATURE = 0.7
@@ -145,3 +149,23 @@ def test_memory_of_log_probs_does_not_grow_with_tokens_times_vocabulary() -> Non
         linear_log_probs(hidden, weight, torch.zeros(40, dtype=torch.int64), 1.0, tokens_per_chunk=4)
     assert kept
     assert max(shape.numel() for shape in kept) == weight.numel()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_cannot_be_split_is_named(family: str) -> None:
+    model = language_model(family)
+    layers = model.get_decoder().layers
+    check_split(layers, model.config, ranks=2)
+    with pytest.raises(ConfigError, match="does not divide the model's num_attention_heads=4"):
+        check_split(layers, model.config, ranks=3)
+    with pytest.raises(ConfigError, match="does not divide the model's num_key_value_heads=2"):
+        check_split(layers, model.config, ranks=4)
+    layers[0].mlp.gate_proj = torch.nn.Identity()
+    with pytest.raises(ConfigError, match=r"has other matrices than .*: mlp\.gate_proj"):
+        check_split(layers, model.config, ranks=2)
+
+
+def test_an_adapter_for_a_layer_that_does_not_exist_is_refused_with_those_that_do() -> None:
+    with pytest.raises(ConfigError, match="no linear layer query") as caught:
+        add_adapters(language_model("qwen2"), LoraConfig(rank=2, target_modules=["query", "v_proj"]), seed=0)
+    assert "q_proj" in caught.value.hint

@@ -1,7 +1,7 @@
 """Causal attention within each sequence of a packed line, as `packed` in Transformers' registry of attentions.
 
-On GPUs it is torch's variable-length FlashAttention. On CPU the sequences are laid side by side, padded on the right,
-for torch's scaled dot-product attention: under a causal mask no token sees the padding behind it.
+On GPUs it is torch's variable-length FlashAttention. On CPU, and in float32, the sequences are laid side by side,
+padded on the right, for torch's scaled dot-product attention: under a causal mask no token sees the padding behind it.
 """
 
 import inspect
@@ -44,7 +44,8 @@ def packed_attention(
     if cu_seq_lens_q is None or max_length_q is None or attention_mask is not None:
         raise ValueError(f"{NAME} attention needs a packed line's bounds and no mask: call it through PackedRows")
     query, key, value = (tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value))
-    attend = _variable_length if query.is_cuda else _side_by_side
+    # FlashAttention has no float32.
+    attend = _variable_length if query.is_cuda and query.dtype != torch.float32 else _side_by_side
     return attend(query, key, value, cu_seq_lens_q, max_length_q, scaling, sliding_window).unsqueeze(0), None
 
 

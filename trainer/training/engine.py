@@ -22,7 +22,8 @@ from trainer.training.loss_scale import LossScale
 from trainer.training.offload import Offload
 from trainer.training.packing import PackedRows
 from trainer.training.partition import MicroBatchLimit
-from trainer.training.sharding import Execution, reshard, shard
+from trainer.training.sharding import TENSOR, Execution, device_mesh, reshard, shard
+from trainer.training.tensor_parallel import add_gradients_of_heads
 
 # (network output, micro-batch, what the global mini-batch holds) -> loss, and metrics; both add up over the parts
 LossFunction = Callable[[Any, Batch, GlobalCount], tuple[Tensor, dict[str, Tensor]]]
@@ -53,7 +54,11 @@ class TrainingEngine:
         self.settings = optimizer
         if optimizer is None:
             network.requires_grad_(False).eval()
-        self.network = shard(network, execution)
+        mesh = device_mesh(execution)
+        self.network = shard(network, execution, mesh)
+        # The ranks that split matrix products with this one, and how many such groups there are.
+        self.peers = mesh[TENSOR].get_group() if TENSOR in mesh.mesh_dim_names else None
+        self.groups = self.world_size // execution.sharding.tensor_parallel
         self.loss_scale = LossScale.of(execution.dtype)
         offloads = execution.sharding
         # Contexts within which weights, or the optimizer's states, are on the device.
@@ -65,7 +70,9 @@ class TrainingEngine:
             [parameter for parameter in self.network.parameters() if parameter.requires_grad],
             lr=optimizer.learning_rate,
             weight_decay=optimizer.weight_decay,
-            fused=self.device.type == "cuda",
+            # Kernels over many tensors at once cannot mix weights that are split with those that are not.
+            fused=self.device.type == "cuda" and self.peers is None,
+            foreach=None if self.peers is None else False,
         )
         if offloads.optimizer_offload:
             self._states = Offload(lambda: optimizer_states(self.optimizer)).needed
@@ -79,12 +86,13 @@ class TrainingEngine:
 
     def forward(self, batch: Batch, limit: MicroBatchLimit) -> Tensor:
         """Log-probs or values of all rows, [rows, response length], on CPU. Every rank calls it."""
+        batch, own = self._with_peers(batch)
         result = torch.zeros(batch.response_mask.shape, dtype=torch.float32, device=self.device)
         with torch.no_grad(), _explained_shortage(), self._weights():
             for rows in self._micro_batches(batch, limit):
                 output = self.network(self._pack(batch.rows(rows)))
                 result[rows] = output[0] if isinstance(output, tuple) else output
-            found = result.cpu()
+            found = result[own].cpu()
             reshard(self.network)
         self._release_memory()
         return found
@@ -125,23 +133,26 @@ class TrainingEngine:
         mask = batch.response_mask
         count = GlobalCount(*self._reduce(torch.stack([mask.sum(), mask.any(dim=1).sum()])).tolist())
         totals: dict[str, Tensor] = {}
+        batch, _ = self._with_peers(batch)
         parts = self._micro_batches(batch, limit)
         with self._weights():
             for number, rows in enumerate(parts, start=1):
                 # Alone, a rank has nothing to gather: weights stay as they are, and gradients add up in place.
                 last = number == len(parts)
-                self.network.set_requires_gradient_sync(last or self.world_size > 1)
+                self.network.set_requires_gradient_sync(last or self.groups > 1)
                 self.network.set_reshard_after_backward(
-                    last or (self.world_size > 1 and number % self.execution.sharding.resharding_interval == 0)
+                    last or (self.groups > 1 and number % self.execution.sharding.resharding_interval == 0)
                 )
                 part = batch.rows(rows)
                 loss, metrics = loss_function(self.network(self._pack(part)), part.to(self.device), count)
-                # FSDP averages gradients over the ranks; the loss is already this rank's share of the global loss.
-                (loss * (self.world_size * self.loss_scale.value)).backward()
+                # FSDP averages gradients over the groups; the loss is already this group's share of the global loss.
+                (loss * (self.groups * self.loss_scale.value)).backward()
                 for name, value in metrics.items():
                     totals[name] = totals.get(name, 0.0) + value.detach().double()
+        if self.peers is not None:
+            add_gradients_of_heads(self.network.decoder.layers, self.peers)
         # Read once at the end: each look at a number on a GPU would wait for all work before it.
-        sums = self._reduce(torch.stack(list(totals.values())).cpu())
+        sums = self._reduce(torch.stack(list(totals.values())).cpu()) * (self.groups / self.world_size)
         return dict(zip(totals, sums.tolist(), strict=True))
 
     def _micro_batches(self, batch: Batch, limit: MicroBatchLimit) -> list[Tensor]:
@@ -149,6 +160,15 @@ class TrainingEngine:
         lengths = batch.lengths.tolist()
         count = int(self._reduce(torch.tensor(limit.parts_needed(lengths)), dist.ReduceOp.MAX))
         return [torch.tensor(part) for part in limit.split(lengths, count)]
+
+    def _with_peers(self, batch: Batch) -> tuple[Batch, slice]:
+        """The rows of all ranks that compute together with this one, and where its own are among them."""
+        if self.peers is None:
+            return batch, slice(None)
+        batches: list[Any] = [None] * dist.get_world_size(self.peers)
+        dist.all_gather_object(batches, batch, self.peers)
+        start = dist.get_rank(self.peers) * len(batch)
+        return Batch.joined(batches), slice(start, start + len(batch))
 
     def _pack(self, part: Batch) -> PackedRows:
         multiple = LENGTH_MULTIPLE if self.device.type == "cuda" else 1

@@ -10,6 +10,9 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from trainer.errors import DataError
 from trainer.sharding_settings import ShardingConfig
+from trainer.training.tensor_parallel import split_layers
+
+REPLICATE, SHARD, TENSOR = "replicate", "shard", "tensor"
 
 
 @dataclass(frozen=True)
@@ -29,8 +32,8 @@ class Execution:
     sharding: ShardingConfig = field(default_factory=ShardingConfig)
 
 
-def shard(network: nn.Module, execution: Execution) -> nn.Module:
-    """Spreads each layer's weights, and the rest as one group, over the ranks."""
+def shard(network: nn.Module, execution: Execution, mesh: DeviceMesh) -> nn.Module:
+    """Spreads each layer's weights, and the rest as one group, over the ranks of a mesh from `device_mesh`."""
     trained = any(parameter.requires_grad for parameter in network.parameters())
     if execution.checkpoint_activations and trained:
         network.decoder.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -38,29 +41,33 @@ def shard(network: nn.Module, execution: Execution) -> nn.Module:
     if execution.device.type == "cuda":
         # What is left in float32, such as gradients of normalisations, may use the matrix units' float32 mode.
         torch.set_float32_matmul_precision("high")
-    mesh = device_mesh(execution)
+    layers = decoder_layers(network.decoder)
+    if TENSOR in mesh.mesh_dim_names:
+        split_layers(layers, network.decoder.config, mesh[TENSOR])
+    ranks = mesh[REPLICATE, SHARD] if REPLICATE in mesh.mesh_dim_names else mesh[SHARD]
     policy = MixedPrecisionPolicy(param_dtype=execution.dtype, reduce_dtype=torch.float32)
-    for layer in decoder_layers(network.decoder):
+    # Alone, a rank has nothing to gather: converted weights may stay until the pass is over.
+    stays = ranks.size() == 1 or execution.sharding.resharding_interval > 1
+    for layer in layers:
         if execution.compile_layers:
             layer.compile()
-        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=reshards_after_forward(execution))
-    return fully_shard(network, mesh=mesh, mp_policy=policy)
+        kept = False if stays else execution.sharding.reshard_after_forward
+        fully_shard(layer, mesh=ranks, mp_policy=policy, reshard_after_forward=kept)
+    return fully_shard(network, mesh=ranks, mp_policy=policy)
 
 
 def device_mesh(execution: Execution) -> DeviceMesh:
-    """The ranks as a line that shares the weights, or as copies of the weights by neighbours that share one."""
-    ranks, kind = dist.get_world_size(), execution.device.type
-    size = execution.sharding.shard_size or ranks
-    if size == ranks:
-        return init_device_mesh(kind, (ranks,), mesh_dim_names=("shard",))
-    return init_device_mesh(kind, (ranks // size, size), mesh_dim_names=("replicate", "shard"))
-
-
-def reshards_after_forward(execution: Execution) -> bool | int:
-    """FSDP's argument: whether layers drop gathered weights, or over how many ranks they then keep them."""
-    alone = dist.get_world_size() == 1  # nothing to gather: converted weights may stay until the pass is over
-    stays = alone or execution.sharding.resharding_interval > 1
-    return False if stays else execution.sharding.reshard_after_forward
+    """The ranks by copies of the weights (REPLICATE), their shares (SHARD) and, next to each other, those that split
+    the matrix products (TENSOR); of these dimensions, SHARD and those that have more than one place."""
+    sharding, world_size = execution.sharding, dist.get_world_size()
+    copy = sharding.shard_size or world_size
+    places = {
+        REPLICATE: world_size // copy,
+        SHARD: copy // sharding.tensor_parallel,
+        TENSOR: sharding.tensor_parallel,
+    }
+    used = {name: size for name, size in places.items() if size > 1 or name == SHARD}
+    return init_device_mesh(execution.device.type, tuple(used.values()), mesh_dim_names=tuple(used))
 
 
 def reshard(network: nn.Module) -> None:

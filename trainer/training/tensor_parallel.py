@@ -1,0 +1,75 @@
+"""Splitting each layer's matrix products over neighbouring ranks (Megatron-LM: Shoeybi et al. 2019, arXiv:1909.08053).
+
+Heads of the attention and columns of the MLP are divided; each ends in a product whose partial sums are added up. What
+is not a matrix of a layer, embeddings and head among them, every rank of the group computes as a whole.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    parallelize_module,
+)
+
+from trainer.errors import ConfigError
+
+COLUMNS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
+ROWS = ("self_attn.o_proj", "mlp.down_proj")
+# Weights of a single head's width, the same for every head: each rank has the gradient of its own heads only.
+OF_EACH_HEAD = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
+
+
+def split_layers(layers: nn.ModuleList, config: Any, mesh: DeviceMesh) -> None:
+    """Splits layers over the ranks of a mesh; `config` is the Transformers model's. Raises ConfigError."""
+    check_split(layers, config, mesh.size())
+    for layer in layers:
+        # An input becomes a distributed tensor once for all that read it: one sum of their gradients, not one each.
+        whole = Replicate()
+        plan = {
+            "self_attn": PrepareModuleInput(
+                input_kwarg_layouts={"hidden_states": whole}, desired_input_kwarg_layouts={"hidden_states": whole}
+            ),
+            "mlp": PrepareModuleInput(input_layouts=whole, desired_input_layouts=whole),
+            **{name: ColwiseParallel() for name in COLUMNS},
+            **{name: RowwiseParallel() for name in ROWS},
+        }
+        parallelize_module(layer, mesh, plan, src_data_rank=None)  # every rank has read the same weights
+
+
+def check_split(layers: nn.ModuleList, config: Any, ranks: int) -> None:
+    """Raises ConfigError if layers of this model cannot be split over so many ranks."""
+    known = {*COLUMNS, *ROWS}
+    for layer in layers:
+        found = {name for name, module in layer.named_modules() if isinstance(module, nn.Linear)}
+        if found != known:
+            raise ConfigError(
+                f"sharding.tensor_parallel={ranks}: a layer of {type(layer).__name__} has other matrices than "
+                f"{', '.join(sorted(known))}: {', '.join(sorted(found ^ known))}",
+                hint="set it to 1; Qwen2, Qwen3, Llama and Mistral can be split",
+            )
+    for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
+        if (size := getattr(config, name)) % ranks:
+            raise ConfigError(
+                f"sharding.tensor_parallel={ranks} does not divide the model's {name}={size}",
+                hint="use a number that divides all heads, key-value heads and the MLP's width",
+            )
+
+
+def add_gradients_of_heads(layers: nn.ModuleList, group: dist.ProcessGroup) -> None:
+    """Completes the gradients of the weights that all heads share; every rank of the group calls it."""
+    for gradient in _gradients_of_heads(layers):
+        dist.all_reduce(gradient.to_local(), group=group)
+
+
+def _gradients_of_heads(layers: nn.ModuleList) -> Iterator[Any]:
+    for layer in layers:
+        for name, weight in layer.named_parameters():
+            if name in OF_EACH_HEAD and weight.grad is not None:
+                yield weight.grad
