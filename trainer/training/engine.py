@@ -250,9 +250,10 @@ class TrainingEngine:
                 self.loss_scale.restore(state["loss_scale"])
 
     def _state(self) -> dict[str, Any]:
-        # Frozen weights are those of the model that the run started from.
-        options = StateDictOptions(ignore_frozen_params=True)
-        network, optimizer = get_state_dict(self.network, self.optimizer, options=options)
+        network, optimizer = get_state_dict(self.network, self.optimizer)
+        for name, weight in self.network.named_parameters(remove_duplicate=False):
+            if not weight.requires_grad:  # as in the model that the run started from
+                del network[name]
         state = {"network": network, "optimizer": optimizer}
         return {**state, "loss_scale": self.loss_scale.state()} if self.loss_scale.dynamic else state
 
