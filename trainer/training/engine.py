@@ -66,13 +66,16 @@ class TrainingEngine:
         self._states = _always
         if optimizer is None:
             return
+        # Kernels over many tensors at once cannot mix weights that are split with those that are not.
+        self._kernels = {
+            "fused": self.device.type == "cuda" and self.peers is None,
+            "foreach": None if self.peers is None else False,
+        }
         self.optimizer = torch.optim.AdamW(
             [parameter for parameter in self.network.parameters() if parameter.requires_grad],
             lr=optimizer.learning_rate,
             weight_decay=optimizer.weight_decay,
-            # Kernels over many tensors at once cannot mix weights that are split with those that are not.
-            fused=self.device.type == "cuda" and self.peers is None,
-            foreach=None if self.peers is None else False,
+            **self._kernels,
         )
         if offloads.optimizer_offload:
             self._states = Offload(lambda: optimizer_states(self.optimizer)).needed
@@ -246,6 +249,8 @@ class TrainingEngine:
                 optim_state_dict=state["optimizer"],
                 options=StateDictOptions(strict=False),
             )
+            for group in self.optimizer.param_groups:  # the kernels depend on this run's ranks, not on that one's
+                group.update(self._kernels)
             if self.loss_scale.dynamic:
                 self.loss_scale.restore(state["loss_scale"])
 

@@ -1,0 +1,99 @@
+"""Every model family from its directory through log-probs and a training step back to a directory."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.testing import assert_close
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from tests.trainer.rank_program import ROWS, batch, loss
+from trainer.batch import Batch
+from trainer.models import build_tokenizer
+from trainer.training.engine import OptimizerSettings, TrainingEngine
+from trainer.training.export import write_language_model
+from trainer.training.networks import PolicyNetwork, load_language_model
+from trainer.training.partition import MicroBatchLimit
+from trainer.training.process_group import join, open_store
+from trainer.training.sharding import Execution
+
+LLAMA_3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8,
+}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "Qwen2 and 2.5": ("qwen2", {"tie_word_embeddings": True}),
+    "Qwen3": ("qwen3", {"tie_word_embeddings": True}),
+    "Llama 3": ("llama", {"tie_word_embeddings": False, "rope_parameters": LLAMA_3_ROPE, "bos_token_id": None}),
+    "Mistral": ("mistral", {"tie_word_embeddings": False, "sliding_window": 6, "bos_token_id": None}),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_rank() -> Iterator[None]:
+    join(open_store("127.0.0.1", 1, 60), 0, 1, torch.device("cpu"), "127.0.0.1", 60)
+    yield
+    dist.destroy_process_group()
+
+
+def write_model(directory: Path, kind: str, special: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    tokenizer = build_tokenizer(["How many are 1 + 2? #### 3"])
+    config = AutoConfig.for_model(
+        kind,
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        **special,
+    )
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+
+
+@torch.no_grad()
+def transformers_log_probs(directory: Path, rows: Batch, temperature: float) -> Tensor:
+    """The same by Transformers alone, a row at a time."""
+    model = AutoModelForCausalLM.from_pretrained(directory, local_files_only=True, attn_implementation="eager")
+    found = torch.zeros(rows.response_mask.shape)
+    for row in range(len(rows)):
+        prompt, length = int(rows.prompt_lengths[row]), int(rows.lengths[row])
+        ids = rows.token_ids[row : row + 1, :length]
+        log_probs = (model(ids).logits[0, prompt - 1 : -1] / temperature).log_softmax(dim=-1)
+        found[row, : length - prompt] = log_probs.gather(-1, ids[0, prompt:, None]).squeeze(-1)
+    return found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_loads_gives_transformers_log_probs_trains_and_is_exported(family: str, tmp_path: Path) -> None:
+    write_model(tmp_path / "model", *FAMILIES[family])
+    rows, limit = batch(), MicroBatchLimit(ROWS)
+    network = PolicyNetwork(load_language_model(tmp_path / "model"), temperature=0.7)
+    settings = OptimizerSettings(learning_rate=1e-2, weight_decay=0.0, max_gradient_norm=1.0)
+    engine = TrainingEngine(network, Execution(torch.device("cpu"), torch.float32), settings)
+    before = engine.forward(rows, limit)
+    assert_close(before, transformers_log_probs(tmp_path / "model", rows, 0.7), atol=1e-5, rtol=0)
+
+    losses = [engine.update(rows, loss, limit)["loss"] for _ in range(2)]
+    assert losses[1] < losses[0]
+
+    weights = list(engine.full_weights(network.language_model))
+    write_language_model(tmp_path / "model", weights, torch.float32, tmp_path / "export")
+    after = engine.forward(rows, limit)
+    assert (after - before).abs().max() > 0.01
+    assert_close(after, transformers_log_probs(tmp_path / "export", rows, 0.7), atol=1e-5, rtol=0)
+    exported = AutoTokenizer.from_pretrained(tmp_path / "export", local_files_only=True)
+    assert exported("1 + 2")["input_ids"] == build_tokenizer(["How many are 1 + 2? #### 3"])("1 + 2")["input_ids"]
