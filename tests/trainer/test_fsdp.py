@@ -30,7 +30,7 @@ def run_ranks(world_size: int, directory: Path) -> dict[str, Any]:
         for rank in range(world_size)
     ]
     try:
-        assert [rank.wait(timeout=120) for rank in ranks] == [0] * world_size
+        assert [rank.wait(timeout=240) for rank in ranks] == [0] * world_size
     finally:
         for rank in ranks:
             rank.kill()
