@@ -6,15 +6,19 @@ A checkpoint is a directory `step_000010` with the training states of actor and 
 
 import hashlib
 import json
-from collections.abc import Iterator
+import logging
+import os
+import shutil
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from trainer.atomic import atomic_directory
 from trainer.errors import CheckpointError, DataError
+
+logger = logging.getLogger(__name__)
 
 STATE_FILE = "state.json"
 FORMAT = 1
@@ -46,22 +50,75 @@ def checkpoint_directory(run_dir: Path, step: int) -> Path:
     return run_dir / "checkpoints" / f"step_{step:06d}"
 
 
-@contextmanager
-def new_checkpoint(directory: Path, state: TrainingState) -> Iterator[Path]:
-    """Yields a directory to fill, which becomes `directory` when the block succeeds. Raises CheckpointError."""
-    try:
-        with atomic_directory(directory) as partial:
-            yield partial
-            manifest = _Manifest(state=state, files=_sizes(partial))
-            (partial / STATE_FILE).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise CheckpointError(
-            f"{directory}: cannot be written: {error}", hint="check free space and permissions of that directory"
-        ) from error
+class CheckpointWriter:
+    """The checkpoints of a run: one at a time is written, under a hidden name until it is whole; the last are kept."""
+
+    def __init__(self, run_dir: Path, keep: int | None = None) -> None:
+        self._run_dir = run_dir
+        self._keep = keep
+        self._state: TrainingState | None = None
+
+    def begin(self, state: TrainingState) -> Path:
+        """A directory to fill with the state of each role. Removes what writers that died have left.
+
+        Raises CheckpointError.
+        """
+        partial = self._partial(state.step)
+        with _explained(partial):
+            partial.parent.mkdir(parents=True, exist_ok=True)
+            for left in (*partial.parent.glob(".step_*.partial"), *partial.parent.glob(".step_*.retired")):
+                shutil.rmtree(left)
+            partial.mkdir()
+        self._state = state
+        return partial
+
+    def complete(self) -> Path:
+        """Makes what was begun a checkpoint; its directory. Raises CheckpointError, and then there is none."""
+        assert self._state is not None
+        state, self._state = self._state, None
+        partial, directory = self._partial(state.step), checkpoint_directory(self._run_dir, state.step)
+        try:
+            with _explained(directory):
+                manifest = _Manifest(state=state, files=_sizes(partial))
+                with (partial / STATE_FILE).open("w", encoding="utf-8") as file:
+                    file.write(manifest.model_dump_json(indent=2) + "\n")
+                    file.flush()
+                    os.fsync(file.fileno())
+                if directory.exists():  # rename() replaces only empty directories
+                    _remove(directory)
+                partial.rename(directory)
+                _sync_directory(directory.parent)
+        except CheckpointError:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        self._prune(state.step)
+        return directory
+
+    def abandon(self) -> None:
+        """Removes what was begun."""
+        if self._state is not None:
+            shutil.rmtree(self._partial(self._state.step), ignore_errors=True)
+            self._state = None
+
+    def _partial(self, step: int) -> Path:
+        return _hidden(checkpoint_directory(self._run_dir, step), "partial")
+
+    def _prune(self, step: int) -> None:
+        """Removes all but the last checkpoints up to this step. Later ones, of a run that was continued from an
+        earlier step, stay until this run gets there."""
+        if self._keep is None:
+            return
+        found = sorted(checkpoint_directory(self._run_dir, 0).parent.glob(f"step_*/{STATE_FILE}"))
+        past = [file.parent for file in found if file.parent.name <= checkpoint_directory(self._run_dir, step).name]
+        for directory in past[: -self._keep]:
+            try:
+                _remove(directory)
+            except OSError as error:
+                logger.warning("%s: an old checkpoint cannot be removed: %s", directory, error)
 
 
-def read_checkpoint(directory: Path, model: Path) -> TrainingState:
-    """The state of a checkpoint whose files are all there and whose model is the one at `model`.
+def read_checkpoint(directory: Path, model: Path, roles: Sequence[str] = ()) -> TrainingState:
+    """The state of a checkpoint whose files are all there, which holds these roles and is of the model at `model`.
 
     Raises CheckpointError otherwise.
     """
@@ -88,6 +145,12 @@ def read_checkpoint(directory: Path, model: Path) -> TrainingState:
             f"{directory}: belongs to another model than {model}",
             hint="set model.path to the model that the run started from: the reference policy is made from it",
         )
+    absent = sorted(set(roles) - {name.split("/")[0] for name in manifest.files})
+    if absent:
+        raise CheckpointError(
+            f"{directory}: holds no {' and no '.join(absent)}, which this run trains",
+            hint="resume with the algorithm.advantage of the run that wrote it, or start from its exported model",
+        )
     return manifest.state
 
 
@@ -103,6 +166,37 @@ def fingerprint(model: Path) -> str:
     except OSError as error:
         raise DataError(f"{model}: cannot be read: {error}", hint="set model.path to a readable model") from error
     return digest.hexdigest()
+
+
+@contextmanager
+def _explained(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(
+            f"{directory}: cannot be written: {error}", hint="check free space and permissions of that directory"
+        ) from error
+
+
+def _hidden(directory: Path, role: str) -> Path:
+    return directory.with_name(f".{directory.name}.{role}")
+
+
+def _remove(directory: Path) -> None:
+    """Removes a checkpoint so that it is never there in part."""
+    retired = _hidden(directory, "retired")
+    shutil.rmtree(retired, ignore_errors=True)
+    directory.rename(retired)
+    shutil.rmtree(retired, ignore_errors=True)
+
+
+def _sync_directory(directory: Path) -> None:
+    """Makes a rename in it outlast a power failure."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _sizes(directory: Path) -> dict[str, int]:

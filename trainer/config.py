@@ -191,6 +191,7 @@ class TrainerConfig(Section):
     total_steps: int | None = Field(None, gt=0, description="steps to train; outranks total_epochs")
     total_epochs: int = Field(1, gt=0, description="passes over the training prompts")
     save_freq: int = Field(-1, description="steps between checkpoints; -1: at the end only; 0: never")
+    keep_checkpoints: int | None = Field(None, gt=0, description="last checkpoints to keep; all when not given")
     test_before_training: bool = Field(True, description="measure the model as it starts")
     critic_warmup: int = Field(0, ge=0, description="first steps, in which the critic learns and the actor does not")
     test_freq: int = Field(

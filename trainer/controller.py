@@ -15,7 +15,7 @@ from trainer.algorithms.corrections import raw_ratio
 from trainer.algorithms.kl import adapted_kl_coefficient, kl_estimate
 from trainer.algorithms.registry import ADVANTAGES, CORRECTIONS, Sampled
 from trainer.batch import Batch
-from trainer.checkpoint import TrainingState, checkpoint_directory, read_checkpoint
+from trainer.checkpoint import TrainingState, read_checkpoint
 from trainer.config import Config
 from trainer.errors import ConfigError, WatchdogError
 from trainer.experience import Collector, Experience, Prompts
@@ -43,7 +43,7 @@ def train(config: Config) -> TrainingResult:
     config = with_local_models(config).with_absolute_paths()
     model, settings = config.model.directory, config.trainer
     check_models(config)
-    resumed = read_checkpoint(settings.resume, model) if settings.resume else None
+    resumed = read_checkpoint(settings.resume, model, list(config.trained)) if settings.resume else None
     run_dir = run_directory(settings)
     with (
         Tracker(run_dir, config, resumed.step if resumed else None) as tracker,
@@ -113,8 +113,9 @@ class Controller(TrainingRun):
     def begin(self, resumed: TrainingState | None) -> None:
         """Continues from a checkpoint if there is one, and gives the engines their first weights."""
         super().begin(resumed)
-        if resumed is not None:
-            self.kl_coefficient = resumed.kl_coefficient or self.kl_coefficient
+        adaptive = self.config.algorithm.kl_control == "adaptive"
+        if resumed is not None and resumed.kl_coefficient is not None and adaptive:
+            self.kl_coefficient = resumed.kl_coefficient
         self.engines.start()
 
     def result(self) -> TrainingResult:
@@ -212,12 +213,17 @@ class Controller(TrainingRun):
                 f"watchdog {alarm.name}: {alarm.message}",
                 hint=f"look at the curves; watchdogs.{alarm.name}.action=log goes on regardless",
             )
-        if action == "roll_back" and self.saved_step > 0:
-            directory = checkpoint_directory(self.run_dir, self.saved_step)
-            logger.warning("back to the weights of %s", directory)
-            self.load_weights(directory)
-            self.watchdogs.forget()
+        if action == "roll_back":
+            self._roll_back()
         return action not in ("skip", "roll_back")
+
+    def _roll_back(self) -> None:
+        """Returns to the weights of the last checkpoint, if there is one."""
+        self.saver.attempt(self.saver.finish)
+        if self.saver.last is not None:
+            logger.warning("back to the weights of %s", self.saver.last)
+            self.load_weights(self.saver.last)
+            self.watchdogs.forget()
 
     def validate(self) -> dict[str, float]:
         """The share of held-out prompts whose greedy response earns the full reward."""

@@ -76,7 +76,7 @@ def train_on_preferences(settings: DpoConfig) -> Path:
     config = with_local_models(settings.for_workers()).with_absolute_paths()
     model, limit = config.model.directory, config.trainer.worker_timeout
     check_models(config)
-    resumed = read_checkpoint(config.trainer.resume, model) if config.trainer.resume else None
+    resumed = read_checkpoint(config.trainer.resume, model, ["actor"]) if config.trainer.resume else None
     run_dir = run_directory(config.trainer)
     with (
         Tracker(run_dir, settings, resumed.step if resumed else None, COLUMNS) as tracker,

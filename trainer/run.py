@@ -12,12 +12,13 @@ from torch import Tensor
 
 from trainer.atomic import atomic_directory
 from trainer.batch import Batch
-from trainer.checkpoint import TrainingState, checkpoint_directory, fingerprint, new_checkpoint
+from trainer.checkpoint import TrainingState, fingerprint
 from trainer.cluster import WorkerGroup, wait
 from trainer.config import RunConfig, TrainerConfig
 from trainer.data.dataset import PromptSampler
 from trainer.errors import InterruptedRun, RewardError, TrainerError, WatchdogError
 from trainer.profiling import slow_phases
+from trainer.saving import Saver
 from trainer.stop_signal import StopSignal
 from trainer.tracking import Tracker
 
@@ -68,7 +69,7 @@ class TrainingRun:
         self.tracker = tracker
         self.stop = stop
         self.last_step = last_step
-        self.saved_step = 0
+        self.saver = Saver(trained, run_dir, config.trainer.keep_checkpoints)
         self.progress = self.state(0)
 
     def step(self, step: int) -> dict[str, float]:
@@ -89,7 +90,15 @@ class TrainingRun:
             return
         self._sampler.load_state_dict(resumed.sampler)
         self.load_weights(self._settings.resume)
-        self.progress, self.saved_step = resumed, resumed.step
+        self.progress = resumed
+        self.saver.last, self.saver.step = self._settings.resume, resumed.step
+        if resumed.step >= self.last_step:
+            logger.warning(
+                "%s is of step %d and the run has %d: nothing is left to do; raise trainer.total_steps or total_epochs",
+                self._settings.resume,
+                resumed.step,
+                self.last_step,
+            )
 
     def load_weights(self, checkpoint: Path) -> None:
         """Gives every trained group the weights and the optimizer of a checkpoint."""
@@ -107,17 +116,19 @@ class TrainingRun:
                 step = self.progress.step + 1
                 with self._traced(step):
                     metrics = self.step(step)
+                metrics |= self.saver.attempt(self.saver.look)
                 self.progress = self.state(step)
                 if step == self.last_step or (settings.test_freq > 0 and step % settings.test_freq == 0):
                     metrics |= self.validate()
                 self.tracker.log(step, metrics)
                 if settings.save_freq > 0 and step % settings.save_freq == 0:
-                    self.save()
+                    self.save_beside()
                 self.stop.check()
+            self.save_last()
         except (InterruptedRun, RewardError, WatchdogError) as error:
             raise self._leave(error) from error
-        if settings.save_freq != 0 and self.saved_step < self.progress.step:
-            self.save()
+        finally:
+            self.saver.close()
         self.export()
 
     @contextmanager
@@ -139,14 +150,19 @@ class TrainingRun:
             for slow in slow_phases(self.tracker.seconds, settings):
                 logger.warning("step %d: %s", step, slow)
 
-    def save(self) -> None:
-        """Writes a checkpoint of the last finished step."""
-        directory = checkpoint_directory(self.run_dir, self.progress.step)
-        with self.tracker.phase("save"), new_checkpoint(directory, self.progress) as partial:
-            for group in self._trained:
-                group.call("save", partial / group.role)
-        self.saved_step = self.progress.step
-        logger.info("saved %s", directory)
+    def save_beside(self) -> None:
+        """Begins a checkpoint of the last finished step, which is written while the run goes on."""
+        with self.tracker.phase("save"):
+            self.saver.attempt(self.saver.finish)
+            self.saver.attempt(lambda: self.saver.start(self.progress))
+
+    def save_last(self) -> None:
+        """Writes a checkpoint of the last finished step, unless there is one or never to be one."""
+        with self.tracker.phase("save"):
+            self.saver.attempt(self.saver.finish)
+            if self._settings.save_freq != 0 and self.saver.step < self.progress.step:
+                self.saver.start(self.progress)
+                self.saver.finish()
 
     def export(self) -> None:
         """Writes the policy as a model directory that Transformers and vLLM load."""
@@ -164,15 +180,13 @@ class TrainingRun:
         )
 
     def _leave(self, error: TrainerError) -> TrainerError:
-        """Saves what was reached, unless that is saved or never to be; the error to end with.
+        """Saves what was reached; the error to end with.
 
         These causes strike before a step changes anything, so the state is that of the last finished step.
         """
-        step, saves = self.progress.step, self._settings.save_freq != 0
-        if saves and self.saved_step < step:
-            self.save()
-        directory = checkpoint_directory(self.run_dir, step)
-        hint = f"continue with trainer.resume={directory}" if directory.exists() else ""
+        self.save_last()
+        step, last = self.progress.step, self.saver.last
+        hint = f"continue with trainer.resume={last}" if last is not None and self.saver.step == step else ""
         if isinstance(error, InterruptedRun):
             return InterruptedRun(f"stopped by SIGTERM after step {step}", hint=hint)
         return type(error)(str(error), hint="; then ".join(filter(None, [error.hint, hint])))

@@ -4,6 +4,7 @@
 set here is accepted with a reason; a value that asks for what does not exist here is refused.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -143,6 +144,15 @@ def loggers(key: str, value: str, _given: Given) -> Translation:
 
 def devices(key: str, value: str, _given: Given) -> Translation:
     return Translation({key.removesuffix(".devices"): value.strip("[]\"' ").replace('"', "")})
+
+
+def checkpoints_to_keep(key: str, value: str, given: Given) -> Translation:
+    """A checkpoint here has actor and critic, so the larger of verl's two numbers counts; 0 or less keeps all."""
+    values = [given.get(f"trainer.max_{role}_ckpt_to_keep", value) for role in ("actor", "critic")]
+    if not all(re.fullmatch(r"-?\d+|null|none", one.lower()) for one in values):
+        raise ConfigError(f"{key}={value}: expected a whole number or null", hint="it counts checkpoints to keep")
+    numbers = [int(one) if one.lstrip("-").isdecimal() else 0 for one in values]
+    return Translation({"trainer.keep_checkpoints": str(max(numbers)) if min(numbers) > 0 else "null"})
 
 
 def resume_mode(key: str, value: str, given: Given) -> Translation:
@@ -388,9 +398,9 @@ RULES: dict[str, Rule] = {
     "trainer.default_hdfs_dir": only("null"),
     "trainer.device": no_effect("GPUs are used where Ray reports them"),
     "trainer.ray_wait_register_center_timeout": to("trainer.worker_timeout"),
-    "trainer.max_actor_ckpt_to_keep": no_effect("all checkpoints are kept"),
-    "trainer.max_critic_ckpt_to_keep": no_effect("all checkpoints are kept"),
-    "trainer.del_local_ckpt_after_load": no_effect("all checkpoints are kept"),
+    "trainer.max_actor_ckpt_to_keep": checkpoints_to_keep,
+    "trainer.max_critic_ckpt_to_keep": checkpoints_to_keep,
+    "trainer.del_local_ckpt_after_load": no_effect("trainer.keep_checkpoints decides how many are kept"),
     "trainer.esi_redundant_time": no_effect("SIGTERM saves a checkpoint"),
     "trainer.use_legacy_worker_impl": no_effect("there is one implementation"),
     "trainer.profiler.*": no_effect("see trainer.profiler"),

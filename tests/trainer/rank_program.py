@@ -1,6 +1,7 @@
 """One rank of a small FSDP run, for test_fsdp.py: `rank_program.py RANK WORLD_SIZE PORT DIRECTORY`.
 
-Writes what it found to DIRECTORY/world_WORLD_SIZE.pt on rank 0. The other numbers of ranks load what two ranks saved.
+Writes what it found to DIRECTORY/world_WORLD_SIZE.pt on rank 0. What two ranks save is loaded and saved again by
+one, and that is loaded by four.
 """
 
 import sys
@@ -17,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from trainer.algorithms.aggregation import GlobalCount, token_mean
 from trainer.batch import Batch
-from trainer.errors import EngineError
+from trainer.errors import CheckpointError, EngineError
 from trainer.lora_settings import LoraConfig
 from trainer.sharding_settings import ShardingConfig
 from trainer.training.engine import OptimizerSettings, TrainingEngine, optimizer_states
@@ -25,9 +26,11 @@ from trainer.training.lora import adapted_layers, adapters_off, add_adapters
 from trainer.training.networks import PolicyNetwork
 from trainer.training.partition import MicroBatchLimit
 from trainer.training.process_group import connect_store, join
+from trainer.training.sharded_state import ShardedState
 from trainer.training.sharding import Execution
 
 ROWS = 8
+CONTINUES = {1: 2, 4: 1}  # one rank continues what two have saved, four what that one has
 LORA = LoraConfig(rank=2, alpha=6, target_modules=["q_proj", "down_proj"])
 SETTINGS = OptimizerSettings(learning_rate=1e-2, weight_decay=0.01, max_gradient_norm=0.5)
 # Ways to share and keep the weights, none of which may change a gradient; some need four ranks.
@@ -100,6 +103,20 @@ def weights(engine: TrainingEngine) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in engine.full_weights(engine.network.language_model)}
 
 
+def failed_save(state: ShardedState, directory: Path, rank: int) -> tuple[str, str]:
+    """What the save says whose second rank finds the disk full, as /dev/full always is."""
+    if rank == 1:
+        directory.mkdir()
+        (directory / "__1_0.distcp").symlink_to("/dev/full")
+    torch.distributed.barrier()
+    state.start_save(directory)
+    try:
+        state.finish_save()
+    except CheckpointError as error:
+        return str(error), error.hint
+    return "", ""
+
+
 def new_engine(dtype: torch.dtype = torch.float32, **execution: Any) -> TrainingEngine:
     return TrainingEngine(network(), Execution(torch.device("cpu"), dtype, **execution), SETTINGS)
 
@@ -144,8 +161,10 @@ def adapted_findings(rows: Batch, limit: MicroBatchLimit, directory: Path) -> di
     found = {"gradients": gradients(first, rows, limit), "log_probs": first.forward(rows, limit)}
     first.update(rows, loss, limit)
     checkpoint = directory / f"adapters_{first.world_size}"
-    first.save(checkpoint)
-    second.load(checkpoint)
+    state = ShardedState(first, timeout=60)
+    state.start_save(checkpoint)
+    state.finish_save()
+    ShardedState(second, timeout=60).load(checkpoint)
     found["next"] = [one.update(rows, loss, limit) for one in (first, second)]
     found["trained"] = [weights(one) for one in (first, second)]
     found["adapter"] = first.adapter_weights(first.network.language_model)
@@ -185,19 +204,24 @@ def main(rank: int, world_size: int, port: int, directory: Path) -> None:
     result["lora"] = adapted_findings(rows, parts, directory)
     result["float16"] = float16_steps(rows, whole)
 
-    checkpoint = directory / "checkpoint"
+    state = ShardedState(engine, timeout=60)
     if world_size == 2:
         result["first"] = engine.update(rows, loss, whole)
-        engine.save(checkpoint)
     else:
-        engine.load(checkpoint)
-    result["next"] = [engine.update(rows, loss, whole) for _ in range(2)]
+        state.load(directory / f"of_{CONTINUES[world_size]}")
+    state.start_save(directory / f"of_{world_size}")
+    result["next"] = [engine.update(rows, loss, whole) for _ in range(2)]  # while it is being written
     result["trained"] = weights(engine)
+    state.finish_save()
     if world_size == 2:
         # What was saved, into an engine that has moved on: both must then make the same steps again, exactly.
-        engine.load(checkpoint)
+        state.load(directory / "of_2")
         result["repeated"] = [engine.update(rows, loss, whole) for _ in range(2)]
         result["retrained"] = weights(engine)
+        result["full disk"] = failed_save(state, directory / "full", rank)
+        engine.optimizer.param_groups[0]["lr"] = 3e-4
+        state.load(directory / "of_2")
+        result["learning rate"] = engine.optimizer.param_groups[0]["lr"]
     try:
         engine.update(rows, out_of_memory, whole)
     except EngineError as error:

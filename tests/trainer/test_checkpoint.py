@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.checkpoint import TrainingState, checkpoint_directory, fingerprint, new_checkpoint, read_checkpoint
+from trainer.checkpoint import CheckpointWriter, TrainingState, fingerprint, read_checkpoint
 from trainer.errors import CheckpointError
 
 
@@ -23,14 +23,22 @@ def state(model: Path, step: int = 3) -> TrainingState:
     return TrainingState(step=step, seed=0, sampler={"epoch": 1}, model=fingerprint(model), config={"trainer": {}})
 
 
+def write(run: Path, model: Path, step: int, keep: int | None = None) -> Path:
+    writer = CheckpointWriter(run, keep)
+    partial = writer.begin(state(model, step))
+    for role in ("actor", "critic"):
+        (partial / role).mkdir()
+        (partial / role / "__0_0.distcp").write_bytes(b"12345678")
+    return writer.complete()
+
+
 @pytest.fixture
 def checkpoint(tmp_path: Path, model: Path) -> Path:
-    directory = checkpoint_directory(tmp_path / "run", 3)
-    with new_checkpoint(directory, state(model)) as partial:
-        for role in ("actor", "critic"):
-            (partial / role).mkdir()
-            (partial / role / "__0_0.distcp").write_bytes(b"12345678")
-    return directory
+    return write(tmp_path / "run", model, 3)
+
+
+def names(checkpoint: Path) -> list[str]:
+    return sorted(path.name for path in checkpoint.parent.iterdir())
 
 
 def test_what_was_saved_is_read(checkpoint: Path, model: Path) -> None:
@@ -38,22 +46,42 @@ def test_what_was_saved_is_read(checkpoint: Path, model: Path) -> None:
     assert read_checkpoint(checkpoint, model) == state(model)
 
 
-def test_a_save_that_fails_leaves_the_old_checkpoint_or_none(checkpoint: Path, model: Path) -> None:
-    for directory, survivors in ((checkpoint, 1), (checkpoint.with_name("step_000004"), 1)):
-        with pytest.raises(RuntimeError), new_checkpoint(directory, state(model)) as partial:  # noqa: PT012
-            (partial / "actor").mkdir()
-            raise RuntimeError("a worker died")
-        assert len(list(checkpoint.parent.iterdir())) == survivors
+def test_a_save_that_is_given_up_leaves_the_old_checkpoint_or_none(checkpoint: Path, model: Path) -> None:
+    for step in (3, 4):
+        writer = CheckpointWriter(checkpoint.parents[1])
+        (writer.begin(state(model, step)) / "actor").mkdir()
+        assert len(names(checkpoint)) == 2  # a hidden directory beside the checkpoint
+        writer.abandon()
+        assert names(checkpoint) == ["step_000003"]
     assert read_checkpoint(checkpoint, model).step == 3
+
+
+def test_what_a_writer_that_died_has_left_is_removed_by_the_next(checkpoint: Path, model: Path) -> None:
+    (CheckpointWriter(checkpoint.parents[1]).begin(state(model, 4)) / "actor").mkdir()
+    write(checkpoint.parents[1], model, 5)
+    assert names(checkpoint) == ["step_000003", "step_000005"]
+
+
+def test_a_checkpoint_of_the_same_step_is_replaced(checkpoint: Path, model: Path) -> None:
+    (checkpoint / "actor" / "__0_0.distcp").write_bytes(b"1")
+    write(checkpoint.parents[1], model, 3)
+    assert read_checkpoint(checkpoint, model).step == 3
+    assert names(checkpoint) == ["step_000003"]
+
+
+def test_the_last_checkpoints_are_kept(checkpoint: Path, model: Path) -> None:
+    run = checkpoint.parents[1]
+    for step in (4, 5, 6):
+        write(run, model, step, keep=2)
+    assert names(checkpoint) == ["step_000005", "step_000006"]
+    write(run, model, 3, keep=1)  # by a run that was continued from an earlier step: what it wrote is not the oldest
+    assert names(checkpoint) == ["step_000003", "step_000005", "step_000006"]
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, model: Path) -> None:
     (tmp_path / "run").write_text("a file where a directory should be")
-    with (
-        pytest.raises(CheckpointError, match="step_000003: cannot be written"),
-        new_checkpoint(checkpoint_directory(tmp_path / "run", 3), state(model)),
-    ):
-        pass
+    with pytest.raises(CheckpointError, match=r"step_000003\S* cannot be written"):
+        CheckpointWriter(tmp_path / "run").begin(state(model))
 
 
 def damage_missing(checkpoint: Path, model: Path) -> None:
@@ -104,6 +132,17 @@ def test_damage_is_named(checkpoint: Path, model: Path, damage: object, message:
     with pytest.raises(CheckpointError, match=message) as caught:
         read_checkpoint(checkpoint, model)
     assert caught.value.hint
+
+
+def test_a_checkpoint_without_a_role_that_the_run_trains_is_refused(tmp_path: Path, model: Path) -> None:
+    writer = CheckpointWriter(tmp_path / "run")
+    (writer.begin(state(model)) / "actor").mkdir()
+    (tmp_path / "run" / "checkpoints" / ".step_000003.partial" / "actor" / "__0_0.distcp").write_bytes(b"1")
+    checkpoint = writer.complete()
+    assert read_checkpoint(checkpoint, model, ["actor"]).step == 3
+    with pytest.raises(CheckpointError, match="holds no critic, which this run trains") as caught:
+        read_checkpoint(checkpoint, model, ["actor", "critic"])
+    assert "algorithm.advantage" in caught.value.hint
 
 
 def test_the_hint_names_a_checkpoint_that_can_be_used_instead(checkpoint: Path, model: Path) -> None:

@@ -39,7 +39,7 @@ def run_ranks(world_size: int, directory: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
-    """What two ranks found, and then what one and four ranks found that continued from their checkpoint."""
+    """What two ranks found, what one rank found that continued from their checkpoint, and what four from its own."""
     directory = tmp_path_factory.mktemp("fsdp")
     return {world_size: run_ranks(world_size, directory) for world_size in (2, 1, 4)}
 
@@ -229,12 +229,26 @@ def test_a_restored_engine_repeats_its_steps_exactly(runs: dict[int, dict[str, A
 
 
 @pytest.mark.parametrize("world_size", [1, 4])
-def test_a_checkpoint_of_two_ranks_continues_on_others(runs: dict[int, dict[str, Any]], world_size: int) -> None:
+def test_a_checkpoint_of_two_ranks_continues_on_one_and_then_on_four(
+    runs: dict[int, dict[str, Any]], world_size: int
+) -> None:
     for others, two in zip(runs[world_size]["next"], runs[2]["next"], strict=True):
         assert others == pytest.approx(two, abs=1e-5)
     for name, weight in runs[2]["trained"].items():
         # Adam divides by the root of tiny squares, which enlarges rounding: bound it by a share of the learning rate.
         assert_close(runs[world_size]["trained"][name], weight, atol=1e-3, rtol=0)
+
+
+def test_a_disk_that_is_full_for_one_rank_fails_the_save_with_its_cause(runs: dict[int, dict[str, Any]]) -> None:
+    message, hint = runs[2]["full disk"]
+    assert "full: cannot be written: rank 1: " in message
+    assert "No space left on device" in message
+    assert "Traceback" not in message
+    assert "free space" in hint
+
+
+def test_the_optimizer_s_settings_are_those_of_the_run_not_of_the_checkpoint(runs: dict[int, dict[str, Any]]) -> None:
+    assert runs[2]["learning rate"] == 3e-4
 
 
 def test_a_full_gpu_is_reported_with_what_to_lower_here_by_a_loss_that_pretends(

@@ -14,6 +14,7 @@ from trainer.training.engine import OptimizerSettings, TrainingEngine
 from trainer.training.lora import add_adapters
 from trainer.training.networks import load_language_model
 from trainer.training.process_group import connect_store, join, open_store
+from trainer.training.sharded_state import ShardedState
 from trainer.training.sharding import Execution
 
 
@@ -21,6 +22,7 @@ class TrainingWorker:
     """One rank of a training role. First `open_store` on rank 0, then `setup` on all."""
 
     engine: TrainingEngine
+    _sharded_state: ShardedState | None = None
 
     def __init__(self, config: Config, place: Place) -> None:
         self.config = config
@@ -46,6 +48,8 @@ class TrainingWorker:
         store = self._store or connect_store(store_address, store_port, world_size, timeout)
         join(store, self.place.rank, world_size, self.device, self.place.address, timeout)
         self.engine = self.build()
+        if self.engine.settings is not None:
+            self._sharded_state = ShardedState(self.engine, timeout)
 
     def build(self) -> TrainingEngine:
         raise NotImplementedError
@@ -84,13 +88,25 @@ class TrainingWorker:
         """Writes the record of this rank."""
         self._tracer.stop(directory / f"step_{step:06d}-{role}-rank{self.place.rank}.json")
 
-    def save(self, directory: Path) -> None:
-        """Writes this role's state, every rank its part."""
-        self.engine.save(directory)
+    def start_save(self, directory: Path) -> None:
+        """Begins to write this role's state, every rank its part, while training goes on."""
+        self._state().start_save(directory)
+
+    def saving(self) -> bool:
+        """Whether this rank's part is still being written."""
+        return self._state().saving()
+
+    def finish_save(self) -> None:
+        """Waits until this rank's part is written. Raises CheckpointError if it could not be."""
+        self._state().finish_save()
 
     def load(self, directory: Path) -> None:
-        """Continues from what `save` wrote."""
-        self.engine.load(directory)
+        """Continues from what was saved."""
+        self._state().load(directory)
+
+    def _state(self) -> ShardedState:
+        assert self._sharded_state is not None, "this role takes no optimizer steps"
+        return self._sharded_state
 
 
 def mean_metrics(role: str, steps: list[dict[str, float]]) -> dict[str, float]:

@@ -1,21 +1,18 @@
-"""One rank's share of a network under FSDP2: forward passes, optimizer steps, weights and checkpoints."""
+"""One rank's share of a network under FSDP2: forward passes, optimizer steps and weights."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as distributed_checkpoint
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.tensor import DTensor
 
 from trainer.algorithms.aggregation import GlobalCount
 from trainer.batch import Batch
-from trainer.errors import CheckpointError, EngineError
+from trainer.errors import EngineError
 from trainer.training.gradients import global_norm, gradients_of, scale
 from trainer.training.lora import adapted_layers, adapter_weights
 from trainer.training.loss_scale import LossScale
@@ -220,47 +217,6 @@ class TrainingEngine:
         if self.world_size > 1:
             return weight.full_tensor()
         return weight.to_local().clone() if self.execution.sharding.param_offload else weight.to_local()
-
-    def save(self, directory: Path) -> None:
-        """Writes network and optimizer, each rank its shards. Every rank calls it. Raises CheckpointError."""
-        with self.stepping():
-            try:
-                distributed_checkpoint.save(self._state(), checkpoint_id=directory)
-            except (distributed_checkpoint.CheckpointException, OSError) as error:
-                raise CheckpointError(
-                    f"{directory}: cannot be written: {error}",
-                    hint="check free space and permissions of that directory",
-                ) from error
-
-    def load(self, directory: Path) -> None:
-        """Continues from what `save` wrote, under any number of ranks. Raises CheckpointError if it is damaged."""
-        with self.stepping():
-            state = self._state()
-            try:
-                distributed_checkpoint.load(state, checkpoint_id=directory)
-            except (distributed_checkpoint.CheckpointException, OSError, RuntimeError, ValueError, KeyError) as error:
-                raise CheckpointError(
-                    f"{directory}: cannot be loaded: {error}", hint="resume from another checkpoint of the run"
-                ) from error
-            set_state_dict(
-                self.network,
-                self.optimizer,
-                model_state_dict=state["network"],
-                optim_state_dict=state["optimizer"],
-                options=StateDictOptions(strict=False),
-            )
-            for group in self.optimizer.param_groups:  # the kernels depend on this run's ranks, not on that one's
-                group.update(self._kernels)
-            if self.loss_scale.dynamic:
-                self.loss_scale.restore(state["loss_scale"])
-
-    def _state(self) -> dict[str, Any]:
-        network, optimizer = get_state_dict(self.network, self.optimizer)
-        for name, weight in self.network.named_parameters(remove_duplicate=False):
-            if not weight.requires_grad:  # as in the model that the run started from
-                del network[name]
-        state = {"network": network, "optimizer": optimizer}
-        return {**state, "loss_scale": self.loss_scale.state()} if self.loss_scale.dynamic else state
 
     def _reduce(self, value: Tensor, operation: Any = dist.ReduceOp.SUM) -> Tensor:
         """A tensor on CPU, reduced over the ranks."""

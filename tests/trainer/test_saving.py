@@ -1,0 +1,117 @@
+"""Checkpoints beside the training. Workers are played by a group in this process, whose disk may be slow or full."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer import saving
+from trainer.checkpoint import TrainingState
+from trainer.errors import CheckpointError, EngineError
+from trainer.saving import Saver
+
+
+class PlayedGroup:
+    """Writes a file when it is asked how the save went, as slow workers would."""
+
+    timeout = 60.0
+
+    def __init__(self, role: str) -> None:
+        self.role = role
+        self.slow = False
+        self.trouble: Exception | None = None
+        self.directory = Path()
+
+    def start(self, method: str, *arguments: Any) -> list[Callable[[], Any]]:
+        return [lambda: getattr(self, method)(*arguments)]
+
+    def call(self, method: str, *arguments: Any) -> list[Any]:
+        return [getattr(self, method)(*arguments)]
+
+    def start_save(self, directory: Path) -> None:
+        self.directory = directory
+        directory.mkdir()
+
+    def saving(self) -> bool:
+        return self.slow
+
+    def finish_save(self) -> None:
+        if self.trouble is not None:
+            raise self.trouble
+        (self.directory / "__0_0.distcp").write_bytes(b"12345678")
+
+
+@pytest.fixture
+def groups(monkeypatch: pytest.MonkeyPatch) -> list[PlayedGroup]:
+    monkeypatch.setattr(saving, "wait", lambda calls, _seconds: [call() for call in calls])
+    return [PlayedGroup("actor"), PlayedGroup("critic")]
+
+
+@pytest.fixture
+def saver(groups: list[PlayedGroup], tmp_path: Path) -> Saver:
+    return Saver(groups, tmp_path / "run", keep=2)  # type: ignore[arg-type]
+
+
+def state(step: int) -> TrainingState:
+    return TrainingState(step=step, seed=0, sampler={}, model="", config={})
+
+
+def there(tmp_path: Path) -> list[str]:
+    return sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+
+
+def test_a_checkpoint_appears_when_every_worker_has_written(
+    saver: Saver, groups: list[PlayedGroup], tmp_path: Path
+) -> None:
+    groups[1].slow = True
+    saver.start(state(1))
+    saver.look()
+    assert there(tmp_path) == [".step_000001.partial"]
+    assert saver.last is None
+    groups[1].slow = False
+    saver.look()
+    assert there(tmp_path) == ["step_000001"]
+    assert (saver.last, saver.step) == (tmp_path / "run" / "checkpoints" / "step_000001", 1)
+    saver.look()  # nothing is under way any more
+
+
+def test_a_save_that_fails_keeps_the_old_checkpoint_and_the_next_one_is_tried(
+    saver: Saver, groups: list[PlayedGroup], tmp_path: Path
+) -> None:
+    saver.start(state(1))
+    saver.finish()
+    groups[0].trouble = CheckpointError("no space left on device")
+    saver.start(state(2))
+    with pytest.raises(CheckpointError, match="no space left"):
+        saver.look()
+    assert there(tmp_path) == ["step_000001"]
+    assert saver.step == 1
+    groups[0].trouble = None
+    saver.start(state(3))
+    saver.finish()
+    assert there(tmp_path) == ["step_000001", "step_000003"]
+
+
+def test_a_run_that_fails_completes_what_is_under_way_or_removes_it(
+    saver: Saver, groups: list[PlayedGroup], tmp_path: Path
+) -> None:
+    saver.start(state(1))
+    saver.close()
+    assert there(tmp_path) == ["step_000001"]
+    saver.start(state(2))
+    groups[1].trouble = EngineError("critic rank 0 died")
+    saver.close()
+    assert there(tmp_path) == ["step_000001"]
+
+
+def test_a_checkpoint_that_fails_costs_a_warning_and_not_the_run(
+    saver: Saver, groups: list[PlayedGroup], caplog: pytest.LogCaptureFixture
+) -> None:
+    groups[0].trouble = CheckpointError("the disk is full", hint="make room")
+    saver.start(state(1))
+    with caplog.at_level(logging.WARNING):
+        assert saver.attempt(saver.look) == {"checkpoint/failed": 1.0}
+    assert "no checkpoint: the disk is full; make room; the last one is None" in caplog.text
+    assert saver.attempt(saver.look) == {}
