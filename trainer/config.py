@@ -11,6 +11,7 @@ from trainer.device_mapping import DeviceMappingConfig
 from trainer.errors import ConfigError
 from trainer.lora_settings import LoraConfig
 from trainer.profiler_settings import ProfilerConfig
+from trainer.reward_settings import RewardModelConfig
 from trainer.rollout_settings import RolloutConfig as RolloutConfig
 from trainer.section import Section
 from trainer.sharding_settings import ShardingConfig
@@ -161,6 +162,10 @@ class RewardConfig(Section):
     pattern: str | None = Field(
         None, description="regex: what the last match of this, or of its first group, is must be the ground truth"
     )
+    weight: float = Field(
+        1.0, description="of the rule's or the function's score where a reward model adds its own; 0: the model alone"
+    )
+    model: RewardModelConfig = RewardModelConfig()
     custom_function: CustomCode = Field(
         CustomCode(),
         description="a function (data_source, solution_str, ground_truth, extra_info) -> score",
@@ -278,6 +283,8 @@ class Config(RunConfig):
             raise ValueError(f"reward.overlong_buffer={buffer} exceeds data.max_response_length={longest}")
         if self.reward.name == "regex" and self.reward.pattern is None:
             raise ValueError("reward.name=regex needs reward.pattern")
+        if self.reward.weight == 0 and self.reward.model.path is None:
+            raise ValueError("reward.weight=0 leaves nothing to score with: set reward.model.path")
         if self.trainer.critic_warmup and not self.needs_critic:
             raise ValueError(f"trainer.critic_warmup: algorithm.advantage={algorithm.advantage} has no critic")
         if algorithm.kl_control == "adaptive" and algorithm.kl_coefficient == 0:
@@ -301,7 +308,11 @@ class Config(RunConfig):
         def located(custom: CustomCode) -> CustomCode:
             return custom.model_copy(update={"path": absolute(custom.path)})
 
-        custom, environment = located(self.reward.custom_function), located(self.rollout.environment)
+        environment = located(self.rollout.environment)
+        reward = {
+            "custom_function": located(self.reward.custom_function),
+            "model": self.reward.model.model_copy(update={"path": absolute(self.reward.model.path)}),
+        }
         model = self.model.model_copy(update={"path": absolute(self.model.path)})
         critic = self.critic.model_copy(update={"path": absolute(self.critic.path)})
         files = {
@@ -321,7 +332,7 @@ class Config(RunConfig):
                 "model": model,
                 "critic": critic,
                 "rollout": self.rollout.model_copy(update={"environment": environment}),
-                "reward": self.reward.model_copy(update={"custom_function": custom}),
+                "reward": self.reward.model_copy(update=reward),
                 "trainer": self.trainer.model_copy(update=paths),
             }
         )

@@ -228,8 +228,9 @@ class Controller(TrainingRun):
     def validate(self) -> dict[str, float]:
         """The share of held-out prompts whose greedy response earns the full reward."""
         with self.tracker.phase("validate"):
-            self.exact_matches.append(self.collector.exact_match())
-        return {"validation/exact_match": self.exact_matches[-1]}
+            metrics = self.collector.held_out()
+        self.exact_matches.append(metrics["validation/exact_match"])
+        return metrics
 
     def good_enough(self) -> bool:
         stop_at = self.config.trainer.stop_at

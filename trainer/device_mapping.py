@@ -29,7 +29,7 @@ class DeviceMappingConfig(Section):
     critic: str | None = Field(None, description="devices of the critic")
     reference: str | None = Field(None, description="devices of the reference")
     rollout: str | None = Field(None, description="devices with rollout engines")
-    reward: str | None = Field(None, description="devices beside which rewards are computed, on CPU")
+    reward: str | None = Field(None, description="devices of the reward model; rules run beside them on CPU")
 
     @field_validator("*")
     @classmethod

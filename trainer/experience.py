@@ -124,6 +124,7 @@ class Collector:
         metrics = {
             "rollout/informative_fraction": informative.float().mean().item(),
             "reward/failed": failed_fraction(scored),
+            **{f"reward/{name}": value for name, value in mean_parts(scored).items()},
         }
         if self.config.rollout.environment.path is not None:
             metrics["rollout/turns"] = sum(row.turns for row in responses) / len(responses)
@@ -152,10 +153,12 @@ class Collector:
         scores = torch.tensor([one.value for one in self.greedily_scored(prompts[:: self.samples])])
         return scores.repeat_interleave(self.samples)
 
-    def exact_match(self) -> float:
-        """The share of held-out prompts whose greedy response earns the full reward."""
+    def held_out(self) -> dict[str, float]:
+        """The share of held-out prompts whose greedy response earns the rule's full reward, and what a reward model
+        says of them."""
         scored = self.greedily_scored([self.prompts.validation[i] for i in range(len(self.prompts.validation))])
-        return sum(one.value == 1.0 for one in scored) / len(scored)
+        modelled = {f"validation/reward_{name}": value for name, value in mean_parts(scored).items() if name == "model"}
+        return {"validation/exact_match": sum(one.rule == 1.0 for one in scored) / len(scored), **modelled}
 
     def greedily_scored(self, prompts: Sequence[Prompt]) -> list[Scored]:
         """The score of the greedy response to each prompt."""
@@ -172,6 +175,16 @@ class Collector:
             Answer(text, prompt.ground_truth, prompt.data_source, prompt.extra_info)
             for text, prompt in zip(texts, (prompts[place] for place in unscored), strict=True)
         ]
+        if self.config.reward.model.path is not None:
+            answers = [
+                replace(
+                    answer,
+                    prompt_ids=prompts[place].token_ids,
+                    response_ids=rows[place].token_ids,
+                    messages=prompts[place].chat,
+                )
+                for answer, place in zip(answers, unscored, strict=True)
+            ]
         parts = split(answers, len(self.reward))
         scored = iter(score for part in self.reward.call_each("score", [(p,) for p in parts]) for score in part)
         return [row.scored or next(scored) for row in rows]
@@ -192,3 +205,9 @@ def failed_fraction(scored: Sequence[Scored]) -> float:
     if failures:
         logger.warning("%d of %d rewards failed, the first with: %s", len(failures), len(scored), failures[0])
     return len(failures) / len(scored)
+
+
+def mean_parts(scored: Sequence[Scored]) -> dict[str, float]:
+    """The means of what the rewards are made of, by name; empty without a reward model."""
+    made = [one.parts for one in scored if one.parts]
+    return {name: sum(parts[name] for parts in made) / len(made) for name in made[0]} if made else {}

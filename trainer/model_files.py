@@ -17,11 +17,15 @@ def with_local_models(config: Config) -> Config:
 
     What the cache lacks is downloaded, unless HF_HUB_OFFLINE is set. Raises DataError for what cannot be had.
     """
-    updates = {
+    updates: dict[str, Any] = {
         role: section.model_copy(update={"path": _local(section.path, f"{role}.path")})
         for role, section in (("model", config.model), ("critic", config.critic))
         if section.path is not None
     }
+    judge = config.reward.model
+    if judge.path is not None:
+        judge = judge.model_copy(update={"path": _local(judge.path, "reward.model.path")})
+        updates["reward"] = config.reward.model_copy(update={"model": judge})
     return config.model_copy(update=updates)
 
 
@@ -40,20 +44,54 @@ def _local(path: Path, setting: str) -> Path:
 
 
 def check_models(config: Config) -> None:
-    """Raises DataError if the model is not there, or the critic's tokens are not the actor's."""
+    """Raises DataError if a model is not there or not of its kind, or the critic's tokens are not the actor's."""
     actor = config.model.directory
     actor_size = _vocabulary_size(actor, "model.path")
+    if config.reward.model.path is not None:
+        _check_reward_model(config, config.reward.model.path)
     critic = config.critic.path
     if not config.needs_critic or critic is None:
         return
-    critic_size = _vocabulary_size(critic, "critic.path")
-    ours, theirs = _tokens(actor), _tokens(critic)
-    differing = ours is not None and theirs is not None and ours != theirs
-    if differing or ((ours is None or theirs is None) and actor_size != critic_size) or critic_size < len(ours or ()):
+    if not _same_words(actor, critic, "critic.path"):
         raise DataError(
-            f"critic.path={critic} has another vocabulary ({critic_size} tokens) than model.path={actor} "
-            f"({actor_size} tokens): it would read other words",
+            f"critic.path={critic} has another vocabulary ({_vocabulary_size(critic, 'critic.path')} tokens) than "
+            f"model.path={actor} ({actor_size} tokens): it would read other words",
             hint="use a critic of the same model family, or leave critic.path out to start from the actor's model",
+        )
+
+
+def _same_words(actor: Path, other: Path, setting: str) -> bool:
+    """Whether a token means the same to both; judged by the sizes of their embeddings if one has no tokenizer.json."""
+    size = _vocabulary_size(other, setting)
+    ours, theirs = _tokens(actor), _tokens(other)
+    if ours is None or theirs is None:
+        return size == _vocabulary_size(actor, "model.path")
+    return ours == theirs and size >= len(ours)
+
+
+def reads_tokens(config: Config) -> bool:
+    """Whether the reward model reads the policy's tokens as they are."""
+    settings = config.reward.model
+    if settings.input is not None:
+        return settings.input == "tokens"
+    assert settings.path is not None
+    return _same_words(config.model.directory, settings.path, "reward.model.path")
+
+
+def _check_reward_model(config: Config, path: Path) -> None:
+    _vocabulary_size(path, "reward.model.path")
+    settings = _read(path / "config.json")
+    kind, labels = (settings.get("architectures") or ["?"])[0], len(settings.get("id2label") or "01")
+    if not kind.endswith("ForSequenceClassification") or labels != 1:
+        raise DataError(
+            f"reward.model.path={path}: {kind} with {labels} labels is no reward model",
+            hint="use a sequence classifier (…ForSequenceClassification) with one label, whose logit is the score",
+        )
+    if config.reward.model.input == "tokens" and not _same_words(config.model.directory, path, "reward.model.path"):
+        raise DataError(
+            f"reward.model.path={path} has another vocabulary than model.path={config.model.directory}: it would read "
+            "other words",
+            hint="set reward.model.input=text",
         )
 
 

@@ -77,8 +77,10 @@ def _gib(config: Config, role: str, ranks: int, device: str, device_gib: float |
     if role == "reference":
         share = size * width / (config.actor.sharding.shard_size or ranks)
         return share, share * (config.reference.param_offload and on_gpu)
-    if role != "rollout":
-        return 0.0, 0.0
+    if role == "reward":
+        judge = config.reward.model
+        of_judge = TYPE_BYTES[judge.dtype or config.model.dtype]
+        return (parameter_count(judge.path) / GIB * of_judge if judge.path else 0.0), 0.0
     if on_gpu and device_gib is not None:
         return config.rollout.gpu_memory_utilization * device_gib, 0.0
     return size * width + (config.rollout.kv_cache_gib or 0.5), 0.0

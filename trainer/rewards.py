@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from numbers import Real
@@ -17,20 +17,32 @@ Rule = Callable[[str, str], float]
 
 @dataclass(frozen=True)
 class Answer:
-    """A response with what it is scored by."""
+    """A response with what it is scored by; tokens and messages (of the prompt) are for a reward model only."""
 
     response: str
     ground_truth: str
     data_source: str = ""
     extra_info: Mapping[str, Any] = field(default_factory=dict)
+    prompt_ids: Sequence[int] = ()
+    response_ids: Sequence[int] = ()
+    messages: Sequence[Mapping[str, str]] = ()
 
 
 @dataclass(frozen=True)
 class Scored:
-    """The reward of a response; `failure` says why there was none to be had, in which case `value` is a stand-in."""
+    """The reward of a response; `failure` says why there was none to be had, in which case `value` is a stand-in.
+
+    With a reward model, `parts` are the scores that `value` is made of.
+    """
 
     value: float
     failure: str = ""
+    parts: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def rule(self) -> float:
+        """What the rule or the user's function says."""
+        return self.parts.get("rule", self.value)
 
 
 @dataclass(frozen=True)
@@ -114,6 +126,24 @@ def reward_function(settings: RewardConfig) -> Reward:
         return lambda answer: last_match(pattern, answer.response, answer.ground_truth)
     rule = _RULES[settings.name]
     return lambda answer: rule(answer.response, answer.ground_truth)
+
+
+def combined(ruled: Sequence[Scored], modelled: Sequence[float], settings: RewardConfig) -> list[Scored]:
+    """The weighted sums of what the rule and the reward model say. Raises RewardError if one is no finite number."""
+    for number in modelled:
+        if not math.isfinite(number):
+            raise RewardError(
+                f"the reward model {settings.model.path} returned {number}",
+                hint="set reward.model.dtype=float32, or look whether its weights are whole",
+            )
+    return [
+        Scored(
+            settings.weight * scored.value + settings.model.weight * number,
+            scored.failure,
+            {"rule": scored.value, "model": number},
+        )
+        for scored, number in zip(ruled, modelled, strict=True)
+    ]
 
 
 def as_score(returned: Any, answer: Answer) -> float:

@@ -146,6 +146,16 @@ def devices(key: str, value: str, _given: Given) -> Translation:
     return Translation({key.removesuffix(".devices"): value.strip("[]\"' ").replace('"', "")})
 
 
+def reward_model_alone(key: str, value: str, given: Given) -> Translation:
+    """Where verl has a reward model, its score is the reward."""
+    return Translation({"reward.weight": "0"}) if value.lower() == "true" else only("false")(key, value, given)
+
+
+def reward_model_input(_key: str, value: str, _given: Given) -> Translation:
+    """With a tokenizer named, verl decodes responses and applies the reward model's chat template."""
+    return Translation({"reward.model.input": "tokens" if value.lower() in ("null", "none") else "text"})
+
+
 def checkpoints_to_keep(key: str, value: str, given: Given) -> Translation:
     """A checkpoint here has actor and critic, so the larger of verl's two numbers counts; 0 or less keeps all."""
     values = [given.get(f"trainer.max_{role}_ckpt_to_keep", value) for role in ("actor", "critic")]
@@ -190,6 +200,7 @@ _WARM_UP = "the learning rate is constant"
 _ONE_FORWARD = "actor.micro_batch_size or actor.micro_batch_tokens bounds every forward pass of actor and reference"
 _PACKED = "rows are always packed without padding"
 _KERNELS = "log-probs are always computed in chunks, and layers compiled on GPUs"
+_WHOLE = "a reward model is whole on each device; reward.model.micro_batch_size bounds its forward passes"
 _TRACES = "phase times are always recorded; traces are not"
 
 # Patterns are tried after exact keys, in this order.
@@ -355,7 +366,13 @@ RULES: dict[str, Rule] = {
     # ---- reward
     "custom_reward_function.path": to("reward.custom_function.path"),
     "custom_reward_function.name": to("reward.custom_function.name"),
-    "reward_model.enable": only("false"),
+    "reward_model.enable": reward_model_alone,
+    "reward_model.model.path": switched_by("reward_model.enable", "reward.model.path"),
+    "reward_model.model.input_tokenizer": reward_model_input,
+    "reward_model.model.*": no_effect(_WHOLE),
+    "reward_model.micro_batch_size_per_gpu": to("reward.model.micro_batch_size"),
+    "reward_model.max_length": to("reward.model.max_length"),
+    "reward_model.micro_batch_size": only("null"),
     "reward_model.reward_manager": mapped({"naive": "gsm8k", "dapo": "gsm8k", "batch": "gsm8k"}, "reward.name"),
     "reward_model.*overlong_buffer*.enable": only("true", "false"),
     "reward_model.*overlong_buffer*.len": to("reward.overlong_buffer"),
@@ -363,7 +380,7 @@ RULES: dict[str, Rule] = {
     "reward_model.*overlong_buffer*.log": no_effect("the lengths are logged"),
     "reward_model.*max_resp_len": no_effect("see data.max_response_length"),
     "reward_model.launch_reward_fn_async": no_effect("rewards are computed in processes of their own"),
-    "reward_model.*": no_effect("no reward model is in use"),
+    "reward_model.*": no_effect(_WHOLE),
     # ---- algorithm
     "algorithm.adv_estimator": mapped(_ADVANTAGES, "algorithm.advantage"),
     "algorithm.norm_adv_by_std_in_grpo": to("algorithm.divide_by_std"),

@@ -18,8 +18,8 @@ ROLES = {
     "reference": "trainer.roles.reference.ReferenceWorker",
     "reward": "trainer.roles.reward.RewardWorker",
 }
-# All but the reward use the GPU of their slot.
-GPU_SHARES = {"rollout": 0.25, "actor": 0.25, "critic": 0.25, "reference": 0.25, "reward": 0.0}
+# What Ray is told: all roles of a slot fit on its GPU. Rewards by rule alone use none.
+GPU_SHARES = dict.fromkeys(ROLES, 1 / len(ROLES))
 
 
 # The slots of each role, in the order of its ranks.
@@ -81,7 +81,7 @@ def start_groups(config: Config, placement: Placement) -> dict[str, WorkerGroup]
             place = Place(rank, len(slots), slot.node.address, slot.device)
             engines = config.rollout.engines_per_gpu if role == "rollout" and place.device == "cuda" else 1
             for _ in range(engines):
-                share = GPU_SHARES[role] / engines
+                share = GPU_SHARES[role] / engines if role != "reward" or config.reward.model.path else 0.0
                 groups[role].add(slot, ROLES[role], [config, place], worker_environment(config, slot), share)
     return groups
 

@@ -4,6 +4,10 @@ import json
 import shutil
 from pathlib import Path
 
+import pytest
+from transformers import AutoTokenizer
+
+from tests.trainer.test_reward_model import write_classifier
 from tests.trainer.whole_run import ROOT, Run, Runs
 
 
@@ -149,21 +153,27 @@ def test_a_watchdog_rolls_the_weights_back_to_the_last_checkpoint(runs: Runs) ->
     assert rows[2]["watchdog/kl"] == 1.0
 
 
-def test_roles_have_nodes_of_their_own(runs: Runs) -> None:
-    """The actor on one node, the critic on both, engines and reward on the other one."""
+def test_roles_have_nodes_of_their_own(runs: Runs, tmp_path: Path) -> None:
+    """The actor on one node, the critic on both, engines and a reward model on the other one."""
+    judge = write_classifier(tmp_path / "judge", AutoTokenizer.from_pretrained(runs.model))
     run = runs.start(
         "split",
         "device_mapping.actor=node0:0",
         "device_mapping.rollout=node1:0",
         "device_mapping.reference=node1:0",
         "device_mapping.reward=node1:0",
+        f"reward.model.path={judge}",
+        "reward.weight=0",
         "trainer.total_steps=2",
     )
     status, errors = run.end()
     assert status == 0, errors
     assert sum(line.startswith("critic ") for line in errors.splitlines()) == 2
-    assert sum(line.startswith(("actor ", "rollout ")) for line in errors.splitlines()) == 2
+    assert sum(line.startswith(("actor ", "rollout ", "reward ")) for line in errors.splitlines()) == 3
+    assert "validation/reward_model" in run.metrics()[0]
     for row in run.metrics()[1:]:
+        assert row["reward/mean"] == pytest.approx(row["reward/model"], abs=1e-6)
+        assert row["reward/mean"] != row["reward/rule"]
         assert row["rollout/log_prob_difference"] < 1e-3
         assert row["actor/gradient_norm"] > 0
 

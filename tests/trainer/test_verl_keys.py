@@ -146,6 +146,25 @@ def test_a_token_budget_counts_where_dynamic_batches_are_on() -> None:
     assert (on.actor.micro_batch_tokens, on.critic.micro_batch_tokens) == (9000, 9000)
 
 
+def test_a_reward_model_is_the_reward_where_it_is_enabled() -> None:
+    line = ["reward_model.model.path=judge", "reward_model.max_length=512", "reward_model.model.input_tokenizer=null"]
+    on = load_config([], ["reward_model.enable=True", *line])[0].reward
+    assert (on.model.path, on.model.max_length, on.model.input, on.weight) == (Path("judge"), 512, "tokens", 0)
+    off = load_config([], ["reward_model.enable=False", *line])[0].reward
+    assert (off.model.path, off.weight) == (None, 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [({"actor": "3"}, 3), ({"actor": "3", "critic": "5"}, 5), ({"actor": "3", "critic": "null"}, None)],
+)
+def test_as_many_checkpoints_are_kept_as_the_larger_of_verl_s_numbers_says(
+    given: dict[str, str], kept: int | None
+) -> None:
+    line = [f"trainer.max_{role}_ckpt_to_keep={number}" for role, number in given.items()]
+    assert load_config([], line)[0].trainer.keep_checkpoints == kept
+
+
 def test_our_own_keys_outrank_the_defaults_of_verl() -> None:
     config, _ = load_config(["verl"], ["rollout.samples_per_prompt=4", "algorithm.kl_coefficient=0.5"])
     assert config.actor.mini_batch_size == 256 * 4

@@ -24,7 +24,8 @@ _TABLE = pa.schema(
         "ground_truth": pa.string(),
         "data_source": pa.string(),
         "question": pa.string(),
-        "extra_info": pa.string(),  # JSON: its fields are the user's
+        "messages": pa.string(),  # JSON, as is
+        "extra_info": pa.string(),  # whose fields are the user's
     }
 )
 _ROWS_AT_A_TIME = 1024
@@ -32,7 +33,8 @@ _ROWS_AT_A_TIME = 1024
 
 @dataclass(frozen=True)
 class Prompt:
-    """One question as the engines see it; `index` is its place in the dataset, `extra_info` is for the reward."""
+    """One question as the engines see it; `index` is its place in the dataset, `extra_info` is for the reward,
+    `messages` for a reward model with a chat template of its own."""
 
     index: int
     token_ids: tuple[int, ...]
@@ -40,6 +42,12 @@ class Prompt:
     data_source: str
     question: str
     extra_info: Mapping[str, Any] = field(default_factory=dict)
+    messages: Sequence[Mapping[str, str]] = ()
+
+    @property
+    def chat(self) -> Sequence[Mapping[str, str]]:
+        """The messages; where a dataset gives none, the question as the user's."""
+        return self.messages or ({"role": "user", "content": self.question},)
 
 
 class Dataset(Protocol):
@@ -100,6 +108,7 @@ class PromptDataset:
             row["data_source"],
             row["question"],
             json.loads(row["extra_info"]),
+            json.loads(row["messages"]),
         )
 
 
@@ -128,7 +137,7 @@ def _digest(files: Sequence[Path], tokenizer: Any, settings: DataConfig) -> str:
         raise DataError(f"{error.filename}: no such file", hint=_HINT) from error
     limits = (settings.max_prompt_length, settings.overlong_prompts, settings.prompt_key)
     known = (sorted(tokenizer.get_vocab().items()), tokenizer.chat_template)
-    return hashlib.sha256(json.dumps([stats, limits, known]).encode()).hexdigest()[:32]
+    return hashlib.sha256(json.dumps([_TABLE.names, stats, limits, known]).encode()).hexdigest()[:32]
 
 
 def _tokenised(files: Sequence[Path], tokenizer: Any, settings: DataConfig) -> pa.Table:
@@ -200,6 +209,7 @@ def _row(row: dict[str, Any], token_ids: list[int], prompt_key: str) -> dict[str
         "ground_truth": str(row["reward_model"]["ground_truth"]),
         "data_source": row["data_source"],
         "question": extra_info.get("question") or row[prompt_key][-1]["content"],
+        "messages": json.dumps(row[prompt_key]),
         "extra_info": json.dumps(extra_info, default=str),
     }
 

@@ -1,25 +1,36 @@
-"""The rule that scores responses. Needs no torch, so it costs next to nothing."""
+"""What scores responses: a rule or the user's function, a reward model, or both. Without a model it needs no torch."""
 
 import os
 from collections.abc import Sequence
 
 from trainer.config import Config
 from trainer.reward_pool import RewardPool
-from trainer.rewards import Answer, Scored, as_score, needs_processes, reward_function
+from trainer.rewards import Answer, Scored, as_score, combined, needs_processes, reward_function
 from trainer.roles.place import Place
 
 
 class RewardWorker:
-    def __init__(self, config: Config, _place: Place) -> None:
-        settings = config.reward
+    def __init__(self, config: Config, place: Place) -> None:
+        self._settings = settings = config.reward
         self._pool: RewardPool | None = None
         if needs_processes(settings):
             self._pool = RewardPool(settings, settings.processes or os.cpu_count() or 1)
         else:
             self._reward = reward_function(settings)
+        self._model = None
+        if settings.model.path is not None:
+            import torch
+
+            from trainer.reward_model import RewardModel
+
+            self._model = RewardModel(config, torch.device(place.device))
 
     def score(self, answers: Sequence[Answer]) -> list[Scored]:
         """The reward of each answer, in their order. Raises RewardError for one that is no finite number."""
+        ruled = self._ruled(answers)
+        return ruled if self._model is None else combined(ruled, self._model.score(answers), self._settings)
+
+    def _ruled(self, answers: Sequence[Answer]) -> list[Scored]:
         if self._pool is not None:
             return self._pool.score(answers)
         return [Scored(as_score(self._reward(answer), answer)) for answer in answers]

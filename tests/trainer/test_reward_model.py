@@ -1,0 +1,147 @@
+"""A reward model on a tiny classifier: what it reads, that batches do not matter, and what is no reward model."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, Qwen2Config
+
+from trainer.config import Config
+from trainer.errors import DataError, RewardError
+from trainer.model_files import check_models, parameter_count, reads_tokens
+from trainer.models import ModelShape, build_tokenizer, create_model, save_model
+from trainer.reward_model import RewardModel
+from trainer.rewards import Answer, Scored, combined
+from trainer.roles.place import Place
+from trainer.roles.reward import RewardWorker
+
+PLACE = Place(0, 1, "here", "cpu")
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "policy"
+    tokenizer = build_tokenizer(["How many are 1 + 2? #### 3"])
+    save_model(create_model(tokenizer, ModelShape(), seed=0), tokenizer, path)
+    return path
+
+
+def write_classifier(path: Path, tokenizer: Any, labels: int = 1) -> Path:
+    """A small classifier with random weights, a random head included."""
+    torch.manual_seed(1)
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = Qwen2Config(vocab_size=len(tokenizer), num_key_value_heads=1, num_labels=labels, **shape)
+    model = AutoModelForSequenceClassification.from_config(config)
+    torch.nn.init.normal_(model.score.weight)
+    save_model(model, tokenizer, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def judge(policy: Path) -> Path:
+    return write_classifier(policy.parent / "judge", AutoTokenizer.from_pretrained(policy))
+
+
+def settings(policy: Path, judge: Path, **more: Any) -> Config:
+    reward = {"name": "exact_match", "model": {"path": judge, **more}}
+    return Config.model_validate({"model": {"path": policy}, "reward": reward})
+
+
+def answers(tokenizer: Any, *responses: str) -> list[Answer]:
+    prompt = tokenizer("<|user|>How many?<|assistant|>")["input_ids"]
+    messages = [{"role": "user", "content": "How many?"}]
+    return [
+        Answer(
+            text,
+            "3",
+            prompt_ids=prompt,
+            response_ids=[*tokenizer(text)["input_ids"], tokenizer.eos_token_id],
+            messages=messages,
+        )
+        for text in responses
+    ]
+
+
+def plain_score(judge: Path, tokens: list[int]) -> float:
+    """What Transformers says of one text alone."""
+    model = AutoModelForSequenceClassification.from_pretrained(judge).eval()
+    with torch.no_grad():
+        return float(model(input_ids=torch.tensor([tokens])).logits)
+
+
+@pytest.mark.parametrize("padding", ["its own", "the end token", "none"])
+def test_scores_are_those_of_each_text_alone_to_its_very_last_token(policy: Path, judge: Path, padding: str) -> None:
+    model = RewardModel(settings(policy, judge, micro_batch_size=2), torch.device("cpu"))
+    tokenizer = model._tokenizer
+    if padding != "its own":
+        tokenizer.pad_token = tokenizer.eos_token if padding == "the end token" else None
+    asked = answers(tokenizer, "3", "How many are 1 + 2? #### 3", "", "12", "#### 3")
+    expected = [plain_score(judge, [*answer.prompt_ids, *answer.response_ids]) for answer in asked]
+    assert model.score(asked) == pytest.approx(expected, abs=1e-5)
+    assert len(set(expected)) == 5
+    assert model.score([]) == []
+
+
+def test_a_model_with_other_words_reads_the_messages_through_its_own_template(policy: Path, tmp_path: Path) -> None:
+    tokenizer = build_tokenizer(["Quite other words, How many are there of them?"] * 3, vocabulary_size=300)
+    judge = write_classifier(tmp_path / "judge", tokenizer)
+    config = settings(policy, judge)
+    assert not reads_tokens(config)
+    check_models(config)
+    (score,) = RewardModel(config, torch.device("cpu")).score(answers(tokenizer, "12"))
+    assert score == pytest.approx(plain_score(judge, tokenizer("<|user|>How many?<|assistant|>12<|end|>")["input_ids"]))
+    with pytest.raises(DataError, match="has another vocabulary than"):
+        check_models(settings(policy, judge, input="tokens"))
+    tokenizer.chat_template = None
+    tokenizer.save_pretrained(judge)
+    (judge / "chat_template.jinja").unlink(missing_ok=True)
+    (score,) = RewardModel(config, torch.device("cpu")).score(answers(tokenizer, "12"))
+    assert score == pytest.approx(plain_score(judge, tokenizer("How many?", "12")["input_ids"]))
+
+
+def test_of_a_text_that_is_too_long_the_last_tokens_count(policy: Path, judge: Path) -> None:
+    model = RewardModel(settings(policy, judge, max_length=4), torch.device("cpu"))
+    (asked,) = answers(model._tokenizer, "How many are 1 + 2? #### 3")
+    expected = plain_score(judge, [*asked.prompt_ids, *asked.response_ids][-4:])
+    assert model.score([asked]) == pytest.approx([expected], abs=1e-5)
+
+
+def test_rule_and_model_are_weighed(policy: Path, judge: Path) -> None:
+    config = settings(policy, judge, weight=0.5)
+    config = config.model_copy(update={"reward": config.reward.model_copy(update={"weight": 2.0})})
+    right, wrong = RewardWorker(config, PLACE).score(answers(AutoTokenizer.from_pretrained(policy), "3", "4"))
+    assert (right.rule, wrong.rule) == (1.0, 0.0)
+    assert right.value == pytest.approx(2.0 + 0.5 * right.parts["model"])
+    assert wrong.value == pytest.approx(0.5 * wrong.parts["model"])
+
+
+def test_a_score_that_is_no_number_is_refused(policy: Path, judge: Path) -> None:
+    with pytest.raises(RewardError, match=r"the reward model .*judge returned nan") as caught:
+        combined([Scored(1.0)], [float("nan")], settings(policy, judge).reward)
+    assert "float32" in caught.value.hint
+
+
+def test_what_is_no_reward_model_is_refused_before_anything_starts(policy: Path, judge: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"Qwen2ForCausalLM with 2 labels is no reward model") as caught:
+        check_models(settings(policy, policy))
+    assert "one label" in caught.value.hint
+    two = write_classifier(tmp_path / "two", AutoTokenizer.from_pretrained(policy), labels=2)
+    with pytest.raises(DataError, match="ForSequenceClassification with 2 labels"):
+        check_models(settings(policy, two))
+    with pytest.raises(ValueError, match=r"reward\.weight=0 leaves nothing to score with"):
+        Config.model_validate({"reward": {"weight": 0}})
+
+
+def test_a_head_without_weights_is_refused(policy: Path, judge: Path, tmp_path: Path) -> None:
+    """As Transformers would make one, from the weights of a language model."""
+    tokenizer = AutoTokenizer.from_pretrained(policy)
+    save_model(create_model(tokenizer, ModelShape(), seed=0), tokenizer, tmp_path / "headless")
+    config = json.loads((tmp_path / "headless" / "config.json").read_text())
+    config |= {"architectures": ["Qwen2ForSequenceClassification"], "id2label": {"0": "good"}}
+    (tmp_path / "headless" / "config.json").write_text(json.dumps(config))
+    check_models(settings(policy, tmp_path / "headless"))
+    with pytest.raises(DataError, match=r"its weights lack score\.weight: its scores would be random"):
+        RewardModel(settings(policy, tmp_path / "headless"), torch.device("cpu"))
+    assert parameter_count(judge) > 0
