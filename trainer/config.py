@@ -49,6 +49,8 @@ class ModelConfig(Section):
         "float16 scales the loss",
     )
 
+    pad_token: str | None = Field(None, description="for a tokenizer that names none: the token of its that pads")
+
     @property
     def directory(self) -> Path:
         """`path`, which a run cannot do without. Raises ConfigError if it is not set."""

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import Field
-from transformers import AutoTokenizer
 
 from trainer import cluster
 from trainer.algorithms.dpo import dpo_advantages, dpo_loss, preference_margins
@@ -21,7 +20,7 @@ from trainer.console import Column
 from trainer.controller import find_placement
 from trainer.data.dataset import PromptSampler
 from trainer.data.preferences import Pair, read_pairs
-from trainer.model_files import check_models, check_tokenizer, with_local_models
+from trainer.model_files import check_models, load_tokenizer, with_local_models
 from trainer.run import TrainingRun, forward, run_directory, update
 from trainer.section import Section
 from trainer.stop_signal import StopSignal
@@ -86,8 +85,7 @@ def train_on_preferences(settings: DpoConfig) -> Path:
         with tracker.phase("start_up"):
             placement = find_placement(config, ["actor"] if config.actor_is_reference else ["actor", "reference"])
             groups = start_groups(config, placement)
-            tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
-            check_tokenizer(tokenizer, model)
+            tokenizer = load_tokenizer(config.model)
             training = read_pairs(config.data.train_files, tokenizer, config.data)
             validation = read_pairs(config.data.validation_files, tokenizer, config.data)
             connect_ranks(list(groups.values()), placement, run_dir, limit)

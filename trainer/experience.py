@@ -14,7 +14,7 @@ from trainer.batch import Batch
 from trainer.cluster import WorkerGroup
 from trainer.config import Config
 from trainer.data.dataset import Dataset, Prompt, PromptSampler, open_dataset
-from trainer.model_files import check_tokenizer
+from trainer.model_files import load_tokenizer
 from trainer.rewards import Answer, Scored
 from trainer.rollout.conversations import Conversations
 from trainer.rollout.engines import Engines, split
@@ -38,11 +38,8 @@ class Prompts:
     @classmethod
     def load(cls, config: Config) -> Self:
         """Raises DataError for what is missing or does not fit."""
-        from transformers import AutoTokenizer  # takes seconds, in which the workers start
-
         data = config.data
-        tokenizer = AutoTokenizer.from_pretrained(config.model.directory, local_files_only=True)
-        check_tokenizer(tokenizer, config.model.directory)
+        tokenizer = load_tokenizer(config.model)
         training = open_dataset(data.train_files, tokenizer, data)
         validation = open_dataset(data.validation_files, tokenizer, data)
         sampler = PromptSampler(len(training), data.train_batch_size, data.shuffle, config.trainer.seed)

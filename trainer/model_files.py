@@ -6,9 +6,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-from trainer.config import Config
+from trainer.config import Config, ModelConfig
 from trainer.errors import DataError
 
+_VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
@@ -47,6 +48,7 @@ def check_models(config: Config) -> None:
     """Raises DataError if a model is not there or not of its kind, or the critic's tokens are not the actor's."""
     actor = config.model.directory
     actor_size = _vocabulary_size(actor, "model.path")
+    _check_positions(config, actor)
     if config.reward.model.path is not None:
         _check_reward_model(config, config.reward.model.path)
     critic = config.critic.path
@@ -57,6 +59,20 @@ def check_models(config: Config) -> None:
             f"critic.path={critic} has another vocabulary ({_vocabulary_size(critic, 'critic.path')} tokens) than "
             f"model.path={actor} ({actor_size} tokens): it would read other words",
             hint="use a critic of the same model family, or leave critic.path out to start from the actor's model",
+        )
+
+
+def _check_positions(config: Config, model: Path) -> None:
+    settings = _read(model / "config.json")
+    positions = settings.get("max_position_embeddings")
+    longest = config.data.max_prompt_length + config.data.max_response_length
+    scaled = settings.get("rope_scaling") or settings.get("rope_parameters", {}).get("factor")
+    if positions is not None and longest > positions and not scaled:
+        raise DataError(
+            f"data.max_prompt_length={config.data.max_prompt_length} and "
+            f"data.max_response_length={config.data.max_response_length} are {longest} tokens, {model} has "
+            f"{positions} positions",
+            hint="lower one of them, or use a model for longer texts",
         )
 
 
@@ -95,16 +111,46 @@ def _check_reward_model(config: Config, path: Path) -> None:
         )
 
 
-def check_tokenizer(tokenizer: Any, model: Path) -> None:
-    """Raises DataError for a tokenizer whose responses could not end, or whose tokens the model does not have.
+def load_tokenizer(settings: ModelConfig) -> Any:
+    """The model's tokenizer, with the pad token that is set. Raises DataError if it cannot serve; see
+    `check_tokenizer`."""
+    from transformers import AutoTokenizer  # takes seconds, in which the workers start
 
-    Nothing is ever padded with tokens here, so a tokenizer need not have a pad token.
-    """
+    model = settings.directory
+    if not any((model / name).is_file() for name in _VOCABULARIES):  # of some families Transformers makes an empty one
+        raise DataError(
+            f"{model}: no tokenizer, none of {', '.join(_VOCABULARIES)} is there",
+            hint="copy the tokenizer's files from the model's source",
+        )
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise DataError(
+            f"{model}: no tokenizer that Transformers can load: {error}",
+            hint="copy the tokenizer's files from the model's source",
+        ) from error
+    if settings.pad_token is not None:
+        if settings.pad_token not in tokenizer.get_vocab():
+            raise DataError(
+                f"model.pad_token={settings.pad_token}: {model} has no such token", hint=_pad_hint(tokenizer)
+            )
+        tokenizer.pad_token = settings.pad_token
+    check_tokenizer(tokenizer, model)
+    return tokenizer
+
+
+def check_tokenizer(tokenizer: Any, model: Path) -> None:
+    """Raises DataError for a tokenizer without an end or a pad token, or with tokens that the model does not have."""
     settings = _read(model / "generation_config.json") if (model / "generation_config.json").is_file() else {}
     if tokenizer.eos_token_id is None and settings.get("eos_token_id") is None:
         raise DataError(
             f"{model}: the tokenizer has no end token, so no response would ever end",
             hint="set eos_token in tokenizer_config.json, or eos_token_id in generation_config.json",
+        )
+    if tokenizer.pad_token_id is None:
+        raise DataError(
+            f"{model}: the tokenizer has no pad token, which whoever computes with the trained model in batches needs",
+            hint=_pad_hint(tokenizer),
         )
     size = _vocabulary_size(model, "model.path")
     if len(tokenizer) > size:
@@ -112,6 +158,16 @@ def check_tokenizer(tokenizer: Any, model: Path) -> None:
             f"{model}: the tokenizer has {len(tokenizer)} tokens, the model embeds {size}",
             hint="use the tokenizer that the model was made with, or resize the model's embeddings",
         )
+
+
+def _pad_hint(tokenizer: Any) -> str:
+    """How to name a pad token: what is called so, what is reserved for such uses, or what ends texts."""
+    names = sorted(tokenizer.get_vocab(), key=lambda name: (len(name), name))
+    fitting = [
+        name for word in ("pad", "reserved", "unk") for name in names if name[0] in "<[" and word in name.lower()
+    ]
+    example = (fitting or [tokenizer.eos_token or "TOKEN"])[0]
+    return f"set model.pad_token='{example}', or pad_token in tokenizer_config.json"
 
 
 def parameter_count(model: Path) -> int:

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from trainer.config import Config
+from trainer.config import Config, ModelConfig
 from trainer.errors import DataError
-from trainer.model_files import check_models, check_tokenizer
+from trainer.model_files import check_models, check_tokenizer, load_tokenizer
 from trainer.models import ModelShape, build_tokenizer, create_model, save_model
 
 
@@ -80,10 +80,32 @@ def test_a_tokenizer_without_an_end_token_is_refused(model: Path, tmp_path: Path
     check_tokenizer(tokenizer, path)
 
 
-def test_a_tokenizer_needs_no_pad_token_because_nothing_is_padded_with_it(model: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    tokenizer.pad_token = None
-    check_tokenizer(tokenizer, model)
+def test_a_tokenizer_without_a_pad_token_is_refused_unless_one_is_named(model: Path, tmp_path: Path) -> None:
+    path = changed(model, tmp_path / "unpadded", "tokenizer_config.json", lambda c: c.update(pad_token=None))
+    with pytest.raises(DataError) as caught:
+        load_tokenizer(ModelConfig(path=path))
+    assert f"{path}: the tokenizer has no pad token" in str(caught.value)
+    assert "set model.pad_token='<|pad|>'" in caught.value.hint
+    assert load_tokenizer(ModelConfig(path=path, pad_token="<|pad|>")).pad_token_id == 0
+    with pytest.raises(DataError, match="has no such token"):
+        load_tokenizer(ModelConfig(path=path, pad_token="<pad>"))
+
+
+def test_a_model_without_a_tokenizer_is_refused(model: Path, tmp_path: Path) -> None:
+    shutil.copytree(model, tmp_path / "mute")
+    (tmp_path / "mute" / "tokenizer.json").unlink()
+    with pytest.raises(DataError) as caught:
+        load_tokenizer(ModelConfig(path=tmp_path / "mute"))
+    assert f"{tmp_path / 'mute'}: no tokenizer, none of tokenizer.json" in str(caught.value)
+    assert "the model's source" in caught.value.hint
+
+
+def test_prompts_and_responses_longer_than_the_model_s_positions_are_refused(model: Path) -> None:
+    data = {"max_prompt_length": 500, "max_response_length": 100}
+    with pytest.raises(DataError) as caught:
+        check_models(Config.model_validate({"model": {"path": model}, "data": data}))
+    assert "are 600 tokens" in str(caught.value)
+    assert "has 512 positions" in str(caught.value)
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(model: Path, tmp_path: Path) -> None:

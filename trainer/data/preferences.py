@@ -30,6 +30,10 @@ def read_pairs(files: Sequence[Path], tokenizer: Any, settings: DataConfig) -> l
     """
     if not files:
         raise DataError("no files with preferences are given", hint="set data.train_files and data.validation_files")
+    if tokenizer.eos_token_id is None:
+        raise DataError(
+            "the tokenizer has no end token to put after each response", hint="set eos_token in tokenizer_config.json"
+        )
     pairs = []
     for file in files:
         rows = read_parquet(file, (settings.prompt_key, "chosen", "rejected"), _HINT)
