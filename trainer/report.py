@@ -10,6 +10,7 @@ import json
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from matplotlib.figure import Figure
 
 from trainer.atomic import atomic_file
 from trainer.errors import DataError
-from trainer.tracking import CONFIG, METRICS, SAMPLES
+from trainer.tracking import CONFIG, METRICS, SAMPLES, finished_lines
 
 logging.getLogger("matplotlib.font_manager").setLevel(logging.WARNING)  # it would announce its font cache
 
@@ -73,11 +74,12 @@ def read_run(run_dir: Path) -> Run:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The JSON objects of a file, one a line; none if there is no such file."""
+    """The JSON objects of a file, one a line; none if there is no such file. A last line that was being written when
+    the run died is left out."""
     if not path.is_file():
         return []
     values = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(finished_lines(path), start=1):
         try:
             values.append(json.loads(line))
         except ValueError as error:
@@ -107,6 +109,7 @@ def save_learning_curve(run_dir: Path, path: Path) -> None:
 
 
 def draw_learning(axes: Axes, run: Run) -> None:
+    low, high = 0.0, 1.0
     for colour, metric, label, marker in (
         (COLOURS[0], "reward/mean", "reward of the samples", ""),
         (COLOURS[1], "validation/exact_match", "exact match, held-out, greedy", "o"),
@@ -116,16 +119,22 @@ def draw_learning(axes: Axes, run: Run) -> None:
         steps, values = run.series(metric)
         if steps:
             axes.plot(steps, values, color=colour, marker=marker, label=label)
-    axes.set(ylim=(-0.02, 1.02), xlabel="PPO step")
-    axes.legend(loc="lower right", frameon=False)
+            low, high = min([low, *filter(isfinite, values)]), max([high, *filter(isfinite, values)])
+    margin = (high - low) / 50
+    axes.set(ylim=(low - margin, high + margin), xlabel="step")
+    if axes.lines:
+        axes.legend(loc="best", frameon=False)
 
 
 def draw_lines(*metrics: tuple[str, str]) -> Callable[[Axes, Run], None]:
     def draw(axes: Axes, run: Run) -> None:
         for colour, (metric, label) in zip(COLOURS, metrics, strict=False):
-            axes.plot(*run.series(metric), color=colour, label=label)
-        axes.set(xlabel="PPO step")
-        axes.legend(loc="best", frameon=False)
+            steps, values = run.series(metric)
+            if steps:  # a run without a critic has none of its curves
+                axes.plot(steps, values, color=colour, label=label)
+        axes.set(xlabel="step")
+        if axes.lines:
+            axes.legend(loc="best", frameon=False)
 
     return draw
 
@@ -136,7 +145,7 @@ def draw_phases(axes: Axes, run: Run) -> None:
     steps = [row["step"] for row in rows]
     values = [[row.get(f"time/{phase}", 0.0) for row in rows] for phase in PHASES]
     axes.stackplot(steps, values, labels=[phase.replace("_", " ") for phase in PHASES], colors=COLOURS)
-    axes.set(xlabel="PPO step", ylabel="seconds")
+    axes.set(xlabel="step", ylabel="seconds")
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
 
 
@@ -229,7 +238,7 @@ def tiles(run: Run) -> str:
     elapsed = run.rows[-1].get("wall_time", 0) - run.rows[0].get("wall_time", 0)
     facts = [
         ("exact match, first → last", f"{matches[0]:.1%} → {matches[-1]:.1%}" if matches else "not measured"),
-        ("PPO steps", f"{run.rows[-1]['step']:.0f}"),
+        ("steps", f"{run.rows[-1]['step']:.0f}"),
         ("training time", f"{elapsed:.0f} s"),
         ("seconds per step, median", f"{median(seconds):.2f}"),
         ("tokens per second, median", f"{median(tokens):,.0f}"),

@@ -114,20 +114,26 @@ class Tracker:
             _append(self._samples, {"step": step, **asdict(sample)})
 
 
+def finished_lines(path: Path) -> Iterator[str]:
+    """The lines of a file but a last one that was being written when the run died.
+
+    Only a line feed ends a line: str.splitlines would also end one at what a model may well write, such as U+2028.
+    """
+    with path.open(encoding="utf-8", newline="\n") as file:
+        yield from (line for line in file if line.endswith("\n"))
+
+
 def _append(file: Any, row: Mapping[str, Any]) -> None:
     file.write(json.dumps(row, ensure_ascii=False) + "\n")
     file.flush()
 
 
 def _cut(path: Path, last_step: int) -> None:
-    """Keeps the lines up to `last_step`; a last line that was being written when the run died goes as well."""
+    """Keeps the lines up to `last_step`."""
     if not path.exists():
         return
     kept = []
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    for number, line in enumerate(lines, start=1):
-        if number == len(lines) and not line.endswith("\n"):
-            break
+    for number, line in enumerate(finished_lines(path), start=1):
         try:
             step = json.loads(line)["step"]
         except (ValueError, KeyError, TypeError) as error:

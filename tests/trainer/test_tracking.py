@@ -2,19 +2,20 @@ import json
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
 from trainer.config import Config
 from trainer.errors import ConfigError, DataError
-from trainer.report import save_learning_curve, write_report
+from trainer.report import Run, draw_learning, read_lines, save_learning_curve, write_report
 from trainer.tracking import Sample, Tracker
 
 
-def record(run_dir: Path, steps: range, resumed: int | None = None) -> None:
+def record(run_dir: Path, steps: range, resumed: int | None = None, response: str = "") -> None:
     with Tracker(run_dir, Config(), resumed) as tracker:
         for step in steps:
             with tracker.phase("generate"):
                 pass
-            tracker.log_samples(step, [Sample("<b>1+1</b>", f"step {step}", "2", 1.0)])
+            tracker.log_samples(step, [Sample("<b>1+1</b>", response or f"step {step}", "2", 1.0)])
             tracker.log(step, {"reward/mean": step / 10, "validation/exact_match": step / 10, "time/step": 1.0})
 
 
@@ -64,6 +65,30 @@ def test_the_report_is_one_page_without_addresses_or_markup_of_the_model(tmp_pat
     assert "actor.learning_rate" in text
 
 
+def test_a_run_that_was_cut_short_in_the_middle_of_a_line_has_a_report(tmp_path: Path) -> None:
+    record(tmp_path, range(1, 3))
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 3, "rewa')
+    assert "10.0% → 20.0%" in write_report(tmp_path).read_text()
+
+
+def test_rewards_outside_of_nought_to_one_are_in_the_picture() -> None:
+    rows = [{"step": 1.0, "reward/mean": -3.0}, {"step": 2.0, "reward/mean": float("nan")}]
+    axes = Figure().subplots()
+    draw_learning(axes, Run("run", rows, [], {}))
+    low, high = axes.get_ylim()
+    assert low < -3
+    assert high > 1
+
+
+def test_whatever_a_model_writes_stays_one_line_of_the_samples(tmp_path: Path) -> None:
+    """Unicode has ends of lines that JSON does not."""
+    record(tmp_path, range(1, 3), response="a\u2028b\x85c\x0cd\r\ne")
+    assert "a\u2028b\x85c" in write_report(tmp_path).read_text()
+    record(tmp_path, range(2, 3), resumed=1)
+    assert len(read_lines(tmp_path / "samples.jsonl")) == 2
+
+
 def test_the_learning_curve_is_a_picture(tmp_path: Path) -> None:
     record(tmp_path, range(1, 5))
     save_learning_curve(tmp_path, tmp_path / "curve.png")
@@ -71,7 +96,8 @@ def test_the_learning_curve_is_a_picture(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "words"), [(None, "no metrics.jsonl there"), ("", "no step"), ('{"step": 1}\n{"st', "line 2: damaged")]
+    ("content", "words"),
+    [(None, "no metrics.jsonl there"), ("", "no step"), ('{"st\n{"step": 1}\n', "line 1: damaged")],
 )
 def test_a_run_without_usable_metrics_is_named(tmp_path: Path, content: str | None, words: str) -> None:
     if content is not None:
