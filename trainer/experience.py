@@ -14,6 +14,7 @@ from trainer.batch import Batch
 from trainer.cluster import WorkerGroup
 from trainer.config import Config
 from trainer.data.dataset import Dataset, Prompt, PromptSampler, open_dataset
+from trainer.data.prefetch import Prefetcher
 from trainer.model_files import load_tokenizer
 from trainer.rewards import Answer, Scored
 from trainer.rollout.conversations import Conversations
@@ -86,6 +87,7 @@ class Collector:
         self.conversations = Conversations(config, engines, prompts.tokenizer)
         self.reward = reward
         self.prompts = prompts
+        self.prefetcher = Prefetcher(prompts.training, prompts.sampler)
         self.samples = config.rollout.samples_per_prompt
 
     def collect(self, step: int, phase: Phase) -> Experience:
@@ -106,8 +108,7 @@ class Collector:
         informative = torch.zeros(0, dtype=torch.bool)
         for _ in range(algorithm.max_sampling_rounds if algorithm.dynamic_sampling else 1):
             with phase("load"):
-                drawn = [self.prompts.training[index] for index in self.prompts.sampler.next_batch()]
-                drawn = [prompt for prompt in drawn for _ in range(self.samples)]
+                drawn = [prompt for prompt in self.prefetcher.next_batch() for _ in range(self.samples)]
             with phase("generate"):
                 sampled = self.begin(drawn, step, first_row=len(prompts))
                 self.conversations.finish(sampled)

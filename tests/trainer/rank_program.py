@@ -48,14 +48,14 @@ SHARDINGS_OF_FOUR = SHARDINGS_OF_TWO | {
 }
 
 
-def network(family: str = "qwen2") -> PolicyNetwork:
+def network(family: str = "qwen2", layers: int = 2, width: int = 64) -> PolicyNetwork:
     torch.manual_seed(0)
     config = AutoConfig.for_model(
         family,
         vocab_size=64,
-        hidden_size=64,
+        hidden_size=width,
         intermediate_size=96,
-        num_hidden_layers=2,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=16,
@@ -174,6 +174,15 @@ def adapted_findings(rows: Batch, limit: MicroBatchLimit, directory: Path) -> di
     return found
 
 
+def refusal(engine: TrainingEngine, directory: Path) -> str:
+    """What is said to a network that the checkpoint is not of."""
+    try:
+        ShardedState(engine, timeout=60).load(directory)
+    except CheckpointError as error:
+        return str(error)
+    return ""
+
+
 def main(rank: int, world_size: int, port: int, directory: Path) -> None:
     join(connect_store("127.0.0.1", port, world_size, 60), rank, world_size, torch.device("cpu"), "127.0.0.1", 60)
     engine = new_engine()
@@ -222,6 +231,11 @@ def main(rank: int, world_size: int, port: int, directory: Path) -> None:
         engine.optimizer.param_groups[0]["lr"] = 3e-4
         state.load(directory / "of_2")
         result["learning rate"] = engine.optimizer.param_groups[0]["lr"]
+    if world_size == 1:
+        result["other networks"] = [
+            refusal(TrainingEngine(other, Execution(torch.device("cpu"), torch.float32), SETTINGS), directory / "of_2")
+            for other in (network(layers=1), network(layers=3), network(width=32))
+        ]
     try:
         engine.update(rows, out_of_memory, whole)
     except EngineError as error:

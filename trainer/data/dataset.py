@@ -1,5 +1,6 @@
 """The prompts of a run, tokenised, and the order in which training draws them."""
 
+import copy
 import hashlib
 import json
 import random
@@ -237,6 +238,10 @@ class PromptSampler:
             self._position += len(drawn)
             batch += drawn
         return batch
+
+    def peek(self) -> list[int]:
+        """What the next batch will be."""
+        return copy.copy(self).next_batch()  # a new epoch gets a new list, so the copy changes nothing here
 
     def state_dict(self) -> dict[str, int]:
         """Where the sampler stands, as plain numbers."""

@@ -67,6 +67,7 @@ class ShardedState:
         with self._engine.stepping():
             state = self._state()
             try:
+                self._check_names(directory, state["network"])
                 distributed_checkpoint.load(state, checkpoint_id=str(directory))
             except (distributed_checkpoint.CheckpointException, OSError, RuntimeError, ValueError, KeyError) as error:
                 raise CheckpointError(
@@ -84,6 +85,13 @@ class ShardedState:
             group.update(own)
         if self._engine.loss_scale.dynamic:
             self._engine.loss_scale.restore(state["loss_scale"])
+
+    def _check_names(self, directory: Path, network: dict[str, Any]) -> None:
+        """Raises ValueError for a checkpoint with more than this network: torch would load a part of it in silence."""
+        saved = distributed_checkpoint.FileSystemReader(str(directory)).read_metadata().state_dict_metadata
+        more = sorted({name for name in saved if name.startswith("network.")} - {f"network.{name}" for name in network})
+        if more:
+            raise ValueError(f"it is of a larger network, with {more[0].removeprefix('network.')}")
 
     def _state(self) -> dict[str, Any]:
         network, optimizer = get_state_dict(self._network, self._optimizer)
