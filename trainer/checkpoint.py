@@ -50,6 +50,12 @@ def checkpoint_directory(run_dir: Path, step: int) -> Path:
     return run_dir / "checkpoints" / f"step_{step:06d}"
 
 
+def last_checkpoint(run_dir: Path) -> Path | None:
+    """The checkpoint of the last step; None if there is none."""
+    found = sorted(checkpoint_directory(run_dir, 0).parent.glob(f"step_*/{STATE_FILE}"))
+    return found[-1].parent if found else None
+
+
 class CheckpointWriter:
     """The checkpoints of a run: one at a time is written, under a hidden name until it is whole; the last are kept."""
 

@@ -205,10 +205,24 @@ class TrainerConfig(Section):
         5, description="steps between validations; -1: before the first and after the last step only"
     )
     stop_at: float | None = Field(None, description="end early once validation/exact_match reaches this")
-    resume: Path | None = Field(None, description="checkpoint directory to continue from")
+    resume: Path | None = Field(
+        None,
+        description="checkpoint directory to continue from; auto: the last one of output_dir/run_id, or a new run",
+    )
     seed: int = Field(0, description="decides the order of prompts and every sampled response")
     profiler: ProfilerConfig = ProfilerConfig()
     worker_timeout: float = Field(300.0, gt=0, description="seconds any single call to a worker may take")
+
+    @property
+    def resumes_itself(self) -> bool:
+        """Whether the run looks for its own last checkpoint, as one that a scheduler starts again does."""
+        return self.resume == Path("auto")
+
+    @model_validator(mode="after")
+    def _a_run_that_resumes_itself_has_a_name(self) -> Self:
+        if self.resumes_itself and self.run_id is None:
+            raise ValueError("trainer.resume=auto needs trainer.run_id, whose checkpoints it continues")
+        return self
 
 
 class RunConfig(Section):

@@ -24,7 +24,7 @@ from trainer.pipeline import Pipeline
 from trainer.placement import check_fit, device_memory, place_roles, plan, shares
 from trainer.rollout.agreement import log_prob_agreement
 from trainer.rollout.engines import Engines
-from trainer.run import TrainingResult, TrainingRun, forward, run_directory, update
+from trainer.run import TrainingResult, TrainingRun, forward, recorded_step, run_directory, update, with_last_checkpoint
 from trainer.stop_signal import StopSignal
 from trainer.tracking import Sample, Tracker
 from trainer.watchdogs import Watchdogs, most_severe
@@ -40,13 +40,13 @@ def train(config: Config) -> TrainingResult:
 
     Raises a TrainerError for whatever the user can put right; InterruptedRun after SIGTERM.
     """
-    config = with_local_models(config).with_absolute_paths()
+    given, config = config.trainer, with_local_models(with_last_checkpoint(config)).with_absolute_paths()
     model, settings = config.model.directory, config.trainer
     check_models(config)
     resumed = read_checkpoint(settings.resume, model, list(config.trained)) if settings.resume else None
     run_dir = run_directory(settings)
     with (
-        Tracker(run_dir, config, resumed.step if resumed else None) as tracker,
+        Tracker(run_dir, config, recorded_step(given, resumed)) as tracker,
         cluster.connected(),
         StopSignal() as stop,
     ):

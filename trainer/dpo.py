@@ -21,7 +21,7 @@ from trainer.controller import find_placement
 from trainer.data.dataset import PromptSampler
 from trainer.data.preferences import Pair, read_pairs
 from trainer.model_files import check_models, load_tokenizer, with_local_models
-from trainer.run import TrainingRun, forward, run_directory, update
+from trainer.run import TrainingRun, forward, recorded_step, run_directory, update, with_last_checkpoint
 from trainer.section import Section
 from trainer.stop_signal import StopSignal
 from trainer.tracking import Tracker
@@ -72,13 +72,13 @@ class DpoConfig(RunConfig):
 
 def train_on_preferences(settings: DpoConfig) -> Path:
     """Runs DPO on the Ray cluster at RAY_ADDRESS or on this machine; the run's directory. Raises TrainerError."""
-    config = with_local_models(settings.for_workers()).with_absolute_paths()
+    config = with_local_models(with_last_checkpoint(settings.for_workers())).with_absolute_paths()
     model, limit = config.model.directory, config.trainer.worker_timeout
     check_models(config)
     resumed = read_checkpoint(config.trainer.resume, model, ["actor"]) if config.trainer.resume else None
     run_dir = run_directory(config.trainer)
     with (
-        Tracker(run_dir, settings, resumed.step if resumed else None, COLUMNS) as tracker,
+        Tracker(run_dir, settings, recorded_step(settings.trainer, resumed), COLUMNS) as tracker,
         cluster.connected(),
         StopSignal() as stop,
     ):

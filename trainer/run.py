@@ -6,13 +6,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from trainer.atomic import atomic_directory
 from trainer.batch import Batch
-from trainer.checkpoint import TrainingState, fingerprint
+from trainer.checkpoint import TrainingState, fingerprint, last_checkpoint
 from trainer.cluster import WorkerGroup, wait
 from trainer.config import RunConfig, TrainerConfig
 from trainer.data.dataset import PromptSampler
@@ -23,6 +24,8 @@ from trainer.stop_signal import StopSignal
 from trainer.tracking import Tracker
 
 logger = logging.getLogger(__name__)
+
+C = TypeVar("C", bound=RunConfig)
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,26 @@ def run_directory(settings: TrainerConfig) -> Path:
     if settings.run_id is None and settings.resume is not None:
         return settings.resume.parent.parent
     return settings.output_dir / (settings.run_id or datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ"))
+
+
+def with_last_checkpoint(config: C) -> C:
+    """The same settings with `trainer.resume=auto` as the run's last checkpoint, or as nothing if it has none."""
+    settings = config.trainer
+    if not settings.resumes_itself:
+        return config
+    found = last_checkpoint(run_directory(settings).expanduser())
+    logger.info("trainer.resume=auto: %s", found or "no checkpoint yet, the run starts anew")
+    return config.model_copy(update={"trainer": settings.model_copy(update={"resume": found})})
+
+
+def recorded_step(settings: TrainerConfig, resumed: TrainingState | None) -> int | None:
+    """Up to which step the records of the run's directory are to be kept, as `Tracker` wants to know it.
+
+    `settings` are as the user gave them: a run that resumes itself and has no checkpoint yet records all steps anew.
+    """
+    if resumed is not None:
+        return resumed.step
+    return -1 if settings.resumes_itself else None
 
 
 class TrainingRun:

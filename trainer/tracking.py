@@ -33,8 +33,8 @@ class Sample:
 class Tracker:
     """Records a run in its directory and shows it on the console; a context manager.
 
-    A new run needs a directory without metrics. A resumed one names the step it continues after: whatever the
-    directory holds of later steps is cut, so that each step is recorded once.
+    A new run needs a directory without metrics. A resumed one names the step it continues after (-1: before them all):
+    whatever the directory holds of later steps is cut, so that each step is recorded once.
 
     Raises ConfigError if a new run would mix with an old one.
     """
@@ -59,7 +59,7 @@ class Tracker:
         self._samples = (run_dir / SAMPLES).open("a", encoding="utf-8")
         purge_step = None if resumed_step is None else resumed_step + 1
         self._tensorboard = SummaryWriter(str(run_dir / TENSORBOARD), purge_step=purge_step)
-        self._progress: Progress = progress(0, resumed_step or 0, columns)
+        self._progress: Progress = progress(0, max(0, resumed_step or 0), columns)
         self._seconds: dict[str, float] = {}
 
     def __enter__(self) -> Self:

@@ -169,7 +169,9 @@ def resume_mode(key: str, value: str, given: Given) -> Translation:
     if value.lower() == "resume_path":
         return Translation({})
     if value.lower() == "auto":
-        return Translation({}, f"{key}=auto has no effect: name the checkpoint with trainer.resume=DIRECTORY")
+        if "trainer.experiment_name" in given or "trainer.run_id" in given:
+            return Translation({"trainer.resume": "auto"})
+        return Translation({}, f"{key}=auto has no effect: a run without trainer.experiment_name is always a new one")
     return only("disable")(key, value, given)
 
 

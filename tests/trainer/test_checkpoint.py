@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from trainer.checkpoint import CheckpointWriter, TrainingState, fingerprint, read_checkpoint
+from trainer.config import RunConfig
 from trainer.errors import CheckpointError
+from trainer.run import recorded_step, with_last_checkpoint
 
 
 @pytest.fixture
@@ -76,6 +78,22 @@ def test_the_last_checkpoints_are_kept(checkpoint: Path, model: Path) -> None:
     assert names(checkpoint) == ["step_000005", "step_000006"]
     write(run, model, 3, keep=1)  # by a run that was continued from an earlier step: what it wrote is not the oldest
     assert names(checkpoint) == ["step_000003", "step_000005", "step_000006"]
+
+
+def test_a_run_that_resumes_itself_takes_its_last_whole_checkpoint(checkpoint: Path, model: Path) -> None:
+    run = checkpoint.parents[1]
+    trainer = {"resume": "auto", "run_id": run.name, "output_dir": run.parent}
+    config = RunConfig.model_validate({"trainer": trainer})
+    write(run, model, 12)
+    CheckpointWriter(run).begin(state(model, 13))
+    found = with_last_checkpoint(config)
+    assert found.trainer.resume == checkpoint.with_name("step_000012")
+    assert recorded_step(config.trainer, read_checkpoint(found.trainer.resume, model)) == 12
+    shutil.rmtree(run)
+    assert with_last_checkpoint(config).trainer.resume is None
+    assert recorded_step(config.trainer, None) == -1  # what it recorded before it died goes
+    with pytest.raises(ValueError, match=r"trainer\.resume=auto needs trainer\.run_id"):
+        RunConfig.model_validate({"trainer": {"resume": "auto"}})
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, model: Path) -> None:

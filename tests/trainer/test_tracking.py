@@ -38,6 +38,8 @@ def test_a_resumed_run_records_each_step_once(tmp_path: Path) -> None:
     record(tmp_path, range(4, 8), resumed=3)
     assert [row["step"] for row in read(tmp_path / "metrics.jsonl")] == list(range(1, 8))
     assert [row["step"] for row in read(tmp_path / "samples.jsonl")] == list(range(1, 8))
+    record(tmp_path, range(0, 2), resumed=-1)
+    assert [row["step"] for row in read(tmp_path / "metrics.jsonl")] == [0, 1]
 
 
 def test_a_new_run_does_not_mix_with_an_old_one(tmp_path: Path) -> None:

@@ -154,6 +154,14 @@ def test_a_reward_model_is_the_reward_where_it_is_enabled() -> None:
     assert (off.model.path, off.weight) == (None, 1)
 
 
+def test_a_run_with_a_name_resumes_itself() -> None:
+    config, _ = load_config([], ["trainer.resume_mode=auto", "trainer.experiment_name=mine"])
+    assert config.trainer.resumes_itself
+    config, notes = load_config([], ["trainer.resume_mode=auto"])
+    assert config.trainer.resume is None
+    assert "always a new one" in notes[0]
+
+
 @pytest.mark.parametrize(
     ("given", "kept"),
     [({"actor": "3"}, 3), ({"actor": "3", "critic": "5"}, 5), ({"actor": "3", "critic": "null"}, None)],
