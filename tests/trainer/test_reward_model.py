@@ -9,13 +9,16 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, Qwen2Config
 
 from trainer.config import Config
+from trainer.data.dataset import Prompt
 from trainer.errors import DataError, RewardError
+from trainer.experience import Collector, Prompts, mean_parts
 from trainer.model_files import check_models, parameter_count, reads_tokens
 from trainer.models import ModelShape, build_tokenizer, create_model, save_model
 from trainer.reward_model import RewardModel
 from trainer.rewards import Answer, Scored, combined
 from trainer.roles.place import Place
 from trainer.roles.reward import RewardWorker
+from trainer.rollout.trajectory import Trajectory
 
 PLACE = Place(0, 1, "here", "cpu")
 
@@ -145,3 +148,33 @@ def test_a_head_without_weights_is_refused(policy: Path, judge: Path, tmp_path: 
     with pytest.raises(DataError, match=r"its weights lack score\.weight: its scores would be random"):
         RewardModel(settings(policy, tmp_path / "headless"), torch.device("cpu"))
     assert parameter_count(judge) > 0
+
+
+class PlayedGroup:
+    """A reward worker in this process."""
+
+    def __init__(self, worker: RewardWorker) -> None:
+        self.worker = worker
+
+    def __len__(self) -> int:
+        return 1
+
+    def call_each(self, method: str, arguments: list[Any]) -> list[Any]:
+        return [getattr(self.worker, method)(*own) for own in arguments]
+
+
+def test_the_model_is_given_the_very_tokens_of_a_response_here_by_a_worker_in_this_process(
+    policy: Path, judge: Path
+) -> None:
+    config = settings(policy, judge)
+    tokenizer = AutoTokenizer.from_pretrained(policy)
+    collector = Collector.__new__(Collector)
+    collector.config, collector.reward = config, PlayedGroup(RewardWorker(config, PLACE))
+    collector.prompts = Prompts(tokenizer, [], [], None)
+    prompt = Prompt(0, tuple(tokenizer("<|user|>1 + 2<|assistant|>")["input_ids"]), "3", "", "1 + 2")
+    response = [*tokenizer("3")["input_ids"], tokenizer.eos_token_id]
+    row = Trajectory(prompt.token_ids, 1.0, 0, 16, token_ids=response, mask=[True] * len(response))
+    (scored,) = collector.score([prompt], [row])
+    model = plain_score(judge, [*prompt.token_ids, *response])
+    assert scored.parts == pytest.approx({"rule": 1.0, "model": model}, abs=1e-5)
+    assert mean_parts([scored, Scored(5.0)]) == scored.parts  # an environment's own score has no parts
