@@ -56,6 +56,12 @@ def test_amd_gets_numeric_groups_and_its_two_devices(tmp_path: Path) -> None:
     assert values(flags, "security-opt") == ["seccomp=unconfined"]
 
 
+@pytest.mark.parametrize("target", ["cpu", "rocm"])
+def test_debuggers_may_look_into_other_processes(tmp_path: Path, target: str) -> None:
+    flags = container_flags(request(target, debug=True), machine_of(MI300X, tmp_path))
+    assert values(flags, "cap-add").count("SYS_PTRACE") == 1
+
+
 def test_cpu_asks_for_no_device_whatever_the_host_has(tmp_path: Path) -> None:
     flags = container_flags(request("cpu"), machine_of(DGX, tmp_path))
     assert not {"device", "gpus", "cap-add", "security-opt"} & {flag.name for flag in flags}
