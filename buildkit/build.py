@@ -88,14 +88,6 @@ def build_image(
     return BuildResult(variant.target, variant.name, names, image.id, image.size, time.monotonic() - start, provider)
 
 
-def export_archive(matrix: Matrix, variant: Variant, engine: Engine, archive: Path, base: str = "auto") -> None:
-    """Builds without cache into an OCI archive whose bytes depend on the lock and the code only."""
-    lock = read_lock(matrix, variant)
-    check_disk(matrix, variant, engine, make_plan(matrix, variant, lock, cache_folder()))
-    with prepared(matrix, variant, engine, lock, base) as (request, _):
-        engine.build(replace(request, archive=archive, no_cache=True))
-
-
 @contextmanager
 def prepared(
     matrix: Matrix, variant: Variant, engine: Engine, lock: str, base: str

@@ -136,8 +136,8 @@ class Docker(Engine):
         """It needs `DOCKER_BUILDKIT=1` where buildx is absent. Raises `EngineError` without the builder it needs."""
         if request.archive:
             self.check_archive()
-            output = f"type=oci,dest={request.archive},rewrite-timestamp=true"
-            command = [self.binary, "buildx", "build", "--provenance=false", f"--output={output}"]
+            command = [self.binary, "buildx", "build", "--provenance=false"]
+            command.append(f"--output=type=oci,dest={request.archive},rewrite-timestamp=true,{AS_IT_IS}")
         elif self.has_buildx():
             command = [self.binary, "buildx", "build", "--load", "--provenance=false"]
         else:
@@ -185,6 +185,7 @@ class Podman(Engine):
         return podman_flags(flags, machine)
 
 
+AS_IT_IS = "compression=uncompressed,force-compression=true"  # an archive to compare need not be small
 BUILDX = "install docker-buildx (Debian) or docker-buildx-plugin (Docker's own packages)"
 ENGINES: dict[str, type[Engine]] = {engine.name: engine for engine in (Docker, Podman)}
 HINT = "start one (`systemctl start docker`), or install Podman; on Debian `ci/engine COMMAND` starts Docker"

@@ -9,15 +9,19 @@ import json
 import tarfile
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from buildkit.build import export_archive
+from buildkit.base import bootstrap
+from buildkit.build import cache_folder, check_disk, prepared
 from buildkit.engine import Engine
 from buildkit.errors import BuildError
+from buildkit.lock import read_lock
+from buildkit.lock_facts import read_facts
 from buildkit.matrix import Matrix, Variant
+from buildkit.plan import make_plan
 
 
 @dataclass(frozen=True)
@@ -46,14 +50,26 @@ class Verification:
 
 
 def verify_image(matrix: Matrix, variant: Variant, engine: Engine, base: str = "auto") -> Verification:
-    """Raises a `BuildkitError` where the image cannot be built, or not be exported with rewritten times."""
+    """Everything is made twice from one lock and one checkout: a bootstrapped base, then the image.
+
+    Raises a `BuildkitError` where the image cannot be built, or not be exported with rewritten times.
+    """
     start = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="slipway-verify-") as folder:
+    lock = read_lock(matrix, variant)
+    check_disk(matrix, variant, engine, make_plan(matrix, variant, lock, cache_folder()))
+    with (
+        tempfile.TemporaryDirectory(prefix="slipway-verify-") as folder,
+        prepared(matrix, variant, engine, lock, base) as (request, provider),
+    ):
         archives = [Path(folder, f"{number}.tar") for number in (1, 2)]
         for archive in archives:
-            export_archive(matrix, variant, engine, archive, base)
+            engine.build(replace(request, archive=archive, no_cache=True))
         first, second = map(Layout, archives)
         difference = None if first.digest == second.digest else find_difference(first, second)
+        if provider == "bootstrap" and difference is None:
+            facts = read_facts(lock)
+            again = bootstrap(variant, Path(folder), facts.debs, facts.epoch).tar
+            difference = compare_layers(1, tar_files(request.context / "rootfs.tar"), tar_files(again))
         return Verification(
             variant.target, variant.name, (first.digest, second.digest), difference, time.monotonic() - start
         )
@@ -89,9 +105,18 @@ class Layout:
         with tarfile.open(self.path) as archive:
             blob = archive.extractfile(f"blobs/{digest.replace(':', '/')}")
             with tarfile.open(fileobj=blob, mode="r|*") as layer:
-                for member in layer:
-                    content = layer.extractfile(member) if member.isreg() else None
-                    yield member.name, describe(member, content.read() if content else b"")
+                yield from members(layer)
+
+
+def tar_files(path: Path) -> Iterator[tuple[str, str]]:
+    with tarfile.open(path) as archive:
+        yield from members(archive)
+
+
+def members(archive: tarfile.TarFile) -> Iterator[tuple[str, str]]:
+    for member in archive:
+        content = archive.extractfile(member) if member.isreg() else None
+        yield member.name, describe(member, content.read() if content else b"")
 
 
 def describe(member: tarfile.TarInfo, content: bytes) -> str:
@@ -106,14 +131,20 @@ def find_difference(first: Layout, second: Layout) -> Difference:
     for number, (one, other) in enumerate(zip(first.layers, second.layers, strict=False), start=1):
         if one == other:
             continue
-        others = dict(second.files(other))
-        ones = dict(first.files(one))
-        for name in sorted({*ones, *others}):
-            left, right = ones.get(name, "absent"), others.get(name, "absent")
-            if left != right:
-                return Difference(number, name, left, right)
-        return Difference(number, "the order or compression of its files", one, other)
-    config = [
-        json.dumps(layout.blob(layout.manifest["config"]["digest"]), sort_keys=True) for layout in (first, second)
-    ]
-    return Difference(0, "the image's configuration", config[0], config[1])
+        found = compare_layers(number, first.files(one), second.files(other))
+        return found or Difference(number, "the order or compression of its files", one, other)
+    left, right = (layout.blob(layout.manifest["config"]["digest"]) for layout in (first, second))
+    key = next((key for key in sorted({*left, *right}) if left.get(key) != right.get(key)), "the manifest")
+    return Difference(0, f"{key} in the image's configuration", str(left.get(key)), str(right.get(key)))
+
+
+def compare_layers(
+    number: int, first: Iterable[tuple[str, str]], second: Iterable[tuple[str, str]]
+) -> Difference | None:
+    """The first file, by name, that is not the same in both."""
+    ones, others = dict(first), dict(second)
+    for name in sorted({*ones, *others}):
+        left, right = ones.get(name, "absent"), others.get(name, "absent")
+        if left != right:
+            return Difference(number, name, left, right)
+    return None

@@ -110,4 +110,5 @@ def test_an_archive_with_fixed_times_needs_the_containerd_store_played(programs:
         Docker().build_command(request)
     assert "containerd-snapshotter" in caught.value.hint
     play(programs, "docker", """echo '[["driver-type", "io.containerd.snapshotter.v1"]]'""")
-    assert f"--output=type=oci,dest={tmp_path}/image.tar,rewrite-timestamp=true" in Docker().build_command(request)
+    output = next(word for word in Docker().build_command(request) if word.startswith("--output="))
+    assert output.startswith(f"--output=type=oci,dest={tmp_path}/image.tar,rewrite-timestamp=true")

@@ -62,4 +62,6 @@ def test_the_first_file_that_differs_is_named(tmp_path: Path, changed: tuple[byt
 
 def test_a_different_configuration_is_named(tmp_path: Path) -> None:
     one, other = layout(tmp_path / "1", BASE), layout(tmp_path / "2", BASE, config="another")
-    assert find_difference(one, other).file == "the image's configuration"
+    difference = find_difference(one, other)
+    assert difference.file == "config in the image's configuration"
+    assert (difference.first, difference.second) == ("same", "another")
