@@ -32,7 +32,7 @@ KEPT = ("/usr/share/doc/*/copyright",)
 # Run in the new root at the end: what belongs to this host or differs from one run to the next.
 CLEAN = """
 rm -rf "$1"/etc/apt/sources.list "$1"/etc/apt/sources.list.d/* "$1"/etc/apt/preferences.d/*
-rm -rf "$1"/etc/apt/apt.conf.d/99mmdebstrap
+rm -rf "$1"/etc/apt/apt.conf.d/99mmdebstrap "$1"/tmp/slipway-debs
 rm -rf "$1"/var/lib/apt/lists/* "$1"/var/cache/apt/* "$1"/var/cache/ldconfig/aux-cache "$1"/var/cache/debconf/*-old
 find "$1"/var/log -type f -delete
 rm -f "$1"/etc/machine-id "$1"/etc/hostname "$1"/etc/resolv.conf
@@ -161,9 +161,10 @@ def run_mmdebstrap(
     pins.write_text(
         "".join(f"Package: {deb.name}\nPin: version {deb.version}\nPin-Priority: 1001\n\n" for deb in locked)
     )
-    hooks = [
-        f'--setup-hook=install -D -m 644 {shlex.quote(str(pins))} "$1"/etc/apt/preferences.d/slipway-lock',
-        f'--customize-hook=chroot "$1" sh -c {shlex.quote(LIST)} >{shlex.quote(str(listing))}',
+    hooks = [  # without root, commands in them cannot reach our files: upload and download can
+        f"--setup-hook=upload {shlex.quote(str(pins))} /etc/apt/preferences.d/slipway-lock",
+        f'--customize-hook=chroot "$1" sh -c {shlex.quote(LIST)} >"$1"/tmp/slipway-debs',
+        f"--customize-hook=download /tmp/slipway-debs {shlex.quote(str(listing))}",
         f"--customize-hook={CLEAN}",
     ]
     environment = {**os.environ, "SOURCE_DATE_EPOCH": str(epoch)}

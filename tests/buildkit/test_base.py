@@ -76,7 +76,7 @@ def test_a_mirror_that_moved_on_is_named_with_the_way_out(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moved = "Package: tini\\nVersion: 2\\nSHA256: bb\\n"
-    hook = "case $a in --customize-hook=chroot*) out=${a##*>}; printf '" + moved + "' >$out;; esac"
+    hook = "case $a in --customize-hook=download*) out=${a##* }; printf '" + moved + "' >$out;; esac"
     fake_mmdebstrap(tmp_path, f'for a; do {hook}; done; echo tar >"$a"')
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(LockError, match=r"tini 1 \(now 2\)") as caught:

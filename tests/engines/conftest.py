@@ -1,12 +1,11 @@
 """The real engines of this host. Each test builds and runs the cpu image, or says what is missing for that."""
 
-import json
 import os
 import pwd
-import resource
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ from buildkit.host import read_host
 ROOT = Path(__file__).parents[2]
 INTEGRATED = "SLIPWAY_DOCKER_WITHOUT_BUILDX"
 ROOTLESS = "SLIPWAY_ROOTLESS_USER"
+CAP_SYS_RESOURCE = 24
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def setting(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     if request.param == "podman":
         yield podman(folder)
     elif request.param == "podman-rootless":
-        yield from rootless(folder)
+        yield from rootless()
     elif request.param == "docker":
         need("docker")
         yield Setting("docker")
@@ -58,63 +58,55 @@ def need(program: str) -> None:
 
 
 def podman(folder: Path) -> Setting:
-    """With limits that this process may give: podman's own are above those of many CI hosts."""
+    """As root. It gives containers higher limits than its own, whatever `--ulimit` says."""
+    if not capable(CAP_SYS_RESOURCE):
+        pytest.skip("podman as root needs CAP_SYS_RESOURCE, which this process lacks")
+    return Setting("podman", settings_of(folder))
+
+
+def settings_of(folder: Path) -> dict[str, str]:
+    """podman's settings for a host without systemd."""
     need("podman")
-    limits = [f"{name}={most}:{most}" for name, most in (("nofile", hard("NOFILE")), ("nproc", hard("NPROC") // 2))]
     runtime = "crun"
     if not Path("/sys/fs/cgroup/cgroup.controllers").exists():
         need("runc")
         runtime = "runc"  # crun wants cgroup v2 alone
-    (folder / "containers.conf").write_text(
-        f"[containers]\ndefault_ulimits = {json.dumps(limits)}\n"
-        f'[engine]\ncgroup_manager = "cgroupfs"\nevents_logger = "file"\nruntime = "{runtime}"\n'
-    )
+    engine = f'cgroup_manager = "cgroupfs"\nevents_logger = "file"\nruntime = "{runtime}"\n'
+    (folder / "containers.conf").write_text(f"[engine]\n{engine}")
     (folder / "storage.conf").write_text('[storage]\ndriver = "overlay"\n')
-    return Setting("podman", {"CONTAINERS_CONF": str(folder / "containers.conf")})
+    return {"CONTAINERS_CONF": str(folder / "containers.conf")}
 
 
-def hard(name: str) -> int:
-    limit: int = resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))[1]
-    return 2**20 if limit == resource.RLIM_INFINITY else limit
+def capable(capability: int) -> bool:
+    """Whether this process has the Linux capability of that number."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("CapEff:"))
+    return bool(int(line.split()[1], 16) >> capability & 1)
 
 
-def rootless(folder: Path) -> Iterator[Setting]:
+def rootless() -> Iterator[Setting]:
     """As the user that SLIPWAY_ROOTLESS_USER names, who has subordinate uids and nothing of root's."""
     name = os.environ.get(ROOTLESS)
     if name is None:
         pytest.skip(f"{ROOTLESS} names no user with lines in /etc/subuid and /etc/subgid")
-    setting, user = podman(folder), pwd.getpwnam(name)
-    home = Path(user.pw_dir)
-    place = folder / "of-the-user"
-    for path in (place, place / "run", place / "cache"):
-        path.mkdir(mode=0o700)
-        shutil.chown(path, user.pw_uid, user.pw_gid)
-    for path in (folder, folder.parent, folder.parent.parent):
-        path.chmod(0o755)
-    variables = {
-        **setting.variables,
-        "CONTAINERS_STORAGE_CONF": str(folder / "storage.conf"),
-        "HOME": str(home),
-        "XDG_RUNTIME_DIR": str(place / "run"),
-        "XDG_CACHE_HOME": str(place / "cache"),
-        "TMPDIR": str(place),
-        **as_variables(),
-    }
-    yield Setting("podman", variables, ("setpriv", f"--reuid={name}", f"--regid={user.pw_gid}", "--init-groups"))
-    subprocess.run(
-        [
-            "setpriv",
-            f"--reuid={name}",
-            f"--regid={user.pw_gid}",
-            "--init-groups",
-            "podman",
-            "system",
-            "reset",
-            "--force",
-        ],
-        env={**os.environ, **variables},
-        check=False,
-    )
+    user = pwd.getpwnam(name)
+    with tempfile.TemporaryDirectory(prefix="slipway-rootless-") as folder:  # pytest's own are root's alone
+        place = Path(folder)
+        place.chmod(0o755)  # for mmdebstrap, whose root is another of the user's uids
+        variables = {
+            **settings_of(place),
+            "CONTAINERS_STORAGE_CONF": str(place / "storage.conf"),
+            "HOME": str(place / "home"),
+            "XDG_RUNTIME_DIR": str(place / "run"),
+            "XDG_CACHE_HOME": str(place / "cache"),
+            "TMPDIR": str(place / "temporary"),
+            **as_variables(),
+        }
+        for owned in ("home", "run", "cache", "temporary"):
+            (place / owned).mkdir()
+            shutil.chown(place / owned, user.pw_uid, user.pw_gid)
+        prefix = ("setpriv", f"--reuid={name}", f"--regid={user.pw_gid}", "--init-groups")
+        yield (setting := Setting("podman", variables, prefix))
+        setting.call("podman", "system", "reset", "--force")
 
 
 def as_variables() -> dict[str, str]:

@@ -88,6 +88,21 @@ def test_nothing_needed_lies_under_root(host: Host) -> None:
     assert host.check_output("find /root -mindepth 1 -not -name '.bashrc' -not -name '.profile' | head") == ""
 
 
+COVERED = ("/dev", "/home", "/proc", "/root", "/run", "/sys", "/tmp", "/var/tmp")
+"""Folders over which Apptainer mounts the host's (https://apptainer.org/docs/user/main/bind_paths_and_mounts.html)."""
+
+
+def test_nothing_is_lost_when_the_image_becomes_a_sif_file(host: Host, image: Image) -> None:
+    """Apptainer covers folders, runs as the caller, and writes the environment down as a shell script."""
+    links = " -o ".join(f"-lname '{folder}/*'" for folder in COVERED)
+    assert host.check_output(f"find /opt /etc/slipway \\( {links} \\) | head") == ""
+    special = "-type b -o -type c -o -type p -o -type s"
+    assert host.check_output(f"find /opt /usr /etc /var -xdev \\( {special} \\) | head") == ""
+    assert image.attrs["Config"].get("User", "") == ""
+    for entry in image.attrs["Config"]["Env"]:
+        assert not set(entry) & set("\"'`$\\\n"), f"{entry}: a shell would read it otherwise"
+
+
 def test_no_set_uid_programs_of_ours(host: Host) -> None:
     assert host.check_output("find /opt /etc/slipway -perm /6000 | head") == ""
 
