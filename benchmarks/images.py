@@ -25,13 +25,14 @@ from uv import find_uv_bin
 
 from benchmarks.results import write_section
 from buildkit.base import bootstrap
-from buildkit.build import build_image, cache_folder, write_secrets
+from buildkit.build import build_image, cache_folder, link, write_secrets
 from buildkit.engine import BuildRequest, Docker
 from buildkit.host import read_host
 from buildkit.lock import lock_path, read_lock
 from buildkit.lock_facts import read_facts
 from buildkit.matrix import Matrix, Variant, load_matrix
 from buildkit.plan import make_plan
+from buildkit.wheels import local_wheels
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "benchmarks.md"
@@ -91,14 +92,17 @@ def install_on_host(matrix: Matrix, variant: Variant) -> float:
     with tempfile.TemporaryDirectory(prefix="slipway-uv-", dir=cache_folder()) as folder:
         environment = {**os.environ, **host.build_environment(str(host.ca_bundle)), "UV_CACHE_DIR": f"{folder}/cache"}
         uv = find_uv_bin()
+        wheels = Path(folder, "wheels")  # as a build gets them: of this host's own, those that the lock means
+        wheels.mkdir()
+        for wheel in local_wheels(read_lock(matrix, variant), host):
+            link(wheel, wheels / wheel.name)
         subprocess.run([uv, "venv", "--quiet", f"{folder}/venv"], env=environment, check=True)
         start = time.monotonic()
         subprocess.run(
             [
                 uv, "pip", "install", "--quiet", "--python", f"{folder}/venv", "--require-hashes", "--no-deps",
                 "--index-strategy", "unsafe-best-match", "-r", str(lock_path(matrix, variant)),
-                *(f"--find-links={place}" for place in host.wheel_folders),
-                *(f"--extra-index-url=file://{place}" for place in host.local_indexes),
+                "--find-links", str(wheels),
             ],
             env=environment,
             check=True,
@@ -117,7 +121,7 @@ def build_by_hand(variant: Variant, engine: Docker, base: Path) -> float:
     with tempfile.TemporaryDirectory(prefix="slipway-by-hand-", dir=cache_folder()) as folder:
         context = Path(folder, "context")
         context.mkdir()
-        os.link(base, context / "rootfs.tar")
+        link(base, context / "rootfs.tar")
         shutil.copy2(find_uv_bin(), context / "uv")
         text = DOCKERFILE.format(python=variant.base.python, requirements=" ".join(chosen))
         (context / "Dockerfile").write_text(text)
