@@ -214,7 +214,7 @@ def test_a_policy_that_talks_with_a_calculator_learns_from_its_own_words(runs: R
     )
     status, errors = run.end()
     assert status == 0, errors
-    assert "rollout engine: transformers, because rollout.engine=transformers" in errors
+    assert "engines sample with transformers, because rollout.engine=transformers" in errors
     for row in run.metrics()[1:]:
         assert 1.2 < row["rollout/turns"] <= 2
         # Engine and trainer agree on every token after the calculator's, so they have read the same conversation.

@@ -43,7 +43,7 @@ class Engines:
     def start(self) -> None:
         """Waits until all engines are up and gives them their first weights. What fails here is not repaired."""
         name, reason = self._group.call("chosen")[0]
-        logger.info("rollout engine: %s, because %s", name, reason)
+        logger.info("engines sample with %s, because %s", name, reason)
         self._fetch_weights()
         for failure in self._give_weights(range(len(self._group))).values():
             raise failure
