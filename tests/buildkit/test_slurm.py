@@ -136,8 +136,8 @@ PROGRAMS = {
     # What Slurm's and docker's commands do to the script, and a record of how they were called.
     "srun": 'echo "srun $*" >>calls; shift; [ "$1" != bash ] || "$@"; trap "echo stopped >>calls; exit 143" TERM; '
     "echo $$ >pid; for _ in $(seq 100); do sleep 0.1; [ ! -e end ] || exit 0; done",
-    "scancel": 'echo "scancel $*" >>calls; kill -TERM "$(cat pid)"',
-    "scontrol": 'echo "scontrol $*" >>calls',
+    "scontrol": 'echo "scontrol $*" >>calls; [ "$1" != listpids ] || '
+    'printf "PID JOBID STEPID LOCALID GLOBALID\\n-1 42 0 - -\\n%s 42 0 0 0\\n" "$(cat pid)"',
     "docker": 'printf "<%s>" "$@" >>calls; cat "$4" >environment',
 }
 
@@ -187,7 +187,7 @@ def test_a_warning_stops_the_step_and_requeues_the_job_with_slurm_played(cluster
     job.send_signal(signal.SIGUSR1)
     assert job.wait(timeout=30) == 143
     calls = (cluster / "calls").read_text()
-    assert "scancel --signal=TERM 42" in calls
+    assert "scontrol listpids 42.0" in calls
     assert "stopped" in calls
     assert "scontrol requeue 42" in calls
 
@@ -197,4 +197,4 @@ def test_without_requeue_a_warning_only_stops_with_slurm_played(cluster: Path) -
     wait_for(cluster / "pid")
     job.send_signal(signal.SIGUSR1)
     assert job.wait(timeout=30) == 143
-    assert "scontrol" not in (cluster / "calls").read_text()
+    assert "requeue" not in (cluster / "calls").read_text()

@@ -60,6 +60,19 @@ class Cluster:
         line = ["docker", "exec", *variables, str(self.containers[node].id), "sh", "-c", command]
         return Running(subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
 
+    def put(self, path: str, text: str, node: str = "n1") -> None:
+        """Write a file on a node."""
+        line = ["docker", "exec", "--interactive", str(self.containers[node].id), "sh", "-c", f"cat > {path}"]
+        subprocess.run(line, input=text, text=True, check=True)
+
+    def wait_until(self, command: str, words: str) -> None:
+        """Repeat a command until it prints these words."""
+        end = time.monotonic() + RUNS_WITHIN
+        while words not in (output := self.run(command).output):
+            if time.monotonic() > end:
+                pytest.fail(f"`{command}` did not print `{words}` within {RUNS_WITHIN} s: {output}")
+            time.sleep(1)
+
     def ray_processes(self) -> str:
         """What is left of Ray on any node."""
         look = "pgrep -l -x raylet; pgrep -l -x gcs_server; true"
