@@ -72,8 +72,8 @@ def check_volumes(volumes: tuple[str, ...]) -> tuple[str, ...]:
     for volume in volumes:
         source, _, rest = volume.partition(":")
         path = Path(source).resolve()
-        if not rest or not path.exists():
-            problem = "it names no folder in the container" if not rest else f"{path} does not exist"
+        if not rest or not os.access(path, os.R_OK):
+            problem = "it names no folder in the container" if not rest else f"{path} is not there or not readable"
             raise RunError(f"--volume {volume}: {problem}", "write HOST:CONTAINER[:ro], with a host path that exists")
         checked.append(f"{path}:{rest}")
     return tuple(checked)

@@ -22,9 +22,13 @@ CAP_SYS_RESOURCE = 24
 
 @dataclass(frozen=True)
 class Setting:
-    """What makes `buildkit` and the engine's own command meet one engine: `prefix` comes before every command."""
+    """What makes `buildkit` and the engine's own command meet one engine: `prefix` comes before every command.
+
+    `folder` belongs to the user as whom the engine runs.
+    """
 
     engine: str
+    folder: Path
     variables: dict[str, str] = field(default_factory=dict)
     prefix: tuple[str, ...] = ()
 
@@ -47,7 +51,7 @@ def setting(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         yield from rootless()
     elif request.param == "docker":
         need("docker")
-        yield Setting("docker")
+        yield Setting("docker", folder)
     else:
         yield without_buildx(folder)
 
@@ -61,7 +65,7 @@ def podman(folder: Path) -> Setting:
     """As root. It gives containers higher limits than its own, whatever `--ulimit` says."""
     if not capable(CAP_SYS_RESOURCE):
         pytest.skip("podman as root needs CAP_SYS_RESOURCE, which this process lacks")
-    return Setting("podman", settings_of(folder))
+    return Setting("podman", folder, settings_of(folder))
 
 
 def settings_of(folder: Path) -> dict[str, str]:
@@ -105,7 +109,7 @@ def rootless() -> Iterator[Setting]:
             (place / owned).mkdir()
             shutil.chown(place / owned, user.pw_uid, user.pw_gid)
         prefix = ("setpriv", f"--reuid={name}", f"--regid={user.pw_gid}", "--init-groups")
-        yield (setting := Setting("podman", variables, prefix))
+        yield (setting := Setting("podman", place / "home", variables, prefix))
         setting.call("podman", "system", "reset", "--force")
 
 
@@ -129,7 +133,7 @@ def without_buildx(folder: Path) -> Setting:
     path = folder / "docker"
     path.write_text(f'#!/bin/sh\n[ "$1" = buildx ] && exit 1\nexec {client} "$@"\n')
     path.chmod(0o755)
-    return Setting("docker", {"PATH": f"{folder}:{os.environ['PATH']}"})
+    return Setting("docker", folder, {"PATH": f"{folder}:{os.environ['PATH']}"})
 
 
 @pytest.fixture(scope="session")

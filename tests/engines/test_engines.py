@@ -1,7 +1,7 @@
 """One image, four ways to build and run it: docker with buildx and without, podman as root and not."""
 
 import json
-from pathlib import Path
+import shutil
 
 import pytest
 
@@ -27,14 +27,17 @@ def test_the_image_is_built_and_known(image: dict[str, object]) -> None:
 
 
 def test_a_container_sees_its_shared_memory_and_user_and_its_status_comes_back(
-    buildkit: Buildkit, image: dict[str, object], tmp_path: Path
+    buildkit: Buildkit, image: dict[str, object], setting: Setting
 ) -> None:
+    runs = setting.folder / "runs"
+    runs.mkdir()
+    shutil.chown(runs, setting.folder.stat().st_uid, setting.folder.stat().st_gid)
     code = 'df --output=size -B1 /dev/shm | tail -1; touch "/runs/$(id -u)"; exit 3'
-    done = buildkit("run", "--output", str(tmp_path), "--", "--no-ray", "--", "sh", "-c", code)
+    done = buildkit("run", "--output", str(runs), "--", "--no-ray", "--", "sh", "-c", code)
     assert done.returncode == 3, done.stderr
     assert int(done.stdout.split()[-1]) > 2**30
-    (written,) = tmp_path.iterdir()
-    assert written.name == str(written.stat().st_uid), "what a job writes belongs to who started it"
+    (written,) = runs.iterdir()
+    assert written.name == str(written.stat().st_uid) == str(setting.folder.stat().st_uid), "it belongs to the caller"
 
 
 def test_the_trainer_imports(buildkit: Buildkit, image: dict[str, object]) -> None:
