@@ -27,6 +27,22 @@ sys.exit(7)
 """
 
 
+SAVE_ON_ALL_NODES = """
+import ray, signal, time
+asked = []
+ray.init(log_to_driver=False, logging_level="ERROR")
+signal.signal(signal.SIGTERM, lambda *_: asked.append(True))  # now: Ray has set its own
+@ray.remote(num_cpus=1)
+def save():
+    time.sleep(3)  # longer than Ray lives once its own end has come
+    return ray.get_runtime_context().get_node_id()
+print("up", flush=True)
+while not asked:
+    time.sleep(0.05)
+print("saved on", len(set(ray.get([save.remote() for _ in range(2)]))), "nodes", flush=True)
+"""
+
+
 @pytest.fixture(autouse=True)
 def nothing_is_left() -> Iterator[None]:
     """Every test here ends with no process and no directory of its launches."""
@@ -112,6 +128,18 @@ def test_sigterm_ends_command_and_ray_within_the_time_of_docker_stop(start: Star
     assert launch.wait().status == 143
     assert time.monotonic() - began < 10
     assert not [pid for pid in below if Path(f"/proc/{pid}").exists()]
+
+
+def test_a_signal_to_all_nodes_leaves_ray_up_until_the_command_has_saved(start_node: Start) -> None:
+    variables = {"SLIPWAY_DEADLINE": "120"}
+    worker = start_node(1, *SMALL, "--grace", "60", "--", "true", **variables)
+    head = start_node(0, *SMALL, "--grace", "60", "--", sys.executable, "-c", SAVE_ON_ALL_NODES, **variables)
+    assert head.read_line() == "up"
+    for launch in (worker, head):
+        launch.signal(signal.SIGTERM)
+    told = head.wait()
+    assert told.stdout == "saved on 2 nodes\n", told.stderr
+    assert (told.status, worker.wait().status) == (143, 143)
 
 
 def test_ray_that_cannot_start_is_an_error_with_its_reason(start: Start) -> None:
