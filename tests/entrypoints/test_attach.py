@@ -1,16 +1,19 @@
 """What people do beside a running job: ask Ray for its state, submit jobs, look at the dashboard, debug."""
 
 import importlib.util
+import itertools
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,6 +32,14 @@ def multiply(a, b):
     breakpoint()
     return product
 print("returned", ray.get(multiply.remote(6, 7)))
+"""
+EXCEPTION = """
+import ray
+ray.init(log_to_driver=False)
+@ray.remote(runtime_env={"env_vars": {"RAY_DEBUG_POST_MORTEM": "1"}}, max_retries=0)
+def divide(a, b):
+    return a / b
+ray.get(divide.remote(1, 0))
 """
 
 
@@ -175,3 +186,81 @@ def say(process: "subprocess.Popen[str]", line: str) -> None:
     assert process.stdin is not None
     process.stdin.write(f"{line}\n")
     process.stdin.flush()
+
+
+@needs_ray
+@pytest.mark.skipif(
+    importlib.util.find_spec("debugpy") is None, reason="needs debugpy, which images built for debugging have"
+)
+def test_an_exception_stops_for_rays_distributed_debugger(job: Job, tmp_path: Path) -> None:
+    (tmp_path / "divide.py").write_text(EXCEPTION)
+    driver = job.start("python", str(tmp_path / "divide.py"))
+    worker = wait_for(lambda: stopped_worker(job))
+    assert driver.poll() is None
+    with DebugClient((worker["ip"], worker["debugger_port"])) as client:
+        assert client.exception() == ("ZeroDivisionError", "division by zero")
+    output, _ = driver.communicate(timeout=PATIENCE)
+    assert "ZeroDivisionError" in output
+
+
+def stopped_worker(job: Job) -> dict[str, Any] | None:
+    """The worker that waits for a debugger, as Ray's state API lists it."""
+    listed = job.run("ray", "list", "workers", "--detail", "--format=json")
+    workers = json.loads(listed[listed.index("[") :])
+    return next((worker for worker in workers if worker["num_paused_threads"]), None)
+
+
+def wait_for(look: Callable[[], Any]) -> Any:
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+        if found := look():
+            return found
+        time.sleep(0.5)
+    pytest.fail(f"nothing came within {PATIENCE:g} s")
+
+
+class DebugClient:
+    """As much of the Debug Adapter Protocol as an editor speaks when it attaches:
+    https://microsoft.github.io/debug-adapter-protocol/specification.
+    """
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self._socket = socket.create_connection(address, PATIENCE)
+        self._stream = self._socket.makefile("rwb")
+        self._numbers = itertools.count(1)
+
+    def __enter__(self) -> "DebugClient":
+        self._send("initialize", adapterID="test")
+        self._wait("response", "initialize")
+        self._send("attach", justMyCode=False)
+        self._wait("event", "initialized")
+        self._send("setExceptionBreakpoints", filters=["uncaught"])
+        self._send("configurationDone")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._send("disconnect", terminateDebuggee=False)
+        self._stream.close()
+        self._socket.close()
+
+    def exception(self) -> tuple[str, str]:
+        """Class and words of the exception at which it stopped."""
+        thread = self._wait("event", "stopped")["threadId"]
+        self._send("exceptionInfo", threadId=thread)
+        found = self._wait("response", "exceptionInfo")
+        return found["exceptionId"].split()[0].rpartition(".")[2], found["description"]
+
+    def _send(self, command: str, **arguments: Any) -> None:
+        message = {"seq": next(self._numbers), "type": "request", "command": command, "arguments": arguments}
+        body = json.dumps(message).encode()
+        self._stream.write(b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
+        self._stream.flush()
+
+    def _wait(self, kind: str, name: str) -> dict[str, Any]:
+        while True:
+            length = 0
+            while header := self._stream.readline().strip():
+                length = int(header.rpartition(b" ")[2])
+            message = json.loads(self._stream.read(length))
+            if (message["type"], message.get("command") or message.get("event")) == (kind, name):
+                return dict(message.get("body") or {})
