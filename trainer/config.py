@@ -9,14 +9,14 @@ from pydantic import Field, model_validator
 from trainer.custom_code import CustomCode as CustomCode
 from trainer.device_mapping import DeviceMappingConfig
 from trainer.errors import ConfigError
-from trainer.lora_settings import LoraConfig
-from trainer.profiler_settings import ProfilerConfig
-from trainer.reward_settings import RewardModelConfig
-from trainer.rollout_settings import RolloutConfig as RolloutConfig
-from trainer.section import Section
-from trainer.sharding_settings import ShardingConfig
+from trainer.settings.lora import LoraConfig
+from trainer.settings.profiler import ProfilerConfig
+from trainer.settings.reward import RewardModelConfig
+from trainer.settings.rollout import RolloutConfig as RolloutConfig
+from trainer.settings.section import Section
+from trainer.settings.sharding import ShardingConfig
+from trainer.settings.watchdogs import WatchdogsConfig
 from trainer.training.partition import MicroBatchLimit
-from trainer.watchdog_settings import WatchdogsConfig
 
 Aggregation = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean"]
 KlEstimator = Literal["k1", "k2", "k3"]

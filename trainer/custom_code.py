@@ -9,7 +9,7 @@ from typing import Any, Self
 from pydantic import Field, model_validator
 
 from trainer.errors import ConfigError
-from trainer.section import Section
+from trainer.settings.section import Section
 
 
 class CustomCode(Section):

@@ -4,7 +4,7 @@ import re
 
 from pydantic import Field, field_validator
 
-from trainer.section import Section
+from trainer.settings.section import Section
 
 _PART = re.compile(r"(?:node(\d+):)?(\d+(?:,\d+)*)")
 

@@ -22,7 +22,7 @@ from trainer.data.dataset import PromptSampler
 from trainer.data.preferences import Pair, read_pairs
 from trainer.model_files import check_models, load_tokenizer, with_local_models
 from trainer.run import TrainingRun, forward, recorded_step, run_directory, update, with_last_checkpoint
-from trainer.section import Section
+from trainer.settings.section import Section
 from trainer.stop_signal import StopSignal
 from trainer.tracking import Tracker
 from trainer.workers import connect_ranks, start_groups

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from trainer.profiler_settings import ProfilerConfig
+from trainer.settings.profiler import ProfilerConfig
 
 
 class Tracer:

@@ -18,7 +18,7 @@ from trainer.data.dataset import PromptSampler
 from trainer.data.schema import read_parquet
 from trainer.models import ModelShape, build_tokenizer, create_model, save_model
 from trainer.rewards import gsm8k
-from trainer.section import Section
+from trainer.settings.section import Section
 
 _HINT = "make the file with `python -m trainer data arithmetic`"
 _IGNORED = -100  # cross_entropy's mark for positions without a target

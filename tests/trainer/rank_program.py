@@ -19,8 +19,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from trainer.algorithms.aggregation import GlobalCount, token_mean
 from trainer.batch import Batch
 from trainer.errors import CheckpointError, EngineError
-from trainer.lora_settings import LoraConfig
-from trainer.sharding_settings import ShardingConfig
+from trainer.settings.lora import LoraConfig
+from trainer.settings.sharding import ShardingConfig
 from trainer.training.engine import OptimizerSettings, TrainingEngine, optimizer_states
 from trainer.training.lora import adapted_layers, adapters_off, add_adapters
 from trainer.training.networks import PolicyNetwork

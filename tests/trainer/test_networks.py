@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from trainer.algorithms.log_probs import log_probs_and_entropy
 from trainer.batch import Batch
 from trainer.errors import ConfigError
-from trainer.lora_settings import LoraConfig
+from trainer.settings.lora import LoraConfig
 from trainer.training.linear_log_probs import linear_log_probs
 from trainer.training.lora import add_adapters
 from trainer.training.networks import PolicyNetwork, ValueNetwork

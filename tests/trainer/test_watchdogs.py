@@ -5,7 +5,7 @@ import math
 import pytest
 
 from trainer.config import Config
-from trainer.watchdog_settings import Watchdog, WatchdogsConfig
+from trainer.settings.watchdogs import Watchdog, WatchdogsConfig
 from trainer.watchdogs import KINDS, Alarm, Watchdogs, most_severe
 
 METRICS = {"reward/mean": 0.5, "reference/kl": 0.1, "actor/entropy": 1.0, "rollout/ratio_outside_tenth": 0.0}

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from trainer.errors import ConfigError
-from trainer.lora_settings import ALL_LINEAR, LoraConfig
+from trainer.settings.lora import ALL_LINEAR, LoraConfig
 
 Gather = Callable[[Tensor], Tensor]
 

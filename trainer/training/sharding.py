@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from trainer.errors import DataError
-from trainer.sharding_settings import ShardingConfig
+from trainer.settings.sharding import ShardingConfig
 from trainer.training.tensor_parallel import split_layers
 
 REPLICATE, SHARD, TENSOR = "replicate", "shard", "tensor"

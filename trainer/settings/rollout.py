@@ -5,7 +5,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from trainer.custom_code import CustomCode
-from trainer.section import Section
+from trainer.settings.section import Section
 
 
 class RolloutConfig(Section):

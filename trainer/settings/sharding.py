@@ -5,7 +5,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from trainer.errors import ConfigError
-from trainer.section import Section
+from trainer.settings.section import Section
 
 
 class ShardingConfig(Section):

@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from trainer.section import Section
+from trainer.settings.section import Section
 
 ALL_LINEAR = "all-linear"
 

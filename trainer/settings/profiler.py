@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from trainer.section import Section
+from trainer.settings.section import Section
 
 
 class ProfilerConfig(Section):

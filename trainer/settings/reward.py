@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from trainer.section import Section
+from trainer.settings.section import Section
 
 
 class RewardModelConfig(Section):

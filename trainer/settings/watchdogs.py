@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from trainer.section import Section
+from trainer.settings.section import Section
 
 
 class Watchdog(Section):
