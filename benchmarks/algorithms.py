@@ -1,6 +1,6 @@
-"""Learning curves of gae, grpo, rloo (also one step off) and DPO on the arithmetic task, into docs/results.md.
+"""Learning curves of gae, grpo, rloo in all three modes and DPO on the arithmetic task, into docs/results.md.
 
-    python -m benchmarks.algorithms [--seeds 3] [--steps 24] [--output runs/algorithms]
+    python -m benchmarks.algorithms [--seeds 3] [--steps 24] [--output runs/algorithms] [--only rloo rloo_asynchronous]
 
 Runs where it is started, with the trainer's own packages (inside the cpu image, or an environment like it), on as many
 nodes as the Ray cluster at RAY_ADDRESS has, else on this machine alone. What is there already is not run again, so an
@@ -43,6 +43,13 @@ ALGORITHMS: dict[str, tuple[str, ...]] = {
     "grpo": ("algorithm.advantage=grpo", "algorithm.kl_coefficient=0", "actor.kl_loss_coefficient=0.01"),
     "rloo": ("algorithm.advantage=rloo",),
     "rloo_one_step_off": ("algorithm.advantage=rloo", "trainer.mode=one_step_off", "algorithm.correction=tis"),
+    "rloo_asynchronous": (
+        "algorithm.advantage=rloo",
+        "trainer.mode=asynchronous",
+        "algorithm.correction=tis",
+        "trainer.max_staleness=2",
+        "rollout.segment_length=4",
+    ),
 }
 PREFERENCES = (
     "actor.learning_rate=1e-4",
@@ -131,9 +138,9 @@ def exact_match(model: Path, held_out: Path) -> float:
 
 def draw(curves: list[Curve]) -> None:
     """A panel per algorithm, a line per seed."""
-    names = [*ALGORITHMS, "dpo"]
-    figure = Figure(figsize=(12.5, 2.8), layout="constrained")
-    for axes, name in zip(figure.subplots(1, len(names), sharey=True), names, strict=True):
+    names = list(dict.fromkeys(one.algorithm for one in curves))
+    figure = Figure(figsize=(15, 2.8), layout="constrained")
+    for axes, name in zip(figure.subplots(1, len(names), sharey=True, squeeze=False)[0], names, strict=True):
         for one in curves:
             if one.algorithm == name:
                 axes.plot(one.steps, one.values, marker=".", label=f"seed {one.seed}")
@@ -155,7 +162,7 @@ def section(curves: list[Curve], command: str) -> str:
         "| algorithm | steps | before, by seed | after, by seed | mean after | seconds a run |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
-    for name in (*ALGORITHMS, "dpo"):
+    for name in dict.fromkeys(one.algorithm for one in curves):
         own = [one for one in curves if one.algorithm == name]
         before = " ".join(f"{one.before:.3f}" for one in own)
         after = " ".join(f"{one.after:.3f}" for one in own)
@@ -169,11 +176,13 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--output", type=Path, default=Path("runs/algorithms"))
+    names = (*ALGORITHMS, "dpo")
+    parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="ALGORITHM")
     options = parser.parse_args()
     curves = [
         run(options.output.absolute() / f"seed{seed}", name, seed, options.steps)
         for seed in range(options.seeds)
-        for name in (*ALGORITHMS, "dpo")
+        for name in options.only
     ]
     draw(curves)
     text = section(curves, f"python -m benchmarks.algorithms --seeds {options.seeds} --steps {options.steps}")

@@ -188,8 +188,13 @@ class TrainerConfig(Section):
     run_id: str | None = Field(None, description="name of the run's directory; the start time when not given")
     nnodes: int | None = Field(None, gt=0, description="nodes to use; all nodes of the cluster when not given")
     n_gpus_per_node: int | None = Field(None, ge=0, description="GPUs per node; what Ray reports when not given")
-    mode: Literal["synchronous", "one_step_off"] = Field(
-        "synchronous", description="one_step_off: engines sample for the next step while this one is learned from"
+    mode: Literal["synchronous", "one_step_off", "asynchronous"] = Field(
+        "synchronous",
+        description="one_step_off: engines sample for the next step while this one is learned from; asynchronous: "
+        "they sample all the time, and responses go on growing under new weights",
+    )
+    max_staleness: int = Field(
+        1, ge=0, description="asynchronous: updates by which the weights behind a token may be older than the learner"
     )
     project_name: str = Field("slipway", description="where loggers file the run")
     loggers: list[Literal["wandb", "mlflow"]] = Field(
@@ -293,8 +298,13 @@ class Config(RunConfig):
             raise ValueError("algorithm.correction_low is not below algorithm.correction_high")
         if algorithm.correction != "none" and not self.rollout.log_probs:
             raise ValueError(f"algorithm.correction={algorithm.correction} needs rollout.log_probs=true")
-        if self.trainer.mode == "one_step_off" and algorithm.correction == "none":
-            raise ValueError("trainer.mode=one_step_off learns from an older policy: set algorithm.correction")
+        if self.trainer.mode != "synchronous" and algorithm.correction == "none":
+            raise ValueError(f"trainer.mode={self.trainer.mode} learns from an older policy: set algorithm.correction")
+        if self.trainer.mode == "asynchronous" and (algorithm.dynamic_sampling or algorithm.advantage == "remax"):
+            name = "dynamic_sampling" if algorithm.dynamic_sampling else "advantage=remax"
+            raise ValueError(
+                f"trainer.mode=asynchronous samples one response after the other: not with algorithm.{name}"
+            )
         if buffer > longest:
             raise ValueError(f"reward.overlong_buffer={buffer} exceeds data.max_response_length={longest}")
         if self.reward.name == "regex" and self.reward.pattern is None:

@@ -14,6 +14,7 @@ from trainer.algorithms.advantages import explained_variance
 from trainer.algorithms.corrections import raw_ratio
 from trainer.algorithms.kl import adapted_kl_coefficient, kl_estimate
 from trainer.algorithms.registry import ADVANTAGES, CORRECTIONS, Sampled
+from trainer.asynchronous import AsynchronousPipeline
 from trainer.batch import Batch
 from trainer.checkpoint import TrainingState, read_checkpoint
 from trainer.config import Config
@@ -95,13 +96,17 @@ class Controller(TrainingRun):
         self.prompts = prompts
         self.engines = Engines(workers.rollout, workers.actor, config, workers.on_shared_gpus)
         self.collector = Collector(config, self.engines, workers.reward, prompts)
-        ahead = config.trainer.mode == "one_step_off"
-        if ahead and workers.on_shared_gpus:
+        mode = config.trainer.mode
+        if mode != "synchronous" and workers.on_shared_gpus:
             raise ConfigError(
-                "trainer.mode=one_step_off: the engines cannot sample while the actor uses their GPUs",
+                f"trainer.mode={mode}: the engines cannot sample while the actor uses their GPUs",
                 hint="give them GPUs of their own with device_mapping.rollout and device_mapping.actor",
             )
-        self.pipeline = Pipeline(self.collector, prompts.sampler, tracker.phase, ahead)
+        self.pipeline: Pipeline | AsynchronousPipeline
+        if mode == "asynchronous":
+            self.pipeline = AsynchronousPipeline(self.collector, prompts.sampler, tracker.phase)
+        else:
+            self.pipeline = Pipeline(self.collector, prompts.sampler, tracker.phase, ahead=mode == "one_step_off")
         self.kl_coefficient = config.algorithm.kl_coefficient
         self.exact_matches: list[float] = []
         self.watchdogs = Watchdogs(config.watchdogs)
@@ -148,8 +153,7 @@ class Controller(TrainingRun):
                 with phase("update_actor"):
                     metrics |= update(workers.actor, batch, self.config.actor.mini_batch_size)
                 self.after_update = {"actor/entropy": metrics["actor/entropy"]}
-        self.pipeline.settle()
-        with phase("sync_weights"):
+        with self.pipeline.paused(), phase("sync_weights"):
             self.engines.sync_weights()
         metrics["rollout/repairs"] = self.engines.take_repairs()
         seconds = time.perf_counter() - started
@@ -178,7 +182,7 @@ class Controller(TrainingRun):
         metrics["rollout/response_length"] = mask.sum(dim=1).float().mean().item()
         if batch.rollout_log_probs is not None:
             metrics |= log_prob_agreement(batch.rollout_log_probs, batch.old_log_probs, mask)
-        return batch, experience.metrics | metrics
+        return batch, experience.metrics | experience.staleness(self.engines.version) | metrics
 
     def _rewards(self, batch: Batch, experience: Experience) -> tuple[Tensor, dict[str, float]]:
         """The reward of each token, [rows, response length], and the metrics of the KL in it."""
@@ -227,7 +231,7 @@ class Controller(TrainingRun):
 
     def validate(self) -> dict[str, float]:
         """The share of held-out prompts whose greedy response earns the full reward."""
-        with self.tracker.phase("validate"):
+        with self.pipeline.paused(), self.tracker.phase("validate"):
             metrics = self.collector.held_out()
         self.exact_matches.append(metrics["validation/exact_match"])
         return metrics

@@ -69,6 +69,16 @@ class Experience:
         """Tokens of each response, [rows] int64."""
         return torch.tensor([len(response.token_ids) for response in self.responses])
 
+    def staleness(self, version: int) -> dict[str, float]:
+        """By how many updates the weights that sampled are older than those of `version`, over all tokens sampled."""
+        ages = [
+            version - sampled_by
+            for row in self.responses
+            for sampled_by, own in zip(row.versions, row.mask, strict=True)
+            if own
+        ]
+        return {"rollout/staleness_mean": sum(ages) / len(ages), "rollout/staleness_max": float(max(ages))}
+
     def batch(self, with_log_probs: bool) -> Batch:
         """The rows; `with_log_probs` says whether engines gave them."""
         return Batch.from_responses(
@@ -84,6 +94,7 @@ class Collector:
 
     def __init__(self, config: Config, engines: Engines, reward: WorkerGroup, prompts: Prompts) -> None:
         self.config = config
+        self.engines = engines
         self.conversations = Conversations(config, engines, prompts.tokenizer)
         self.reward = reward
         self.prompts = prompts
@@ -105,32 +116,46 @@ class Collector:
         prompts: list[Prompt] = []
         responses: list[Trajectory] = []
         scored: list[Scored] = []
-        informative = torch.zeros(0, dtype=torch.bool)
         for _ in range(algorithm.max_sampling_rounds if algorithm.dynamic_sampling else 1):
             with phase("load"):
-                drawn = [prompt for prompt in self.prefetcher.next_batch() for _ in range(self.samples)]
+                drawn = self.draw()
             with phase("generate"):
                 sampled = self.begin(drawn, step, first_row=len(prompts))
                 self.conversations.finish(sampled)
             with phase("reward"):
                 scored += self.score(drawn, sampled)
             prompts, responses = prompts + drawn, responses + sampled
-            scores = torch.tensor([one.value for one in scored])
-            informative = informative_groups(scores, self.groups(len(scores)))
-            if int(informative.sum()) >= wanted:
+            if int(self._informative(scored).sum()) >= wanted:
                 break
+        experience = self.experience(prompts, responses, scored)
+        if not algorithm.dynamic_sampling:
+            return experience
+        rows = self._informative(scored).logical_not().int().argsort(stable=True)[:wanted].tolist()
+        return Experience(
+            [prompts[row] for row in rows],
+            [responses[row] for row in rows],
+            experience.scores[rows],
+            experience.metrics | {"rollout/sampling_rounds": len(prompts) / wanted},
+        )
+
+    def draw(self) -> list[Prompt]:
+        """The next prompts, each `samples_per_prompt` times in a row."""
+        return [prompt for prompt in self.prefetcher.next_batch() for _ in range(self.samples)]
+
+    def experience(self, prompts: list[Prompt], rows: list[Trajectory], scored: Sequence[Scored]) -> Experience:
+        """What finished responses and their scores are together."""
         metrics = {
-            "rollout/informative_fraction": informative.float().mean().item(),
+            "rollout/informative_fraction": self._informative(scored).float().mean().item(),
             "reward/failed": failed_fraction(scored),
             **{f"reward/{name}": value for name, value in mean_parts(scored).items()},
         }
         if self.config.rollout.environment.path is not None:
-            metrics["rollout/turns"] = sum(row.turns for row in responses) / len(responses)
-        if not algorithm.dynamic_sampling:
-            return Experience(prompts, responses, scores, metrics)
-        rows = informative.logical_not().int().argsort(stable=True)[:wanted].tolist()
-        metrics["rollout/sampling_rounds"] = len(prompts) / wanted
-        return Experience([prompts[row] for row in rows], [responses[row] for row in rows], scores[rows], metrics)
+            metrics["rollout/turns"] = sum(row.turns for row in rows) / len(rows)
+        return Experience(prompts, rows, torch.tensor([one.value for one in scored]), metrics)
+
+    def _informative(self, scored: Sequence[Scored]) -> Tensor:
+        """Which responses differ in score from others to the same prompt, [rows] bool."""
+        return informative_groups(torch.tensor([one.value for one in scored]), self.groups(len(scored)))
 
     def groups(self, rows: int) -> Tensor:
         """The number of each row's prompt, [rows] int64."""

@@ -1,7 +1,8 @@
 """When the experience of a step is collected: right before it is learned from, or beside the step before."""
 
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Protocol
 
 from trainer.data.dataset import PromptSampler
@@ -16,7 +17,7 @@ class Pipeline:
     """Hands out the experience of each step, in order.
 
     One step ahead, engines sample for the next step while actor and critic learn from this one, so the policy that
-    sampled is one update older than the one that learns. New weights wait until the engines are done (`settle`).
+    sampled is one update older than the one that learns. New weights wait until the engines are done (`paused`).
     """
 
     def __init__(self, collector: CollectsExperience, sampler: PromptSampler, phase: Phase, ahead: bool) -> None:
@@ -41,16 +42,13 @@ class Pipeline:
             self._next = self._thread.submit(self._collector.collect, step + 1, lambda _name: nullcontext())
         return experience
 
-    def settle(self) -> None:
+    @contextmanager
+    def paused(self) -> Iterator[None]:
         """Waits until no engine is sampling; what went wrong meanwhile is raised when its experience is taken."""
         if self._next is not None:
             with self._phase("generate"):
                 wait([self._next])
-
-    @property
-    def staleness(self) -> int:
-        """By how many updates the policy that samples next is older than the one that will learn from it."""
-        return int(self._next is not None)
+        yield
 
     def sampler_state(self) -> dict[str, int]:
         """Where the prompts stand after the last experience taken: a resumed run draws those that were under way."""

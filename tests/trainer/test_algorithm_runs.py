@@ -223,3 +223,25 @@ def test_a_policy_that_talks_with_a_calculator_learns_from_its_own_words(runs: R
         assert row["reward/failed"] == 0
     samples = [json.loads(line) for line in (run.directory / "samples.jsonl").read_text().splitlines()]
     assert any("Write calc: EXPRESSION to calculate" in sample["response"] for sample in samples)
+
+
+def test_asynchronously_responses_grow_on_under_new_weights(runs: Runs) -> None:
+    run = runs.start(
+        "asynchronous",
+        "trainer.mode=asynchronous",
+        "rollout.engine=transformers",
+        "trainer.max_staleness=2",
+        "rollout.segment_length=4",
+        "algorithm.correction=tis",
+        "trainer.total_steps=5",
+        "trainer.save_freq=3",
+    )
+    rows = finished(run)
+    assert len(rows) == 5
+    assert rows[0]["rollout/staleness_max"] == 0
+    assert 0 < max(row["rollout/staleness_max"] for row in rows) <= 2
+    # A token's log-prob is that of the weights which sampled it; the actor's have moved on since.
+    assert max(row["rollout/log_prob_difference"] for row in rows[2:]) > 1e-3
+    assert all(row["actor/gradient_norm"] > 0 for row in rows)
+    assert {"validation/exact_match" in row for row in rows} == {True, False}
+    assert len(list((run.directory / "checkpoints").iterdir())) == 2

@@ -49,6 +49,11 @@ def closing(pipeline: Pipeline) -> Iterator[None]:
         pipeline.close()
 
 
+def pause(pipeline: Pipeline) -> None:
+    with pipeline.paused():
+        pass
+
+
 @pytest.mark.parametrize("ahead", [False, True])
 def test_every_step_gets_its_own_experience(ahead: bool) -> None:
     pipeline, collector = make(ahead)
@@ -60,9 +65,8 @@ def test_every_step_gets_its_own_experience(ahead: bool) -> None:
 def test_synchronously_nothing_is_sampled_before_its_step() -> None:
     pipeline, collector = make(ahead=False)
     pipeline.take(1, LAST)
-    pipeline.settle()
-    assert collector.started == [1]
-    assert pipeline.staleness == 0
+    with pipeline.paused():
+        assert collector.started == [1]
 
 
 def test_one_step_ahead_sampling_goes_on_until_the_weights_are_to_change() -> None:
@@ -70,12 +74,11 @@ def test_one_step_ahead_sampling_goes_on_until_the_weights_are_to_change() -> No
     with closing(pipeline):
         collector.gate.set()
         pipeline.take(1, LAST)
-        assert pipeline.staleness == 1
-        pipeline.settle()
-        assert collector.started == [1, 2]
+        with pipeline.paused():
+            assert collector.started == [1, 2]
         collector.gate.clear()
         pipeline.take(2, LAST)  # is there already
-        settled = threading.Thread(target=pipeline.settle)
+        settled = threading.Thread(target=pause, args=(pipeline,))
         settled.start()
         settled.join(0.1)
         assert settled.is_alive()  # step 3 is still being sampled
@@ -88,7 +91,7 @@ def test_a_checkpoint_draws_again_what_was_under_way() -> None:
     pipeline, collector = make(ahead=True)
     with closing(pipeline):
         pipeline.take(1, LAST)
-        pipeline.settle()
+        pause(pipeline)
         resumed = PromptSampler(20, 3, shuffle=True, seed=0)
         resumed.load_state_dict(pipeline.sampler_state())
     assert resumed.next_batch() == collector.drawn[2]
@@ -98,7 +101,7 @@ def test_what_goes_wrong_ahead_is_raised_when_its_step_comes() -> None:
     pipeline, _ = make(ahead=True)
     with closing(pipeline):
         pipeline.take(12, 20)
-        pipeline.settle()
+        pause(pipeline)
         with pytest.raises(ValueError, match="bad luck"):
             pipeline.take(13, 20)
 

@@ -19,6 +19,9 @@ class RolloutConfig(Section):
         3, ge=0, description="engines that may be replaced in a row; what fails after that ends the run"
     )
     samples_per_prompt: int = Field(4, gt=0, description="responses to each prompt of a step")
+    segment_length: int = Field(
+        256, gt=0, description="trainer.mode=asynchronous: tokens after which engines may take new weights"
+    )
     environment: CustomCode = Field(
         CustomCode(), description="a class that answers the policy's turns, see trainer/rollout/environment.py"
     )
