@@ -216,6 +216,22 @@ class WorkerGroup:
         """A call to each worker with its own arguments, and its results by rank."""
         return self.wait(self.start_each(method, arguments))
 
+    def attempt(
+        self, method: str, arguments: Mapping[int, Sequence[Any]], timeout: float | None = None
+    ) -> tuple[dict[int, Any], dict[int, EngineError]]:
+        """A call to some workers: the results and the failures, by rank. Other errors than EngineError are raised."""
+        calls = [self.start_one(rank, method, *own) for rank, own in arguments.items()]
+        results: dict[int, Any] = {}
+        failures: dict[int, EngineError] = {}
+        for rank, outcome in zip(arguments, outcomes(calls, timeout or self.timeout), strict=True):
+            if isinstance(outcome, EngineError):
+                failures[rank] = outcome
+            elif isinstance(outcome, Exception):
+                raise outcome
+            else:
+                results[rank] = outcome
+        return results, failures
+
     def wait(self, calls: Sequence[Call]) -> list[Any]:
         """The results of calls, in their order; see `wait`."""
         return wait(calls, self.timeout)

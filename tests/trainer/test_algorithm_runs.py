@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from tests.trainer.test_reward_model import write_classifier
-from tests.trainer.whole_run import ROOT, Run, Runs
+from tests.trainer.whole_run import ROOT, Run, Runs, workers_of
 
 
 def finished(run: Run) -> list[dict[str, float]]:
@@ -153,8 +153,9 @@ def test_a_watchdog_rolls_the_weights_back_to_the_last_checkpoint(runs: Runs) ->
     assert rows[2]["watchdog/kl"] == 1.0
 
 
-def test_roles_have_nodes_of_their_own(runs: Runs, tmp_path: Path) -> None:
-    """The actor on one node, the critic on both, engines and a reward model on the other one."""
+def test_roles_have_nodes_of_their_own_and_weights_are_broadcast_over_gloo(runs: Runs, tmp_path: Path) -> None:
+    """The actor on one node, the critic on both, engines and a reward model on the other one. An engine that takes the
+    place of a dead one gets the weights another way first, and hears the next broadcast."""
     judge = write_classifier(tmp_path / "judge", AutoTokenizer.from_pretrained(runs.model))
     run = runs.start(
         "split",
@@ -164,13 +165,18 @@ def test_roles_have_nodes_of_their_own(runs: Runs, tmp_path: Path) -> None:
         "device_mapping.reward=node1:0",
         f"reward.model.path={judge}",
         "reward.weight=0",
-        "trainer.total_steps=2",
+        "rollout.weight_transfer=broadcast",
+        "rollout.engine=transformers",
+        "trainer.total_steps=6",
     )
+    run.wait_for_step(1)
+    next(workers_of(runs, "RolloutWorker.call")).kill()
     status, errors = run.end()
     assert status == 0, errors
     assert sum(line.startswith("critic ") for line in errors.splitlines()) == 2
     assert sum(line.startswith(("actor ", "rollout ", "reward ")) for line in errors.splitlines()) == 3
     assert "validation/reward_model" in run.metrics()[0]
+    assert sum(row["rollout/repairs"] for row in run.metrics()[1:]) == 1
     for row in run.metrics()[1:]:
         assert row["reward/mean"] == pytest.approx(row["reward/model"], abs=1e-6)
         assert row["reward/mean"] != row["reward/rule"]

@@ -2,16 +2,14 @@
 
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.trainer.whole_run import Run, Runs
+from tests.trainer.whole_run import Run, Runs, workers_of
 from trainer.checkpoint import read_checkpoint
 from trainer.config import Config, TrainerConfig
 from trainer.controller import token_rewards
@@ -77,31 +75,6 @@ def test_a_resumed_run_goes_on_with_the_same_metrics_even_when_it_loses_an_engin
     assert "error: actor rank" in errors
     assert "died during" in errors
     assert read_checkpoint(resumed.directory / "checkpoints" / "step_000003", runs.model).step == 3
-
-
-def workers_of(runs: Runs, title: str) -> Iterator[psutil.Process]:
-    """Processes of this test's cluster with such a title, waited for; others may run on this machine.
-
-    Ray calls a worker's process after its class, and adds `.call` as long as it is at work.
-    """
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        yield from (process for process in psutil.process_iter() if is_worker(process, title, runs.address))
-        time.sleep(0.01)
-    raise AssertionError(f"no process {title}")
-
-
-def is_worker(process: psutil.Process, title: str, address: str) -> bool:
-    try:
-        raylet = process.parent()
-        return (
-            process.cmdline()[:1] != []
-            and process.cmdline()[0].startswith(f"ray::{title}")
-            and raylet is not None
-            and any(address in word for word in raylet.cmdline())
-        )
-    except (psutil.NoSuchProcess, psutil.AccessDenied):
-        return False
 
 
 def test_sigterm_saves_the_last_step_and_says_how_to_go_on(uninterrupted: Run, runs: Runs) -> None:

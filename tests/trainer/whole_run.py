@@ -5,9 +5,11 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 ROOT = Path(__file__).parents[2]
 DEADLINE = 240.0
@@ -87,3 +89,28 @@ class Run:
         """A step's metrics that depend on nothing but the settings."""
         (row,) = (row for row in self.metrics() if row["step"] == step)
         return {k: v for k, v in row.items() if not k.startswith(NOT_RESULTS)}
+
+
+def workers_of(runs: Runs, title: str) -> Iterator[psutil.Process]:
+    """Processes of this test's cluster with such a title, waited for; others may run on this machine.
+
+    Ray calls a worker's process after its class, and adds `.call` as long as it is at work.
+    """
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        yield from (process for process in psutil.process_iter() if is_worker(process, title, runs.address))
+        time.sleep(0.01)
+    raise AssertionError(f"no process {title}")
+
+
+def is_worker(process: psutil.Process, title: str, address: str) -> bool:
+    try:
+        raylet = process.parent()
+        return (
+            process.cmdline()[:1] != []
+            and process.cmdline()[0].startswith(f"ray::{title}")
+            and raylet is not None
+            and any(address in word for word in raylet.cmdline())
+        )
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return False

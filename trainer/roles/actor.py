@@ -7,6 +7,7 @@ import ray
 import torch
 from ray import ObjectRef
 from torch import Tensor
+from torch.distributed import TCPStore
 
 from trainer.algorithms.aggregation import GlobalCount, aggregate, token_mean
 from trainer.algorithms.kl import kl_loss
@@ -18,11 +19,17 @@ from trainer.training.engine import TrainingEngine
 from trainer.training.export import write_language_model
 from trainer.training.lora import adapters_off, write_adapter
 from trainer.training.networks import PolicyNetwork
-from trainer.training.weights import PackedWeights, SharedBucket, pack, share
+from trainer.training.process_group import open_store
+from trainer.training.weights import PackedWeights, SharedBucket, WeightBucket, pack, share
+from trainer.weight_channel import Announcement, WeightChannel
 
 
 class ActorWorker(TrainingWorker):
     _shared: Sequence[PackedWeights] = ()
+    _packed: Sequence[PackedWeights] = ()
+    _sent: Sequence[WeightBucket] = ()
+    _channel: WeightChannel | None = None
+    _channel_store: TCPStore | None = None
 
     def build(self) -> TrainingEngine:
         settings = self.config.actor
@@ -89,6 +96,44 @@ class ActorWorker(TrainingWorker):
         """Frees what `share_weights` made, once the engines have copied it."""
         self._shared = []
         torch.cuda.ipc_collect()
+
+    def open_channel(self, size: int) -> int:
+        """Rank 0 only: the port at which engines find the process group that weights are sent in."""
+        self._channel_store = open_store(self.place.address, size, self.config.trainer.worker_timeout)
+        return int(self._channel_store.port)
+
+    def join_channel(self, size: int) -> None:
+        """Rank 0 only: waits in that process group for the engines."""
+        if self._channel is not None:
+            self._channel.close()
+        timeout = self.config.trainer.worker_timeout / 2  # so that this fails before its caller gives up
+        self._channel = WeightChannel(self._channel_store, 0, size, self.device, timeout)
+
+    def pack_weights(self) -> list[Announcement]:
+        """The whole policy in buckets, ready to be sent; every rank calls it, rank 0 keeps and announces them."""
+        weights = self.engine.full_weights(self.engine.network.language_model)
+        # Gather all before any is sent: a rank that waits for a receiver would hold up the others' gathering.
+        packed = list(pack(weights, self.dtype))
+        self._packed = packed if self.place.rank == 0 else []
+        return [Announcement(bucket.layout, bucket.data.numel(), bucket.checksum) for bucket in self._packed]
+
+    def send_weights(self) -> None:
+        """Rank 0 only: sends to all engines what was packed, and keeps a copy on CPU."""
+        assert self._channel is not None
+        try:
+            for bucket in self._packed:
+                self._channel.send(bucket.data.to(self.device))
+        finally:
+            self._keep_packed()
+
+    def publish_sent_weights(self) -> list[ObjectRef]:
+        """Rank 0 only: puts what was packed last into the object store, whatever the weights are by now."""
+        self._keep_packed()
+        return [ray.put(bucket) for bucket in self._sent]
+
+    def _keep_packed(self) -> None:
+        if self._packed:
+            self._sent, self._packed = [bucket.to_numpy() for bucket in self._packed], []
 
     def export(self, directory: Path) -> None:
         """Writes the policy in Hugging Face format, with its tokenizer; every rank calls it, rank 0 writes.

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import ray
+import torch
 from ray import ObjectRef
 
 from trainer.config import Config
@@ -10,11 +11,16 @@ from trainer.roles.place import Place
 from trainer.rollout.end_tokens import end_token_ids
 from trainer.rollout.engine import chosen_engine, open_engine
 from trainer.rollout.sampling import Request, Response
+from trainer.training.process_group import connect_store, name_interface
 from trainer.training.weights import SharedBucket
+from trainer.weight_channel import Announcement, WeightChannel
 
 
 class RolloutWorker:
     def __init__(self, config: Config, place: Place) -> None:
+        self._config = config
+        self._place = place
+        self._channel: WeightChannel | None = None
         self._chosen = chosen_engine(config.rollout.engine)
         self._engine = open_engine(self._chosen[0], config, place.device, end_token_ids(config.model.directory))
 
@@ -29,6 +35,20 @@ class RolloutWorker:
     def replace_weights(self, buckets: Sequence[ObjectRef]) -> None:
         """Fetches the buckets from Ray's object store and samples from these weights from now on."""
         self._engine.replace_weights(ray.get(list(buckets)))
+
+    def join_channel(self, address: str, port: int, rank: int, size: int) -> None:
+        """Joins the process group in which the actor sends weights."""
+        if self._channel is not None:
+            self._channel.close()
+        timeout = self._config.trainer.worker_timeout / 2  # so that this fails before its caller gives up
+        name_interface(self._place.address)
+        store = connect_store(address, port, size, timeout)
+        self._channel = WeightChannel(store, rank, size, torch.device(self._place.device), timeout)
+
+    def receive_weights(self, announced: Sequence[Announcement]) -> None:
+        """Takes what the actor sends in that process group, and samples from these weights from now on."""
+        assert self._channel is not None
+        self._engine.replace_weights([self._channel.receive(bucket) for bucket in announced])
 
     def copy_weights(self, buckets: Sequence[SharedBucket]) -> None:
         """Copies the weights that the actor on the same GPU shares, and samples from them from now on."""

@@ -1,18 +1,30 @@
 """Whether an engine's weights are those that were sent."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
 
 from torch import Tensor
 
 from trainer.errors import EngineError
-from trainer.training.weights import SharedBucket, WeightBucket, checksum
+from trainer.training.weights import SharedBucket, checksum
 
 _HINT = (
     "the engine would sample from another policy than the one that is trained; report this with the engine's version"
 )
 
 
-def check_bytes(buckets: Sequence[WeightBucket]) -> None:
+class TravelledBucket(Protocol):
+    """Some weights that came from another process, as `trainer.training.weights.WeightBucket` is one."""
+
+    @property
+    def checksum(self) -> int: ...
+
+    def arrived_sum(self) -> int: ...
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]: ...
+
+
+def check_bytes(buckets: Sequence[TravelledBucket]) -> None:
     """Raises EngineError if buckets that travelled do not hold what was put into them."""
     for bucket in buckets:
         if (found := bucket.arrived_sum()) != bucket.checksum:

@@ -6,8 +6,9 @@ from typing import Protocol
 
 from trainer.config import Config
 from trainer.errors import ConfigError
+from trainer.rollout.arrival import TravelledBucket
 from trainer.rollout.sampling import Request, Response
-from trainer.training.weights import SharedBucket, WeightBucket
+from trainer.training.weights import SharedBucket
 
 
 class Engine(Protocol):
@@ -17,7 +18,7 @@ class Engine(Protocol):
         """One response per request, in their order. The same requests and weights give the same responses."""
         ...
 
-    def replace_weights(self, buckets: Sequence[WeightBucket]) -> None:
+    def replace_weights(self, buckets: Sequence[TravelledBucket]) -> None:
         """Samples from these weights from now on; they are all the weights of the model. Raises EngineError."""
         ...
 

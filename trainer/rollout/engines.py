@@ -5,12 +5,11 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, TypeVar
 
-from ray import ObjectRef
-
-from trainer.cluster import WorkerGroup, outcomes
+from trainer.cluster import WorkerGroup
 from trainer.config import Config
 from trainer.errors import EngineError
 from trainer.rollout.sampling import Request, Response
+from trainer.weight_sync import weight_transfer
 
 logger = logging.getLogger(__name__)
 
@@ -24,19 +23,15 @@ class Engines:
     gets the weights that the others have and does what its predecessor left undone, with the same seeds: the step's
     responses are those that it would have had. The run ends when `rollout.max_repairs` in a row were not enough.
 
-    Where every engine shares its GPU with an actor rank, it copies weights from it there (CUDA IPC); elsewhere they
-    travel through Ray's object store, which keeps them until the next come, for engines that are started anew.
     `version` counts the updates since the first weights.
     """
 
     def __init__(self, group: WorkerGroup, actor: WorkerGroup, config: Config, on_shared_gpus: bool) -> None:
         self._group = group
-        self._actor = actor
         self._timeout = config.rollout.timeout or group.timeout
         self._max_repairs = config.rollout.max_repairs
-        self._on_shared_gpus = on_shared_gpus
+        self._transfer = weight_transfer(config.rollout.weight_transfer, actor, group, on_shared_gpus)
         self.version = 0
-        self._weights: list[ObjectRef] = []
         self._repairs = 0
         self._repairs_in_a_row = 0
 
@@ -44,8 +39,8 @@ class Engines:
         """Waits until all engines are up and gives them their first weights. What fails here is not repaired."""
         name, reason = self._group.call("chosen")[0]
         logger.info("engines sample with %s, because %s", name, reason)
-        self._fetch_weights()
-        for failure in self._give_weights(range(len(self._group))).values():
+        self._transfer.fetch()
+        for failure in self._transfer.give(range(len(self._group))).values():
             raise failure
 
     def generate(self, requests: Sequence[Request]) -> list[Response]:
@@ -53,7 +48,7 @@ class Engines:
         parts = dict(enumerate(split(requests, len(self._group))))
         repairs, results = self._repairs, dict[int, list[Response]]()
         while parts:
-            answers, failures = self._settle("generate", {rank: (part,) for rank, part in parts.items()})
+            answers, failures = self._attempt("generate", {rank: (part,) for rank, part in parts.items()})
             results |= answers
             parts = {rank: parts[rank] for rank in failures}
             self._replace(failures)
@@ -63,13 +58,13 @@ class Engines:
 
     def sync_weights(self) -> None:
         """Gives every engine the actor's weights. Each engine sums up what it got and compares."""
-        self._fetch_weights()
+        self._transfer.fetch()
         self.version += 1
-        self._replace(self._give_weights(range(len(self._group))))
+        self._replace(self._transfer.give(range(len(self._group))))
 
     def sleep(self) -> None:
         """Leaves the GPUs' memory to others until the next weights come. An engine that fails is replaced then."""
-        _, failures = self._settle("sleep", dict.fromkeys(range(len(self._group)), ()))
+        _, failures = self._attempt("sleep", dict.fromkeys(range(len(self._group)), ()))
         for failure in failures.values():
             logger.warning("%s", failure)
 
@@ -78,21 +73,8 @@ class Engines:
         taken, self._repairs = self._repairs, 0
         return taken
 
-    def _fetch_weights(self) -> None:
-        self._weights = []  # frees the old ones first
-        if not self._on_shared_gpus:
-            self._weights = self._actor.call("publish_weights")[0]
-
-    def _give_weights(self, ranks: Sequence[int]) -> dict[int, EngineError]:
-        """Gives some engines the newest weights; the failures."""
-        if not self._on_shared_gpus:
-            return self._settle("replace_weights", dict.fromkeys(ranks, (self._weights,)), self._group.timeout)[1]
-        shared = self._actor.call("share_weights")
-        per_rank = len(self._group) // len(self._actor)
-        arguments = {rank: (shared[rank // per_rank],) for rank in ranks}
-        _, failures = self._settle("copy_weights", arguments, self._group.timeout)
-        self._actor.call("release_weights")
-        return failures
+    def _attempt(self, method: str, arguments: Mapping[int, Any]) -> tuple[dict[int, Any], dict[int, EngineError]]:
+        return self._group.attempt(method, arguments, self._timeout)
 
     def _replace(self, failures: Mapping[int, EngineError]) -> None:
         """Replaces failed engines until they are up and have the weights. Raises EngineError if they never do."""
@@ -100,7 +82,7 @@ class Engines:
             for rank, failure in failures.items():
                 self._count_repair(rank, failure)
                 self._group.restart(rank)
-            failures = self._give_weights(list(failures))
+            failures = self._transfer.give(list(failures))
 
     def _count_repair(self, rank: int, failure: EngineError) -> None:
         if self._repairs_in_a_row == self._max_repairs:
@@ -111,21 +93,6 @@ class Engines:
         self._repairs += 1
         self._repairs_in_a_row += 1
         logger.warning("engine %d is replaced, repair %d in a row: %s", rank, self._repairs_in_a_row, failure)
-
-    def _settle(
-        self, method: str, arguments: Mapping[int, Sequence[Any]], timeout: float | None = None
-    ) -> tuple[dict[int, Any], dict[int, EngineError]]:
-        """A call to some engines: their results and their failures, both by rank. Other errors are raised."""
-        calls = [self._group.start_one(rank, method, *own) for rank, own in arguments.items()]
-        results, failures = {}, {}
-        for rank, outcome in zip(arguments, outcomes(calls, timeout or self._timeout), strict=True):
-            if isinstance(outcome, EngineError):
-                failures[rank] = outcome
-            elif isinstance(outcome, Exception):
-                raise outcome
-            else:
-                results[rank] = outcome
-        return results, failures
 
 
 def split(items: Sequence[Item], count: int) -> list[Sequence[Item]]:

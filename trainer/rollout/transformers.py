@@ -7,9 +7,9 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from trainer.config import Config
-from trainer.rollout.arrival import check_bytes, check_complete, check_copied
+from trainer.rollout.arrival import TravelledBucket, check_bytes, check_complete, check_copied
 from trainer.rollout.sampling import Request, Response
-from trainer.training.weights import SharedBucket, WeightBucket
+from trainer.training.weights import SharedBucket
 
 
 class TransformersEngine:
@@ -68,7 +68,7 @@ class TransformersEngine:
             for tokens, values, length in rows
         ]
 
-    def replace_weights(self, buckets: Sequence[WeightBucket]) -> None:
+    def replace_weights(self, buckets: Sequence[TravelledBucket]) -> None:
         """Samples from these weights from now on; they are all the weights of the model."""
         check_bytes(buckets)
         self._take(weight for bucket in buckets for weight in bucket.tensors())

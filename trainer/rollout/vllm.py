@@ -7,8 +7,9 @@ from vllm.outputs import CompletionOutput
 
 from trainer.config import Config
 from trainer.errors import EngineError
+from trainer.rollout.arrival import TravelledBucket
 from trainer.rollout.sampling import Request, Response
-from trainer.training.weights import SharedBucket, WeightBucket
+from trainer.training.weights import SharedBucket
 
 CPU_KV_CACHE_GIB = 0.5
 
@@ -63,7 +64,7 @@ class VllmEngine:
             detokenize=False,
         )
 
-    def replace_weights(self, buckets: Sequence[WeightBucket]) -> None:
+    def replace_weights(self, buckets: Sequence[TravelledBucket]) -> None:
         """Samples from these weights from now on; they are all the weights of the model."""
         self._wake("weights")
         self._engine.collective_rpc("replace_weights", args=(buckets,))

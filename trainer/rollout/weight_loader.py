@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from trainer.rollout.arrival import check_bytes, check_copied
-from trainer.training.weights import SharedBucket, WeightBucket
+from trainer.rollout.arrival import TravelledBucket, check_bytes, check_copied
+from trainer.training.weights import SharedBucket
 
 
 class WeightLoader:
@@ -14,7 +14,7 @@ class WeightLoader:
 
     model_runner: Any
 
-    def replace_weights(self, buckets: Sequence[WeightBucket]) -> None:
+    def replace_weights(self, buckets: Sequence[TravelledBucket]) -> None:
         """Puts all weights in the place of the old ones. Raises EngineError if they do not arrive as they were sent.
 
         `reload_weights` undoes and repeats what the engine did to its weights after loading (on CPU, oneDNN's

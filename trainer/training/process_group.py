@@ -31,9 +31,7 @@ def join(store: dist.TCPStore, rank: int, world_size: int, device: torch.device,
 
     `address` is this node's own, as its peers reach it.
     """
-    # gloo takes the interface of the host name, which Debian resolves to 127.0.1.1: unreachable from another node.
-    if "GLOO_SOCKET_IFNAME" not in os.environ and (interface := interface_of(address)):
-        os.environ["GLOO_SOCKET_IFNAME"] = interface
+    name_interface(address)
     dist.init_process_group(
         # Checkpoints and token counts are on CPU even where the gradients are not.
         backend="gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl",
@@ -43,6 +41,13 @@ def join(store: dist.TCPStore, rank: int, world_size: int, device: torch.device,
         timeout=timedelta(seconds=timeout),
     )
     logger.info("rank %d of %d joined at %s", rank, world_size, address)
+
+
+def name_interface(address: str) -> None:
+    """Tells gloo which interface to use, unless the user did: it takes that of the host name, which Debian resolves to
+    127.0.1.1, unreachable from another node."""
+    if "GLOO_SOCKET_IFNAME" not in os.environ and (interface := interface_of(address)):
+        os.environ["GLOO_SOCKET_IFNAME"] = interface
 
 
 def interface_of(address: str) -> str | None:
