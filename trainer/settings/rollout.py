@@ -13,7 +13,9 @@ class RolloutConfig(Section):
         "auto", description="what samples; auto: vLLM where it is installed, else Transformers, which is slower"
     )
     timeout: float | None = Field(
-        None, gt=0, description="seconds an engine may take to answer before it is replaced; trainer.worker_timeout"
+        None,
+        gt=0,
+        description="seconds an engine may take to answer before it is replaced; null: trainer.worker_timeout",
     )
     max_repairs: int = Field(
         3, ge=0, description="engines that may be replaced in a row; what fails after that ends the run"
