@@ -4,13 +4,14 @@ import asyncio
 import contextlib
 import logging
 import secrets
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 from entrypoints.channel import SILENCE
 from entrypoints.errors import LaunchError, RayFailedError
 from entrypoints.fabric.agreement import odd_ones
-from entrypoints.hello import say_hello
+from entrypoints.hello import missing_gpus, say_hello
 from entrypoints.meeting import Meeting, Peer
 from entrypoints.node import Node
 from entrypoints.preflight import refuse
@@ -130,18 +131,30 @@ async def _form_ray(node: Node, peers: list[Peer], ray: RayNode) -> str:
                 waiting_for = f"Ray on {peer.name}"
                 await peer.ray_started.wait()
             waiting_for = f"{len(peers) + 1} nodes in Ray's own list"
-            await ray.wait_for_nodes(cluster, len(peers) + 1)
+            found = await ray.wait_for_nodes(cluster, len(peers) + 1)
     except TimeoutError:
         raise RayFailedError(
             f"the deadline of {node.options.deadline:g} s passed while waiting for {waiting_for}"
         ) from None
-    log.info("Ray is up on %s: %d nodes", cluster, len(peers) + 1)
+    _check_gpus(node, peers, found)
+    log.info("Ray is up on %s: %d nodes, %d GPUs", cluster, len(peers) + 1, sum(found.values()))
     node.let_attach(cluster)
     if url := ray.dashboard_url:
         log.info(
             "Ray's dashboard is at %s; on this node `launch attach -- printenv RAY_AUTH_TOKEN` says its token", url
         )
     return cluster
+
+
+def _check_gpus(node: Node, peers: list[Peer], found: Mapping[str, int]) -> None:
+    """Whether Ray has every GPU that the nodes announced: a job that asks for one more waits for ever."""
+    announced = Counter({node.hostname: say_hello(node)["gpus"]})
+    for peer in peers:
+        announced[peer.hostname] += peer.gpus
+    if missing := missing_gpus(announced, found):
+        raise RayFailedError(
+            missing, "does `nvidia-smi` or `rocm-smi` see them in the container? `--num-gpus` names fewer"
+        )
 
 
 def _head_address(peers: list[Peer]) -> str:

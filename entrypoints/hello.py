@@ -3,12 +3,14 @@
 import os
 import platform
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from entrypoints.channel import Message
 from entrypoints.node import Node
 from entrypoints.versions import installed
 
+_VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 _MUST_AGREE = {"job_id": "job", "node_count": "number of nodes", "python": "Python", "ray": "Ray", "slipway": "Slipway"}
 
 
@@ -22,7 +24,7 @@ def say_hello(node: Node) -> Message:
         "local_rank": node.allocation.local_rank,
         "hostname": node.hostname,
         "cpus": len(os.sched_getaffinity(0)),
-        "gpus": count_gpus(),
+        "gpus": usable_gpus(node.options.ray.gpus if node.options.ray else None, node.host.target, node.environment),
         "fabric": node.host.fabric.summary(),
         "unfit": list(node.unfit),
         "clock": time.time(),
@@ -44,6 +46,29 @@ def objection(ours: Message, theirs: Message) -> str | None:
     if not 0 <= theirs["rank"] < ours["node_count"]:
         return f"rank {theirs['rank']} is not below {ours['node_count']} nodes"
     return None
+
+
+def usable_gpus(named: int | None, target: str | None, variables: Mapping[str, str], root: Path = Path("/")) -> int:
+    """The GPUs that Ray is to find on this node: those that the user named, else all; none with a cpu image."""
+    if named is not None:
+        return named
+    if target == "cpu":
+        return 0
+    count = count_gpus(root)
+    for name in _VISIBLE:
+        if name in variables:
+            count = min(count, len([device for device in variables[name].split(",") if device.strip()]))
+    return count
+
+
+def missing_gpus(announced: Mapping[str, int], found: Mapping[str, int]) -> str:
+    """What Ray lacks of the GPUs that the hosts announced, in words; empty if it has them all."""
+    if sum(found.values()) >= sum(announced.values()):
+        return ""
+    fewer = {host: count for host, count in announced.items() if found.get(host, count) < count}
+    if not fewer:  # hosts have other names for Ray
+        return f"Ray found {sum(found.values())} of {sum(announced.values())} GPUs"
+    return "Ray found " + ", ".join(f"{found[host]} of {count} GPUs on {host}" for host, count in fewer.items())
 
 
 def count_gpus(root: Path = Path("/")) -> int:

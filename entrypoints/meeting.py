@@ -37,6 +37,7 @@ class Peer:
     channel: Channel
     equipment: str
     """What it has, for people."""
+    gpus: int
     fabric: Message
     """Its `Fabric.summary()`."""
     unfit: list[Message]
@@ -175,9 +176,8 @@ class Meeting:
                 while True:  # it only waits for the end
                     await channel.receive()
             equipment = f"{hello['cpus']} CPUs, {hello['gpus']} GPUs"
-            await self._keep(
-                Peer(hello["rank"], hello["hostname"], channel, equipment, hello["fabric"], hello["unfit"])
-            )
+            has = (equipment, hello["gpus"], hello["fabric"], hello["unfit"])
+            await self._keep(Peer(hello["rank"], hello["hostname"], channel, *has))
         finally:
             del self._members[channel]
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import json
 import logging
 import re
 import shutil
@@ -132,13 +133,18 @@ class RayNode:
             found["RAY_API_SERVER_ADDRESS"] = url
         return found
 
-    async def wait_for_nodes(self, cluster: str, count: int) -> None:
-        """Wait until the cluster itself says that all nodes are alive. The caller sets the deadline."""
-        program = Path(__file__).with_name("gcs.py")
-        await self._run([sys.executable, "-P", str(program), cluster, str(count)], "asking Ray for its nodes")
+    async def wait_for_nodes(self, cluster: str, count: int) -> dict[str, int]:
+        """Wait until the cluster itself says that all nodes are alive; returns the GPUs it sees on each host.
 
-    async def _run(self, command: list[str], what: str) -> None:
-        """Run one of Ray's programs to its end. Raises RayFailedError with the last it said."""
+        The caller sets the deadline.
+        """
+        program = Path(__file__).with_name("gcs.py")
+        lines = await self._run([sys.executable, "-P", str(program), cluster, str(count)], "asking Ray for its nodes")
+        gpus: dict[str, int] = json.loads(next(line for line in reversed(lines) if line.startswith("{")))
+        return gpus
+
+    async def _run(self, command: list[str], what: str) -> list[str]:
+        """Run one of Ray's programs to its end; returns what it said. Raises RayFailedError with the last of that."""
         output = self.directory / f"{what.replace(' ', '-')}.log"
         with output.open("wb") as file:
             process = self._family.spawn(command, self._environment, output=file)
@@ -147,11 +153,12 @@ class RayNode:
         except asyncio.CancelledError:
             await process.end(grace=0)
             raise
+        lines = _lines(output)
         if status != 0:
-            lines = _lines(output)[-_LAST_WORDS:]
-            for line in lines:
+            for line in lines[-_LAST_WORDS:]:
                 log.error("%s: %s", what, line)
             raise RayFailedError(f"{what} failed with status {status}: {lines[-1] if lines else 'it said nothing'}")
+        return lines
 
     def watched(self) -> dict[str, Process]:
         """Ray's vital processes on this node, by name. Raises RayFailedError if there are none already."""

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from entrypoints import memory
-from entrypoints.hello import count_gpus
+from entrypoints.hello import count_gpus, missing_gpus, usable_gpus
 
 GIB = 1024**3
 
@@ -59,4 +59,13 @@ def test_counts_gpus(tmp_path: Path, files: dict[str, str], count: int) -> None:
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text, encoding="ascii")
-    assert count_gpus(tmp_path) == count
+    assert count_gpus(tmp_path) == usable_gpus(None, "cuda", {}, tmp_path) == count
+    assert usable_gpus(None, "cuda", {"CUDA_VISIBLE_DEVICES": "1"}, tmp_path) == min(count, 1)
+    assert usable_gpus(None, "cpu", {}, tmp_path) == 0
+    assert usable_gpus(5, "cuda", {}, tmp_path) == 5
+
+
+def test_gpus_that_ray_does_not_see_are_named() -> None:
+    assert missing_gpus({"a": 8, "b": 8}, {"a": 8, "b": 6}) == "Ray found 6 of 8 GPUs on b"
+    assert missing_gpus({"a": 8, "b": 8}, {"x": 8, "y": 0}) == "Ray found 8 of 16 GPUs"
+    assert missing_gpus({"a": 8, "b": 0}, {"a": 8, "b": 2}) == ""

@@ -13,7 +13,7 @@ from tests.entrypoints.conftest import Launch, Start
 
 pytest.importorskip("ray", reason="needs Ray, which the images have")
 
-SMALL = ("--num-cpus", "1", "--num-gpus", "0", "--object-store-memory", str(100 * 1024**2))
+SMALL = ("--num-cpus", "1", "--num-gpus", "1", "--object-store-memory", str(100 * 1024**2))
 COUNT_NODES = """
 import os, ray, sys
 ray.init(log_to_driver=False, logging_level="ERROR")
@@ -79,6 +79,7 @@ def test_two_nodes_form_one_cluster_and_share_the_status(start_node: Start) -> N
     told = head.wait()
     assert (told.status, worker.wait().status) == (7, 7), told.stderr
     assert told.stdout == "2 False token 64\n"
+    assert "2 nodes, 2 GPUs" in told.stderr
 
 
 def test_one_node_needs_no_token(start: Start) -> None:
