@@ -47,9 +47,10 @@ def groups(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[WorkerGro
 
 
 def engine_process() -> psutil.Process:
-    """One of the engines of this process's Ray."""
-    (raylet,) = (child for child in psutil.Process().children(recursive=True) if child.name() == "raylet")
-    return next(child for child in raylet.children() if child.cmdline()[0].startswith("ray::RolloutWorker"))
+    """The youngest of the engines below this process, which may have inherited what earlier tests left as zombies."""
+    living = [child for child in psutil.Process().children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE]
+    engines = [child for child in living if " ".join(child.cmdline()).startswith("ray::RolloutWorker")]
+    return max(engines, key=psutil.Process.create_time)
 
 
 def test_engines_that_hang_or_die_are_replaced_until_it_becomes_too_much(
