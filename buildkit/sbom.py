@@ -159,8 +159,7 @@ def cyclonedx_wheel(wheel: Wheel, hashes: tuple[str, ...]) -> dict[str, Any]:
     if len(checksums) == 1:
         component["hashes"] = checksums
     elif checksums:  # one of these files is the installed one: the lock accepts each of them
-        page = f"https://pypi.org/project/{wheel.name}/{quote(wheel.version)}/"
-        component["externalReferences"] = [{"type": "distribution", "url": page, "hashes": checksums}]
+        component["externalReferences"] = [{"type": "distribution", "url": purl, "hashes": checksums}]
     return component
 
 

@@ -6,13 +6,16 @@ at the end, so a few kilobytes by HTTP range requests tell the sizes, the librar
 
 import fnmatch
 import io
+import os
 import re
 import struct
+import subprocess
 import zipfile
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from email.parser import HeaderParser
+from functools import cache
 from html import unescape
 from pathlib import Path, PurePosixPath
 from urllib.parse import unquote, urldefrag, urljoin
@@ -20,12 +23,13 @@ from urllib.parse import unquote, urldefrag, urljoin
 import requests
 from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from uv import find_uv_bin
 
 from buildkit.errors import LockError
 from buildkit.host import HostSettings
 from buildkit.lock_facts import WheelFacts
 
-PUBLIC_INDEX = "https://pypi.org/simple"
+EMITTED_INDEX = re.compile(r"^--index-url (\S+)$", re.MULTILINE)
 LINK = re.compile(r'href="([^"]+)"')
 LIBRARY = re.compile(r"lib(?:nccl|rccl|cudart|amdhip64)\.so\.\d+")
 BLOCK = 2**20  # bytes asked for at once
@@ -116,10 +120,25 @@ def links(name: str, host: HostSettings, session: requests.Session) -> Iterator[
                 if "://" not in target:
                     yield f"{(page.parent / unquote(target)).resolve()}#{fragment}"
     remote = [address for address in host.indexes if address.startswith("http")]
-    for address in (*remote, host.default_index or PUBLIC_INDEX):
+    for address in (*remote, host.default_index or public_index()):
         answer = session.get(f"{address.rstrip('/')}/{name}/", timeout=TIMEOUT)
         if answer.ok:
             yield from (urljoin(answer.url, unescape(link)) for link in LINK.findall(answer.text))
+
+
+@cache
+def public_index() -> str:
+    """Where uv looks when nobody names an index: it says so in what it resolves, be it nothing.
+
+    Raises `LockError` if it does not.
+    """
+    command = [find_uv_bin(), "pip", "compile", "--no-config", "--offline", "--quiet", "--emit-index-url", "-"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("UV_")}
+    done = subprocess.run(command, env=environment, input="", capture_output=True, text=True, check=False)
+    found = EMITTED_INDEX.search(done.stdout)
+    if found is None:
+        raise LockError(f"uv names no index: {done.stderr.strip()}", "set index-url in pip's configuration")
+    return found[1]
 
 
 def open_wheel(address: str, session: requests.Session) -> io.BufferedIOBase:
