@@ -107,7 +107,7 @@ def measure(fault: Fault) -> str:
     trees: list[int] = []
     try:
         head.wait_until_up()
-        time.sleep(1)
+        time.sleep(1)  # Ray starts workers ahead, which belong to the trees, too
         trees = head.tree() + worker.tree()
         gone = nodes[fault.gone].tree() if fault.gone else []
         began = time.monotonic()

@@ -61,20 +61,19 @@ def test_scancel_ends_every_node(cluster: Cluster) -> None:
     assert "received SIGTERM" in ended.output
 
 
-def test_open_mpi_over_ssh(cluster: Cluster) -> None:
-    line = "mpirun.openmpi --allow-run-as-root --host n1,n2 --map-by ppr:1:node -x SLIPWAY_TOKEN -x PATH"
+@pytest.mark.parametrize(
+    ("line", "environment"),
+    [
+        ("mpirun.openmpi --allow-run-as-root --host n1,n2 --map-by ppr:1:node -x SLIPWAY_TOKEN -x PATH", "open_mpi"),
+        ("mpiexec.hydra -hosts n1,n2 -ppn 1 -n 2 -genv SLIPWAY_HEAD n1", "hydra"),
+    ],
+    ids=["open_mpi", "mpich"],
+)
+def test_mpi_over_ssh(cluster: Cluster, line: str, environment: str) -> None:
     ended = cluster.run(f"{line} {LAUNCH} {OPTIONS} -- {COUNT}", SLIPWAY_TOKEN=TOKEN)
     assert ended.status == 0, ended.output
     assert "alive 2" in ended.output
-    assert "open_mpi: node 1 of 2 (n2)" in ended.output
-
-
-def test_mpich_over_ssh(cluster: Cluster) -> None:
-    line = "mpiexec.hydra -hosts n1,n2 -ppn 1 -n 2 -genv SLIPWAY_HEAD n1"
-    ended = cluster.run(f"{line} {LAUNCH} {OPTIONS} -- {COUNT}", SLIPWAY_TOKEN=TOKEN)
-    assert ended.status == 0, ended.output
-    assert "alive 2" in ended.output
-    assert "hydra: node 1 of 2 (n2)" in ended.output
+    assert f"{environment}: node 1 of 2 (n2)" in ended.output
 
 
 def test_mpich_without_a_head_is_told_what_to_say(cluster: Cluster) -> None:

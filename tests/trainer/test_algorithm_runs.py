@@ -12,8 +12,7 @@ from tests.trainer.whole_run import ROOT, Run, Runs, workers_of
 
 
 def finished(run: Run) -> list[dict[str, float]]:
-    status, errors = run.end()
-    assert status == 0, errors
+    run.succeed()
     return run.metrics()[1:]
 
 
@@ -171,8 +170,7 @@ def test_roles_have_nodes_of_their_own_and_weights_are_broadcast_over_gloo(runs:
     )
     run.wait_for_step(1)
     next(workers_of(runs, "RolloutWorker.call")).kill()
-    status, errors = run.end()
-    assert status == 0, errors
+    errors = run.succeed()
     assert sum(line.startswith("critic ") for line in errors.splitlines()) == 2
     assert sum(line.startswith(("actor ", "rollout ", "reward ")) for line in errors.splitlines()) == 3
     assert "validation/reward_model" in run.metrics()[0]
@@ -218,8 +216,7 @@ def test_a_policy_that_talks_with_a_calculator_learns_from_its_own_words(runs: R
         "trainer.total_steps=2",
         "trainer.save_freq=0",
     )
-    status, errors = run.end()
-    assert status == 0, errors
+    errors = run.succeed()
     assert "engines sample with transformers, because rollout.engine=transformers" in errors
     for row in run.metrics()[1:]:
         assert 1.2 < row["rollout/turns"] <= 2

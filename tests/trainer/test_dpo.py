@@ -126,8 +126,7 @@ def test_a_run_comes_to_prefer_what_was_preferred_and_resumes(runs: Runs, tmp_pa
         "trainer.test_freq": 4,
     }
     whole = runs.launch("dpo", "dpo", common | {"trainer.total_steps": 4, "trainer.save_freq": 2})
-    status, errors = whole.end()
-    assert status == 0, errors
+    whole.succeed()
     rows = whole.metrics()
     assert rows[1]["dpo/loss"] == pytest.approx(math.log(2), abs=1e-5)  # policy and reference are one
     assert rows[4]["dpo/loss"] < rows[1]["dpo/loss"]
@@ -135,6 +134,5 @@ def test_a_run_comes_to_prefer_what_was_preferred_and_resumes(runs: Runs, tmp_pa
     assert (whole.directory / "model" / "config.json").is_file()
     checkpoint = whole.directory / "checkpoints" / "step_000002"
     resumed = runs.launch("dpo", "dpo-resumed", common | {"trainer.total_steps": 4, "trainer.resume": checkpoint})
-    status, errors = resumed.end()
-    assert status == 0, errors
+    resumed.succeed()
     assert [resumed.results(step) for step in (3, 4)] == [whole.results(step) for step in (3, 4)]

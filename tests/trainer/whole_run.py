@@ -79,6 +79,12 @@ class Run:
         _, errors = self.process.communicate(timeout=DEADLINE)
         return self.process.returncode, errors
 
+    def succeed(self) -> str:
+        """Its standard error, once it has ended well."""
+        status, errors = self.end()
+        assert status == 0, errors
+        return errors
+
     def metrics(self) -> list[dict[str, float]]:
         """The finished lines of metrics.jsonl."""
         file = self.directory / "metrics.jsonl"
