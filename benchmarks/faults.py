@@ -1,6 +1,6 @@
 """Injects faults into two-node jobs with real Ray; prints the table of docs/reliability.md.
 
-    python benchmarks/faults.py [WORD ...]      # only faults whose names hold a word
+    python -m benchmarks.faults [WORD ...]      # only faults whose names hold a word
 
 Both nodes are processes of this machine. "Lost" kills everything that a node runs in the same moment, as the end of its
 container or machine would; "silent" stops all of it, as a lost network looks to the other side. Needs Ray: run it with
@@ -8,17 +8,14 @@ the image's Python.
 """
 
 import os
-import secrets
 import signal
-import socket
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-REPOSITORY = Path(__file__).parents[1]
-SMALL = ("--num-cpus", "1", "--num-gpus", "0", "--object-store-memory", str(100 * 1024**2))
+from benchmarks.two_nodes import new_job, start_node
+
 PATIENCE = 60.0
 
 
@@ -26,11 +23,7 @@ class Node:
     """One `launch` and all that it starts."""
 
     def __init__(self, rank: int, job: dict[str, str], *command: str) -> None:
-        arguments = [sys.executable, "-m", "entrypoints", *SMALL, "--", *command]
-        self.popen = subprocess.Popen(
-            arguments, env={**os.environ, "PYTHONPATH": str(REPOSITORY), **job, "SLIPWAY_NODE_RANK": str(rank)},
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-        )  # fmt: skip
+        self.popen = start_node(job, rank, "--", *command)
 
     def wait_until_up(self) -> None:
         assert self.popen.stdout is not None
@@ -97,11 +90,7 @@ FAULTS = (
 
 def measure(fault: Fault) -> str:
     """One row of the table. Raises if a node does not end."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    job = {"SLIPWAY_HOSTS": "localhost,worker-1.invalid", "SLIPWAY_CONTROL_PORT": str(port)}
-    job |= {"SLIPWAY_TOKEN": secrets.token_hex(16), "SLIPWAY_DEADLINE": "120"}
+    job = new_job() | {"SLIPWAY_DEADLINE": "120"}
     head, worker = Node(0, job, "sh", "-c", "echo up; exec sleep 300"), Node(1, job, "true")
     nodes = {"head": head, "worker": worker}
     trees: list[int] = []

@@ -1,6 +1,6 @@
 """How long a cluster of two nodes takes to form: `launch` beside `ray start` by hand, for docs/benchmarks.md.
 
-    python benchmarks/formation.py [REPEATS]
+    python -m benchmarks.formation [REPEATS]
 
 Both nodes are processes of this machine, with the same resources on both sides; the two sides take turns. `launch`:
 from the start of the last node until the command runs, when all nodes have met, are checked, and Ray itself says that
@@ -10,19 +10,15 @@ the other without a pause. Needs Ray: run it with the image's Python.
 
 import json
 import os
-import secrets
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
 
-REPOSITORY = Path(__file__).parents[1]
-SMALL = ("--num-cpus=1", "--num-gpus=0", f"--object-store-memory={100 * 1024**2}")
+from benchmarks.two_nodes import LAUNCH, REPOSITORY, SMALL, free_port, new_job, start_node
+
 RAY = (sys.executable, "-m", "ray.scripts.scripts", "start", "--node-ip-address=127.0.0.1", *SMALL)
-LAUNCH = (sys.executable, "-m", "entrypoints")
 PATIENCE = 120.0
 COUNT = """
 import ray, sys, time
@@ -32,23 +28,12 @@ while sum(node["Alive"] for node in ray.nodes()) < 2:
 """
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def by_launch(*options: str) -> float:
     """Seconds from the last node's start to the command's first line."""
-    job = {"SLIPWAY_HOSTS": "localhost,worker-1.invalid", "SLIPWAY_CONTROL_PORT": str(free_port())}
-    job |= {"SLIPWAY_TOKEN": secrets.token_hex(16), "PYTHONPATH": str(REPOSITORY)}
-    nodes = []
+    job, nodes = new_job(), []
     for rank in (0, 1):
         began = time.monotonic()
-        environment = {**os.environ, **job, "SLIPWAY_NODE_RANK": str(rank)}
-        line = [*LAUNCH, *SMALL, *options, "--", "echo", "up"]
-        node = subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        nodes.append(node)
+        nodes.append(start_node(job, rank, *options, "--", "echo", "up"))
     assert nodes[0].stdout is not None
     first = nodes[0].stdout.readline()
     seconds = time.monotonic() - began
@@ -59,7 +44,7 @@ def by_launch(*options: str) -> float:
 
 def by_hand(*options: str) -> float:
     """The same with Ray's own commands, below a `launch` that ends what they leave behind."""
-    line = [*LAUNCH, "--no-ray", "--", sys.executable, __file__, "by-hand", *options]
+    line = [*LAUNCH, "--no-ray", "--", sys.executable, "-m", "benchmarks.formation", "by-hand", *options]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "RAY_AUTH_MODE": "disabled"}
     done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr

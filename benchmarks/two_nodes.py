@@ -1,0 +1,40 @@
+"""Two nodes of a job as processes of this machine, for benchmarks of `launch` with real Ray."""
+
+import os
+import secrets
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+SMALL = ("--num-cpus=1", "--num-gpus=0", f"--object-store-memory={100 * 1024**2}")
+LAUNCH = (sys.executable, "-m", "entrypoints")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def new_job() -> dict[str, str]:
+    """What both nodes of a job have in their environment."""
+    return {
+        "SLIPWAY_HOSTS": "localhost,worker-1.invalid",
+        "SLIPWAY_CONTROL_PORT": str(free_port()),
+        "SLIPWAY_TOKEN": secrets.token_hex(16),
+        "PYTHONPATH": str(REPOSITORY),
+    }
+
+
+def start_node(job: dict[str, str], rank: int, *words: str) -> "subprocess.Popen[str]":
+    """`launch` with these options, `--` and command, in a session of its own."""
+    return subprocess.Popen(
+        [*LAUNCH, *SMALL, *words],
+        env={**os.environ, **job, "SLIPWAY_NODE_RANK": str(rank)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
