@@ -12,6 +12,7 @@ import subprocess
 import tarfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,14 @@ class Server:
     @property
     def storage(self) -> Path:
         return self.folder / "storage"
+
+    def stored_bytes(self) -> int:
+        """What was received so far, while the registry moves and deletes its upload folders."""
+        size = 0
+        for folder, _, names in os.walk(self.storage):  # passes over folders that vanish meanwhile
+            with suppress(FileNotFoundError):
+                size += sum(Path(folder, name).stat().st_size for name in names if name == "data")
+        return size
 
     def start(self) -> None:
         config = {

@@ -43,7 +43,7 @@ def start_publishing(server: Server, key: Path) -> subprocess.Popen[str]:
 def wait_for_push(server: Server, publisher: subprocess.Popen[str]) -> None:
     end = time.monotonic() + 300
     while time.monotonic() < end and publisher.poll() is None:
-        if sum(path.stat().st_size for path in server.storage.rglob("data") if path.is_file()) > SOME_LAYERS:
+        if server.stored_bytes() > SOME_LAYERS:
             return
         time.sleep(0.2)
     pytest.fail(f"nothing was pushed; the publisher's status is {publisher.poll()}")

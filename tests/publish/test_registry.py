@@ -110,7 +110,7 @@ def test_registry_killed_while_it_receives(own_server: Server) -> None:
     def kill_at_first_bytes() -> None:
         end = time.monotonic() + 20
         while time.monotonic() < end:
-            if any(path.stat().st_size > 0 for path in own_server.storage.rglob("_uploads/*/data")):
+            if own_server.stored_bytes() > 0:
                 own_server.kill()
                 return
             time.sleep(0.001)
