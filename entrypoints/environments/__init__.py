@@ -83,6 +83,8 @@ def detect(variables: Mapping[str, str], hostname: str, root: Path = Path("/")) 
         except DetectionError as error:
             if winner is None:
                 raise
+            if winner.environment == Explicit.name:
+                continue  # often the reason why the user says it all
             conflicts.append(f"{environment.name} cannot be used ({error.message}); {winner.environment} wins")
             continue
         if found is None:

@@ -1,65 +1,78 @@
 """Grid Engine and its descendants (Son of Grid Engine, Univa, Altair).
 
-PE_HOSTFILE has a line per host: name, slots, queue, processors. Tasks are started by `mpirun` or `qrsh -inherit`.
+PE_HOSTFILE has a line per host: name, slots, queue, processors. The file lies in the spool of the first host, often its
+own disk. `mpirun` hands the variable on to all tasks; `qrsh -inherit` does so with -V only.
 """
 
 from entrypoints.environments.base import Allocation, Environment
-from entrypoints.environments.mpi import local_rank, started_by_mpi
+from entrypoints.environments.mpi import array_job_id, local_rank, started_by_mpi
 from entrypoints.environments.place import Place, Reader, distinct, rank_of
 from entrypoints.errors import DetectionError
 
 JOB_ID = "JOB_ID"
 HOST_FILE = "PE_HOSTFILE"
-HOST_COUNT = "NHOSTS"
-MARKS = ("SGE_ROOT", "SGE_TASK_ID", HOST_FILE)
+PARALLEL_ENVIRONMENT = "PE"
+SCRIPT = "JOB_SCRIPT"
+ARRAY_TASK = "SGE_TASK_ID"
+MARKS = ("SGE_ROOT", ARRAY_TASK, HOST_FILE)
 
-_START = "mpirun --map-by ppr:1:node launch ..., or qrsh -inherit HOST launch ... for each host"
+_MPIRUN = "mpirun --map-by ppr:1:node"
+_SCRIPT = f"""{_MPIRUN} LAUNCH
+# or without MPI
+hosts=$(cut -d' ' -f1 $PE_HOSTFILE | paste -sd,)
+for host in $(echo $hosts | tr , ' '); do qrsh -inherit -V $host launch --hosts $hosts … & done
+wait $!; status=$?; wait; exit $status"""
+_START = f"{_MPIRUN} launch ..., or for each host: qrsh -inherit -V HOST launch --hosts A,B ..."
 
 
 class GridEngine(Environment):
     name = "grid_engine"
     title = "Grid Engine"
-    reads = (JOB_ID, HOST_FILE, HOST_COUNT)
-    beware = "NSLOTS counts slots. The host file lies in the spool of the first host."
-    start = "mpirun --map-by ppr:1:node LAUNCH"
+    reads = (JOB_ID, ARRAY_TASK, PARALLEL_ENVIRONMENT, HOST_FILE, SCRIPT)
+    beware = (
+        "NSLOTS counts slots, and NHOSTS is 1 on every host but the first. The host file often lies on the first host "
+        "only: tasks of `qrsh -inherit` get their hosts from --hosts."
+    )
+    start = _SCRIPT
     source = "https://manpages.debian.org/bookworm/gridengine-client/submit.1.en.html"
 
     @classmethod
     def detect(cls, place: Place) -> Allocation | None:
         reader = Reader(place.variables)
-        if not any(place.variables.get(mark) for mark in MARKS):
-            return None
-        job_id = reader.text(JOB_ID)
-        if job_id is None:
+        if not any(place.variables.get(mark) for mark in MARKS) or reader.text(JOB_ID) is None:
             return None
         hosts = _hosts(place, reader)
         if hosts is None:
             return None
         rank = rank_of(place, hosts, HOST_FILE) if len(hosts) > 1 else 0
-        started = started_by_mpi(place.variables)
-        unsure = len(hosts) > 1 and rank == 0 and not started
+        warnings = []
+        if len(hosts) > 1 and rank == 0 and not started_by_mpi(place.variables) and reader.text(SCRIPT) != "QRSH":
+            warnings.append(f"a job script runs on the first host only: start the others too, with {_START}")
         return Allocation(
             environment=cls.name,
-            job_id=job_id,
+            job_id=array_job_id(place.variables, JOB_ID),
             node_count=len(hosts),
             node_rank=rank,
             local_rank=local_rank(reader),
             hosts=hosts,
             head=hosts[0],
-            warnings=(f"a job script runs on the first host only: start the others too, with {_START}",)
-            if unsure
-            else (),
+            warnings=tuple(warnings),
             variables=reader.used,
         )
 
 
 def _hosts(place: Place, reader: Reader) -> tuple[str, ...] | None:
-    path = reader.text(HOST_FILE)
-    if path is None:  # no parallel environment was asked for
+    path, parallel = reader.text(HOST_FILE), reader.text(PARALLEL_ENVIRONMENT)
+    if path is None and parallel is None:
         return (place.hostname,)
-    lines = place.lines(path)
+    lines = place.lines(path) if path is not None else None
     if lines:
         return distinct([line.split()[0] for line in lines])
     if started_by_mpi(place.variables):
         return None
-    raise DetectionError(f"{HOST_FILE} is {path}, which cannot be read here", hint="mount it into the container")
+    if path is None:
+        raise DetectionError(f"this task of {parallel} was told no {HOST_FILE}", hint=f"start it with {_START}")
+    raise DetectionError(
+        f"{HOST_FILE} is {path}, which cannot be read here",
+        hint=f"mount it into the container of the first host; start the tasks with {_START}",
+    )

@@ -5,7 +5,7 @@ which holds the batch script and runs no task.
 """
 
 from entrypoints.environments.base import Allocation, Environment
-from entrypoints.environments.mpi import local_rank, started_by_mpi
+from entrypoints.environments.mpi import array_job_id, local_rank, started_by_mpi
 from entrypoints.environments.place import Place, Reader, distinct, nodes_of_tasks, rank_of
 from entrypoints.errors import DetectionError
 
@@ -34,6 +34,7 @@ class Lsf(Environment):
         job_id = reader.text(JOB_ID)
         if job_id is None:
             return None
+        job_id = array_job_id(place.variables, JOB_ID)
         hosts, source = _hosts(place, reader)
         if place.variables.get(JSM[0]):
             return _below_jsrun(place, reader, job_id, hosts, source)

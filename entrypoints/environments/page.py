@@ -21,11 +21,12 @@ def as_markdown() -> str:
     sections = [_INTRODUCTION, _table()]
     for environment in REGISTRY:
         reads = ", ".join(f"`{name}`" for name in environment.reads) or "nothing"
+        start = environment.start.replace("\n", "\n    ")
         sections.append(
             f"## {environment.title}\n\n"
             f"Name `{environment.name}`. Reads {reads}.\n\n"
             f"Beware: {environment.beware}\n\n"
-            f"    {environment.start}\n\n"
+            f"    {start}\n\n"
             f"Source: {environment.source}"
         )
     return "\n\n".join(sections) + "\n"

@@ -121,6 +121,7 @@ def without(variables: Mapping[str, str], *names: str) -> dict[str, str]:
         ({"PBS_JOBID": "1"}, "PBS_NODEFILE is not set"),
         ({"PBS_JOBID": "1", "PBS_NODEFILE": "/nowhere"}, "PBS_NODEFILE is /nowhere, which cannot be read here"),
         ({"JOB_ID": "1", "PE_HOSTFILE": "/nowhere"}, "PE_HOSTFILE is /nowhere, which cannot be read here"),
+        ({"JOB_ID": "1", "SGE_TASK_ID": "undefined", "PE": "mpi"}, "this task of mpi was told no PE_HOSTFILE"),
         ({"FLUX_JOB_ID": "f1", "FLUX_JOB_NNODES": "2"}, "FLUX_TASK_RANK is not set"),
         (
             {"FLUX_JOB_ID": "f1", "FLUX_JOB_NNODES": "2", "FLUX_JOB_SIZE": "4", "FLUX_TASK_RANK": "1"},
