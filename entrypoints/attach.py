@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from entrypoints.errors import CommandNotFoundError, NoClusterError
+from entrypoints.ray_directory import PATTERN
 
 _NOTE = "attach.json"
-_OWN_DIRECTORIES = "slipway-ray-*"
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ def leave_note(directory: Path, job_id: str, environment: Mapping[str, str]) -> 
 
 def find_note(job: str | None, root: Path = Path("/tmp")) -> Note:
     """The note of the one cluster that runs on this node, or of the one that this job has. Raises NoClusterError."""
-    notes = [note for path in sorted(root.glob(f"{_OWN_DIRECTORIES}/{_NOTE}")) if (note := _read(path)) is not None]
+    notes = [note for path in sorted(root.glob(f"{PATTERN}/{_NOTE}")) if (note := _read(path)) is not None]
     fitting = [note for note in notes if job is None or job in (note.job_id, plain_job_id(note.job_id))]
     if len({note.environment["RAY_ADDRESS"] for note in fitting}) == 1:  # two nodes of one job may share a machine
         return max(fitting, key=lambda note: len(note.environment))  # the head knows the dashboard

@@ -132,12 +132,14 @@ def _parser(variables: Mapping[str, str]) -> Parser:
 def _add_place(parser: argparse.ArgumentParser) -> None:
     """Options that say which nodes there are, and which of them this is."""
     add = parser.add_argument
-    add("--hosts", metavar="A,B,C", help=f"the nodes, the head first; gpu-[0-3] is understood [{HOSTS}]")
-    add("--hostfile", metavar="FILE", help=f"the nodes, one a line, the head first [{HOST_FILE}]")
-    add("--nodes", metavar="N", help=f"how many nodes there are, where nothing else says so [{NODES}]")
-    add("--node-rank", metavar="N", help=f"which of them this is; else found by the host name [{NODE_RANK}]")
-    add("--head", metavar="HOST", help=f"the first node, where nothing else names it [{HEAD}]")
-    add("--hostname", metavar="NAME", help="this node's own name; default what the system says")
+    add("--hosts", type=_word, metavar="A,B,C", help=f"the nodes, the head first; gpu-[0-3] is understood [{HOSTS}]")
+    add("--hostfile", type=_word, metavar="FILE", help=f"the nodes, one a line, the head first [{HOST_FILE}]")
+    add("--nodes", type=_word, metavar="N", help=f"how many nodes there are, where nothing else says so [{NODES}]")
+    add(
+        "--node-rank", type=_word, metavar="N", help=f"which of them this is; else found by the host name [{NODE_RANK}]"
+    )
+    add("--head", type=_word, metavar="HOST", help=f"the first node, where nothing else names it [{HEAD}]")
+    add("--hostname", type=_word, metavar="NAME", help="this node's own name; default what the system says")
 
 
 def _options(parsed: argparse.Namespace, report_directory: str) -> Options:
@@ -181,6 +183,13 @@ def _variable(variables: Mapping[str, str], name: str, convert: Callable[[str], 
         return convert(text)
     except argparse.ArgumentTypeError as error:
         raise UsageError(f"{name}: {error}") from error
+
+
+def _word(text: str) -> str:
+    """`--hosts "$HOSTS"` without HOSTS would make a job of each node."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("it is empty")
+    return text
 
 
 def _seconds(text: str) -> float:

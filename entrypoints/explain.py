@@ -27,7 +27,7 @@ def explain(
     block = ray_blocks(allocation.job_id, allocation.node_rank, floor)[0]
     return {
         "environment": allocation.environment,
-        "attach": variables.get("RAY_ADDRESS") or allocation.attach,
+        "attach": allocation.attach,
         "job_id": allocation.job_id,
         "node_count": allocation.node_count,
         "node_rank": allocation.node_rank,

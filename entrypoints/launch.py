@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from entrypoints.environments import Allocation, Detection, detect
+from entrypoints.environments.kuberay import ADDRESS
 from entrypoints.environments.single import Single
 from entrypoints.errors import DetectionError, NotYetThereError
 from entrypoints.fabric.settings import Setting
@@ -49,35 +50,32 @@ def launch(detection: Detection, options: Options, hostname: str, variables: Map
     log.info("%s: node %d of %d (%s)", allocation.environment, allocation.node_rank, allocation.node_count, hostname)
     for text in (*detection.conflicts, *allocation.warnings):
         log.warning("%s", text)
-    if allocation.alone:
+    if allocation.alone and not allocation.attach:
         raise DetectionError(
             f"{allocation.environment} allotted {allocation.node_count} nodes, but only this process was started",
             hint=f"write {allocation.alone}",
         )
-    attach = variables.get("RAY_ADDRESS") or allocation.attach
-    if attach and not allocation.is_head:
-        log.info("RAY_ADDRESS=%s exists already: the command runs on node 0 only", attach)
+    if not allocation.attach:  # then it says something else, and Ray reads it too
+        variables = {name: value for name, value in variables.items() if name != ADDRESS}
+    elif not allocation.is_head:
+        log.info("%s=%s exists already: the command runs on node 0 only", ADDRESS, allocation.attach)
         return 0
     directory = variables.get(JOB_DIR)
-    if attach or not directory or (allocation.node_count == 1 and allocation.local_rank == 0):
+    if allocation.attach or not directory or (allocation.node_count == 1 and allocation.local_rank == 0):
         several = allocation.node_count > 1 or allocation.local_rank > 0
-        token = load_token(variables, required=not attach and several)
-        return asyncio.run(_launch(allocation, options, hostname, variables, attach, token))
+        token = load_token(variables, required=not allocation.attach and several)
+        return asyncio.run(_launch(allocation, options, hostname, variables, token))
     with meeting_place(Path(directory), allocation, load_token(variables, required=False), options.deadline) as (
         where,
         token,
     ):
-        return asyncio.run(_launch(where, options, hostname, variables, None, token))
+        return asyncio.run(_launch(where, options, hostname, variables, token))
 
 
 async def _launch(
-    allocation: Allocation,
-    options: Options,
-    hostname: str,
-    variables: Mapping[str, str],
-    attach: str | None,
-    token: str | None,
+    allocation: Allocation, options: Options, hostname: str, variables: Mapping[str, str], token: str | None
 ) -> int:
+    attach = allocation.attach
     if not allocation.is_head and not attach:
         _ = allocation.heads  # without one there is nobody to look for
     host = examine_host(Tree(), variables)
@@ -92,8 +90,8 @@ async def _launch(
     node = Node(allocation, options, host, hostname, child_environment(variables, host.settings), unfit)
     try:
         if attach:
-            log.info("RAY_ADDRESS=%s exists already: no cluster is formed", attach)
-            return await node.unless_failed(run_command(node, {**node.environment, "RAY_ADDRESS": attach}))
+            log.info("%s=%s exists already: no cluster is formed", ADDRESS, attach)
+            return await node.unless_failed(run_command(node, {**node.environment, ADDRESS: attach}))
         if not allocation.is_head:
             assert token is not None
             return await follow(node, token)

@@ -18,7 +18,8 @@ from entrypoints.logs import log_folder
 from entrypoints.options import Options
 from entrypoints.ports import control_port, free_ray_ports
 from entrypoints.processes import Family, Process
-from entrypoints.ray_node import RayNode, directory_prefix
+from entrypoints.ray_directory import directory_prefix
+from entrypoints.ray_node import RayNode
 
 RAY_GRACE = 2.0
 """Seconds that Ray's processes get between SIGTERM and SIGKILL; nothing in them outlives the job."""

@@ -1,7 +1,6 @@
 """One node's part of the Ray cluster: `ray start` with everything pinned, and the processes to watch afterwards."""
 
 import asyncio
-import hashlib
 import json
 import logging
 import re
@@ -28,15 +27,6 @@ _RAY_ERROR = re.compile(r"\[\S+ \S+ [ECF] ")
 """The start of a line at level error, check or fatal: `[2026-11-21 07:21:39,858 E 23180 23180] …`."""
 
 log = logging.getLogger(__name__)
-
-
-def directory_prefix(job_id: str, node_rank: int, chosen_port: int | None) -> str:
-    """How the names of this node's Ray directories begin: short, as the paths of Ray's sockets have 107 bytes.
-
-    Two jobs with the same hosts at once need control ports of their own, which tell them apart here too.
-    """
-    job = re.sub(r"\+\d+", "", job_id)  # all starts of a requeued job alike, so that the next finds what one left
-    return f"slipway-ray-{hashlib.sha256(f'{job} {chosen_port}'.encode()).hexdigest()[:6]}-{node_rank}-"
 
 
 def ray_authentication(token: str) -> dict[str, str]:

@@ -14,7 +14,7 @@ from entrypoints.environments.hydra import Hydra
 from entrypoints.environments.indexed_job import IndexedJob
 from entrypoints.environments.jobset import JobSet
 from entrypoints.environments.kubeflow import Kubeflow
-from entrypoints.environments.kuberay import KubeRay
+from entrypoints.environments.kuberay import ADDRESS, KubeRay
 from entrypoints.environments.leader_worker_set import LeaderWorkerSet
 from entrypoints.environments.lsf import Lsf
 from entrypoints.environments.mvapich import Mvapich
@@ -91,6 +91,8 @@ def detect(variables: Mapping[str, str], hostname: str, root: Path = Path("/")) 
             continue
         if winner is None:
             winner = _as_the_user_says(place, found)
+            if address := place.variables.get(ADDRESS) if not winner.attach else None:
+                conflicts.append(f"{ADDRESS}={address} names a cluster that exists already; {winner.environment} wins")
         else:
             runners_up.append(found)
             conflicts += _differences(winner, found)
@@ -99,7 +101,10 @@ def detect(variables: Mapping[str, str], hostname: str, root: Path = Path("/")) 
 
 
 def _as_the_user_says(place: Place, found: Allocation) -> Allocation:
-    """Name the head where the environment cannot, and compare the number of nodes with what was asked for."""
+    """Attach where the user names a cluster and no hosts, name the head where the environment cannot, and compare the
+    number of nodes with what was asked for."""
+    if found.environment != Explicit.name:
+        found = replace(found, attach=place.variables.get(ADDRESS) or found.attach)
     expected = place.variables.get(NODES, "").strip()
     if expected and not found.attach and expected != str(found.node_count):
         raise DetectionError(

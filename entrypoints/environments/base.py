@@ -60,7 +60,7 @@ class Allocation:
 
     @property
     def all_warnings(self) -> tuple[str, ...]:
-        if not self.alone:
+        if not self.alone or self.attach:
             return self.warnings
         return (f"{self.node_count} nodes are allotted, but only this process was started: write {self.alone}",
                 *self.warnings)  # fmt: skip

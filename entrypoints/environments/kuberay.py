@@ -14,7 +14,8 @@ class KubeRay(Environment):
     title = "KubeRay (attach)"
     reads = (ADDRESS, *HEAD, CLUSTER)
     beware = (
-        "The operator starts Ray in every pod: `launch` forms nothing there and runs the command against that cluster."
+        "The operator starts Ray in every pod: `launch` forms nothing there and runs the command against that cluster. "
+        "RAY_ADDRESS does the same in every environment but your own list."
     )
     start = "kubectl exec HEAD_POD -- LAUNCH   # or a RayJob with entrypoint: LAUNCH"
     source = "https://docs.ray.io/en/latest/cluster/kubernetes/user-guides/config.html"

@@ -1,10 +1,12 @@
 import json
 import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.entrypoints.conftest import Start
+from tests.entrypoints.conftest import REPOSITORY, Start
 
 
 @pytest.mark.parametrize(
@@ -77,6 +79,12 @@ def test_explain_is_for_people_too(start: Start) -> None:
     assert "attach       10.0.0.1:6379" in ended.stdout
 
 
+def test_explain_loads_nothing_heavy() -> None:
+    program = "import sys, entrypoints.subcommands; print({'asyncio', 'ray'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
 def test_explain_is_quick(start: Start) -> None:
     def seconds() -> float:
         """Of the processor: other work on the machine does not count."""
@@ -133,9 +141,25 @@ def test_an_existing_cluster_is_attached_to(start: Start) -> None:
     assert "no cluster is formed" in ended.stderr
 
 
+SECOND_OF_TWO = {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "a"}
+
+
 def test_only_the_head_runs_the_command_of_an_attached_job(start: Start) -> None:
-    ended = start("--", "echo", "ran", RAY_ADDRESS="10.0.0.1:6379", SLIPWAY_HOSTS="a,b", SLIPWAY_NODE_RANK="1").wait()
+    ended = start("--", "echo", "ran", RAY_ADDRESS="10.0.0.1:6379", **SECOND_OF_TWO).wait()
     assert (ended.status, ended.stdout) == (0, "")
+
+
+def test_a_batch_script_may_attach_without_srun(start: Start) -> None:
+    script = {"SLURM_JOB_ID": "5", "SLURM_NODEID": "0", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "n[1-2]"}
+    ended = start("--", "echo", "ran", RAY_ADDRESS="10.0.0.1:6379", **script).wait()
+    assert (ended.status, ended.stdout) == (0, "ran\n")
+
+
+@pytest.mark.parametrize("option", ["--hosts", "--hostfile", "--nodes", "--node-rank", "--head", "--hostname"])
+def test_an_option_whose_variable_was_empty_is_refused(start: Start, option: str) -> None:
+    ended = start(option, "", "explain").wait()  # `--hosts "$HOSTS"`: without it each node would be a job of its own
+    assert ended.status == 2
+    assert f"argument {option}: it is empty" in ended.stderr
 
 
 def test_a_token_file_that_others_can_read_is_refused(start: Start, tmp_path: Path) -> None:

@@ -168,6 +168,18 @@ def test_variables_that_cannot_be_trusted_are_a_conflict_below_a_winner() -> Non
     assert conflict.endswith("slurm wins")
 
 
+def test_an_existing_cluster_outranks_every_scheduler() -> None:
+    found = detect({**SLURM, "RAY_ADDRESS": "10.0.0.1:6379"}, "me")
+    assert found.allocation.environment == "slurm"
+    assert found.allocation.attach == "10.0.0.1:6379"
+
+
+def test_a_list_of_hosts_outranks_an_existing_cluster() -> None:
+    found = detect({"SLIPWAY_HOSTS": "a,me", "RAY_ADDRESS": "10.0.0.1:6379"}, "me")
+    assert found.allocation.attach is None
+    assert found.conflicts == ("RAY_ADDRESS=10.0.0.1:6379 names a cluster that exists already; explicit wins",)
+
+
 def test_agreement_is_no_conflict() -> None:
     found = detect({**SLURM, "NNODES": "4", "NODE_RANK": "2", "MASTER_ADDR": "n01.cluster"}, "me")
     assert found.conflicts == ()

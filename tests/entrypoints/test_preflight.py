@@ -22,7 +22,7 @@ from entrypoints.preflight.limits import (
     shared_memory,
 )
 from entrypoints.preflight.places import disk, judge_disk, leftovers, ports
-from entrypoints.ray_node import directory_prefix
+from entrypoints.ray_directory import directory_prefix
 from tests.entrypoints import hosts
 from tests.entrypoints.conftest import Start
 from tests.entrypoints.hosts import HostTree
