@@ -18,12 +18,13 @@ from buildkit.engine import Engine, full_name
 from buildkit.errors import BaseError, LockError, RegistryError
 from buildkit.lock_facts import Deb, LockFacts
 from buildkit.matrix import Base, Variant
-from buildkit.reference import parse_reference
-from buildkit.registry import Registry
+from buildkit.reference import Reference, parse_reference
+from buildkit.registry import Manifest, Registry
 
 log = logging.getLogger(__name__)
 
 PATIENCE = 5.0  # seconds in which a registry must say a digest
+LOOPBACK = re.compile(r"(localhost|127\.[0-9.]+|\[::1\])(:|$)")
 
 # What Debian's own slim images leave out as well (https://github.com/debuerreotype/debuerreotype).
 LEFT_OUT = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/info/*", "/usr/share/locale/*", "/usr/share/lintian/*")
@@ -77,20 +78,37 @@ def unlocked(provider: str, facts: LockFacts) -> str:
 
 def registry_digest(base: Base) -> str:
     """The digest that the base's tag has now, for all platforms, unless the matrix names it. Raises `RegistryError`."""
-    reference = parse_reference(full_name(base.image))
-    if reference.digest:
-        return reference.digest
+    return parse_reference(full_name(base.image)).digest or ask(base.image).descriptor.digest
+
+
+def ask(image: str) -> Manifest:
+    """What a registry says of a base's image. Raises `RegistryError`."""
+    reference = parse_reference(full_name(image))
     if reference.host == "docker.io":
         reference = replace(reference, host="registry-1.docker.io")
-    manifest = Registry(reference, read_credentials(reference.host), patience=PATIENCE).manifest(reference.tag)
-    if manifest is None:
-        raise RegistryError(f"{reference.host} has no {base.image}", "see `image` of the base in images/matrix.toml")
-    return manifest.descriptor.digest
+    credentials = read_credentials(reference.host)
+
+    def answer(asked: Reference) -> Manifest | None:
+        return Registry(asked, credentials, patience=PATIENCE).manifest(asked.digest or asked.tag)
+
+    try:
+        found = answer(reference)
+    except RegistryError:
+        if not LOOPBACK.match(reference.host):
+            raise
+        found = answer(replace(reference, secure=False))  # as engines do on their own host
+    if found is None:
+        raise RegistryError(f"{reference.host} has no {image}", "see `image` of the base in images/matrix.toml")
+    return found
 
 
 def registry_refusal(facts: LockFacts, engine: Engine) -> str:
-    locked = facts.base_reference
-    return "" if engine.can_pull(locked) else f"{locked} is not here and no registry answers"
+    if engine.find(facts.base_reference) is None:
+        try:
+            ask(facts.base_reference)
+        except RegistryError as error:
+            return str(error)
+    return ""
 
 
 def bootstrap_refusal(_facts: LockFacts, _engine: Engine | None = None) -> str:

@@ -22,7 +22,6 @@ from buildkit.formats import podman_flags
 from buildkit.machine import Machine
 
 ANSWER_TIMEOUT = 30  # seconds for an engine to say that it is there
-PULL_TIMEOUT = 20  # seconds until a registry that does not answer counts as absent
 INTEGRATED = 22  # the last major version of docker's client that builds with BuildKit without buildx
 
 
@@ -100,15 +99,6 @@ class Engine(ABC):
                 f"the build ended with status {status}: {shlex.join(command)}",
                 "the failing step is the last one above; the images that were there before are untouched",
             )
-
-    def can_pull(self, reference: str) -> bool:
-        """Whether the image is here already or its registry answers for it."""
-        if self.find(reference):
-            return True
-        try:
-            return self.call("manifest", "inspect", full_name(reference), timeout=PULL_TIMEOUT).returncode == 0
-        except subprocess.TimeoutExpired:
-            return False
 
     def inspect(self, reference: str) -> dict[str, Any] | None:
         """All that the engine knows of an image; None when it is not here."""

@@ -5,22 +5,28 @@ from pathlib import Path
 import pytest
 
 from buildkit.base import bootstrap, choose_provider
-from buildkit.engine import Docker
+from buildkit.engine import Docker, LocalImage
 from buildkit.errors import BaseError, LockError
 from buildkit.lock_facts import Deb, LockFacts
 from buildkit.matrix import Base, Matrix, load_matrix
 
-LOCKED = LockFacts(base="debian:bookworm-slim", base_digest="sha256:1", debs=(Deb("tini", "1", "2"),))
+NOBODY = "127.0.0.1:1/debian:bookworm-slim"  # a port at which no registry listens
+LOCKED = LockFacts(base=NOBODY, base_digest=f"sha256:{'1' * 64}", debs=(Deb("tini", "1", "2"),))
 
 
-class EngineWithoutRegistry(Docker):
-    """An engine whose registry never answers; nothing else of it is used."""
+class EngineWithImages(Docker):
+    """What an engine has already; nothing else of it is used."""
 
-    def __init__(self, answers: bool = False) -> None:
-        self.answers = answers
+    def __init__(self, *references: str) -> None:
+        self.references = references
 
-    def can_pull(self, _reference: str) -> bool:
-        return self.answers
+    def find(self, reference: str) -> LocalImage | None:
+        return LocalImage("sha256:0", 1) if reference in self.references else None
+
+
+@pytest.fixture(autouse=True)
+def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("buildkit.base.PATIENCE", 0.1)
 
 
 @pytest.fixture
@@ -34,31 +40,32 @@ def fake_mmdebstrap(folder: Path, script: str) -> None:
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
 
 
-def test_a_registry_that_answers_is_preferred(base: Base) -> None:
-    assert choose_provider(base, "auto", EngineWithoutRegistry(answers=True), LOCKED)[0] == "registry"
+def test_an_image_that_is_here_is_preferred(base: Base) -> None:
+    engine = EngineWithImages(LOCKED.base_reference)
+    assert choose_provider(base, "auto", engine, LOCKED)[0] == "registry"
 
 
 def test_a_base_that_is_not_locked_is_not_taken(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
-    with pytest.raises(BaseError, match="the lock has no digest of debian:bookworm-slim"):
-        choose_provider(base, "auto", EngineWithoutRegistry(answers=True), replace(LOCKED, base_digest=""))
+    with pytest.raises(BaseError, match=f"the lock has no digest of {NOBODY}"):
+        choose_provider(base, "auto", EngineWithImages(NOBODY), replace(LOCKED, base_digest=""))
     with pytest.raises(LockError, match="the lock has no Debian packages"):
-        choose_provider(base, "bootstrap", EngineWithoutRegistry(), replace(LOCKED, debs=()))
+        choose_provider(base, "bootstrap", EngineWithImages(), replace(LOCKED, debs=()))
 
 
 def test_auto_says_why_it_bootstraps(base: Base, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_mmdebstrap(tmp_path, "exit 0")
     monkeypatch.setenv("PATH", str(tmp_path))
-    provider, reason = choose_provider(base, "auto", EngineWithoutRegistry(), LOCKED)
+    provider, reason = choose_provider(base, "auto", EngineWithImages(), LOCKED)
     assert provider == "bootstrap"
-    assert "no registry answers" in reason
+    assert "127.0.0.1:1 did not answer" in reason
 
 
 def test_no_provider_names_each_refusal(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(BaseError) as caught:
-        choose_provider(base, "auto", EngineWithoutRegistry(), LOCKED)
-    assert "no registry answers" in str(caught.value)
+        choose_provider(base, "auto", EngineWithImages(), LOCKED)
+    assert "127.0.0.1:1 did not answer" in str(caught.value)
     assert "mmdebstrap is not installed" in str(caught.value)
 
 

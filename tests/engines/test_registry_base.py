@@ -1,0 +1,108 @@
+"""A base that a registry supplies: locked by its digest, pulled by that digest, Debian's packages and wheels added.
+
+The registry (Debian's docker-registry, on loopback) and the base in it are real; the variant has few wheels.
+"""
+
+import re
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from buildkit.build import build_image, cache_folder
+from buildkit.engine import Docker
+from buildkit.errors import RegistryError
+from buildkit.host import read_host
+from buildkit.lock import read_lock, write_lock
+from buildkit.lock_facts import read_facts
+from buildkit.matrix import Matrix, load_matrix
+from tests.engines.conftest import ROOT, need
+from tests.publish.conftest import Server
+
+pytestmark = pytest.mark.timeout(600)
+
+COPIED = ("buildkit", "entrypoints", "images", "trainer", "pyproject.toml")
+SMALL = """
+[bases.local]
+image = "{image}"
+python = "3.11"
+
+[targets.cpu.variants.small]
+base = "local"
+status = "untested"
+requirements = ["packaging"]
+"""
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    for program in ("docker", "docker-registry", "mmdebstrap"):
+        need(program)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    plain = {"http": {"addr": f"127.0.0.1:{port}"}}  # engines trust a loopback registry without TLS
+    folder = tmp_path / "registry"
+    folder.mkdir()
+    server = Server(folder, port, Path(), plain)
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def base(server: Server, tmp_path: Path) -> Iterator[str]:
+    """The reference of a slim Debian that only the registry has."""
+    reference, tar = f"{server.host}/debian:bookworm-slim", tmp_path / "base.tar"
+    run("mmdebstrap", "--quiet", "--variant=minbase", "bookworm", str(tar))
+    run("docker", "import", str(tar), reference)
+    run("docker", "push", "--quiet", reference)
+    run("docker", "rmi", reference)
+    yield reference
+    for name in run("docker", "images", "--quiet", "--filter", "reference=slipway:cpu-small*").split():
+        subprocess.run(["docker", "rmi", "--force", name], check=False, capture_output=True)
+
+
+@pytest.fixture
+def matrix(base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Matrix:
+    """The project with a small variant on that base, and caches of its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    root = tmp_path / "project"
+    root.mkdir()
+    for name in COPIED:
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy2
+        copy(ROOT / name, root / name)
+    with (root / "images" / "matrix.toml").open("a") as text:
+        text.write(SMALL.format(image=base))
+    project = (root / "pyproject.toml").read_text()
+    small = re.sub(r"^image = \[.*?^\]", 'image = ["rich", "typer"]', project, flags=re.MULTILINE | re.DOTALL)
+    (root / "pyproject.toml").write_text(small)
+    return load_matrix(root)
+
+
+def run(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{' '.join(command)}: {done.stderr[-2000:]}"
+    return done.stdout
+
+
+def test_an_image_is_built_on_the_digest_that_was_locked(matrix: Matrix, base: str, server: Server) -> None:
+    variant = matrix.variant("cpu", "small")
+    lock = write_lock(matrix, variant, read_host(), cache_folder()).read_text()
+    facts = read_facts(lock)
+    assert server.blob_path(facts.base_digest).is_file()
+    assert not facts.debs
+
+    result = build_image(matrix, variant, Docker(), progress="plain")
+    assert result.base_provider == "registry"
+    name = result.tags[0]
+    assert "libibverbs" in run("docker", "run", "--rm", name, "--no-ray", "--", "dpkg", "--status", "libibverbs1")
+    assert facts.base_digest in run("docker", "run", "--rm", "--entrypoint", "cat", name, "/etc/slipway/image.json")
+
+    server.kill()
+    with pytest.raises(RegistryError, match="did not answer"):
+        write_lock(matrix, variant, read_host(), cache_folder(), upgrade=True)
+    assert read_lock(matrix, variant) == lock
