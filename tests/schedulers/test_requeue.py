@@ -46,6 +46,7 @@ def test_a_warned_job_saves_is_requeued_starts_clean_and_resumes(cluster: Cluste
     request = RunRequest("slipway:cpu", "cpu", (*OPTIONS, "--", "python", "/tmp/run.py"), nodes=2, name="warned")
     options = SlurmOptions(container="none", output="/tmp/warned.out", exclusive=False)
     machine = replace(read_machine(tmp_path), uid=0)
+    cluster.run("rm -f /tmp/saved-step")
     cluster.put("/tmp/run.py", RUN)
     cluster.put("/tmp/job.sh", slurm_text(request, machine, IMAGES, options))
     job = cluster.run("PATH=/opt/slipway/venv/bin:$PATH sbatch --parsable /tmp/job.sh").output.strip()
@@ -57,4 +58,15 @@ def test_a_warned_job_saves_is_requeued_starts_clean_and_resumes(cluster: Cluste
     assert "saved step 1 of 2 nodes" in told
     assert "start 1 at step 1" in told
     cluster.wait_until(f"scontrol show job {job}", "JobState=COMPLETED")
+    assert cluster.ray_processes() == ""
+
+
+def test_a_cancelled_job_saves_before_it_ends(cluster: Cluster) -> None:
+    cluster.run("rm -f /tmp/saved-step")
+    cluster.put("/tmp/run.py", RUN)
+    launch = f"/opt/slipway/venv/bin/launch {' '.join(OPTIONS)} -- /opt/slipway/venv/bin/python /tmp/run.py"
+    job = cluster.start(f"srun -J cancelled -N2 -n2 {launch} 2>&1 | tee /tmp/cancelled.out", SLIPWAY_TOKEN="secret")
+    cluster.wait_until("cat /tmp/cancelled.out", "working")
+    cluster.run("scancel --name cancelled")
+    assert "saved step 1 of 2 nodes" in job().output
     assert cluster.ray_processes() == ""
