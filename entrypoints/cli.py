@@ -106,8 +106,8 @@ def _parser(variables: Mapping[str, str]) -> Parser:
     add(
         "--min-nodes",
         metavar="N",
-        type=_count,
-        default=_variable(variables, MIN_NODES, _count),
+        type=_positive,
+        default=_variable(variables, MIN_NODES, _positive),
         help=f"go on with so many: after a loss the command starts again on the nodes that are left [{MIN_NODES}]",
     )
     add("--log-dir", metavar="DIR", default=variables.get(LOG_DIR), help=f"keep every node's logs there [{LOG_DIR}]")
@@ -206,6 +206,12 @@ def _count(text: str) -> int:
     if not (text.isascii() and text.isdigit()):
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
     return int(text)
+
+
+def _positive(text: str) -> int:
+    if (count := _count(text)) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return count
 
 
 def _port(text: str) -> int:

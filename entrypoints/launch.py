@@ -10,7 +10,7 @@ from typing import Any
 from entrypoints.environments import Allocation, Detection, detect
 from entrypoints.environments.kuberay import ADDRESS
 from entrypoints.environments.single import Single
-from entrypoints.errors import DetectionError, NotYetThereError
+from entrypoints.errors import DetectionError, NotYetThereError, UsageError
 from entrypoints.fabric.settings import Setting
 from entrypoints.fabric.tree import Tree
 from entrypoints.head import lead, run_command
@@ -50,6 +50,11 @@ def launch(detection: Detection, options: Options, hostname: str, variables: Map
     log.info("%s: node %d of %d (%s)", allocation.environment, allocation.node_rank, allocation.node_count, hostname)
     for text in (*detection.conflicts, *allocation.warnings):
         log.warning("%s", text)
+    if options.min_nodes is not None and options.min_nodes > allocation.node_count and not allocation.attach:
+        raise UsageError(
+            f"--min-nodes is {options.min_nodes}, but {allocation.environment} says {allocation.node_count} nodes",
+            hint="look at `launch explain` if you expected more",
+        )
     if allocation.alone and not allocation.attach:
         raise DetectionError(
             f"{allocation.environment} allotted {allocation.node_count} nodes, but only this process was started",

@@ -94,11 +94,13 @@ class Meeting:
         try:
             await asyncio.wait_for(self._complete.wait(), self._node.seconds_left)
         except TimeoutError:
+            missing, refused = await self._missing()
             if self._node.options.min_nodes is not None and len(self.peers) >= self._enough:
                 log.warning("going on with %d of %d nodes", len(self.peers) + 1, expected + 1)
+                for line in missing:
+                    log.warning("without %s", line)
                 self._complete.set()
                 return [self.peers[rank] for rank in sorted(self.peers)]
-            missing, refused = await self._missing()
             raise PeersMissingError(
                 f"{len(missing)} of {expected + 1} nodes missing after {self._node.options.deadline:g} s\n"
                 + "\n".join(f"  {line}" for line in missing + refused),

@@ -1,6 +1,7 @@
 """Names to addresses, without letting a slow name server hold up the end of the program."""
 
 import asyncio
+import ipaddress
 import socket
 import threading
 
@@ -35,3 +36,8 @@ async def resolve(host: str, port: int) -> list[str]:
 
     threading.Thread(target=look_up, name=f"resolve {host}", daemon=True).start()
     return await result
+
+
+def is_loopback(address: str | None) -> bool:
+    """Whether an address reaches nobody but this node. /etc/hosts of Debian has 127.0.1.1 for the host's own name."""
+    return address is not None and ipaddress.ip_address(address).is_loopback

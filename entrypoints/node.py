@@ -119,7 +119,10 @@ class Node:
         """Prepare Ray on this node, with ports that are free now."""
         assert self.options.ray is not None
         place = (self.allocation.job_id, self.allocation.node_rank)
-        ports, prefix = free_ray_ports(*place), directory_prefix(*place, self.options.control_port)
+        ports, prefix = (
+            free_ray_ports(*place, self.options.ray.cpus),
+            directory_prefix(*place, self.options.control_port),
+        )
         self.ray = RayNode(self.family, self.options.ray, ports, self.environment, token, prefix)
         return self.ray
 

@@ -6,6 +6,7 @@ each node's own choice, told to the peers: a node takes the first free block, st
 """
 
 import hashlib
+import os
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +14,10 @@ from pathlib import Path
 from entrypoints.errors import RayFailedError
 
 CONTROL_PORTS = range(20_000, 21_000)
-BLOCK_SIZE = 500
-"""Ports per node: the named ones below and one for each Ray worker process."""
+_NAMED = 20
+"""Ports of a node for Ray's own processes."""
+_LEAST_WORKERS, _WORKERS_PER_CPU = 480, 2
+"""Ports for Ray's worker processes: Ray starts one for each CPU at once, and actors come on top."""
 _CEILING = 32_768
 """Linux's default ephemeral floor; blocks lie between this, or the host's lower floor, and the control ports."""
 _LOWEST = 2_048
@@ -26,6 +29,7 @@ class RayPorts:
     """One node's block of ports."""
 
     base: int
+    size: int = _NAMED + _LEAST_WORKERS
 
     @property
     def named(self) -> dict[str, int]:
@@ -45,7 +49,7 @@ class RayPorts:
 
     @property
     def workers(self) -> range:
-        return range(self.base + 20, self.base + BLOCK_SIZE)
+        return range(self.base + _NAMED, self.base + self.size)
 
     def free(self) -> bool:
         """Whether all named ports can be bound now; those of workers are tried by Ray itself, one by one."""
@@ -56,26 +60,29 @@ def control_port(job_id: str) -> int:
     return CONTROL_PORTS[_number(job_id) % len(CONTROL_PORTS)]
 
 
-def ray_blocks(job_id: str, node_rank: int, floor: int) -> list[RayPorts]:
+def ray_blocks(job_id: str, node_rank: int, floor: int, cpus: int) -> list[RayPorts]:
     """All blocks below the ephemeral floor, this node's first choice in front.
 
     Ranks start at different blocks, as two containers of one job may share a host's network.
     """
     ceiling = min(floor, _CEILING)
-    lowest = CONTROL_PORTS.stop if ceiling >= CONTROL_PORTS.stop + BLOCK_SIZE else _LOWEST
-    blocks = [RayPorts(base) for base in range(ceiling - BLOCK_SIZE, lowest - 1, -BLOCK_SIZE)]
+    size = _NAMED + max(_LEAST_WORKERS, _WORKERS_PER_CPU * cpus)
+    lowest = CONTROL_PORTS.stop
+    if ceiling < lowest + size:
+        ceiling, lowest = min(ceiling, CONTROL_PORTS.start), _LOWEST
+    blocks = [RayPorts(base, size) for base in range(ceiling - size, lowest - 1, -size)]
     if not blocks:
         raise RayFailedError(
-            f"no room for ports: the ephemeral range starts at {floor}",
+            f"no room for {size} ports: the ephemeral range starts at {floor}",
             hint="raise net.ipv4.ip_local_port_range to start at 32768, its default",
         )
     first = (_number(job_id) + node_rank) % len(blocks)
     return blocks[first:] + blocks[:first]
 
 
-def free_ray_ports(job_id: str, node_rank: int) -> RayPorts:
-    """The first free block. Raises RayFailedError if there is none."""
-    blocks = ray_blocks(job_id, node_rank, ephemeral_floor())
+def free_ray_ports(job_id: str, node_rank: int, cpus: int | None = None) -> RayPorts:
+    """The first free block, for this host's CPUs unless Ray is told of others. Raises RayFailedError without one."""
+    blocks = ray_blocks(job_id, node_rank, ephemeral_floor(), cpus or os.cpu_count() or 1)
     for block in blocks:
         if block.free():
             return block

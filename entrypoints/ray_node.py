@@ -19,6 +19,9 @@ from entrypoints.surroundings import without_launchers
 
 WATCHED = ("raylet", "gcs_server")
 _HEAD_ONLY = ("gcs", "client_server", "dashboard", "dashboard_metrics")
+_PATIENCE = {"RAY_worker_register_timeout_seconds": "300"}
+"""Unless the user says otherwise. Ray starts a worker for each CPU at once: hundreds of them that import Python from a
+slow disk need longer than its 60 s."""
 _DASHBOARD_PORT = 8265
 """Ray's own, which its users know by heart."""
 _LAST_WORDS = 10
@@ -53,12 +56,16 @@ class RayNode:
         self._dashboard: Dashboard | None = None
         """With its port; on the head only."""
         self._authentication = ray_authentication(token)
-        self._environment = without_launchers(environment) | {
-            **self._authentication,
-            "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_enable_autoscaler_v2": "1",  # `ray status` asks GCS itself; the first needs a process beside it
-            "DASHBOARD_METRIC_PORT": str(ports.named["dashboard_metrics"]),
-        }
+        self._environment = (
+            _PATIENCE
+            | without_launchers(environment)
+            | {
+                **self._authentication,
+                "RAY_USAGE_STATS_ENABLED": "0",
+                "RAY_enable_autoscaler_v2": "1",  # `ray status` asks GCS itself; the first needs a process beside it
+                "DASHBOARD_METRIC_PORT": str(ports.named["dashboard_metrics"]),
+            }
+        )
         self.directory = _make_directory(prefix)
 
     async def start_head(self, address: str) -> str:

@@ -8,7 +8,7 @@ import socket
 from entrypoints.channel import LONGEST_LINE, Channel, ChannelLostError, RefusedError, introduce
 from entrypoints.errors import JobEndedError, LaunchError, NodeLostError, PeersMissingError, RayFailedError
 from entrypoints.hello import say_hello
-from entrypoints.network import resolve
+from entrypoints.network import is_loopback, resolve
 from entrypoints.node import Node, node_name
 from entrypoints.secret import ray_token
 
@@ -77,7 +77,8 @@ async def _meet(node: Node, token: str) -> tuple[Channel, str]:
                 address, node.control_port, limit=LONGEST_LINE, local_addr=node.local_address
             )
         except OSError as error:
-            problem = error
+            error.filename = address
+            problem = problem or error
             continue
         channel = Channel(reader, writer)
         try:
@@ -112,7 +113,10 @@ def _cause(error: OSError | TimeoutError | ChannelLostError) -> str:
         case socket.gaierror():
             return "its name does not resolve"
         case _:
-            return os.strerror(error.errno).lower() if error.errno else str(error)
+            cause = os.strerror(error.errno).lower() if error.errno else str(error)
+            if is_loopback(error.filename):
+                cause += f"; its name resolves to {error.filename}, which is this node itself"
+            return cause
 
 
 async def _obey(node: Node, channel: Channel, secret: str) -> tuple[int, str]:

@@ -80,6 +80,8 @@ def _listed(text: str) -> tuple[str, ...]:
         hosts = tuple(host.strip() for host in text.split(","))
     if not all(hosts):
         raise DetectionError(f"{HOSTS} is {text!r}: a host name is empty", hint=f"write {HOSTS}=head,worker-1")
+    if blank := next((host for host in hosts if len(host.split()) > 1), None):
+        raise DetectionError(f"{HOSTS}: {blank!r} is no host name", hint="separate the names by commas")
     if repeated := {host for host in hosts if hosts.count(host) > 1}:
         raise DetectionError(f"{HOSTS} is {text!r}: {min(repeated)} is listed twice")
     return hosts

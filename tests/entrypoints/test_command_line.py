@@ -20,6 +20,9 @@ from tests.entrypoints.conftest import REPOSITORY, Start
         (["--", "true"], {"SLIPWAY_DEADLINE": "-3"}, 2, "SLIPWAY_DEADLINE: '-3' is not a number of seconds"),
         (["--", "true"], {"SLIPWAY_CONTROL_PORT": "99999"}, 2, "SLIPWAY_CONTROL_PORT: '99999' is not a port"),
         (["--hosts", "a,b", "--", "true"], {}, 10, "which is not in SLIPWAY_HOSTS=a,b"),
+        (["--hosts", "a b", "--node-rank", "0", "--", "true"], {}, 10, "'a b' is no host name"),
+        (["--min-nodes", "0", "--", "true"], {}, 2, "'0' is not a whole number above 0"),
+        (["--min-nodes", "2", "--", "true"], {}, 2, "--min-nodes is 2, but single says 1 nodes"),
         (["--hosts", "a,b", "--node-rank", "0", "--", "true"], {}, 11, "error: the nodes share no token"),
         (
             ["--hosts", "a,b", "--node-rank", "0", "--", "true"],

@@ -98,6 +98,7 @@ def test_a_worker_without_a_head_says_why(start_node: Start, head: str, cause: s
     ended = start_node(1, "--no-ray", "--", "true", SLIPWAY_DEADLINE="1", SLIPWAY_HOSTS=f"{head},worker-1").wait()
     assert ended.status == 12
     assert f"within 1 s: {cause}" in ended.stderr
+    assert ("its name resolves to 127.0.0.1, which is this node itself" in ended.stderr) == (head == "localhost")
     assert time.monotonic() - began < 5
 
 
@@ -265,6 +266,7 @@ def test_enough_nodes_at_the_deadline_are_enough(start_node: Start) -> None:
     ended = head.wait()
     assert (ended.status, worker.wait().status) == (2, 2)
     assert "going on with 2 of 3 nodes" in ended.stderr
+    assert "without node 2 (worker-2.invalid): never connected; name does not resolve" in ended.stderr
 
 
 def start_mpi_task(start: Start, rank: int, directory: Path, *arguments: str) -> Launch:
