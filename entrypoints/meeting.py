@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from entrypoints.channel import LONGEST_LINE, Channel, ChannelLostError, Message, RefusedError, greet
 from entrypoints.errors import JobEndedError, LaunchError, NodeLostError, PeersMissingError
 from entrypoints.hello import objection
-from entrypoints.network import resolve
+from entrypoints.network import is_own, resolve
 from entrypoints.node import Node, node_name
 
 _LINGER = 20.0
@@ -235,10 +235,24 @@ class Meeting:
             self._causes[rank] = f"refused: {why}"
 
     async def _missing(self) -> tuple[list[str], list[str]]:
+        """Who is missing, and what else may be the reason, as lines."""
         allocation = self._node.allocation
         ranks = [rank for rank in range(1, allocation.node_count) if rank not in self.peers]
         lines = [f"{node_name(rank, allocation.host(rank))}: {await self._cause(rank)}" for rank in ranks]
-        return lines, list(self._refused)
+        return lines, [*self._refused, *await self._wrong_place()]
+
+    async def _wrong_place(self) -> list[str]:
+        """Whether the others look for the head at a host that is not this one."""
+        head = self._node.allocation.head
+        if head is None:
+            return []
+        try:
+            found = await asyncio.wait_for(resolve(head, self._node.control_port), _DNS_PATIENCE)
+        except (OSError, TimeoutError):
+            return []
+        if not found or any(is_own(address) for address in found):
+            return []
+        return [f"this is node 0, but {head} is no address of this host: do two nodes claim rank 0?"]
 
     async def _cause(self, rank: int) -> str:
         if cause := self._causes.get(rank):

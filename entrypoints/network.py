@@ -41,3 +41,13 @@ async def resolve(host: str, port: int) -> list[str]:
 def is_loopback(address: str | None) -> bool:
     """Whether an address reaches nobody but this node. /etc/hosts of Debian has 127.0.1.1 for the host's own name."""
     return address is not None and ipaddress.ip_address(address).is_loopback
+
+
+def is_own(address: str) -> bool:
+    """Whether this host has the address: only then can a socket be bound to it."""
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+    return True

@@ -40,6 +40,11 @@ class Explicit(Environment):
         if rank is None:
             rank = rank_of(place, hosts, source)
             reader.used["hostname"] = place.hostname
+        elif place.hostname in hosts and hosts.index(place.hostname) != rank:
+            raise DetectionError(
+                f"{NODE_RANK} is {rank}, but {source} has {place.hostname} as node {hosts.index(place.hostname)}",
+                hint=f"leave {NODE_RANK} unset: the host name tells it; or say another --hostname",
+            )
         if rank >= len(hosts):
             raise DetectionError(
                 f"{NODE_RANK} is {rank}, but {source} lists {len(hosts)} hosts, ranks 0 to {len(hosts) - 1}"

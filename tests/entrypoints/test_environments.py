@@ -95,6 +95,10 @@ def without(variables: Mapping[str, str], *names: str) -> dict[str, str]:
         ({"SLIPWAY_HOSTS": "a,,b"}, "a host name is empty"),
         ({"SLIPWAY_HOSTS": "a,a"}, "a is listed twice"),
         ({"SLIPWAY_HOSTS": "a,b", "SLIPWAY_NODE_RANK": "2"}, "SLIPWAY_NODE_RANK is 2"),
+        (
+            {"SLIPWAY_HOSTS": "a,me", "SLIPWAY_NODE_RANK": "0"},
+            "SLIPWAY_NODE_RANK is 0, but SLIPWAY_HOSTS has me as node 1",
+        ),
         ({"SLIPWAY_HOSTS": "a,b", "SLIPWAY_NODE_RANK": "-1"}, "SLIPWAY_NODE_RANK is '-1'"),
         (without(SLURM, "SLURM_NODEID"), "SLURM_NODEID is not set"),
         (without(SLURM, "SLURM_LOCALID"), "SLURM_LOCALID is not set"),
