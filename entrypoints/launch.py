@@ -19,8 +19,8 @@ from entrypoints.logs import log_folder, start_logging
 from entrypoints.node import Node
 from entrypoints.options import JOB_DIR, Options
 from entrypoints.preflight import Verdict, failures, preflight_node, run_checks
-from entrypoints.rendezvous import meeting_place
-from entrypoints.secret import load_token, make_token
+from entrypoints.rendezvous import meeting_place, shared_home
+from entrypoints.secret import TOKEN, TOKEN_FILE, load_token, make_token
 from entrypoints.surroundings import child_environment
 from entrypoints.worker import follow
 
@@ -65,16 +65,26 @@ def launch(detection: Detection, options: Options, hostname: str, variables: Map
     elif not allocation.is_head:
         log.info("%s=%s exists already: the command runs on node 0 only", ADDRESS, allocation.attach)
         return 0
-    directory = variables.get(JOB_DIR)
-    if allocation.attach or not directory or (allocation.node_count == 1 and allocation.local_rank == 0):
-        several = allocation.node_count > 1 or allocation.local_rank > 0
-        token = load_token(variables, required=not allocation.attach and several)
+    several = allocation.node_count > 1 or allocation.local_rank > 0
+    met = several or (allocation.task_count or 1) > 1
+    directory = _meeting_directory(variables) if met and not allocation.attach else None
+    if directory is None:
+        token = load_token(variables, required=several and not allocation.attach)
         return asyncio.run(_launch(allocation, options, hostname, variables, token))
-    with meeting_place(Path(directory), allocation, load_token(variables, required=False), options.deadline) as (
+    with meeting_place(directory, allocation, load_token(variables, required=False), options.deadline) as (
         where,
         token,
     ):
         return asyncio.run(_launch(where, options, hostname, variables, token))
+
+
+def _meeting_directory(variables: Mapping[str, str]) -> Path | None:
+    """Where the head leaves the token: where the user says, or without any token in a home that all nodes share."""
+    if chosen := variables.get(JOB_DIR):
+        return Path(chosen)
+    if variables.get(TOKEN) or variables.get(TOKEN_FILE):
+        return None
+    return shared_home(variables, Tree())
 
 
 async def _launch(

@@ -12,12 +12,13 @@ import os
 import socket
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from entrypoints.environments import Allocation
+from entrypoints.environments.mpi import scheduler_job_id
 from entrypoints.errors import PeersMissingError, TokenError
 from entrypoints.fabric.interfaces import address_of, guess_interface
 from entrypoints.fabric.tree import Tree
@@ -26,6 +27,11 @@ from entrypoints.secret import make_token
 
 _LOOK_AGAIN = 0.5
 """Seconds between two looks: shared file systems offer nothing to wait for."""
+_OF_NETWORKS = {
+    *("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "fuse.ceph-fuse", "fuse.glusterfs"),
+    *("pvfs2", "orangefs", "panfs", "wekafs", "afs", "cifs", "smb3"),
+}
+"""File systems, as the kernel names them, that all nodes of a cluster are likely to share."""
 _OLDEST = 600.0
 """Seconds by which a note may be older than this launch and still be of it: nodes start at different times."""
 
@@ -63,6 +69,32 @@ def meeting_place(
         if allocation.head is None:
             allocation = replace(allocation, head=note.heads[0], other_heads=note.heads[1:])
     yield allocation, token
+
+
+def shared_home(variables: Mapping[str, str], tree: Tree) -> Path | None:
+    """A folder of the job's user that all nodes see, where a scheduler tells one job from the next: no step of theirs.
+
+    It lies in the home directory, if that is on a network's file system. Raises TokenError if it cannot be made.
+    """
+    home = variables.get("HOME", "")
+    if not home or scheduler_job_id(variables) is None or _file_system(home, tree) not in _OF_NETWORKS:
+        return None
+    folder = Path(home, ".slipway")
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise TokenError(
+            f"{folder} cannot be made: {error.strerror}", f"set SLIPWAY_TOKEN on every node, or {JOB_DIR}"
+        ) from error
+    return folder
+
+
+def _file_system(path: str, tree: Tree) -> str:
+    """The type of the file system with this path; of several mounts the deepest, and of those the last, counts."""
+    mounts = [line.split() for line in (tree.text("proc/self/mountinfo") or "").splitlines()]
+    kinds = {fields[4]: fields[fields.index("-") + 1] for fields in mounts if "-" in fields[5:]}
+    above = [point for point in kinds if Path(os.path.realpath(path)).is_relative_to(point)]
+    return kinds[max(above, key=len)] if above else ""
 
 
 def own_addresses() -> list[str]:

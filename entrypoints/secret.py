@@ -16,7 +16,7 @@ TOKEN_FILE = "SLIPWAY_TOKEN_FILE"
 
 _GIVE_A_TOKEN = (
     f"give every node the same {TOKEN} or {TOKEN_FILE} (openssl rand -hex 32 > token; chmod 600 token), "
-    "or SLIPWAY_JOB_DIR, a directory that all share"
+    "or SLIPWAY_JOB_DIR, a directory that all share; a home on NFS or the like serves by itself below a scheduler"
 )
 
 

@@ -97,6 +97,9 @@ class Environment(ABC):
     source: ClassVar[str]
     """Where its variables are documented."""
 
+    run_under: ClassVar[str] = ""
+    """The real system under which tests start `launch`; else only its recorded or documented variables are known."""
+
     @classmethod
     @abstractmethod
     def detect(cls, place: Place) -> Allocation | None:

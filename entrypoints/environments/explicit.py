@@ -26,6 +26,7 @@ class Explicit(Environment):
     title = "Your own list"
     reads = (HOSTS, HOST_FILE, NODE_RANK, HEAD, NODES)
     beware = "Every node gets the same list; a host that is not in it is refused."
+    run_under = "two containers"
     start = "SLIPWAY_HOSTS=gpu-[0-1] LAUNCH   # on each of them, by ssh or docker run"
     source = "docs/design.md"
 

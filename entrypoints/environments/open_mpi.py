@@ -30,6 +30,7 @@ class OpenMpi(Environment):
         "The launcher's first address may be unroutable, so all are tried. Called from a login node, mpirun is not on "
         "the first node: set SLIPWAY_HEAD. Environment variables travel only with -x."
     )
+    run_under = "Open MPI 4.1"
     start = "mpirun --map-by ppr:1:node -x SLIPWAY_TOKEN LAUNCH"
     source = "https://docs.open-mpi.org/en/v5.0.x/tuning-apps/environment-var.html"
 

@@ -9,7 +9,10 @@ Made by `launch environments --markdown` from `entrypoints/environments/`; edit 
 `launch` asks these in order; the first that is there wins. What the others say is shown as runners-up, and where they
 disagree, as a conflict. `launch explain` tells what it found and why. An environment that is there but malformed is an
 error: falling through could start one job per node. LAUNCH stands for `launch …` in the image; every line starts one
-task on each node."""
+task on each node.
+
+The last column names the system under which tests start `launch` (`tests/schedulers/`, `tests/cluster/`); all others
+are known from the variables that real systems document (`tests/entrypoints/recorded/`)."""
 
 
 def as_lines() -> str:
@@ -33,6 +36,9 @@ def as_markdown() -> str:
 
 
 def _table() -> str:
-    rows = ["| precedence | name | environment |", "| --- | --- | --- |"]
-    rows += [f"| {order} | `{found.name}` | {found.title} |" for order, found in enumerate(REGISTRY, start=1)]
+    rows = ["| precedence | name | environment | run for real |", "| --- | --- | --- | --- |"]
+    rows += [
+        f"| {order} | `{found.name}` | {found.title} | {found.run_under} |"
+        for order, found in enumerate(REGISTRY, start=1)
+    ]
     return "\n".join(rows)

@@ -11,6 +11,7 @@ class Single(Environment):
     title = "One node"
     reads = ()
     beware = "Taken when nothing else is found: look at `launch explain` if you expected several nodes."
+    run_under = "one container"
     start = "LAUNCH"
     source = "docs/design.md"
 

@@ -32,6 +32,7 @@ class Slurm(Environment):
         "SLURM_PROCID and SLURM_NTASKS count tasks. enroot and pyxis also set MASTER_ADDR, RANK and WORLD_SIZE: Slurm "
         "outranks them. Without srun an sbatch script is one process on the first node."
     )
+    run_under = "Slurm 22.05"
     start = "srun --ntasks-per-node=1 LAUNCH"
     source = "https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES"
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from entrypoints.fabric.tree import Tree
+from entrypoints.rendezvous import shared_home
 from tests.entrypoints.conftest import REPOSITORY, Launch, Start
 
 
@@ -292,6 +294,36 @@ def test_a_shared_directory_serves_as_meeting_place_without_token_or_head(start:
     assert (ended.status, worker.wait().status) == (5, 5), ended.stderr
     assert ended.stdout == "600\n"
     assert not list(tmp_path.glob("slipway-*.json"))
+
+
+JOB = {"SLURM_JOB_ID": "5"}
+MOUNTS = """21 1 8:1 / / rw - ext4 /dev/sda1 rw
+22 21 0:40 / {home} rw - {kind} server:/home rw
+23 22 8:2 / {home}/scratch rw - xfs /dev/sdb1 rw
+"""
+
+
+@pytest.mark.parametrize(
+    ("variables", "home", "kind", "serves"),
+    [
+        (JOB, "", "nfs4", True),
+        (JOB, "/ann", "lustre", True),
+        (JOB, "", "ext4", False),
+        (JOB, "/scratch", "nfs4", False),
+        ({}, "", "nfs4", False),  # nothing tells one job from the next
+        ({"JOB_ID": "5", "PE": "mpi"}, "", "gpfs", True),
+    ],
+)
+def test_a_home_on_the_network_serves_a_schedulers_job_as_meeting_place(
+    tmp_path: Path, variables: dict[str, str], home: str, kind: str, serves: bool
+) -> None:
+    place = Path(f"{tmp_path}/home{home}")
+    place.mkdir(parents=True)
+    (tmp_path / "proc" / "self").mkdir(parents=True)
+    (tmp_path / "proc" / "self" / "mountinfo").write_text(MOUNTS.format(home=tmp_path / "home", kind=kind))
+    found = shared_home({**variables, "HOME": str(place)}, Tree(tmp_path))
+    assert found == (place / ".slipway" if serves else None)
+    assert found is None or found.stat().st_mode & 0o777 == 0o700
 
 
 def test_a_head_that_leaves_no_note_is_missed_at_the_deadline(start: Start, tmp_path: Path) -> None:
