@@ -48,7 +48,6 @@ class Slurm(Environment):
             return _below_mpirun(place, reader, job_id)
         count = reader.required_number(*NODE_COUNT, hint=_START_WITH_SRUN)
         hosts = _hosts(reader, NODE_LIST)
-        tasks = reader.number(*TASK_COUNT)
         step_id = reader.text(STEP_ID)
         if step_id is None:  # a batch script or salloc's shell: the only process there is
             rank = reader.number(NODE_RANK) or 0
@@ -62,7 +61,7 @@ class Slurm(Environment):
             node_count=count,
             node_rank=rank,
             local_rank=0 if step_id is None else reader.required_number(LOCAL_RANK, hint=_START_WITH_SRUN),
-            task_count=tasks,
+            task_count=None if step_id is None else reader.number(*TASK_COUNT),
             hosts=hosts,
             head=hosts[0],
             alone=alone,

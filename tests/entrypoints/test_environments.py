@@ -197,6 +197,12 @@ def test_what_decided_is_remembered() -> None:
     assert found.job_id == "77.0"
 
 
+def test_a_batch_script_waits_for_no_tasks_that_nobody_starts() -> None:
+    script = {"SLURM_JOB_ID": "5", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "n7", "SLURM_NTASKS": "4"}
+    assert detect(script, "n7").allocation.task_count is None
+    assert detect({**SLURM, "SLURM_STEP_NUM_TASKS": "8"}, "me").allocation.task_count == 8
+
+
 def test_nodes_agree_on_the_job() -> None:
     ids = {detect({"SLIPWAY_HOSTS": "a,b", "SLIPWAY_NODE_RANK": str(rank)}, "me").allocation.job_id for rank in (0, 1)}
     assert len(ids) == 1
