@@ -154,7 +154,7 @@ class Controller(TrainingRun):
                     metrics |= update(workers.actor, batch, self.config.actor.mini_batch_size)
                 self.after_update = {"actor/entropy": metrics["actor/entropy"]}
         with self.pipeline.paused(), phase("sync_weights"):
-            self.engines.sync_weights()
+            metrics |= self.engines.sync_weights()
         metrics["rollout/repairs"] = self.engines.take_repairs()
         seconds = time.perf_counter() - started
         return metrics | {"time/step": seconds, "throughput/tokens_per_second": int(batch.lengths.sum()) / seconds}

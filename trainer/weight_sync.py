@@ -10,6 +10,9 @@ from trainer.errors import EngineError
 
 
 class Transfer(Protocol):
+    nbytes: int
+    """How much each engine got the last time."""
+
     def fetch(self) -> None:
         """Takes the actor's weights as they are now."""
         ...
@@ -25,12 +28,14 @@ class SharedGpus:
     def __init__(self, actor: WorkerGroup, rollout: WorkerGroup) -> None:
         self._actor = actor
         self._rollout = rollout
+        self.nbytes = 0
 
     def fetch(self) -> None:
         """Nothing to take: the actor does not change while engines sample."""
 
     def give(self, ranks: Sequence[int]) -> dict[int, EngineError]:
         shared = self._actor.call("share_weights")
+        self.nbytes = sum(bucket.layout.nbytes for bucket in shared[0])
         per_rank = len(self._rollout) // len(self._actor)
         _, failures = self._rollout.attempt("copy_weights", {rank: (shared[rank // per_rank],) for rank in ranks})
         self._actor.call("release_weights")
@@ -44,10 +49,11 @@ class ObjectStore:
         self._actor = actor
         self._rollout = rollout
         self._weights: list[ObjectRef] = []
+        self.nbytes = 0
 
     def fetch(self) -> None:
         self._weights = []  # frees the old ones first
-        self._weights = self._actor.call("publish_weights")[0]
+        self._weights, self.nbytes = self._actor.call("publish_weights")[0]
 
     def give(self, ranks: Sequence[int]) -> dict[int, EngineError]:
         return self._rollout.attempt("replace_weights", dict.fromkeys(ranks, (self._weights,)))[1]
@@ -65,9 +71,11 @@ class Broadcast:
         self._rollout = rollout
         self._formed = False
         self._sent = True
+        self.nbytes = 0
 
     def fetch(self) -> None:
         self._announced = self._actor.call("pack_weights")[0]
+        self.nbytes = sum(bucket.layout.nbytes for bucket in self._announced)
         self._sent = False
 
     def give(self, ranks: Sequence[int]) -> dict[int, EngineError]:

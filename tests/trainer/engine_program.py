@@ -1,6 +1,7 @@
-"""A rollout engine beside a trainer in one process, for test_rollout.py: `engine_program.py DIRECTORY ENGINE`.
+"""A rollout engine beside a trainer in one process, for test_rollout.py: `engine_program.py DIRECTORY ENGINE RANK`.
 
-Samples, compares log-probs with the trainer's, trains, syncs and compares again. Writes DIRECTORY/found.json.
+Samples, compares log-probs with the trainer's, trains, syncs and compares again. With a RANK above 0 adapters of that
+rank are trained. Writes DIRECTORY/found.json.
 """
 
 import json
@@ -25,6 +26,7 @@ from trainer.rollout.engine import Engine, open_engine
 from trainer.rollout.sampling import Request, Response, request_seed
 from trainer.training.engine import OptimizerSettings, TrainingEngine
 from trainer.training.export import write_language_model
+from trainer.training.lora import add_adapters
 from trainer.training.networks import PolicyNetwork, load_language_model
 from trainer.training.partition import MicroBatchLimit
 from trainer.training.process_group import join, open_store
@@ -65,9 +67,13 @@ def difference(trainer: TrainingEngine, sampled: Batch) -> float:
     return float((trainer.forward(sampled, LIMIT) - sampled.rollout_log_probs).abs().max())
 
 
-def sync(trainer: TrainingEngine, engine: Engine) -> None:
-    weights = trainer.full_weights(trainer.network.language_model)
-    engine.replace_weights([bucket.to_numpy() for bucket in pack(weights, torch.float32, bucket_bytes=2**17)])
+def sync(trainer: TrainingEngine, engine: Engine, rank: int) -> list[str]:
+    """Gives the engine what was trained; its names."""
+    language_model = trainer.network.language_model
+    weights = trainer.adapter_weights(language_model) if rank else trainer.full_weights(language_model)
+    buckets = [bucket.to_numpy() for bucket in pack(weights, torch.float32, bucket_bytes=2**17)]
+    engine.replace_weights(buckets)
+    return [name for bucket in buckets for name in bucket.layout.names]
 
 
 def loss(output: Any, part: Batch, count: GlobalCount) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -75,21 +81,29 @@ def loss(output: Any, part: Batch, count: GlobalCount) -> tuple[torch.Tensor, di
     return value, {"loss": value}
 
 
-def main(directory: Path, name: str) -> None:
+def main(directory: Path, name: str, rank: int) -> None:
     vocabulary = make_model(directory / "model")
     config = Config.model_validate(
-        {"model": {"path": directory / "model"}, "rollout": {"temperature": TEMPERATURE, "kv_cache_gib": 0.1}}
+        {
+            "model": {"path": directory / "model"},
+            "rollout": {"temperature": TEMPERATURE, "kv_cache_gib": 0.1},
+            "actor": {"lora": {"rank": rank, "target_modules": ["q_proj", "v_proj", "o_proj", "up_proj"]}},
+        }
     )
     device = torch.device("cpu")
     join(open_store("127.0.0.1", 1, 60), 0, 1, device, "127.0.0.1", 60)
-    network = PolicyNetwork(load_language_model(directory / "model"), TEMPERATURE)
+    language_model = load_language_model(directory / "model")
+    if rank:
+        add_adapters(language_model, config.actor.lora, seed=0)
+    network = PolicyNetwork(language_model, TEMPERATURE)
     trainer = TrainingEngine(network, Execution(device, torch.float32), OptimizerSettings(1e-2, 0.0, 1.0))
     engine = open_engine(name, config, "cpu", [END, *end_token_ids(directory / "model")])
 
     found: dict[str, Any] = {}
     asked = requests(vocabulary, step=1)
-    found["before any sync"] = difference(trainer, batch(asked, engine.generate(asked)))
-    sync(trainer, engine)
+    if not rank:
+        found["before any sync"] = difference(trainer, batch(asked, engine.generate(asked)))
+    found["sent"] = sync(trainer, engine, rank)
     responses = engine.generate(asked)
     sampled = batch(asked, responses)
     found["after the first sync"] = difference(trainer, sampled)
@@ -106,10 +120,10 @@ def main(directory: Path, name: str) -> None:
 
     trainer.update(sampled, loss, LIMIT)
     found["trained, not synced"] = difference(trainer, sampled)
-    sync(trainer, engine)
+    sync(trainer, engine, rank)
     found["after the second sync"] = difference(trainer, batch(asked, engine.generate(asked)))
 
-    if name == "vllm":
+    if name == "vllm" and not rank:
         del engine
         found |= export(directory, asked, list(trainer.full_weights(network.language_model)))
     (directory / "found.json").write_text(json.dumps(found))
@@ -143,4 +157,4 @@ def export(directory: Path, asked: list[Request], weights: list[tuple[str, torch
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

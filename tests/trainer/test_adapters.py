@@ -7,10 +7,11 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 from transformers import AutoModelForCausalLM
 
-from tests.trainer.whole_run import Runs
+from tests.trainer.whole_run import Runs, workers_of
 
 
-def test_adapters_are_trained_with_the_frozen_actor_as_the_reference(runs: Runs) -> None:
+def test_adapters_are_trained_with_the_frozen_actor_as_the_reference_and_sent_alone(runs: Runs) -> None:
+    """An engine that takes the place of a dead one gets them, too."""
     run = runs.start(
         "adapters",
         "actor.lora.rank=4",
@@ -18,20 +19,24 @@ def test_adapters_are_trained_with_the_frozen_actor_as_the_reference(runs: Runs)
         "critic.lora.target_modules=q_proj,v_proj",
         "actor.learning_rate=1e-2",
         "actor.sharding.shard_size=1",  # a copy of the weights on each node
-        "trainer.total_steps=2",
+        "trainer.total_steps=6",
     )
+    run.wait_for_step(2)
+    next(workers_of(runs, "RolloutWorker.call")).kill()
     run.succeed()
     rows = run.metrics()[1:]
     assert rows[0]["reference/kl"] == pytest.approx(0, abs=1e-6)
-    assert abs(rows[1]["reference/kl"]) > 1e-5
-    for row in rows:
-        assert row["rollout/log_prob_difference"] < 1e-4  # the engines have the adapters, merged in
-        assert row["actor/gradient_norm"] > 0
+    # The engines sample with the adapters: without them they would be as far from the actor as the reference is.
+    assert all(row["rollout/log_prob_difference"] < 1e-4 for row in rows)
+    assert all(abs(row["reference/kl"]) > 1e-3 for row in rows[1:])
+    assert all(row["actor/gradient_norm"] > 0 for row in rows)
+    assert sum(row["rollout/repairs"] for row in rows) == 1
     # Rewards are minus the KL here: none before the first step, so the critic's head has nothing to learn until then.
     assert rows[1]["critic/gradient_norm"] > 0
     merged = AutoModelForCausalLM.from_pretrained(run.directory / "model").state_dict()
     frozen = AutoModelForCausalLM.from_pretrained(runs.model).state_dict()
     adapter = load_file(run.directory / "model" / "adapter" / "adapter_model.safetensors")
+    assert {row["rollout/synced_bytes"] for row in rows} == {sum(part.nbytes for part in adapter.values())}
     settings = json.loads((run.directory / "model" / "adapter" / "adapter_config.json").read_text())
     name = "model.layers.0.mlp.down_proj"
     a, b = (adapter[f"base_model.model.{name}.lora_{part}.weight"] for part in "AB")

@@ -1,6 +1,6 @@
 """The policy that is trained."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import ray
@@ -81,15 +81,19 @@ class ActorWorker(TrainingWorker):
             name: token_mean(value, mask, count.tokens) for name, value in metrics.items()
         }
 
-    def publish_weights(self) -> list[ObjectRef]:
-        """Puts the whole policy into Ray's object store, in buckets; every rank calls it, rank 0 returns them."""
+    def publish_weights(self) -> tuple[list[ObjectRef], int]:
+        """Puts what engines lack into Ray's object store, in buckets; every rank calls it, rank 0 returns them and how
+        many bytes they hold."""
         # Gather all before any is sent: a rank that waits for a receiver would hold up the others' gathering.
-        return [ray.put(bucket.to_numpy()) for bucket in pack(self._gather(self.dtype), self.dtype)]
+        references, nbytes = [], 0
+        for bucket in pack(self._at_first_rank(self._learned()), self.dtype):
+            references.append(ray.put(bucket.to_numpy()))
+            nbytes += bucket.layout.nbytes
+        return references, nbytes
 
     def share_weights(self) -> list[SharedBucket]:
-        """The whole policy in the memory of each rank's GPU, until `release_weights`; every rank calls it."""
-        weights = self.engine.full_weights(self.engine.network.language_model, shared_once=True)
-        self._shared = list(pack(weights, self.dtype))
+        """What engines lack, in the memory of each rank's GPU until `release_weights`; every rank calls it."""
+        self._shared = list(pack(self._learned(shared_once=True), self.dtype))
         return [share(bucket) for bucket in self._shared]
 
     def release_weights(self) -> None:
@@ -110,10 +114,9 @@ class ActorWorker(TrainingWorker):
         self._channel = WeightChannel(self._channel_store, 0, size, self.device, timeout)
 
     def pack_weights(self) -> list[Announcement]:
-        """The whole policy in buckets, ready to be sent; every rank calls it, rank 0 keeps and announces them."""
-        weights = self.engine.full_weights(self.engine.network.language_model)
+        """What engines lack in buckets, ready to be sent; every rank calls it, rank 0 keeps and announces them."""
         # Gather all before any is sent: a rank that waits for a receiver would hold up the others' gathering.
-        packed = list(pack(weights, self.dtype))
+        packed = list(pack(self._learned(), self.dtype))
         self._packed = packed if self.place.rank == 0 else []
         return [Announcement(bucket.layout, bucket.data.numel(), bucket.checksum) for bucket in self._packed]
 
@@ -140,7 +143,7 @@ class ActorWorker(TrainingWorker):
 
         Adapters are merged into the weights, and stand by themselves in the directory `adapter`.
         """
-        weights = self._gather(self.dtype)
+        weights = self._at_first_rank(self.engine.full_weights(self.engine.network.language_model))
         adapter = self.engine.adapter_weights(self.engine.network.language_model)
         if self.place.rank == 0:
             model = self.config.model.directory
@@ -148,11 +151,17 @@ class ActorWorker(TrainingWorker):
             if adapter:
                 write_adapter(adapter, self.config.actor.lora, model, directory / "adapter")
 
-    def _gather(self, dtype: torch.dtype) -> list[tuple[str, Tensor]]:
-        """All weights on CPU at rank 0, none at the others."""
-        weights = self.engine.full_weights(self.engine.network.language_model)
+    def _learned(self, shared_once: bool = False) -> Iterable[tuple[str, Tensor]]:
+        """What engines lack: all weights or, where only adapters are trained, these. Every rank must exhaust it."""
+        language_model = self.engine.network.language_model
+        if self.config.actor.lora.rank:
+            return self.engine.adapter_weights(language_model)
+        return self.engine.full_weights(language_model, shared_once)
+
+    def _at_first_rank(self, weights: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
+        """The weights on CPU at rank 0, none at the others."""
         if self.place.rank == 0:
-            return [(name, tensor.to(device="cpu", dtype=dtype)) for name, tensor in weights]
+            return [(name, tensor.to(device="cpu", dtype=self.dtype)) for name, tensor in weights]
         for _ in weights:
             pass
         return []

@@ -32,10 +32,17 @@ def check_bytes(buckets: Sequence[TravelledBucket]) -> None:
 
 
 def check_copied(weights: Iterable[Tensor], buckets: Sequence[SharedBucket]) -> None:
-    """Raises EngineError if an engine's own weights do not sum to those that it copied."""
+    """Raises EngineError if weights that were copied do not sum to those that were sent."""
     found, sent = checksum(list(weights)), sum(bucket.checksum for bucket in buckets)
     if found != sent:
         raise EngineError(f"the engine's weights sum to {found}, those sent to {sent}", hint=_HINT)
+
+
+def check_in_place(inside: Sequence[Tensor], given: Sequence[Tensor]) -> None:
+    """Raises EngineError if what an engine computes with does not sum to what it was given."""
+    found, wanted = checksum(inside), checksum(given)
+    if found != wanted:
+        raise EngineError(f"the engine computes with adapters that sum to {found}, not to {wanted}", hint=_HINT)
 
 
 def check_complete(names: Iterable[str], arrived: set[str]) -> None:

@@ -12,14 +12,17 @@ from trainer.training.weights import SharedBucket
 
 
 class Engine(Protocol):
-    """Samples from random weights until they are replaced. Sampling is exact: no top-k, no top-p, no penalties."""
+    """Samples from random weights until they are replaced. Sampling is exact: no top-k, no top-p, no penalties.
+
+    With adapters it has the frozen weights, from the model's directory, and gets the adapters alone.
+    """
 
     def generate(self, requests: Sequence[Request]) -> list[Response]:
         """One response per request, in their order. The same requests and weights give the same responses."""
         ...
 
     def replace_weights(self, buckets: Sequence[TravelledBucket]) -> None:
-        """Samples from these weights from now on; they are all the weights of the model. Raises EngineError."""
+        """Samples from these weights from now on; they are all that the actor trains. Raises EngineError."""
         ...
 
     def copy_weights(self, buckets: Sequence[SharedBucket]) -> None:

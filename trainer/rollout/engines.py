@@ -56,11 +56,12 @@ class Engines:
             self._repairs_in_a_row = 0
         return [response for rank in sorted(results) for response in results[rank]]
 
-    def sync_weights(self) -> None:
-        """Gives every engine the actor's weights. Each engine sums up what it got and compares."""
+    def sync_weights(self) -> dict[str, float]:
+        """Gives every engine the actor's weights; the metrics. Each engine sums up what it got and compares."""
         self._transfer.fetch()
         self.version += 1
         self._replace(self._transfer.give(range(len(self._group))))
+        return {"rollout/synced_bytes": float(self._transfer.nbytes)}
 
     def sleep(self) -> None:
         """Leaves the GPUs' memory to others until the next weights come. An engine that fails is replaced then."""

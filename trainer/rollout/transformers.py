@@ -3,12 +3,14 @@
 from collections.abc import Iterable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from trainer.config import Config
 from trainer.rollout.arrival import TravelledBucket, check_bytes, check_complete, check_copied
 from trainer.rollout.sampling import Request, Response
+from trainer.training.lora import adapter_parameters, add_adapters
+from trainer.training.networks import load_language_model
 from trainer.training.weights import SharedBucket
 
 
@@ -20,10 +22,8 @@ class TransformersEngine:
         self._max_response_length = config.data.max_response_length
         self._device = torch.device(device)
         self._end_tokens = torch.tensor([] if config.rollout.ignore_end_tokens else end_token_ids, device=device)
-        architecture = AutoConfig.from_pretrained(config.model.directory, local_files_only=True)
-        # Random weights: one that does not arrive stays random and is seen at once.
-        model = AutoModelForCausalLM.from_config(architecture, dtype=getattr(torch, config.model.dtype))
-        self._model = model.to(self._device).eval()
+        self._with_adapters = config.actor.lora.rank > 0
+        self._model = _model(config).to(self._device).eval()
 
     def generate(self, requests: Sequence[Request]) -> list[Response]:
         """One response per request, in their order. The same requests and weights give the same responses."""
@@ -69,19 +69,26 @@ class TransformersEngine:
         ]
 
     def replace_weights(self, buckets: Sequence[TravelledBucket]) -> None:
-        """Samples from these weights from now on; they are all the weights of the model."""
+        """Samples from these weights from now on; they are all that the actor trains."""
         check_bytes(buckets)
         self._take(weight for bucket in buckets for weight in bucket.tensors())
 
     def copy_weights(self, buckets: Sequence[SharedBucket]) -> None:
         """The same with weights that another process holds on the same GPU."""
         self._take(weight for bucket in buckets for weight in bucket.tensors())
-        check_copied(self._model.parameters(), buckets)
+        check_copied({id(weight): weight for weight in self._replaceable().values()}.values(), buckets)
         torch.cuda.ipc_collect()
+
+    def _replaceable(self) -> dict[str, nn.Parameter]:
+        """The weights that come from the actor, by their names on the way."""
+        if self._with_adapters:
+            return dict(adapter_parameters(self._model))
+        return dict(self._model.named_parameters(remove_duplicate=False))
 
     @torch.no_grad()
     def _take(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        own = dict(self._model.named_parameters(remove_duplicate=False))
+        self._model.to(self._device)  # frozen weights may have slept elsewhere
+        own = self._replaceable()
         arrived: set[int] = set()
         for name, tensor in weights:
             own[name].data = tensor.to(self._device, copy=True)
@@ -91,9 +98,26 @@ class TransformersEngine:
     def sleep(self) -> None:
         """Gives the GPU's memory to others until the next weights come."""
         if self._rollout.sleep and self._device.type == "cuda":
-            for weight in self._model.parameters():
-                weight.data = weight.data.new_empty(0)
+            if self._with_adapters:
+                self._model.to("cpu")  # only the adapters come anew
+            else:
+                for weight in self._model.parameters():
+                    weight.data = weight.data.new_empty(0)
             torch.cuda.empty_cache()
+
+
+def _model(config: Config) -> nn.Module:
+    """The model before the first weights come.
+
+    What does not come from the actor is loaded; the rest is random, so that a weight that does not arrive is seen.
+    """
+    directory, lora, dtype = config.model.directory, config.actor.lora, getattr(torch, config.model.dtype)
+    if not lora.rank:
+        architecture = AutoConfig.from_pretrained(directory, local_files_only=True)
+        return AutoModelForCausalLM.from_config(architecture, dtype=dtype)
+    model = load_language_model(directory, dtype)
+    add_adapters(model, lora, config.trainer.seed)
+    return model.to(dtype)
 
 
 def sample(logits: Tensor, temperatures: Tensor, dice: Tensor) -> tuple[Tensor, Tensor]:

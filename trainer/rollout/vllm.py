@@ -3,19 +3,28 @@
 from collections.abc import Sequence
 
 from vllm import LLM, SamplingParams
+from vllm.lora.request import LoRARequest
 from vllm.outputs import CompletionOutput
 
 from trainer.config import Config
-from trainer.errors import EngineError
+from trainer.errors import ConfigError, EngineError
 from trainer.rollout.arrival import TravelledBucket
 from trainer.rollout.sampling import Request, Response
+from trainer.rollout.weight_loader import ADAPTERS
+from trainer.training.lora import target_names
 from trainer.training.weights import SharedBucket
 
 CPU_KV_CACHE_GIB = 0.5
+# The ranks that vLLM's kernels are made for; a smaller adapter is filled up with zeros.
+KERNEL_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 
 
 class VllmEngine:
-    """An engine with random weights until they are replaced. Sampling is exact: no top-k, no top-p, no penalties."""
+    """An engine with random weights until they are replaced. Sampling is exact: no top-k, no top-p, no penalties.
+
+    With adapters it loads the model, and what comes from the actor are the adapters alone: vLLM computes with them
+    beside the frozen weights, as the actor does. Without them it refuses to sample.
+    """
 
     def __init__(self, config: Config, device: str, end_token_ids: Sequence[int]) -> None:
         self._rollout = config.rollout
@@ -23,6 +32,9 @@ class VllmEngine:
         self._end_token_ids = list(end_token_ids)
         self._sleeps = config.rollout.sleep and device == "cuda"
         self._asleep = False
+        self._lora = config.actor.lora if config.actor.lora.rank else None
+        # No file: the worker has them by their number, or it is an error.
+        self._adapters = LoRARequest("actor", ADAPTERS, "/adapters/come/from/the/actor") if self._lora else None
         self._engine = LLM(
             model=str(config.model.directory),
             dtype=config.model.dtype,
@@ -33,13 +45,12 @@ class VllmEngine:
             enable_sleep_mode=self._sleeps,
             # Cached blocks would outlive the weights that made them.
             enable_prefix_caching=False,
-            # The weights come from the actor. A weight that does not arrive stays random and is seen at once.
-            load_format="dummy",
             # Log-probs of the distribution that was sampled from, temperature included.
             logprobs_mode="processed_logprobs",
             worker_extension_cls="trainer.rollout.weight_loader.WeightLoader",
             skip_tokenizer_init=True,
             disable_log_stats=True,
+            **_weight_settings(config, device),
             **_device_settings(config, device),
         )
 
@@ -49,7 +60,7 @@ class VllmEngine:
             return []
         sampling = [self._sampling(request) for request in requests]
         prompts = [{"prompt_token_ids": list(request.prompt)} for request in requests]
-        outputs = self._engine.generate(prompts, sampling, use_tqdm=False)
+        outputs = self._engine.generate(prompts, sampling, use_tqdm=False, lora_request=self._adapters)
         return [_response(output.outputs[0]) for output in outputs]
 
     def _sampling(self, request: Request) -> SamplingParams:
@@ -65,27 +76,55 @@ class VllmEngine:
         )
 
     def replace_weights(self, buckets: Sequence[TravelledBucket]) -> None:
-        """Samples from these weights from now on; they are all the weights of the model."""
-        self._wake("weights")
-        self._engine.collective_rpc("replace_weights", args=(buckets,))
-        self._wake("kv_cache")
+        """Samples from these weights from now on; they are all that the actor trains."""
+        self._load("replace", buckets)
 
     def copy_weights(self, buckets: Sequence[SharedBucket]) -> None:
         """The same with weights that another process holds on the same GPU."""
+        self._load("copy", buckets)
+
+    def _load(self, verb: str, buckets: Sequence[TravelledBucket | SharedBucket]) -> None:
         self._wake("weights")
-        self._engine.collective_rpc("copy_weights", args=(buckets,))
+        if self._lora:
+            self._engine.collective_rpc(f"{verb}_adapters", args=(buckets, self._lora.alpha / self._lora.rank))
+        else:
+            self._engine.collective_rpc(f"{verb}_weights", args=(buckets,))
         self._wake("kv_cache")
 
     def sleep(self) -> None:
         """Gives the GPU's memory to others until the next weights come."""
         if self._sleeps and not self._asleep:
-            self._engine.sleep(level=2)  # forgets the weights: they will have changed
+            # Weights that will have changed are forgotten, frozen ones wait in the node's memory.
+            self._engine.sleep(level=1 if self._lora else 2)
             self._asleep = True
 
     def _wake(self, tag: str) -> None:
         if self._asleep:
             self._engine.wake_up(tags=[tag])
             self._asleep = tag != "kv_cache"
+
+
+def _weight_settings(config: Config, device: str) -> dict[str, object]:
+    lora = config.actor.lora
+    if not lora.rank:
+        # The weights come from the actor. A weight that does not arrive stays random and is seen at once.
+        settings: dict[str, object] = {"load_format": "dummy"}
+        if device == "cpu":
+            # A tied head is prepacked by itself and keeps its old weights on reload: give it weights of its own.
+            settings["hf_overrides"] = {"tie_word_embeddings": False}
+        return settings
+    if device == "cuda" and config.model.dtype == "float32":
+        raise ConfigError(
+            "model.dtype=float32: on GPUs vLLM computes adapters in bfloat16 or float16 only",
+            hint="set model.dtype=bfloat16, or rollout.engine=transformers",
+        )
+    return {
+        "enable_lora": True,
+        "max_loras": 1,
+        "max_lora_rank": next(rank for rank in KERNEL_RANKS if rank >= lora.rank),
+        # Only these: vLLM would make room beside the embeddings, too.
+        "lora_target_modules": target_names(config.model.directory, lora),
+    }
 
 
 def _device_settings(config: Config, device: str) -> dict[str, object]:
@@ -100,8 +139,6 @@ def _device_settings(config: Config, device: str) -> dict[str, object]:
         "kv_cache_memory_bytes": int((cache or CPU_KV_CACHE_GIB) * 2**30),
         # vLLM takes back the random numbers of half a prompt with an operation that CPU generators lack.
         "enable_chunked_prefill": False,
-        # On CPU a tied head is prepacked by itself and keeps its old weights on reload: give it weights of its own.
-        "hf_overrides": {"tie_word_embeddings": False},
     }
 
 

@@ -4,9 +4,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
+from vllm.lora.lora_model import LoRAModel
+from vllm.lora.lora_weights import LoRALayerWeights
 
-from trainer.rollout.arrival import TravelledBucket, check_bytes, check_copied
+from trainer.rollout.arrival import TravelledBucket, check_bytes, check_copied, check_in_place
+from trainer.training.lora import named_adapters
 from trainer.training.weights import SharedBucket
+
+# By this number requests ask for the actor's adapters, of which there is one set.
+ADAPTERS = 1
 
 
 class WeightLoader:
@@ -34,3 +41,29 @@ class WeightLoader:
         # The sender may free its memory as soon as this returns; the sum waits for the copies.
         check_copied(model.parameters(), buckets)
         torch.cuda.ipc_collect()
+
+    def replace_adapters(self, buckets: Sequence[TravelledBucket], scaling: float) -> None:
+        """Puts adapters in the place of the old ones. Raises EngineError if they do not arrive as they were sent.
+
+        `scaling` is what they add is multiplied by.
+        """
+        check_bytes(buckets)
+        self._activate(dict(weight for bucket in buckets for weight in bucket.tensors()), scaling)
+
+    def copy_adapters(self, buckets: Sequence[SharedBucket], scaling: float) -> None:
+        """The same from the memory of the GPU."""
+        tensors = {name: tensor.cpu() for bucket in buckets for name, tensor in bucket.tensors()}
+        torch.cuda.ipc_collect()
+        check_copied(tensors.values(), buckets)
+        self._activate(tensors, scaling)
+
+    def _activate(self, tensors: dict[str, Tensor], scaling: float) -> None:
+        manager = self.model_runner.lora_manager._adapter_manager
+        # Scaled here, so that what the kernels read is what can be summed up: vLLM has nothing to multiply any more.
+        layers = {name: (a.cpu(), b.cpu() * scaling) for name, (a, b) in named_adapters(tensors).items()}
+        adapters = {name: LoRALayerWeights(name, len(a), len(a), a, b) for name, (a, b) in layers.items()}
+        manager.remove_adapter(ADAPTERS)
+        manager.add_adapter(LoRAModel(ADAPTERS, next(iter(adapters.values())).rank, adapters))
+        manager.activate_adapter(ADAPTERS)
+        inside = [part for layer in manager.modules.values() for part in (*layer.lora_a_stacked, *layer.lora_b_stacked)]
+        check_in_place(inside, [part for layer in layers.values() for part in layer])

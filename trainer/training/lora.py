@@ -5,7 +5,7 @@ An adapted layer keeps its name and its weight's; so the network without adapter
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import linear
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from trainer.errors import ConfigError
 from trainer.settings.lora import ALL_LINEAR, LoraConfig
@@ -54,6 +55,19 @@ def add_adapters(language_model: nn.Module, settings: LoraConfig, seed: int) -> 
     """
     language_model.requires_grad_(False)
     generator = torch.Generator().manual_seed(seed)
+    for parent, name, layer in _targets(language_model, settings):
+        setattr(parent, name, LoraLinear(layer, settings, generator))
+
+
+def target_names(model: Path, settings: LoraConfig) -> list[str]:
+    """How the layers that get an adapter are called in the model at `model`, as q_proj."""
+    with torch.device("meta"):
+        language_model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model, local_files_only=True))
+    return sorted({name for _, name, _ in _targets(language_model, settings)})
+
+
+def _targets(language_model: nn.Module, settings: LoraConfig) -> list[tuple[nn.Module, str, nn.Linear]]:
+    """The layers to adapt: each one's parent, its name there, and itself."""
     wanted = set(settings.target_modules)
     found = [
         (parent, name, layer)
@@ -67,9 +81,7 @@ def add_adapters(language_model: nn.Module, settings: LoraConfig, seed: int) -> 
             f"lora.target_modules: the model has no linear layer {', '.join(sorted(unknown))}",
             hint=f"its linear layers are {', '.join(sorted(names))}, all of them are {ALL_LINEAR}",
         )
-    for parent, name, layer in found:
-        if name in wanted or ALL_LINEAR in wanted:
-            setattr(parent, name, LoraLinear(layer, settings, generator))
+    return [target for target in found if target[1] in wanted or ALL_LINEAR in wanted]
 
 
 def adapted_layers(module: nn.Module) -> Iterator[tuple[str, LoraLinear]]:
@@ -89,11 +101,26 @@ def adapters_off(network: nn.Module) -> Iterator[None]:
             layer.enabled = True
 
 
-def adapter_weights(module: nn.Module, gather: Gather) -> Iterator[tuple[str, Tensor]]:
-    """A and B of every adapter under the names that peft gives them. Every rank must exhaust it."""
+def adapter_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """A and B of every adapter under the names that peft gives them."""
     for name, layer in adapted_layers(module):
         for part in ("lora_A", "lora_B"):
-            yield f"base_model.model.{name}.{part}.weight", gather(getattr(layer, part).detach())
+            yield _peft_name(name, part), getattr(layer, part)
+
+
+def named_adapters(weights: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
+    """A and B of each layer by its name in the model; `weights` have the names that peft gives them."""
+    layers = [name.split(".", 2)[2].rsplit(".", 2)[0] for name in weights]
+    return {name: (weights[_peft_name(name, "lora_A")], weights[_peft_name(name, "lora_B")]) for name in layers}
+
+
+def _peft_name(layer: str, part: str) -> str:
+    return f"base_model.model.{layer}.{part}.weight"
+
+
+def adapter_weights(module: nn.Module, gather: Gather) -> Iterator[tuple[str, Tensor]]:
+    """The same, each one whole. Every rank must exhaust it."""
+    return ((name, gather(parameter.detach())) for name, parameter in adapter_parameters(module))
 
 
 def write_adapter(weights: Iterable[tuple[str, Tensor]], settings: LoraConfig, base: Path, directory: Path) -> None:

@@ -24,6 +24,10 @@ class Layout:
     shapes: tuple[tuple[int, ...], ...]
     dtype: torch.dtype
 
+    @property
+    def nbytes(self) -> int:
+        return sum(math.prod(shape) * int(self.dtype.itemsize) for shape in self.shapes)
+
     def pieces(self, data: Any) -> Iterator[tuple[str, tuple[int, ...], Any]]:
         """Name, shape and bytes of each weight; `data` is the bucket's bytes, a tensor or an array."""
         start = 0
