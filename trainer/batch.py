@@ -7,6 +7,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from trainer.training.copies import to_device
 from trainer.training.partition import balanced
 
 
@@ -81,7 +82,7 @@ class Batch:
         return replace(chosen, token_ids=chosen.token_ids[:, : int(chosen.lengths.max())])
 
     def to(self, device: torch.device) -> Self:
-        return self._map(lambda tensor: tensor.to(device, non_blocking=True))
+        return self._map(lambda tensor: to_device(tensor, device))
 
     def micro_batches(self, size: int) -> Iterator[Self]:
         """Consecutive parts of at most `size` rows."""

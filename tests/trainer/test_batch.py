@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.batch import Batch
+from trainer.training.packing import PackedRows
 
 tokens = st.lists(st.integers(1, 99), min_size=1, max_size=6)
 
@@ -60,3 +61,13 @@ def test_what_a_phase_adds_is_cut_along_with_the_rows() -> None:
     batch = make([([1], [2]), ([3], [4])]).with_(values=torch.tensor([[1.0], [2.0]]))
     assert batch.rows(torch.tensor([1])).values.tolist() == [[2.0]]
     assert batch.returns is None
+
+
+def test_on_a_host_without_a_gpu_nothing_is_pinned_and_nothing_is_copied() -> None:
+    """Pinned memory, which is for the way to a GPU, needs a driver: asking for it here would be an error."""
+    batch = make([([5, 6], [7]), ([8], [9, 10])])
+    packed, cpu = PackedRows.of(batch), torch.device("cpu")
+    for rows, moved in ((batch, batch.to(cpu)), (packed, packed.to(cpu))):
+        for name, value in vars(rows).items():
+            assert getattr(moved, name) is value
+            assert not (isinstance(value, torch.Tensor) and value.is_pinned())

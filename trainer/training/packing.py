@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from trainer.batch import Batch
+from trainer.training.copies import to_device
 
 
 @dataclass(frozen=True)
@@ -57,9 +58,7 @@ class PackedRows:
 
     def to(self, device: torch.device) -> Self:
         tensors = {field.name: getattr(self, field.name) for field in fields(self)}
-        return replace(
-            self, **{k: v.to(device, non_blocking=True) for k, v in tensors.items() if isinstance(v, Tensor)}
-        )
+        return replace(self, **{k: to_device(v, device) for k, v in tensors.items() if isinstance(v, Tensor)})
 
     def unpack(self, values: Tensor) -> Tensor:
         """values [response tokens] at their places in [rows, response length], 0 elsewhere."""
