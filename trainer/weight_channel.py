@@ -1,9 +1,12 @@
 """Weights from one actor rank to all engines at once: NCCL between GPUs, gloo between CPUs."""
 
+import os
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
+from threading import Thread
 
 import torch
 import torch.distributed as dist
@@ -50,17 +53,13 @@ class WeightChannel:
         """Waits until all have come. Raises EngineError."""
         self._device = device
         self._timeout = timeout
-        # NCCL's own watchdog ends the process when its time is over: let ours be over first.
-        limit = timedelta(seconds=2 * timeout)
         try:
-            if device.type == "cuda":
-                options = dist.ProcessGroupNCCL.Options()
-                options._timeout = limit
-                self._group = dist.ProcessGroupNCCL(store, rank, size, options)
-            else:
-                self._group = dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=timeout))
+            self._group = (
+                _nccl(store, rank, size, timeout) if device.type == "cuda" else _gloo(store, rank, size, timeout)
+            )
         except RuntimeError as error:
             raise EngineError(f"the channel for weights was not formed: {_first_line(error)}") from error
+        self._greet()
 
     def send(self, data: Tensor) -> None:
         """Sends bytes to all others. Raises EngineError if they are not taken in time."""
@@ -78,6 +77,28 @@ class WeightChannel:
             self._group.abort()
             self._group = None
 
+    def _greet(self) -> None:
+        """The first transfer, in which NCCL connects all peers.
+
+        Should one be lost just then, NCCL would wait for ever where nothing can interrupt it: hence the thread, which
+        is left behind in that case.
+        """
+        greeted: Future[None] = Future()
+        word = torch.zeros(1, dtype=torch.uint8, device=self._device)
+
+        def greet() -> None:
+            try:
+                self._broadcast(word)
+                greeted.set_result(None)
+            except EngineError as error:
+                greeted.set_exception(error)
+
+        Thread(target=greet, daemon=True).start()
+        try:
+            greeted.result(self._timeout)
+        except TimeoutError as error:
+            raise EngineError(f"the channel for weights did not connect all within {self._timeout:g} s") from error
+
     def _broadcast(self, data: Tensor) -> None:
         deadline = time.monotonic() + self._timeout
         if self._group is None:
@@ -94,6 +115,26 @@ class WeightChannel:
         except RuntimeError as error:
             self.close()
             raise EngineError(f"the channel for weights broke: {_first_line(error)}") from error
+
+
+def _gloo(store: dist.Store, rank: int, size: int, timeout: float) -> dist.ProcessGroupGloo:
+    return dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=timeout))
+
+
+def _nccl(store: dist.Store, rank: int, size: int, timeout: float) -> "dist.ProcessGroupNCCL":
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timedelta(seconds=2 * timeout)  # the channel's own comes first
+    # Its watchdog would end the process when a peer is lost; the variable is read as the group is made.
+    name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+    before = os.environ.get(name)
+    os.environ[name] = "0"
+    try:
+        return dist.ProcessGroupNCCL(store, rank, size, options)
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 def _first_line(error: Exception) -> str:

@@ -1,12 +1,15 @@
 """How the actor's weights get to the engines; each engine sums up what it got and compares."""
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from ray import ObjectRef
 
-from trainer.cluster import WorkerGroup, outcomes
-from trainer.errors import EngineError
+from trainer.cluster import Call, Slot, WorkerGroup, outcomes
+from trainer.errors import ConfigError, EngineError
+
+logger = logging.getLogger(__name__)
 
 
 class Transfer(Protocol):
@@ -92,14 +95,13 @@ class Broadcast:
 
     def _send(self) -> list[int]:
         """Sends to all engines; those that it did not reach."""
-        self._formed = self._formed or self._form()
         everyone = range(len(self._rollout))
+        self._formed = self._formed or self._form()
         if not self._formed:
             return list(everyone)
         sending = self._actor.start_one(0, "send_weights")
         failures = self._rollout.attempt("receive_weights", dict.fromkeys(everyone, (self._announced,)))[1]
-        (sent,) = outcomes([sending], self._actor.timeout)
-        self._formed = not failures and not isinstance(sent, EngineError)
+        self._formed = self._went_well(sending, failures)
         return list(failures)
 
     def _form(self) -> bool:
@@ -109,13 +111,46 @@ class Broadcast:
         address = self._actor.workers[0].recipe.slot.node.address
         joining = self._actor.start_one(0, "join_channel", size)
         places = {rank: (address, port, rank + 1, size) for rank in range(len(self._rollout))}
-        failures = self._rollout.attempt("join_channel", places)[1]
-        (joined,) = outcomes([joining], self._actor.timeout)
-        return not failures and not isinstance(joined, EngineError)
+        return self._went_well(joining, self._rollout.attempt("join_channel", places)[1])
+
+    def _went_well(self, call: Call, failures: Mapping[int, EngineError]) -> bool:
+        """Whether the actor's call succeeded, and the engines'. A failure is said: what follows is slower."""
+        (outcome,) = outcomes([call], self._actor.timeout)
+        failed = [*failures.values(), *([outcome] if isinstance(outcome, EngineError) else [])]
+        if failed:
+            logger.warning(
+                "engines that the broadcast did not reach get weights through Ray's object store: %s", failed[0]
+            )
+        return not failed
 
 
-def weight_transfer(setting: str, actor: WorkerGroup, rollout: WorkerGroup, on_shared_gpus: bool) -> Transfer:
-    """The way for this run: shared GPUs if they are shared, else what `rollout.weight_transfer` says."""
+WAYS: Mapping[str, Callable[[WorkerGroup, WorkerGroup], Transfer]] = {
+    "CUDA IPC": SharedGpus,
+    "NCCL": Broadcast,
+    "gloo": Broadcast,
+    "Ray's object store": ObjectStore,
+}
+
+
+def chosen_way(setting: str, actor: Sequence[Slot], engines: Sequence[Slot], on_shared_gpus: bool) -> tuple[str, str]:
+    """One of WAYS for this run, and why; `setting` is `rollout.weight_transfer`.
+
+    Raises ConfigError for a broadcast that cannot be.
+    """
     if on_shared_gpus:
-        return SharedGpus(actor, rollout)
-    return Broadcast(actor, rollout) if setting == "broadcast" else ObjectStore(actor, rollout)
+        return "CUDA IPC", "engines and actor have the same GPUs"
+    if setting == "object_store":
+        return "Ray's object store", "rollout.weight_transfer=object_store"
+    if engines[0].device == "cpu":
+        broadcast = setting == "broadcast"
+        return ("gloo", "rollout.weight_transfer=broadcast") if broadcast else ("Ray's object store", "there is no GPU")
+    peers = [actor[0].rank, *(slot.rank for slot in engines)]
+    if len(set(peers)) == len(peers):
+        return "NCCL", "every engine has a GPU of its own, and so has the actor's first rank"
+    if setting == "broadcast":
+        raise ConfigError(
+            "rollout.weight_transfer=broadcast: some engines share a GPU with each other or with the actor's first "
+            "rank, which NCCL refuses",
+            hint="set rollout.weight_transfer=auto, or change device_mapping.rollout and rollout.engines_per_gpu",
+        )
+    return "Ray's object store", "some engines share a GPU, which NCCL refuses"

@@ -23,7 +23,7 @@ def test_adapters_are_trained_with_the_frozen_actor_as_the_reference_and_sent_al
     )
     run.wait_for_step(2)
     next(workers_of(runs, "RolloutWorker.call")).kill()
-    run.succeed()
+    assert "adapters go to the engines through Ray's object store, because there is no GPU" in run.succeed()
     rows = run.metrics()[1:]
     assert rows[0]["reference/kl"] == pytest.approx(0, abs=1e-6)
     # The engines sample with the adapters: without them they would be as far from the actor as the reference is.

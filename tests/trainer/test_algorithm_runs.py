@@ -171,6 +171,7 @@ def test_roles_have_nodes_of_their_own_and_weights_are_broadcast_over_gloo(runs:
     run.wait_for_step(1)
     next(workers_of(runs, "RolloutWorker.call")).kill()
     errors = run.succeed()
+    assert "weights go to the engines through gloo, because rollout.weight_transfer=broadcast" in errors
     assert sum(line.startswith("critic ") for line in errors.splitlines()) == 2
     assert sum(line.startswith(("actor ", "rollout ", "reward ")) for line in errors.splitlines()) == 3
     assert "validation/reward_model" in run.metrics()[0]

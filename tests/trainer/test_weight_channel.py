@@ -6,6 +6,12 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
+from trainer.cluster import Node, Slot
+from trainer.errors import ConfigError
+from trainer.weight_sync import WAYS, chosen_way
+
 PROGRAM = Path(__file__).with_name("channel_program.py")
 
 
@@ -31,3 +37,35 @@ def test_over_gloo_weights_arrive_at_all_and_a_lost_peer_is_noticed_by_all() -> 
     assert len(left) == 2
     # The last bucket misses a receiver: whoever was to hear from it, or through it, hears that the connection is gone.
     assert "the channel for weights broke" in "".join(sent[-1:] + stayed[-1:])
+
+
+def slots(device: str, *ranks: int) -> list[Slot]:
+    return [Slot(rank, Node("id", "10.0.0.1", cpus=8, gpus=4), device, 2, group=None) for rank in ranks]
+
+
+@pytest.mark.parametrize(
+    ("setting", "device", "actor", "engines", "way", "reason"),
+    [
+        ("auto", "cuda", (0, 1), (2, 3), "NCCL", "every engine has a GPU of its own"),
+        ("broadcast", "cuda", (0, 1), (1, 2), "NCCL", "and so has the actor's first rank"),
+        ("auto", "cuda", (0, 1), (0, 2), "Ray's object store", "some engines share a GPU"),
+        ("auto", "cuda", (0,), (1, 1), "Ray's object store", "some engines share a GPU"),
+        ("object_store", "cuda", (0,), (1,), "Ray's object store", "rollout.weight_transfer=object_store"),
+        ("auto", "cpu", (0,), (1,), "Ray's object store", "there is no GPU"),
+        ("broadcast", "cpu", (0,), (0,), "gloo", "rollout.weight_transfer=broadcast"),
+    ],
+)
+def test_weights_go_by_nccl_where_every_peer_has_a_gpu_of_its_own(
+    setting: str, device: str, actor: tuple[int, ...], engines: tuple[int, ...], way: str, reason: str
+) -> None:
+    chosen, why = chosen_way(setting, slots(device, *actor), slots(device, *engines), on_shared_gpus=False)
+    assert chosen == way
+    assert reason in why
+    assert chosen in WAYS
+
+
+def test_on_shared_gpus_weights_stay_there_and_a_broadcast_that_cannot_be_is_refused() -> None:
+    same = slots("cuda", 0, 1)
+    assert chosen_way("broadcast", same, same, on_shared_gpus=True)[0] == "CUDA IPC"
+    with pytest.raises(ConfigError, match="which NCCL refuses"):
+        chosen_way("broadcast", same, slots("cuda", 0, 2), on_shared_gpus=False)

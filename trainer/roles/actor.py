@@ -1,5 +1,6 @@
 """The policy that is trained."""
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -116,8 +117,10 @@ class ActorWorker(TrainingWorker):
     def pack_weights(self) -> list[Announcement]:
         """What engines lack in buckets, ready to be sent; every rank calls it, rank 0 keeps and announces them."""
         # Gather all before any is sent: a rank that waits for a receiver would hold up the others' gathering.
-        packed = list(pack(self._learned(), self.dtype))
-        self._packed = packed if self.place.rank == 0 else []
+        if self.place.rank == 0:
+            self._packed = list(pack(self._learned(), self.dtype))
+        else:
+            deque(self._learned(), maxlen=0)
         return [Announcement(bucket.layout, bucket.data.numel(), bucket.checksum) for bucket in self._packed]
 
     def send_weights(self) -> None:
@@ -125,7 +128,7 @@ class ActorWorker(TrainingWorker):
         assert self._channel is not None
         try:
             for bucket in self._packed:
-                self._channel.send(bucket.data.to(self.device))
+                self._channel.send(bucket.data)
         finally:
             self._keep_packed()
 
@@ -162,6 +165,5 @@ class ActorWorker(TrainingWorker):
         """The weights on CPU at rank 0, none at the others."""
         if self.place.rank == 0:
             return [(name, tensor.to(device="cpu", dtype=self.dtype)) for name, tensor in weights]
-        for _ in weights:
-            pass
+        deque(weights, maxlen=0)
         return []

@@ -9,7 +9,7 @@ from trainer.cluster import WorkerGroup
 from trainer.config import Config
 from trainer.errors import EngineError
 from trainer.rollout.sampling import Request, Response
-from trainer.weight_sync import weight_transfer
+from trainer.weight_sync import WAYS, chosen_way
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,10 @@ class Engines:
         self._group = group
         self._timeout = config.rollout.timeout or group.timeout
         self._max_repairs = config.rollout.max_repairs
-        self._transfer = weight_transfer(config.rollout.weight_transfer, actor, group, on_shared_gpus)
+        slots = [[worker.recipe.slot for worker in workers.workers] for workers in (actor, group)]
+        self._way = chosen_way(config.rollout.weight_transfer, slots[0], slots[1], on_shared_gpus)
+        self._transfer = WAYS[self._way[0]](actor, group)
+        self._what = "adapters" if config.actor.lora.rank else "weights"
         self.version = 0
         self._repairs = 0
         self._repairs_in_a_row = 0
@@ -39,6 +42,7 @@ class Engines:
         """Waits until all engines are up and gives them their first weights. What fails here is not repaired."""
         name, reason = self._group.call("chosen")[0]
         logger.info("engines sample with %s, because %s", name, reason)
+        logger.info("%s go to the engines through %s, because %s", self._what, *self._way)
         self._transfer.fetch()
         for failure in self._transfer.give(range(len(self._group))).values():
             raise failure

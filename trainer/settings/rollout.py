@@ -21,10 +21,10 @@ class RolloutConfig(Section):
         3, ge=0, description="engines that may be replaced in a row; what fails after that ends the run"
     )
     samples_per_prompt: int = Field(4, gt=0, description="responses to each prompt of a step")
-    weight_transfer: Literal["object_store", "broadcast"] = Field(
-        "object_store",
+    weight_transfer: Literal["auto", "object_store", "broadcast"] = Field(
+        "auto",
         description="how weights get to engines that do not share the actor's GPUs; broadcast: NCCL between GPUs, gloo "
-        "on CPU",
+        "on CPU; auto: NCCL where each has a GPU of its own, else Ray's object store",
     )
     segment_length: int = Field(
         256, gt=0, description="trainer.mode=asynchronous: tokens after which engines may take new weights"
