@@ -10,9 +10,14 @@ from typing import Any
 import pytest
 import torch
 
+from trainer.config import Config
+from trainer.errors import ConfigError, EngineError
+from trainer.models import ModelShape, build_tokenizer, create_model, save_model
 from trainer.rollout.agreement import log_prob_agreement
+from trainer.rollout.arrival import check_in_place
 from trainer.rollout.process_environment import engine_environment
 from trainer.rollout.sampling import request_seed
+from trainer.rollout.vllm_settings import weight_settings
 from trainer.training.weights import checksum, pack
 
 PROGRAM = Path(__file__).with_name("engine_program.py")
@@ -85,6 +90,28 @@ def test_vllm_loads_the_exported_model(found: dict[str, Any]) -> None:
     if "first tokens of the export" not in found:
         pytest.skip("looked at with vLLM only")
     assert found["first tokens of the export"] == found["first tokens of the trainer"]
+
+
+def test_vllm_makes_room_for_the_adapters_of_the_layers_that_have_them(tmp_path: Path) -> None:
+    tokenizer = build_tokenizer(["1 + 2"])
+    save_model(create_model(tokenizer, ModelShape(), seed=0), tokenizer, tmp_path / "model")
+    sections = {"model": {"path": tmp_path / "model"}, "actor": {"lora": {"rank": 20}}}
+    settings = weight_settings(Config.model_validate(sections), "cpu")
+    assert settings["max_lora_rank"] == 32
+    assert settings["lora_target_modules"] == sorted(
+        f"{layer}_proj" for layer in ("q", "k", "v", "o", "gate", "up", "down")
+    )
+    with pytest.raises(ConfigError, match=r"model\.dtype=float32: on GPUs vLLM computes adapters in bfloat16"):
+        weight_settings(Config.model_validate(sections), "cuda")
+
+
+def test_an_engine_that_computes_without_its_adapters_is_noticed() -> None:
+    a, b = torch.randn(2, 8), torch.randn(4, 2)
+    room = [torch.zeros(1, 1, 8, 8), torch.zeros(1, 1, 4, 8)]
+    with pytest.raises(EngineError, match="the engine computes with adapters that sum to 0"):
+        check_in_place(room, [a, b])
+    room[0][0, 0, :2], room[1][0, 0, :, :2] = a, b
+    check_in_place(room, [a, b])
 
 
 def test_every_response_of_a_run_has_its_own_seed() -> None:

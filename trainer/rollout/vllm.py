@@ -7,16 +7,12 @@ from vllm.lora.request import LoRARequest
 from vllm.outputs import CompletionOutput
 
 from trainer.config import Config
-from trainer.errors import ConfigError, EngineError
+from trainer.errors import EngineError
 from trainer.rollout.arrival import TravelledBucket
 from trainer.rollout.sampling import Request, Response
+from trainer.rollout.vllm_settings import device_settings, weight_settings
 from trainer.rollout.weight_loader import ADAPTERS
-from trainer.training.lora import target_names
 from trainer.training.weights import SharedBucket
-
-CPU_KV_CACHE_GIB = 0.5
-# The ranks that vLLM's kernels are made for; a smaller adapter is filled up with zeros.
-KERNEL_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 
 
 class VllmEngine:
@@ -50,8 +46,8 @@ class VllmEngine:
             worker_extension_cls="trainer.rollout.weight_loader.WeightLoader",
             skip_tokenizer_init=True,
             disable_log_stats=True,
-            **_weight_settings(config, device),
-            **_device_settings(config, device),
+            **weight_settings(config, device),
+            **device_settings(config, device),
         )
 
     def generate(self, requests: Sequence[Request]) -> list[Response]:
@@ -102,44 +98,6 @@ class VllmEngine:
         if self._asleep:
             self._engine.wake_up(tags=[tag])
             self._asleep = tag != "kv_cache"
-
-
-def _weight_settings(config: Config, device: str) -> dict[str, object]:
-    lora = config.actor.lora
-    if not lora.rank:
-        # The weights come from the actor. A weight that does not arrive stays random and is seen at once.
-        settings: dict[str, object] = {"load_format": "dummy"}
-        if device == "cpu":
-            # A tied head is prepacked by itself and keeps its old weights on reload: give it weights of its own.
-            settings["hf_overrides"] = {"tie_word_embeddings": False}
-        return settings
-    if device == "cuda" and config.model.dtype == "float32":
-        raise ConfigError(
-            "model.dtype=float32: on GPUs vLLM computes adapters in bfloat16 or float16 only",
-            hint="set model.dtype=bfloat16, or rollout.engine=transformers",
-        )
-    return {
-        "enable_lora": True,
-        "max_loras": 1,
-        "max_lora_rank": next(rank for rank in KERNEL_RANKS if rank >= lora.rank),
-        # Only these: vLLM would make room beside the embeddings, too.
-        "lora_target_modules": target_names(config.model.directory, lora),
-    }
-
-
-def _device_settings(config: Config, device: str) -> dict[str, object]:
-    cache = config.rollout.kv_cache_gib
-    if device == "cuda":
-        share: dict[str, object] = {
-            "gpu_memory_utilization": config.rollout.gpu_memory_utilization / config.rollout.engines_per_gpu
-        }
-        # With a fixed size nothing that starts on the GPU at the same time disturbs the measuring of free memory.
-        return share if cache is None else {**share, "kv_cache_memory_bytes": int(cache * 2**30)}
-    return {
-        "kv_cache_memory_bytes": int((cache or CPU_KV_CACHE_GIB) * 2**30),
-        # vLLM takes back the random numbers of half a prompt with an operation that CPU generators lack.
-        "enable_chunked_prefill": False,
-    }
 
 
 def _response(output: CompletionOutput) -> Response:
