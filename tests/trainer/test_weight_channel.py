@@ -3,13 +3,18 @@
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
+from trainer import weight_channel
 from trainer.cluster import Node, Slot
-from trainer.errors import ConfigError
+from trainer.errors import ConfigError, EngineError
+from trainer.weight_channel import WeightChannel
 from trainer.weight_sync import WAYS, chosen_way
 
 PROGRAM = Path(__file__).with_name("channel_program.py")
@@ -37,6 +42,23 @@ def test_over_gloo_weights_arrive_at_all_and_a_lost_peer_is_noticed_by_all() -> 
     assert len(left) == 2
     # The last bucket misses a receiver: whoever was to hear from it, or through it, hears that the connection is gone.
     assert "the channel for weights broke" in "".join(sent[-1:] + stayed[-1:])
+
+
+def test_a_first_transfer_that_never_returns_is_given_up_with_a_stand_in_for_nccl(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """NCCL connects all peers in it, and waits for ever for one that is gone."""
+    over = threading.Event()
+
+    def broadcast(*_: object) -> None:
+        over.wait(60)
+        raise RuntimeError("over")
+
+    stuck = SimpleNamespace(broadcast=broadcast, abort=lambda: None)
+    monkeypatch.setattr(weight_channel, "_gloo", lambda *_: stuck)
+    with pytest.raises(EngineError, match=r"did not connect all within 0\.2 s"):
+        WeightChannel(store=None, rank=0, size=2, device=torch.device("cpu"), timeout=0.2)
+    over.set()
 
 
 def slots(device: str, *ranks: int) -> list[Slot]:
