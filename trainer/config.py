@@ -70,6 +70,11 @@ class TrainedModelConfig(Section):
         False, description="keep only the layers' inputs for the backward pass: less memory, a third more computing"
     )
     compile: bool = Field(True, description="compile the layers, on GPUs only")
+    backend: Literal["fsdp", "megatron"] = Field(
+        "fsdp",
+        description="whose layers compute: fsdp: Transformers'; megatron: Megatron-Core's, where it is installed. "
+        "FSDP2 shards the weights of either",
+    )
     sharding: ShardingConfig = ShardingConfig()
     lora: LoraConfig = LoraConfig()
 
@@ -77,6 +82,8 @@ class TrainedModelConfig(Section):
     def _adapters_are_not_split(self) -> Self:
         if self.lora.rank and self.sharding.tensor_parallel > 1:
             raise ValueError("adapters cannot be split: set lora.rank=0, or sharding.tensor_parallel=1")
+        if self.lora.rank and self.backend == "megatron":
+            raise ValueError("Megatron's layers take no adapters: set lora.rank=0, or backend=fsdp")
         return self
 
     @property

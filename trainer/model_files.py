@@ -1,5 +1,6 @@
 """What a model directory says about itself, read before anything is started: what does not fit is refused."""
 
+import importlib.util
 import json
 import math
 import re
@@ -7,9 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config import Config, ModelConfig
-from trainer.errors import DataError
+from trainer.errors import ConfigError, DataError
 
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+MEGATRON_FAMILIES = (
+    "qwen2",
+    "qwen3",
+    "llama",
+    "mistral",
+)  # model_type of what trainer/training/megatron.py is tested with
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
@@ -45,13 +52,17 @@ def _local(path: Path, setting: str) -> Path:
 
 
 def check_models(config: Config) -> None:
-    """Raises DataError if a model is not there or not of its kind, or the critic's tokens are not the actor's."""
+    """Raises DataError if a model is not there or not of its kind, or the critic's tokens are not the actor's, and
+    ConfigError if the backend of a role cannot compute it."""
     actor = config.model.directory
     actor_size = _vocabulary_size(actor, "model.path")
+    _check_backend("actor", config.actor.backend, actor)
     _check_positions(config, actor)
     if config.reward.model.path is not None:
         _check_reward_model(config, config.reward.model.path)
     critic = config.critic.path
+    if config.needs_critic:
+        _check_backend("critic", config.critic.backend, critic or actor)
     if not config.needs_critic or critic is None:
         return
     if not _same_words(actor, critic, "critic.path"):
@@ -59,6 +70,22 @@ def check_models(config: Config) -> None:
             f"critic.path={critic} has another vocabulary ({_vocabulary_size(critic, 'critic.path')} tokens) than "
             f"model.path={actor} ({actor_size} tokens): it would read other words",
             hint="use a critic of the same model family, or leave critic.path out to start from the actor's model",
+        )
+
+
+def _check_backend(role: str, backend: str, model: Path) -> None:
+    if backend != "megatron":
+        return
+    if not all(importlib.util.find_spec(name) for name in ("megatron", "megatron.core")):
+        raise ConfigError(
+            f"{role}.backend=megatron: megatron-core is not installed here",
+            hint=f"pip install 'megatron-core>=0.16.1,<0.17' on every node, or set {role}.backend=fsdp",
+        )
+    family = _read(model / "config.json").get("model_type")
+    if family not in MEGATRON_FAMILIES:
+        raise ConfigError(
+            f"{role}.backend=megatron: {model} is a {family} model",
+            hint=f"use one of {', '.join(MEGATRON_FAMILIES)}, or set {role}.backend=fsdp",
         )
 
 

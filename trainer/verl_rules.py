@@ -188,5 +188,40 @@ def fsdp_rules(theirs: str, role: str) -> dict[str, Rule]:
     }
 
 
+def strategy(role: str) -> Rule:
+    """verl's word for whose layers compute."""
+    return mapped({"fsdp": "fsdp", "fsdp2": "fsdp", "megatron": "megatron"}, f"{role}.backend")
+
+
+def megatron_rules(theirs: str, role: str) -> dict[str, Rule]:
+    """The keys of one of verl's Megatron sections, which counts with `strategy=megatron` only."""
+    ours = f"{role}.sharding"
+    rules = {
+        "tensor_model_parallel_size": to(f"{ours}.tensor_parallel"),
+        "pipeline_model_parallel_size": only("1"),
+        "virtual_pipeline_model_parallel_size": only("null", "none", "1"),
+        "context_parallel_size": only("1"),
+        "expert_model_parallel_size": only("1"),
+        "expert_tensor_parallel_size": only("null", "none", "1"),
+        "use_dist_checkpointing": only("false"),
+        "param_offload": to(f"{ours}.param_offload"),
+        "optimizer_offload": to(f"{ours}.optimizer_offload"),
+        "grad_offload": no_effect("gradients are there in an update only"),
+        "sequence_parallel": no_effect("activations between the matrix products are whole on every rank"),
+        "*recompute*": no_effect(f"see {role}.activation_checkpointing"),
+        "*": no_effect("FSDP2 shards weights, gradients and optimizer states of Megatron's layers"),
+    }
+    return {f"{theirs}.megatron.{key}": _with_megatron(f"{theirs}.strategy", rule) for key, rule in rules.items()}
+
+
+def _with_megatron(strategy_key: str, rule: Rule) -> Rule:
+    def with_megatron(key: str, value: str, given: Given) -> Translation:
+        if given.get(strategy_key, "fsdp").lower() == "megatron":
+            return rule(key, value, given)
+        return Translation({}, f"{key} has no effect: {strategy_key} is not megatron")
+
+    return with_megatron
+
+
 def _unsupported(key: str, value: str, accepted: Iterable[str]) -> ConfigError:
     return ConfigError(f"{key}={value} is not supported here", hint=f"supported: {', '.join(accepted)}")

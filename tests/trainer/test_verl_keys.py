@@ -120,7 +120,7 @@ def test_every_rule_leads_to_settings_that_exist() -> None:
     ("argument", "words"),
     [
         ("actor_rollout_ref.rollout.name=sglang", "supported: vllm"),
-        ("actor_rollout_ref.actor.strategy=megatron", "supported: fsdp, fsdp2"),
+        ("actor_rollout_ref.actor.strategy=veomni", "supported: fsdp, fsdp2, megatron"),
         ("algorithm.adv_estimator=gpg", "supported: gae, grpo"),
         ("actor_rollout_ref.rollout.top_p=0.9", "supported: 1"),
         ("actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm", "supported: token-mean"),
@@ -131,6 +131,22 @@ def test_what_does_not_exist_here_is_refused(argument: str, words: str) -> None:
         load_config([], [argument])
     assert f"{argument} is not supported here" in str(caught.value)
     assert words in caught.value.hint
+
+
+def test_megatron_s_section_counts_where_megatron_is_the_strategy() -> None:
+    section = "actor_rollout_ref.actor.megatron"
+    sizes = [f"{section}.tensor_model_parallel_size=4", f"{section}.sequence_parallel=True"]
+    line = ["actor_rollout_ref.actor.strategy=megatron", "critic.strategy=megatron", *sizes]
+    config, notes = load_config([], [*line, "critic.megatron.param_offload=True"])
+    assert (config.actor.backend, config.actor.sharding.tensor_parallel) == ("megatron", 4)
+    assert (config.critic.backend, config.critic.sharding.param_offload) == ("megatron", True)
+    assert notes == [
+        f"{sizes[1].split('=')[0]} has no effect: activations between the matrix products are whole on every rank"
+    ]
+    config, notes = load_config([], sizes)
+    assert (config.actor.backend, config.actor.sharding.tensor_parallel, len(notes)) == ("fsdp", 1, 2)
+    with pytest.raises(ConfigError, match="pipeline_model_parallel_size=2 is not supported here"):
+        load_config([], [line[0], f"{section}.pipeline_model_parallel_size=2"])
 
 
 def test_a_key_without_effect_is_accepted_with_the_reason() -> None:

@@ -72,6 +72,7 @@ class TrainingWorker:
             checkpoint_activations=settings.activation_checkpointing,
             compile_layers=settings.compile and on_gpu,
             shares_gpu=self.config.rollout.sleep and on_gpu,
+            backend=settings.backend,
             sharding=settings.sharding if on_gpu else settings.sharding.without_offload(),
         )
 

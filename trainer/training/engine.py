@@ -16,6 +16,7 @@ from trainer.errors import EngineError
 from trainer.training.gradients import global_norm, gradients_of, scale
 from trainer.training.lora import adapted_layers, adapter_weights
 from trainer.training.loss_scale import LossScale
+from trainer.training.megatron_weights import Origins, origins, to_transformers
 from trainer.training.offload import Offload
 from trainer.training.packing import PackedRows
 from trainer.training.partition import MicroBatchLimit
@@ -56,6 +57,10 @@ class TrainingEngine:
         # The ranks that split matrix products with this one, and how many such groups there are.
         self.peers = mesh[TENSOR].get_group() if TENSOR in mesh.mesh_dim_names else None
         self.groups = self.world_size // execution.sharding.tensor_parallel
+        # By which of Transformers' names the weights of Megatron's layers go, if it has some.
+        self.origins: Origins = {}
+        if execution.backend == "megatron":
+            self.origins = origins(self.network.decoder.config, execution.sharding.tensor_parallel)
         self.loss_scale = LossScale.of(execution.dtype)
         offloads = execution.sharding
         # Contexts within which weights, or the optimizer's states, are on the device.
@@ -191,8 +196,8 @@ class TrainingEngine:
         return norm
 
     def full_weights(self, module: nn.Module, shared_once: bool = False) -> Iterator[tuple[str, Tensor]]:
-        """Each weight of a part of the network by its name there, gathered, adapters merged in. Every rank must
-        exhaust it.
+        """Each weight of a part of the network by its name there, gathered, adapters merged in, those of Megatron's
+        layers as Transformers names them. Every rank must exhaust it.
 
         A weight that two parts share comes under both names, or once. On a single rank these are the weights
         themselves, unless they are offloaded: copy what is to outlast the next update.
@@ -205,7 +210,7 @@ class TrainingEngine:
                 if name in adapted:
                     yield name, adapted[name].merged(self._gather)
                 elif id(weight) not in own:
-                    yield name, self._gather(weight.detach())
+                    yield from to_transformers(name, self._gather(weight.detach()), self.origins)
 
     def adapter_weights(self, module: nn.Module) -> list[tuple[str, Tensor]]:
         """The adapters of a part of the network, gathered, named as peft names them. Every rank calls it."""

@@ -7,12 +7,15 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as distributed_checkpoint
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
 from trainer.errors import CheckpointError
 from trainer.training.engine import TrainingEngine
+
+_SPLIT = "tensor_parallel"  # what a checkpoint calls the number of ranks that have split Megatron's layers
 
 
 class ShardedState:
@@ -87,8 +90,20 @@ class ShardedState:
             self._engine.loss_scale.restore(state["loss_scale"])
 
     def _check_names(self, directory: Path, network: dict[str, Any]) -> None:
-        """Raises ValueError for a checkpoint with more than this network: torch would load a part of it in silence."""
+        """Raises ValueError for a checkpoint with more than this network: torch would load a part of it in silence.
+
+        Megatron's layers join weights share by share, so they are those of as many ranks as have split them.
+        """
         saved = distributed_checkpoint.FileSystemReader(str(directory)).read_metadata().state_dict_metadata
+        if (_SPLIT in saved) != bool(self._engine.origins):
+            raise ValueError(f"it was saved with backend={'megatron' if _SPLIT in saved else 'fsdp'}: set that again")
+        if _SPLIT in saved:
+            split = {_SPLIT: torch.zeros((), dtype=torch.int64)}
+            distributed_checkpoint.load(split, checkpoint_id=str(directory))
+            if int(split[_SPLIT]) != self._engine.execution.sharding.tensor_parallel:
+                raise ValueError(
+                    f"it was saved with backend=megatron and tensor_parallel={int(split[_SPLIT])}: set that again"
+                )
         more = sorted({name for name in saved if name.startswith("network.")} - {f"network.{name}" for name in network})
         if more:
             raise ValueError(f"it is of a larger network, with {more[0].removeprefix('network.')}")
@@ -99,6 +114,8 @@ class ShardedState:
             if not weight.requires_grad:  # as in the model that the run started from
                 del network[name]
         state = {"network": network, "optimizer": optimizer}
+        if self._engine.origins:
+            state[_SPLIT] = torch.tensor(self._engine.execution.sharding.tensor_parallel)
         scale = self._engine.loss_scale
         return {**state, "loss_scale": scale.state()} if scale.dynamic else state
 

@@ -21,7 +21,8 @@ class Execution:
 
     `dtype` is that of activations and gathered weights. `checkpoint_activations` keeps only each layer's input for the
     backward pass, for a third more computing. `compile_layers` fuses what lies between the matrix products.
-    `shares_gpu` gives unused memory back after each pass: other processes on the GPU need it in turn.
+    `shares_gpu` gives unused memory back after each pass: other processes on the GPU need it in turn. With `backend`
+    megatron, Megatron-Core's layers take the place of the model's.
     """
 
     device: torch.device
@@ -29,11 +30,19 @@ class Execution:
     checkpoint_activations: bool = False
     compile_layers: bool = False
     shares_gpu: bool = False
+    backend: str = "fsdp"
     sharding: ShardingConfig = field(default_factory=ShardingConfig)
 
 
 def shard(network: nn.Module, execution: Execution, mesh: DeviceMesh) -> nn.Module:
     """Spreads each layer's weights, and the rest as one group, over the ranks of a mesh from `device_mesh`."""
+    layers, split_over = decoder_layers(network.decoder), mesh[TENSOR] if TENSOR in mesh.mesh_dim_names else None
+    if execution.backend == "megatron":
+        from trainer.training.megatron import use_megatron_layers  # a package that is not installed everywhere
+
+        use_megatron_layers(layers, network.decoder.config, split_over)
+    elif split_over is not None:
+        split_layers(layers, network.decoder.config, split_over)
     trained = any(parameter.requires_grad for parameter in network.parameters())
     if execution.checkpoint_activations and trained:
         network.decoder.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -41,15 +50,12 @@ def shard(network: nn.Module, execution: Execution, mesh: DeviceMesh) -> nn.Modu
     if execution.device.type == "cuda":
         # What is left in float32, such as gradients of normalisations, may use the matrix units' float32 mode.
         torch.set_float32_matmul_precision("high")
-    layers = decoder_layers(network.decoder)
-    if TENSOR in mesh.mesh_dim_names:
-        split_layers(layers, network.decoder.config, mesh[TENSOR])
     ranks = mesh[REPLICATE, SHARD] if REPLICATE in mesh.mesh_dim_names else mesh[SHARD]
     policy = MixedPrecisionPolicy(param_dtype=execution.dtype, reduce_dtype=torch.float32)
     # Alone, a rank has nothing to gather: converted weights may stay until the pass is over.
     stays = ranks.size() == 1 or execution.sharding.resharding_interval > 1
     for layer in layers:
-        if execution.compile_layers:
+        if execution.compile_layers and execution.backend == "fsdp":
             layer.compile()
         kept = False if stays else execution.sharding.reshard_after_forward
         fully_shard(layer, mesh=ranks, mp_policy=policy, reshard_after_forward=kept)

@@ -23,7 +23,12 @@ from trainer.errors import ConfigError
 COLUMNS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
 ROWS = ("self_attn.o_proj", "mlp.down_proj")
 # Weights of a single head's width, the same for every head: each rank has the gradient of its own heads only.
-OF_EACH_HEAD = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
+OF_EACH_HEAD = (
+    "self_attn.q_norm.weight",
+    "self_attn.k_norm.weight",
+    "megatron.self_attention.q_layernorm.weight",
+    "megatron.self_attention.k_layernorm.weight",
+)
 
 
 def split_layers(layers: nn.ModuleList, config: Any, mesh: DeviceMesh) -> None:

@@ -1,0 +1,189 @@
+"""Megatron's layers beside Transformers' own on one, two and four ranks, for test_megatron.py:
+`megatron_program.py DIRECTORY`.
+
+Writes what rank 0 found to DIRECTORY/world_WORLD_SIZE.pt. All ranks are forks of this process: importing takes longest.
+"""
+
+import multiprocessing
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from tests.trainer.rank_program import ROWS, SETTINGS, batch, loss, refusal, weights
+from tests.trainer.test_families import FAMILIES
+from trainer.algorithms.aggregation import GlobalCount, token_mean
+from trainer.batch import Batch
+from trainer.errors import ConfigError
+from trainer.settings.sharding import ShardingConfig
+from trainer.training.engine import LossFunction, TrainingEngine
+from trainer.training.megatron_weights import to_transformers
+from trainer.training.networks import PolicyNetwork, ValueNetwork
+from trainer.training.partition import MicroBatchLimit
+from trainer.training.process_group import connect_store, join, open_store
+from trainer.training.sharded_state import ShardedState
+from trainer.training.sharding import Execution
+
+PARTS = MicroBatchLimit(3)
+HEADS = "Qwen3"  # the family with weights that all heads share
+# By the number of ranks: which families, and how many of the ranks split a layer; the others have rows of their own.
+CASES = {
+    1: [(family, 1) for family in FAMILIES],
+    2: [(HEADS, 1), *((family, 2) for family in FAMILIES)],
+    4: [(HEADS, 2)],
+}
+
+
+def language_model(family: str, **more: Any) -> nn.Module:
+    """A small model of which no weight is 0 or 1."""
+    torch.manual_seed(0)
+    kind, special = FAMILIES[family]
+    config = AutoConfig.for_model(
+        kind,
+        vocab_size=64,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        pad_token_id=None,
+        **special,
+        **more,
+    )
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight += 0.05 * torch.randn(weight.shape)
+    return model
+
+
+def execution(backend: str, split: int = 1, **more: Any) -> Execution:
+    sharding = ShardingConfig(tensor_parallel=split)
+    return Execution(torch.device("cpu"), torch.float32, backend=backend, sharding=sharding, **more)
+
+
+def actor(family: str, backend: str, split: int = 1, **more: Any) -> TrainingEngine:
+    return TrainingEngine(PolicyNetwork(language_model(family), 0.7), execution(backend, split, **more), SETTINGS)
+
+
+def critic(family: str, backend: str, split: int = 1) -> TrainingEngine:
+    network = ValueNetwork(language_model(family))
+    nn.init.normal_(network.head.weight, std=0.02)
+    return TrainingEngine(network, execution(backend, split), SETTINGS)
+
+
+def squares(values: Tensor, part: Batch, count: GlobalCount) -> tuple[Tensor, dict[str, Tensor]]:
+    """The critic's loss here."""
+    value = token_mean((values - part.advantages).square(), part.response_mask, count.tokens)
+    return value, {"loss": value}
+
+
+def found_by(engine: TrainingEngine, rows: Batch, loss_function: LossFunction) -> dict[str, Any]:
+    """Outputs, gradients by Transformers' names and, after an optimizer step, its metrics."""
+    outputs = engine.forward(rows, PARTS)
+    engine.accumulate_gradients(rows, loss_function, PARTS)
+    gradients = {
+        name: part.clone()
+        for own, weight in engine.network.named_parameters()
+        for name, part in to_transformers(own, weight.grad.full_tensor(), engine.origins)
+    }
+    engine.optimizer.zero_grad()
+    return {"outputs": outputs, "gradients": gradients, "step": engine.update(rows, loss_function, PARTS)}
+
+
+def saved(engine: TrainingEngine, directory: Path) -> ShardedState:
+    state = ShardedState(engine, timeout=60)
+    state.start_save(directory)
+    state.finish_save()
+    return state
+
+
+def continuation(engine: TrainingEngine, rows: Batch) -> tuple[list[dict[str, float]], dict[str, Tensor]]:
+    """Two more steps, and the weights after them."""
+    return [engine.update(rows, loss, PARTS) for _ in range(2)], weights(engine)
+
+
+def refused_biases() -> str:
+    """What is said to a model whose attention has a bias at its end."""
+    network = PolicyNetwork(language_model("Llama 3", attention_bias=True), 0.7)
+    try:
+        TrainingEngine(network, execution("megatron"), SETTINGS)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def run(rank: int, world_size: int, port: int, directory: Path) -> None:
+    join(connect_store("127.0.0.1", port, world_size, 60), rank, world_size, torch.device("cpu"), "127.0.0.1", 60)
+    share = ROWS // world_size
+    rows = batch().rows(torch.arange(rank * share, (rank + 1) * share))
+    result: dict[Any, Any] = {}
+    for family, split in CASES[world_size]:
+        for backend in ("fsdp", "megatron") if world_size == 1 else ("megatron",):
+            engine = actor(family, backend, split)
+            before, found = weights(engine), found_by(engine, rows, loss)
+            values = found_by(critic(family, backend, split), rows, squares)
+            result[family, split, backend] = {
+                "actor": found,
+                "critic": values,
+                "before": before,
+                "after": weights(engine),
+            }
+    if world_size == 1:
+        result["checkpointed"] = found_by(actor(HEADS, "megatron", checkpoint_activations=True), rows, loss)
+        frozen = TrainingEngine(PolicyNetwork(language_model(HEADS), 0.7), execution("megatron"))
+        result["frozen"] = frozen.forward(rows, PARTS)
+        result["more biases"] = refused_biases()
+        engine = actor(HEADS, "megatron")
+        engine.update(rows, loss, PARTS)
+        state = saved(engine, directory / "megatron")
+        result["next"] = continuation(engine, rows)
+        state.load(directory / "megatron")
+        result["repeated"] = continuation(engine, rows)
+        saved(actor(HEADS, "fsdp"), directory / "fsdp")
+        result["fsdp refuses"] = refusal(actor(HEADS, "fsdp"), directory / "megatron")
+        result["megatron refuses"] = refusal(actor(HEADS, "megatron"), directory / "fsdp")
+    if world_size == 2:
+        engine = actor(HEADS, "megatron")
+        ShardedState(engine, timeout=60).load(directory / "megatron")
+        result["next"] = continuation(engine, rows)
+        engine = actor(HEADS, "megatron", split=2)
+        result["split refuses"] = refusal(engine, directory / "megatron")
+        engine.update(rows, loss, PARTS)
+        saved(engine, directory / "split")
+        result["next of split"] = continuation(engine, rows)
+    if world_size == 4:
+        engine = actor(HEADS, "megatron", split=2)
+        ShardedState(engine, timeout=60).load(directory / "split")
+        result["next of split"] = continuation(engine, rows)
+    if rank == 0:
+        torch.save(result, directory / f"world_{world_size}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def main(directory: Path) -> None:
+    import trainer.training.megatron  # noqa: F401 - before the forks, and not by the tests, which take warnings for errors
+
+    for world_size in CASES:
+        store = open_store("127.0.0.1", world_size, timeout=60)
+        ranks = [
+            multiprocessing.get_context("fork").Process(target=run, args=(rank, world_size, store.port, directory))
+            for rank in range(world_size)
+        ]
+        for rank in ranks:
+            rank.start()
+        for rank in ranks:
+            rank.join()
+        if any(rank.exitcode for rank in ranks):
+            sys.exit(f"{world_size} ranks ended with {[rank.exitcode for rank in ranks]}")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(Path(sys.argv[1]))
