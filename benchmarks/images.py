@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import tempfile
 import time
@@ -158,6 +159,7 @@ def pushed_bytes(first: str, second: str) -> int:
         Path(folder, "config.yml").write_text(json.dumps(config))
         server = subprocess.Popen(["docker-registry", "serve", f"{folder}/config.yml"])
         try:
+            wait_for(REGISTRY)
             sizes = []
             for image in (first, second):
                 name = f"{REGISTRY}/slipway:pushed"
@@ -169,6 +171,20 @@ def pushed_bytes(first: str, second: str) -> int:
         finally:
             server.terminate()
             server.wait(timeout=30)
+
+
+def wait_for(address: str) -> None:
+    """Until somebody listens there. Raises OSError after 20 s."""
+    host, _, port = address.partition(":")
+    end = time.monotonic() + 20
+    while True:
+        try:
+            socket.create_connection((host, int(port)), timeout=1).close()
+            return
+        except OSError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.1)
 
 
 def table(sides: Sides, command: str) -> str:
