@@ -1,7 +1,8 @@
 """Grid Engine and its descendants (Son of Grid Engine, Univa, Altair).
 
 PE_HOSTFILE has a line per host: name, slots, queue, processors. The file lies in the spool of the first host, often its
-own disk. `mpirun` hands the variable on to all tasks; `qrsh -inherit` does so with -V only.
+own disk. `mpirun` hands the variable on to all tasks; `qrsh -inherit` only with -V, and without -noshell it has a shell
+take the command's words apart again.
 """
 
 from entrypoints.environments.base import Allocation, Environment
@@ -20,9 +21,9 @@ _MPIRUN = "mpirun --map-by ppr:1:node"
 _SCRIPT = f"""{_MPIRUN} LAUNCH
 # or without MPI
 hosts=$(cut -d' ' -f1 $PE_HOSTFILE | paste -sd,)
-for host in $(echo $hosts | tr , ' '); do qrsh -inherit -V $host launch --hosts $hosts … & done
+for host in $(echo $hosts | tr , ' '); do qrsh -inherit -noshell -V $host launch --hosts $hosts … & done
 wait $!; status=$?; wait; exit $status"""
-_START = f"{_MPIRUN} launch ..., or for each host: qrsh -inherit -V HOST launch --hosts A,B ..."
+_START = f"{_MPIRUN} launch ..., or for each host: qrsh -inherit -noshell -V HOST launch --hosts A,B ..."
 
 
 class GridEngine(Environment):
@@ -33,6 +34,7 @@ class GridEngine(Environment):
         "NSLOTS counts slots, and NHOSTS is 1 on every host but the first. The host file often lies on the first host "
         "only: tasks of `qrsh -inherit` get their hosts from --hosts."
     )
+    run_under = "Grid Engine 8.1.9"
     start = _SCRIPT
     source = "https://manpages.debian.org/bookworm/gridengine-client/submit.1.en.html"
 

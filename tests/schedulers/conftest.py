@@ -1,4 +1,4 @@
-"""Slurm's own programs, and a two-node cluster of containers: Slurm, Open MPI and MPICH around the cpu image."""
+"""Slurm's own programs, and a two-node cluster of containers: the cpu image with Slurm, Grid Engine and two MPIs."""
 
 import os
 import secrets
@@ -118,6 +118,13 @@ def cluster() -> Iterator[Cluster]:
         for container in containers.values():
             container.remove(force=True)
         network.remove()
+
+
+@pytest.fixture
+def no_ray_is_left(cluster: Cluster) -> Iterator[None]:
+    """After the test."""
+    yield
+    assert cluster.ray_processes() == ""
 
 
 def _wait_for_slurm(cluster: Cluster) -> None:

@@ -4,16 +4,12 @@ import pytest
 
 from tests.schedulers.conftest import Cluster
 
+pytestmark = pytest.mark.usefixtures("no_ray_is_left")
+
 LAUNCH = "/opt/slipway/venv/bin/launch"
 OPTIONS = "--deadline 90 --num-cpus 1 --object-store-memory 100000000"
 COUNT = 'python -c \'import ray; ray.init(log_to_driver=False); print("alive", sum(n["Alive"] for n in ray.nodes()))\''
 TOKEN = "a secret of these tests"
-
-
-@pytest.fixture(autouse=True)
-def no_ray_is_left(cluster: Cluster) -> object:
-    yield
-    assert cluster.ray_processes() == ""
 
 
 def test_srun_forms_a_cluster_over_both_nodes(cluster: Cluster) -> None:
