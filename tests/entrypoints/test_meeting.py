@@ -86,10 +86,10 @@ def test_a_second_node_with_the_same_rank_is_refused(start_node: Start) -> None:
 
 
 def test_a_head_elsewhere_than_its_name_says_so(start_node: Start) -> None:
-    hosts = {"SLIPWAY_HOSTS": "192.0.2.1,worker-1.invalid"}
+    hosts = {"SLIPWAY_HOSTS": "203.0.113.7,worker-1.invalid"}
     told = start_node(0, "--no-ray", "--", "true", SLIPWAY_DEADLINE="1", **hosts).wait()
     assert told.status == 12
-    assert "this is node 0, but 192.0.2.1 is no address of this host: do two nodes claim rank 0?" in told.stderr
+    assert "this is node 0, but 203.0.113.7 is no address of this host: do two nodes claim rank 0?" in told.stderr
 
 
 def test_nodes_of_another_job_are_refused(start_node: Start) -> None:
