@@ -74,11 +74,12 @@ def as_text(document: Mapping[str, Any]) -> str:
     """For people, one fact a line."""
     reason = " ".join(f"{name}={value}" for name, value in document["variables"].items())
     ports = document["ports"]
+    hosts = ", ".join(document["hosts"] or ()) or ("only the head is known" if document["head"] else "not known")
     lines = [
         f"environment  {document['environment']}  ({reason or 'nothing else is set'})",
         f"node         {document['node_rank']} of {document['node_count']}, local rank {document['local_rank']}",
         f"head         {document['head'] or 'not known'}",
-        f"hosts        {', '.join(document['hosts']) if document['hosts'] else 'only the head is known'}",
+        f"hosts        {hosts}",
         f"ports        control {ports['control']}, Ray {ports['gcs']}-{ports['workers'][1]} or the next free block",
     ]
     lines.append(f"interface    {document['interface'] or 'none'}: {document['interface_reason']}")

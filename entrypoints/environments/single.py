@@ -4,6 +4,10 @@ import secrets
 
 from entrypoints.environments.base import Allocation, Environment
 from entrypoints.environments.place import Place
+from entrypoints.errors import DetectionError
+
+RANKS = ("NODE_RANK", "PET_NODE_RANK", "GROUP_RANK", "RANK")
+"""What a node of several would have, though the rest of its variables be lost."""
 
 
 class Single(Environment):
@@ -17,6 +21,12 @@ class Single(Environment):
 
     @classmethod
     def detect(cls, place: Place) -> Allocation:
+        for name in RANKS:
+            if place.variables.get(name, "").strip("0").isdigit():
+                raise DetectionError(
+                    f"{name} is {place.variables[name]}, so there are other nodes, but nothing says how many",
+                    hint=f"hand NNODES and MASTER_ADDR into the container too; for a node on its own unset {name}",
+                )
         return Allocation(
             environment=cls.name,
             job_id=secrets.token_hex(4),  # nobody else needs to know it, but two jobs on one host must differ

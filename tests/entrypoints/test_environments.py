@@ -111,6 +111,11 @@ def without(variables: Mapping[str, str], *names: str) -> dict[str, str]:
         ({"NNODES": "2", "MASTER_ADDR": "h0"}, "PET_NODE_RANK and NODE_RANK and GROUP_RANK are not set"),
         ({"NNODES": "2", "NODE_RANK": "0"}, "MASTER_ADDR are not set"),
         ({"NNODES": "0", "NODE_RANK": "0"}, "not at least 1"),
+        (
+            {"NODE_RANK": "1", "MASTER_ADDR": "h0"},
+            "NODE_RANK is 1, so there are other nodes, but nothing says how many",
+        ),
+        ({"RANK": "3"}, "RANK is 3, so there are other nodes"),
         ({"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "h0"}, "may count nodes or processes"),
         ({**WORKER_OF_TORCHRUN, "WORLD_SIZE": "15"}, "not a multiple"),
         ({"SLIPWAY_HOSTS": "n[1-2", "SLIPWAY_NODE_RANK": "0"}, r"'\[' is never closed"),
