@@ -1,7 +1,6 @@
 """`launch explain`: what would happen here and why, without doing any of it."""
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,7 +24,7 @@ def explain(
         warnings.append(f"control port {control} is in the ephemeral range, which starts at {floor}: it may be taken")
     if allocation.head is None and not variables.get(JOB_DIR):
         warnings.append(f"{allocation.environment} names no head: set SLIPWAY_HEAD everywhere, or share a {JOB_DIR}")
-    block = ray_blocks(allocation.job_id, allocation.node_rank, floor, os.cpu_count() or 1)[0]
+    block = ray_blocks(allocation.job_id, allocation.node_rank, floor)[0]
     return {
         "environment": allocation.environment,
         "attach": allocation.attach,

@@ -60,13 +60,14 @@ def control_port(job_id: str) -> int:
     return CONTROL_PORTS[_number(job_id) % len(CONTROL_PORTS)]
 
 
-def ray_blocks(job_id: str, node_rank: int, floor: int, cpus: int) -> list[RayPorts]:
+def ray_blocks(job_id: str, node_rank: int, floor: int, cpus: int | None = None) -> list[RayPorts]:
     """All blocks below the ephemeral floor, this node's first choice in front.
 
-    Ranks start at different blocks, as two containers of one job may share a host's network.
+    They have room for this host's CPUs unless Ray is told of others. Ranks start at different blocks, as two containers
+    of one job may share a host's network.
     """
     ceiling = min(floor, _CEILING)
-    size = _NAMED + max(_LEAST_WORKERS, _WORKERS_PER_CPU * cpus)
+    size = _NAMED + max(_LEAST_WORKERS, _WORKERS_PER_CPU * (cpus or os.cpu_count() or 1))
     lowest = CONTROL_PORTS.stop
     if ceiling < lowest + size:
         ceiling, lowest = min(ceiling, CONTROL_PORTS.start), _LOWEST
@@ -81,8 +82,8 @@ def ray_blocks(job_id: str, node_rank: int, floor: int, cpus: int) -> list[RayPo
 
 
 def free_ray_ports(job_id: str, node_rank: int, cpus: int | None = None) -> RayPorts:
-    """The first free block, for this host's CPUs unless Ray is told of others. Raises RayFailedError without one."""
-    blocks = ray_blocks(job_id, node_rank, ephemeral_floor(), cpus or os.cpu_count() or 1)
+    """The first free one of `ray_blocks`. Raises RayFailedError without one."""
+    blocks = ray_blocks(job_id, node_rank, ephemeral_floor(), cpus)
     for block in blocks:
         if block.free():
             return block

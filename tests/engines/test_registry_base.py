@@ -5,7 +5,6 @@ The registry (Debian's docker-registry, on loopback) and the base in it are real
 
 import re
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +19,7 @@ from buildkit.lock import read_lock, write_lock
 from buildkit.lock_facts import read_facts
 from buildkit.matrix import Matrix, load_matrix
 from tests.engines.conftest import ROOT, need
-from tests.publish.conftest import Server
+from tests.publish.conftest import Server, free_port
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -41,9 +40,7 @@ requirements = ["packaging"]
 def server(tmp_path: Path) -> Iterator[Server]:
     for program in ("docker", "docker-registry", "mmdebstrap"):
         need(program)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     plain = {"http": {"addr": f"127.0.0.1:{port}"}}  # engines trust a loopback registry without TLS
     folder = tmp_path / "registry"
     folder.mkdir()

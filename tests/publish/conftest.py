@@ -160,6 +160,12 @@ def authority() -> trustme.CA:
     return trustme.CA(key_type=trustme.KeyType.ECDSA)
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 def make_server(
     folder: Path, authority: trustme.CA, extra: dict[str, Any] | None = None, wrapper: tuple[str, ...] = ()
 ) -> Server:
@@ -170,10 +176,7 @@ def make_server(
     (folder / "htpasswd").write_text(f"{USER}:{PASSWORD_HASH}\n")
     (folder / "storage").mkdir()
     password = {"auth": {"htpasswd": {"realm": "test", "path": str(folder / "htpasswd")}}}
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    return Server(folder, port, folder / "ca.pem", password if extra is None else extra, wrapper)
+    return Server(folder, free_port(), folder / "ca.pem", password if extra is None else extra, wrapper)
 
 
 @pytest.fixture(scope="session")

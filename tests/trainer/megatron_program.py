@@ -12,10 +12,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.trainer.rank_program import ROWS, SETTINGS, batch, loss, refusal, weights
-from tests.trainer.test_families import FAMILIES
+from tests.trainer.test_families import FAMILIES, small_model
 from trainer.algorithms.aggregation import GlobalCount, token_mean
 from trainer.batch import Batch
 from trainer.errors import ConfigError
@@ -40,35 +39,21 @@ CASES = {
 
 def language_model(family: str, **more: Any) -> nn.Module:
     """A small model of which no weight is 0 or 1."""
-    torch.manual_seed(0)
-    kind, special = FAMILIES[family]
-    config = AutoConfig.for_model(
-        kind,
-        vocab_size=64,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        pad_token_id=None,
-        **special,
-        **more,
-    )
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model = small_model(family, vocab_size=64, pad_token_id=None, **more)
     with torch.no_grad():
         for weight in model.parameters():
             weight += 0.05 * torch.randn(weight.shape)
     return model
 
 
-def execution(backend: str, split: int = 1, **more: Any) -> Execution:
+def execution(backend: str, split: int = 1, checkpoint_activations: bool = False) -> Execution:
     sharding = ShardingConfig(tensor_parallel=split)
-    return Execution(torch.device("cpu"), torch.float32, backend=backend, sharding=sharding, **more)
+    return Execution(torch.device("cpu"), torch.float32, checkpoint_activations, backend=backend, sharding=sharding)
 
 
-def actor(family: str, backend: str, split: int = 1, **more: Any) -> TrainingEngine:
-    return TrainingEngine(PolicyNetwork(language_model(family), 0.7), execution(backend, split, **more), SETTINGS)
+def actor(family: str, backend: str, split: int = 1, checkpoint_activations: bool = False) -> TrainingEngine:
+    network = PolicyNetwork(language_model(family), 0.7)
+    return TrainingEngine(network, execution(backend, split, checkpoint_activations), SETTINGS)
 
 
 def critic(family: str, backend: str, split: int = 1) -> TrainingEngine:

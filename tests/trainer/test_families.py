@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.testing import assert_close
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -44,23 +44,30 @@ def one_rank() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def write_model(directory: Path, kind: str, special: dict[str, Any]) -> None:
+def small_model(family: str, **more: Any) -> nn.Module:
+    """With random weights; `more` are fields of its configuration."""
+    kind, special = FAMILIES[family]
     torch.manual_seed(0)
-    tokenizer = build_tokenizer(["How many are 1 + 2? #### 3"])
     config = AutoConfig.for_model(
         kind,
-        vocab_size=len(tokenizer),
         hidden_size=64,
         intermediate_size=96,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=16,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
         **special,
+        **more,
     )
-    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(directory)
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+
+
+def write_model(directory: Path, family: str) -> None:
+    tokenizer = build_tokenizer(["How many are 1 + 2? #### 3"])
+    model = small_model(
+        family, vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
+    )
+    model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
 
 
@@ -79,7 +86,7 @@ def transformers_log_probs(directory: Path, rows: Batch, temperature: float) -> 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_loads_gives_transformers_log_probs_trains_and_is_exported(family: str, tmp_path: Path) -> None:
-    write_model(tmp_path / "model", *FAMILIES[family])
+    write_model(tmp_path / "model", family)
     rows, limit = batch(), MicroBatchLimit(ROWS)
     network = PolicyNetwork(load_language_model(tmp_path / "model"), temperature=0.7)
     settings = OptimizerSettings(learning_rate=1e-2, weight_decay=0.0, max_gradient_norm=1.0)

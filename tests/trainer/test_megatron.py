@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.testing import assert_close
+from transformers import AutoConfig
 
 from tests.trainer import megatron_program
 from tests.trainer.whole_run import Runs
@@ -95,7 +96,7 @@ def test_a_layer_with_weights_that_megatron_s_has_not_is_refused(found: dict[int
 
 def test_projections_are_joined_by_group_and_the_mlp_s_by_rank() -> None:
     """Four heads of width 1 in two groups, an MLP of width 4 on two ranks; each row has a number of its own."""
-    config = megatron_program.AutoConfig.for_model("qwen2", num_attention_heads=4, num_key_value_heads=2)
+    config = AutoConfig.for_model("qwen2", num_attention_heads=4, num_key_value_heads=2)
     table = origins(config, ranks=2)
     rows = {"self_attn.q_proj": [0, 1, 2, 3], "self_attn.k_proj": [10, 11], "self_attn.v_proj": [20, 21]}
     rows |= {"mlp.gate_proj": [0, 1, 2, 3], "mlp.up_proj": [10, 11, 12, 13]}
