@@ -48,7 +48,8 @@ SHARDINGS_OF_FOUR = SHARDINGS_OF_TWO | {
 }
 
 
-def network(family: str = "qwen2", layers: int = 2, width: int = 64) -> PolicyNetwork:
+def network(family: str = "qwen2", layers: int = 2, width: int = 64, empty: bool = False) -> PolicyNetwork:
+    """A small network, without weights if the first rank is to hand them out."""
     torch.manual_seed(0)
     config = AutoConfig.for_model(
         family,
@@ -61,7 +62,9 @@ def network(family: str = "qwen2", layers: int = 2, width: int = 64) -> PolicyNe
         head_dim=16,
         tie_word_embeddings=True,
     )
-    return PolicyNetwork(AutoModelForCausalLM.from_config(config, dtype=torch.float32), temperature=0.7)
+    with torch.device("meta" if empty else "cpu"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    return PolicyNetwork(model, temperature=0.7)
 
 
 def batch() -> Batch:
@@ -118,7 +121,13 @@ def failed_save(state: ShardedState, directory: Path, rank: int) -> tuple[str, s
 
 
 def new_engine(dtype: torch.dtype = torch.float32, **execution: Any) -> TrainingEngine:
-    return TrainingEngine(network(), Execution(torch.device("cpu"), dtype, **execution), SETTINGS)
+    made = Execution(torch.device("cpu"), dtype, **execution)
+    return TrainingEngine(network(empty=lacks_weights(made.sharding)), made, SETTINGS)
+
+
+def lacks_weights(sharding: ShardingConfig) -> bool:
+    """Whether this rank gets its weights from the first one, as in a run."""
+    return torch.distributed.get_rank() > 0 and sharding.tensor_parallel == 1
 
 
 def idle_bytes(engine: TrainingEngine) -> tuple[int, int]:
@@ -141,9 +150,9 @@ def float16_steps(rows: Batch, limit: MicroBatchLimit) -> list[dict[str, float]]
     return [first, overflow, engine.update(rows, loss, limit)]
 
 
-def adapted_network() -> PolicyNetwork:
+def adapted_network(empty: bool = False) -> PolicyNetwork:
     """The same network with adapters that already do something."""
-    language_model = network().language_model
+    language_model = network(empty=empty).language_model
     add_adapters(language_model, LORA, seed=3)
     generator = torch.Generator().manual_seed(4)
     for _, layer in adapted_layers(language_model):
@@ -155,7 +164,8 @@ def adapted_findings(rows: Batch, limit: MicroBatchLimit, directory: Path) -> di
     """What a network with adapters computes before and after two steps, and again from a checkpoint between them."""
 
     def engine() -> TrainingEngine:
-        return TrainingEngine(adapted_network(), Execution(torch.device("cpu"), torch.float32), SETTINGS)
+        made = adapted_network(empty=lacks_weights(ShardingConfig()))
+        return TrainingEngine(made, Execution(torch.device("cpu"), torch.float32), SETTINGS)
 
     first, second = engine(), engine()
     found = {"gradients": gradients(first, rows, limit), "log_probs": first.forward(rows, limit)}

@@ -5,15 +5,15 @@ from torch import Tensor
 from trainer.batch import Batch
 from trainer.roles.worker import TrainingWorker
 from trainer.training.engine import TrainingEngine
-from trainer.training.networks import PolicyNetwork, load_language_model
+from trainer.training.networks import PolicyNetwork
 
 
 class ReferenceWorker(TrainingWorker):
     def build(self) -> TrainingEngine:
         # Nothing is added to these weights: they need no more precision than is computed with.
-        language_model = load_language_model(self.config.model.directory, self.dtype)
-        network = PolicyNetwork(language_model, self.config.rollout.temperature)
         settings = self.config.actor
+        language_model = self.read_model(self.config.model.directory, self.dtype, settings)
+        network = PolicyNetwork(language_model, self.config.rollout.temperature)
         sharding = settings.sharding.model_copy(update={"param_offload": self.config.reference.param_offload})
         return TrainingEngine(network, self.execution(settings.model_copy(update={"sharding": sharding})))
 

@@ -12,7 +12,7 @@ from trainer.profiling import Tracer
 from trainer.roles.place import Place
 from trainer.training.engine import OptimizerSettings, TrainingEngine
 from trainer.training.lora import add_adapters
-from trainer.training.networks import load_language_model
+from trainer.training.networks import empty_language_model, load_language_model
 from trainer.training.process_group import connect_store, join, open_store
 from trainer.training.sharded_state import ShardedState
 from trainer.training.sharding import Execution
@@ -57,11 +57,19 @@ class TrainingWorker:
     def language_model(self, path: Path, settings: TrainedModelConfig) -> nn.Module:
         """The model at `path` to be trained, with adapters if these are all that is trained."""
         if not settings.lora.rank:
-            return load_language_model(path)
+            return self.read_model(path, torch.float32, settings)
         # What is frozen needs no more precision than is computed with.
-        language_model = load_language_model(path, self.dtype)
+        language_model = self.read_model(path, self.dtype, settings)
         add_adapters(language_model, settings.lora, self.config.trainer.seed)
         return language_model
+
+    def read_model(self, path: Path, dtype: torch.dtype, settings: TrainedModelConfig) -> nn.Module:
+        """The model at `path`; without weights where the first rank hands them out, see trainer/training/first_rank.py.
+
+        Before a layer is split, or becomes Megatron's, it must have its weights.
+        """
+        changed = settings.sharding.tensor_parallel > 1 or settings.backend == "megatron"
+        return (load_language_model if changed or self.place.rank == 0 else empty_language_model)(path, dtype)
 
     def execution(self, settings: TrainedModelConfig) -> Execution:
         """How this rank computes a network with these settings."""

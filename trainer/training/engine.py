@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from trainer.algorithms.aggregation import GlobalCount
 from trainer.batch import Batch
 from trainer.errors import EngineError
+from trainer.training.first_rank import hand_out, some_rank_is_empty, whole_tensors
 from trainer.training.gradients import global_norm, gradients_of, scale
 from trainer.training.lora import adapted_layers, adapter_weights
 from trainer.training.loss_scale import LossScale
@@ -53,7 +54,11 @@ class TrainingEngine:
         if optimizer is None:
             network.requires_grad_(False).eval()
         mesh = device_mesh(execution)
+        whole = whole_tensors(network) if some_rank_is_empty(network) else None
         self.network = shard(network, execution, mesh)
+        if whole is not None:
+            hand_out(self.network, whole, self.device)
+            del whole
         # The ranks that split matrix products with this one, and how many such groups there are.
         self.peers = mesh[TENSOR].get_group() if TENSOR in mesh.mesh_dim_names else None
         self.groups = self.world_size // execution.sharding.tensor_parallel

@@ -1,10 +1,12 @@
 """The two networks that are trained, both computing on packed rows and giving one number per response token."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from trainer.errors import DataError
 from trainer.training import attention
@@ -81,8 +83,21 @@ def with_packed_attention(language_model: nn.Module) -> nn.Module:
 
 def load_language_model(path: Path, dtype: torch.dtype = torch.float32) -> nn.Module:
     """A Transformers causal language model on CPU. Raises DataError if there is none at `path`."""
-    try:
+    with _explained_failure(path):
         return AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True)
+
+
+def empty_language_model(path: Path, dtype: torch.dtype = torch.float32) -> nn.Module:
+    """The same on the device `meta`, where weights have shapes and no memory. Raises DataError."""
+    with _explained_failure(path), torch.device("meta"):
+        config = AutoConfig.from_pretrained(path, local_files_only=True)
+        return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+
+
+@contextmanager
+def _explained_failure(path: Path) -> Iterator[None]:
+    try:
+        yield
     except (OSError, ValueError, KeyError) as error:
         raise DataError(
             f"{path}: no model that Transformers can load: {error}",
