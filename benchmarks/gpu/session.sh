@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Measures on a GPU host in stages, each with a time limit: OUT_DIR STAGE…
-#   check  train  rollout  weights  ours  verl  learn      SHAPE=0.5B|1.5B chooses the model, RESPONSE the response length
+#   check  train  rollout  weights  ours  verl  learn  trimmed      SHAPE=0.5B|1.5B chooses the model, RESPONSE the response length
 # Needs torch, vLLM, Ray and transformers on PYTHONPATH; `verl` also needs verl and RIG, the directory of verl_ppo.sh;
 # `learn` needs LEARN, a directory with data/ (trainer data arithmetic) and warm-start/ (trainer sft).
 # Rows go to OUT_DIR/results.jsonl, logs beside it; a stage that fails or is cut short does not stop the others.
@@ -38,6 +38,7 @@ for name in "$@"; do
         actor.micro_batch_tokens=16384 critic.micro_batch_tokens=16384 rollout.kv_cache_gib=4 trainer.total_steps=60 \
         trainer.test_freq=5 trainer.stop_at=0.99 trainer.save_freq=0
       cp "$out/runs/learn/metrics.jsonl" "$out/learn.jsonl" ;;
+    trimmed) stage trimmed 150 bash -c "bench trimmed --variant ${VARIANT:-vllm0.26-torch2.11-cu130} --logs $out/trimmed" ;;
     *) echo "unknown stage $name" >&2; exit 2 ;;
   esac
 done
