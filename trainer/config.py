@@ -70,6 +70,13 @@ class TrainedModelConfig(Section):
         False, description="keep only the layers' inputs for the backward pass: less memory, a third more computing"
     )
     compile: bool = Field(True, description="compile the layers, on GPUs only")
+    activation_memory_budget: float = Field(
+        0.9,
+        gt=0,
+        le=1,
+        description="share of what the backward pass needs that compiled layers keep. They compute again what is "
+        "cheap: at 0.9 what lies between matrix products, a third of all, further down matrix products, too",
+    )
     backend: Literal["fsdp", "megatron"] = Field(
         "fsdp",
         description="whose layers compute: fsdp: Transformers'; megatron: Megatron-Core's, where it is installed. "

@@ -71,7 +71,7 @@ def fine_tune(config: SftConfig) -> WarmStart:
     transformers_logging.disable_progress_bar()
     demonstrations, held_out = _read(config.train_files), _read(config.validation_files)
     tokenizer = build_tokenizer(_texts(demonstrations), config.vocabulary_size)
-    model = create_model(tokenizer, _shape(config), config.seed)
+    model = create_model(tokenizer, _shape(config), config.seed).to("cuda" if torch.cuda.is_available() else "cpu")
     train, validation = _lessons(demonstrations, tokenizer), _lessons(held_out, tokenizer)
     exact_match = _learn(model, tokenizer, train, validation, config)
     save_model(model, tokenizer, config.output)
@@ -150,8 +150,8 @@ def answer_loss(model: Any, lessons: list[Lesson]) -> Any:
         tokens[row, :end] = torch.tensor(lesson.question + lesson.answer)
         targets[row, len(lesson.question) - 1 : end - 1] = torch.tensor(lesson.answer)
     # Padding is on the right, so that causal attention keeps it out without a mask.
-    logits = model(input_ids=tokens).logits
-    return cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=_IGNORED)
+    logits = model(input_ids=tokens.to(model.device)).logits
+    return cross_entropy(logits.flatten(0, 1), targets.to(model.device).flatten(), ignore_index=_IGNORED)
 
 
 @torch.no_grad()
@@ -165,8 +165,8 @@ def greedy_exact_match(model: Any, tokenizer: Any, lessons: list[Lesson], max_re
         prompts = [[tokenizer.pad_token_id] * pad + lesson.question for pad, lesson in zip(padding, batch, strict=True)]
         mask = [[0] * pad + [1] * (width - pad) for pad in padding]
         generated = model.generate(
-            torch.tensor(prompts),
-            attention_mask=torch.tensor(mask),
+            torch.tensor(prompts, device=model.device),
+            attention_mask=torch.tensor(mask, device=model.device),
             max_new_tokens=max_response_length,
             do_sample=False,
         )

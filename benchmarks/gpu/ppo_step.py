@@ -6,24 +6,32 @@ KEY=VALUE are settings of this trainer. verl runs as its documentation advises: 
 fused kernels, one mini-batch. Times are medians over the steps after the first.
 """
 
+import json
 import os
 import re
 import statistics
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.common import SHAPES, Results, arguments, write_job
+from benchmarks.gpu.memory import MemorySampler
 
 ROOT = Path(__file__).resolve().parents[2]
+STEP = re.compile(r"step:\d+ - ")
+NUMBER = re.compile(r"([\w/]+):(?:np\.float64\()?(-?[\d.]+(?:e-?\d+)?)")
+# In the order of a step; verl's name for each.
 PHASES = {
     "generate": "gen",
     "reward": "reward",
     "old_log_prob": "old_log_prob",
     "reference": "ref",
     "values": "values",
+    "advantages": "adv",
     "update_critic": "update_critic",
     "update_actor": "update_actor",
     "sync_weights": "update_weights",
@@ -31,18 +39,31 @@ PHASES = {
 }
 
 
-def run(command: list[str], log: Path, timeout: float) -> float:
-    """Runs a command with its output in `log`; seconds it took."""
-    start = time.perf_counter()
+# A step that ended: when, and the seconds of its phases in their order.
+Step = tuple[float, dict[str, float]]
+
+
+def run(command: list[str], log: Path, timeout: float) -> list[tuple[float, str]]:
+    """Runs a command with its output in `log`; its lines with the time at which each came. What is late is killed."""
+    lines = []
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    )
+    killer = threading.Timer(timeout, process.kill)
+    killer.start()
     with log.open("w") as file:
-        subprocess.run(command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, timeout=timeout, check=False)
-    return time.perf_counter() - start
+        for line in process.stdout or ():
+            lines.append((time.time(), line))
+            file.write(line)
+            file.flush()
+    process.wait()
+    killer.cancel()
+    return lines
 
 
 def ours(job: Path, options: Any) -> dict[str, Any]:
-    """Medians of this trainer's own metrics."""
-    run_id = f"gpu-{options.shape}-{int(time.time())}"
-    tokens = options.batch * (options.prompt + options.response)
+    """What this trainer's own metrics say."""
+    run_id = f"gpu-{options.shape}-{options.prompt}-{options.response}-{time.time():.0f}"
     settings = {
         "model.path": job / "model",
         "model.dtype": "float32" if options.cpu else "bfloat16",
@@ -62,56 +83,62 @@ def ours(job: Path, options: Any) -> dict[str, Any]:
         "trainer.total_steps": options.steps,
         "trainer.save_freq": 0,
         "trainer.test_freq": -1,
+        "trainer.test_before_training": "false",
+        "trainer.n_gpus_per_node": 0 if options.cpu else options.gpus,
         "trainer.output_dir": options.logs / "runs",
         "trainer.run_id": run_id,
         "trainer.worker_timeout": 400,
         **dict(override.split("=", 1) for override in options.overrides),
     }
-    log = options.logs / f"ours-{options.shape}-{options.response}.log"
     command = [sys.executable, "-m", "trainer", "train", *(f"{key}={value}" for key, value in settings.items())]
-    wall = run(command, log, options.timeout)
-    return {"wall_seconds": round(wall), **from_metrics(options.logs / "runs" / run_id / "metrics.jsonl", tokens)}
-
-
-def from_metrics(path: Path, tokens: int) -> dict[str, Any]:
-    import json
-
-    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    steps = [row for row in rows if row["step"] > 1] or [row for row in rows if row["step"] == 1]
-    found = {
-        phase: round(statistics.median(row[f"time/{phase}"] for row in steps), 3)
-        for phase in PHASES
-        if steps and f"time/{phase}" in steps[0]
-    }
+    began = time.time()
+    with MemorySampler() as memory:
+        run(command, options.logs / f"ours-{options.name}.log", options.timeout)
+    metrics = options.logs / "runs" / run_id / "metrics.jsonl"
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
+    rows = [row for row in rows if "time/step" in row]
+    steps = [(row["wall_time"], _phases(row, "time/", {phase: phase for phase in PHASES})) for row in rows]
     extra = ("log_prob_difference", "log_prob_difference_mean", "ratio_outside_tenth")
-    agreement = {name: steps[-1][f"rollout/{name}"] for name in extra if steps and f"rollout/{name}" in steps[-1]}
-    rate = {"tokens_per_second": round(tokens / found["step"])} if "step" in found else {}
-    return {"steps": len(steps), **found, **rate, **agreement}
+    agreement = {name: rows[-1][f"rollout/{name}"] for name in extra if rows and f"rollout/{name}" in rows[-1]}
+    return summary(steps, memory, began, options) | agreement
 
 
 def verl(job: Path, options: Any) -> dict[str, Any]:
-    """Medians of the times that verl logs."""
+    """What verl logs."""
     script = options.verl / "verl_ppo.sh"
     command = ["bash", str(script), str(job), *map(str, (options.prompt, options.response, options.batch))]
-    command += [str(options.steps), "1", f"data.val_files={job / 'validation.parquet'}"]
+    command += [str(options.steps), str(options.gpus), f"data.val_files={job / 'validation.parquet'}"]
     os.environ["MAX_TOKENS"] = str(options.tokens)
-    log = options.logs / f"verl-{options.shape}-{options.response}.log"
-    wall = run(command, log, options.timeout)
-    return {"wall_seconds": round(wall), **from_verl_log(log.read_text(errors="replace"), options)}
+    began = time.time()
+    with MemorySampler() as memory:
+        lines = run(command, options.logs / f"verl-{options.name}.log", options.timeout)
+    steps = [
+        (when, _phases(dict(NUMBER.findall(line)), "timing_s/", PHASES)) for when, line in lines if STEP.search(line)
+    ]
+    return summary(steps, memory, began, options)
 
 
-def from_verl_log(text: str, options: Any) -> dict[str, Any]:
-    lines = [line for line in text.splitlines() if re.search(r"step:\d+ - ", line)]
-    steps = [dict(re.findall(r"([\w/]+):(?:np\.float64\()?(-?[\d.]+(?:e-?\d+)?)", line)) for line in lines]
-    steps = steps[1:] or steps
-    found = {}
-    for phase, theirs in PHASES.items():
-        values = [float(step[f"timing_s/{theirs}"]) for step in steps if f"timing_s/{theirs}" in step]
-        if values:
-            found[phase] = round(statistics.median(values), 3)
+def _phases(found: Mapping[str, Any], prefix: str, names: Mapping[str, str]) -> dict[str, float]:
+    keys = {phase: prefix + name for phase, name in names.items()}
+    return {phase: float(found[key]) for phase, key in keys.items() if key in found}
+
+
+def summary(steps: list[Step], memory: MemorySampler, began: float, options: Any) -> dict[str, Any]:
+    """Medians of the seconds and peaks of the memory of the steps after the first."""
+    if not steps:
+        return {"error": "no step ended"}
+    end, first = steps[0]
+    measured = steps[1:] or steps
+    medians = {phase: statistics.median(step[phase] for _, step in measured) for phase in measured[0][1]}
+    phases = [(when, {phase: seconds for phase, seconds in step.items() if phase != "step"}) for when, step in measured]
     tokens = options.batch * (options.prompt + options.response)
-    rate = {"tokens_per_second": round(tokens / found["step"])} if "step" in found else {}
-    return {"steps": len(steps), **found, **rate}
+    return {
+        "steps": len(steps) - 1,
+        **{phase: round(seconds, 3) for phase, seconds in medians.items()},
+        "tokens_per_second": round(tokens / medians["step"]),
+        "seconds_to_first_step": round(end - first["step"] - began, 1),
+        "peak_gib": memory.peaks(phases),
+    }
 
 
 def main() -> None:
@@ -122,6 +149,8 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=512)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=32768, help="tokens of a micro-batch")
+    parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--name", help="of the logs; shape and lengths if not given")
     parser.add_argument("--side", choices=["ours", "verl", "both"], default="both")
     parser.add_argument("--timeout", type=float, default=500, help="seconds for each side")
     parser.add_argument("--jobs", type=Path, default=Path("/tmp/slipway-jobs"))
@@ -133,14 +162,14 @@ def main() -> None:
     options.logs.mkdir(parents=True, exist_ok=True)
     results = Results(options.out, "ppo_step")
     job = write_job(options.jobs / f"{options.shape}-{options.prompt}", options.shape, options.prompt)
+    options.name = options.name or f"{options.shape}-{options.prompt}-{options.response}"
     for side, measure in (("ours", ours), ("verl", verl)):
-        if options.side not in (side, "both"):
-            continue
-        job_of = {name: getattr(options, name) for name in ("shape", "batch", "prompt", "response")}
-        try:
-            results.add(side=side, **job_of, overrides=options.overrides, **measure(job, options))
-        except subprocess.TimeoutExpired:
-            results.add(side=side, **job_of, error=f"no end within {options.timeout:g} s")
+        if options.side in (side, "both"):
+            job_of = {
+                name: getattr(options, name) for name in ("shape", "gpus", "batch", "prompt", "response", "tokens")
+            }
+            settings = {"overrides": options.overrides} if side == "ours" else {}
+            results.add(side=side, **job_of, **settings, **measure(job, options))
 
 
 if __name__ == "__main__":

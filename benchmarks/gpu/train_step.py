@@ -1,11 +1,13 @@
 """MFU and memory of the training engine: log-prob pass, actor update and critic update on packed rows.
 
-    python -m benchmarks.gpu.train_step --shape 1.5B [--tokens 32768] [--checkpointing] [--no-compile] [--profile DIR]
+    python -m benchmarks.gpu.train_step --shape 1.5B [--tokens 8192 24576] [--budgets 1 0.9] [--profile DIR]
 
 MFU is against the matrix rate measured in the same run; repeated work does not count.
 """
 
+import itertools
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from torch import Tensor
 
 from benchmarks.gpu.common import SHAPES, Results, Shape, arguments, forward_flops, matrix_rate, random_model, seconds
 from trainer.batch import Batch
+from trainer.errors import EngineError
 from trainer.training.engine import OptimizerSettings, TrainingEngine
 from trainer.training.networks import PolicyNetwork, ValueNetwork
 from trainer.training.partition import MicroBatchLimit
@@ -48,65 +51,77 @@ def value_loss(values: Tensor, part: Batch, _count: Any) -> tuple[Tensor, dict[s
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--shape", choices=SHAPES, default="1.5B")
+    parser.add_argument("--roles", nargs="+", choices=["actor", "critic"], default=["actor", "critic"])
     parser.add_argument("--rows", type=int, default=128)
     parser.add_argument("--prompt", type=int, default=256)
     parser.add_argument("--response", type=int, default=512)
     parser.add_argument("--spread", type=float, default=0.0)
-    parser.add_argument("--tokens", type=int, default=32768, help="tokens of a micro-batch")
+    parser.add_argument("--tokens", type=int, nargs="+", default=[24576], help="tokens of a micro-batch")
+    parser.add_argument("--budgets", type=float, nargs="+", default=[0.9], help="activation_memory_budget")
     parser.add_argument("--checkpointing", action="store_true")
     parser.add_argument("--no-compile", action="store_true")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--profile", type=Path, help="directory for the longest kernels of one update")
     options = parser.parse_args()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    options.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
+    backend = "gloo" if options.device.type == "cpu" else "cpu:gloo,cuda:nccl"
     dist.init_process_group(backend, init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
-    shape, results = SHAPES[options.shape], Results(options.out, "train_step")
-    rate = matrix_rate(8192 if device.type == "cuda" else 512)
-    batch = make_batch(shape, options.rows, options.prompt, options.response, options.spread)
-    lengths, responses = batch.lengths.tolist(), int(batch.response_mask.sum())
-    limit = MicroBatchLimit(1, options.tokens)
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    compiled = not options.no_compile and device.type == "cuda"
-    execution = Execution(device, dtype, options.checkpointing, compiled)
-    for role in ("actor", "critic"):
-        model = random_model(shape, device.type, torch.float32)
-        network = PolicyNetwork(model, 1.0) if role == "actor" else ValueNetwork(model)
-        engine = TrainingEngine(network, execution, OptimizerSettings(1e-6, 0.0, 1.0))
-        loss = policy_loss if role == "actor" else value_loss
-        flops = forward_flops(shape, lengths, responses if role == "actor" else 0)
-        phases = {
-            "forward": (flops, lambda engine=engine: engine.forward(batch, limit)),
-            "update": (3 * flops, lambda engine=engine, loss=loss: engine.update(batch, loss, limit)),
-        }
-        for phase, (work, action) in phases.items():
-            if device.type == "cuda":
-                torch.cuda.reset_peak_memory_stats()
-            taken = seconds(action, options.repeats)
-            memory = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else 0.0
-            results.add(
-                shape=options.shape,
-                role=role,
-                phase=phase,
-                tokens=sum(lengths),
-                spread=options.spread,
-                micro_batch_tokens=options.tokens,
-                checkpointing=options.checkpointing,
-                compiled=compiled,
-                seconds=round(taken, 4),
-                tokens_per_second=round(sum(lengths) / taken),
-                mfu=round(work / taken / rate, 3),
-                matrix_tflops=round(rate / 1e12),
-                peak_gib=round(memory, 1),
-            )
-        if options.profile:
-            profile(options.profile / f"{options.shape}-{role}.txt", phases["update"][1])
-        del engine, network, model, phases, action
-        if device.type == "cuda":
+    options.rate = matrix_rate(8192 if options.device.type == "cuda" else 512)
+    results = Results(options.out, "train_step")
+    for role, budget, tokens in itertools.product(options.roles, options.budgets, options.tokens):
+        try:
+            measure(role, budget, tokens, options, results)
+        except (torch.OutOfMemoryError, EngineError) as error:
+            results.add(shape=options.shape, role=role, budget=budget, micro_batch_tokens=tokens, error=str(error))
+        torch.compiler.reset()  # or the next engine would run into the limit of recompilations
+        if options.device.type == "cuda":
             torch.cuda.empty_cache()
     dist.destroy_process_group()
+
+
+def measure(role: str, budget: float, tokens: int, options: Any, results: Results) -> None:
+    """Adds a row for the forward pass and one for the update of a network."""
+    shape, device = SHAPES[options.shape], options.device
+    batch = make_batch(shape, options.rows, options.prompt, options.response, options.spread)
+    lengths, responses = batch.lengths.tolist(), int(batch.response_mask.sum())
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    compiled = not options.no_compile and device.type == "cuda"
+    execution = Execution(device, dtype, options.checkpointing, compiled, budget)
+    model = random_model(shape, device.type, torch.float32)
+    network = PolicyNetwork(model, 1.0) if role == "actor" else ValueNetwork(model)
+    engine, limit = TrainingEngine(network, execution, OptimizerSettings(1e-6, 0.0, 1.0)), MicroBatchLimit(1, tokens)
+    loss = policy_loss if role == "actor" else value_loss
+    flops = forward_flops(shape, lengths, responses if role == "actor" else 0)
+    phases: dict[str, tuple[float, Callable[[], Any]]] = {
+        "forward": (flops, lambda: engine.forward(batch, limit)),
+        "update": (3 * flops, lambda: engine.update(batch, loss, limit)),
+    }
+    for phase, (work, action) in phases.items():
+        action()
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        taken = seconds(action, options.repeats)
+        memory = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else 0.0
+        results.add(
+            shape=options.shape,
+            role=role,
+            phase=phase,
+            tokens=sum(lengths),
+            spread=options.spread,
+            micro_batch_tokens=tokens,
+            budget=budget,
+            checkpointing=options.checkpointing,
+            compiled=compiled,
+            seconds=round(taken, 4),
+            tokens_per_second=round(sum(lengths) / taken),
+            mfu=round(work / taken / options.rate, 3),
+            matrix_tflops=round(options.rate / 1e12),
+            peak_gib=round(memory, 1),
+        )
+    if options.profile:
+        profile(options.profile / f"{options.shape}-{role}.txt", phases["update"][1])
 
 
 def profile(path: Path, action: Any) -> None:

@@ -79,6 +79,7 @@ class TrainingWorker:
             self.dtype,
             checkpoint_activations=settings.activation_checkpointing,
             compile_layers=settings.compile and on_gpu,
+            activation_memory_budget=settings.activation_memory_budget,
             shares_gpu=self.config.rollout.sleep and on_gpu,
             backend=settings.backend,
             sharding=settings.sharding if on_gpu else settings.sharding.without_offload(),

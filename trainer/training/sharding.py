@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 import torch
+import torch._functorch.config
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -20,7 +21,8 @@ class Execution:
     """How a rank computes.
 
     `dtype` is that of activations and gathered weights. `checkpoint_activations` keeps only each layer's input for the
-    backward pass, for a third more computing. `compile_layers` fuses what lies between the matrix products.
+    backward pass, for a third more computing. `compile_layers` fuses what lies between the matrix products, and keeps
+    `activation_memory_budget` of what the backward pass needs; what is cheap to compute again goes first.
     `shares_gpu` gives unused memory back after each pass: other processes on the GPU need it in turn. With `backend`
     megatron, Megatron-Core's layers take the place of the model's.
     """
@@ -29,6 +31,7 @@ class Execution:
     dtype: torch.dtype
     checkpoint_activations: bool = False
     compile_layers: bool = False
+    activation_memory_budget: float = 0.9
     shares_gpu: bool = False
     backend: str = "fsdp"
     sharding: ShardingConfig = field(default_factory=ShardingConfig)
@@ -50,6 +53,8 @@ def shard(network: nn.Module, execution: Execution, mesh: DeviceMesh) -> nn.Modu
     if execution.device.type == "cuda":
         # What is left in float32, such as gradients of normalisations, may use the matrix units' float32 mode.
         torch.set_float32_matmul_precision("high")
+    # Read when a layer is compiled, at its first pass.
+    torch._functorch.config.activation_memory_budget = execution.activation_memory_budget
     ranks = mesh[REPLICATE, SHARD] if REPLICATE in mesh.mesh_dim_names else mesh[SHARD]
     policy = MixedPrecisionPolicy(param_dtype=execution.dtype, reduce_dtype=torch.float32)
     # Alone, a rank has nothing to gather: converted weights may stay until the pass is over.
