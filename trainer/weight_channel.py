@@ -2,10 +2,12 @@
 
 import os
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import islice
 from threading import Thread
 
 import torch
@@ -14,6 +16,10 @@ from torch import Tensor
 
 from trainer.errors import EngineError
 from trainer.training.weights import Layout, checksum
+
+# How often it is asked whether a transfer is over: some tenths of a millisecond a bucket, most of them beside the work
+# on the one before.
+POLL_SECONDS = 0.0001
 
 
 @dataclass(frozen=True)
@@ -61,15 +67,25 @@ class WeightChannel:
             raise EngineError(f"the channel for weights was not formed: {_first_line(error)}") from error
         self._greet()
 
-    def send(self, data: Tensor) -> None:
+    def send(self, buckets: Sequence[Tensor]) -> None:
         """Sends bytes to all others. Raises EngineError if they are not taken in time."""
-        self._broadcast(data)
+        for transfer in [self._begin(data) for data in buckets]:
+            self._finish(transfer)
 
-    def receive(self, announced: Announcement) -> ReceivedBucket:
-        """What rank 0 sends. Raises EngineError if it does not come in time."""
-        data = torch.empty(announced.size, dtype=torch.uint8, device=self._device)
-        self._broadcast(data)
-        return ReceivedBucket(announced.layout, data, announced.checksum)
+    def receive(self, announced: Sequence[Announcement]) -> Iterator[ReceivedBucket]:
+        """What rank 0 sends, bucket by bucket; while one is at the consumer's, the next is already on its way.
+
+        A consumer that drops each bucket before it asks for the next has never more than two of them in memory. On a
+        GPU what it does with them must be in the order of its current stream: a dropped bucket's memory takes the next
+        one as soon as that stream is done with it. Raises EngineError if one does not come in time.
+        """
+        left = iter(announced)
+        coming = deque(map(self._expect, islice(left, 1)))
+        while coming:
+            bucket, transfer = coming.popleft()
+            self._finish(transfer)
+            coming.extend(map(self._expect, islice(left, 1)))
+            yield bucket
 
     def close(self) -> None:
         """Lets go of the peers, also of those that do not answer; they hear of it by losing the connection."""
@@ -88,7 +104,7 @@ class WeightChannel:
 
         def greet() -> None:
             try:
-                self._broadcast(word)
+                self._finish(self._begin(word))
                 greeted.set_result(None)
             except EngineError as error:
                 greeted.set_exception(error)
@@ -99,22 +115,45 @@ class WeightChannel:
         except TimeoutError as error:
             raise EngineError(f"the channel for weights did not connect all within {self._timeout:g} s") from error
 
-    def _broadcast(self, data: Tensor) -> None:
-        deadline = time.monotonic() + self._timeout
+    def _expect(self, announced: Announcement) -> tuple[ReceivedBucket, dist.Work]:
+        """A bucket, and the transfer that fills it."""
+        data = torch.empty(announced.size, dtype=torch.uint8, device=self._device)
+        return ReceivedBucket(announced.layout, data, announced.checksum), self._begin(data)
+
+    def _begin(self, data: Tensor) -> dist.Work:
+        """Begins to broadcast from rank 0. NCCL does so on a stream of its own, after what the current stream has to do
+        by now: it neither sends bytes that are not there yet nor writes where someone still reads."""
         if self._group is None:
             raise EngineError("the channel for weights is closed")
         try:
-            work = self._group.broadcast([data], dist.BroadcastOptions())  # from rank 0
-            # The only way to bound the wait that NCCL and gloo share.
-            while not work.is_completed():
-                if time.monotonic() > deadline:
-                    self.close()  # else NCCL would go on waiting, and the other peers for this one
-                    raise EngineError(f"weights were not taken by all within {self._timeout:g} s")
-                time.sleep(0.0005)
-            work.wait()
+            return self._group.broadcast([data], dist.BroadcastOptions())
         except RuntimeError as error:
-            self.close()
-            raise EngineError(f"the channel for weights broke: {_first_line(error)}") from error
+            raise self._broken(error) from error
+
+    def _finish(self, transfer: dist.Work) -> None:
+        """Waits until the bytes are there, also for this process."""
+        try:
+            self._wait_for(transfer.is_completed)
+            transfer.wait()  # orders the current stream after the transfer; gloo raises here what went wrong
+            if self._device.type == "cuda":
+                # NCCL raises nothing: a transfer that failed is completed, too, and may leave a kernel behind that
+                # never ends. The stream tells whether it did.
+                self._wait_for(torch.cuda.current_stream().record_event().query)
+        except RuntimeError as error:
+            raise self._broken(error) from error
+
+    def _wait_for(self, done: Callable[[], bool]) -> None:
+        """Asks again and again, the only way to bound a wait that NCCL and gloo share."""
+        deadline = time.monotonic() + self._timeout
+        while not done():
+            if time.monotonic() > deadline:
+                self.close()  # else NCCL would go on waiting, and the other peers for this one
+                raise EngineError(f"weights were not taken by all within {self._timeout:g} s")
+            time.sleep(POLL_SECONDS)
+
+    def _broken(self, error: RuntimeError) -> EngineError:
+        self.close()
+        return EngineError(f"the channel for weights broke: {_first_line(error)}")
 
 
 def _gloo(store: dist.Store, rank: int, size: int, timeout: float) -> dist.ProcessGroupGloo:

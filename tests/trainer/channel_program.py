@@ -1,16 +1,18 @@
 """One end of a channel for weights, for test_weight_channel.py: `channel_program.py RANK SIZE PORT`.
 
-Prints a line for each bucket: whether it is what was sent, or the error. The last rank leaves before the last bucket.
+The last bucket is sent by itself, and the last rank leaves before it. Prints a line for each transfer that was sent and
+for each bucket that arrived: whether it is what was sent, or the error.
 """
 
 import sys
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from trainer.errors import EngineError
 from trainer.training.process_group import connect_store, open_store
 from trainer.training.weights import PackedWeights, pack
-from trainer.weight_channel import Announcement, WeightChannel
+from trainer.weight_channel import Announcement, ReceivedBucket, WeightChannel
 
 TIMEOUT = 120.0
 
@@ -22,8 +24,7 @@ def buckets() -> list[PackedWeights]:
     return list(pack(weights, torch.bfloat16, bucket_bytes=512))
 
 
-def receive(channel: WeightChannel, sent: PackedWeights) -> str:
-    received = channel.receive(Announcement(sent.layout, sent.data.numel(), sent.checksum))
+def compare(received: ReceivedBucket, sent: PackedWeights) -> str:
     expected = [(name, shape, piece) for name, shape, piece in sent.layout.pieces(sent.data)]
     same = all(
         name == wanted and tuple(tensor.shape) == shape and torch.equal(tensor.flatten().view(torch.uint8), piece)
@@ -38,19 +39,24 @@ def main(rank: int, size: int, port: int) -> None:
         sys.stdout.write(f"{store.port}\n")
         sys.stdout.flush()
     channel = WeightChannel(store, rank, size, torch.device("cpu"), TIMEOUT)
-    for number, bucket in enumerate(packed := buckets()):
-        if rank == size - 1 and number == len(packed) - 1:
-            return
+    *most, last = buckets()
+    for sent in (most, [last]) if rank < size - 1 else (most,):
         try:
-            if rank:
-                line = receive(channel, bucket)
-            else:
-                channel.send(bucket.data)
-                line = "sent"
+            for line in take(channel, sent) if rank else give(channel, sent):
+                sys.stdout.write(f"{line}\n")
         except EngineError as error:
-            line = str(error)
-        sys.stdout.write(f"{line}\n")
+            sys.stdout.write(f"{error}\n")
     channel.close()
+
+
+def give(channel: WeightChannel, sent: Sequence[PackedWeights]) -> Iterator[str]:
+    channel.send([bucket.data for bucket in sent])
+    yield "sent"
+
+
+def take(channel: WeightChannel, sent: Sequence[PackedWeights]) -> Iterator[str]:
+    announced = [Announcement(bucket.layout, bucket.data.numel(), bucket.checksum) for bucket in sent]
+    yield from map(compare, channel.receive(announced), sent)
 
 
 if __name__ == "__main__":

@@ -2,19 +2,20 @@
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
 import pytest
 
+from trainer.batch import Batch
 from trainer.cluster import WorkerGroup, connected, find_nodes, reserve_slots
 from trainer.config import Config
 from trainer.errors import EngineError
 from trainer.models import ModelShape, build_tokenizer, create_model, save_model
 from trainer.roles.place import Place
 from trainer.rollout.engines import Engines
-from trainer.rollout.sampling import Request
+from trainer.rollout.sampling import Request, Response
 from trainer.workers import ROLES, worker_environment
 
 REQUESTS = [Request((5, 6, 7 + row), 1.0, seed=row) for row in range(8)]
@@ -27,7 +28,11 @@ def groups(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[WorkerGro
     tokenizer = build_tokenizer(["What is 1 + 2? #### 3"])
     save_model(create_model(tokenizer, ModelShape(), seed=0), tokenizer, directory / "model")
     config = Config.model_validate(
-        {"model": {"path": directory / "model"}, "rollout": {"engine": "transformers", "timeout": 10, "max_repairs": 1}}
+        {
+            "model": {"path": directory / "model"},
+            "rollout": {"engine": "transformers", "timeout": 10, "max_repairs": 1},
+            "actor": {"learning_rate": 1e-2},
+        }
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("RAY_ADDRESS", raising=False)
@@ -51,6 +56,37 @@ def engine_process() -> psutil.Process:
     living = [child for child in psutil.Process().children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE]
     engines = [child for child in living if " ".join(child.cmdline()).startswith("ray::RolloutWorker")]
     return max(engines, key=psutil.Process.create_time)
+
+
+def test_an_engine_started_anew_gets_the_weights_that_were_broadcast_whatever_the_actor_learned_since(
+    groups: tuple[WorkerGroup, WorkerGroup, Config],
+) -> None:
+    rollout, actor, config = groups
+    by_broadcast = config.model_copy(
+        update={"rollout": config.rollout.model_copy(update={"weight_transfer": "broadcast"})}
+    )
+    engines = Engines(rollout, actor, by_broadcast, on_shared_gpus=False)
+    engines.start()
+    responses = engines.generate(REQUESTS)
+    actor.call("update", batch(responses))
+    engine_process().kill()
+    assert engines.generate(REQUESTS) == responses
+    assert engines.take_repairs() == 1
+    engines.sync_weights()  # to both again, in a process group that is formed anew
+    assert engines.take_repairs() == 0
+    learned = engines.generate(REQUESTS)
+    assert all(one.token_ids != another.token_ids for one, another in zip(learned, responses, strict=True))
+
+
+def batch(responses: Sequence[Response]) -> Batch:
+    """Responses that are to become likelier."""
+    sampled = Batch.from_responses(
+        [request.prompt for request in REQUESTS],
+        [response.token_ids for response in responses],
+        [response.log_probs for response in responses if response.log_probs],
+    )
+    assert sampled.rollout_log_probs is not None
+    return sampled.with_(old_log_probs=sampled.rollout_log_probs, advantages=sampled.response_mask.float())
 
 
 def test_engines_that_hang_or_die_are_replaced_until_it_becomes_too_much(

@@ -15,7 +15,10 @@ from trainer.algorithms.kl import kl_loss
 from trainer.algorithms.policy_loss import Clip, approximate_kl
 from trainer.algorithms.registry import POLICY_LOSSES
 from trainer.batch import Batch
+from trainer.config import Config
+from trainer.roles.place import Place
 from trainer.roles.worker import TrainingWorker, mean_metrics
+from trainer.training.copies import HostCopies
 from trainer.training.engine import TrainingEngine
 from trainer.training.export import write_language_model
 from trainer.training.lora import adapters_off, write_adapter
@@ -28,9 +31,13 @@ from trainer.weight_channel import Announcement, WeightChannel
 class ActorWorker(TrainingWorker):
     _shared: Sequence[PackedWeights] = ()
     _packed: Sequence[PackedWeights] = ()
-    _sent: Sequence[WeightBucket] = ()
+    _announced: Sequence[Announcement] = ()
     _channel: WeightChannel | None = None
     _channel_store: TCPStore | None = None
+
+    def __init__(self, config: Config, place: Place) -> None:
+        super().__init__(config, place)
+        self._kept = HostCopies()
 
     def build(self) -> TrainingEngine:
         settings = self.config.actor
@@ -114,32 +121,36 @@ class ActorWorker(TrainingWorker):
         timeout = self.config.trainer.worker_timeout / 2  # so that this fails before its caller gives up
         self._channel = WeightChannel(self._channel_store, 0, size, self.device, timeout)
 
-    def pack_weights(self) -> list[Announcement]:
+    def pack_weights(self) -> Sequence[Announcement]:
         """What engines lack in buckets, ready to be sent; every rank calls it, rank 0 keeps and announces them."""
         # Gather all before any is sent: a rank that waits for a receiver would hold up the others' gathering.
+        # Engines on GPUs load in place, those on CPU want a weight that two parts share under both names.
+        weights = self._learned(shared_once=self.device.type == "cuda")
         if self.place.rank == 0:
-            self._packed = list(pack(self._learned(), self.dtype))
+            self._packed = list(pack(weights, self.dtype))
         else:
-            deque(self._learned(), maxlen=0)
-        return [Announcement(bucket.layout, bucket.data.numel(), bucket.checksum) for bucket in self._packed]
+            deque(weights, maxlen=0)
+        self._announced = [Announcement(bucket.layout, bucket.data.numel(), bucket.checksum) for bucket in self._packed]
+        return self._announced
 
     def send_weights(self) -> None:
-        """Rank 0 only: sends to all engines what was packed, and keeps a copy on CPU."""
+        """Rank 0 only: sends to all engines what was packed, and begins to copy it to CPU."""
         assert self._channel is not None
         try:
-            for bucket in self._packed:
-                self._channel.send(bucket.data)
+            self._channel.send([bucket.data for bucket in self._packed])
         finally:
             self._keep_packed()
 
     def publish_sent_weights(self) -> list[ObjectRef]:
         """Rank 0 only: puts what was packed last into the object store, whatever the weights are by now."""
         self._keep_packed()
-        return [ray.put(bucket) for bucket in self._sent]
+        sent = zip(self._announced, self._kept.take(), strict=True)
+        return [ray.put(WeightBucket(bucket.layout, data.numpy(), bucket.checksum)) for bucket, data in sent]
 
     def _keep_packed(self) -> None:
         if self._packed:
-            self._sent, self._packed = [bucket.to_numpy() for bucket in self._packed], []
+            self._kept.start([bucket.data for bucket in self._packed])
+            self._packed = []
 
     def export(self, directory: Path) -> None:
         """Writes the policy in Hugging Face format, with its tokenizer; every rank calls it, rank 0 writes.

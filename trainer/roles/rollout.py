@@ -48,11 +48,13 @@ class RolloutWorker:
     def receive_weights(self, announced: Sequence[Announcement]) -> None:
         """Takes what the actor sends in that process group, and samples from these weights from now on."""
         assert self._channel is not None
-        self._engine.replace_weights([self._channel.receive(bucket) for bucket in announced])
+        take = self._engine.copy_weights if self._place.device == "cuda" else self._engine.replace_weights
+        take(self._channel.receive(announced))
 
     def copy_weights(self, buckets: Sequence[SharedBucket]) -> None:
         """Copies the weights that the actor on the same GPU shares, and samples from them from now on."""
         self._engine.copy_weights(buckets)
+        torch.cuda.ipc_collect()
 
     def sleep(self) -> None:
         """Leaves the GPU's memory to others until the next weights come."""

@@ -6,35 +6,38 @@ from typing import Protocol
 from torch import Tensor
 
 from trainer.errors import EngineError
-from trainer.training.weights import SharedBucket, checksum
+from trainer.training.weights import checksum
 
 _HINT = (
     "the engine would sample from another policy than the one that is trained; report this with the engine's version"
 )
 
 
-class TravelledBucket(Protocol):
-    """Some weights that came from another process, as `trainer.training.weights.WeightBucket` is one."""
+class Bucket(Protocol):
+    """Some weights and the sum that they were sent with."""
 
     @property
     def checksum(self) -> int: ...
 
-    def arrived_sum(self) -> int: ...
-
     def tensors(self) -> Iterator[tuple[str, Tensor]]: ...
 
 
-def check_bytes(buckets: Sequence[TravelledBucket]) -> None:
-    """Raises EngineError if buckets that travelled do not hold what was put into them."""
-    for bucket in buckets:
-        if (found := bucket.arrived_sum()) != bucket.checksum:
-            raise EngineError(f"weights changed on the way: sum {found}, not {bucket.checksum}", hint=_HINT)
+class TravelledBucket(Bucket, Protocol):
+    """Some weights that came from another process, as `trainer.training.weights.WeightBucket` is one."""
+
+    def arrived_sum(self) -> int: ...
 
 
-def check_copied(weights: Iterable[Tensor], buckets: Sequence[SharedBucket]) -> None:
+def checked(bucket: TravelledBucket) -> TravelledBucket:
+    """The bucket itself. Raises EngineError if it does not hold what was put into it."""
+    if (found := bucket.arrived_sum()) != bucket.checksum:
+        raise EngineError(f"weights changed on the way: sum {found}, not {bucket.checksum}", hint=_HINT)
+    return bucket
+
+
+def check_copied(weights: Iterable[Tensor], sent: int) -> None:
     """Raises EngineError if weights that were copied do not sum to those that were sent."""
-    found, sent = checksum(list(weights)), sum(bucket.checksum for bucket in buckets)
-    if found != sent:
+    if (found := checksum(list(weights))) != sent:
         raise EngineError(f"the engine's weights sum to {found}, those sent to {sent}", hint=_HINT)
 
 

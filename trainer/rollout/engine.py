@@ -1,14 +1,13 @@
 """What every rollout engine can do, and which one a machine has."""
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from trainer.config import Config
 from trainer.errors import ConfigError
-from trainer.rollout.arrival import TravelledBucket
+from trainer.rollout.arrival import Bucket, TravelledBucket
 from trainer.rollout.sampling import Request, Response
-from trainer.training.weights import SharedBucket
 
 
 class Engine(Protocol):
@@ -21,12 +20,15 @@ class Engine(Protocol):
         """One response per request, in their order. The same requests and weights give the same responses."""
         ...
 
-    def replace_weights(self, buckets: Sequence[TravelledBucket]) -> None:
+    def replace_weights(self, buckets: Iterable[TravelledBucket]) -> None:
         """Samples from these weights from now on; they are all that the actor trains. Raises EngineError."""
         ...
 
-    def copy_weights(self, buckets: Sequence[SharedBucket]) -> None:
-        """The same with weights that another process holds on the same GPU."""
+    def copy_weights(self, buckets: Iterable[Bucket]) -> None:
+        """The same with weights that lie in the memory of the engine's GPU, one that has two names under one of them.
+
+        Drops each bucket before it asks for the next.
+        """
         ...
 
     def sleep(self) -> None:

@@ -23,7 +23,7 @@ class Engines:
     gets the weights that the others have and does what its predecessor left undone, with the same seeds: the step's
     responses are those that it would have had. The run ends when `rollout.max_repairs` in a row were not enough.
 
-    `version` counts the updates since the first weights.
+    `version` counts the updates since the first weights; `way` is how weights go to the engines, and why.
     """
 
     def __init__(self, group: WorkerGroup, actor: WorkerGroup, config: Config, on_shared_gpus: bool) -> None:
@@ -31,8 +31,8 @@ class Engines:
         self._timeout = config.rollout.timeout or group.timeout
         self._max_repairs = config.rollout.max_repairs
         slots = [[worker.recipe.slot for worker in workers.workers] for workers in (actor, group)]
-        self._way = chosen_way(config.rollout.weight_transfer, slots[0], slots[1], on_shared_gpus)
-        self._transfer = WAYS[self._way[0]](actor, group)
+        self.way = chosen_way(config.rollout.weight_transfer, slots[0], slots[1], on_shared_gpus)
+        self._transfer = WAYS[self.way[0]](actor, group)
         self._what = "adapters" if config.actor.lora.rank else "weights"
         self.version = 0
         self._repairs = 0
@@ -42,7 +42,7 @@ class Engines:
         """Waits until all engines are up and gives them their first weights. What fails here is not repaired."""
         name, reason = self._group.call("chosen")[0]
         logger.info("engines sample with %s, because %s", name, reason)
-        logger.info("%s go to the engines through %s, because %s", self._what, *self._way)
+        logger.info("%s go to the engines through %s, because %s", self._what, *self.way)
         self._transfer.fetch()
         for failure in self._transfer.give(range(len(self._group))).values():
             raise failure

@@ -1,17 +1,16 @@
 """Transformers as the rollout engine: slower than vLLM, but there wherever the trainer is."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from trainer.config import Config
-from trainer.rollout.arrival import TravelledBucket, check_bytes, check_complete, check_copied
+from trainer.rollout.arrival import Bucket, TravelledBucket, check_complete, check_copied, checked
 from trainer.rollout.sampling import Request, Response
 from trainer.training.lora import adapter_parameters, add_adapters
 from trainer.training.networks import load_language_model
-from trainer.training.weights import SharedBucket
 
 
 class TransformersEngine:
@@ -68,16 +67,14 @@ class TransformersEngine:
             for tokens, values, length in rows
         ]
 
-    def replace_weights(self, buckets: Sequence[TravelledBucket]) -> None:
+    def replace_weights(self, buckets: Iterable[TravelledBucket]) -> None:
         """Samples from these weights from now on; they are all that the actor trains."""
-        check_bytes(buckets)
-        self._take(weight for bucket in buckets for weight in bucket.tensors())
+        self._take(map(checked, buckets))
 
-    def copy_weights(self, buckets: Sequence[SharedBucket]) -> None:
-        """The same with weights that another process holds on the same GPU."""
-        self._take(weight for bucket in buckets for weight in bucket.tensors())
-        check_copied({id(weight): weight for weight in self._replaceable().values()}.values(), buckets)
-        torch.cuda.ipc_collect()
+    def copy_weights(self, buckets: Iterable[Bucket]) -> None:
+        """The same with weights that lie in the memory of the engine's GPU."""
+        sent = self._take(buckets)
+        check_copied({id(weight): weight for weight in self._replaceable().values()}.values(), sent)
 
     def _replaceable(self) -> dict[str, nn.Parameter]:
         """The weights that come from the actor, by their names on the way."""
@@ -86,14 +83,18 @@ class TransformersEngine:
         return dict(self._model.named_parameters(remove_duplicate=False))
 
     @torch.no_grad()
-    def _take(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+    def _take(self, buckets: Iterable[Bucket]) -> int:
+        """Copies all weights; what they were sent with as their sum."""
         self._model.to(self._device)  # frozen weights may have slept elsewhere
         own = self._replaceable()
         arrived: set[int] = set()
-        for name, tensor in weights:
-            own[name].data = tensor.to(self._device, copy=True)
-            arrived.add(id(own[name]))  # a weight that two parts share may come under one of its names only
+        sent = 0
+        for bucket in buckets:
+            arrived |= _copy(bucket, own)
+            sent += bucket.checksum
+            del bucket  # its memory may be wanted for the next
         check_complete(own, {name for name, weight in own.items() if id(weight) in arrived})
+        return sent
 
     def sleep(self) -> None:
         """Gives the GPU's memory to others until the next weights come."""
@@ -118,6 +119,16 @@ def _model(config: Config) -> nn.Module:
     model = load_language_model(directory, dtype)
     add_adapters(model, lora, config.trainer.seed)
     return model.to(dtype)
+
+
+def _copy(bucket: Bucket, own: Mapping[str, nn.Parameter]) -> set[int]:
+    """Puts the bucket's weights in the place of an engine's own; which of these, by their identity: a weight that two
+    parts share may come under one of its names only."""
+    names = set()
+    for name, tensor in bucket.tensors():
+        own[name].data = tensor.to(own[name].device, copy=True)
+        names.add(name)
+    return {id(own[name]) for name in names}
 
 
 def sample(logits: Tensor, temperatures: Tensor, dice: Tensor) -> tuple[Tensor, Tensor]:

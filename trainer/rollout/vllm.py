@@ -1,6 +1,6 @@
 """vLLM as the rollout engine. It reads `trainer.rollout.process_environment` when it is imported."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from vllm import LLM, SamplingParams
 from vllm.lora.request import LoRARequest
@@ -8,11 +8,10 @@ from vllm.outputs import CompletionOutput
 
 from trainer.config import Config
 from trainer.errors import EngineError
-from trainer.rollout.arrival import TravelledBucket
+from trainer.rollout.arrival import Bucket, TravelledBucket
 from trainer.rollout.sampling import Request, Response
 from trainer.rollout.vllm_settings import device_settings, weight_settings
 from trainer.rollout.weight_loader import ADAPTERS
-from trainer.training.weights import SharedBucket
 
 
 class VllmEngine:
@@ -71,15 +70,15 @@ class VllmEngine:
             detokenize=False,
         )
 
-    def replace_weights(self, buckets: Sequence[TravelledBucket]) -> None:
+    def replace_weights(self, buckets: Iterable[TravelledBucket]) -> None:
         """Samples from these weights from now on; they are all that the actor trains."""
         self._load("replace", buckets)
 
-    def copy_weights(self, buckets: Sequence[SharedBucket]) -> None:
-        """The same with weights that another process holds on the same GPU."""
+    def copy_weights(self, buckets: Iterable[Bucket]) -> None:
+        """The same with weights that lie in the memory of the engine's GPU."""
         self._load("copy", buckets)
 
-    def _load(self, verb: str, buckets: Sequence[TravelledBucket | SharedBucket]) -> None:
+    def _load(self, verb: str, buckets: Iterable[Bucket]) -> None:
         self._wake("weights")
         if self._lora:
             self._engine.collective_rpc(f"{verb}_adapters", args=(buckets, self._lora.alpha / self._lora.rank))

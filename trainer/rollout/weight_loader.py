@@ -1,16 +1,14 @@
 """What the trainer adds to the worker inside vLLM."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
-import torch
 from torch import Tensor
 from vllm.lora.lora_model import LoRAModel
 from vllm.lora.lora_weights import LoRALayerWeights
 
-from trainer.rollout.arrival import TravelledBucket, check_bytes, check_copied, check_in_place
+from trainer.rollout.arrival import Bucket, TravelledBucket, check_copied, check_in_place, checked
 from trainer.training.lora import named_adapters
-from trainer.training.weights import SharedBucket
 
 # By this number requests ask for the actor's adapters, of which there is one set.
 ADAPTERS = 1
@@ -21,40 +19,44 @@ class WeightLoader:
 
     model_runner: Any
 
-    def replace_weights(self, buckets: Sequence[TravelledBucket]) -> None:
+    def replace_weights(self, buckets: Iterable[TravelledBucket]) -> None:
         """Puts all weights in the place of the old ones. Raises EngineError if they do not arrive as they were sent.
 
         `reload_weights` undoes and repeats what the engine did to its weights after loading (on CPU, oneDNN's
-        prepacking); `model.load_weights` would not.
+        prepacking); `model.load_weights` would not. It begins when all buckets are there: one that breaks off half-way
+        leaves layers that no other can complete.
         """
-        check_bytes(buckets)
-        self.model_runner.reload_weights(weights_iterator=(weight for bucket in buckets for weight in bucket.tensors()))
+        arrived = list(map(checked, buckets))
+        self.model_runner.reload_weights(weights_iterator=(weight for bucket in arrived for weight in bucket.tensors()))
 
-    def copy_weights(self, buckets: Sequence[SharedBucket]) -> None:
+    def copy_weights(self, buckets: Iterable[Bucket]) -> None:
         """The same from the memory of the GPU, straight into the model's own weights, which are summed up afterwards.
 
         Raises EngineError if one of them is not what was sent.
         """
-        model = self.model_runner.get_model()
+        model, sent = self.model_runner.get_model(), 0
         for bucket in buckets:
             model.load_weights(bucket.tensors())
+            sent += bucket.checksum
+            del bucket  # its memory may be wanted for the next
         # The sender may free its memory as soon as this returns; the sum waits for the copies.
-        check_copied(model.parameters(), buckets)
-        torch.cuda.ipc_collect()
+        check_copied(model.parameters(), sent)
 
-    def replace_adapters(self, buckets: Sequence[TravelledBucket], scaling: float) -> None:
+    def replace_adapters(self, buckets: Iterable[TravelledBucket], scaling: float) -> None:
         """Puts adapters in the place of the old ones. Raises EngineError if they do not arrive as they were sent.
 
         `scaling` is what they add is multiplied by.
         """
-        check_bytes(buckets)
-        self._activate(dict(weight for bucket in buckets for weight in bucket.tensors()), scaling)
+        self._activate(dict(weight for bucket in map(checked, buckets) for weight in bucket.tensors()), scaling)
 
-    def copy_adapters(self, buckets: Sequence[SharedBucket], scaling: float) -> None:
+    def copy_adapters(self, buckets: Iterable[Bucket], scaling: float) -> None:
         """The same from the memory of the GPU."""
-        tensors = {name: tensor.cpu() for bucket in buckets for name, tensor in bucket.tensors()}
-        torch.cuda.ipc_collect()
-        check_copied(tensors.values(), buckets)
+        tensors: dict[str, Tensor] = {}
+        sent = 0
+        for bucket in buckets:
+            tensors |= ((name, tensor.cpu()) for name, tensor in bucket.tensors())
+            sent += bucket.checksum
+        check_copied(tensors.values(), sent)
         self._activate(tensors, scaling)
 
     def _activate(self, tensors: dict[str, Tensor], scaling: float) -> None:

@@ -108,10 +108,7 @@ def pack(
 
 def checksum(tensors: Sequence[Tensor]) -> int:
     """The sum of all 16-bit words: the same wherever and in whatever order the same weights lie."""
-    total = torch.zeros((), dtype=torch.int64, device=tensors[0].device)
-    for tensor in tensors:
-        total += tensor.view(torch.int16).sum(dtype=torch.int64)
-    return int(total)
+    return int(torch.stack([tensor.view(torch.int16).sum(dtype=torch.int64) for tensor in tensors]).sum())
 
 
 def _bucket(weights: list[tuple[str, Tensor]], dtype: torch.dtype, size: int) -> PackedWeights:
