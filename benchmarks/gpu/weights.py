@@ -1,16 +1,25 @@
-"""From the actor to an engine on the same GPU: the sync alone, and the whole sleep, update, wake.
+"""From the actor to an engine: on the same GPU the sync alone and the whole sleep, update, wake; else the sync by NCCL.
 
-    python -m benchmarks.gpu.weights --shape 1.5B [--repeats 5]
+    python -m benchmarks.gpu.weights --shape 1.5B [--repeats 5]            # actor and engine share a GPU
+    python -m benchmarks.gpu.weights --shape 1.5B [--repeats 5] --split    # each has one of its own
 
 Runs the trainer's own workers on Ray; each sync is checked by the sum of the weights.
 """
 
+from __future__ import annotations
+
 import time
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.gpu.common import SHAPES, Results, arguments, write_job
+
+if TYPE_CHECKING:
+    from trainer.cluster import Slot, WorkerGroup
+    from trainer.config import Config
 
 
 def main() -> None:
@@ -18,70 +27,95 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, default="1.5B")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--jobs", type=Path, default=Path("/tmp/slipway-jobs"))
+    parser.add_argument("--split", action="store_true", help="the actor on one GPU and the engine on another")
     parser.add_argument("--cpu", action="store_true", help="rehearse without a GPU")
     options = parser.parse_args()
     job = write_job(options.jobs / f"{options.shape}-256", options.shape, 256)
 
     from trainer import cluster
-    from trainer.cluster import WorkerGroup
     from trainer.config import Config
-    from trainer.roles.place import Place
-    from trainer.rollout.engines import Engines
-    from trainer.workers import GPU_SHARES, ROLES, worker_environment
+    from trainer.workers import ROLES
 
     config = Config.model_validate(
         {
             "model": {"path": job / "model", "dtype": "float32" if options.cpu else "bfloat16"},
             "data": {"max_prompt_length": 256, "max_response_length": 256},
-            "rollout": {"kv_cache_gib": 0.2 if options.cpu else 16.0, "max_num_seqs": 256},
+            "rollout": {
+                "kv_cache_gib": 0.2 if options.cpu else 16.0,
+                "max_num_seqs": 256,
+                "weight_transfer": "broadcast" if options.split else "auto",
+            },
         }
     )
+    places = 2 if options.split else 1
+    gpus = 0 if options.cpu else places
     results = Results(options.out, "weights")
     with cluster.connected():
-        nodes = cluster.find_nodes(1, 0 if options.cpu else 1)
-        slot = cluster.reserve_slots(nodes, 0 if options.cpu else 1, 300)[0]
+        nodes = cluster.find_nodes(1, gpus)
+        slots = cluster.reserve_slots(nodes if gpus else nodes * places, gpus, 300)
+        if options.split:
+            from benchmarks.gpu.weights_split import WORKERS, measure
+
+            actor, rollout = start(config, WORKERS, slots[0], slots[1], job)
+            row = measure(actor, rollout, config, options.repeats)
+        else:
+            actor, rollout = start(config, ROLES, slots[0], slots[0], job)
+            row = measure_shared(actor, rollout, config, options.repeats, with_parts=not options.cpu)
+    results.add(shape=options.shape, **row)
+
+
+def start(
+    config: Config, paths: Mapping[str, str], for_actor: Slot, for_engine: Slot, job: Path
+) -> tuple[WorkerGroup, WorkerGroup]:
+    """An actor and an engine, of the classes at these import paths."""
+    from trainer.cluster import WorkerGroup
+    from trainer.roles.place import Place
+    from trainer.workers import GPU_SHARES, worker_environment
+
+    groups = []
+    for role, slot in (("rollout", for_engine), ("actor", for_actor)):
         place = Place(0, 1, slot.node.address, slot.device)
-        groups = {role: WorkerGroup(role, 300) for role in ("rollout", "actor")}
-        for role, group in groups.items():
-            environment = worker_environment(config, slot)
-            group.add(slot, ROLES[role], [config, place], environment, GPU_SHARES[role])
-        actor, rollout = groups["actor"], groups["rollout"]
-        port = actor.call("open_store")[0]
-        actor.call("setup", slot.node.address, port, job)
+        groups.append(WorkerGroup(role, 300))
+        groups[-1].add(slot, paths[role], [config, place], worker_environment(config, slot), GPU_SHARES[role])
+    rollout, actor = groups
+    actor.call("setup", for_actor.node.address, actor.call("open_store")[0], job)
+    return actor, rollout
 
-        def timed(action: Any) -> float:
-            start = time.perf_counter()
-            action()
-            return time.perf_counter() - start
 
-        engines = Engines(rollout, actor, config, on_shared_gpus=not options.cpu)
-        first = timed(engines.start)
-        sync = engines.sync_weights
-        alone = sorted(timed(sync) for _ in range(options.repeats))
-        parts: dict[str, list[float]] = {}
-        for _ in range(options.repeats if not options.cpu else 0):
-            start = time.perf_counter()
-            shared = actor.call("share_weights")[0]
-            parts.setdefault("share", []).append(time.perf_counter() - start)
-            parts.setdefault("copy", []).append(timed(partial(rollout.call, "copy_weights", shared)))
-            parts.setdefault("release", []).append(timed(partial(actor.call, "release_weights")))
-        cycles = []
-        for _ in range(options.repeats):
-            asleep = timed(lambda: rollout.call("sleep"))
-            cycles.append((asleep, timed(sync)))
-        cycle = sorted(cycles, key=sum)[len(cycles) // 2]
-        shape = SHAPES[options.shape]
-        weights = shape.layer_parameters + shape.hidden * shape.vocabulary * (1 if shape.tied else 2)
-        results.add(
-            shape=options.shape,
-            gib=round(weights * 2 / 2**30, 2),
-            first_seconds=round(first, 3),
-            sync_seconds=round(alone[len(alone) // 2], 4),
-            parts={name: round(sorted(values)[len(values) // 2], 4) for name, values in parts.items()},
-            sleep_seconds=round(cycle[0], 4),
-            wake_and_sync_seconds=round(cycle[1], 4),
-            cycle_seconds=round(sum(cycle), 4),
-        )
+def measure_shared(
+    actor: WorkerGroup, rollout: WorkerGroup, config: Config, repeats: int, with_parts: bool
+) -> dict[str, Any]:
+    """Medians of a sync on a shared GPU, of its parts, and of the cycle around it."""
+    from trainer.rollout.engines import Engines
+
+    engines = Engines(rollout, actor, config, on_shared_gpus=with_parts)
+    first = timed(engines.start)
+    alone = [timed(engines.sync_weights) for _ in range(repeats)]
+    nbytes = engines.sync_weights()["rollout/synced_bytes"]
+    parts: dict[str, list[float]] = {}
+    for _ in range(repeats if with_parts else 0):
+        begin = time.perf_counter()
+        shared = actor.call("share_weights")[0]
+        parts.setdefault("share", []).append(time.perf_counter() - begin)
+        parts.setdefault("copy", []).append(timed(partial(rollout.call, "copy_weights", shared)))
+        parts.setdefault("release", []).append(timed(partial(actor.call, "release_weights")))
+    cycles = [(timed(partial(rollout.call, "sleep")), timed(engines.sync_weights)) for _ in range(repeats)]
+    asleep, awake = sorted(cycles, key=sum)[len(cycles) // 2]
+    return {
+        "gib": round(nbytes / 2**30, 2),
+        "first_seconds": round(first, 3),
+        "sync_seconds": round(median(alone), 4),
+        "parts": {name: round(median(values), 4) for name, values in parts.items()},
+        "sleep_seconds": round(asleep, 4),
+        "wake_and_sync_seconds": round(awake, 4),
+        "cycle_seconds": round(asleep + awake, 4),
+    }
+
+
+def timed(action: Callable[[], Any]) -> float:
+    begin = time.perf_counter()
+    action()
+    return time.perf_counter() - begin
 
 
 if __name__ == "__main__":

@@ -1,0 +1,104 @@
+"""The sync from an actor on one GPU to an engine on another, its parts, and what the link between them gives.
+
+The link is measured between the same two processes: plain broadcasts of as many bytes, in the process group that the
+weights take. Without GPUs all this goes over gloo.
+"""
+
+import time
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.gpu.common import synchronize
+from trainer.cluster import WorkerGroup
+from trainer.config import Config
+from trainer.roles.actor import ActorWorker
+from trainer.roles.rollout import RolloutWorker
+from trainer.rollout.engines import Engines
+from trainer.weight_channel import WeightChannel
+
+WORKERS = {"actor": f"{__name__}.TimedActor", "rollout": f"{__name__}.TimedRollout"}
+# Between two syncs, as there is between two steps: the actor copies to CPU what it sent.
+PAUSE_SECONDS = 0.3
+
+
+class Timed:
+    """Mixed into a worker: how long its methods take in its own process, without Ray."""
+
+    _channel: WeightChannel | None
+
+    def timed(self, method: str, *arguments: Any) -> tuple[Any, float]:
+        """What the method returns, and its seconds."""
+        begin = time.perf_counter()
+        result = getattr(self, method)(*arguments)
+        synchronize()
+        return result, time.perf_counter() - begin
+
+    def link_seconds(self, nbytes: int, repeats: int) -> float:
+        """The median of plain broadcasts of so many bytes, after one to warm up; both ends call it."""
+        assert self._channel is not None
+        assert self._channel._group is not None
+        data = torch.ones(nbytes, dtype=torch.uint8, device=self._channel._device)
+        times = []
+        for _ in range(repeats + 1):
+            synchronize()
+            begin = time.perf_counter()
+            self._channel._group.broadcast([data], dist.BroadcastOptions()).wait()
+            synchronize()
+            times.append(time.perf_counter() - begin)
+        return median(times[1:])
+
+
+class TimedActor(Timed, ActorWorker):
+    pass
+
+
+class TimedRollout(Timed, RolloutWorker):
+    pass
+
+
+def measure(actor: WorkerGroup, rollout: WorkerGroup, config: Config, repeats: int) -> dict[str, Any]:
+    """Medians of a sync and its parts, after one to warm up, and how they compare with the bytes over the bandwidth."""
+    engines = Engines(rollout, actor, config, on_shared_gpus=False)
+    begin = time.perf_counter()
+    engines.start()
+    first = time.perf_counter() - begin
+    nbytes = int(engines.sync_weights()["rollout/synced_bytes"])
+
+    ends = [actor.start_one(0, "link_seconds", nbytes, repeats), rollout.start_one(0, "link_seconds", nbytes, repeats)]
+    link = min(actor.wait(ends))
+    whole = []
+    for _ in range(repeats):
+        time.sleep(PAUSE_SECONDS)
+        begin = time.perf_counter()
+        engines.sync_weights()
+        whole.append(time.perf_counter() - begin)
+    parts = [_parts(actor, rollout) for _ in range(repeats)]
+    medians = {name: median(part[name] for part in parts) for name in parts[0]}
+    sync = median(whole)
+    return {
+        "way": engines.way[0],
+        "gib": round(nbytes / 2**30, 2),
+        "first_seconds": round(first, 3),
+        "sync_seconds": round(sync, 4),
+        "parts": {name: round(seconds, 4) for name, seconds in medians.items()},
+        "link_gb_per_second": round(nbytes / link / 1e9, 1),
+        "bytes_over_bandwidth_seconds": round(link, 4),
+        "send_ratio": round(medians["send"] / link, 2),
+        "receive_and_load_ratio": round(medians["receive_and_load"] / link, 2),
+        "sync_ratio": round(sync / link, 2),
+    }
+
+
+def _parts(actor: WorkerGroup, rollout: WorkerGroup) -> dict[str, float]:
+    """Seconds of each part of one sync; the engine receives while the actor sends."""
+    time.sleep(PAUSE_SECONDS)
+    begin = time.perf_counter()
+    ((announced, pack),) = actor.call("timed", "pack_weights")
+    sending = actor.start_one(0, "timed", "send_weights")
+    receiving = rollout.start_one(0, "timed", "receive_weights", announced)
+    (_, send), (_, receive) = actor.wait([sending, receiving])
+    rest = time.perf_counter() - begin - pack - max(send, receive)
+    return {"pack": pack, "send": send, "receive_and_load": receive, "rest": rest}
