@@ -1,0 +1,122 @@
+"""What a training engine does on a device, by a rank of `tests.gpu.ranks`; each returns figures to judge."""
+
+import gc
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from tests.gpu.layers import SETTINGS, TEMPERATURE, VOCABULARY, WHOLE, apart, batch, engine, gradients, row_by_row
+from tests.trainer.megatron_program import language_model
+from tests.trainer.rank_program import loss
+from trainer.settings.sharding import ShardingConfig
+from trainer.training.engine import TrainingEngine, optimizer_states
+from trainer.training.networks import PolicyNetwork
+from trainer.training.partition import MicroBatchLimit
+from trainer.training.sharding import Execution
+
+FAMILY = "Qwen2 and 2.5"
+OFFLOADS = {"param_offload": True, "optimizer_offload": True}
+
+
+def micro_batches(device: torch.device, dtype: str, **execution: bool) -> dict[str, float]:
+    """The gradients of a mini-batch by the limit of its micro-batches, beside rows one by one in float32."""
+    rows = batch(rows=12)
+    wanted = row_by_row(language_model(FAMILY), rows, device)
+    made = engine(language_model(FAMILY), device, getattr(torch, dtype), **execution)
+    found = {}
+    for tokens in (None, 600, 250):
+        limit = WHOLE if tokens is None else MicroBatchLimit(1, tokens)
+        figures = apart((made.forward(rows, limit), gradients(made, rows, limit)), wanted, rows.response_mask)
+        found |= {f"{name}, {tokens or 'all'} tokens": value for name, value in figures.items()}
+    return found
+
+
+def float16(device: torch.device) -> dict[str, Any]:
+    """Updates in float16, one of which overflows, and the first gradient beside float32's."""
+    rows = batch()
+    wanted = row_by_row(language_model(FAMILY), rows, device)
+    made = engine(language_model(FAMILY), device, torch.float16)
+    figures = apart((made.forward(rows, WHOLE), gradients(made, rows, WHOLE)), wanted, rows.response_mask)
+    steps = [made.update(rows, loss, WHOLE) for _ in range(6)]
+    made.loss_scale.value = 2.0**60
+    overflow = made.update(rows, loss, WHOLE)
+    made.loss_scale.value = 2.0**10
+    after = made.update(rows, loss, WHOLE)
+    return {**figures, "steps": steps, "overflow": overflow, "after": after}
+
+
+def large_network() -> PolicyNetwork:
+    """Some 13 million weights: large beside what rounding up to blocks of memory adds."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(
+        "qwen2",
+        vocab_size=VOCABULARY,
+        hidden_size=512,
+        intermediate_size=1536,
+        num_hidden_layers=4,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        tie_word_embeddings=True,
+    )
+    return PolicyNetwork(AutoModelForCausalLM.from_config(config, dtype=torch.float32), TEMPERATURE)
+
+
+def resident(made: TrainingEngine, device: torch.device) -> dict[str, int]:
+    """Bytes on the device: those in use, and those that no other process can have.
+
+    On CPU, where this is rehearsed, only what weights and the optimizer's states hold is known.
+    """
+    if device.type == "cpu":
+        tensors: Iterable[Tensor] = [*made.network.parameters()]
+        tensors = [*tensors, *(optimizer_states(made.optimizer) if made.settings else [])]
+        local = (tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors)
+        used = sum(tensor.detach().untyped_storage().nbytes() for tensor in local)
+        return {"used": used, "taken": used}
+    torch.cuda.synchronize()
+    free, total = torch.cuda.mem_get_info()
+    return {"used": torch.cuda.memory_allocated(), "taken": total - free}
+
+
+def trained(device: torch.device, offloaded: bool) -> dict[str, Any]:
+    """Two turns of two updates: losses and log-probs, and the memory within and between the turns."""
+    gc.collect()  # engines of earlier tests
+    rows = batch()
+    sharding = ShardingConfig(**(OFFLOADS if offloaded else {}))
+    execution = Execution(device, torch.float32, shares_gpu=True, sharding=sharding)
+    made = TrainingEngine(large_network(), execution, SETTINGS)
+    weight_bytes = sum(4 * weight.numel() for weight in made.network.parameters())
+    losses = []
+    for _ in range(2):
+        with made.stepping():
+            losses += [made.update(rows, loss, WHOLE)["loss"] for _ in range(2)]
+            at_work = resident(made, device)
+    between = resident(made, device)
+    sums = [float(weight.double().sum()) for _, weight in made.full_weights(made.network.language_model)]
+    return {
+        "losses": losses,
+        "log_probs": made.forward(rows, WHOLE)[rows.response_mask].tolist(),
+        "sums": sums,
+        "weight_bytes": weight_bytes,
+        **{f"{name} at work": value for name, value in at_work.items()},
+        **{f"{name} between turns": value for name, value in between.items()},
+    }
+
+
+def reference(device: torch.device, offloaded: bool) -> dict[str, Any]:
+    """Log-probs of a frozen network in bfloat16, twice, and the memory before, within and after."""
+    gc.collect()
+    rows = batch()
+    sharding = ShardingConfig(param_offload=offloaded)
+    network = large_network().to(torch.bfloat16)
+    made = TrainingEngine(network, Execution(device, torch.bfloat16, shares_gpu=True, sharding=sharding))
+    first, second = (made.forward(rows, WHOLE)[rows.response_mask].tolist() for _ in range(2))
+    return {
+        "log_probs": first,
+        "again": second,
+        "weight_bytes": sum(2 * weight.numel() for weight in made.network.parameters()),
+        "used between turns": resident(made, device)["used"],
+    }

@@ -1,0 +1,43 @@
+"""Megatron-Core's layers on GPUs against Transformers' own."""
+
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.gpu.ranks import Ranks
+
+pytestmark = [
+    pytest.mark.timeout(180),
+    pytest.mark.skipif(importlib.util.find_spec("megatron") is None, reason="megatron-core is not installed"),
+]
+
+Measure = Callable[..., dict[str, Any]]
+FUNCTION = "tests.gpu.layers.megatron"
+
+
+def assert_near(found: dict[str, float], dtype: str) -> None:
+    if dtype == "float32":
+        assert found["log_probs"] < 1e-4
+        assert found["gradient of a weight"] < 1e-3
+        return
+    # Both round, each in its own places; neither may be much further from float32 than the other.
+    assert found["log_probs, mean"] < 1.5 * found["Transformers' log_probs, mean"]
+    assert found["gradient"] < 1.5 * found["Transformers' gradient"]
+    assert found["gradient, cosine"] > 0.99
+
+
+@pytest.mark.parametrize("family", ["Qwen2 and 2.5", "Qwen3", "Llama 3", "Mistral"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_log_probs_and_gradients_are_those_of_transformers_layers(
+    one_rank: Ranks, measure: Measure, family: str, dtype: str
+) -> None:
+    assert_near(measure(one_rank, FUNCTION, family=family, dtype=dtype), dtype)
+
+
+@pytest.mark.gpus(2)
+@pytest.mark.parametrize("family", ["Qwen2 and 2.5", "Qwen3"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_layers_split_over_two_gpus_give_the_same(two_ranks: Ranks, measure: Measure, family: str, dtype: str) -> None:
+    assert_near(measure(two_ranks, FUNCTION, family=family, dtype=dtype, split=2), dtype)

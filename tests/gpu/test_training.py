@@ -1,0 +1,92 @@
+"""The training engine on a GPU: attention of every type, adapters aside; see layers.py and engines.py for what is
+computed."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.gpu.ranks import Ranks
+
+pytestmark = pytest.mark.timeout(180)
+
+Measure = Callable[..., dict[str, Any]]
+FAMILIES = ["Qwen2 and 2.5", "Qwen3", "Llama 3", "Mistral"]
+BFLOAT16 = 0.03  # rounding of products of some dozens of numbers, as a share of their norm
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_float32_rows_packed_give_the_numbers_of_rows_alone(one_rank: Ranks, measure: Measure, family: str) -> None:
+    """FlashAttention has no float32: on GPUs, too, this is the padded way."""
+    found = measure(one_rank, "tests.gpu.layers.packed_network", family=family, dtype="float32")
+    assert found["log_probs"] < 1e-4
+    assert found["gradient of a weight"] < 1e-3
+
+
+@pytest.mark.parametrize("family", ["Qwen2 and 2.5", "Mistral"])
+def test_bfloat16_rows_packed_are_as_near_as_their_rounding(one_rank: Ranks, measure: Measure, family: str) -> None:
+    """Mistral's window is shorter than most rows."""
+    found = measure(one_rank, "tests.gpu.layers.packed_network", family=family, dtype="bfloat16")
+    assert found["log_probs, mean"] < 0.03
+    assert found["gradient, cosine"] > 0.99
+
+
+@pytest.mark.parametrize("window", [None, 1, 7, 64])
+@pytest.mark.parametrize("width", [16, 64, 128])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_variable_length_attention_is_the_padded_one(
+    one_rank: Ranks, measure: Measure, dtype: str, width: int, window: int | None
+) -> None:
+    found = measure(one_rank, "tests.gpu.layers.attention", dtype=dtype, window=window, width=width)
+    hidden = found.pop("hidden by the window")
+    assert hidden > 0.3 if window else hidden == 0
+    if window == 1:  # a token that sees itself alone: its weight is 1 whatever query and key are
+        del found["query"], found["key"]
+    for name, distance in found.items():
+        assert distance < BFLOAT16, name
+
+
+@pytest.mark.parametrize("execution", [{}, {"compile_layers": True}, {"checkpoint_activations": True}], ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_micro_batches_change_no_gradient(
+    one_rank: Ranks, measure: Measure, dtype: str, execution: dict[str, bool]
+) -> None:
+    found = measure(one_rank, "tests.gpu.engines.micro_batches", dtype=dtype, **execution)
+    for tokens in ("all", 600, 250):
+        if dtype == "float32":
+            assert found[f"log_probs, {tokens} tokens"] < 1e-4
+            assert found[f"gradient of a weight, {tokens} tokens"] < 1e-3
+        else:
+            assert found[f"log_probs, mean, {tokens} tokens"] < 0.03
+            assert found[f"gradient, cosine, {tokens} tokens"] > 0.99
+
+
+def test_float16_trains_and_survives_an_overflow(one_rank: Ranks, measure: Measure) -> None:
+    found = measure(one_rank, "tests.gpu.engines.float16")
+    assert found["log_probs, mean"] < 0.01
+    assert found["gradient, cosine"] > 0.999
+    losses = [step["loss"] for step in found["steps"] if not step["skipped"]]
+    assert len(losses) >= 4  # the first scale may be too large for a step or two
+    assert losses == sorted(losses, reverse=True)
+    assert found["overflow"]["skipped"] == 1
+    assert found["overflow"]["loss_scale"] == 2.0**59
+    assert found["after"]["skipped"] == 0
+    assert found["after"]["loss"] < losses[0]
+
+
+def test_offloaded_weights_and_moments_leave_the_gpu_between_turns(one_rank: Ranks, measure: Measure) -> None:
+    plain, offloaded = (measure(one_rank, "tests.gpu.engines.trained", offloaded=value) for value in (False, True))
+    assert offloaded["losses"] == pytest.approx(plain["losses"], rel=1e-3)
+    assert offloaded["sums"] == pytest.approx(plain["sums"], rel=1e-3, abs=0.1)
+    assert offloaded["log_probs"] == pytest.approx(plain["log_probs"], abs=0.05)
+    leaves = 3 * plain["weight_bytes"]  # a weight and its two moments
+    for kind in ("used", "taken"):
+        assert offloaded[f"{kind} at work"] - offloaded[f"{kind} between turns"] > 0.9 * leaves
+    assert plain["used between turns"] - offloaded["used between turns"] > 0.9 * leaves
+
+
+def test_an_offloaded_reference_leaves_the_gpu_between_turns(one_rank: Ranks, measure: Measure) -> None:
+    plain, offloaded = (measure(one_rank, "tests.gpu.engines.reference", offloaded=value) for value in (False, True))
+    assert offloaded["log_probs"] == pytest.approx(plain["log_probs"], abs=1e-4)
+    assert offloaded["again"] == pytest.approx(plain["log_probs"], abs=1e-4)
+    assert plain["used between turns"] - offloaded["used between turns"] > 0.9 * plain["weight_bytes"]

@@ -1,0 +1,95 @@
+"""What the whole runs of this folder learn from, and what they are told."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.trainer.whole_run import Run, Runs
+
+Record = Callable[[str, object], None]
+
+# Such large steps that engines which missed an update would be far from the actor.
+FAST = ("actor.learning_rate=3e-3", "critic.learning_rate=1e-2")
+COMMON = (
+    "model.dtype=bfloat16",
+    "data.max_response_length=32",
+    "rollout.max_num_seqs=32",  # few CUDA graphs to capture
+    "actor.micro_batch_tokens=1024",
+    "critic.micro_batch_tokens=1024",
+    "trainer.total_steps=3",
+    "trainer.test_freq=-1",
+    "trainer.save_freq=0",
+    "trainer.worker_timeout=150",
+)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where whole runs run. `first` and `second` are its devices as `device_mapping` names them."""
+
+    runs: Runs
+    device: str
+    first: str
+    second: str
+
+    @property
+    def way_within_a_device(self) -> str:
+        """How weights get to engines on the actor's device."""
+        return "CUDA IPC" if self.device == "cuda" else "Ray's object store"
+
+    def way_between_devices(self, transfer: str) -> str:
+        """The same to another device; `transfer` is `rollout.weight_transfer`."""
+        if self.device == "cuda":
+            return "NCCL"
+        return "gloo" if transfer == "broadcast" else "Ray's object store"
+
+    def on(self, count: int) -> list[str]:
+        """The settings for a run on so many of its devices."""
+        return [f"trainer.n_gpus_per_node={count}"] if self.device == "cuda" else [f"trainer.nnodes={count}"]
+
+
+def write_job(directory: Path) -> tuple[Path, list[Path]]:
+    """A small model of which no log-prob is like another, and prompts."""
+    import torch
+
+    from trainer.data.arithmetic import write_arithmetic
+    from trainer.models import ModelShape, build_tokenizer, create_model, save_model
+
+    train, _, validation = write_arithmetic(directory / "data", 64, 8, max_number=9, dropped_carries=0.75, seed=0)
+    tokenizer = build_tokenizer(["How many are 1 + 2? #### 3"])
+    shape = ModelShape(hidden_size=256, intermediate_size=512, attention_heads=4, key_value_heads=2)
+    model = create_model(tokenizer, shape, seed=0)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():  # a fresh model is so nearly uniform that wrong weights would hardly show
+        for weight in model.parameters():
+            weight += 0.03 * torch.randn(weight.shape, generator=generator)
+    save_model(model, tokenizer, directory / "model")
+    return directory / "model", [train, validation]
+
+
+def shown(row: dict[str, float]) -> str:
+    """What matters of a step, in a line."""
+    names = [name for name in row if name.startswith(("rollout/", "reference/", "actor/", "time/", "memory/"))]
+    return json.dumps({name: round(row[name], 5) for name in names})
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A run that ended well: what it said, the metrics of each step, and its directory."""
+
+    said: str
+    steps: list[dict[str, float]]
+    directory: Path
+
+    @classmethod
+    def of(cls, run: Run) -> "Finished":
+        try:
+            said = run.succeed()
+        finally:  # a run that hangs must leave the GPUs to the next
+            run.process.kill()
+        return cls(said, [row for row in run.metrics() if row["step"] > 0], run.directory)
+
+    def note(self, record: Record) -> None:
+        for row in self.steps:
+            record(f"step {row['step']:g}", shown(row))
