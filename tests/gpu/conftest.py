@@ -17,6 +17,7 @@ from tests.gpu.ranks import Ranks
 from tests.gpu.whole_runs import Machine, write_job
 from tests.trainer.whole_run import Runs
 
+LINE = 400  # characters of a measured value that are shown
 REHEARSAL = os.environ.get("SLIPWAY_REHEARSE_ON_CPU") == "1"
 
 
@@ -61,7 +62,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for report in reports:
         terminalreporter.write_line(f"{report.nodeid.rpartition('::')[2]} ({report.duration:.1f} s)")
         for name, value in report.user_properties:
-            terminalreporter.write_line(f"    {name}: {value}")
+            terminalreporter.write_line(f"    {name}: {str(value)[:LINE]}")
 
 
 @pytest.fixture(scope="session")
@@ -69,13 +70,13 @@ def device() -> str:
     return "cpu" if REHEARSAL else "cuda"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def one_rank(device: str) -> Iterator[Ranks]:
     with Ranks(1, device) as ranks:
         yield ranks
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def two_ranks(device: str) -> Iterator[Ranks]:
     with Ranks(2, device) as ranks:
         yield ranks

@@ -106,8 +106,8 @@ def apart(
     }
 
 
-def megatron(device: torch.device, family: str, dtype: str, split: int = 1) -> dict[str, float]:
-    """Megatron-Core's layers, and Transformers' in the same type, beside Transformers' in float32."""
+def backends(device: torch.device, family: str, dtype: str, backend: str, split: int = 1) -> dict[str, float]:
+    """A backend's layers, and whole ones of Transformers' in the same type, beside Transformers' in float32."""
     world, rank = dist.get_world_size(), dist.get_rank()
     everything = batch()
     share = len(everything) // world
@@ -119,7 +119,7 @@ def megatron(device: torch.device, family: str, dtype: str, split: int = 1) -> d
         return made.forward(rows, MicroBatchLimit(3)), gradients(made, rows, MicroBatchLimit(3))
 
     wanted = computed("float32")
-    own = computed(dtype, backend="megatron", sharding=ShardingConfig(tensor_parallel=split))
+    own = computed(dtype, backend=backend, sharding=ShardingConfig(tensor_parallel=split))
     found = apart(own, wanted, rows.response_mask)
     if dtype != "float32":
         plain = apart(computed(dtype), wanted, rows.response_mask)

@@ -14,10 +14,9 @@ pytestmark = [
 ]
 
 Measure = Callable[..., dict[str, Any]]
-FUNCTION = "tests.gpu.layers.megatron"
 
 
-def assert_near(found: dict[str, float], dtype: str) -> None:
+def assert_near_to_transformers(found: dict[str, float], dtype: str) -> None:
     if dtype == "float32":
         assert found["log_probs"] < 1e-4
         assert found["gradient of a weight"] < 1e-3
@@ -33,11 +32,15 @@ def assert_near(found: dict[str, float], dtype: str) -> None:
 def test_log_probs_and_gradients_are_those_of_transformers_layers(
     one_rank: Ranks, measure: Measure, family: str, dtype: str
 ) -> None:
-    assert_near(measure(one_rank, FUNCTION, family=family, dtype=dtype), dtype)
+    assert_near_to_transformers(
+        measure(one_rank, "tests.gpu.layers.backends", backend="megatron", family=family, dtype=dtype), dtype
+    )
 
 
 @pytest.mark.gpus(2)
 @pytest.mark.parametrize("family", ["Qwen2 and 2.5", "Qwen3"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_layers_split_over_two_gpus_give_the_same(two_ranks: Ranks, measure: Measure, family: str, dtype: str) -> None:
-    assert_near(measure(two_ranks, FUNCTION, family=family, dtype=dtype, split=2), dtype)
+    assert_near_to_transformers(
+        measure(two_ranks, "tests.gpu.layers.backends", backend="megatron", family=family, dtype=dtype, split=2), dtype
+    )

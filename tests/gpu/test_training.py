@@ -90,3 +90,10 @@ def test_an_offloaded_reference_leaves_the_gpu_between_turns(one_rank: Ranks, me
     assert offloaded["log_probs"] == pytest.approx(plain["log_probs"], abs=1e-4)
     assert offloaded["again"] == pytest.approx(plain["log_probs"], abs=1e-4)
     assert plain["used between turns"] - offloaded["used between turns"] > 0.9 * plain["weight_bytes"]
+
+
+@pytest.mark.gpus(2)
+def test_matrices_split_over_two_gpus_change_no_gradient(two_ranks: Ranks, measure: Measure) -> None:
+    found = measure(two_ranks, "tests.gpu.layers.backends", backend="fsdp", family="Qwen3", dtype="float32", split=2)
+    assert found["log_probs"] < 1e-4
+    assert found["gradient of a weight"] < 1e-3
