@@ -22,6 +22,21 @@ COMMON = (
     "trainer.save_freq=0",
     "trainer.worker_timeout=150",
 )
+SHOWN = (
+    "rollout/log_prob_difference_mean",
+    "rollout/log_prob_difference",
+    "rollout/ratio_outside_tenth",
+    "reference/kl",
+    "actor/entropy",
+    "actor/gradient_norm",
+    "critic/gradient_norm",
+    "rollout/response_length",
+    "rollout/synced_bytes",
+    "rollout/corrected_fraction",
+    "time/start_up",
+    "time/sync_weights",
+    "time/step",
+)
 
 
 @dataclass(frozen=True)
@@ -70,8 +85,7 @@ def write_job(directory: Path) -> tuple[Path, list[Path]]:
 
 def shown(row: dict[str, float]) -> str:
     """What matters of a step, in a line."""
-    names = [name for name in row if name.startswith(("rollout/", "reference/", "actor/", "time/", "memory/"))]
-    return json.dumps({name: round(row[name], 5) for name in names})
+    return json.dumps({name: round(row[name], 5) for name in SHOWN if name in row})
 
 
 @dataclass(frozen=True)
