@@ -80,7 +80,7 @@ def measure(actor: WorkerGroup, rollout: WorkerGroup, config: Config, repeats: i
     sync = median(whole)
     return {
         "way": engines.way[0],
-        "gib": round(nbytes / 2**30, 2),
+        "bytes": nbytes,
         "first_seconds": round(first, 3),
         "sync_seconds": round(sync, 4),
         "parts": {name: round(seconds, 4) for name, seconds in medians.items()},

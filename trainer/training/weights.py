@@ -79,11 +79,16 @@ def share(bucket: "PackedWeights") -> SharedBucket:
 
 @dataclass(frozen=True)
 class PackedWeights:
-    """A bucket as it was packed: bytes on the device of the weights."""
+    """A bucket as it was packed: bytes on the device of the weights, and their sum there."""
 
     layout: Layout
     data: Tensor
-    checksum: int
+    total: Tensor
+
+    @property
+    def checksum(self) -> int:
+        """Waits for the GPU: to ask while others are still to be packed would make it idle in between."""
+        return int(self.total)
 
     def to_numpy(self) -> WeightBucket:
         return WeightBucket(self.layout, self.data.cpu().numpy(), self.checksum)
@@ -108,7 +113,11 @@ def pack(
 
 def checksum(tensors: Sequence[Tensor]) -> int:
     """The sum of all 16-bit words: the same wherever and in whatever order the same weights lie."""
-    return int(torch.stack([tensor.view(torch.int16).sum(dtype=torch.int64) for tensor in tensors]).sum())
+    return int(torch.stack([_word_sum(tensor) for tensor in tensors]).sum())
+
+
+def _word_sum(tensor: Tensor) -> Tensor:
+    return tensor.view(torch.int16).sum(dtype=torch.int64)
 
 
 def _bucket(weights: list[tuple[str, Tensor]], dtype: torch.dtype, size: int) -> PackedWeights:
@@ -116,4 +125,4 @@ def _bucket(weights: list[tuple[str, Tensor]], dtype: torch.dtype, size: int) ->
     data = torch.empty(size, dtype=torch.uint8, device=weights[0][1].device)
     for (_, shape, piece), (_, tensor) in zip(layout.pieces(data), weights, strict=True):
         piece.view(dtype).view(shape).copy_(tensor)
-    return PackedWeights(layout, data, checksum([data]))
+    return PackedWeights(layout, data, _word_sum(data))
