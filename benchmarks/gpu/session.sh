@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Measures on a GPU host in stages, each with a time limit: OUT_DIR STAGE…
 #   check  train  rollout  weights  ours  verl  learn  trimmed      SHAPE=0.5B|1.5B chooses the model, RESPONSE the response length
+#   OPTIONS=--split with weights: the actor on one GPU and the engine on another
 # Needs torch, vLLM, Ray and transformers on PYTHONPATH; `verl` also needs verl and RIG, the directory of verl_ppo.sh;
 # `learn` needs LEARN, a directory with data/ (trainer data arithmetic) and warm-start/ (trainer sft).
 # Rows go to OUT_DIR/results.jsonl, logs beside it; a stage that fails or is cut short does not stop the others.

@@ -54,14 +54,15 @@ def main() -> None:
         nodes = cluster.find_nodes(1, gpus)
         slots = cluster.reserve_slots(nodes if gpus else nodes * places, gpus, 300)
         if options.split:
-            from benchmarks.gpu.weights_split import WORKERS, measure
+            from benchmarks.gpu.weights_split import WORKERS, measure, measure_latecomer
 
             actor, rollout = start(config, WORKERS, slots[0], slots[1], job)
-            row = measure(actor, rollout, config, options.repeats)
+            results.add(shape=options.shape, **measure(actor, rollout, config, options.repeats))
+            results.add(shape=options.shape, **measure_latecomer(actor, rollout))
         else:
             actor, rollout = start(config, ROLES, slots[0], slots[0], job)
             row = measure_shared(actor, rollout, config, options.repeats, with_parts=not options.cpu)
-    results.add(shape=options.shape, **row)
+            results.add(shape=options.shape, **row)
 
 
 def start(

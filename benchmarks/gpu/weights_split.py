@@ -92,6 +92,19 @@ def measure(actor: WorkerGroup, rollout: WorkerGroup, config: Config, repeats: i
     }
 
 
+def measure_latecomer(actor: WorkerGroup, rollout: WorkerGroup) -> dict[str, Any]:
+    """Seconds until an engine has what was broadcast last from the actor's copy, as one that is started anew does."""
+    begin = time.perf_counter()
+    (weights,) = actor.call("publish_sent_weights")
+    published = time.perf_counter()
+    rollout.call("replace_weights", weights)
+    return {
+        "way": "from the actor's copy",
+        "publish_seconds": round(published - begin, 3),
+        "replace_seconds": round(time.perf_counter() - published, 3),
+    }
+
+
 def _parts(actor: WorkerGroup, rollout: WorkerGroup) -> dict[str, float]:
     """Seconds of each part of one sync; the engine receives while the actor sends."""
     time.sleep(PAUSE_SECONDS)
