@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+import torch._dynamo.utils
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -24,6 +25,8 @@ OFFLOADS = {"param_offload": True, "optimizer_offload": True}
 
 def micro_batches(device: torch.device, dtype: str, **execution: bool) -> dict[str, float]:
     """The gradients of a mini-batch by the limit of its micro-batches, beside rows one by one in float32."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
     rows = batch(rows=12)
     wanted = row_by_row(language_model(FAMILY), rows, device)
     made = engine(language_model(FAMILY), device, getattr(torch, dtype), **execution)
@@ -32,7 +35,7 @@ def micro_batches(device: torch.device, dtype: str, **execution: bool) -> dict[s
         limit = WHOLE if tokens is None else MicroBatchLimit(1, tokens)
         figures = apart((made.forward(rows, limit), gradients(made, rows, limit)), wanted, rows.response_mask)
         found |= {f"{name}, {tokens or 'all'} tokens": value for name, value in figures.items()}
-    return found
+    return found | {"compiled frames": torch._dynamo.utils.counters["frames"]["ok"]}
 
 
 def float16(device: torch.device) -> dict[str, Any]:

@@ -46,12 +46,15 @@ def test_variable_length_attention_is_the_padded_one(
         assert distance < BFLOAT16, name
 
 
-@pytest.mark.parametrize("execution", [{}, {"compile_layers": True}, {"checkpoint_activations": True}], ids=str)
+@pytest.mark.parametrize("checkpointed", [False, True])
+@pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_micro_batches_change_no_gradient(
-    one_rank: Ranks, measure: Measure, dtype: str, execution: dict[str, bool]
+    one_rank: Ranks, measure: Measure, dtype: str, compiled: bool, checkpointed: bool
 ) -> None:
+    execution = {"compile_layers": compiled, "checkpoint_activations": checkpointed}
     found = measure(one_rank, "tests.gpu.engines.micro_batches", dtype=dtype, **execution)
+    assert bool(found["compiled frames"]) == compiled
     for tokens in ("all", 600, 250):
         if dtype == "float32":
             assert found[f"log_probs, {tokens} tokens"] < 1e-4
