@@ -143,7 +143,8 @@ class Controller(TrainingRun):
         if workers.critic:
             with phase("values"):
                 batch = batch.with_(values=forward(workers.critic, "values", batch))
-        batch, metrics = self.estimate_advantages(batch, experience)
+        with phase("advantages"):
+            batch, metrics = self.estimate_advantages(batch, experience)
         self.stop.check()  # the last moment at which the state is still that of the step before
         if self.may_update(metrics):
             if workers.critic:

@@ -1,4 +1,6 @@
-"""Speed on GPUs: each script measures one thing and appends rows to a JSON-lines file; `table.py` shows them.
+"""Speed on GPUs: each script measures one thing and appends rows to a JSON-lines file.
+
+`session.py` runs them all on a host, `table.py` puts the rows into docs/benchmarks.md, `measured.jsonl` holds these.
 
 Models have random weights and prompts are random: speed needs neither trained weights nor sense.
 """

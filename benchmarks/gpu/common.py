@@ -140,11 +140,21 @@ class Results:
         path.parent.mkdir(parents=True, exist_ok=True)
 
     def add(self, **row: Any) -> None:
-        device = torch.cuda.get_device_name() if torch.cuda.is_initialized() else "see the run"
-        line = {"benchmark": self._benchmark, "date": f"{datetime.now(UTC):%Y-%m-%d}", "device": device, **row}
+        measured = {"benchmark": self._benchmark, "date": f"{datetime.now(UTC):%Y-%m-%d}", "device": device_name()}
+        line = {**measured, **row}
         with self._path.open("a") as file:
             file.write(json.dumps(line) + "\n")
         print(json.dumps(row), flush=True)  # noqa: T201
+
+
+def device_name() -> str:
+    """What measures, without a CUDA context of this process, which would take memory of the GPU."""
+    if not torch.cuda.is_available():
+        return "no GPU"
+    import pynvml
+
+    pynvml.nvmlInit()
+    return str(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0)))
 
 
 def arguments(description: str) -> argparse.ArgumentParser:

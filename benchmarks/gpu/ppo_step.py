@@ -108,7 +108,7 @@ def verl(job: Path, options: Any) -> dict[str, Any]:
     script = options.verl / "verl_ppo.sh"
     command = ["bash", str(script), str(job), *map(str, (options.prompt, options.response, options.batch))]
     command += [str(options.steps), str(options.gpus), f"data.val_files={job / 'validation.parquet'}"]
-    os.environ["MAX_TOKENS"] = str(options.tokens)
+    os.environ["MAX_TOKENS"] = str(options.verl_tokens)
     began = time.time()
     with MemorySampler() as memory:
         lines = run(command, options.logs / f"verl-{options.name}.log", options.timeout)
@@ -148,7 +148,8 @@ def main() -> None:
     parser.add_argument("--response", type=int, default=512)
     parser.add_argument("--batch", type=int, default=512)
     parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--tokens", type=int, default=32768, help="tokens of a micro-batch")
+    parser.add_argument("--tokens", type=int, default=32768, help="tokens of a micro-batch here")
+    parser.add_argument("--verl-tokens", type=int, default=32768, help="and there, where activations are recomputed")
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--name", help="of the logs; shape and lengths if not given")
     parser.add_argument("--side", choices=["ours", "verl", "both"], default="both")
@@ -165,10 +166,10 @@ def main() -> None:
     options.name = options.name or f"{options.shape}-{options.prompt}-{options.response}"
     for side, measure in (("ours", ours), ("verl", verl)):
         if options.side in (side, "both"):
-            job_of = {
-                name: getattr(options, name) for name in ("shape", "gpus", "batch", "prompt", "response", "tokens")
-            }
-            settings = {"overrides": options.overrides} if side == "ours" else {}
+            job_of = {name: getattr(options, name) for name in ("name", "shape", "gpus", "batch", "prompt", "response")}
+            settings = {"tokens": options.verl_tokens}
+            if side == "ours":
+                settings = {"tokens": options.tokens, "overrides": options.overrides}
             results.add(side=side, **job_of, **settings, **measure(job, options))
 
 

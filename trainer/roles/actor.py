@@ -108,6 +108,7 @@ class ActorWorker(TrainingWorker):
         """Frees what `share_weights` made, once the engines have copied it."""
         self._shared = []
         torch.cuda.ipc_collect()
+        self.engine.release_memory()
 
     def open_channel(self, size: int) -> int:
         """Rank 0 only: the port at which engines find the process group that weights are sent in."""

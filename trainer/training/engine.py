@@ -92,7 +92,7 @@ class TrainingEngine:
         """Keeps weights and the optimizer's states on the device for all updates within."""
         with self._weights(), self._states():
             yield
-        self._release_memory()
+        self.release_memory()
 
     def forward(self, batch: Batch, limit: MicroBatchLimit) -> Tensor:
         """Log-probs or values of all rows, [rows, response length], on CPU. Every rank calls it."""
@@ -104,7 +104,7 @@ class TrainingEngine:
                 result[rows] = output[0] if isinstance(output, tuple) else output
             found = result[own].cpu()
             reshard(self.network)
-        self._release_memory()
+        self.release_memory()
         return found
 
     def update(self, batch: Batch, loss_function: LossFunction, limit: MicroBatchLimit) -> dict[str, float]:
@@ -125,6 +125,9 @@ class TrainingEngine:
                     f"the gradient norm of {type(self.network).__name__} is {norm}",
                     hint="lower the learning rate, or resume from an earlier checkpoint",
                 )
+            if not self.optimizer.state:
+                # Made now, the optimizer's states would settle in the memory that activations left, and keep it whole.
+                self.release_memory()
             if finite:
                 self.optimizer.step()
             self.optimizer.zero_grad()
@@ -184,7 +187,7 @@ class TrainingEngine:
         multiple = LENGTH_MULTIPLE if self.device.type == "cuda" else 1
         return PackedRows.of(part, multiple).to(self.device)
 
-    def _release_memory(self) -> None:
+    def release_memory(self) -> None:
         """Leaves what torch keeps in store for the next pass to the other processes on this GPU."""
         if self.execution.shares_gpu:
             torch.cuda.empty_cache()

@@ -1,0 +1,203 @@
+"""All measurements on GPUs as jobs that run side by side on the GPUs of one host.
+
+    python3 -m benchmarks.gpu.session OUT [--only NAME…] [--list]
+    python3 -m benchmarks.gpu.table OUT                                # puts them into docs/benchmarks.md
+
+A job has GPUs, an equal share of the cores, a time limit, and network and process namespaces of its own: several Ray
+clusters fit on one host, and nothing outlives its job. Rows go to OUT/NAME.jsonl, what it says to OUT/NAME.log. Needs
+root, torch, vLLM, Ray and Transformers; jobs with verl also verl, and in RIG its script verl_ppo.sh.
+"""
+
+import argparse
+import os
+import shlex
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+BENCH = f"{sys.executable} -m benchmarks.gpu."
+ENVIRONMENT = {
+    "PYTHONUNBUFFERED": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "RAY_AUTH_MODE": "disabled",  # each job is alone in its network
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_memory_monitor_refresh_ms": "0",
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+}
+# In the job's namespaces, whose loopback is down at first.
+PRELUDE = """ip link set lo up 2>/dev/null || python3 -c '
+import fcntl, socket, struct
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+flags, = struct.unpack("16xh", fcntl.ioctl(s, 0x8913, struct.pack("16sh", b"lo", 0))[:18])
+fcntl.ioctl(s, 0x8914, struct.pack("16sh", b"lo", flags | 1))'
+"""
+RAY = """{python} -m ray.scripts.scripts start --head --num-cpus={cpus} --num-gpus={gpus} --port=6379 \\
+  --object-store-memory=6000000000 --include-dashboard=false --disable-usage-stats --temp-dir=/tmp/r/{name} || exit 3
+export RAY_ADDRESS=127.0.0.1:6379
+"""
+
+
+@dataclass(frozen=True)
+class Job:
+    """`command` is for a shell, where $ROWS is the file of rows and $LOGS a directory. `limit` is in seconds."""
+
+    name: str
+    command: str
+    limit: float = 300
+    gpus: int = 1
+    ray: bool = False
+
+
+def ppo(name: str, shape: str, prompt: int, response: int, settings: str, both: bool = False, **job: int) -> Job:
+    """PPO steps here and, if both, with verl."""
+    gpus, batch, tokens, steps = (
+        job.get("gpus", 1),
+        job.get("batch", 512),
+        job.get("tokens", 32768),
+        job.get("steps", 4),
+    )
+    command = (
+        f"{BENCH}ppo_step --name {name} --shape {shape} --prompt {prompt} --response {response} --batch {batch} "
+        f"--gpus {gpus} --out $ROWS --logs $LOGS --timeout 500"
+    )
+    line = f"{command} --side ours --tokens {tokens} --steps {steps} {settings}"
+    if both:
+        line += f"; {command} --side verl --verl ${{RIG:-/tmp/rig}} --steps 3"
+    return Job(name, line, limit=900 if both else 300, gpus=gpus, ray=True)
+
+
+TWO_ENGINES = "rollout.engines_per_gpu=2 rollout.log_probs=false rollout.kv_cache_gib={}"
+# The first GPU trains, the second samples.
+SPLIT = (
+    "device_mapping.actor=0 device_mapping.critic=0 device_mapping.reference=0 device_mapping.rollout=1 "
+    "rollout.sleep=false rollout.kv_cache_gib=12 algorithm.correction=tis"
+)
+# Between their turns actor and critic leave the GPU.
+OFFLOAD = " ".join(
+    f"{role}.sharding.{what}_offload=true" for role in ("actor", "critic") for what in ("param", "optimizer")
+)
+PLAN = (
+    # The longest first; those with verl take ten minutes, of which it needs three and a half to start.
+    ppo("1.5B-256-1024", "1.5B", 256, 1024, TWO_ENGINES.format(10), both=True, tokens=8192, steps=3),
+    ppo("0.5B-256-1024", "0.5B", 256, 1024, TWO_ENGINES.format(5), both=True),
+    ppo("1.5B-512-512", "1.5B", 512, 512, TWO_ENGINES.format(8), both=True, tokens=8192, steps=3),
+    ppo("0.5B-512-512", "0.5B", 512, 512, TWO_ENGINES.format(4), both=True),
+    ppo("0.5B-256-512", "0.5B", 256, 512, TWO_ENGINES.format(4), both=True),
+    ppo("1.5B-512-512-offload", "1.5B", 512, 512, f"{TWO_ENGINES.format(8)} {OFFLOAD}", tokens=8192, steps=3),
+    ppo("0.5B-512-512-offload", "0.5B", 512, 512, f"{TWO_ENGINES.format(4)} {OFFLOAD}", tokens=16384),
+    Job("learning", f"{BENCH}learning --out $ROWS --output $LOGS", ray=True),
+    Job("trimmed", f"{BENCH}trimmed --variant vllm0.26-torch2.11-cu130 --out $ROWS --logs $LOGS", limit=200),
+    Job(
+        "train-1.5B", f"{BENCH}train_step --shape 1.5B --tokens 8192 24576 --budgets 0.9 1 --out $ROWS --profile $LOGS"
+    ),
+    Job(
+        "train-0.5B", f"{BENCH}train_step --shape 0.5B --tokens 8192 32768 --budgets 0.9 1 --out $ROWS --profile $LOGS"
+    ),
+    Job("check", f"{BENCH}check --out $ROWS"),
+    Job("tests", f"{sys.executable} -m pytest tests/gpu -q", limit=600),
+    Job("rollout-0.5B", f"{BENCH}rollout --shape 0.5B --engines 4 --out $ROWS --profile $LOGS"),
+    Job("rollout-1.5B", f"{BENCH}rollout --shape 1.5B --engines 2 --out $ROWS"),
+    Job("weights", f"{BENCH}weights --out $ROWS", ray=True),
+    Job("weights-split", f"{BENCH}weights --split --out $ROWS", gpus=2, ray=True),
+    ppo("split-synchronous", "0.5B", 256, 512, SPLIT, gpus=2),
+    ppo("split-one-step-off", "0.5B", 256, 512, f"{SPLIT} trainer.mode=one_step_off", gpus=2, steps=5),
+    ppo("scaling-1", "0.5B", 256, 512, TWO_ENGINES.format(4)),
+    ppo("scaling-2", "0.5B", 256, 512, TWO_ENGINES.format(4), gpus=2, batch=1024),
+    ppo("scaling-4", "0.5B", 256, 512, TWO_ENGINES.format(4), gpus=4, batch=2048),
+    ppo(
+        "7B-256-512", "7B", 256, 512, "rollout.log_probs=false rollout.kv_cache_gib=10", both=True, gpus=4, tokens=8192
+    ),
+)
+
+
+class Host:
+    """The GPUs of a host, handed out to jobs as they become free."""
+
+    def __init__(self, out: Path, gpus: int) -> None:
+        self._out = out
+        self._free = set(range(gpus))
+        self._cores = max(1, (os.cpu_count() or 1) // gpus)
+        self._freed = threading.Condition()
+        self._began = time.monotonic()
+
+    def run(self, jobs: list[Job]) -> None:
+        """Starts each job as soon as its GPUs are free, in this order where they are; returns when all have ended."""
+        threads, left = [], list(jobs)
+        while left:
+            with self._freed:
+                job = next((job for job in left if job.gpus <= len(self._free)), None)
+                if job is None:
+                    self._freed.wait()
+                    continue
+                left.remove(job)
+                taken = sorted(self._free)[: job.gpus]
+                self._free.difference_update(taken)
+            threads.append(threading.Thread(target=self._run, args=(job, taken)))
+            threads[-1].start()
+        for thread in threads:
+            thread.join()
+
+    def _run(self, job: Job, gpus: list[int]) -> None:
+        cores = [core for gpu in gpus for core in range(gpu * self._cores, (gpu + 1) * self._cores)]
+        script = PRELUDE
+        if job.ray:
+            script += RAY.format(python=sys.executable, cpus=len(cores), gpus=len(gpus), name=job.name)
+        isolated = ["unshare", "--net", "--pid", "--fork", "--mount-proc", "--kill-child"]
+        pinned = ["taskset", "--cpu-list", ",".join(map(str, cores)), "bash", "-c", script + job.command]
+        environment = {
+            **os.environ,
+            **ENVIRONMENT,
+            "CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus)),
+            "ROWS": str(self._out / f"{job.name}.jsonl"),
+            "LOGS": str(self._out / f"{job.name}-logs"),
+        }
+        self._say(f"{job.name} starts on {gpus}")
+        started = time.monotonic()
+        with (self._out / f"{job.name}.log").open("w") as log:
+            process = subprocess.Popen(
+                [*isolated, *pinned], cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT
+            )
+            try:
+                end = f"exit {process.wait(job.limit)}"
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+                end = "cut short"
+        self._say(f"{job.name}: {end}, {time.monotonic() - started:.0f} s")
+        with self._freed:
+            self._free.update(gpus)
+            self._freed.notify_all()
+
+    def _say(self, text: str) -> None:
+        print(f"{time.monotonic() - self._began:6.0f} s  {text}", flush=True)  # noqa: T201
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path, nargs="?", default=Path("runs/gpu-session"))
+    parser.add_argument("--only", nargs="+", metavar="NAME", choices=[job.name for job in PLAN])
+    parser.add_argument("--gpus", type=int, help="of this host; all if not given")
+    parser.add_argument("--list", action="store_true", help="show the jobs and what each runs")
+    options = parser.parse_args()
+    jobs = [job for job in PLAN if options.only is None or job.name in options.only]
+    if options.list:
+        for job in jobs:
+            print(f"{job.name}  ({job.gpus} GPUs, {job.limit:.0f} s)\n    {job.command}")  # noqa: T201
+        return
+    gpus = options.gpus
+    if gpus is None:
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True)
+        gpus = len(listed.stdout.splitlines())
+    if unfit := [job.name for job in jobs if job.gpus > gpus]:
+        parser.error(f"this host has {gpus} GPUs, too few for {shlex.join(unfit)}: leave them out with --only")
+    options.out.mkdir(parents=True, exist_ok=True)
+    Host(options.out.absolute(), gpus).run(jobs)
+
+
+if __name__ == "__main__":
+    main()

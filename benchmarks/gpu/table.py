@@ -1,0 +1,161 @@
+"""Measured rows as tables of docs/benchmarks.md, a section per kind of job.
+
+    python3 -m benchmarks.gpu.table [FILE_OR_DIRECTORY…]
+
+Rows are those of `benchmarks.gpu.session`, by default benchmarks/gpu/measured.jsonl. Of rows of the same job the last
+one counts.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.results import write_section
+
+ROOT = Path(__file__).resolve().parents[2]
+MEASURED = Path(__file__).with_name("measured.jsonl")
+PAGE = ROOT / "docs" / "benchmarks.md"
+PHASES = (
+    *("generate", "old_log_prob", "reference", "values", "advantages"),
+    *("update_critic", "update_actor", "sync_weights", "step"),
+)
+Row = dict[str, Any]
+
+
+def read_rows(paths: Iterable[Path]) -> list[Row]:
+    files = [file for path in paths for file in (sorted(path.glob("*.jsonl")) if path.is_dir() else [path])]
+    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+
+def markdown(header: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
+    table = [header, ["---"] * len(header), *lines]
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in table)
+
+
+def origin(rows: Sequence[Row], command: str = "python3 -m benchmarks.gpu.session") -> str:
+    devices, dates = sorted({row["device"] for row in rows}), sorted({row["date"] for row in rows})
+    return f"{', '.join(devices)}, {', '.join(dates)}. `{command}`."
+
+
+def beside_verl(rows: Sequence[Row]) -> str:
+    """Seconds and GiB of each phase on both sides, and how often this trainer's step fits into verl's."""
+    sides: dict[str, dict[str, Row]] = {}
+    for row in rows:
+        if row["benchmark"] == "ppo_step" and not row["name"].startswith(("split", "scaling")) and "step" in row:
+            sides.setdefault(row["name"], {})[row["side"]] = row
+    pairs = {name: (pair["ours"], pair.get("verl")) for name, pair in sorted(sides.items()) if "ours" in pair}
+
+    def line(title: str, text: Callable[[Row], Any]) -> list[Any]:
+        return [title, *(f"{text(ours)} / {text(verl) if verl else '-'}" for ours, verl in pairs.values())]
+
+    ratios = [f"**{verl['step'] / ours['step']:.1f}**" if verl else "-" for ours, verl in pairs.values()]
+    times = [
+        *(line(phase, partial(_seconds, phase)) for phase in PHASES),
+        ["verl's step ÷ ours", *ratios],
+        line("tokens/s", lambda row: f"{row['tokens_per_second']:,}"),
+        line("s to the first step", lambda row: f"{row['seconds_to_first_step']:.0f}"),
+        line("steps measured", lambda row: row["steps"]),
+        line("tokens of a micro-batch", lambda row: f"{row['tokens']:,}"),
+    ]
+    header, used = ["here / verl 0.9.1", *pairs], [row for pair in pairs.values() for row in pair if row]
+    return "\n\n".join(
+        [
+            f"Columns: shape, tokens of prompt and response. Seconds. {origin(used)} Jobs ran side by side, each with a GPU "
+            "and its share of the cores. A dash: not measured; where that is all of verl, no step had ended in time.",
+            markdown(header, times),
+            "GiB in use on the GPU by all processes together, the most in each phase:",
+            markdown(header, (line(phase, partial(_gib, phase)) for phase in PHASES[:-1])),
+        ]
+    )
+
+
+def _seconds(phase: str, row: Row) -> str:
+    return f"{row[phase]:.2f}" if phase in row else "-"
+
+
+def _gib(phase: str, row: Row) -> Any:
+    return row["peak_gib"].get(phase, "-")
+
+
+def apart(rows: Sequence[Row]) -> str:
+    """Engines and training on GPUs of their own, in turn and side by side."""
+    found = {row["name"]: row for row in rows if row["benchmark"] == "ppo_step" and row["name"].startswith("split")}
+    synchronous, ahead = found["split-synchronous"], found["split-one-step-off"]
+    lines = [[phase, f"{synchronous[phase]:.2f}", f"{ahead[phase]:.2f}"] for phase in PHASES if phase in synchronous]
+    return "\n\n".join(
+        [
+            f"0.5B, 512 prompts, 256 + 512 tokens; seconds. {origin([synchronous, ahead])}",
+            markdown(["", "synchronous", "one step off"], lines),
+            f"One step off takes **{ahead['step'] / synchronous['step']:.2f}** of the synchronous step.",
+        ]
+    )
+
+
+def scaling(rows: Sequence[Row]) -> str:
+    """As many prompts more as GPUs."""
+    found = [row for row in rows if row["benchmark"] == "ppo_step" and row["name"].startswith("scaling")]
+    alone = next(row["step"] for row in found if row["gpus"] == 1)
+    lines = [
+        [row["gpus"], row["batch"], f"{row['step']:.2f}", f"{row['tokens_per_second']:,}", f"{alone / row['step']:.2f}"]
+        for row in sorted(found, key=lambda row: row["gpus"])
+    ]
+    header = ["GPUs", "prompts", "s a step", "tokens/s", "efficiency"]
+    return f"0.5B, 256 + 512 tokens. {origin(found)}\n\n{markdown(header, lines)}"
+
+
+def training(rows: Sequence[Row]) -> str:
+    """What compiled layers keep for the backward pass against speed and memory."""
+    found = [row for row in rows if row["benchmark"] == "train_step" and "mfu" in row]
+    names = (
+        "shape",
+        "role",
+        "phase",
+        "micro_batch_tokens",
+        "budget",
+        "seconds",
+        "tokens_per_second",
+        "mfu",
+        "peak_gib",
+    )
+    lines = [[row[name] for name in names] for row in found]
+    rates = sorted(row["matrix_tflops"] for row in found)
+    about = (
+        f"{found[0]['tokens']:,} tokens in rows of 256 + 512; MFU against the matrix rate of the same run "
+        f"({rates[0]} to {rates[-1]} TFLOP/s). {origin(found, 'python3 -m benchmarks.gpu.train_step')}"
+    )
+    header = ["shape", "network", "pass", "micro-batch", "budget", "seconds", "tokens/s", "MFU", "peak GiB"]
+    return f"{about}\n\n{markdown(header, lines)}"
+
+
+SECTIONS = {
+    "PPO on one GPU, beside verl: longer prompts and responses": beside_verl,
+    "Engines on a GPU of their own": apart,
+    "More GPUs, more prompts": scaling,
+    "What the backward pass keeps": training,
+}
+
+
+def sections(rows: Sequence[Row]) -> Iterator[tuple[str, str]]:
+    """The sections for which there are rows."""
+    names = {row.get("name", "") for row in rows}
+    there = {
+        apart: {"split-synchronous", "split-one-step-off"} <= names,
+        scaling: {"scaling-1", "scaling-2"} <= names,
+        training: any(row["benchmark"] == "train_step" for row in rows),
+    }
+    for title, write in SECTIONS.items():
+        if there.get(write, True):
+            yield title, write(rows)
+
+
+def main() -> None:
+    rows = read_rows([Path(argument) for argument in sys.argv[1:]] or [MEASURED])
+    for title, body in sections(rows):
+        write_section(title, body, PAGE)
+
+
+if __name__ == "__main__":
+    main()
