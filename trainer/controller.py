@@ -22,7 +22,7 @@ from trainer.errors import ConfigError, WatchdogError
 from trainer.experience import Collector, Experience, Prompts
 from trainer.model_files import check_models, with_local_models
 from trainer.pipeline import Pipeline
-from trainer.placement import check_fit, device_memory, place_roles, plan, shares
+from trainer.placement import alternatives, check_fit, device_memory, place_roles, plan, shares
 from trainer.rollout.agreement import log_prob_agreement
 from trainer.rollout.engines import Engines
 from trainer.run import TrainingResult, TrainingRun, forward, recorded_step, run_directory, update, with_last_checkpoint
@@ -81,7 +81,7 @@ def find_placement(config: Config, roles: Sequence[str]) -> dict[str, list[clust
     found = shares(config, placement, memory)
     for line in plan(found):
         logger.info("%s", line)
-    check_fit(found, memory)
+    check_fit(found, memory, alternatives(config, placement, memory))
     return placement
 
 

@@ -1,8 +1,9 @@
 """Which role runs where: device mappings, the plan that is shown at the start, and whether it fits."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import psutil
 
@@ -15,6 +16,7 @@ from trainer.model_files import parameter_count
 GIB = 2**30
 # What a trained weight takes, all float32: itself, its gradient, AdamW's two moments.
 WEIGHT_BYTES, GRADIENT_BYTES, MOMENTS_BYTES = 4, 4, 8
+LEAST_FOR_ENGINES = 0.2  # share of a GPU that engines are asked to do with before anything is offloaded
 TYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -81,9 +83,10 @@ def _gib(config: Config, role: str, ranks: int, device: str, device_gib: float |
         judge = config.reward.model
         of_judge = TYPE_BYTES[judge.dtype or config.model.dtype]
         return (parameter_count(judge.path) / GIB * of_judge if judge.path else 0.0), 0.0
-    if on_gpu and device_gib is not None:
+    cache, engines = config.rollout.kv_cache_gib, config.rollout.engines_per_gpu if on_gpu else 1
+    if on_gpu and device_gib is not None and cache is None:
         return config.rollout.gpu_memory_utilization * device_gib, 0.0
-    return size * width + (config.rollout.kv_cache_gib or 0.5), 0.0
+    return engines * (size * width + (cache or 0.5)), 0.0
 
 
 def plan(found: Sequence[Share]) -> list[str]:
@@ -94,25 +97,70 @@ def plan(found: Sequence[Share]) -> list[str]:
     return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
 
 
-def check_fit(found: Sequence[Share], device_gib: float | None) -> None:
-    """Raises ConfigError if the roles of a device take more than it has. Without a known size nothing is checked."""
+def check_fit(
+    found: Sequence[Share], device_gib: float | None, others: Iterable[tuple[str, Sequence[Share]]] = ()
+) -> None:
+    """Raises ConfigError if the roles of a device take more than it has. Without a known size nothing is checked.
+
+    `others` are settings and the shares they would make: the error names the first that fit.
+    """
     if device_gib is None:
         return
+    device, needed = max(_needed(found).items(), key=lambda item: item[1])
+    if needed <= device_gib:
+        return
+    own = [share for share in found if (share.slot.node.address, share.slot.rank) == device]
+    parts = ", ".join(f"{share.role} {share.gib:.1f}" for share in own)
+    hint = "use more devices, give roles devices of their own with device_mapping.ROLE, or take a smaller model"
+    for settings, shared in others:
+        if (then := max(_needed(shared).values())) <= device_gib:
+            hint = f"set {settings}: then {then:.1f} GiB are needed, activations aside"
+            break
+    raise ConfigError(
+        f"{own[0].slot.device} {device[1]} of {device[0]} has {device_gib:.1f} GiB, "
+        f"{needed - device_gib:.1f} less than the {needed:.1f} that are needed: {parts}",
+        hint=hint,
+    )
+
+
+def _needed(found: Sequence[Share]) -> dict[tuple[str, int], float]:
+    """GiB that each device needs, by node and rank."""
     by_device: dict[tuple[str, int], list[Share]] = defaultdict(list)
     for share in found:
         by_device[share.slot.node.address, share.slot.rank].append(share)
-    for (address, _), own in by_device.items():
-        # What is offloaded is there for one role at a time.
-        needed = sum(share.gib - share.offloaded_gib for share in own) + max(share.offloaded_gib for share in own)
-        if needed > device_gib:
-            parts = ", ".join(f"{share.role} {share.gib:.1f}" for share in own)
-            raise ConfigError(
-                f"{own[0].slot.device} {own[0].slot.rank} of {address} has {device_gib:.1f} GiB, "
-                f"{needed:.1f} are needed: {parts}",
-                hint="use more devices, give roles devices of their own with device_mapping.ROLE, lower "
-                "rollout.gpu_memory_utilization, set sharding.optimizer_offload of actor and critic, or take a smaller "
-                "model",
-            )
+    # What is offloaded is there for one role at a time.
+    return {
+        device: sum(share.gib - share.offloaded_gib for share in own) + max(share.offloaded_gib for share in own)
+        for device, own in by_device.items()
+    }
+
+
+def alternatives(
+    config: Config, placement: Mapping[str, Sequence[Slot]], device_gib: float | None
+) -> Iterator[tuple[str, list[Share]]]:
+    """Settings that take less of each device, each with those before it, and the shares that they make."""
+    savings: list[dict[str, float | bool]] = [
+        {f"{role}.sharding.optimizer_offload": True for role in config.trained},
+        {f"{role}.sharding.param_offload": True for role in config.trained},
+        {"reference.param_offload": True},
+    ]
+    if config.rollout.kv_cache_gib is None and config.rollout.gpu_memory_utilization > LEAST_FOR_ENGINES:
+        savings.insert(0, {"rollout.gpu_memory_utilization": LEAST_FOR_ENGINES})
+    settings: dict[str, float | bool] = {}
+    for saving in savings:
+        settings |= saving
+        changed = config
+        for key, value in settings.items():
+            changed = _with(changed, key, value)
+        text = " ".join(f"{key}={str(value).lower()}" for key, value in settings.items())
+        yield text, shares(changed, placement, device_gib)
+
+
+def _with(section: Any, key: str, value: float | bool) -> Any:
+    """A section of the settings with another value at a key such as actor.sharding.param_offload."""
+    name, _, rest = key.partition(".")
+    inner = _with(getattr(section, name), rest, value) if rest else value
+    return section.model_copy(update={name: inner})
 
 
 def device_memory(device: str) -> float | None:

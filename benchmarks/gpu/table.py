@@ -63,8 +63,8 @@ def beside_verl(rows: Sequence[Row]) -> str:
     header, used = ["here / verl 0.9.1", *pairs], [row for pair in pairs.values() for row in pair if row]
     return "\n\n".join(
         [
-            f"Columns: shape, tokens of prompt and response. Seconds. {origin(used)} Jobs ran side by side, each with a GPU "
-            "and its share of the cores. A dash: not measured; where that is all of verl, no step had ended in time.",
+            f"Columns: shape, tokens of prompt and response. Seconds. {origin(used)} Jobs ran side by side, each with "
+            "a GPU and its share of the cores. A dash: not measured; where that is all of verl, no step ended in time.",
             markdown(header, times),
             "GiB in use on the GPU by all processes together, the most in each phase:",
             markdown(header, (line(phase, partial(_gib, phase)) for phase in PHASES[:-1])),

@@ -13,7 +13,7 @@ from trainer.device_mapping import parse_devices
 from trainer.errors import ConfigError, DataError
 from trainer.model_files import parameter_count
 from trainer.models import ModelShape, build_tokenizer, create_model, save_model
-from trainer.placement import check_fit, place_roles, plan, shares
+from trainer.placement import alternatives, check_fit, place_roles, plan, shares
 from trainer.workers import roles_of
 
 NODES = [Node(f"id{at}", f"10.0.0.{at}", cpus=8, gpus=2) for at in range(2)]
@@ -150,3 +150,32 @@ def test_the_plan_names_role_node_device_and_memory_and_what_does_not_fit_is_ref
     assert "cuda 0 of 10.0.0.0 has 0.5 GiB" in str(caught.value)
     assert "rollout 0.5" in str(caught.value)
     assert "device_mapping" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("room", "hint"),
+    [
+        (36.1, "set rollout.gpu_memory_utilization=0.2: then"),
+        (30.0, "critic.sharding.optimizer_offload=true: then"),
+        (24.1, "critic.sharding.param_offload=true: then"),
+        (20.1, "reference.param_offload=true: then"),
+        (19.0, "use more devices"),
+    ],
+)
+def test_what_does_not_fit_is_told_by_how_much_and_with_which_settings_it_would(
+    model: Path, room: float, hint: str
+) -> None:
+    """`room` is in bytes per weight of the share of a device, beside engines with a fifth of it."""
+    settings = config(model)
+    device_gib = room * parameter_count(model) / 2**30 / len(SLOTS) / 0.8
+    placed = place_roles(settings, SLOTS, roles_of(settings))
+    found = shares(settings, placed, device_gib)
+    with pytest.raises(ConfigError, match="less than the") as caught:
+        check_fit(found, device_gib, alternatives(settings, placed, device_gib))
+    assert hint in caught.value.hint
+
+
+def test_engines_with_a_cache_of_a_given_size_are_counted_one_by_one(model: Path) -> None:
+    settings = config(model, rollout={"kv_cache_gib": 2.0, "engines_per_gpu": 3})
+    found = shares(settings, place_roles(settings, SLOTS, ["rollout"]), device_gib=140.0)
+    assert found[0].gib == pytest.approx(3 * (2.0 + 4 * parameter_count(model) / 2**30))
