@@ -112,7 +112,9 @@ def install_on_host(matrix: Matrix, variant: Variant) -> float:
 
 
 def forget_downloads() -> None:
-    subprocess.run(["docker", "buildx", "prune", "--force", "--filter", "type=exec.cachemount"], check=True)
+    """And what builds were handed of this host's files."""
+    for kind in ("exec.cachemount", "source.local"):
+        subprocess.run(["docker", "buildx", "prune", "--force", "--filter", f"type={kind}"], check=True)
 
 
 def build_by_hand(variant: Variant, engine: Docker, base: Path) -> float:

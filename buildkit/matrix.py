@@ -101,13 +101,17 @@ class Debuggers:
 
 @dataclass(frozen=True)
 class Matrix:
-    """`wheel_layers` in the order in which they are laid down; `rocm_architectures` by ROCm release."""
+    """`wheel_layers` in the order in which they are laid down; `rocm_architectures` by ROCm release.
+
+    `source_only` maps a path in site-packages (with `*`) to the reason why the Python in it is not compiled.
+    """
 
     root: Path
     targets: dict[str, Target]
     wheel_layers: tuple[WheelLayer, ...] = (WheelLayer("wheels", ("*",)),)
     rocm_architectures: dict[str, tuple[str, ...]] = field(default_factory=dict)
     debuggers: Debuggers = Debuggers()
+    source_only: dict[str, str] = field(default_factory=dict)
 
     @property
     def images(self) -> Path:
@@ -169,7 +173,7 @@ def load_matrix(root: Path) -> Matrix:
     rocm = {release: tuple(names) for release, names in data.get("rocm_architectures", {}).items()}
     lists = {key: tuple(names) for key, names in data.get("debug", {}).items()}
     debuggers = build(Debuggers, lists, path, "debug")
-    return Matrix(root, targets, layers or Matrix.wheel_layers, rocm, debuggers)
+    return Matrix(root, targets, layers or Matrix.wheel_layers, rocm, debuggers, data.get("source_only", {}))
 
 
 def read_target(

@@ -107,7 +107,9 @@ def plan_layers(matrix: Matrix, variant: Variant, lock: str, facts: LockFacts) -
     sizes: dict[str, int] = defaultdict(int)
     for wheel in facts.wheels.values():
         sizes[layer_of(wheel.name, matrix.wheel_layers)] += installed_bytes(wheel)
-    installer = (matrix.images / "templates" / "install-wheels").read_text() + "\n".join(variant.prune)
+    installer = (matrix.images / "templates" / "install-wheels").read_text() + "\n".join(
+        [*variant.prune, *matrix.source_only]
+    )
     sizes[matrix.wheel_layers[0].name] += SYSTEM
     for name, requirements in split_by_layer(lock, matrix.wheel_layers).items():
         key = digest(key, requirements, installer)

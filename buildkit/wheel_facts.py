@@ -49,22 +49,27 @@ class Pin:
 
 
 def read_wheel_facts(
-    pins: Iterable[Pin], python: str, host: HostSettings, pruned: Iterable[str], roots: frozenset[str]
+    pins: Iterable[Pin],
+    python: str,
+    host: HostSettings,
+    pruned: Iterable[str],
+    source_only: Iterable[str],
+    roots: frozenset[str],
 ) -> dict[str, WheelFacts]:
     """Facts of every pin; of `roots` also what they require and for which architectures they hold GPU code.
 
-    `pruned` are the patterns that the image leaves out of site-packages.
+    `pruned` are the patterns of what the image leaves out of site-packages, `source_only` of what it does not compile.
 
     Raises LockError where a wheel cannot be found or read.
     """
     tags = {tag: rank for rank, tag in enumerate(platform_tags(python))}
-    patterns = tuple(pruned)
+    left_out, not_compiled = tuple(pruned), tuple(source_only)
     with requests.Session() as session, ThreadPoolExecutor(8) as pool:
         session.verify = str(host.ca_bundle) if host.ca_bundle else True
 
         def read(pin: Pin) -> WheelFacts:
             with open_wheel(find_wheel(pin, tags, host, session), session) as file, zipfile.ZipFile(file) as wheel:
-                return facts_of(wheel, pin.name, patterns, pin.name in roots)
+                return facts_of(wheel, pin.name, left_out, not_compiled, pin.name in roots)
 
         try:
             return {facts.name: facts for facts in pool.map(read, pins)}
@@ -184,8 +189,12 @@ class RemoteFile(io.RawIOBase):
         return len(answer.content)
 
 
-def facts_of(wheel: zipfile.ZipFile, name: str, pruned: tuple[str, ...], root: bool) -> WheelFacts:
-    kept = [entry for entry in wheel.infolist() if not is_pruned(installed_path(entry.filename), pruned)]
+def facts_of(
+    wheel: zipfile.ZipFile, name: str, pruned: tuple[str, ...], source_only: tuple[str, ...], root: bool
+) -> WheelFacts:
+    kept = [entry for entry in wheel.infolist() if not is_named(installed_path(entry.filename), pruned)]
+    python = [entry for entry in kept if entry.filename.endswith(".py")]
+    compiled = [entry for entry in python if not is_named(installed_path(entry.filename), source_only)]
     libraries = {match[0] for entry in kept if (match := LIBRARY.match(PurePosixPath(entry.filename).name))}
     metadata = next(entry for entry in wheel.infolist() if entry.filename.endswith(".dist-info/METADATA"))
     headers = HeaderParser().parsestr(wheel.read(metadata).decode(errors="replace"))
@@ -193,7 +202,7 @@ def facts_of(wheel: zipfile.ZipFile, name: str, pruned: tuple[str, ...], root: b
     return WheelFacts(
         name=name,
         bytes=sum(entry.file_size for entry in kept),
-        python_bytes=sum(entry.file_size for entry in kept if entry.filename.endswith(".py")),
+        python_bytes=sum(entry.file_size for entry in compiled),
         libraries=tuple(sorted(libraries)),
         architectures=tuple(sorted(architectures(wheel, kept))) if root else (),
         requires_python=headers.get("Requires-Python", "") if root else "",
@@ -209,7 +218,7 @@ def installed_path(path: str) -> str:
     return path
 
 
-def is_pruned(path: str, patterns: Iterable[str]) -> bool:
+def is_named(path: str, patterns: Iterable[str]) -> bool:
     """Whether a pattern names the file or a folder above it; `*` stays within one part of a path, as in a shell."""
     parts = path.split("/")
     for pattern in patterns:

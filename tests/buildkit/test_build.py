@@ -50,7 +50,8 @@ def test_the_context_holds_exactly_what_goes_in(project: Path, tmp_path: Path) -
     stage(context, matrix, matrix.variant("cpu"), "six==1.17.0\n", "registry", read_host({}, tmp_path, tmp_path))
     files = {str(path.relative_to(context)) for path in context.rglob("*") if path.is_file()}
     code = {"app/entrypoints/code.py", "app/trainer/code.py"}
-    described = {"Dockerfile", "image.json", "launch", "install-wheels", "prune.txt", "requirements/wheels.txt"}
+    described = {"Dockerfile", "image.json", "launch", "install-wheels", "requirements/wheels.txt"}
+    described |= {"prune.txt", "source-only.txt"}
     assert files == {*described, "tools/uv", *code}
     assert (context / "requirements" / "wheels.txt").read_text() == "six==1.17.0\n"
     assert json.loads((context / "image.json").read_text())["pins"] == {"six": "1.17.0"}

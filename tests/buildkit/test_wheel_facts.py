@@ -13,7 +13,7 @@ import requests
 
 from buildkit.errors import LockError
 from buildkit.host import HostSettings
-from buildkit.wheel_facts import Pin, RemoteFile, is_pruned, library_architectures, read_wheel_facts
+from buildkit.wheel_facts import Pin, RemoteFile, is_named, library_architectures, read_wheel_facts
 
 METADATA = """Metadata-Version: 2.1
 Name: thing
@@ -28,6 +28,7 @@ def wheel(tmp_path: Path) -> Path:
     path = tmp_path / "thing-1.0-py3-none-any.whl"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("thing/__init__.py", "x = 1\n" * 100)
+        archive.writestr("thing/models/a.py", "y = 1\n")
         archive.writestr("thing/lib/libnccl.so.2", b"0" * 1000)
         archive.writestr("thing-1.0.data/purelib/thing/tests/big.bin", b"1" * 5000)
         archive.writestr("thing-1.0.dist-info/METADATA", METADATA)
@@ -40,8 +41,9 @@ def host_with(folder: Path) -> HostSettings:
 
 def test_sizes_libraries_and_needs_are_read(wheel: Path) -> None:
     pins = [Pin("thing", "1.0", frozenset())]
-    facts = read_wheel_facts(pins, "3.11", host_with(wheel.parent), ["thing/tests"], frozenset({"thing"}))["thing"]
-    assert facts.bytes == 600 + 1000 + len(METADATA)
+    host, roots = host_with(wheel.parent), frozenset({"thing"})
+    facts = read_wheel_facts(pins, "3.11", host, ["thing/tests"], ["*/models"], roots)["thing"]
+    assert facts.bytes == 606 + 1000 + len(METADATA)
     assert facts.python_bytes == 600
     assert facts.libraries == ("libnccl.so.2",)
     assert facts.requires == ("torch==2",)
@@ -52,7 +54,7 @@ def test_a_wheel_for_another_python_is_not_taken(wheel: Path) -> None:
     wheel.rename(wheel.with_name("thing-1.0-cp38-cp38-win_amd64.whl"))
     host = HostSettings("http://127.0.0.1:9", (), (str(wheel.parent),), (), None, {}, "")
     with pytest.raises(LockError):
-        read_wheel_facts([Pin("thing", "1.0", frozenset())], "3.11", host, [], frozenset())
+        read_wheel_facts([Pin("thing", "1.0", frozenset())], "3.11", host, [], [], frozenset())
 
 
 @pytest.mark.parametrize(
@@ -66,7 +68,7 @@ def test_a_wheel_for_another_python_is_not_taken(wheel: Path) -> None:
     ],
 )
 def test_a_pattern_stays_within_one_part_of_a_path(path: str, pattern: str, gone: bool) -> None:
-    assert is_pruned(path, [pattern]) == gone
+    assert is_named(path, [pattern]) == gone
 
 
 def fatbin(*architectures: int) -> bytes:
