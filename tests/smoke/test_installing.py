@@ -1,0 +1,59 @@
+"""What `install-wheels`, which makes the layers of wheels, does with downloads that break off."""
+
+import os
+from pathlib import Path
+
+import docker
+import pytest
+from docker.models.images import Image
+
+INSTALLER = Path(__file__).resolve().parents[2] / "images" / "templates" / "install-wheels"
+BREAKS_OFF = """#!/bin/sh
+echo "uv $*"
+case " $* " in
+  *" --link-mode hardlink "*) mkdir /tmp/cache && echo half >/tmp/cache/downloaded ;;
+  *" --link-mode copy "*) cat /tmp/cache/downloaded ;;
+esac
+exit 2
+"""
+
+
+@pytest.fixture
+def mounted(tmp_path: Path) -> Path:
+    """What a build mounts, with a uv whose downloads break off."""
+    for folder in ("cache", "tools", "wheels"):
+        (tmp_path / folder).mkdir()
+    for name in ("host.env", "prune.txt", "source-only.txt"):
+        (tmp_path / name).touch()
+    (tmp_path / "requirements.txt").write_text("six==1.17.0\n")
+    (tmp_path / "install-wheels").write_text(INSTALLER.read_text())
+    (tmp_path / "tools" / "uv").write_text(BREAKS_OFF)
+    for program in ("install-wheels", "tools/uv"):
+        (tmp_path / program).chmod(0o755)
+    return tmp_path
+
+
+def test_a_download_that_broke_off_goes_on_with_the_next_build(
+    client: docker.DockerClient, image: Image, mounted: Path
+) -> None:
+    def install() -> str:
+        container = client.containers.create(
+            image.id,
+            ["3"],
+            entrypoint="/run/slipway/install-wheels",
+            volumes=[f"{mounted}:/run/slipway"],
+            user=f"{os.getuid()}:{os.getgid()}",
+        )
+        try:
+            container.start()
+            assert container.wait(timeout=60)["StatusCode"] == 2
+            return container.logs().decode()
+        finally:
+            container.remove(force=True)
+
+    first = install()
+    assert "hardlink" in first, first
+    assert (mounted / "cache" / "downloaded").read_text() == "half\n"
+    second = install()
+    assert "hardlink" not in second, second
+    assert "half" in second
