@@ -2,13 +2,11 @@
 
     python -m benchmarks.gpu.ppo_step --shape 0.5B --response 512 [--side ours|verl|both] [KEY=VALUE…]
 
-KEY=VALUE are settings of this trainer. verl runs as its documentation advises: dynamic batches, rows without padding,
-fused kernels, one mini-batch. Times are medians over the steps after the first.
+KEY=VALUE are settings of this trainer; verl's are in benchmarks/gpu/verl.py. Times are medians over the steps after the
+first, memory is the most in any of them.
 """
 
 import json
-import os
-import re
 import statistics
 import subprocess
 import sys
@@ -18,12 +16,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu import verl
 from benchmarks.gpu.common import SHAPES, Results, arguments, write_job
 from benchmarks.gpu.memory import MemorySampler
 
 ROOT = Path(__file__).resolve().parents[2]
-STEP = re.compile(r"step:\d+ - ")
-NUMBER = re.compile(r"([\w/]+):(?:np\.float64\()?(-?[\d.]+(?:e-?\d+)?)")
 # In the order of a step; verl's name for each.
 PHASES = {
     "generate": "gen",
@@ -103,19 +100,13 @@ def ours(job: Path, options: Any) -> dict[str, Any]:
     return summary(steps, memory, began, options) | agreement
 
 
-def verl(job: Path, options: Any) -> dict[str, Any]:
+def theirs(job: Path, options: Any) -> dict[str, Any]:
     """What verl logs."""
-    script = options.verl / "verl_ppo.sh"
-    command = ["bash", str(script), str(job), *map(str, (options.prompt, options.response, options.batch))]
-    command += [str(options.steps), str(options.gpus), f"data.val_files={job / 'validation.parquet'}"]
-    os.environ["MAX_TOKENS"] = str(options.verl_tokens)
     began = time.time()
     with MemorySampler() as memory:
-        lines = run(command, options.logs / f"verl-{options.name}.log", options.timeout)
-    steps = [
-        (when, _phases(dict(NUMBER.findall(line)), "timing_s/", PHASES)) for when, line in lines if STEP.search(line)
-    ]
-    return summary(steps, memory, began, options)
+        lines = run(verl.command(job, options), options.logs / f"verl-{options.name}.log", options.timeout)
+    ended = [(when, dict(verl.NUMBER.findall(line))) for when, line in lines if verl.STEP.search(line)]
+    return summary([(when, _phases(found, "timing_s/", PHASES)) for when, found in ended], memory, began, options)
 
 
 def _phases(found: Mapping[str, Any], prefix: str, names: Mapping[str, str]) -> dict[str, float]:
@@ -156,7 +147,6 @@ def main() -> None:
     parser.add_argument("--timeout", type=float, default=500, help="seconds for each side")
     parser.add_argument("--jobs", type=Path, default=Path("/tmp/slipway-jobs"))
     parser.add_argument("--logs", type=Path, default=Path("/tmp/slipway-logs"))
-    parser.add_argument("--verl", type=Path, default=Path("/tmp/rig"), help="directory with verl_ppo.sh")
     parser.add_argument("--cpu", action="store_true", help="rehearse without a GPU")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     options = parser.parse_args()
@@ -164,7 +154,7 @@ def main() -> None:
     results = Results(options.out, "ppo_step")
     job = write_job(options.jobs / f"{options.shape}-{options.prompt}", options.shape, options.prompt)
     options.name = options.name or f"{options.shape}-{options.prompt}-{options.response}"
-    for side, measure in (("ours", ours), ("verl", verl)):
+    for side, measure in (("ours", ours), ("verl", theirs)):
         if options.side in (side, "both"):
             job_of = {name: getattr(options, name) for name in ("name", "shape", "gpus", "batch", "prompt", "response")}
             settings = {"tokens": options.verl_tokens}

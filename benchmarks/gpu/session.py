@@ -5,7 +5,7 @@
 
 A job has GPUs, an equal share of the cores, a time limit, and network and process namespaces of its own: several Ray
 clusters fit on one host, and nothing outlives its job. Rows go to OUT/NAME.jsonl, what it says to OUT/NAME.log. Needs
-root, torch, vLLM, Ray and Transformers; jobs with verl also verl, and in RIG its script verl_ppo.sh.
+root, torch, vLLM, Ray and Transformers; jobs with verl also what benchmarks/gpu/verl.py says.
 """
 
 import argparse
@@ -67,7 +67,7 @@ def ppo(name: str, shape: str, prompt: int, response: int, settings: str, both: 
     )
     line = f"{command} --side ours --tokens {tokens} --steps {steps} {settings}"
     if both:
-        line += f"; {command} --side verl --verl ${{RIG:-/tmp/rig}} --steps 3"
+        line += f"; {command} --side verl --steps 3"
     return Job(name, line, limit=900 if both else 300, gpus=gpus, ray=True)
 
 
