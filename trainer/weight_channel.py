@@ -2,12 +2,10 @@
 
 import os
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
-from itertools import islice
 from threading import Thread
 
 import torch
@@ -79,12 +77,12 @@ class WeightChannel:
         GPU what it does with them must be in the order of its current stream: a dropped bucket's memory takes the next
         one as soon as that stream is done with it. Raises EngineError if one does not come in time.
         """
-        left = iter(announced)
-        coming = deque(map(self._expect, islice(left, 1)))
-        while coming:
-            bucket, transfer = coming.popleft()
+        expected = map(self._expect, announced)  # begins a transfer each time it is asked
+        coming = next(expected, None)
+        while coming is not None:
+            bucket, transfer = coming
             self._finish(transfer)
-            coming.extend(map(self._expect, islice(left, 1)))
+            coming = next(expected, None)
             yield bucket
 
     def close(self) -> None:

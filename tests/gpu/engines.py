@@ -1,18 +1,15 @@
 """What a training engine does on a device, by a rank of `tests.gpu.ranks`; each returns figures to judge."""
 
 import gc
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 import torch._dynamo.utils
-from torch import Tensor
-from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.gpu.layers import SETTINGS, TEMPERATURE, VOCABULARY, WHOLE, apart, batch, engine, gradients, row_by_row
 from tests.trainer.megatron_program import language_model
-from tests.trainer.rank_program import loss
+from tests.trainer.rank_program import held_bytes, loss
 from trainer.settings.sharding import ShardingConfig
 from trainer.training.engine import TrainingEngine, optimizer_states
 from trainer.training.networks import PolicyNetwork
@@ -74,10 +71,8 @@ def resident(made: TrainingEngine, device: torch.device) -> dict[str, int]:
     On CPU, where this is rehearsed, only what weights and the optimizer's states hold is known.
     """
     if device.type == "cpu":
-        tensors: Iterable[Tensor] = [*made.network.parameters()]
-        tensors = [*tensors, *(optimizer_states(made.optimizer) if made.settings else [])]
-        local = (tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors)
-        used = sum(tensor.detach().untyped_storage().nbytes() for tensor in local)
+        states = optimizer_states(made.optimizer) if made.settings else ()
+        used = held_bytes([*made.network.parameters(), *states])
         return {"used": used, "taken": used}
     torch.cuda.synchronize()
     free, total = torch.cuda.mem_get_info()

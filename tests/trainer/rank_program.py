@@ -132,12 +132,13 @@ def lacks_weights(sharding: ShardingConfig) -> bool:
 
 def idle_bytes(engine: TrainingEngine) -> tuple[int, int]:
     """What weights and the optimizer's states take between two methods."""
+    return held_bytes(engine.network.parameters()), held_bytes(optimizer_states(engine.optimizer))
 
-    def total(tensors: Iterable[Tensor]) -> int:
-        local = (tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors)
-        return sum(tensor.detach().untyped_storage().nbytes() for tensor in local)
 
-    return total(engine.network.parameters()), total(optimizer_states(engine.optimizer))
+def held_bytes(tensors: Iterable[Tensor]) -> int:
+    """What this rank's shares of some tensors take."""
+    local = (tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors)
+    return sum(tensor.detach().untyped_storage().nbytes() for tensor in local)
 
 
 def float16_steps(rows: Batch, limit: MicroBatchLimit) -> list[dict[str, float]]:

@@ -58,7 +58,6 @@ class TrainingEngine:
         self.network = shard(network, execution, mesh)
         if whole is not None:
             hand_out(self.network, whole, self.device)
-            del whole
         # The ranks that split matrix products with this one, and how many such groups there are.
         self.peers = mesh[TENSOR].get_group() if TENSOR in mesh.mesh_dim_names else None
         self.groups = self.world_size // execution.sharding.tensor_parallel
