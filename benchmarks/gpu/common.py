@@ -163,6 +163,13 @@ def arguments(description: str) -> argparse.ArgumentParser:
     return parser
 
 
+def timed(action: Callable[[], Any]) -> float:
+    """Seconds that an action takes which waits for its own work."""
+    begin = time.perf_counter()
+    action()
+    return time.perf_counter() - begin
+
+
 def seconds(action: Callable[[], Any], repeats: int) -> float:
     """Median time of an action that leaves work on the GPU, after two runs to warm up: layers compile twice."""
     times = []

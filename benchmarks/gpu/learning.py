@@ -6,13 +6,12 @@ python -m benchmarks.gpu.learning --draw DIR/ppo/metrics.jsonl --figure docs/lea
 
 import argparse
 import json
-import subprocess
-import sys
-import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.common import Results, arguments
+from benchmarks.algorithms import trainer
+from benchmarks.gpu.common import Results, arguments, timed
 
 ROOT = Path(__file__).resolve().parents[2]
 # 12 layers of width 768, 106 million parameters.
@@ -34,19 +33,13 @@ SMALL = ("layers=2", "hidden_size=128", "steps=60", "test_freq=60")
 SHORT = ("model.dtype=float32", "trainer.total_steps=2", "rollout.kv_cache_gib=0.3")
 
 
-def trainer(*settings: str) -> float:
-    """Runs the trainer; seconds it took."""
-    started = time.monotonic()
-    subprocess.run([sys.executable, "-m", "trainer", *settings], cwd=ROOT, check=True)
-    return time.monotonic() - started
-
-
-def learn(options: Any) -> dict[str, Any]:
+def learn(options: argparse.Namespace) -> dict[str, Any]:
     output = options.output.absolute()
     data, model = output / "data", output / "warm-start"
     files = [f"{kind}_files={data}/{name}.parquet" for kind, name in (("train", "train"), ("validation", "validation"))]
     trainer("data", "arithmetic", "--output", str(data), "--seed", str(options.seed))
-    warm_start = trainer(
+    warm_start = partial(
+        trainer,
         "sft",
         f"train_files={data}/demonstrations.parquet",
         files[1],
@@ -54,7 +47,8 @@ def learn(options: Any) -> dict[str, Any]:
         f"seed={options.seed}",
         *(MODEL + SMALL if options.cpu else MODEL),
     )
-    ppo = trainer(
+    ppo = partial(
+        trainer,
         "train",
         *(f"data.{file}" for file in files),
         f"model.path={model}",
@@ -65,14 +59,14 @@ def learn(options: Any) -> dict[str, Any]:
         f"critic.learning_rate={5 * options.actor_rate}",
         *(POLICY + SHORT if options.cpu else POLICY),
     )
+    seconds = {"warm_start_seconds": round(timed(warm_start)), "ppo_seconds": round(timed(ppo))}
     steps, matches = curve(output / "ppo" / "metrics.jsonl", "validation/exact_match")
     _, differences = curve(output / "ppo" / "metrics.jsonl", "rollout/log_prob_difference_mean")
     return {
         "before": round(matches[0], 3),
         "after": round(matches[-1], 3),
         "steps": steps[-1],
-        "warm_start_seconds": round(warm_start),
-        "ppo_seconds": round(ppo),
+        **seconds,
         "largest_mean_log_prob_difference": round(max(differences), 5),
     }
 

@@ -6,6 +6,7 @@ KEY=VALUE are settings of this trainer; verl's are in benchmarks/gpu/verl.py. Ti
 first, memory is the most in any of them.
 """
 
+import argparse
 import json
 import statistics
 import subprocess
@@ -21,21 +22,6 @@ from benchmarks.gpu.common import SHAPES, Results, arguments, write_job
 from benchmarks.gpu.memory import MemorySampler
 
 ROOT = Path(__file__).resolve().parents[2]
-# In the order of a step; verl's name for each.
-PHASES = {
-    "generate": "gen",
-    "reward": "reward",
-    "old_log_prob": "old_log_prob",
-    "reference": "ref",
-    "values": "values",
-    "advantages": "adv",
-    "update_critic": "update_critic",
-    "update_actor": "update_actor",
-    "sync_weights": "update_weights",
-    "step": "step",
-}
-
-
 # A step that ended: when, and the seconds of its phases in their order.
 Step = tuple[float, dict[str, float]]
 
@@ -58,7 +44,7 @@ def run(command: list[str], log: Path, timeout: float) -> list[tuple[float, str]
     return lines
 
 
-def ours(job: Path, options: Any) -> dict[str, Any]:
+def ours(job: Path, options: argparse.Namespace) -> dict[str, Any]:
     """What this trainer's own metrics say."""
     run_id = f"gpu-{options.shape}-{options.prompt}-{options.response}-{time.time():.0f}"
     settings = {
@@ -94,19 +80,19 @@ def ours(job: Path, options: Any) -> dict[str, Any]:
     metrics = options.logs / "runs" / run_id / "metrics.jsonl"
     rows = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
     rows = [row for row in rows if "time/step" in row]
-    steps = [(row["wall_time"], _phases(row, "time/", {phase: phase for phase in PHASES})) for row in rows]
+    steps = [(row["wall_time"], _phases(row, "time/", {phase: phase for phase in verl.PHASES})) for row in rows]
     extra = ("log_prob_difference", "log_prob_difference_mean", "ratio_outside_tenth")
     agreement = {name: rows[-1][f"rollout/{name}"] for name in extra if rows and f"rollout/{name}" in rows[-1]}
     return summary(steps, memory, began, options) | agreement
 
 
-def theirs(job: Path, options: Any) -> dict[str, Any]:
+def theirs(job: Path, options: argparse.Namespace) -> dict[str, Any]:
     """What verl logs."""
     began = time.time()
     with MemorySampler() as memory:
         lines = run(verl.command(job, options), options.logs / f"verl-{options.name}.log", options.timeout)
     ended = [(when, dict(verl.NUMBER.findall(line))) for when, line in lines if verl.STEP.search(line)]
-    return summary([(when, _phases(found, "timing_s/", PHASES)) for when, found in ended], memory, began, options)
+    return summary([(when, _phases(found, "timing_s/", verl.PHASES)) for when, found in ended], memory, began, options)
 
 
 def _phases(found: Mapping[str, Any], prefix: str, names: Mapping[str, str]) -> dict[str, float]:
@@ -114,7 +100,7 @@ def _phases(found: Mapping[str, Any], prefix: str, names: Mapping[str, str]) -> 
     return {phase: float(found[key]) for phase, key in keys.items() if key in found}
 
 
-def summary(steps: list[Step], memory: MemorySampler, began: float, options: Any) -> dict[str, Any]:
+def summary(steps: list[Step], memory: MemorySampler, began: float, options: argparse.Namespace) -> dict[str, Any]:
     """Medians of the seconds and peaks of the memory of the steps after the first."""
     if not steps:
         return {"error": "no step ended"}

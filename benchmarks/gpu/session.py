@@ -53,14 +53,19 @@ class Job:
     ray: bool = False
 
 
-def ppo(name: str, shape: str, prompt: int, response: int, settings: str, both: bool = False, **job: int) -> Job:
+def ppo(
+    name: str,
+    shape: str,
+    prompt: int,
+    response: int,
+    settings: str,
+    both: bool = False,
+    gpus: int = 1,
+    batch: int = 512,
+    tokens: int = 32768,
+    steps: int = 4,
+) -> Job:
     """PPO steps here and, if both, with verl."""
-    gpus, batch, tokens, steps = (
-        job.get("gpus", 1),
-        job.get("batch", 512),
-        job.get("tokens", 32768),
-        job.get("steps", 4),
-    )
     command = (
         f"{BENCH}ppo_step --name {name} --shape {shape} --prompt {prompt} --response {response} --batch {batch} "
         f"--gpus {gpus} --out $ROWS --logs $LOGS --timeout 500"

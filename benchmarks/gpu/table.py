@@ -8,20 +8,17 @@ one counts.
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu.verl import PHASES
 from benchmarks.results import write_section
 
 ROOT = Path(__file__).resolve().parents[2]
 MEASURED = Path(__file__).with_name("measured.jsonl")
 PAGE = ROOT / "docs" / "benchmarks.md"
-PHASES = (
-    *("generate", "old_log_prob", "reference", "values", "advantages"),
-    *("update_critic", "update_actor", "sync_weights", "step"),
-)
 Row = dict[str, Any]
 
 
@@ -67,7 +64,7 @@ def beside_verl(rows: Sequence[Row]) -> str:
             "a GPU and its share of the cores. A dash: not measured; where that is all of verl, no step ended in time.",
             markdown(header, times),
             "GiB in use on the GPU by all processes together, the most in each phase:",
-            markdown(header, (line(phase, partial(_gib, phase)) for phase in PHASES[:-1])),
+            markdown(header, (line(phase, partial(_gib, phase)) for phase in PHASES if phase != "step")),
         ]
     )
 
@@ -83,8 +80,10 @@ def _gib(phase: str, row: Row) -> Any:
 def apart(rows: Sequence[Row]) -> str:
     """Engines and training on GPUs of their own, in turn and side by side."""
     found = {row["name"]: row for row in rows if row["benchmark"] == "ppo_step" and row["name"].startswith("split")}
+    if len(found) < 2:
+        return ""
     synchronous, ahead = found["split-synchronous"], found["split-one-step-off"]
-    lines = [[phase, f"{synchronous[phase]:.2f}", f"{ahead[phase]:.2f}"] for phase in PHASES if phase in synchronous]
+    lines = [[phase, _seconds(phase, synchronous), _seconds(phase, ahead)] for phase in PHASES if phase in synchronous]
     return "\n\n".join(
         [
             f"0.5B, 512 prompts, 256 + 512 tokens; seconds. {origin([synchronous, ahead])}",
@@ -97,6 +96,8 @@ def apart(rows: Sequence[Row]) -> str:
 def scaling(rows: Sequence[Row]) -> str:
     """As many prompts more as GPUs."""
     found = [row for row in rows if row["benchmark"] == "ppo_step" and row["name"].startswith("scaling")]
+    if not found:
+        return ""
     alone = next(row["step"] for row in found if row["gpus"] == 1)
     lines = [
         [row["gpus"], row["batch"], f"{row['step']:.2f}", f"{row['tokens_per_second']:,}", f"{alone / row['step']:.2f}"]
@@ -130,6 +131,7 @@ def training(rows: Sequence[Row]) -> str:
     return f"{about}\n\n{markdown(header, lines)}"
 
 
+# What writes each section; nothing where there are no rows for it.
 SECTIONS = {
     "PPO on one GPU, beside verl: longer prompts and responses": beside_verl,
     "Engines on a GPU of their own": apart,
@@ -138,23 +140,11 @@ SECTIONS = {
 }
 
 
-def sections(rows: Sequence[Row]) -> Iterator[tuple[str, str]]:
-    """The sections for which there are rows."""
-    names = {row.get("name", "") for row in rows}
-    there = {
-        apart: {"split-synchronous", "split-one-step-off"} <= names,
-        scaling: {"scaling-1", "scaling-2"} <= names,
-        training: any(row["benchmark"] == "train_step" for row in rows),
-    }
-    for title, write in SECTIONS.items():
-        if there.get(write, True):
-            yield title, write(rows)
-
-
 def main() -> None:
     rows = read_rows([Path(argument) for argument in sys.argv[1:]] or [MEASURED])
-    for title, body in sections(rows):
-        write_section(title, body, PAGE)
+    for title, section in SECTIONS.items():
+        if body := section(rows):
+            write_section(title, body, PAGE)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@
 MFU is against the matrix rate measured in the same run; repeated work does not count.
 """
 
+import argparse
 import itertools
 import socket
 from collections.abc import Callable
@@ -81,7 +82,7 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-def measure(role: str, budget: float, tokens: int, options: Any, results: Results) -> None:
+def measure(role: str, budget: float, tokens: int, options: argparse.Namespace, results: Results) -> None:
     """Adds a row for the forward pass and one for the update of a network."""
     shape, device = SHAPES[options.shape], options.device
     batch = make_batch(shape, options.rows, options.prompt, options.response, options.spread)

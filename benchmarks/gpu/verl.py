@@ -4,17 +4,31 @@ Dynamic batches, rows without padding, fused kernels for the head, activations r
 network, vLLM on the same GPUs. Needs verl 0.9.1 and flash-attn, or something with flash-attn's interface.
 """
 
+import argparse
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
 # The line that verl's console logger writes at the end of a step, and the numbers in it.
 STEP = re.compile(r"step:\d+ - ")
 NUMBER = re.compile(r"([\w/]+):(?:np\.float64\()?(-?[\d.]+(?:e-?\d+)?)")
 
+# In the order of a step; verl's name for each.
+PHASES = {
+    "generate": "gen",
+    "reward": "reward",
+    "old_log_prob": "old_log_prob",
+    "reference": "ref",
+    "values": "values",
+    "advantages": "adv",
+    "update_critic": "update_critic",
+    "update_actor": "update_actor",
+    "sync_weights": "update_weights",
+    "step": "step",
+}
 
-def command(job: Path, options: Any) -> list[str]:
+
+def command(job: Path, options: argparse.Namespace) -> list[str]:
     """What runs verl; `options` are those of `benchmarks.gpu.ppo_step`."""
     model, tokens = job / "model", options.verl_tokens
     data = {

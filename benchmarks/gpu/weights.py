@@ -9,13 +9,13 @@ Runs the trainer's own workers on Ray; each sync is checked by the sum of the we
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.gpu.common import SHAPES, Results, arguments, write_job
+from benchmarks.gpu.common import SHAPES, Results, arguments, timed, write_job
 
 if TYPE_CHECKING:
     from trainer.cluster import Slot, WorkerGroup
@@ -111,12 +111,6 @@ def measure_shared(
         "wake_and_sync_seconds": round(awake, 4),
         "cycle_seconds": round(asleep + awake, 4),
     }
-
-
-def timed(action: Callable[[], Any]) -> float:
-    begin = time.perf_counter()
-    action()
-    return time.perf_counter() - begin
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchmarks.gpu.common import synchronize
+from benchmarks.gpu.common import synchronize, timed
 from trainer.cluster import WorkerGroup
 from trainer.config import Config
 from trainer.roles.actor import ActorWorker
@@ -20,8 +20,6 @@ from trainer.rollout.engines import Engines
 from trainer.weight_channel import WeightChannel
 
 WORKERS = {"actor": f"{__name__}.TimedActor", "rollout": f"{__name__}.TimedRollout"}
-# Between two syncs, as there is between two steps: the actor copies to CPU what it sent.
-PAUSE_SECONDS = 0.3
 
 
 class Timed:
@@ -52,7 +50,9 @@ class Timed:
 
 
 class TimedActor(Timed, ActorWorker):
-    pass
+    def settle(self) -> None:
+        """Waits until what was sent has been copied to CPU, for which there is time between two steps."""
+        self._kept.take()
 
 
 class TimedRollout(Timed, RolloutWorker):
@@ -62,19 +62,15 @@ class TimedRollout(Timed, RolloutWorker):
 def measure(actor: WorkerGroup, rollout: WorkerGroup, config: Config, repeats: int) -> dict[str, Any]:
     """Medians of a sync and its parts, after one to warm up, and how they compare with the bytes over the bandwidth."""
     engines = Engines(rollout, actor, config, on_shared_gpus=False)
-    begin = time.perf_counter()
-    engines.start()
-    first = time.perf_counter() - begin
+    first = timed(engines.start)
     nbytes = int(engines.sync_weights()["rollout/synced_bytes"])
 
     ends = [actor.start_one(0, "link_seconds", nbytes, repeats), rollout.start_one(0, "link_seconds", nbytes, repeats)]
     link = min(actor.wait(ends))
     whole = []
     for _ in range(repeats):
-        time.sleep(PAUSE_SECONDS)
-        begin = time.perf_counter()
-        engines.sync_weights()
-        whole.append(time.perf_counter() - begin)
+        actor.call("settle")
+        whole.append(timed(engines.sync_weights))
     parts = [_parts(actor, rollout) for _ in range(repeats)]
     medians = {name: median(part[name] for part in parts) for name in parts[0]}
     sync = median(whole)
@@ -107,7 +103,7 @@ def measure_latecomer(actor: WorkerGroup, rollout: WorkerGroup) -> dict[str, Any
 
 def _parts(actor: WorkerGroup, rollout: WorkerGroup) -> dict[str, float]:
     """Seconds of each part of one sync; the engine receives while the actor sends."""
-    time.sleep(PAUSE_SECONDS)
+    actor.call("settle")
     begin = time.perf_counter()
     ((announced, pack),) = actor.call("timed", "pack_weights")
     sending = actor.start_one(0, "timed", "send_weights")
