@@ -1,6 +1,7 @@
-"""Names to addresses, without letting a slow name server hold up the end of the program."""
+"""Names, addresses and connections, without letting a slow name server hold up the end of the program."""
 
 import asyncio
+import contextlib
 import ipaddress
 import socket
 import threading
@@ -36,6 +37,39 @@ async def resolve(host: str, port: int) -> list[str]:
 
     threading.Thread(target=look_up, name=f"resolve {host}", daemon=True).start()
     return await result
+
+
+async def connect(
+    addresses: list[str], port: int, *, limit: int, local_addr: tuple[str, int] | None = None
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Streams to the first of the addresses that answers. Raises the first address's OSError, `filename` its address.
+
+    A host that begins to listen while its addresses are tried would be reached at a later one, an IPv6 address say,
+    although it has a better one by now: those that refused are asked once more.
+    """
+    problem: OSError | None = None
+    refused: list[str] = []
+    for address in addresses:
+        try:
+            streams = await asyncio.open_connection(address, port, limit=limit, local_addr=local_addr)
+        except OSError as error:
+            error.filename = address
+            problem = problem or error
+            if isinstance(error, ConnectionRefusedError):
+                refused.append(address)
+            continue
+        for earlier in refused:
+            with contextlib.suppress(OSError):
+                better = await asyncio.open_connection(earlier, port, limit=limit, local_addr=local_addr)
+                streams[1].close()
+                return better
+        return streams
+    raise problem or OSError("the name has no address")
+
+
+def bracketed(address: str) -> str:
+    """The address as it stands in front of a port: `[::1]`, but `127.0.0.1`."""
+    return f"[{address}]" if ":" in address else address
 
 
 def is_loopback(address: str | None) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from entrypoints.errors import RayFailedError
 from entrypoints.memory import choose_object_store
+from entrypoints.network import bracketed
 from entrypoints.options import Dashboard, RayOptions
 from entrypoints.ports import RayPorts, can_bind
 from entrypoints.processes import Family, Process
@@ -84,7 +85,7 @@ class RayNode:
             f"--dashboard-port={dashboard.port if dashboard else ports['dashboard']}",
             "--no-monitor",  # it would only ask for nodes that nobody starts
         )
-        return f"{address}:{ports['gcs']}"
+        return f"{bracketed(address)}:{ports['gcs']}"
 
     async def start_worker(self, address: str, cluster: str) -> None:
         """Join the cluster. Raises RayFailedError."""
@@ -121,7 +122,7 @@ class RayNode:
         if self._dashboard is None:
             return None
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._dashboard.host, self._dashboard.host)
-        return f"http://{f'[{host}]' if ':' in host else host}:{self._dashboard.port}"
+        return f"http://{bracketed(host)}:{self._dashboard.port}"
 
     def client_environment(self, cluster: str) -> dict[str, str]:
         """What a program on this node needs to reach the cluster, as a driver or by `ray job submit`."""

@@ -8,7 +8,7 @@ import socket
 from entrypoints.channel import LONGEST_LINE, Channel, ChannelLostError, RefusedError, introduce
 from entrypoints.errors import JobEndedError, LaunchError, NodeLostError, PeersMissingError, RayFailedError
 from entrypoints.hello import say_hello
-from entrypoints.network import is_loopback, resolve
+from entrypoints.network import connect, is_loopback, resolve
 from entrypoints.node import Node, node_name
 from entrypoints.secret import ray_token
 
@@ -69,25 +69,16 @@ async def _find_head(node: Node, token: str) -> tuple[Channel, str]:
 
 
 async def _meet(node: Node, token: str) -> tuple[Channel, str]:
-    """One attempt at each of the head's addresses."""
-    problem: OSError | None = None
-    for address in await _addresses(node):
-        try:
-            reader, writer = await asyncio.open_connection(
-                address, node.control_port, limit=LONGEST_LINE, local_addr=node.local_address
-            )
-        except OSError as error:
-            error.filename = address
-            problem = problem or error
-            continue
-        channel = Channel(reader, writer)
-        try:
-            welcome = await introduce(channel, token, say_hello(node))
-        except BaseException:
-            await channel.close()
-            raise
-        return channel, str(welcome["launch_id"])
-    raise problem or OSError("the name has no address")
+    """One attempt at the head's addresses."""
+    addresses = await _addresses(node)
+    streams = await connect(addresses, node.control_port, limit=LONGEST_LINE, local_addr=node.local_address)
+    channel = Channel(*streams)
+    try:
+        welcome = await introduce(channel, token, say_hello(node))
+    except BaseException:
+        await channel.close()
+        raise
+    return channel, str(welcome["launch_id"])
 
 
 async def _addresses(node: Node) -> list[str]:

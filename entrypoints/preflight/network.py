@@ -56,9 +56,11 @@ class Rank:
         """An address of this node and a port that is free now."""
         import socket
 
+        from entrypoints.network import bracketed
+
         with socket.socket() as probe:
             probe.bind(("", 0))
-            return f"{ray.util.get_node_ip_address()}:{probe.getsockname()[1]}"
+            return f"{bracketed(ray.util.get_node_ip_address())}:{probe.getsockname()[1]}"
 
     def fabric(self) -> str:
         """Which network this node's adapters are for."""
