@@ -73,7 +73,15 @@ def ours(job: Path, options: argparse.Namespace) -> dict[str, Any]:
         "trainer.worker_timeout": 400,
         **dict(override.split("=", 1) for override in options.overrides),
     }
-    command = [sys.executable, "-m", "trainer", "train", *(f"{key}={value}" for key, value in settings.items())]
+    launch = [sys.executable, "-m", "entrypoints", "--"] if options.launch else []
+    command = [
+        *launch,
+        sys.executable,
+        "-m",
+        "trainer",
+        "train",
+        *(f"{key}={value}" for key, value in settings.items()),
+    ]
     began = time.time()
     with MemorySampler() as memory:
         run(command, options.logs / f"ours-{options.name}.log", options.timeout)
@@ -130,6 +138,7 @@ def main() -> None:
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--name", help="of the logs; shape and lengths if not given")
     parser.add_argument("--side", choices=["ours", "verl", "both"], default="both")
+    parser.add_argument("--launch", action="store_true", help="begin with `launch`, which starts Ray")
     parser.add_argument("--timeout", type=float, default=500, help="seconds for each side")
     parser.add_argument("--jobs", type=Path, default=Path("/tmp/slipway-jobs"))
     parser.add_argument("--logs", type=Path, default=Path("/tmp/slipway-logs"))

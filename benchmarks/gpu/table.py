@@ -107,6 +107,17 @@ def scaling(rows: Sequence[Row]) -> str:
     return f"0.5B, 256 + 512 tokens. {origin(found)}\n\n{markdown(header, lines)}"
 
 
+def start_up(rows: Sequence[Row]) -> str:
+    """From `launch` to the first step, and a vLLM engine alone."""
+    found = {row["caches"]: row for row in rows if row["benchmark"] == "start_up"}
+    if not found:
+        return ""
+    lines = [[state, row["vllm"], row["launch"], row["beyond"]] for state, row in found.items()]
+    header = ["caches of kernels", "vLLM's engine alone", "`launch` to the first step", "beyond vLLM's"]
+    shape = next(iter(found.values()))["shape"]
+    return f"{shape}; seconds. {origin(list(found.values()))}\n\n{markdown(header, lines)}"
+
+
 def training(rows: Sequence[Row]) -> str:
     """What compiled layers keep for the backward pass against speed and memory."""
     found = [row for row in rows if row["benchmark"] == "train_step" and "mfu" in row]
@@ -136,6 +147,7 @@ SECTIONS = {
     "PPO on one GPU, beside verl: longer prompts and responses": beside_verl,
     "Engines on a GPU of their own": apart,
     "More GPUs, more prompts": scaling,
+    "Start-up on a GPU": start_up,
     "What the backward pass keeps": training,
 }
 

@@ -43,7 +43,7 @@ class TrainingEngine:
     """A network sharded over the ranks of the default process group.
 
     Trained weights and optimizer states stay float32; `execution` says what activations are computed in, and how.
-    What it offloads comes and goes with each method; `at_work` around several of them keeps it.
+    What it offloads comes and goes with each method; `stepping` around several of them keeps it.
     """
 
     def __init__(self, network: nn.Module, execution: Execution, optimizer: OptimizerSettings | None = None) -> None:
@@ -88,7 +88,7 @@ class TrainingEngine:
 
     @contextmanager
     def stepping(self) -> Iterator[None]:
-        """Keeps weights and the optimizer's states on the device for all updates within."""
+        """Keeps weights and the optimizer's states on the device for all updates within, then gives memory back."""
         with self._weights(), self._states():
             yield
         self.release_memory()
@@ -114,7 +114,7 @@ class TrainingEngine:
         norm if it is not to be skipped and, in float16, a smaller loss scale cannot help.
         """
         assert self.settings is not None
-        with self.stepping():
+        with self._weights(), self._states():
             with _explained_shortage():
                 metrics = self.accumulate_gradients(batch, loss_function, limit)
                 norm = self.clip_gradients()
