@@ -14,6 +14,8 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from benchmarks.gpu.common import SHAPES, Results, arguments, write_job
 
 def serve(connection: Connection, kind: str, options: Any) -> None:
     """One engine in its own process: answers (prompts, response length, log-probs, profile) with (seconds, tokens)."""
+    os.setsid()  # vLLM's own processes end with this one's group
     if kind == "offline":
         os.environ["VLLM_LOGGING_LEVEL"] = "WARNING"
         generate = offline_engine(options)
@@ -32,8 +35,8 @@ def serve(connection: Connection, kind: str, options: Any) -> None:
         os.environ.update(engine_environment(enforce_eager=options.cpu))
         generate = trainers_engine(options)
     connection.send("ready")
-    while (job := connection.recv()) is not None:
-        prompts, length, log_probs, profile = job
+    while True:
+        prompts, length, log_probs, profile = connection.recv()
         start = time.perf_counter()
         if profile is None:
             tokens = generate(prompts, length, log_probs)
@@ -137,18 +140,37 @@ def main() -> None:
     options = parser.parse_args()
     results = Results(options.out, "rollout")
     options.job = write_job(options.jobs / f"{options.shape}-{options.prompt}", options.shape, options.prompt)
-    context = multiprocessing.get_context("spawn")
-    engines = []
     started = time.perf_counter()
-    for kind in ["offline", *["trainer"] * options.engines]:
-        ours, theirs = context.Pipe()
-        # Not daemonic: vLLM starts processes of its own.
-        process = context.Process(target=serve, args=(theirs, kind, options))
-        process.start()
-        engines.append((process, ours))
-    for _, connection in engines:
-        assert connection.recv() == "ready"
-    results.add(shape=options.shape, engines=len(engines), start_up_seconds=round(time.perf_counter() - started, 1))
+    with running(["offline", *["trainer"] * options.engines], options) as engines:
+        results.add(shape=options.shape, engines=len(engines), start_up_seconds=round(time.perf_counter() - started, 1))
+        measure(engines, options, results)
+
+
+@contextmanager
+def running(kinds: list[str], options: Any) -> Iterator[list[Connection]]:
+    """An engine of each kind, ready; no process of theirs is left afterwards. Raises EOFError if one does not start."""
+    context = multiprocessing.get_context("spawn")
+    processes, connections = [], []
+    try:
+        for kind in kinds:
+            ours, theirs = context.Pipe()
+            # Not daemonic: vLLM starts processes of its own.
+            processes.append(context.Process(target=serve, args=(theirs, kind, options)))
+            processes[-1].start()
+            theirs.close()
+            connections.append(ours)
+        for connection in connections:
+            assert connection.recv() == "ready"
+        yield connections
+    finally:
+        for process in processes:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.kill()
+            process.join()
+
+
+def measure(engines: list[Connection], options: Any, results: Results) -> None:
     generator = random.Random(0)
     vocabulary = SHAPES[options.shape].vocabulary
     prompts = [[generator.randrange(300, vocabulary) for _ in range(options.prompt)] for _ in range(options.prompts)]
@@ -156,7 +178,7 @@ def main() -> None:
     variants = [("offline", 1, True), ("offline", 1, False)]
     variants += [("trainer", count, log_probs) for count in counts for log_probs in (True, False)]
     for kind, count, log_probs in variants:
-        used = [connection for _, connection in (engines[:1] if kind == "offline" else engines[1 : 1 + count])]
+        used = engines[:1] if kind == "offline" else engines[1 : 1 + count]
         shares = [prompts[part::count] for part in range(count)]
         times = []
         for _ in range(options.repeats):
@@ -178,13 +200,8 @@ def main() -> None:
             tokens_per_second=round(tokens / min(times)),
         )
     if options.profile:
-        engines[1][1].send((prompts, options.response, False, options.profile))
-        engines[1][1].recv()
-    for process, connection in engines:
-        connection.send(None)
-        process.join(timeout=20)
-        if process.is_alive():
-            process.kill()
+        engines[1].send((prompts, options.response, False, options.profile))
+        engines[1].recv()
 
 
 if __name__ == "__main__":
