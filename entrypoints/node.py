@@ -74,7 +74,7 @@ class Node:
         if address is None:
             there = ", ".join(name for _, name in socket.if_nameindex() if address_of(name))
             raise UsageError(
-                f"{INTERFACE} is {chosen}, which has no IPv4 address here", f"interfaces that have one: {there}"
+                f"{INTERFACE} is {chosen}, which has no address here", f"interfaces that have one: {there}"
             )
         return address, 0
 

@@ -3,11 +3,13 @@
 import fcntl
 import socket
 import struct
+from ipaddress import IPv6Address
 
 from entrypoints.fabric.tree import Tree
 
 INTERFACE = "SLIPWAY_INTERFACE"
 _SIOCGIFADDR = 0x8915
+_LINK_SCOPE = "20"
 _INSIDE = ("lo", "docker", "virbr", "veth", "br-", "cni", "flannel", "cali", "tunl", "podman")
 """How interfaces begin that never leave the host."""
 
@@ -30,15 +32,27 @@ def default_route(tree: Tree) -> str | None:
 
 
 def interface_of(address: str) -> str | None:
-    """The interface of this host that has this IPv4 address; None for any other address."""
-    return next((name for _, name in socket.if_nameindex() if address_of(name) == address), None)
+    """The interface of this host that has this address; None if none has it."""
+    if ":" in address:
+        return next((name for name, other in _ipv6_addresses() if other == address), None)
+    return next((name for _, name in socket.if_nameindex() if _ipv4_address(name) == address), None)
 
 
 def address_of(interface: str) -> str | None:
-    """The IPv4 address of an interface of this host; None if it has none, or there is no such interface."""
+    """The address of an interface of this host: IPv4, IPv6 where it has nothing else, None if it has none."""
+    return _ipv4_address(interface) or next((address for name, address in _ipv6_addresses() if name == interface), None)
+
+
+def _ipv4_address(interface: str) -> str | None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
         except OSError:
             return None
     return socket.inet_ntoa(answer[20:24])
+
+
+def _ipv6_addresses() -> list[tuple[str, str]]:
+    """Interfaces and addresses, without those that hold on one link only: they mean nothing without its name."""
+    rows = [line.split() for line in (Tree().text("proc/net/if_inet6") or "").splitlines()]
+    return [(row[5], str(IPv6Address(int(row[0], 16)))) for row in rows if row[3] != _LINK_SCOPE]

@@ -354,5 +354,5 @@ def test_the_interface_that_was_chosen_carries_the_meeting(start_node: Start) ->
 def test_an_interface_without_an_address_is_an_error(start_node: Start) -> None:
     ended = start_node(1, "--no-ray", "--", "true", SLIPWAY_INTERFACE="ib7").wait()
     assert ended.status == 2
-    assert "SLIPWAY_INTERFACE is ib7, which has no IPv4 address here" in ended.stderr
+    assert "SLIPWAY_INTERFACE is ib7, which has no address here" in ended.stderr
     assert "interfaces that have one: lo" in ended.stderr

@@ -1,10 +1,11 @@
-"""Which of a host's addresses is connected to; real sockets on loopback."""
+"""Which of a host's addresses is connected to, and whose address is whose; real sockets on loopback."""
 
 import asyncio
 import socket
 
 import pytest
 
+from entrypoints.fabric.interfaces import address_of, interface_of
 from entrypoints.network import bracketed, connect
 
 NOWHERE = "240.0.0.1"
@@ -67,6 +68,20 @@ def test_the_first_address_tells_why_none_answers() -> None:
 def test_a_name_without_addresses_is_an_error() -> None:
     with pytest.raises(OSError, match="no address"):
         reach([], 1)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_an_interface_is_found_by_its_address(address: str) -> None:
+    listen(address).close()
+    assert interface_of(address) == "lo"
+
+
+def test_an_address_that_nobody_here_has_belongs_to_no_interface() -> None:
+    assert (interface_of("192.0.2.77"), interface_of("2001:db8::77")) == (None, None)
+
+
+def test_an_interface_goes_by_its_ipv4_address_where_it_has_one() -> None:
+    assert (address_of("lo"), address_of("no-such-interface")) == ("127.0.0.1", None)
 
 
 @pytest.mark.parametrize(("address", "shown"), [("127.0.0.1", "127.0.0.1"), ("fd00::2", "[fd00::2]")])
