@@ -78,10 +78,10 @@ def is_loopback(address: str | None) -> bool:
 
 
 def is_own(address: str) -> bool:
-    """Whether this host has the address: only then can a socket be bound to it."""
-    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
+    """Whether this host has the address: only then can a socket be bound to it, or, without IPv6, be made at all."""
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.bind((address, 0))
-        except OSError:
-            return False
+    except OSError:
+        return False
     return True

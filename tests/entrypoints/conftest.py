@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from entrypoints.network import is_own
+
 REPOSITORY = Path(__file__).parents[2]
 PATIENCE = 150.0
 """Seconds for anything that a test waits for; a machine with nothing else to do needs a tenth."""
@@ -87,6 +89,13 @@ def start(tmp_path: Path) -> Iterator[Start]:
     yield start_one
     for launch in running:
         launch.kill()
+
+
+@pytest.fixture
+def ipv6() -> None:
+    """For tests over ::1; skips them where the kernel has no IPv6."""
+    if not is_own("::1"):
+        pytest.skip("this host has no ::1")
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -83,12 +82,8 @@ def test_two_nodes_form_one_cluster_and_share_the_status(start_node: Start) -> N
     assert "2 nodes, 2 GPUs" in told.stderr
 
 
+@pytest.mark.usefixtures("ipv6")
 def test_ray_runs_over_ipv6_where_the_nodes_have_nothing_else(start_node: Start) -> None:
-    with socket.socket(socket.AF_INET6) as probe:
-        try:
-            probe.bind(("::1", 0))
-        except OSError as error:
-            pytest.skip(f"this host has no ::1: {error}")
     variables = {"SLIPWAY_DEADLINE": "120", "SLIPWAY_HOSTS": "::1,worker-1.invalid"}
     worker = start_node(1, *SMALL, "--", "true", **variables)
     told = start_node(0, *SMALL, "--", sys.executable, "-c", COUNT_NODES, **variables).wait()
