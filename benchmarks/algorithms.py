@@ -9,7 +9,6 @@ who mostly forgets to carry.
 """
 
 import argparse
-import json
 import os
 import shutil
 import statistics
@@ -22,7 +21,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from benchmarks.results import write_section
+from benchmarks.results import read_rows, write_section
 
 ROOT = Path(__file__).resolve().parents[1]
 TITLE = "Algorithms on the arithmetic task"
@@ -114,7 +113,7 @@ def run(directory: Path, algorithm: str, seed: int, steps: int) -> Curve:
 
 def curve(directory: Path, algorithm: str, seed: int, seconds: float) -> Curve:
     metric = "validation/preference_accuracy" if algorithm == "dpo" else "validation/exact_match"
-    rows = [json.loads(line) for line in (directory / algorithm / "metrics.jsonl").read_text().splitlines()]
+    rows = read_rows(directory / algorithm / "metrics.jsonl")
     rows = [row for row in rows if metric in row]
     steps, values = [row["step"] for row in rows], [row[metric] for row in rows]
     before, after = values[0], values[-1]

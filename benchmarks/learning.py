@@ -6,7 +6,6 @@ Needs the cpu image (`buildkit build --target cpu`). Nothing here is a test: it 
 """
 
 import argparse
-import json
 import os
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from benchmarks.results import write_section
+from benchmarks.results import read_rows, write_section
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -38,7 +37,7 @@ def run_seed(seed: int) -> Outcome:
     environment = {**os.environ, "SLIPWAY_DEMO_SEED": str(seed), "SLIPWAY_DEMO_ID": name}
     subprocess.run([ROOT / "ci" / "demo"], cwd=ROOT, env=environment, check=True)
     seconds = time.monotonic() - start
-    rows = [json.loads(line) for line in (ROOT / "runs" / name / "metrics.jsonl").read_text().splitlines()]
+    rows = read_rows(ROOT / "runs" / name / "metrics.jsonl")
     matches = [row["validation/exact_match"] for row in rows if "validation/exact_match" in row]
     differences = [row["rollout/log_prob_difference"] for row in rows if "rollout/log_prob_difference" in row]
     return Outcome(seed, matches[0], matches[-1], rows[-1]["step"], seconds, max(differences))

@@ -1,9 +1,16 @@
-"""docs/results.md, one section per benchmark: each writes its own and leaves the others alone."""
+"""Measured rows, and docs/results.md, one section per benchmark: each writes its own and leaves the others alone."""
 
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results.md"
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file with a JSON document a line."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def write_section(title: str, body: str, path: Path = RESULTS) -> None:

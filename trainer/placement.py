@@ -3,15 +3,18 @@
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 import psutil
+from pydantic import BaseModel
 
 from trainer.cluster import Slot
 from trainer.config import Config
 from trainer.device_mapping import parse_devices
 from trainer.errors import ConfigError
 from trainer.model_files import parameter_count
+
+Section = TypeVar("Section", bound=BaseModel)
 
 GIB = 2**30
 # What a trained weight takes, all float32: itself, its gradient, AdamW's two moments.
@@ -149,14 +152,13 @@ def alternatives(
     settings: dict[str, float | bool] = {}
     for saving in savings:
         settings |= saving
-        changed = config
-        for key, value in settings.items():
-            changed = _with(changed, key, value)
+        for key, value in saving.items():
+            config = _with(config, key, value)
         text = " ".join(f"{key}={str(value).lower()}" for key, value in settings.items())
-        yield text, shares(changed, placement, device_gib)
+        yield text, shares(config, placement, device_gib)
 
 
-def _with(section: Any, key: str, value: float | bool) -> Any:
+def _with(section: Section, key: str, value: float | bool) -> Section:
     """A section of the settings with another value at a key such as actor.sharding.param_offload."""
     name, _, rest = key.partition(".")
     inner = _with(getattr(section, name), rest, value) if rest else value

@@ -5,13 +5,13 @@ python -m benchmarks.gpu.learning --draw DIR/ppo/metrics.jsonl --figure docs/lea
 """
 
 import argparse
-import json
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.algorithms import trainer
 from benchmarks.gpu.common import Results, arguments, timed
+from benchmarks.results import read_rows
 
 ROOT = Path(__file__).resolve().parents[2]
 # 12 layers of width 768, 106 million parameters.
@@ -73,8 +73,7 @@ def learn(options: argparse.Namespace) -> dict[str, Any]:
 
 def curve(metrics: Path, name: str) -> tuple[list[int], list[float]]:
     """The steps at which something was measured, and what was."""
-    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
-    rows = [row for row in rows if name in row]
+    rows = [row for row in read_rows(metrics) if name in row]
     return [row["step"] for row in rows], [row[name] for row in rows]
 
 

@@ -7,7 +7,6 @@ first, memory is the most in any of them.
 """
 
 import argparse
-import json
 import statistics
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from typing import Any
 from benchmarks.gpu import verl
 from benchmarks.gpu.common import SHAPES, Results, arguments, write_job
 from benchmarks.gpu.memory import MemorySampler
+from benchmarks.results import read_rows
 
 ROOT = Path(__file__).resolve().parents[2]
 # A step that ended: when, and the seconds of its phases in their order.
@@ -73,21 +73,13 @@ def ours(job: Path, options: argparse.Namespace) -> dict[str, Any]:
         "trainer.worker_timeout": 400,
         **dict(override.split("=", 1) for override in options.overrides),
     }
-    launch = [sys.executable, "-m", "entrypoints", "--"] if options.launch else []
-    command = [
-        *launch,
-        sys.executable,
-        "-m",
-        "trainer",
-        "train",
-        *(f"{key}={value}" for key, value in settings.items()),
-    ]
+    program = "entrypoints" if options.launch else "trainer"
+    command = [sys.executable, "-m", program, "train", *(f"{key}={value}" for key, value in settings.items())]
     began = time.time()
     with MemorySampler() as memory:
         run(command, options.logs / f"ours-{options.name}.log", options.timeout)
     metrics = options.logs / "runs" / run_id / "metrics.jsonl"
-    rows = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
-    rows = [row for row in rows if "time/step" in row]
+    rows = [row for row in read_rows(metrics) if "time/step" in row] if metrics.exists() else []
     steps = [(row["wall_time"], _phases(row, "time/", {phase: phase for phase in verl.PHASES})) for row in rows]
     extra = ("log_prob_difference", "log_prob_difference_mean", "ratio_outside_tenth")
     agreement = {name: rows[-1][f"rollout/{name}"] for name in extra if rows and f"rollout/{name}" in rows[-1]}

@@ -7,6 +7,7 @@ needs it (random sampling, log-probs of the sampled tokens); the others are the 
 that share the GPU, with and without log-probs. Profiles of the single engine: py-spy stacks, kernels of 64 steps.
 """
 
+import argparse
 import multiprocessing
 import os
 import random
@@ -23,7 +24,7 @@ from typing import Any
 from benchmarks.gpu.common import SHAPES, Results, arguments, write_job
 
 
-def serve(connection: Connection, kind: str, options: Any) -> None:
+def serve(connection: Connection, kind: str, options: argparse.Namespace) -> None:
     """One engine in its own process: answers (prompts, response length, log-probs, profile) with (seconds, tokens)."""
     os.setsid()  # vLLM's own processes end with this one's group
     if kind == "offline":
@@ -45,7 +46,7 @@ def serve(connection: Connection, kind: str, options: Any) -> None:
         connection.send((time.perf_counter() - start, tokens))
 
 
-def offline_engine(options: Any) -> Any:
+def offline_engine(options: argparse.Namespace) -> Any:
     from vllm import LLM, SamplingParams
 
     settings: dict[str, Any] = {"enforce_eager": True} if options.cpu else {"gpu_memory_utilization": 0.2}
@@ -73,7 +74,7 @@ def offline_engine(options: Any) -> Any:
     return generate
 
 
-def trainers_engine(options: Any) -> Any:
+def trainers_engine(options: argparse.Namespace) -> Any:
     from trainer.config import Config
     from trainer.rollout.sampling import Request
     from trainer.rollout.vllm import VllmEngine
@@ -125,29 +126,8 @@ def profiled(generate: Any, prompts: list[list[int]], length: int, log_probs: bo
     return tokens
 
 
-def main() -> None:
-    parser = arguments(__doc__)
-    parser.add_argument("--shape", choices=SHAPES, default="0.5B")
-    parser.add_argument("--prompts", type=int, default=512)
-    parser.add_argument("--prompt", type=int, default=256)
-    parser.add_argument("--response", type=int, default=512)
-    parser.add_argument("--engines", type=int, default=4)
-    parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--kv-cache-gib", type=float, default=12.0, help="per engine")
-    parser.add_argument("--profile", type=Path)
-    parser.add_argument("--jobs", type=Path, default=Path("/tmp/slipway-jobs"))
-    parser.add_argument("--cpu", action="store_true", help="rehearse without a GPU")
-    options = parser.parse_args()
-    results = Results(options.out, "rollout")
-    options.job = write_job(options.jobs / f"{options.shape}-{options.prompt}", options.shape, options.prompt)
-    started = time.perf_counter()
-    with running(["offline", *["trainer"] * options.engines], options) as engines:
-        results.add(shape=options.shape, engines=len(engines), start_up_seconds=round(time.perf_counter() - started, 1))
-        measure(engines, options, results)
-
-
 @contextmanager
-def running(kinds: list[str], options: Any) -> Iterator[list[Connection]]:
+def running(kinds: list[str], options: argparse.Namespace) -> Iterator[list[Connection]]:
     """An engine of each kind, ready; no process of theirs is left afterwards. Raises EOFError if one does not start."""
     context = multiprocessing.get_context("spawn")
     processes, connections = [], []
@@ -170,7 +150,7 @@ def running(kinds: list[str], options: Any) -> Iterator[list[Connection]]:
             process.join()
 
 
-def measure(engines: list[Connection], options: Any, results: Results) -> None:
+def measure(engines: list[Connection], options: argparse.Namespace, results: Results) -> None:
     generator = random.Random(0)
     vocabulary = SHAPES[options.shape].vocabulary
     prompts = [[generator.randrange(300, vocabulary) for _ in range(options.prompt)] for _ in range(options.prompts)]
@@ -202,6 +182,27 @@ def measure(engines: list[Connection], options: Any, results: Results) -> None:
     if options.profile:
         engines[1].send((prompts, options.response, False, options.profile))
         engines[1].recv()
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--shape", choices=SHAPES, default="0.5B")
+    parser.add_argument("--prompts", type=int, default=512)
+    parser.add_argument("--prompt", type=int, default=256)
+    parser.add_argument("--response", type=int, default=512)
+    parser.add_argument("--engines", type=int, default=4)
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--kv-cache-gib", type=float, default=12.0, help="per engine")
+    parser.add_argument("--profile", type=Path)
+    parser.add_argument("--jobs", type=Path, default=Path("/tmp/slipway-jobs"))
+    parser.add_argument("--cpu", action="store_true", help="rehearse without a GPU")
+    options = parser.parse_args()
+    results = Results(options.out, "rollout")
+    options.job = write_job(options.jobs / f"{options.shape}-{options.prompt}", options.shape, options.prompt)
+    started = time.perf_counter()
+    with running(["offline", *["trainer"] * options.engines], options) as engines:
+        results.add(shape=options.shape, engines=len(engines), start_up_seconds=round(time.perf_counter() - started, 1))
+        measure(engines, options, results)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ Both are counted from the start of their process, imports included, twice: with 
 each side has for itself, and with those that the first start left. KEY=VALUE are settings of the trainer.
 """
 
-import json
 import os
 import subprocess
 import sys
@@ -15,19 +14,20 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.common import SHAPES, Results, arguments, write_job
+from benchmarks.results import read_rows
 from entrypoints.surroundings import CACHE_DIR, CACHES
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def measured(module: str, arguments: list[str], caches: Path) -> dict[str, Any]:
+def measured(module: str, settings: list[str], caches: Path) -> dict[str, Any]:
     """The first row of one of these benchmarks, run with its own caches."""
     environment = {name: str(caches / folder) for name, folder in CACHES.items()} | {CACHE_DIR: str(caches)}
     with tempfile.TemporaryDirectory(prefix="slipway-start-up-") as directory:
         rows = Path(directory) / "rows.jsonl"
-        command = [sys.executable, "-m", f"benchmarks.gpu.{module}", *arguments, "--out", str(rows)]
+        command = [sys.executable, "-m", f"benchmarks.gpu.{module}", *settings, "--out", str(rows)]
         subprocess.run(command, cwd=ROOT, env=os.environ | environment, check=True)
-        return dict(json.loads(rows.read_text().splitlines()[0]))
+        return read_rows(rows)[0]
 
 
 def main() -> None:

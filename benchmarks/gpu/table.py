@@ -6,7 +6,6 @@ Rows are those of `benchmarks.gpu.session`, by default benchmarks/gpu/measured.j
 one counts.
 """
 
-import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.verl import PHASES
-from benchmarks.results import write_section
+from benchmarks.results import read_rows, write_section
 
 ROOT = Path(__file__).resolve().parents[2]
 MEASURED = Path(__file__).with_name("measured.jsonl")
@@ -22,9 +21,9 @@ PAGE = ROOT / "docs" / "benchmarks.md"
 Row = dict[str, Any]
 
 
-def read_rows(paths: Iterable[Path]) -> list[Row]:
+def all_rows(paths: Iterable[Path]) -> list[Row]:
     files = [file for path in paths for file in (sorted(path.glob("*.jsonl")) if path.is_dir() else [path])]
-    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    return [row for file in files for row in read_rows(file)]
 
 
 def markdown(header: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
@@ -153,7 +152,7 @@ SECTIONS = {
 
 
 def main() -> None:
-    rows = read_rows([Path(argument) for argument in sys.argv[1:]] or [MEASURED])
+    rows = all_rows([Path(argument) for argument in sys.argv[1:]] or [MEASURED])
     for title, section in SECTIONS.items():
         if body := section(rows):
             write_section(title, body, PAGE)

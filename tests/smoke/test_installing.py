@@ -1,11 +1,11 @@
 """What `install-wheels`, which makes the layers of wheels, does with downloads that break off."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
-import docker
 import pytest
-from docker.models.images import Image
+from docker.models.containers import Container
 
 INSTALLER = Path(__file__).resolve().parents[2] / "images" / "templates" / "install-wheels"
 BREAKS_OFF = """#!/bin/sh
@@ -33,23 +33,16 @@ def mounted(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_download_that_broke_off_goes_on_with_the_next_build(
-    client: docker.DockerClient, image: Image, mounted: Path
-) -> None:
+def test_a_download_that_broke_off_goes_on_with_the_next_build(start: Callable[..., Container], mounted: Path) -> None:
     def install() -> str:
-        container = client.containers.create(
-            image.id,
-            ["3"],
+        container = start(
+            "3",
             entrypoint="/run/slipway/install-wheels",
             volumes=[f"{mounted}:/run/slipway"],
             user=f"{os.getuid()}:{os.getgid()}",
         )
-        try:
-            container.start()
-            assert container.wait(timeout=60)["StatusCode"] == 2
-            return container.logs().decode()
-        finally:
-            container.remove(force=True)
+        assert container.wait(timeout=60)["StatusCode"] == 2
+        return str(container.logs().decode())
 
     first = install()
     assert "hardlink" in first, first
