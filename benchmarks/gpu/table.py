@@ -38,11 +38,14 @@ def origin(rows: Sequence[Row], command: str = "python3 -m benchmarks.gpu.sessio
 
 def beside_verl(rows: Sequence[Row]) -> str:
     """Seconds and GiB of each phase on both sides, and how often this trainer's step fits into verl's."""
-    sides: dict[str, dict[str, Row]] = {}
-    for row in rows:
-        if row["benchmark"] == "ppo_step" and not row["name"].startswith(("split", "scaling")) and "step" in row:
-            sides.setdefault(row["name"], {})[row["side"]] = row
-    pairs = {name: (pair["ours"], pair.get("verl")) for name, pair in sorted(sides.items()) if "ours" in pair}
+    found = [row for row in rows if row["benchmark"] == "ppo_step" and "step" in row]
+    ours = {row["name"]: row for row in found if row["side"] == "ours"}
+    theirs = {_job(row): row for row in found if row["side"] == "verl"}
+    pairs = {
+        name: (row, theirs.get(_job(row)))
+        for name, row in sorted(ours.items())
+        if not name.startswith(("split", "scaling"))
+    }
 
     def line(title: str, text: Callable[[Row], Any]) -> list[Any]:
         return [title, *(f"{text(ours)} / {text(verl) if verl else '-'}" for ours, verl in pairs.values())]
@@ -66,6 +69,11 @@ def beside_verl(rows: Sequence[Row]) -> str:
             markdown(header, (line(phase, partial(_gib, phase)) for phase in PHASES if phase != "step")),
         ]
     )
+
+
+def _job(row: Row) -> tuple[Any, ...]:
+    """What is the same on both sides."""
+    return tuple(row[name] for name in ("shape", "gpus", "batch", "prompt", "response"))
 
 
 def _seconds(phase: str, row: Row) -> str:

@@ -17,7 +17,7 @@ from trainer.algorithms.registry import POLICY_LOSSES
 from trainer.batch import Batch
 from trainer.config import Config
 from trainer.roles.place import Place
-from trainer.roles.worker import TrainingWorker, mean_metrics
+from trainer.roles.worker import TrainingWorker
 from trainer.training.copies import HostCopies
 from trainer.training.engine import TrainingEngine
 from trainer.training.export import write_language_model
@@ -57,15 +57,7 @@ class ActorWorker(TrainingWorker):
 
     def update(self, batch: Batch) -> dict[str, float]:
         """All optimizer steps of a PPO step on this rank's rows; the means of their metrics, equal on every rank."""
-        settings = self.config.actor
-        rows = settings.mini_batch_size // self.place.world_size
-        with self.engine.stepping():
-            steps = [
-                self.engine.update(mini_batch, self.loss, settings.micro_batch_limit)
-                for _ in range(settings.ppo_epochs)
-                for mini_batch in batch.micro_batches(rows)
-            ]
-        return mean_metrics("actor", steps)
+        return self.take_steps("actor", self.config.actor, batch, self.loss)
 
     def loss(self, output: tuple[Tensor, Tensor], batch: Batch, count: GlobalCount) -> tuple[Tensor, dict[str, Tensor]]:
         """Policy loss, less the entropy bonus, plus the KL if it is a loss; metrics are means over the tokens."""

@@ -5,7 +5,7 @@ from torch import Tensor
 from trainer.algorithms.aggregation import GlobalCount, aggregate, token_mean
 from trainer.algorithms.value_loss import clipped_value_loss
 from trainer.batch import Batch
-from trainer.roles.worker import TrainingWorker, mean_metrics
+from trainer.roles.worker import TrainingWorker
 from trainer.training.engine import TrainingEngine
 from trainer.training.networks import ValueNetwork
 
@@ -23,15 +23,7 @@ class CriticWorker(TrainingWorker):
 
     def update(self, batch: Batch) -> dict[str, float]:
         """All optimizer steps of a PPO step on this rank's rows; the means of their metrics, equal on every rank."""
-        settings = self.config.critic
-        rows = settings.mini_batch_size // self.place.world_size
-        with self.engine.stepping():
-            steps = [
-                self.engine.update(mini_batch, self.loss, settings.micro_batch_limit)
-                for _ in range(settings.ppo_epochs)
-                for mini_batch in batch.micro_batches(rows)
-            ]
-        return mean_metrics("critic", steps)
+        return self.take_steps("critic", self.config.critic, batch, self.loss)
 
     def loss(self, values: Tensor, batch: Batch, count: GlobalCount) -> tuple[Tensor, dict[str, Tensor]]:
         settings, mask = self.config.critic, batch.response_mask

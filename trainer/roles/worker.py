@@ -6,11 +6,12 @@ import torch
 from torch import nn
 from torch.distributed import TCPStore
 
+from trainer.batch import Batch
 from trainer.config import ActorConfig, Config, CriticConfig, TrainedModelConfig
 from trainer.errors import DataError
 from trainer.profiling import Tracer
 from trainer.roles.place import Place
-from trainer.training.engine import OptimizerSettings, TrainingEngine
+from trainer.training.engine import LossFunction, OptimizerSettings, TrainingEngine
 from trainer.training.lora import add_adapters
 from trainer.training.networks import empty_language_model, load_language_model
 from trainer.training.process_group import connect_store, join, open_store
@@ -90,6 +91,20 @@ class TrainingWorker:
         skip = self.config.watchdogs.non_finite_gradients == "skip"
         return OptimizerSettings(settings.learning_rate, settings.weight_decay, settings.max_gradient_norm, skip)
 
+    def take_steps(
+        self, role: str, settings: ActorConfig | CriticConfig, batch: Batch, loss_function: LossFunction
+    ) -> dict[str, float]:
+        """All optimizer steps of a PPO step on this rank's rows; the means of their metrics, named `role/metric` and
+        equal on every rank."""
+        rows = settings.mini_batch_size // self.place.world_size
+        with self.engine.stepping(several=settings.ppo_epochs > 1 or len(batch) > rows):
+            steps = [
+                self.engine.update(mini_batch, loss_function, settings.micro_batch_limit)
+                for _ in range(settings.ppo_epochs)
+                for mini_batch in batch.micro_batches(rows)
+            ]
+        return {f"{role}/{name}": sum(step[name] for step in steps) / len(steps) for name in steps[0]}
+
     def start_trace(self) -> None:
         """Records what this rank does until `stop_trace`."""
         self._tracer.start()
@@ -117,8 +132,3 @@ class TrainingWorker:
     def _state(self) -> ShardedState:
         assert self._sharded_state is not None, "this role takes no optimizer steps"
         return self._sharded_state
-
-
-def mean_metrics(role: str, steps: list[dict[str, float]]) -> dict[str, float]:
-    """Means over the optimizer steps, named `role/metric`."""
-    return {f"{role}/{name}": sum(step[name] for step in steps) / len(steps) for name in steps[0]}

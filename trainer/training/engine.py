@@ -1,8 +1,9 @@
 """One rank's share of a network under FSDP2: forward passes, optimizer steps and weights."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -67,9 +68,7 @@ class TrainingEngine:
             self.origins = origins(self.network.decoder.config, execution.sharding.tensor_parallel)
         self.loss_scale = LossScale.of(execution.dtype)
         offloads = execution.sharding
-        # Contexts within which weights, or the optimizer's states, are on the device.
-        self._weights = Offload(self.network.parameters).needed if offloads.param_offload else _always
-        self._states = _always
+        self._weights = Offload(self.network.parameters if offloads.param_offload else list)
         if optimizer is None:
             return
         # Kernels over many tensors at once cannot mix weights that are split with those that are not.
@@ -83,13 +82,15 @@ class TrainingEngine:
             weight_decay=optimizer.weight_decay,
             **self._kernels,
         )
-        if offloads.optimizer_offload:
-            self._states = Offload(lambda: optimizer_states(self.optimizer)).needed
+        self._states = Offload(partial(optimizer_states, self.optimizer) if offloads.optimizer_offload else list)
 
     @contextmanager
-    def stepping(self) -> Iterator[None]:
-        """Keeps weights and the optimizer's states on the device for all updates within, then gives memory back."""
-        with self._weights(), self._states():
+    def stepping(self, several: bool = True) -> Iterator[None]:
+        """Keeps weights and the optimizer's states on the device for all updates within, then gives memory back.
+
+        A single update has room for the states once it has let go of its activations: so long they stay away.
+        """
+        with self._weights.needed(written=True), self._states.needed(written=True) if several else nullcontext():
             yield
         self.release_memory()
 
@@ -97,7 +98,7 @@ class TrainingEngine:
         """Log-probs or values of all rows, [rows, response length], on CPU. Every rank calls it."""
         batch, own = self._with_peers(batch)
         result = torch.zeros(batch.response_mask.shape, dtype=torch.float32, device=self.device)
-        with torch.no_grad(), _explained_shortage(), self._weights():
+        with torch.no_grad(), _explained_shortage(), self._weights.needed(written=False):
             for rows in self._micro_batches(batch, limit):
                 output = self.network(self._pack(batch.rows(rows)))
                 result[rows] = output[0] if isinstance(output, tuple) else output
@@ -114,7 +115,7 @@ class TrainingEngine:
         norm if it is not to be skipped and, in float16, a smaller loss scale cannot help.
         """
         assert self.settings is not None
-        with self._weights(), self._states():
+        with self._weights.needed(written=True):
             with _explained_shortage():
                 metrics = self.accumulate_gradients(batch, loss_function, limit)
                 norm = self.clip_gradients()
@@ -124,16 +125,20 @@ class TrainingEngine:
                     f"the gradient norm of {type(self.network).__name__} is {norm}",
                     hint="lower the learning rate, or resume from an earlier checkpoint",
                 )
-            if not self.optimizer.state:
-                # Made now, the optimizer's states would settle in the memory that activations left, and keep it whole.
-                self.release_memory()
             if finite:
-                self.optimizer.step()
+                self._step()
             self.optimizer.zero_grad()
         if self.loss_scale.dynamic:
             metrics["loss_scale"] = self.loss_scale.value
         # A norm that is no number would hide the others' mean; the share of skipped steps says that there was one.
         return {**metrics, "gradient_norm": norm if finite else 0.0, "skipped": float(not finite)}
+
+    def _step(self) -> None:
+        if not self.optimizer.state:
+            # Made now, they would settle in the memory that activations left, and keep it whole.
+            self.release_memory()
+        with _explained_shortage(), self._states.needed(written=True):
+            self.optimizer.step()
 
     def accumulate_gradients(
         self, batch: Batch, loss_function: LossFunction, limit: MicroBatchLimit
@@ -147,7 +152,7 @@ class TrainingEngine:
         totals: dict[str, Tensor] = {}
         batch, _ = self._with_peers(batch)
         parts = self._micro_batches(batch, limit)
-        with self._weights():
+        with self._weights.needed(written=False):
             for number, rows in enumerate(parts, start=1):
                 # Alone, a rank has nothing to gather: weights stay as they are, and gradients add up in place.
                 last = number == len(parts)
@@ -212,7 +217,7 @@ class TrainingEngine:
         reshard(self.network)
         adapted = {f"{name}.weight": layer for name, layer in adapted_layers(module)}
         own = {id(part) for layer in adapted.values() for part in (layer.lora_A, layer.lora_B)}
-        with self._weights(), torch.no_grad():
+        with self._weights.needed(written=False), torch.no_grad():
             for name, weight in module.named_parameters(remove_duplicate=shared_once):
                 if name in adapted:
                     yield name, adapted[name].merged(self._gather)
@@ -222,7 +227,7 @@ class TrainingEngine:
     def adapter_weights(self, module: nn.Module) -> list[tuple[str, Tensor]]:
         """The adapters of a part of the network, gathered, named as peft names them. Every rank calls it."""
         reshard(self.network)
-        with self._weights():
+        with self._weights.needed(written=False):
             return [(name, tensor.clone()) for name, tensor in adapter_weights(module, self._gather)]
 
     def _gather(self, weight: DTensor) -> Tensor:
@@ -241,10 +246,6 @@ def optimizer_states(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
     """Every tensor that an optimizer keeps."""
     for states in optimizer.state.values():
         yield from (state for state in states.values() if isinstance(state, Tensor))
-
-
-def _always() -> AbstractContextManager[None]:
-    return nullcontext()
 
 
 @contextmanager

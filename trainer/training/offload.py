@@ -15,18 +15,22 @@ class Offload:
     """
 
     def __init__(self, tensors: Callable[[], Iterable[Tensor]]) -> None:
-        """`tensors` is asked each time: an optimizer makes its states at its first step."""
+        """`tensors` is asked each time: an optimizer makes its states at its first step. Of none, all this does
+        nothing."""
         self._tensors = tensors
         self._users = 0
+        self._written = False
         self._kept: dict[int, tuple[torch.UntypedStorage, Tensor]] = {}
         self._empty()
 
     @contextmanager
-    def needed(self) -> Iterator[None]:
-        """The contents are there within; it may be entered again within."""
+    def needed(self, written: bool) -> Iterator[None]:
+        """The contents are there within; it may be entered again within. What is not to be `written` is not copied
+        back: changes to it are lost."""
         if self._users == 0:
             self._fill()
         self._users += 1
+        self._written |= written
         try:
             yield
         finally:
@@ -35,10 +39,13 @@ class Offload:
                 self._empty()
 
     def _fill(self) -> None:
+        if self._kept and torch.cuda.is_available():
+            # What comes back would settle in the memory that activations left, and keep it whole.
+            torch.cuda.empty_cache()
         for storage, kept in self._kept.values():
             storage.resize_(kept.nbytes)
             storage.copy_(kept.untyped_storage(), non_blocking=True)
-        _wait_for_copies()
+        self._wait_for_copies()
 
     def _empty(self) -> None:
         known, self._kept = self._kept, {}
@@ -48,16 +55,18 @@ class Offload:
             if storage.nbytes() == 0:
                 continue
             _, kept = known.get(storage._cdata, (None, None))
+            copied = kept is not None and not self._written
             if kept is None:
                 # Pinned: copies then run at the full speed of the bus.
                 kept = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=local.is_cuda)
-            kept.untyped_storage().copy_(storage, non_blocking=True)
+            if not copied:
+                kept.untyped_storage().copy_(storage, non_blocking=True)
             self._kept[storage._cdata] = storage, kept
-        _wait_for_copies()
+        self._written = False
+        self._wait_for_copies()
         for storage, _ in self._kept.values():
             storage.resize_(0)
 
-
-def _wait_for_copies() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+    def _wait_for_copies(self) -> None:
+        if self._kept and torch.cuda.is_available():
+            torch.cuda.synchronize()
