@@ -80,7 +80,9 @@ def ours(job: Path, options: argparse.Namespace) -> dict[str, Any]:
         run(command, options.logs / f"ours-{options.name}.log", options.timeout)
     metrics = options.logs / "runs" / run_id / "metrics.jsonl"
     rows = [row for row in read_rows(metrics) if "time/step" in row] if metrics.exists() else []
-    steps = [(row["wall_time"], _phases(row, "time/", {phase: phase for phase in verl.PHASES})) for row in rows]
+    names = {phase: phase for phase in verl.PHASES}
+    # After the last step the model is validated, and only then is the row written.
+    steps = [(row["wall_time"] - row.get("time/validate", 0.0), _phases(row, "time/", names)) for row in rows]
     extra = ("log_prob_difference", "log_prob_difference_mean", "ratio_outside_tenth")
     agreement = {name: rows[-1][f"rollout/{name}"] for name in extra if rows and f"rollout/{name}" in rows[-1]}
     return summary(steps, memory, began, options) | agreement

@@ -18,6 +18,7 @@ from trainer.batch import Batch
 from trainer.config import Config
 from trainer.roles.place import Place
 from trainer.roles.worker import TrainingWorker
+from trainer.training.allocator import shareable_memory
 from trainer.training.copies import HostCopies
 from trainer.training.engine import TrainingEngine
 from trainer.training.export import write_language_model
@@ -93,7 +94,8 @@ class ActorWorker(TrainingWorker):
 
     def share_weights(self) -> list[SharedBucket]:
         """What engines lack, in the memory of each rank's GPU until `release_weights`; every rank calls it."""
-        self._shared = list(pack(self._learned(shared_once=True), self.dtype))
+        with shareable_memory(self.device):
+            self._shared = list(pack(self._learned(shared_once=True), self.dtype))
         return [share(bucket) for bucket in self._shared]
 
     def release_weights(self) -> None:

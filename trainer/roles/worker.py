@@ -11,6 +11,7 @@ from trainer.config import ActorConfig, Config, CriticConfig, TrainedModelConfig
 from trainer.errors import DataError
 from trainer.profiling import Tracer
 from trainer.roles.place import Place
+from trainer.training.allocator import use_expandable_segments
 from trainer.training.engine import LossFunction, OptimizerSettings, TrainingEngine
 from trainer.training.lora import add_adapters
 from trainer.training.networks import empty_language_model, load_language_model
@@ -45,6 +46,7 @@ class TrainingWorker:
                 f"{run_dir} is not visible at {self.place.address}",
                 hint="point trainer.output_dir and model.path at a file system that all nodes share",
             )
+        use_expandable_segments(self.device)
         timeout, world_size = self.config.trainer.worker_timeout, self.place.world_size
         store = self._store or connect_store(store_address, store_port, world_size, timeout)
         join(store, self.place.rank, world_size, self.device, self.place.address, timeout)

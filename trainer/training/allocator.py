@@ -1,0 +1,36 @@
+"""How torch takes memory of an NVIDIA GPU: in segments that grow and shrink page by page.
+
+Segments of a fixed size keep what lies between live tensors; of activations whose sizes change that can be a third.
+https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-cuda-alloc-conf
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+def use_expandable_segments(device: torch.device) -> None:
+    """From now on, unless the user's PYTORCH_CUDA_ALLOC_CONF says otherwise. ROCm has no such segments."""
+    if _may_expand(device):
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
+
+
+@contextmanager
+def shareable_memory(device: torch.device) -> Iterator[None]:
+    """What is allocated within can be opened by another process: segments that expand need a right for that (to take
+    file descriptors of other processes, pidfd_getfd) which containers do not have by default."""
+    if not _may_expand(device):
+        yield
+        return
+    torch._C._accelerator_setAllocatorSettings("expandable_segments:False")
+    try:
+        yield
+    finally:
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
+
+
+def _may_expand(device: torch.device) -> bool:
+    chosen = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
+    return device.type == "cuda" and torch.version.hip is None and "expandable_segments:False" not in chosen
