@@ -2,10 +2,12 @@
 
 import argparse
 import json
+import multiprocessing
 import random
 import string
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -86,6 +88,12 @@ def random_model(shape: Shape, device: str, dtype: torch.dtype) -> Any:
         return Qwen2ForCausalLM(qwen2_config(shape)).to(dtype)
 
 
+def save_model(shape: Shape, directory: Path) -> None:
+    """To be called in a process of its own: what it takes of a GPU's memory would be measured with the rest."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    random_model(shape, device, torch.bfloat16).save_pretrained(directory)
+
+
 def write_job(directory: Path, name: str, prompt_tokens: int, prompts: int = 2048) -> Path:
     """Model, tokenizer, prompts and a reward function that both trainers can use. Returns `directory`."""
     import pyarrow as pa
@@ -105,8 +113,8 @@ def write_job(directory: Path, name: str, prompt_tokens: int, prompts: int = 204
         vocab=vocabulary, merges=[], unk_token=None, eos_token="<|im_end|>", pad_token="<|endoftext|>"
     )
     tokenizer.chat_template = CHAT_TEMPLATE
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    random_model(shape, device, torch.bfloat16).save_pretrained(directory / "model")
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+        process.submit(save_model, shape, directory / "model").result()
     tokenizer.save_pretrained(directory / "model")
     empty = tokenizer.apply_chat_template([{"role": "user", "content": ""}], add_generation_prompt=True, tokenize=False)
     wrapper = len(tokenizer(empty, add_special_tokens=False)["input_ids"])

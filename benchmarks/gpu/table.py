@@ -50,12 +50,12 @@ def beside_verl(rows: Sequence[Row]) -> str:
     def line(title: str, text: Callable[[Row], Any]) -> list[Any]:
         return [title, *(f"{text(ours)} / {text(verl) if verl else '-'}" for ours, verl in pairs.values())]
 
-    ratios = [f"**{verl['step'] / ours['step']:.1f}**" if verl else "-" for ours, verl in pairs.values()]
+    ratios = [_ratio(ours, verl) for ours, verl in pairs.values()]
     times = [
         *(line(phase, partial(_seconds, phase)) for phase in PHASES),
         ["verl's step ÷ ours", *ratios],
         line("tokens/s", lambda row: f"{row['tokens_per_second']:,}"),
-        line("s to the first step", lambda row: f"{row['seconds_to_first_step']:.0f}"),
+        line("s to the first step", lambda row: f"{row['seconds_to_first_step']:.0f}" if row["steps"] else "-"),
         line("steps measured", lambda row: row["steps"]),
         line("tokens of a micro-batch", lambda row: f"{row['tokens']:,}"),
     ]
@@ -63,17 +63,27 @@ def beside_verl(rows: Sequence[Row]) -> str:
     return "\n\n".join(
         [
             f"Columns: shape, tokens of prompt and response. Seconds. {origin(used)} Jobs ran side by side, each with "
-            "a GPU and its share of the cores. A dash: not measured; where that is all of verl, no step ended in time.",
+            "a GPU and its share of the cores. A dash: not measured; where that is all of verl, no step ended in time. "
+            "Where 0 steps were measured, the times are those of the first step, which is slower than the next. With "
+            "`-offload` the optimizers' states leave the GPU between their steps, and at 0.5B activations are made again.",
             markdown(header, times),
-            "GiB in use on the GPU by all processes together, the most in each phase:",
+            "GiB in use on the GPU by all processes together, the most in each phase. On 2026-11-21 they count the "
+            "benchmark's own process on this side, which held 3 GiB at 0.5B and 7 at 1.5B:",
             markdown(header, (line(phase, partial(_gib, phase)) for phase in PHASES if phase != "step")),
         ]
     )
 
 
 def _job(row: Row) -> tuple[Any, ...]:
-    """What is the same on both sides."""
-    return tuple(row[name] for name in ("shape", "gpus", "batch", "prompt", "response"))
+    """What is the same on both sides of a comparison: the job, and the day, as machines differ."""
+    return tuple(row[name] for name in ("date", "shape", "gpus", "batch", "prompt", "response"))
+
+
+def _ratio(ours: Row, verl: Row | None) -> str:
+    if verl is None:
+        return "-"
+    ratio = f"{verl['step'] / ours['step']:.1f}"
+    return f"**{ratio}**" if verl["steps"] else f"{ratio} (its first)"
 
 
 def _seconds(phase: str, row: Row) -> str:
@@ -100,9 +110,30 @@ def apart(rows: Sequence[Row]) -> str:
     )
 
 
+def across(rows: Sequence[Row]) -> str:
+    """Weights from an actor to an engine on another GPU, and the link between the two."""
+    found = [row for row in rows if row["benchmark"] == "weights" and "sync_seconds" in row]
+    if not found:
+        return ""
+    row = found[-1]
+    lines = [
+        ["the link alone, as many bytes", row["bytes_over_bandwidth_seconds"]],
+        ["sync", f"**{row['sync_seconds']}**"],
+        *([f"of it: {part.replace('_', ' ')}", seconds] for part, seconds in row["parts"].items()),
+    ]
+    about = (
+        f"{row['shape']}, {row['bytes'] / 2**30:.2f} GiB by {row['way']}, whose link gives "
+        f"{row['link_gb_per_second']:.0f} GB/s. {origin([row], 'python3 -m benchmarks.gpu.weights --split')} "
+        "Parts are measured one by one; sending counts the copy to the node's memory beside it, receiving the loading."
+    )
+    return f"{about}\n\n{markdown(['what', 's'], lines)}"
+
+
 def scaling(rows: Sequence[Row]) -> str:
     """As many prompts more as GPUs."""
-    found = [row for row in rows if row["benchmark"] == "ppo_step" and row["name"].startswith("scaling")]
+    found = [
+        row for row in rows if row["benchmark"] == "ppo_step" and row["name"].startswith("scaling") and "step" in row
+    ]
     if not found:
         return ""
     alone = next(row["step"] for row in found if row["gpus"] == 1)
@@ -153,6 +184,7 @@ def training(rows: Sequence[Row]) -> str:
 SECTIONS = {
     "PPO on one GPU, beside verl: longer prompts and responses": beside_verl,
     "Engines on a GPU of their own": apart,
+    "Weights, actor to engine on another GPU": across,
     "More GPUs, more prompts": scaling,
     "Start-up on a GPU": start_up,
     "What the backward pass keeps": training,

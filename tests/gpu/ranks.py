@@ -84,8 +84,10 @@ def _serve(pipe: Connection, rank: int, size: int, device: str) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[rank]
     import torch
 
+    from trainer.training.allocator import use_expandable_segments
     from trainer.training.process_group import connect_store, join, open_store
 
+    use_expandable_segments(torch.device(device))  # as the trainer's ranks do
     if device == "cpu":
         torch.set_num_threads(1)
     if rank == 0:

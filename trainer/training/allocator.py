@@ -1,6 +1,7 @@
-"""How torch takes memory of an NVIDIA GPU: in segments that grow and shrink page by page.
+"""How torch takes memory of a GPU, and gives it back.
 
-Segments of a fixed size keep what lies between live tensors; of activations whose sizes change that can be a third.
+On NVIDIA's GPUs in segments that grow and shrink page by page. Those of a fixed size keep what lies between live
+tensors; of activations whose sizes change that can be a third.
 https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-cuda-alloc-conf
 """
 
@@ -29,6 +30,18 @@ def shareable_memory(device: torch.device) -> Iterator[None]:
         yield
     finally:
         torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
+
+
+def give_back_memory() -> None:
+    """Leaves to other processes what torch keeps in store, and what was shared and nobody reads any more.
+
+    Waits for the GPU first. From a segment that expands, torch takes pages away as soon as the stream that they were
+    allocated in is idle (https://github.com/pytorch/pytorch/issues/196258); FSDP allocates gradients in a stream of its
+    own, and the optimizer reads them in another.
+    """
+    torch.cuda.synchronize()
+    torch.cuda.ipc_collect()
+    torch.cuda.empty_cache()
 
 
 def _may_expand(device: torch.device) -> bool:

@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from trainer.algorithms.aggregation import GlobalCount
 from trainer.batch import Batch
 from trainer.errors import EngineError
+from trainer.training.allocator import give_back_memory
 from trainer.training.first_rank import hand_out, some_rank_is_empty, whole_tensors
 from trainer.training.gradients import global_norm, gradients_of, scale
 from trainer.training.lora import adapted_layers, adapter_weights
@@ -139,6 +140,9 @@ class TrainingEngine:
             self.release_memory()
         with _explained_shortage(), self._states.needed(written=True):
             self.optimizer.step()
+        if self.device.type == "cuda":
+            # The gradients are freed next; where memory is short, their pages would be taken away while they are read.
+            torch.cuda.synchronize()
 
     def accumulate_gradients(
         self, batch: Batch, loss_function: LossFunction, limit: MicroBatchLimit
@@ -194,7 +198,7 @@ class TrainingEngine:
     def release_memory(self) -> None:
         """Leaves what torch keeps in store for the next pass to the other processes on this GPU."""
         if self.execution.shares_gpu:
-            torch.cuda.empty_cache()
+            give_back_memory()
 
     def clip_gradients(self) -> float:
         """Scales all gradients so that their global L2 norm is at most the limit; returns the norm before.

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from trainer.training.allocator import give_back_memory
+
 
 class Offload:
     """Keeps the contents of some tensors on CPU, and gives their memory back, until they are needed.
@@ -41,7 +43,7 @@ class Offload:
     def _fill(self) -> None:
         if self._kept and torch.cuda.is_available():
             # What comes back would settle in the memory that activations left, and keep it whole.
-            torch.cuda.empty_cache()
+            give_back_memory()
         for storage, kept in self._kept.values():
             storage.resize_(kept.nbytes)
             storage.copy_(kept.untyped_storage(), non_blocking=True)

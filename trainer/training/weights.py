@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
 
 BUCKET_BYTES = 512 * 2**20
+# To add up 16-bit words torch first makes 64-bit ones of them: of so many at a time, in 128 MiB.
+WORDS_AT_ONCE = 2**24
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,8 @@ def checksum(tensors: Sequence[Tensor]) -> int:
 
 
 def _word_sum(tensor: Tensor) -> Tensor:
-    return tensor.view(torch.int16).sum(dtype=torch.int64)
+    parts = [part.sum(dtype=torch.int64) for part in tensor.view(torch.int16).flatten().split(WORDS_AT_ONCE)]
+    return parts[0] if len(parts) == 1 else torch.stack(parts).sum()
 
 
 def _bucket(weights: list[tuple[str, Tensor]], dtype: torch.dtype, size: int) -> PackedWeights:
