@@ -223,7 +223,7 @@ def forward(group: WorkerGroup, method: str, batch: Batch) -> Tensor:
 
 
 def update(group: WorkerGroup, batch: Batch, mini_batch_size: int) -> dict[str, float]:
-    """A role's optimizer steps on the batch; every rank returns the same metrics."""
+    """A role's optimizer steps on the batch; the metrics of its first rank."""
     shards = batch.shards(len(group), mini_batch_size)
     metrics: dict[str, float] = group.call_each("update", [(batch.rows(shard),) for shard in shards])[0]
     return metrics

@@ -65,7 +65,7 @@ def beside_verl(rows: Sequence[Row]) -> str:
             f"Columns: shape, tokens of prompt and response. Seconds. {origin(used)} Jobs ran side by side, each with "
             "a GPU and its share of the cores. A dash: not measured; where that is all of verl, no step ended in time. "
             "Where 0 steps were measured, the times are those of the first step, which is slower than the next. With "
-            "`-offload` the optimizers' states leave the GPU between their steps, and at 0.5B activations are made again.",
+            "`-offload` the optimizers' states leave the GPU between steps, and at 0.5B activations are made again.",
             markdown(header, times),
             "GiB in use on the GPU by all processes together, the most in each phase. On 2026-11-21 they count the "
             "benchmark's own process on this side, which held 3 GiB at 0.5B and 7 at 1.5B:",

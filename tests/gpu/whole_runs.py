@@ -30,6 +30,7 @@ SHOWN = (
     "actor/entropy",
     "actor/gradient_norm",
     "critic/gradient_norm",
+    "actor/gpu_peak_gib",
     "rollout/response_length",
     "rollout/synced_bytes",
     "rollout/corrected_fraction",

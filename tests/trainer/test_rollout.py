@@ -153,7 +153,11 @@ def test_a_changed_byte_changes_the_sum() -> None:
     assert bucket.arrived_sum() != bucket.checksum
 
 
-def test_the_sum_of_weights_does_not_depend_on_how_they_are_cut_or_joined() -> None:
+@pytest.mark.parametrize("words_at_once", [1, 5, 1000])
+def test_the_sum_of_weights_does_not_depend_on_how_they_are_cut_or_joined(
+    monkeypatch: pytest.MonkeyPatch, words_at_once: int
+) -> None:
+    monkeypatch.setattr("trainer.training.weights.WORDS_AT_ONCE", words_at_once)
     q, k = torch.randn(6, 4).bfloat16(), torch.randn(3, 4).bfloat16()
     assert checksum([q, k]) == checksum([torch.cat([k, q])])
     sent = [packed.checksum for packed in pack([("q", q.float()), ("k", k.float())], torch.bfloat16, bucket_bytes=1)]

@@ -57,7 +57,7 @@ class ActorWorker(TrainingWorker):
             return self.log_probs(batch)
 
     def update(self, batch: Batch) -> dict[str, float]:
-        """All optimizer steps of a PPO step on this rank's rows; the means of their metrics, equal on every rank."""
+        """All optimizer steps of a PPO step on this rank's rows, and their metrics."""
         return self.take_steps("actor", self.config.actor, batch, self.loss)
 
     def loss(self, output: tuple[Tensor, Tensor], batch: Batch, count: GlobalCount) -> tuple[Tensor, dict[str, Tensor]]:

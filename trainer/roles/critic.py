@@ -22,7 +22,7 @@ class CriticWorker(TrainingWorker):
         return self.engine.forward(batch, self.config.critic.micro_batch_limit)
 
     def update(self, batch: Batch) -> dict[str, float]:
-        """All optimizer steps of a PPO step on this rank's rows; the means of their metrics, equal on every rank."""
+        """All optimizer steps of a PPO step on this rank's rows, and their metrics."""
         return self.take_steps("critic", self.config.critic, batch, self.loss)
 
     def loss(self, values: Tensor, batch: Batch, count: GlobalCount) -> tuple[Tensor, dict[str, Tensor]]:

@@ -96,8 +96,12 @@ class TrainingWorker:
     def take_steps(
         self, role: str, settings: ActorConfig | CriticConfig, batch: Batch, loss_function: LossFunction
     ) -> dict[str, float]:
-        """All optimizer steps of a PPO step on this rank's rows; the means of their metrics, named `role/metric` and
-        equal on every rank."""
+        """All optimizer steps of a PPO step on this rank's rows; the means of their metrics, named `role/metric`.
+
+        They are equal on every rank, but for `gpu_peak_gib`: the most that this rank took of its GPU meanwhile.
+        """
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
         rows = settings.mini_batch_size // self.place.world_size
         with self.engine.stepping(several=settings.ppo_epochs > 1 or len(batch) > rows):
             steps = [
@@ -105,7 +109,10 @@ class TrainingWorker:
                 for _ in range(settings.ppo_epochs)
                 for mini_batch in batch.micro_batches(rows)
             ]
-        return {f"{role}/{name}": sum(step[name] for step in steps) / len(steps) for name in steps[0]}
+        means = {name: sum(step[name] for step in steps) / len(steps) for name in steps[0]}
+        if self.device.type == "cuda":
+            means["gpu_peak_gib"] = torch.cuda.max_memory_reserved() / 2**30
+        return {f"{role}/{name}": mean for name, mean in means.items()}
 
     def start_trace(self) -> None:
         """Records what this rank does until `stop_trace`."""
