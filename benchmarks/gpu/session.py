@@ -68,12 +68,12 @@ def ppo(
     """PPO steps here and, if both, with verl."""
     command = (
         f"{BENCH}ppo_step --name {name} --shape {shape} --prompt {prompt} --response {response} --batch {batch} "
-        f"--gpus {gpus} --out $ROWS --logs $LOGS --timeout 500"
+        f"--gpus {gpus} --out $ROWS --logs $LOGS --timeout 700"
     )
     line = f"{command} --side ours --tokens {tokens} --steps {steps} {settings}"
     if both:
         line += f"; {command} --side verl --steps 3"
-    return Job(name, line, limit=900 if both else 300, gpus=gpus, ray=True)
+    return Job(name, line, limit=1200 if both else 300, gpus=gpus, ray=True)
 
 
 TWO_ENGINES = "rollout.engines_per_gpu=2 rollout.log_probs=false rollout.kv_cache_gib={}"
@@ -87,7 +87,7 @@ OFFLOAD = "actor.sharding.optimizer_offload=true critic.sharding.optimizer_offlo
 # Large micro-batches in little memory; small ones would be bound by Python in a model as small as 0.5B.
 CHECKPOINTS = "actor.activation_checkpointing=true critic.activation_checkpointing=true"
 PLAN = (
-    # The longest first; those with verl take ten minutes, of which it needs three and a half to start.
+    # The longest first; those with verl take ten to fifteen minutes, of which it needs four to start.
     ppo("1.5B-256-1024", "1.5B", 256, 1024, TWO_ENGINES.format(10), both=True, tokens=8192, steps=3),
     ppo("0.5B-256-1024", "0.5B", 256, 1024, TWO_ENGINES.format(5), both=True),
     ppo("1.5B-512-512", "1.5B", 512, 512, TWO_ENGINES.format(8), both=True, tokens=8192, steps=3),
