@@ -67,11 +67,6 @@ async def connect(
     raise problem or OSError("the name has no address")
 
 
-def bracketed(address: str) -> str:
-    """The address as it stands in front of a port: `[::1]`, but `127.0.0.1`."""
-    return f"[{address}]" if ":" in address else address
-
-
 def is_loopback(address: str | None) -> bool:
     """Whether an address reaches nobody but this node. /etc/hosts of Debian has 127.0.1.1 for the host's own name."""
     return address is not None and ipaddress.ip_address(address).is_loopback

@@ -12,9 +12,8 @@ from pathlib import Path
 
 from entrypoints.errors import RayFailedError
 from entrypoints.memory import choose_object_store
-from entrypoints.network import bracketed
 from entrypoints.options import Dashboard, RayOptions
-from entrypoints.ports import RayPorts, can_bind
+from entrypoints.ports import RayPorts, bracketed, can_bind
 from entrypoints.processes import Family, Process
 from entrypoints.surroundings import without_launchers
 

@@ -2,6 +2,7 @@
 
 from entrypoints.environments.base import Allocation, Environment
 from entrypoints.environments.place import Place, Reader
+from entrypoints.ports import bracketed
 
 HEAD = ("FQ_RAY_IP", "RAY_IP")
 ADDRESS = "RAY_ADDRESS"
@@ -27,7 +28,8 @@ class KubeRay(Environment):
         cluster = reader.text(CLUSTER)
         if head is None and cluster is None:
             return None
-        attach = reader.text(ADDRESS) or (f"{head}:{place.variables.get('RAY_PORT') or _PORT}" if head else None)
+        port = place.variables.get("RAY_PORT") or _PORT
+        attach = reader.text(ADDRESS) or (f"{bracketed(head)}:{port}" if head else None)
         if attach is None:
             return None
         return Allocation(
@@ -35,7 +37,7 @@ class KubeRay(Environment):
             job_id=cluster or attach,
             node_count=1,  # the cluster has more, but this command is one and runs here
             node_rank=0,
-            head=head or attach.rpartition(":")[0],
+            head=head or attach.rpartition(":")[0].strip("[]"),
             attach=attach,
             variables=reader.used,
         )

@@ -183,6 +183,22 @@ def test_an_existing_cluster_outranks_every_scheduler() -> None:
     assert found.allocation.attach == "10.0.0.1:6379"
 
 
+@pytest.mark.parametrize(
+    ("where", "head", "attach"),
+    [
+        ({"FQ_RAY_IP": "c-head.ns.svc"}, "c-head.ns.svc", "c-head.ns.svc:6379"),
+        ({"RAY_IP": "fd00::7", "RAY_PORT": "6380"}, "fd00::7", "[fd00::7]:6380"),
+        ({"RAY_ADDRESS": "[fd00::7]:6379"}, "fd00::7", "[fd00::7]:6379"),
+    ],
+)
+def test_a_ray_cluster_of_kubernetes_is_found_by_name_and_by_either_kind_of_address(
+    where: dict[str, str], head: str, attach: str
+) -> None:
+    found = detect({"RAY_CLUSTER_NAME": "c", **where}, "me")
+    assert found.allocation.environment == "kuberay"
+    assert (found.allocation.head, found.allocation.attach) == (head, attach)
+
+
 def test_a_list_of_hosts_outranks_an_existing_cluster() -> None:
     found = detect({"SLIPWAY_HOSTS": "a,me", "RAY_ADDRESS": "10.0.0.1:6379"}, "me")
     assert found.allocation.attach is None

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from entrypoints.fabric.interfaces import address_of, interface_of
-from entrypoints.network import bracketed, connect
+from entrypoints.network import connect
+from entrypoints.ports import bracketed
 
 NOWHERE = "240.0.0.1"
 """Of a range that was never given out: no route leads there."""

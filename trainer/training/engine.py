@@ -260,6 +260,6 @@ def _explained_shortage() -> Iterator[None]:
     except torch.OutOfMemoryError as error:
         raise EngineError(
             f"the GPU's memory is full: {str(error).split('. Of the allocated')[0]}",
-            hint="lower micro_batch_tokens (or micro_batch_size), or set activation_checkpointing=true, "
-            "of the actor or the critic; see docs/performance.md, Memory",
+            hint="lower micro_batch_tokens (or micro_batch_size), or set sharding.optimizer_offload=true or "
+            "activation_checkpointing=true, of the actor or the critic; see docs/performance.md, Memory",
         ) from error
