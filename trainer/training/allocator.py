@@ -37,8 +37,10 @@ def give_back_memory() -> None:
 
     Waits for the GPU first. From a segment that expands, torch takes pages away as soon as the stream that they were
     allocated in is idle (https://github.com/pytorch/pytorch/issues/196258); FSDP allocates gradients in a stream of its
-    own, and the optimizer reads them in another.
+    own, and the optimizer reads them in another. Without a GPU there is nothing to give back.
     """
+    if not torch.cuda.is_available():
+        return
     torch.cuda.synchronize()
     torch.cuda.ipc_collect()
     torch.cuda.empty_cache()

@@ -41,7 +41,7 @@ class Offload:
                 self._empty()
 
     def _fill(self) -> None:
-        if self._kept and torch.cuda.is_available():
+        if self._kept:
             # What comes back would settle in the memory that activations left, and keep it whole.
             give_back_memory()
         for storage, kept in self._kept.values():
