@@ -93,7 +93,7 @@ PLAN = (
     ppo("1.5B-512-512", "1.5B", 512, 512, TWO_ENGINES.format(8), both=True, tokens=8192, steps=3),
     ppo("0.5B-512-512", "0.5B", 512, 512, TWO_ENGINES.format(4), both=True),
     ppo("0.5B-256-512", "0.5B", 256, 512, TWO_ENGINES.format(4), both=True),
-    # Beside verl's memory: less in each phase.
+    # With verl's memory as the measure.
     ppo("1.5B-256-1024-offload", "1.5B", 256, 1024, f"{TWO_ENGINES.format(10)} {OFFLOAD}", tokens=12288, steps=3),
     ppo("1.5B-512-512-offload", "1.5B", 512, 512, f"{TWO_ENGINES.format(8)} {OFFLOAD}", tokens=12288, steps=3),
     ppo("0.5B-256-1024-offload", "0.5B", 256, 1024, f"{TWO_ENGINES.format(5)} {OFFLOAD} {CHECKPOINTS}"),

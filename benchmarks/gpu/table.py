@@ -55,7 +55,7 @@ def beside_verl(rows: Sequence[Row]) -> str:
         *(line(phase, partial(_seconds, phase)) for phase in PHASES),
         ["verl's step ÷ ours", *ratios],
         line("tokens/s", lambda row: f"{row['tokens_per_second']:,}"),
-        line("s to the first step", lambda row: f"{row['seconds_to_first_step']:.0f}" if row["steps"] else "-"),
+        line("s to the first step", partial(_seconds, "seconds_to_first_step", digits=0)),
         line("steps measured", lambda row: row["steps"]),
         line("tokens of a micro-batch", lambda row: f"{row['tokens']:,}"),
     ]
@@ -68,7 +68,7 @@ def beside_verl(rows: Sequence[Row]) -> str:
             "`-offload` the optimizers' states leave the GPU between steps, and at 0.5B activations are made again.",
             markdown(header, times),
             "GiB in use on the GPU by all processes together, the most in each phase. On 2026-11-21 they count the "
-            "benchmark's own process on this side, which held 3 GiB at 0.5B and 7 at 1.5B:",
+            "benchmark's own process on this side, which held 3 GiB at 0.5B and 7 at 1.5B; since then it is left out:",
             markdown(header, (line(phase, partial(_gib, phase)) for phase in PHASES if phase != "step")),
         ]
     )
@@ -86,8 +86,8 @@ def _ratio(ours: Row, verl: Row | None) -> str:
     return f"**{ratio}**" if verl["steps"] else f"{ratio} (its first)"
 
 
-def _seconds(phase: str, row: Row) -> str:
-    return f"{row[phase]:.2f}" if phase in row else "-"
+def _seconds(name: str, row: Row, digits: int = 2) -> str:
+    return f"{row[name]:.{digits}f}" if name in row else "-"
 
 
 def _gib(phase: str, row: Row) -> Any:
