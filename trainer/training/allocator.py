@@ -12,24 +12,22 @@ from contextlib import contextmanager
 import torch
 
 
-def use_expandable_segments(device: torch.device) -> None:
+def use_expandable_segments(device: torch.device, expand: bool = True) -> None:
     """From now on, unless the user's PYTORCH_CUDA_ALLOC_CONF says otherwise. ROCm has no such segments."""
-    if _may_expand(device):
-        torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
+    chosen = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
+    if device.type == "cuda" and torch.version.hip is None and "expandable_segments:False" not in chosen:
+        torch._C._accelerator_setAllocatorSettings(f"expandable_segments:{expand}")
 
 
 @contextmanager
 def shareable_memory(device: torch.device) -> Iterator[None]:
     """What is allocated within can be opened by another process: segments that expand need a right for that (to take
     file descriptors of other processes, pidfd_getfd) which containers do not have by default."""
-    if not _may_expand(device):
-        yield
-        return
-    torch._C._accelerator_setAllocatorSettings("expandable_segments:False")
+    use_expandable_segments(device, expand=False)
     try:
         yield
     finally:
-        torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
+        use_expandable_segments(device)
 
 
 def give_back_memory() -> None:
@@ -44,8 +42,3 @@ def give_back_memory() -> None:
     torch.cuda.synchronize()
     torch.cuda.ipc_collect()
     torch.cuda.empty_cache()
-
-
-def _may_expand(device: torch.device) -> bool:
-    chosen = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
-    return device.type == "cuda" and torch.version.hip is None and "expandable_segments:False" not in chosen
