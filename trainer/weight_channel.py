@@ -2,9 +2,8 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass
 from datetime import timedelta
 from threading import Thread
 
@@ -13,38 +12,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainer.errors import EngineError
-from trainer.training.weights import Layout, checksum
+from trainer.training.weights import Bucket, Layout
 
 # How often it is asked whether a transfer is over: some tenths of a millisecond a bucket, most of them beside the work
 # on the one before.
 POLL_SECONDS = 0.0001
-
-
-@dataclass(frozen=True)
-class Announcement:
-    """A bucket that is going to be sent."""
-
-    layout: Layout
-    size: int
-    checksum: int
-
-
-@dataclass(frozen=True)
-class ReceivedBucket:
-    """Some weights as bytes in a tensor of this process."""
-
-    layout: Layout
-    data: Tensor
-    checksum: int
-
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """The weights by name; they share memory with the bucket."""
-        for name, shape, piece in self.layout.pieces(self.data):
-            yield name, piece.view(self.layout.dtype).view(shape)
-
-    def arrived_sum(self) -> int:
-        """The sum of what is here; another than `checksum` means that something was lost on the way."""
-        return checksum([self.data])
 
 
 class WeightChannel:
@@ -65,19 +37,20 @@ class WeightChannel:
             raise EngineError(f"the channel for weights was not formed: {_first_line(error)}") from error
         self._greet()
 
-    def send(self, buckets: Sequence[Tensor]) -> None:
-        """Sends bytes to all others. Raises EngineError if they are not taken in time."""
-        for transfer in [self._begin(data) for data in buckets]:
+    def send(self, buckets: Iterable[Bucket]) -> None:
+        """Sends each bucket to all others as soon as it is there, beside the making of the next; they must outlive this
+        call. Raises EngineError if they are not taken in time."""
+        for transfer in [self._begin(bucket.data) for bucket in buckets]:
             self._finish(transfer)
 
-    def receive(self, announced: Sequence[Announcement]) -> Iterator[ReceivedBucket]:
+    def receive(self, layouts: Iterable[Layout]) -> Iterator[Bucket]:
         """What rank 0 sends, bucket by bucket; while one is at the consumer's, the next is already on its way.
 
         A consumer that drops each bucket before it asks for the next has never more than two of them in memory. On a
         GPU what it does with them must be in the order of its current stream: a dropped bucket's memory takes the next
         one as soon as that stream is done with it. Raises EngineError if one does not come in time.
         """
-        expected = map(self._expect, announced)  # begins a transfer each time it is asked
+        expected = map(self._expect, layouts)  # begins a transfer each time it is asked
         coming = next(expected, None)
         while coming is not None:
             bucket, transfer = coming
@@ -113,10 +86,10 @@ class WeightChannel:
         except TimeoutError as error:
             raise EngineError(f"the channel for weights did not connect all within {self._timeout:g} s") from error
 
-    def _expect(self, announced: Announcement) -> tuple[ReceivedBucket, dist.Work]:
+    def _expect(self, layout: Layout) -> tuple[Bucket, dist.Work]:
         """A bucket, and the transfer that fills it."""
-        data = torch.empty(announced.size, dtype=torch.uint8, device=self._device)
-        return ReceivedBucket(announced.layout, data, announced.checksum), self._begin(data)
+        data = torch.empty(layout.size, dtype=torch.uint8, device=self._device)
+        return Bucket(layout, data), self._begin(data)
 
     def _begin(self, data: Tensor) -> dist.Work:
         """Begins to broadcast from rank 0. NCCL does so on a stream of its own, after what the current stream has to do

@@ -8,6 +8,7 @@ from ray import ObjectRef
 
 from trainer.cluster import Call, Slot, WorkerGroup, outcomes
 from trainer.errors import ConfigError, EngineError
+from trainer.training.weights import Layout
 
 logger = logging.getLogger(__name__)
 
@@ -67,18 +68,22 @@ class Broadcast:
 
     Engines that it did not reach, because one of them died, and engines that are started anew get the same weights
     through the object store: the actor keeps a copy on CPU. The process group is then formed again with the next.
+
+    Several actor ranks gather all weights before the first is sent: one that waits for an engine would hold up the
+    others. One rank alone packs them as it sends them.
     """
 
     def __init__(self, actor: WorkerGroup, rollout: WorkerGroup) -> None:
         self._actor = actor
         self._rollout = rollout
+        self._layouts: Sequence[Layout] = ()
         self._formed = False
         self._sent = True
         self.nbytes = 0
 
     def fetch(self) -> None:
-        self._announced = self._actor.call("pack_weights")[0]
-        self.nbytes = sum(bucket.layout.nbytes for bucket in self._announced)
+        if len(self._actor) > 1 or not self._layouts:
+            self._pack()
         self._sent = False
 
     def give(self, ranks: Sequence[int]) -> dict[int, EngineError]:
@@ -98,11 +103,16 @@ class Broadcast:
         everyone = range(len(self._rollout))
         self._formed = self._formed or self._form()
         if not self._formed:
+            self._pack()
             return list(everyone)
         sending = self._actor.start_one(0, "send_weights")
-        failures = self._rollout.attempt("receive_weights", dict.fromkeys(everyone, (self._announced,)))[1]
+        failures = self._rollout.attempt("receive_weights", dict.fromkeys(everyone, (self._layouts,)))[1]
         self._formed = self._went_well(sending, failures)
         return list(failures)
+
+    def _pack(self) -> None:
+        self._layouts = self._actor.call("pack_weights")[0]
+        self.nbytes = sum(layout.nbytes for layout in self._layouts)
 
     def _form(self) -> bool:
         """Makes the process group; whether all came."""

@@ -96,8 +96,8 @@ PLAN = (
     # With verl's memory as the measure.
     ppo("1.5B-256-1024-offload", "1.5B", 256, 1024, f"{TWO_ENGINES.format(10)} {OFFLOAD}", tokens=12288, steps=3),
     ppo("1.5B-512-512-offload", "1.5B", 512, 512, f"{TWO_ENGINES.format(8)} {OFFLOAD}", tokens=12288, steps=3),
-    ppo("0.5B-256-1024-offload", "0.5B", 256, 1024, f"{TWO_ENGINES.format(5)} {OFFLOAD} {CHECKPOINTS}"),
-    ppo("0.5B-512-512-offload", "0.5B", 512, 512, f"{TWO_ENGINES.format(4)} {OFFLOAD} {CHECKPOINTS}"),
+    ppo("0.5B-256-1024-offload", "0.5B", 256, 1024, f"{TWO_ENGINES.format(5)} {OFFLOAD} {CHECKPOINTS}", tokens=24576),
+    ppo("0.5B-512-512-offload", "0.5B", 512, 512, f"{TWO_ENGINES.format(4)} {OFFLOAD} {CHECKPOINTS}", tokens=24576),
     Job("learning", f"{BENCH}learning --out $ROWS --output $LOGS", ray=True),
     Job("trimmed", f"{BENCH}trimmed --variant vllm0.26-torch2.11-cu130 --out $ROWS --logs $LOGS", limit=200),
     Job(

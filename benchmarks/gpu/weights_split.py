@@ -5,6 +5,7 @@ weights take. Without GPUs all this goes over gloo.
 """
 
 import time
+from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
@@ -17,6 +18,7 @@ from trainer.config import Config
 from trainer.roles.actor import ActorWorker
 from trainer.roles.rollout import RolloutWorker
 from trainer.rollout.engines import Engines
+from trainer.training.weights import Layout
 from trainer.weight_channel import WeightChannel
 
 WORKERS = {"actor": f"{__name__}.TimedActor", "rollout": f"{__name__}.TimedRollout"}
@@ -71,7 +73,8 @@ def measure(actor: WorkerGroup, rollout: WorkerGroup, config: Config, repeats: i
     for _ in range(repeats):
         actor.call("settle")
         whole.append(timed(engines.sync_weights))
-    parts = [_parts(actor, rollout) for _ in range(repeats)]
+    layouts = engines._transfer._layouts
+    parts = [_parts(actor, rollout, layouts) for _ in range(repeats)]
     medians = {name: median(part[name] for part in parts) for name in parts[0]}
     sync = median(whole)
     return {
@@ -82,7 +85,7 @@ def measure(actor: WorkerGroup, rollout: WorkerGroup, config: Config, repeats: i
         "parts": {name: round(seconds, 4) for name, seconds in medians.items()},
         "link_gb_per_second": round(nbytes / link / 1e9, 1),
         "bytes_over_bandwidth_seconds": round(link, 4),
-        "send_ratio": round(medians["send"] / link, 2),
+        "pack_and_send_ratio": round(medians["pack_and_send"] / link, 2),
         "receive_and_load_ratio": round(medians["receive_and_load"] / link, 2),
         "sync_ratio": round(sync / link, 2),
     }
@@ -101,13 +104,12 @@ def measure_latecomer(actor: WorkerGroup, rollout: WorkerGroup) -> dict[str, Any
     }
 
 
-def _parts(actor: WorkerGroup, rollout: WorkerGroup) -> dict[str, float]:
+def _parts(actor: WorkerGroup, rollout: WorkerGroup, layouts: Sequence[Layout]) -> dict[str, float]:
     """Seconds of each part of one sync; the engine receives while the actor sends."""
     actor.call("settle")
     begin = time.perf_counter()
-    ((announced, pack),) = actor.call("timed", "pack_weights")
     sending = actor.start_one(0, "timed", "send_weights")
-    receiving = rollout.start_one(0, "timed", "receive_weights", announced)
+    receiving = rollout.start_one(0, "timed", "receive_weights", layouts)
     (_, send), (_, receive) = actor.wait([sending, receiving])
-    rest = time.perf_counter() - begin - pack - max(send, receive)
-    return {"pack": pack, "send": send, "receive_and_load": receive, "rest": rest}
+    rest = time.perf_counter() - begin - max(send, receive)
+    return {"pack_and_send": send, "receive_and_load": receive, "rest": rest}

@@ -11,26 +11,25 @@ import torch
 
 from trainer.errors import EngineError
 from trainer.training.process_group import connect_store, open_store
-from trainer.training.weights import PackedWeights, pack
-from trainer.weight_channel import Announcement, ReceivedBucket, WeightChannel
+from trainer.training.weights import Bucket, pack
+from trainer.weight_channel import WeightChannel
 
 TIMEOUT = 120.0
 
 
-def buckets() -> list[PackedWeights]:
+def buckets() -> list[Bucket]:
     generator = torch.Generator().manual_seed(0)
     shapes = {"embedding": (40, 8), "bias": (7,), "head": (8, 40)}
     weights = [(name, torch.randn(shape, generator=generator)) for name, shape in shapes.items()]
     return list(pack(weights, torch.bfloat16, bucket_bytes=512))
 
 
-def compare(received: ReceivedBucket, sent: PackedWeights) -> str:
-    expected = [(name, shape, piece) for name, shape, piece in sent.layout.pieces(sent.data)]
+def compare(received: Bucket, sent: Bucket) -> str:
     same = all(
-        name == wanted and tuple(tensor.shape) == shape and torch.equal(tensor.flatten().view(torch.uint8), piece)
-        for (name, tensor), (wanted, shape, piece) in zip(received.tensors(), expected, strict=True)
+        name == wanted and torch.equal(tensor, expected)
+        for (name, tensor), (wanted, expected) in zip(received.tensors(), sent.tensors(), strict=True)
     )
-    return "same" if same and received.arrived_sum() == received.checksum else "different"
+    return "same" if same and received.sum == received.packed_sum == sent.sum else "different"
 
 
 def main(rank: int, size: int, port: int) -> None:
@@ -49,14 +48,13 @@ def main(rank: int, size: int, port: int) -> None:
     channel.close()
 
 
-def give(channel: WeightChannel, sent: Sequence[PackedWeights]) -> Iterator[str]:
-    channel.send([bucket.data for bucket in sent])
+def give(channel: WeightChannel, sent: Sequence[Bucket]) -> Iterator[str]:
+    channel.send(sent)
     yield "sent"
 
 
-def take(channel: WeightChannel, sent: Sequence[PackedWeights]) -> Iterator[str]:
-    announced = [Announcement(bucket.layout, bucket.data.numel(), bucket.checksum) for bucket in sent]
-    yield from map(compare, channel.receive(announced), sent)
+def take(channel: WeightChannel, sent: Sequence[Bucket]) -> Iterator[str]:
+    yield from map(compare, channel.receive([bucket.layout for bucket in sent]), sent)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from trainer.training.networks import PolicyNetwork, load_language_model
 from trainer.training.partition import MicroBatchLimit
 from trainer.training.process_group import join, open_store
 from trainer.training.sharding import Execution
-from trainer.training.weights import pack
+from trainer.training.weights import pack, store
 
 TEMPERATURE = 0.7
 LIMIT = MicroBatchLimit(32)
@@ -71,7 +71,7 @@ def sync(trainer: TrainingEngine, engine: Engine, rank: int) -> list[str]:
     """Gives the engine what was trained; its names."""
     language_model = trainer.network.language_model
     weights = trainer.adapter_weights(language_model) if rank else trainer.full_weights(language_model)
-    buckets = [bucket.to_numpy() for bucket in pack(weights, torch.float32, bucket_bytes=2**17)]
+    buckets = [store(bucket) for bucket in pack(weights, torch.float32, bucket_bytes=2**17)]
     engine.replace_weights(buckets)
     return [name for bucket in buckets for name in bucket.layout.names]
 

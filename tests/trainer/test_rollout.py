@@ -14,11 +14,11 @@ from trainer.config import Config
 from trainer.errors import ConfigError, EngineError
 from trainer.models import ModelShape, build_tokenizer, create_model, save_model
 from trainer.rollout.agreement import log_prob_agreement
-from trainer.rollout.arrival import check_in_place
+from trainer.rollout.arrival import check_in_place, checked
 from trainer.rollout.process_environment import engine_environment
 from trainer.rollout.sampling import request_seed
 from trainer.rollout.vllm_settings import weight_settings
-from trainer.training.weights import checksum, pack
+from trainer.training.weights import checksum, pack, store, word_sum
 
 PROGRAM = Path(__file__).with_name("engine_program.py")
 
@@ -108,10 +108,10 @@ def test_vllm_makes_room_for_the_adapters_of_the_layers_that_have_them(tmp_path:
 def test_an_engine_that_computes_without_its_adapters_is_noticed() -> None:
     a, b = torch.randn(2, 8), torch.randn(4, 2)
     room = [torch.zeros(1, 1, 8, 8), torch.zeros(1, 1, 4, 8)]
-    with pytest.raises(EngineError, match="the engine computes with adapters that sum to 0"):
-        check_in_place(room, [a, b])
+    with pytest.raises(EngineError, match="the engine computes with weights that sum to 0"):
+        check_in_place(checksum(room), checksum([a, b]))
     room[0][0, 0, :2], room[1][0, 0, :, :2] = a, b
-    check_in_place(room, [a, b])
+    check_in_place(checksum(room), checksum([a, b]))
 
 
 def test_every_response_of_a_run_has_its_own_seed() -> None:
@@ -137,31 +137,32 @@ def test_only_an_eager_engine_may_not_compile() -> None:
 def test_weights_survive_their_buckets(dtype: torch.dtype, bucket_bytes: int, buckets: int) -> None:
     sizes = {torch.float32: (10, 40, 60, 90), torch.bfloat16: (20, 80, 120, 180)}[dtype]
     weights = [(f"weight {size}", torch.randn(2, size // 2).to(dtype)) for size in sizes]
-    packed = [bucket.to_numpy() for bucket in pack(weights, dtype, bucket_bytes)]
-    assert len(packed) == buckets
-    assert all(bucket.arrived_sum() == bucket.checksum for bucket in packed)
+    stored = [store(bucket) for bucket in pack(weights, dtype, bucket_bytes)]
+    assert len(stored) == buckets
     for (name, tensor), (unpacked_name, unpacked) in zip(
-        weights, (pair for bucket in packed for pair in bucket.tensors()), strict=True
+        weights, (pair for bucket in stored for pair in checked(bucket).tensors()), strict=True
     ):
         assert name == unpacked_name
         assert torch.equal(tensor, unpacked)
 
 
 def test_a_changed_byte_changes_the_sum() -> None:
-    (bucket,) = [packed.to_numpy() for packed in pack([("weight", torch.randn(8))], torch.float32)]
+    (bucket,) = map(store, pack([("weight", torch.randn(8))], torch.float32))
     bucket.data[3] ^= 1
-    assert bucket.arrived_sum() != bucket.checksum
+    with pytest.raises(EngineError, match="weights changed on the way"):
+        checked(bucket)
 
 
-@pytest.mark.parametrize("words_at_once", [1, 5, 1000])
+@pytest.mark.parametrize("at_once", [1, 5, 1000])
 def test_the_sum_of_weights_does_not_depend_on_how_they_are_cut_or_joined(
-    monkeypatch: pytest.MonkeyPatch, words_at_once: int
+    monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
-    monkeypatch.setattr("trainer.training.weights.WORDS_AT_ONCE", words_at_once)
+    monkeypatch.setattr("trainer.training.weights.SHORT_WORDS_AT_ONCE", at_once)
     q, k = torch.randn(6, 4).bfloat16(), torch.randn(3, 4).bfloat16()
     assert checksum([q, k]) == checksum([torch.cat([k, q])])
-    sent = [packed.checksum for packed in pack([("q", q.float()), ("k", k.float())], torch.bfloat16, bucket_bytes=1)]
-    assert sum(sent) == checksum([q, k])
+    assert word_sum([q, k], torch.int64) == word_sum([torch.cat([k, q])], torch.int64)
+    packed = pack([("q", q.float()), ("k", k.float())], torch.bfloat16, bucket_bytes=1)
+    assert sum(bucket.packed_sum for bucket in packed) == word_sum([q, k], torch.int64)
 
 
 def test_agreement_counts_ratios_and_ignores_what_is_masked() -> None:

@@ -19,8 +19,8 @@ from trainer.config import Config
 from trainer.errors import ConfigError, EngineError
 from trainer.models import ModelShape, build_tokenizer, create_model, save_model
 from trainer.rollout.transformers import TransformersEngine
-from trainer.training.weights import pack
-from trainer.weight_channel import Announcement, ReceivedBucket, WeightChannel
+from trainer.training.weights import Bucket, pack
+from trainer.weight_channel import WeightChannel
 from trainer.weight_sync import WAYS, chosen_way
 
 PROGRAM = Path(__file__).with_name("channel_program.py")
@@ -57,16 +57,15 @@ def test_an_engine_has_one_bucket_at_a_time_and_the_next_one_is_on_its_way(tmp_p
     save_model(model, tokenizer, tmp_path / "model")
     engine = TransformersEngine(Config.model_validate({"model": {"path": tmp_path / "model"}}), "cpu", [])
     packed = list(pack(model.named_parameters(), torch.float32, bucket_bytes=2**17))
-    announced = [Announcement(bucket.layout, bucket.data.numel(), bucket.checksum) for bucket in packed]
     sent, store, cpu = {bucket.data.data_ptr() for bucket in packed}, dist.HashStore(), torch.device("cpu")
 
     def send() -> None:
         channel = WeightChannel(store, 0, 2, cpu, timeout=60)
-        channel.send([bucket.data for bucket in packed])
+        channel.send(packed)
 
     in_memory = []
 
-    def count(bucket: ReceivedBucket) -> ReceivedBucket:
+    def count(bucket: Bucket) -> Bucket:
         tensors = [one for one in gc.get_objects() if type(one) is torch.Tensor and one.dtype == torch.uint8]
         in_memory.append(len({one.untyped_storage().data_ptr() for one in tensors} - sent))
         return bucket
@@ -74,7 +73,7 @@ def test_an_engine_has_one_bucket_at_a_time_and_the_next_one_is_on_its_way(tmp_p
     sender = threading.Thread(target=send)
     sender.start()
     channel = WeightChannel(store, 1, 2, cpu, timeout=60)
-    engine.copy_weights(map(count, channel.receive(announced)))
+    engine.copy_weights(map(count, channel.receive([bucket.layout for bucket in packed])))
     sender.join()
     assert len(packed) > 3
     assert in_memory == [2] * (len(packed) - 1) + [1]

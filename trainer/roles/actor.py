@@ -1,7 +1,7 @@
 """The policy that is trained."""
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import ray
@@ -25,19 +25,20 @@ from trainer.training.export import write_language_model
 from trainer.training.lora import adapters_off, write_adapter
 from trainer.training.networks import PolicyNetwork
 from trainer.training.process_group import open_store
-from trainer.training.weights import PackedWeights, SharedBucket, WeightBucket, pack, share
-from trainer.weight_channel import Announcement, WeightChannel
+from trainer.training.weights import Bucket, Layout, SharedBucket, StoredBucket, pack, share, store
+from trainer.weight_channel import WeightChannel
 
 
 class ActorWorker(TrainingWorker):
-    _shared: Sequence[PackedWeights] = ()
-    _packed: Sequence[PackedWeights] = ()
-    _announced: Sequence[Announcement] = ()
+    _shared: Sequence[Bucket] = ()
+    _packed: list[Bucket]
+    _kept_layouts: Sequence[Layout] = ()
     _channel: WeightChannel | None = None
     _channel_store: TCPStore | None = None
 
     def __init__(self, config: Config, place: Place) -> None:
         super().__init__(config, place)
+        self._packed = []
         self._kept = HostCopies()
 
     def build(self) -> TrainingEngine:
@@ -88,7 +89,7 @@ class ActorWorker(TrainingWorker):
         # Gather all before any is sent: a rank that waits for a receiver would hold up the others' gathering.
         references, nbytes = [], 0
         for bucket in pack(self._at_first_rank(self._learned()), self.dtype):
-            references.append(ray.put(bucket.to_numpy()))
+            references.append(ray.put(store(bucket)))
             nbytes += bucket.layout.nbytes
         return references, nbytes
 
@@ -116,35 +117,49 @@ class ActorWorker(TrainingWorker):
         timeout = self.config.trainer.worker_timeout / 2  # so that this fails before its caller gives up
         self._channel = WeightChannel(self._channel_store, 0, size, self.device, timeout)
 
-    def pack_weights(self) -> Sequence[Announcement]:
-        """What engines lack in buckets, ready to be sent; every rank calls it, rank 0 keeps and announces them."""
-        # Gather all before any is sent: a rank that waits for a receiver would hold up the others' gathering.
-        # Engines on GPUs load in place, those on CPU want a weight that two parts share under both names.
-        weights = self._learned(shared_once=self.device.type == "cuda")
+    def pack_weights(self) -> Sequence[Layout]:
+        """What engines lack in buckets, ready to be sent; every rank calls it, rank 0 keeps them and says how they are
+        laid out, which is the same each time."""
         if self.place.rank == 0:
-            self._packed = list(pack(weights, self.dtype))
+            deque(self._packing(), maxlen=0)
         else:
-            deque(weights, maxlen=0)
-        self._announced = [Announcement(bucket.layout, bucket.data.numel(), bucket.checksum) for bucket in self._packed]
-        return self._announced
+            deque(self._to_send(), maxlen=0)
+        return [bucket.layout for bucket in self._packed]
 
     def send_weights(self) -> None:
-        """Rank 0 only: sends to all engines what was packed, and begins to copy it to CPU."""
+        """Rank 0 only: sends to all engines what was packed, and begins to copy it to CPU.
+
+        An actor of one rank need not pack before: it does now, and sends each bucket beside the packing of the next.
+        """
         assert self._channel is not None
+        packing = iter(list(self._packed)) if self._packed else self._packing()
         try:
-            self._channel.send([bucket.data for bucket in self._packed])
+            self._channel.send(packing)
         finally:
+            deque(packing, maxlen=0)  # engines that were not reached want all of them
             self._keep_packed()
 
     def publish_sent_weights(self) -> list[ObjectRef]:
         """Rank 0 only: puts what was packed last into the object store, whatever the weights are by now."""
         self._keep_packed()
-        sent = zip(self._announced, self._kept.take(), strict=True)
-        return [ray.put(WeightBucket(bucket.layout, data.numpy(), bucket.checksum)) for bucket, data in sent]
+        kept = zip(self._kept_layouts, self._kept.take(), strict=True)
+        return [ray.put(StoredBucket(layout, data.numpy())) for layout, data in kept]
+
+    def _packing(self) -> Iterator[Bucket]:
+        """Packs what engines lack, and keeps it."""
+        self._packed = []
+        for bucket in pack(self._to_send(), self.dtype):
+            self._packed.append(bucket)
+            yield bucket
+
+    def _to_send(self) -> Iterable[tuple[str, Tensor]]:
+        # Engines on GPUs load in place, those on CPU want a weight that two parts share under both names.
+        return self._learned(shared_once=self.device.type == "cuda")
 
     def _keep_packed(self) -> None:
         if self._packed:
             self._kept.start([bucket.data for bucket in self._packed])
+            self._kept_layouts = [bucket.layout for bucket in self._packed]
             self._packed = []
 
     def export(self, directory: Path) -> None:

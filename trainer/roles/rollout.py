@@ -12,8 +12,8 @@ from trainer.rollout.end_tokens import end_token_ids
 from trainer.rollout.engine import chosen_engine, open_engine
 from trainer.rollout.sampling import Request, Response
 from trainer.training.process_group import connect_store, name_interface
-from trainer.training.weights import SharedBucket
-from trainer.weight_channel import Announcement, WeightChannel
+from trainer.training.weights import Layout, SharedBucket
+from trainer.weight_channel import WeightChannel
 
 
 class RolloutWorker:
@@ -45,11 +45,11 @@ class RolloutWorker:
         store = connect_store(address, port, size, timeout)
         self._channel = WeightChannel(store, rank, size, torch.device(self._place.device), timeout)
 
-    def receive_weights(self, announced: Sequence[Announcement]) -> None:
-        """Takes what the actor sends in that process group, and samples from these weights from now on."""
+    def receive_weights(self, layouts: Sequence[Layout]) -> None:
+        """Takes the buckets that the actor sends in that process group, and samples from them from now on."""
         assert self._channel is not None
         take = self._engine.copy_weights if self._place.device == "cuda" else self._engine.replace_weights
-        take(self._channel.receive(announced))
+        take(self._channel.receive(layouts))
 
     def copy_weights(self, buckets: Sequence[SharedBucket]) -> None:
         """Copies the weights that the actor on the same GPU shares, and samples from them from now on."""

@@ -1,51 +1,32 @@
 """Whether an engine's weights are those that were sent."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol
-
-from torch import Tensor
+from collections.abc import Iterable
 
 from trainer.errors import EngineError
-from trainer.training.weights import checksum
+from trainer.training.weights import Bucket, SentBucket
 
 _HINT = (
     "the engine would sample from another policy than the one that is trained; report this with the engine's version"
 )
 
 
-class Bucket(Protocol):
-    """Some weights and the sum that they were sent with."""
-
-    @property
-    def checksum(self) -> int: ...
-
-    def tensors(self) -> Iterator[tuple[str, Tensor]]: ...
-
-
-class TravelledBucket(Bucket, Protocol):
-    """Some weights that came from another process, as `trainer.training.weights.WeightBucket` is one."""
-
-    def arrived_sum(self) -> int: ...
-
-
-def checked(bucket: TravelledBucket) -> TravelledBucket:
-    """The bucket itself. Raises EngineError if it does not hold what was put into it."""
-    if (found := bucket.arrived_sum()) != bucket.checksum:
-        raise EngineError(f"weights changed on the way: sum {found}, not {bucket.checksum}", hint=_HINT)
+def checked(sent: SentBucket) -> Bucket:
+    """The bucket, opened. Raises EngineError if it does not hold what was packed into it."""
+    bucket = sent.open()
+    check_arrived(int(bucket.sum), int(bucket.packed_sum))
     return bucket
 
 
-def check_copied(weights: Iterable[Tensor], sent: int) -> None:
-    """Raises EngineError if weights that were copied do not sum to those that were sent."""
-    if (found := checksum(list(weights))) != sent:
-        raise EngineError(f"the engine's weights sum to {found}, those sent to {sent}", hint=_HINT)
+def check_arrived(found: int, packed: int) -> None:
+    """Raises EngineError if the words of a bucket do not sum to what they did when they were packed."""
+    if found != packed:
+        raise EngineError(f"weights changed on the way: sum {found}, not {packed}", hint=_HINT)
 
 
-def check_in_place(inside: Sequence[Tensor], given: Sequence[Tensor]) -> None:
+def check_in_place(inside: int, given: int) -> None:
     """Raises EngineError if what an engine computes with does not sum to what it was given."""
-    found, wanted = checksum(inside), checksum(given)
-    if found != wanted:
-        raise EngineError(f"the engine computes with adapters that sum to {found}, not to {wanted}", hint=_HINT)
+    if inside != given:
+        raise EngineError(f"the engine computes with weights that sum to {inside}, not to {given}", hint=_HINT)
 
 
 def check_complete(names: Iterable[str], arrived: set[str]) -> None:

@@ -6,8 +6,8 @@ from typing import Protocol
 
 from trainer.config import Config
 from trainer.errors import ConfigError
-from trainer.rollout.arrival import Bucket, TravelledBucket
 from trainer.rollout.sampling import Request, Response
+from trainer.training.weights import SentBucket
 
 
 class Engine(Protocol):
@@ -20,11 +20,11 @@ class Engine(Protocol):
         """One response per request, in their order. The same requests and weights give the same responses."""
         ...
 
-    def replace_weights(self, buckets: Iterable[TravelledBucket]) -> None:
+    def replace_weights(self, buckets: Iterable[SentBucket]) -> None:
         """Samples from these weights from now on; they are all that the actor trains. Raises EngineError."""
         ...
 
-    def copy_weights(self, buckets: Iterable[Bucket]) -> None:
+    def copy_weights(self, buckets: Iterable[SentBucket]) -> None:
         """The same with weights that lie in the memory of the engine's GPU, one that has two names under one of them.
 
         Drops each bucket before it asks for the next.

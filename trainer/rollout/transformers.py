@@ -7,10 +7,11 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from trainer.config import Config
-from trainer.rollout.arrival import Bucket, TravelledBucket, check_complete, check_copied, checked
+from trainer.rollout.arrival import check_complete, check_in_place, checked
 from trainer.rollout.sampling import Request, Response
 from trainer.training.lora import adapter_parameters, add_adapters
 from trainer.training.networks import load_language_model
+from trainer.training.weights import Bucket, SentBucket, checksum
 
 
 class TransformersEngine:
@@ -67,34 +68,35 @@ class TransformersEngine:
             for tokens, values, length in rows
         ]
 
-    def replace_weights(self, buckets: Iterable[TravelledBucket]) -> None:
+    def replace_weights(self, buckets: Iterable[SentBucket]) -> None:
         """Samples from these weights from now on; they are all that the actor trains."""
-        self._take(map(checked, buckets))
+        self._take(buckets)
 
-    def copy_weights(self, buckets: Iterable[Bucket]) -> None:
+    def copy_weights(self, buckets: Iterable[SentBucket]) -> None:
         """The same with weights that lie in the memory of the engine's GPU."""
-        sent = self._take(buckets)
-        check_copied({id(weight): weight for weight in self._replaceable().values()}.values(), sent)
+        given = self._take(buckets)
+        check_in_place(checksum({id(weight): weight for weight in self._replaceable().values()}.values()), given)
+
+    @torch.no_grad()
+    def _take(self, buckets: Iterable[SentBucket]) -> int:
+        """Copies all weights; the sum of what was copied."""
+        self._model.to(self._device)  # frozen weights may have slept elsewhere
+        own = self._replaceable()
+        arrived: set[int] = set()
+        given = 0
+        for sent in buckets:
+            bucket = checked(sent)
+            arrived |= _copy(bucket, own)
+            given += checksum(tensor for _, tensor in bucket.tensors())
+            del sent, bucket  # its memory may be wanted for the next
+        check_complete(own, {name for name, weight in own.items() if id(weight) in arrived})
+        return given
 
     def _replaceable(self) -> dict[str, nn.Parameter]:
         """The weights that come from the actor, by their names on the way."""
         if self._with_adapters:
             return dict(adapter_parameters(self._model))
         return dict(self._model.named_parameters(remove_duplicate=False))
-
-    @torch.no_grad()
-    def _take(self, buckets: Iterable[Bucket]) -> int:
-        """Copies all weights; what they were sent with as their sum."""
-        self._model.to(self._device)  # frozen weights may have slept elsewhere
-        own = self._replaceable()
-        arrived: set[int] = set()
-        sent = 0
-        for bucket in buckets:
-            arrived |= _copy(bucket, own)
-            sent += bucket.checksum
-            del bucket  # its memory may be wanted for the next
-        check_complete(own, {name for name, weight in own.items() if id(weight) in arrived})
-        return sent
 
     def sleep(self) -> None:
         """Gives the GPU's memory to others until the next weights come."""

@@ -8,10 +8,10 @@ from vllm.outputs import CompletionOutput
 
 from trainer.config import Config
 from trainer.errors import EngineError
-from trainer.rollout.arrival import Bucket, TravelledBucket
 from trainer.rollout.sampling import Request, Response
 from trainer.rollout.vllm_settings import device_settings, weight_settings
 from trainer.rollout.weight_loader import ADAPTERS
+from trainer.training.weights import SentBucket
 
 
 class VllmEngine:
@@ -70,18 +70,18 @@ class VllmEngine:
             detokenize=False,
         )
 
-    def replace_weights(self, buckets: Iterable[TravelledBucket]) -> None:
+    def replace_weights(self, buckets: Iterable[SentBucket]) -> None:
         """Samples from these weights from now on; they are all that the actor trains."""
         self._load("replace", buckets)
 
-    def copy_weights(self, buckets: Iterable[Bucket]) -> None:
+    def copy_weights(self, buckets: Iterable[SentBucket]) -> None:
         """The same with weights that lie in the memory of the engine's GPU."""
         self._load("copy", buckets)
 
-    def _load(self, verb: str, buckets: Iterable[Bucket]) -> None:
+    def _load(self, verb: str, buckets: Iterable[SentBucket]) -> None:
         self._wake("weights")
         if self._lora:
-            self._engine.collective_rpc(f"{verb}_adapters", args=(buckets, self._lora.alpha / self._lora.rank))
+            self._engine.collective_rpc("replace_adapters", args=(buckets, self._lora.alpha / self._lora.rank))
         else:
             self._engine.collective_rpc(f"{verb}_weights", args=(buckets,))
         self._wake("kv_cache")

@@ -7,8 +7,10 @@ from torch import Tensor
 from vllm.lora.lora_model import LoRAModel
 from vllm.lora.lora_weights import LoRALayerWeights
 
-from trainer.rollout.arrival import Bucket, TravelledBucket, check_copied, check_in_place, checked
+from trainer.rollout.arrival import check_in_place, checked
+from trainer.rollout.in_place import InPlaceLoader
 from trainer.training.lora import named_adapters
+from trainer.training.weights import SentBucket, checksum
 
 # By this number requests ask for the actor's adapters, of which there is one set.
 ADAPTERS = 1
@@ -18,46 +20,39 @@ class WeightLoader:
     """Mixed into vLLM's worker as its `worker_extension_cls`."""
 
     model_runner: Any
+    _in_place: InPlaceLoader | None = None
 
-    def replace_weights(self, buckets: Iterable[TravelledBucket]) -> None:
+    def replace_weights(self, buckets: Iterable[SentBucket]) -> None:
         """Puts all weights in the place of the old ones. Raises EngineError if they do not arrive as they were sent.
 
         `reload_weights` undoes and repeats what the engine did to its weights after loading (on CPU, oneDNN's
         prepacking); `model.load_weights` would not. It begins when all buckets are there: one that breaks off half-way
         leaves layers that no other can complete.
         """
-        arrived = list(map(checked, buckets))
-        self.model_runner.reload_weights(weights_iterator=(weight for bucket in arrived for weight in bucket.tensors()))
+        arrived = list(buckets)
+        for sent in arrived:
+            checked(sent)
+        self._in_place = None  # its weights may be others from now on
+        self.model_runner.reload_weights(
+            weights_iterator=(weight for sent in arrived for weight in sent.open().tensors())
+        )
 
-    def copy_weights(self, buckets: Iterable[Bucket]) -> None:
+    def copy_weights(self, buckets: Iterable[SentBucket]) -> None:
         """The same from the memory of the GPU, straight into the model's own weights, which are summed up afterwards.
 
         Raises EngineError if one of them is not what was sent.
         """
-        model, sent = self.model_runner.get_model(), 0
-        for bucket in buckets:
-            model.load_weights(bucket.tensors())
-            sent += bucket.checksum
-            del bucket  # its memory may be wanted for the next
-        # The sender may free its memory as soon as this returns; the sum waits for the copies.
-        check_copied(model.parameters(), sent)
+        self._in_place = self._in_place or InPlaceLoader(self.model_runner.get_model())
+        self._in_place.load(buckets)
 
-    def replace_adapters(self, buckets: Iterable[TravelledBucket], scaling: float) -> None:
-        """Puts adapters in the place of the old ones. Raises EngineError if they do not arrive as they were sent.
+    def replace_adapters(self, buckets: Iterable[SentBucket], scaling: float) -> None:
+        """Puts adapters in the place of the old ones, wherever they are. Raises EngineError if they do not arrive as
+        they were sent.
 
         `scaling` is what they add is multiplied by.
         """
-        self._activate(dict(weight for bucket in map(checked, buckets) for weight in bucket.tensors()), scaling)
-
-    def copy_adapters(self, buckets: Iterable[Bucket], scaling: float) -> None:
-        """The same from the memory of the GPU."""
-        tensors: dict[str, Tensor] = {}
-        sent = 0
-        for bucket in buckets:
-            tensors |= ((name, tensor.cpu()) for name, tensor in bucket.tensors())
-            sent += bucket.checksum
-        check_copied(tensors.values(), sent)
-        self._activate(tensors, scaling)
+        arrived = [checked(sent) for sent in buckets]
+        self._activate({name: tensor.cpu() for bucket in arrived for name, tensor in bucket.tensors()}, scaling)
 
     def _activate(self, tensors: dict[str, Tensor], scaling: float) -> None:
         manager = self.model_runner.lora_manager._adapter_manager
@@ -68,4 +63,4 @@ class WeightLoader:
         manager.add_adapter(LoRAModel(ADAPTERS, next(iter(adapters.values())).rank, adapters))
         manager.activate_adapter(ADAPTERS)
         inside = [part for layer in manager.modules.values() for part in (*layer.lora_a_stacked, *layer.lora_b_stacked)]
-        check_in_place(inside, [part for layer in layers.values() for part in layer])
+        check_in_place(checksum(inside), checksum(part for layer in layers.values() for part in layer))

@@ -226,7 +226,7 @@ class TrainingEngine:
                 if name in adapted:
                     yield name, adapted[name].merged(self._gather)
                 elif id(weight) not in own:
-                    yield from to_transformers(name, self._gather(weight.detach()), self.origins)
+                    yield from to_transformers(name, self._gather(weight), self.origins)
 
     def adapter_weights(self, module: nn.Module) -> list[tuple[str, Tensor]]:
         """The adapters of a part of the network, gathered, named as peft names them. Every rank calls it."""

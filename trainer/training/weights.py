@@ -1,12 +1,12 @@
-"""Weights on their way from the actor to the engines: few large pieces, checked by their sum.
+"""Weights on their way from the actor to the engines: few large pieces, checked by their sums.
 
 Between processes that share a GPU a piece stays where it is and its handle travels (CUDA IPC); otherwise its bytes do.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -14,13 +14,15 @@ from torch import Tensor
 from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
 
 BUCKET_BYTES = 512 * 2**20
-# To add up 16-bit words torch first makes 64-bit ones of them: of so many at a time, in 128 MiB.
-WORDS_AT_ONCE = 2**24
+# The sum of a bucket is of 64-bit words, which torch adds up as they lie there; it wraps around.
+WORD_BYTES = 8
+# To add up shorter ones torch first makes 64-bit ones of them: of so many at a time, in 128 MiB.
+SHORT_WORDS_AT_ONCE = 2**24
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Which weights lie in a bucket, end to end in this order."""
+    """Which weights lie in a bucket, in this order, each from a whole word on; a last word is for the sum of all."""
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
@@ -28,104 +30,146 @@ class Layout:
 
     @property
     def nbytes(self) -> int:
-        return sum(math.prod(shape) * int(self.dtype.itemsize) for shape in self.shapes)
+        """Of the weights alone."""
+        return sum(math.prod(shape) for shape in self.shapes) * int(self.dtype.itemsize)
 
-    def pieces(self, data: Any) -> Iterator[tuple[str, tuple[int, ...], Any]]:
-        """Name, shape and bytes of each weight; `data` is the bucket's bytes, a tensor or an array."""
-        start = 0
-        for name, shape in zip(self.names, self.shapes, strict=True):
-            size = math.prod(shape) * self.dtype.itemsize
-            yield name, shape, data[start : start + size]
-            start += size
+    @property
+    def size(self) -> int:
+        """Of the bucket, in bytes."""
+        return sum(self._lengths()) * int(self.dtype.itemsize) + WORD_BYTES
+
+    def tensors(self, data: Tensor) -> list[Tensor]:
+        """The weights in a bucket's bytes, whose memory they share."""
+        pieces = data[:-WORD_BYTES].view(self.dtype).split(self._lengths())
+        return [piece[: math.prod(shape)].view(shape) for shape, piece in zip(self.shapes, pieces, strict=True)]
+
+    def _lengths(self) -> list[int]:
+        """How many elements each weight takes, up to the next word."""
+        word = WORD_BYTES // self.dtype.itemsize
+        return [-(-math.prod(shape) // word) * word for shape in self.shapes]
 
 
 @dataclass(frozen=True)
-class WeightBucket:
-    """Some weights as bytes in numpy: Ray shares such arrays between the processes of a node without a copy."""
+class Bucket:
+    """Some weights as bytes, after which comes the sum that they had when they were packed."""
+
+    layout: Layout
+    data: Tensor
+
+    def open(self) -> "Bucket":
+        return self
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """The weights by name; they share memory with the bucket."""
+        return zip(self.layout.names, self.layout.tensors(self.data), strict=True)
+
+    @property
+    def packed_sum(self) -> Tensor:
+        """The sum of all words when they were packed; on the bucket's device, as the next."""
+        return self.data[-WORD_BYTES:].view(torch.int64)[0]
+
+    @property
+    def sum(self) -> Tensor:
+        """The sum of all words now; another than before means that something was lost on the way."""
+        return self.data[:-WORD_BYTES].view(torch.int64).sum()
+
+
+class SentBucket(Protocol):
+    """What travels: `open` gives the bucket, in this process."""
+
+    def open(self) -> Bucket: ...
+
+
+@dataclass(frozen=True)
+class StoredBucket:
+    """A bucket in numpy: Ray shares such arrays between the processes of a node without a copy."""
 
     layout: Layout
     data: np.ndarray
-    checksum: int
 
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """The weights by name."""
-        for name, shape, piece in self.layout.pieces(self.data):
-            # `data` may lie in read-only shared memory, of which torch makes no safe tensor: copy this piece.
-            yield name, torch.from_numpy(piece.copy()).view(self.layout.dtype).view(shape)
-
-    def arrived_sum(self) -> int:
-        """The sum of what is here now; another than `checksum` means that something was lost on the way."""
-        return checksum([torch.from_numpy(self.data.copy())])
+    def open(self) -> Bucket:
+        """A copy: `data` may lie in read-only shared memory, of which torch makes no safe tensor."""
+        return Bucket(self.layout, torch.from_numpy(self.data.copy()))
 
 
 @dataclass(frozen=True)
 class SharedBucket:
-    """Some weights in the memory of a GPU, for another process on the same GPU."""
+    """A bucket in the memory of a GPU, for another process on the same GPU."""
 
     layout: Layout
     handle: tuple[Any, ...]
-    checksum: int
 
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """The weights by name, in the memory of the process that made them: it must keep them until they are copied."""
-        data = rebuild_cuda_tensor(*self.handle)
-        for name, shape, piece in self.layout.pieces(data):
-            yield name, piece.view(self.layout.dtype).view(shape)
+    def open(self) -> Bucket:
+        """In the memory of the process that made it, which must keep it until all is copied."""
+        return Bucket(self.layout, rebuild_cuda_tensor(*self.handle))
 
 
-def share(bucket: "PackedWeights") -> SharedBucket:
+def share(bucket: Bucket) -> SharedBucket:
     """What another process on this GPU needs to read the bucket, which must outlive its reading."""
     _, handle = reduce_tensor(bucket.data)
-    return SharedBucket(bucket.layout, handle, bucket.checksum)
+    return SharedBucket(bucket.layout, handle)
 
 
-@dataclass(frozen=True)
-class PackedWeights:
-    """A bucket as it was packed: bytes on the device of the weights, and their sum there."""
-
-    layout: Layout
-    data: Tensor
-    total: Tensor
-
-    @property
-    def checksum(self) -> int:
-        """Waits for the GPU: to ask while others are still to be packed would make it idle in between."""
-        return int(self.total)
-
-    def to_numpy(self) -> WeightBucket:
-        return WeightBucket(self.layout, self.data.cpu().numpy(), self.checksum)
+def store(bucket: Bucket) -> StoredBucket:
+    """What other processes need to read the bucket anywhere; waits for the GPU."""
+    return StoredBucket(bucket.layout, bucket.data.cpu().numpy())
 
 
 def pack(
     weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype, bucket_bytes: int = BUCKET_BYTES
-) -> Iterator[PackedWeights]:
-    """Converts weights and groups them into buckets of at most `bucket_bytes`; a larger weight is a bucket alone."""
+) -> Iterator[Bucket]:
+    """Converts weights and groups them into buckets of about `bucket_bytes`; a larger weight is a bucket alone."""
+    for group in _grouped(weights, dtype, bucket_bytes):
+        yield _bucket(group, dtype)
+
+
+def layouts(
+    weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype, bucket_bytes: int = BUCKET_BYTES
+) -> list[Layout]:
+    """Those of the buckets that `pack` makes of the same weights."""
+    return [_layout(group, dtype) for group in _grouped(weights, dtype, bucket_bytes)]
+
+
+def checksum(tensors: Iterable[Tensor]) -> int:
+    """The sum of all 16-bit words: the same wherever and in whatever order the same weights lie."""
+    return int(word_sum(tensors, torch.int16))
+
+
+def word_sum(tensors: Iterable[Tensor], word: torch.dtype) -> Tensor:
+    """The sum of all words of a size, on the tensors' device; 64-bit ones wrap around, and are added up as they lie."""
+    if word == torch.int64:
+        return torch.stack([tensor.view(word).sum() for tensor in tensors]).sum()
+    parts = (part for tensor in tensors for part in tensor.view(word).flatten().split(SHORT_WORDS_AT_ONCE))
+    return torch.stack([part.sum(dtype=torch.int64) for part in parts]).sum()
+
+
+def _grouped(
+    weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype, bucket_bytes: int
+) -> Iterator[list[tuple[str, Tensor]]]:
     pending: list[tuple[str, Tensor]] = []
     size = 0
     for name, tensor in weights:
         nbytes = tensor.numel() * dtype.itemsize
         if pending and size + nbytes > bucket_bytes:
-            yield _bucket(pending, dtype, size)
+            yield pending
             pending, size = [], 0
         pending.append((name, tensor))
         size += nbytes
     if pending:
-        yield _bucket(pending, dtype, size)
+        yield pending
 
 
-def checksum(tensors: Sequence[Tensor]) -> int:
-    """The sum of all 16-bit words: the same wherever and in whatever order the same weights lie."""
-    return int(torch.stack([_word_sum(tensor) for tensor in tensors]).sum())
+def _layout(weights: list[tuple[str, Tensor]], dtype: torch.dtype) -> Layout:
+    return Layout(tuple(name for name, _ in weights), tuple(tuple(tensor.shape) for _, tensor in weights), dtype)
 
 
-def _word_sum(tensor: Tensor) -> Tensor:
-    parts = [part.sum(dtype=torch.int64) for part in tensor.view(torch.int16).flatten().split(WORDS_AT_ONCE)]
-    return parts[0] if len(parts) == 1 else torch.stack(parts).sum()
-
-
-def _bucket(weights: list[tuple[str, Tensor]], dtype: torch.dtype, size: int) -> PackedWeights:
-    layout = Layout(tuple(name for name, _ in weights), tuple(tuple(tensor.shape) for _, tensor in weights), dtype)
-    data = torch.empty(size, dtype=torch.uint8, device=weights[0][1].device)
-    for (_, shape, piece), (_, tensor) in zip(layout.pieces(data), weights, strict=True):
-        piece.view(dtype).view(shape).copy_(tensor)
-    return PackedWeights(layout, data, _word_sum(data))
+@torch.no_grad()
+def _bucket(weights: list[tuple[str, Tensor]], dtype: torch.dtype) -> Bucket:
+    layout = _layout(weights, dtype)
+    data = torch.empty(layout.size, dtype=torch.uint8, device=weights[0][1].device)
+    if layout.size > layout.nbytes + WORD_BYTES:
+        data.zero_()  # what lies between the weights is added up, too
+    torch._foreach_copy_(layout.tensors(data), [tensor for _, tensor in weights])
+    bucket = Bucket(layout, data)
+    bucket.packed_sum.copy_(bucket.sum)
+    return bucket

@@ -1,0 +1,158 @@
+"""Weights into a model that computes with them: recorded once, then copied at once. On CPU; GPUs have tests/gpu."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from trainer.errors import EngineError
+from trainer.rollout import in_place
+from trainer.rollout.in_place import InPlaceLoader
+from trainer.training.weights import Bucket, pack
+
+PROGRAM = Path(__file__).with_name("loader_program.py")
+
+
+class Fused(nn.Module):
+    """Keeps q and k as one weight, as engines do, and `bias` by itself. Counts how often its loader is asked."""
+
+    def __init__(self, q: int = 8, k: int = 4, width: int = 12) -> None:
+        super().__init__()
+        self.parts = {"q": (0, q), "k": (q, k)}
+        self.qk = nn.Parameter(torch.zeros(q + k, width, dtype=torch.bfloat16), requires_grad=False)
+        self.bias = nn.Parameter(torch.zeros(width, dtype=torch.bfloat16), requires_grad=False)
+        self.asked = 0
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        self.asked += 1
+        for name, weight in weights:
+            target = self.qk.data.narrow(0, *self.parts[name]) if name in self.parts else getattr(self, name).data
+            self.put(target, weight)
+
+    def put(self, target: Tensor, weight: Tensor) -> None:
+        target.copy_(weight)
+
+    def random(self, seed: int) -> dict[str, Tensor]:
+        """As the actor has them: in parts, in float32."""
+        generator = torch.Generator().manual_seed(seed)
+        (_, q), (_, k), width = *self.parts.values(), self.bias.numel()
+        shapes = {"q": (q, width), "bias": (width,), "k": (k, width)}
+        return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+
+    def holds(self, sent: dict[str, Tensor]) -> bool:
+        expected = torch.cat([sent["q"], sent["k"]]).bfloat16(), sent["bias"].bfloat16()
+        return all(torch.equal(own, wanted) for own, wanted in zip((self.qk, self.bias), expected, strict=True))
+
+
+class Transposing(Fused):
+    def put(self, target: Tensor, weight: Tensor) -> None:
+        target.copy_(weight.t().contiguous().t() if weight.dim() == 2 else weight)
+
+
+class Filling(Fused):
+    """Does more than copy: a recording would not do what it does."""
+
+    def put(self, target: Tensor, weight: Tensor) -> None:
+        for place, value in enumerate(weight.flatten().tolist()):
+            target.view(-1)[place] = value
+
+
+def packed(weights: dict[str, Tensor], bucket_bytes: int = 250) -> list[Bucket]:
+    return list(pack(weights.items(), torch.bfloat16, bucket_bytes))
+
+
+@settings(max_examples=30, deadline=None)
+@given(q=st.integers(1, 9), k=st.integers(1, 9), width=st.integers(1, 17), bucket_bytes=st.integers(1, 1000))
+def test_the_loader_is_asked_once_for_each_bucket_whatever_the_sizes(
+    q: int, k: int, width: int, bucket_bytes: int
+) -> None:
+    model = Fused(q, k, width)
+    loader = InPlaceLoader(model)
+    for seed in range(3):
+        sent = model.random(seed)
+        buckets = packed(sent, bucket_bytes)
+        loader.load(buckets)
+        assert model.holds(sent)
+        assert model.asked == len(buckets)
+
+
+@pytest.mark.parametrize("kind", [Transposing, Filling])
+def test_a_loader_that_does_more_than_copy_is_asked_each_time(
+    kind: type[Fused], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    model = kind()
+    loader = InPlaceLoader(model)
+    for seed in range(3):
+        sent = model.random(seed)
+        buckets = packed(sent)
+        loader.load(buckets)
+        assert model.holds(sent)
+        assert model.asked == (seed + 1) * len(buckets)
+    assert "they are loaded one by one" in caplog.text
+
+
+def test_weights_that_are_laid_out_anew_are_recorded_anew() -> None:
+    model = Fused()
+    loader = InPlaceLoader(model)
+    for bucket_bytes in (250, 10**6, 250, 10**6):
+        sent = model.random(bucket_bytes)
+        loader.load(packed(sent, bucket_bytes))
+        assert model.holds(sent)
+    assert model.asked == 2 + 1
+
+
+@pytest.mark.parametrize("times", [0, 1, 2], ids=["recorded", "repeated", "repeated again"])
+@pytest.mark.parametrize("width", [12, 13], ids=["by long words", "by short words"])
+def test_what_is_not_as_it_was_packed_is_refused_each_time(times: int, width: int) -> None:
+    model = Fused(width=width)
+    loader = InPlaceLoader(model)
+    for seed in range(times):
+        loader.load(packed(model.random(seed)))
+    changed = packed(model.random(7))
+    changed[-1].data[3] ^= 1
+    with pytest.raises(EngineError, match="weights changed on the way"):
+        loader.load(changed)
+    with pytest.raises(EngineError, match="the engine computes with weights that sum to"):
+        loader.load(packed(model.random(8))[:-1])
+
+
+def test_a_weight_that_no_longer_takes_what_is_copied_is_noticed() -> None:
+    model = Fused()
+    loader = InPlaceLoader(model)
+    loader.load(packed(model.random(0)))
+    model.bias.data = model.bias.data.clone()
+    with pytest.raises(EngineError, match="the engine computes with weights that sum to"):
+        loader.load(packed(model.random(1)))
+
+
+def test_long_words_are_added_up_where_they_stay_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    words: list[Any] = []
+    plain = in_place.word_sum
+    monkeypatch.setattr(in_place, "word_sum", lambda tensors, word: words.append(word) or plain(tensors, word))
+    for width in (12, 13):
+        loader = InPlaceLoader(Fused(width=width))
+        for seed in range(2):
+            words.clear()
+            loader.load(packed(Fused(width=width).random(seed)))
+        assert set(words) == {torch.int64 if width == 12 else torch.int16}
+
+
+def test_vllm_s_own_models_are_asked_once(tmp_path: Path) -> None:
+    """In a process of its own: vLLM changes torch wherever it is loaded."""
+    program = [sys.executable, PROGRAM, tmp_path]
+    environment = {**os.environ, "PYTHONPATH": str(PROGRAM.parents[2])}
+    lines = subprocess.run(program, env=environment, check=True, timeout=280, stdout=subprocess.PIPE, text=True).stdout
+    found = [json.loads(line) for line in lines.splitlines() if line.startswith("{")]
+    assert {row["family"] for row in found} >= {"qwen2", "qwen3", "llama", "qwen3_moe"}
+    for row in found:
+        assert row["asked"] == [row["buckets"], 0, 0], row["family"]
