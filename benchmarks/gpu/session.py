@@ -86,6 +86,8 @@ SPLIT = (
 OFFLOAD = "actor.sharding.optimizer_offload=true critic.sharding.optimizer_offload=true"
 # Large micro-batches in little memory; small ones would be bound by Python in a model as small as 0.5B.
 CHECKPOINTS = "actor.activation_checkpointing=true critic.activation_checkpointing=true"
+# A model as small as 0.5B has room for its gathered weights throughout an update.
+GATHERED = "actor.sharding.resharding_interval=16 critic.sharding.resharding_interval=16"
 PLAN = (
     # The longest first; those with verl take ten to fifteen minutes, of which it needs four to start.
     ppo("1.5B-256-1024", "1.5B", 256, 1024, TWO_ENGINES.format(10), both=True, tokens=8192, steps=3),
@@ -116,8 +118,8 @@ PLAN = (
     ppo("split-synchronous", "0.5B", 256, 512, SPLIT, gpus=2),
     ppo("split-one-step-off", "0.5B", 256, 512, f"{SPLIT} trainer.mode=one_step_off", gpus=2, steps=5),
     ppo("scaling-1", "0.5B", 256, 512, TWO_ENGINES.format(4)),
-    ppo("scaling-2", "0.5B", 256, 512, TWO_ENGINES.format(4), gpus=2, batch=1024),
-    ppo("scaling-4", "0.5B", 256, 512, TWO_ENGINES.format(4), gpus=4, batch=2048),
+    ppo("scaling-2", "0.5B", 256, 512, f"{TWO_ENGINES.format(4)} {GATHERED}", gpus=2, batch=1024),
+    ppo("scaling-4", "0.5B", 256, 512, f"{TWO_ENGINES.format(4)} {GATHERED}", gpus=4, batch=2048),
     ppo(
         "7B-256-512", "7B", 256, 512, "rollout.log_probs=false rollout.kv_cache_gib=10", both=True, gpus=4, tokens=8192
     ),

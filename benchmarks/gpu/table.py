@@ -62,12 +62,12 @@ def beside_verl(rows: Sequence[Row]) -> str:
     header, used = ["here / verl 0.9.1", *pairs], [row for pair in pairs.values() for row in pair if row]
     return "\n\n".join(
         [
-            f"Columns: shape, tokens of prompt and response. Seconds. {origin(used)} Jobs ran side by side, each with "
-            "a GPU and its share of the cores. A dash: not measured; where that is all of verl, no step ended in time. "
+            f"Columns: shape, tokens of prompt and response. Seconds. {origin(used)} 7B has four GPUs, all others have "
+            "one, and as many jobs ran side by side as there were GPUs, each with its share of the cores. A dash: not measured; where that is all of verl, no step ended in time. "
             "Where 0 steps were measured, the times are those of the first step, which is slower than the next. With "
             "`-offload` the optimizers' states leave the GPU between steps, and at 0.5B activations are made again.",
             markdown(header, times),
-            "GiB in use on the GPU by all processes together, the most in each phase. On 2026-11-21 they count the "
+            "GiB in use on the GPU (of four, the fullest) by all processes together, the most in each phase. On 2026-11-21 they count the "
             "benchmark's own process on this side, which held 3 GiB at 0.5B and 7 at 1.5B; since then it is left out:",
             markdown(header, (line(phase, partial(_gib, phase)) for phase in PHASES if phase != "step")),
         ]
@@ -142,7 +142,8 @@ def scaling(rows: Sequence[Row]) -> str:
         for row in sorted(found, key=lambda row: row["gpus"])
     ]
     header = ["GPUs", "prompts", "s a step", "tokens/s", "efficiency"]
-    return f"0.5B, 256 + 512 tokens. {origin(found)}\n\n{markdown(header, lines)}"
+    about = "With more than one GPU weights stay gathered for an update (`sharding.resharding_interval=16`)."
+    return f"0.5B, 256 + 512 tokens. {origin(found)} {about}\n\n{markdown(header, lines)}"
 
 
 def start_up(rows: Sequence[Row]) -> str:
@@ -182,7 +183,7 @@ def training(rows: Sequence[Row]) -> str:
 
 # What writes each section; nothing where there are no rows for it.
 SECTIONS = {
-    "PPO on one GPU, beside verl: longer prompts and responses": beside_verl,
+    "PPO beside verl: longer prompts and responses, larger models": beside_verl,
     "Engines on a GPU of their own": apart,
     "Weights, actor to engine on another GPU": across,
     "More GPUs, more prompts": scaling,
