@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import chain
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -46,12 +48,12 @@ class Batch:
         `masks` say which tokens of each response the policy sampled; None means all. Its last token must be one.
         """
         masks = masks or [[True] * len(response) for response in responses]
-        rows = [[*prompt, *response] for prompt, response in zip(prompts, responses, strict=True)]
+        rows = [(*prompt, *response) for prompt, response in zip(prompts, responses, strict=True)]
         return cls(
-            token_ids=_pad(rows, torch.int64),
+            token_ids=_pad(rows, np.int64),
             prompt_lengths=torch.tensor([len(prompt) for prompt in prompts]),
-            response_mask=_pad(masks, torch.bool),
-            rollout_log_probs=None if log_probs is None else _pad(log_probs, torch.float32),
+            response_mask=_pad(masks, np.bool_),
+            rollout_log_probs=None if log_probs is None else _pad(log_probs, np.float32),
         )
 
     @classmethod
@@ -108,8 +110,9 @@ class Batch:
         return replace(self, **{name: function(tensor) for name, tensor in tensors.items() if tensor is not None})
 
 
-def _pad(rows: Sequence[Sequence[Any]], dtype: torch.dtype) -> Tensor:
-    padded = torch.zeros(len(rows), max(len(row) for row in rows), dtype=dtype)
-    for target, row in zip(padded, rows, strict=True):
-        target[: len(row)] = torch.tensor(row, dtype=dtype)
-    return padded
+def _pad(rows: Sequence[Sequence[Any]], dtype: Any) -> Tensor:
+    """The rows side by side, [rows, longest]; `dtype` is numpy's."""
+    lengths = np.array([len(row) for row in rows])
+    padded = np.zeros((len(rows), lengths.max()), dtype)
+    padded[np.arange(lengths.max()) < lengths[:, None]] = np.fromiter(chain.from_iterable(rows), dtype, lengths.sum())
+    return torch.from_numpy(padded)

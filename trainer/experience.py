@@ -1,9 +1,11 @@
 """What a step learns from: prompts drawn, responses sampled, scores earned."""
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from itertools import chain, compress
 from typing import Any, Self
 
 import torch
@@ -15,7 +17,7 @@ from trainer.cluster import WorkerGroup
 from trainer.config import Config
 from trainer.data.dataset import Dataset, Prompt, PromptSampler, open_dataset
 from trainer.data.prefetch import Prefetcher
-from trainer.model_files import load_tokenizer
+from trainer.model_files import decode, load_tokenizer
 from trainer.rewards import Answer, Scored
 from trainer.rollout.conversations import Conversations
 from trainer.rollout.engines import Engines, split
@@ -71,13 +73,12 @@ class Experience:
 
     def staleness(self, version: int) -> dict[str, float]:
         """By how many updates the weights that sampled are older than those of `version`, over all tokens sampled."""
-        ages = [
-            version - sampled_by
-            for row in self.responses
-            for sampled_by, own in zip(row.versions, row.mask, strict=True)
-            if own
-        ]
-        return {"rollout/staleness_mean": sum(ages) / len(ages), "rollout/staleness_max": float(max(ages))}
+        tokens = Counter(chain.from_iterable(compress(row.versions, row.mask) for row in self.responses))
+        total = sum((version - sampled_by) * count for sampled_by, count in tokens.items())
+        return {
+            "rollout/staleness_mean": total / tokens.total(),
+            "rollout/staleness_max": float(version - min(tokens)),
+        }
 
     def batch(self, with_log_probs: bool) -> Batch:
         """The rows; `with_log_probs` says whether engines gave them."""
@@ -213,7 +214,7 @@ class Collector:
         return [row.scored or next(scored) for row in rows]
 
     def texts(self, responses: Sequence[Sequence[int]]) -> list[str]:
-        return list(self.prompts.tokenizer.batch_decode(responses, skip_special_tokens=True))
+        return decode(self.prompts.tokenizer, responses)
 
     def begin(self, prompts: Sequence[Prompt], step: int, first_row: int) -> list[Trajectory]:
         """An empty trajectory for each prompt, `samples_per_prompt` of them in a row, with a seed of its own."""

@@ -44,7 +44,8 @@ class WeightChannel:
             self._finish(transfer)
 
     def receive(self, layouts: Iterable[Layout]) -> Iterator[Bucket]:
-        """What rank 0 sends, bucket by bucket; while one is at the consumer's, the next is already on its way.
+        """What rank 0 sends, bucket by bucket; the next is on its way before one has arrived, so that the link never
+        waits for this end, and while one is at the consumer's.
 
         A consumer that drops each bucket before it asks for the next has never more than two of them in memory. On a
         GPU what it does with them must be in the order of its current stream: a dropped bucket's memory takes the next
@@ -53,10 +54,10 @@ class WeightChannel:
         expected = map(self._expect, layouts)  # begins a transfer each time it is asked
         coming = next(expected, None)
         while coming is not None:
-            bucket, transfer = coming
+            (bucket, transfer), coming = coming, next(expected, None)
             self._finish(transfer)
-            coming = next(expected, None)
             yield bucket
+            del bucket, transfer  # its memory may be wanted for the one after the next
 
     def close(self) -> None:
         """Lets go of the peers, also of those that do not answer; they hear of it by losing the connection."""

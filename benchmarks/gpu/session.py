@@ -86,8 +86,12 @@ SPLIT = (
 OFFLOAD = "actor.sharding.optimizer_offload=true critic.sharding.optimizer_offload=true"
 # Large micro-batches in little memory; small ones would be bound by Python in a model as small as 0.5B.
 CHECKPOINTS = "actor.activation_checkpointing=true critic.activation_checkpointing=true"
-# A model as small as 0.5B has room for its gathered weights throughout an update.
-GATHERED = "actor.sharding.resharding_interval=16 critic.sharding.resharding_interval=16"
+# A model as small as 0.5B has room for its gathered weights, and for all of its gradients, throughout an update.
+GATHERED = " ".join(
+    f"{role}.sharding.{setting}=16"
+    for role in ("actor", "critic")
+    for setting in ("resharding_interval", "gradient_sync_interval")
+)
 PLAN = (
     # The longest first; those with verl take ten to fifteen minutes, of which it needs four to start.
     ppo("1.5B-256-1024", "1.5B", 256, 1024, TWO_ENGINES.format(10), both=True, tokens=8192, steps=3),

@@ -38,6 +38,8 @@ SHARDINGS = {
     "sharded anew": ShardingConfig(),
     "not resharded": ShardingConfig(reshard_after_forward=False),
     "kept over two parts": ShardingConfig(resharding_interval=2),
+    "gradients of two parts at once": ShardingConfig(gradient_sync_interval=2),
+    "both": ShardingConfig(resharding_interval=3, gradient_sync_interval=3),
     "offloaded": ShardingConfig(param_offload=True, optimizer_offload=True),
 }
 SHARDINGS_OF_TWO = {"matrices split": ShardingConfig(tensor_parallel=2)}

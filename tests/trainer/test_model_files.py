@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import AutoTokenizer
 
 from trainer.config import Config, ModelConfig
 from trainer.errors import DataError
-from trainer.model_files import check_models, check_tokenizer, load_tokenizer
+from trainer.model_files import check_models, check_tokenizer, decode, load_tokenizer
 from trainer.models import ModelShape, build_tokenizer, create_model, save_model
 
 
@@ -136,3 +137,13 @@ def test_a_model_of_the_hub_is_taken_from_the_cache(model: Path, tmp_path: Path)
     missing = resolved("family/other").stderr
     assert "model.path=family/other: no such directory, and not to be had from the Hugging Face hub" in missing
     assert resolved(str(model)).stdout.strip() == str(model)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 64, 200])
+@pytest.mark.parametrize("cleans_up", [False, True])
+def test_rows_decode_as_they_do_one_by_one(rows: int, cleans_up: bool) -> None:
+    tokenizer = build_tokenizer(["What is 1 + 2 ? #### 3 , isn 't it ."])
+    tokenizer.clean_up_tokenization_spaces = cleans_up
+    generator = torch.Generator().manual_seed(rows)
+    responses = [torch.randint(0, len(tokenizer), (row % 7,), generator=generator).tolist() for row in range(rows)]
+    assert decode(tokenizer, responses) == [tokenizer.decode(row, skip_special_tokens=True) for row in responses]

@@ -76,6 +76,12 @@ def test_an_engine_started_anew_gets_the_weights_that_were_broadcast_whatever_th
     assert engines.take_repairs() == 0
     learned = engines.generate(REQUESTS)
     assert all(one.token_ids != another.token_ids for one, another in zip(learned, responses, strict=True))
+    actor.call("update", batch(learned))
+    engine_process().kill()
+    engines.sync_weights()  # which a peer of the broadcast does not hear
+    assert engines.take_repairs() == 1
+    after = engines.generate(REQUESTS)
+    assert all(one.token_ids != another.token_ids for one, another in zip(after, learned, strict=True))
 
 
 def batch(responses: Sequence[Response]) -> Batch:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 
 from trainer.rewards import Scored
 from trainer.rollout.environment import Environment
@@ -73,4 +74,4 @@ class Trajectory:
     @property
     def sampled(self) -> list[int]:
         """The policy's own tokens."""
-        return [token for token, own in zip(self.token_ids, self.mask, strict=True) if own]
+        return list(compress(self.token_ids, self.mask))

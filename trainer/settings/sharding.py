@@ -31,6 +31,12 @@ class ShardingConfig(Section):
         gt=0,
         description="micro-batches for which weights stay gathered; more than 1 sets reshard_after_forward aside",
     )
+    gradient_sync_interval: int = Field(
+        1,
+        gt=0,
+        description="micro-batches whose gradients add up on each rank before the ranks average them; more than 1 "
+        "takes 4 bytes per weight of the whole network on each",
+    )
     param_offload: bool = Field(
         False, description="weights lie in the node's memory while the role waits for its turn; on GPUs only"
     )

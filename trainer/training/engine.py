@@ -158,12 +158,7 @@ class TrainingEngine:
         parts = self._micro_batches(batch, limit)
         with self._weights.needed(written=False):
             for number, rows in enumerate(parts, start=1):
-                # Alone, a rank has nothing to gather: weights stay as they are, and gradients add up in place.
-                last = number == len(parts)
-                self.network.set_requires_gradient_sync(last or self.groups > 1)
-                self.network.set_reshard_after_backward(
-                    last or (self.groups > 1 and number % self.execution.sharding.resharding_interval == 0)
-                )
+                self._schedule_traffic(number, last=number == len(parts))
                 part = batch.rows(rows)
                 loss, metrics = loss_function(self.network(self._pack(part)), part.to(self.device), count)
                 # FSDP averages gradients over the groups; the loss is already this group's share of the global loss.
@@ -175,6 +170,17 @@ class TrainingEngine:
         # Read once at the end: each look at a number on a GPU would wait for all work before it.
         sums = self._reduce(torch.stack(list(totals.values())).cpu()) * (self.groups / self.world_size)
         return dict(zip(totals, sums.tolist(), strict=True))
+
+    def _schedule_traffic(self, number: int, last: bool) -> None:
+        """Says what FSDP does after the backward pass of a micro-batch. Alone, a rank has nothing to gather: weights
+        stay as they are, and gradients add up in place."""
+        sharding = self.execution.sharding
+
+        def due(interval: int) -> bool:
+            return last or (self.groups > 1 and number % interval == 0)
+
+        self.network.set_requires_gradient_sync(due(sharding.gradient_sync_interval))
+        self.network.set_reshard_after_backward(due(sharding.resharding_interval))
 
     def _micro_batches(self, batch: Batch, limit: MicroBatchLimit) -> list[Tensor]:
         """The rows of each part; every rank gets as many parts, as FSDP's collectives need."""
