@@ -62,10 +62,7 @@ class AsynchronousPipeline:
                 raise self._failure
             batch = self._finished.popleft()
             self._place = batch.place
-        with self._phase("reward"):
-            return self._collector.experience(
-                batch.prompts, batch.rows, self._collector.score(batch.prompts, batch.rows)
-            )
+        return self._collector.experience(batch.prompts, batch.rows, self._phase)
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -19,7 +19,7 @@ from trainer.batch import Batch
 from trainer.checkpoint import TrainingState, read_checkpoint
 from trainer.config import Config
 from trainer.errors import ConfigError, WatchdogError
-from trainer.experience import Collector, Experience, Prompts
+from trainer.experience import Collector, Earned, Experience, Prompts
 from trainer.model_files import check_models, with_local_models
 from trainer.pipeline import Pipeline
 from trainer.placement import alternatives, check_fit, device_memory, place_roles, plan, shares
@@ -63,6 +63,7 @@ def train(config: Config) -> TrainingResult:
             controller.run()
         finally:
             controller.pipeline.close()
+            controller.collector.close()
         return controller.result()
 
 
@@ -130,8 +131,7 @@ class Controller(TrainingRun):
     def step(self, step: int) -> dict[str, float]:
         """One step of policy optimisation (PPO: Schulman et al. 2017, arXiv:1707.06347); its metrics."""
         phase, workers, started = self.tracker.phase, self.workers, time.perf_counter()
-        experience = self.pipeline.take(step, self.last_step)  # phases generate and reward
-        self.tracker.log_samples(step, self._samples(experience))
+        experience = self.pipeline.take(step, self.last_step)  # phase generate
         batch = experience.batch(self.config.rollout.log_probs)
         if workers.on_shared_gpus:
             self.engines.sleep()
@@ -143,8 +143,11 @@ class Controller(TrainingRun):
         if workers.critic:
             with phase("values"):
                 batch = batch.with_(values=forward(workers.critic, "values", batch))
+        with phase("reward"):  # what is left of it
+            earned = experience.earned.result()
+        self.tracker.log_samples(step, self._samples(experience, earned.scores.tolist()))
         with phase("advantages"):
-            batch, metrics = self.estimate_advantages(batch, experience)
+            batch, metrics = self.estimate_advantages(batch, experience, earned)
         self.stop.check()  # the last moment at which the state is still that of the step before
         if self.may_update(metrics):
             if workers.critic:
@@ -160,12 +163,14 @@ class Controller(TrainingRun):
         seconds = time.perf_counter() - started
         return metrics | {"time/step": seconds, "throughput/tokens_per_second": int(batch.lengths.sum()) / seconds}
 
-    def estimate_advantages(self, batch: Batch, experience: Experience) -> tuple[Batch, dict[str, float]]:
+    def estimate_advantages(
+        self, batch: Batch, experience: Experience, earned: Earned
+    ) -> tuple[Batch, dict[str, float]]:
         """Advantages, returns and corrections of each token, and the metrics of what was sampled."""
         algorithm, mask = self.config.algorithm, batch.response_mask
-        rewards, metrics = self._rewards(batch, experience)
+        rewards, metrics = self._rewards(batch, self.collector.shaped(earned.scores, experience.lengths))
         groups = self.collector.groups(len(batch))
-        sampled = Sampled(rewards, mask, groups, batch.values, experience.greedy_scores)
+        sampled = Sampled(rewards, mask, groups, batch.values, earned.greedy_scores)
         estimated = ADVANTAGES[algorithm.advantage](sampled, algorithm)
         batch = batch.with_(advantages=estimated.advantages)
         if estimated.returns is not None:
@@ -179,16 +184,15 @@ class Controller(TrainingRun):
             metrics["rollout/ratio_largest"] = ratio[mask].max().item()
             metrics["rollout/ratio_smallest"] = ratio[mask].min().item()
             metrics["rollout/corrected_fraction"] = (weights != ratio)[mask].float().mean().item()
-        metrics["reward/mean"] = experience.scores.mean().item()
+        metrics["reward/mean"] = earned.scores.mean().item()
         metrics["rollout/response_length"] = mask.sum(dim=1).float().mean().item()
         if batch.rollout_log_probs is not None:
             metrics |= log_prob_agreement(batch.rollout_log_probs, batch.old_log_probs, mask)
-        return batch, experience.metrics | experience.staleness(self.engines.version) | metrics
+        return batch, earned.metrics | experience.staleness(self.engines.version) | metrics
 
-    def _rewards(self, batch: Batch, experience: Experience) -> tuple[Tensor, dict[str, float]]:
+    def _rewards(self, batch: Batch, scores: Tensor) -> tuple[Tensor, dict[str, float]]:
         """The reward of each token, [rows, response length], and the metrics of the KL in it."""
         algorithm, mask, coefficient = self.config.algorithm, batch.response_mask, self.kl_coefficient
-        scores = self.collector.shaped(experience)
         if batch.reference_log_probs is None:
             return token_rewards(scores, torch.zeros(mask.shape), mask, 0.0), {}
         kl = kl_estimate(batch.old_log_probs, batch.reference_log_probs, algorithm.kl_estimator)
@@ -245,9 +249,9 @@ class Controller(TrainingRun):
         own = {"kl_coefficient": self.kl_coefficient, "sampler": self.pipeline.sampler_state()}
         return super().state(step).model_copy(update=own)
 
-    def _samples(self, experience: Experience) -> list[Sample]:
+    def _samples(self, experience: Experience, scores: Sequence[float]) -> list[Sample]:
         """The first response to each of the first few prompts."""
-        prompts, responses, scores = experience.prompts, experience.responses, experience.scores.tolist()
+        prompts, responses = experience.prompts, experience.responses
         rows = range(0, len(prompts), self.config.rollout.samples_per_prompt)[:SAMPLES_PER_STEP]
         texts = self.collector.texts([responses[row].token_ids for row in rows])
         return [

@@ -3,6 +3,7 @@
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import chain, compress
@@ -55,16 +56,23 @@ class Prompts:
 
 
 @dataclass(frozen=True)
-class Experience:
-    """The responses of one step, `samples_per_prompt` in a row to each prompt. `groups` counts the prompts,
-    [rows] int64; `scores` [rows] float32 are as earned; `metrics` say how they were sampled; `greedy_scores` [rows] are
+class Earned:
+    """What the responses of one step earned: `scores` [rows] float32, and metrics of them; `greedy_scores` [rows] are
     those of the greedy response to the same prompt, for the algorithm that compares with it."""
 
-    prompts: list[Prompt]
-    responses: list[Trajectory]
     scores: Tensor
     metrics: dict[str, float]
     greedy_scores: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Experience:
+    """The responses of one step, `samples_per_prompt` in a row to each prompt, and what they will have earned: rewards
+    are found beside passes that do not need them."""
+
+    prompts: list[Prompt]
+    responses: list[Trajectory]
+    earned: Future[Earned]
 
     @property
     def lengths(self) -> Tensor:
@@ -101,50 +109,73 @@ class Collector:
         self.prompts = prompts
         self.prefetcher = Prefetcher(prompts.training, prompts.sampler)
         self.samples = config.rollout.samples_per_prompt
+        self._thread = ThreadPoolExecutor(1, "reward")
 
     def collect(self, step: int, phase: Phase) -> Experience:
         """The experience of a step, with what its algorithm compares it with."""
-        experience = self._sampled(step, phase)
+        if self.config.algorithm.dynamic_sampling:
+            return self._with_informative_groups(step, phase)
+        experience = self.experience(*self._sampled(step, phase, first_row=0), phase)
         if self.config.algorithm.advantage != "remax":
             return experience
+        earned = self._settled(experience, phase)
         with phase("generate"):
-            return replace(experience, greedy_scores=self.greedy_scores(experience.prompts))
+            greedy_scores = self.greedy_scores(experience.prompts)
+        return replace(experience, earned=done(replace(earned, greedy_scores=greedy_scores)))
 
-    def _sampled(self, step: int, phase: Phase) -> Experience:
-        """Responses and scores. With dynamic sampling, prompts are drawn until a batch is full of those whose
-        responses differ in score; what is missing after the last round is filled with the others drawn."""
-        algorithm, wanted = self.config.algorithm, self.config.data.train_batch_size * self.samples
+    def _with_informative_groups(self, step: int, phase: Phase) -> Experience:
+        """Prompts are drawn until a batch is full of those whose responses differ in score; what is missing after the
+        last round is filled with the others drawn."""
+        wanted = self.config.data.train_batch_size * self.samples
         prompts: list[Prompt] = []
         responses: list[Trajectory] = []
         scored: list[Scored] = []
-        for _ in range(algorithm.max_sampling_rounds if algorithm.dynamic_sampling else 1):
-            with phase("load"):
-                drawn = self.draw()
-            with phase("generate"):
-                sampled = self.begin(drawn, step, first_row=len(prompts))
-                self.conversations.finish(sampled)
+        for _ in range(self.config.algorithm.max_sampling_rounds):
+            drawn, sampled = self._sampled(step, phase, first_row=len(prompts))
             with phase("reward"):
                 scored += self.score(drawn, sampled)
             prompts, responses = prompts + drawn, responses + sampled
             if int(self._informative(scored).sum()) >= wanted:
                 break
-        experience = self.experience(prompts, responses, scored)
-        if not algorithm.dynamic_sampling:
-            return experience
+        earned = self.earned(responses, scored)
         rows = self._informative(scored).logical_not().int().argsort(stable=True)[:wanted].tolist()
-        return Experience(
-            [prompts[row] for row in rows],
-            [responses[row] for row in rows],
-            experience.scores[rows],
-            experience.metrics | {"rollout/sampling_rounds": len(prompts) / wanted},
-        )
+        metrics = earned.metrics | {"rollout/sampling_rounds": len(prompts) / wanted}
+        chosen = Earned(earned.scores[rows], metrics)
+        return Experience([prompts[row] for row in rows], [responses[row] for row in rows], done(chosen))
+
+    def _sampled(self, step: int, phase: Phase, first_row: int) -> tuple[list[Prompt], list[Trajectory]]:
+        """The next prompts and a response to each."""
+        with phase("load"):
+            drawn = self.draw()
+        with phase("generate"):
+            sampled = self.begin(drawn, step, first_row)
+            self.conversations.finish(sampled)
+        return drawn, sampled
+
+    def experience(self, prompts: list[Prompt], rows: list[Trajectory], phase: Phase) -> Experience:
+        """Finished responses, whose rewards are under way. A reward model is waited for: its GPU is the trainers'."""
+        experience = Experience(prompts, rows, self._thread.submit(self._earn, prompts, rows))
+        if self.config.reward.model.path is not None:
+            self._settled(experience, phase)
+        return experience
+
+    def _earn(self, prompts: list[Prompt], rows: list[Trajectory]) -> Earned:
+        return self.earned(rows, self.score(prompts, rows))
+
+    def _settled(self, experience: Experience, phase: Phase) -> Earned:
+        with phase("reward"):
+            return experience.earned.result()
+
+    def close(self) -> None:
+        """Waits for rewards that are under way."""
+        self._thread.shutdown(wait=True, cancel_futures=True)
 
     def draw(self) -> list[Prompt]:
         """The next prompts, each `samples_per_prompt` times in a row."""
         return [prompt for prompt in self.prefetcher.next_batch() for _ in range(self.samples)]
 
-    def experience(self, prompts: list[Prompt], rows: list[Trajectory], scored: Sequence[Scored]) -> Experience:
-        """What finished responses and their scores are together."""
+    def earned(self, rows: Sequence[Trajectory], scored: Sequence[Scored]) -> Earned:
+        """What the scores of finished responses are together."""
         metrics = {
             "rollout/informative_fraction": self._informative(scored).float().mean().item(),
             "reward/failed": failed_fraction(scored),
@@ -152,7 +183,7 @@ class Collector:
         }
         if self.config.rollout.environment.path is not None:
             metrics["rollout/turns"] = sum(row.turns for row in rows) / len(rows)
-        return Experience(prompts, rows, torch.tensor([one.value for one in scored]), metrics)
+        return Earned(torch.tensor([one.value for one in scored]), metrics)
 
     def _informative(self, scored: Sequence[Scored]) -> Tensor:
         """Which responses differ in score from others to the same prompt, [rows] bool."""
@@ -162,15 +193,13 @@ class Collector:
         """The number of each row's prompt, [rows] int64."""
         return torch.arange(rows) // self.samples
 
-    def shaped(self, experience: Experience) -> Tensor:
-        """The scores with the price of length taken off, [rows]."""
+    def shaped(self, scores: Tensor, lengths: Tensor) -> Tensor:
+        """The scores with the price of length taken off, [rows]; `lengths` [rows] are those of the responses."""
         reward = self.config.reward
         if reward.overlong_buffer == 0:
-            return experience.scores
+            return scores
         longest = self.config.data.max_response_length
-        return experience.scores + overlong_penalty(
-            experience.lengths, longest, reward.overlong_buffer, reward.overlong_penalty
-        )
+        return scores + overlong_penalty(lengths, longest, reward.overlong_buffer, reward.overlong_penalty)
 
     def greedy_scores(self, prompts: Sequence[Prompt]) -> Tensor:
         """The score of the greedy response to each row's prompt, [rows]; each prompt is asked once."""
@@ -221,6 +250,13 @@ class Collector:
         seed, rows = self.config.trainer.seed, range(first_row, first_row + len(prompts))
         seeds = [request_seed(seed, step, row // self.samples, row % self.samples) for row in rows]
         return self.conversations.begin(prompts, seeds, self.config.rollout.temperature)
+
+
+def done(earned: Earned) -> Future[Earned]:
+    """For who has nothing to wait for."""
+    future: Future[Earned] = Future()
+    future.set_result(earned)
+    return future
 
 
 def failed_fraction(scored: Sequence[Scored]) -> float:

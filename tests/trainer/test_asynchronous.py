@@ -11,8 +11,7 @@ import torch
 from trainer.asynchronous import AsynchronousPipeline
 from trainer.config import Config
 from trainer.data.dataset import Prompt, PromptSampler
-from trainer.experience import Experience
-from trainer.rewards import Scored
+from trainer.experience import Earned, Experience, Phase, done
 from trainer.rollout.conversations import Conversations
 from trainer.rollout.sampling import Request, Response
 from trainer.rollout.trajectory import Trajectory
@@ -70,11 +69,8 @@ class PlayedCollector:
         self.begun.append((step, self.engines.version))
         return self.conversations.begin(prompts, range(len(prompts)), 1.0)
 
-    def score(self, prompts: Sequence[Prompt], rows: Sequence[Trajectory]) -> list[Scored]:  # noqa: ARG002
-        return [Scored(float(prompt.index)) for prompt in prompts]
-
-    def experience(self, prompts: list[Prompt], rows: list[Trajectory], scored: Sequence[Scored]) -> Experience:
-        return Experience(prompts, rows, torch.tensor([one.value for one in scored]), {})
+    def experience(self, prompts: list[Prompt], rows: list[Trajectory], phase: Phase) -> Experience:  # noqa: ARG002
+        return Experience(prompts, rows, done(Earned(torch.zeros(len(rows)), {})))
 
 
 @contextmanager

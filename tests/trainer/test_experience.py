@@ -1,0 +1,81 @@
+"""When rewards are found. Reward workers are played by ones that wait until they are told."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+
+from trainer.config import Config
+from trainer.data.dataset import Prompt, PromptSampler
+from trainer.errors import RewardError
+from trainer.experience import Collector, Experience, Prompts
+from trainer.models import build_tokenizer
+from trainer.rewards import Answer, Scored
+from trainer.rollout.trajectory import Trajectory
+
+
+class PlayedRewards:
+    """Two workers, to whom a response is worth what the ground truth says."""
+
+    def __init__(self) -> None:
+        self.told = threading.Event()
+
+    def __len__(self) -> int:
+        return 2
+
+    def call_each(self, _method: str, arguments: list[tuple[list[Answer]]]) -> list[list[Scored]]:
+        assert self.told.wait(30)
+        if any(answer.ground_truth == "bad" for (part,) in arguments for answer in part):
+            raise RewardError("bad luck")
+        return [[Scored(float(answer.ground_truth)) for answer in part] for (part,) in arguments]
+
+
+class Phases(list[str]):
+    """Notes what the caller waits for."""
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        self.append(name)
+        yield
+
+
+def collector(**reward: object) -> Collector:
+    config = Config.model_validate({"model": {"path": "/nowhere"}, "reward": reward})
+    prompts = Prompts(build_tokenizer(["1 2 3"]), [], [], PromptSampler(4, 4, shuffle=False, seed=0))  # type: ignore[arg-type]
+    return Collector(config, SimpleNamespace(), PlayedRewards(), prompts)  # type: ignore[arg-type]
+
+
+def begun(made: Collector, phases: Phases, *truths: str) -> Experience:
+    prompts = [Prompt(row, (1, 2), truth, "", "") for row, truth in enumerate(truths)]
+    rows = [Trajectory(prompt.token_ids, 1.0, 0, 4, token_ids=[3], mask=[True]) for prompt in prompts]
+    return made.experience(prompts, rows, phases)
+
+
+def test_rewards_come_while_nobody_waits_for_them() -> None:
+    made, phases = collector(), Phases()
+    experience = begun(made, phases, "1", "0", "2")
+    assert experience.lengths.tolist() == [1, 1, 1]  # what the passes need is there
+    assert not experience.earned.done()
+    assert phases == []
+    made.reward.told.set()  # type: ignore[attr-defined]
+    assert experience.earned.result(30).scores.tolist() == [1, 0, 2]
+    made.close()
+
+
+def test_a_reward_model_has_its_turn_on_the_gpu_before_the_passes() -> None:
+    made, phases = collector(model={"path": "/judge"}), Phases()
+    threading.Timer(0.2, made.reward.told.set).start()  # type: ignore[attr-defined]
+    assert begun(made, phases, "1").earned.done()
+    assert phases == ["reward"]
+    made.close()
+
+
+def test_what_goes_wrong_is_raised_where_rewards_are_needed() -> None:
+    made, phases = collector(), Phases()
+    made.reward.told.set()  # type: ignore[attr-defined]
+    experience = begun(made, phases, "1", "bad")
+    with pytest.raises(RewardError, match="bad luck"):
+        experience.earned.result(30)
+    made.close()
