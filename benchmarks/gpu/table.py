@@ -144,7 +144,8 @@ def scaling(rows: Sequence[Row]) -> str:
         for row in sorted(found, key=lambda row: row["gpus"])
     ]
     header = ["GPUs", "prompts", "s a step", "tokens/s", "efficiency"]
-    about = "With more than one GPU weights stay gathered for an update (`sharding.resharding_interval=16`)."
+    sharding = sorted({setting for row in found for setting in row["overrides"] if ".sharding." in setting})
+    about = f"With more than one GPU: `{' '.join(sharding)}`."
     return f"0.5B, 256 + 512 tokens. {origin(found)} {about}\n\n{markdown(header, lines)}"
 
 
