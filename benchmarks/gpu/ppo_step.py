@@ -80,9 +80,8 @@ def ours(job: Path, options: argparse.Namespace) -> dict[str, Any]:
         run(command, options.logs / f"ours-{options.name}.log", options.timeout)
     metrics = options.logs / "runs" / run_id / "metrics.jsonl"
     rows = [row for row in read_rows(metrics) if "time/step" in row] if metrics.exists() else []
-    names = {phase: phase for phase in verl.PHASES}
     # After the last step the model is validated, and only then is the row written.
-    steps = [(row["wall_time"] - row.get("time/validate", 0.0), _phases(row, "time/", names)) for row in rows]
+    steps = [(row["wall_time"] - row.get("time/validate", 0.0), _own_phases(row)) for row in rows]
     extra = ("log_prob_difference", "log_prob_difference_mean", "ratio_outside_tenth")
     agreement = {name: rows[-1][f"rollout/{name}"] for name in extra if rows and f"rollout/{name}" in rows[-1]}
     return summary(steps, memory, began, options) | agreement
@@ -94,12 +93,18 @@ def theirs(job: Path, options: argparse.Namespace) -> dict[str, Any]:
     with MemorySampler() as memory:
         lines = run(verl.command(job, options), options.logs / f"verl-{options.name}.log", options.timeout)
     ended = [(when, dict(verl.NUMBER.findall(line))) for when, line in lines if verl.STEP.search(line)]
-    return summary([(when, _phases(found, "timing_s/", verl.PHASES)) for when, found in ended], memory, began, options)
+    return summary([(when, _verls_phases(found)) for when, found in ended], memory, began, options)
 
 
-def _phases(found: Mapping[str, Any], prefix: str, names: Mapping[str, str]) -> dict[str, float]:
-    keys = {phase: prefix + name for phase, name in names.items()}
-    return {phase: float(found[key]) for phase, key in keys.items() if key in found}
+def _own_phases(row: Mapping[str, Any]) -> dict[str, float]:
+    """Those that verl has, too, in the order of this trainer's row: it waits for rewards later than verl."""
+    named = ((key.removeprefix("time/"), value) for key, value in row.items())
+    return {name: float(value) for name, value in named if name in verl.PHASES}
+
+
+def _verls_phases(line: Mapping[str, str]) -> dict[str, float]:
+    keys = {phase: f"timing_s/{name}" for phase, name in verl.PHASES.items()}
+    return {phase: float(line[key]) for phase, key in keys.items() if key in line}
 
 
 def summary(steps: list[Step], memory: MemorySampler, began: float, options: argparse.Namespace) -> dict[str, Any]:

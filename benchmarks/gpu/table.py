@@ -145,8 +145,8 @@ def scaling(rows: Sequence[Row]) -> str:
     ]
     header = ["GPUs", "prompts", "s a step", "tokens/s", "efficiency"]
     sharding = sorted({setting for row in found for setting in row["overrides"] if ".sharding." in setting})
-    about = f"With more than one GPU: `{' '.join(sharding)}`."
-    return f"0.5B, 256 + 512 tokens. {origin(found)} {about}\n\n{markdown(header, lines)}"
+    about = f" With more than one GPU: `{' '.join(sharding)}`." if sharding else ""
+    return f"0.5B, 256 + 512 tokens. {origin(found)}{about}\n\n{markdown(header, lines)}"
 
 
 def start_up(rows: Sequence[Row]) -> str:
