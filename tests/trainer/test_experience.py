@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -41,10 +41,14 @@ class Phases(list[str]):
         yield
 
 
-def collector(**reward: object) -> Collector:
+def collector(rewards: PlayedRewards, **reward: object) -> Collector:
+    """With no engines and no prompts of its own."""
     config = Config.model_validate({"model": {"path": "/nowhere"}, "reward": reward})
-    prompts = Prompts(build_tokenizer(["1 2 3"]), [], [], PromptSampler(4, 4, shuffle=False, seed=0))  # type: ignore[arg-type]
-    return Collector(config, SimpleNamespace(), PlayedRewards(), prompts)  # type: ignore[arg-type]
+    engines: Any = None
+    dataset: Any = []
+    group: Any = rewards
+    prompts = Prompts(build_tokenizer(["1 2 3"]), dataset, dataset, PromptSampler(4, 4, shuffle=False, seed=0))
+    return Collector(config, engines, group, prompts)
 
 
 def begun(made: Collector, phases: Phases, *truths: str) -> Experience:
@@ -54,27 +58,30 @@ def begun(made: Collector, phases: Phases, *truths: str) -> Experience:
 
 
 def test_rewards_come_while_nobody_waits_for_them() -> None:
-    made, phases = collector(), Phases()
+    rewards, phases = PlayedRewards(), Phases()
+    made = collector(rewards)
     experience = begun(made, phases, "1", "0", "2")
     assert experience.lengths.tolist() == [1, 1, 1]  # what the passes need is there
     assert not experience.earned.done()
     assert phases == []
-    made.reward.told.set()  # type: ignore[attr-defined]
+    rewards.told.set()
     assert experience.earned.result(30).scores.tolist() == [1, 0, 2]
     made.close()
 
 
 def test_a_reward_model_has_its_turn_on_the_gpu_before_the_passes() -> None:
-    made, phases = collector(model={"path": "/judge"}), Phases()
-    threading.Timer(0.2, made.reward.told.set).start()  # type: ignore[attr-defined]
+    rewards, phases = PlayedRewards(), Phases()
+    made = collector(rewards, model={"path": "/judge"})
+    threading.Timer(0.2, rewards.told.set).start()
     assert begun(made, phases, "1").earned.done()
     assert phases == ["reward"]
     made.close()
 
 
 def test_what_goes_wrong_is_raised_where_rewards_are_needed() -> None:
-    made, phases = collector(), Phases()
-    made.reward.told.set()  # type: ignore[attr-defined]
+    rewards, phases = PlayedRewards(), Phases()
+    made = collector(rewards)
+    rewards.told.set()
     experience = begun(made, phases, "1", "bad")
     with pytest.raises(RewardError, match="bad luck"):
         experience.earned.result(30)
