@@ -16,6 +16,7 @@ from transformers.utils import logging as transformers_logging
 from trainer.console import Column, progress
 from trainer.data.dataset import PromptSampler
 from trainer.data.schema import read_parquet
+from trainer.model_files import decode
 from trainer.models import ModelShape, build_tokenizer, create_model, save_model
 from trainer.rewards import gsm8k
 from trainer.settings.section import Section
@@ -170,6 +171,6 @@ def greedy_exact_match(model: Any, tokenizer: Any, lessons: list[Lesson], max_re
             max_new_tokens=max_response_length,
             do_sample=False,
         )
-        responses = tokenizer.batch_decode(generated[:, width:], skip_special_tokens=True)
+        responses = decode(tokenizer, generated[:, width:].tolist())
         right += sum(gsm8k(response, lesson.ground_truth) for response, lesson in zip(responses, batch, strict=True))
     return right / len(lessons)
