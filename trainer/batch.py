@@ -110,8 +110,8 @@ class Batch:
         return replace(self, **{name: function(tensor) for name, tensor in tensors.items() if tensor is not None})
 
 
-def _pad(rows: Sequence[Sequence[Any]], dtype: Any) -> Tensor:
-    """The rows side by side, [rows, longest]; `dtype` is numpy's."""
+def _pad(rows: Sequence[Sequence[Any]], dtype: type[np.generic]) -> Tensor:
+    """The rows side by side, [rows, longest]."""
     lengths = np.array([len(row) for row in rows])
     padded = np.zeros((len(rows), lengths.max()), dtype)
     padded[np.arange(lengths.max()) < lengths[:, None]] = np.fromiter(chain.from_iterable(rows), dtype, lengths.sum())

@@ -70,7 +70,7 @@ class Broadcast:
     through the object store: the actor keeps a copy on CPU. The process group is then formed again with the next.
 
     Several actor ranks gather all weights before the first is sent: one that waits for an engine would hold up the
-    others. One rank alone packs them as it sends them.
+    others. One rank alone packs them as it sends them, once there is a process group to send them in.
     """
 
     def __init__(self, actor: WorkerGroup, rollout: WorkerGroup) -> None:
@@ -82,8 +82,9 @@ class Broadcast:
         self.nbytes = 0
 
     def fetch(self) -> None:
-        if len(self._actor) > 1 or not self._layouts:
-            self._pack()
+        if len(self._actor) > 1 or not self._formed:
+            self._layouts = self._actor.call("pack_weights")[0]
+            self.nbytes = sum(layout.nbytes for layout in self._layouts)
         self._sent = False
 
     def give(self, ranks: Sequence[int]) -> dict[int, EngineError]:
@@ -103,16 +104,11 @@ class Broadcast:
         everyone = range(len(self._rollout))
         self._formed = self._formed or self._form()
         if not self._formed:
-            self._pack()
             return list(everyone)
         sending = self._actor.start_one(0, "send_weights")
         failures = self._rollout.attempt("receive_weights", dict.fromkeys(everyone, (self._layouts,)))[1]
         self._formed = self._went_well(sending, failures)
         return list(failures)
-
-    def _pack(self) -> None:
-        self._layouts = self._actor.call("pack_weights")[0]
-        self.nbytes = sum(layout.nbytes for layout in self._layouts)
 
     def _form(self) -> bool:
         """Makes the process group; whether all came."""

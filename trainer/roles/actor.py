@@ -132,7 +132,7 @@ class ActorWorker(TrainingWorker):
         An actor of one rank need not pack before: it does now, and sends each bucket beside the packing of the next.
         """
         assert self._channel is not None
-        packing = iter(list(self._packed)) if self._packed else self._packing()
+        packing = iter(self._packed) if self._packed else self._packing()
         try:
             self._channel.send(packing)
         finally:

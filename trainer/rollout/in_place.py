@@ -98,7 +98,7 @@ def record(model: nn.Module, bucket: Bucket) -> Copies | None:
     return Copies(
         targets=[target.detach().as_subclass(Tensor) for target, _ in copies],
         sources=[(source.shape, source.stride(), start) for start, (_, source) in zip(starts, copies, strict=True)],
-        keeps_words=all(map(_keeps_words, chain(*copies, model.parameters()))),
+        keeps_words=all(map(_is_of_words, chain(*copies, model.parameters()))),
     )
 
 
@@ -122,7 +122,7 @@ def _is_plain(target: Tensor, source: Tensor, bucket: Bucket) -> bool:
     return inside and same and source.dtype == bucket.layout.dtype
 
 
-def _keeps_words(tensor: Tensor) -> bool:
+def _is_of_words(tensor: Tensor) -> bool:
     """Whether it consists of whole 64-bit words, as they are counted from the beginning of its memory."""
     word = WORD_BYTES // tensor.itemsize
     steps = [tensor.storage_offset(), tensor.shape[-1], *tensor.stride()[:-1]] if tensor.dim() else [1]

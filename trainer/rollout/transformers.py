@@ -1,6 +1,7 @@
 """Transformers as the rollout engine: slower than vLLM, but there wherever the trainer is."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -70,27 +71,24 @@ class TransformersEngine:
 
     def replace_weights(self, buckets: Iterable[SentBucket]) -> None:
         """Samples from these weights from now on; they are all that the actor trains."""
-        self._take(buckets)
+        deque(self._taken(buckets), maxlen=0)
 
     def copy_weights(self, buckets: Iterable[SentBucket]) -> None:
         """The same with weights that lie in the memory of the engine's GPU."""
-        given = self._take(buckets)
+        given = sum(map(_sum, self._taken(buckets)))
         check_in_place(checksum({id(weight): weight for weight in self._replaceable().values()}.values()), given)
 
-    @torch.no_grad()
-    def _take(self, buckets: Iterable[SentBucket]) -> int:
-        """Copies all weights; the sum of what was copied."""
+    def _taken(self, buckets: Iterable[SentBucket]) -> Iterator[Bucket]:
+        """Copies all weights; each bucket when its own are copied."""
         self._model.to(self._device)  # frozen weights may have slept elsewhere
         own = self._replaceable()
         arrived: set[int] = set()
-        given = 0
         for sent in buckets:
             bucket = checked(sent)
             arrived |= _copy(bucket, own)
-            given += checksum(tensor for _, tensor in bucket.tensors())
+            yield bucket
             del sent, bucket  # its memory may be wanted for the next
         check_complete(own, {name for name, weight in own.items() if id(weight) in arrived})
-        return given
 
     def _replaceable(self) -> dict[str, nn.Parameter]:
         """The weights that come from the actor, by their names on the way."""
@@ -123,6 +121,12 @@ def _model(config: Config) -> nn.Module:
     return model.to(dtype)
 
 
+def _sum(bucket: Bucket) -> int:
+    """Of the weights in it, as they are summed up in the model."""
+    return checksum(tensor for _, tensor in bucket.tensors())
+
+
+@torch.no_grad()
 def _copy(bucket: Bucket, own: Mapping[str, nn.Parameter]) -> set[int]:
     """Puts the bucket's weights in the place of an engine's own; which of these, by their identity: a weight that two
     parts share may come under one of its names only."""

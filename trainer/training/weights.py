@@ -119,15 +119,17 @@ def pack(
     weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype, bucket_bytes: int = BUCKET_BYTES
 ) -> Iterator[Bucket]:
     """Converts weights and groups them into buckets of about `bucket_bytes`; a larger weight is a bucket alone."""
-    for group in _grouped(weights, dtype, bucket_bytes):
-        yield _bucket(group, dtype)
-
-
-def layouts(
-    weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype, bucket_bytes: int = BUCKET_BYTES
-) -> list[Layout]:
-    """Those of the buckets that `pack` makes of the same weights."""
-    return [_layout(group, dtype) for group in _grouped(weights, dtype, bucket_bytes)]
+    pending: list[tuple[str, Tensor]] = []
+    size = 0
+    for name, tensor in weights:
+        nbytes = tensor.numel() * dtype.itemsize
+        if pending and size + nbytes > bucket_bytes:
+            yield _bucket(pending, dtype)
+            pending, size = [], 0
+        pending.append((name, tensor))
+        size += nbytes
+    if pending:
+        yield _bucket(pending, dtype)
 
 
 def checksum(tensors: Iterable[Tensor]) -> int:
@@ -143,29 +145,9 @@ def word_sum(tensors: Iterable[Tensor], word: torch.dtype) -> Tensor:
     return torch.stack([part.sum(dtype=torch.int64) for part in parts]).sum()
 
 
-def _grouped(
-    weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype, bucket_bytes: int
-) -> Iterator[list[tuple[str, Tensor]]]:
-    pending: list[tuple[str, Tensor]] = []
-    size = 0
-    for name, tensor in weights:
-        nbytes = tensor.numel() * dtype.itemsize
-        if pending and size + nbytes > bucket_bytes:
-            yield pending
-            pending, size = [], 0
-        pending.append((name, tensor))
-        size += nbytes
-    if pending:
-        yield pending
-
-
-def _layout(weights: list[tuple[str, Tensor]], dtype: torch.dtype) -> Layout:
-    return Layout(tuple(name for name, _ in weights), tuple(tuple(tensor.shape) for _, tensor in weights), dtype)
-
-
 @torch.no_grad()
 def _bucket(weights: list[tuple[str, Tensor]], dtype: torch.dtype) -> Bucket:
-    layout = _layout(weights, dtype)
+    layout = Layout(tuple(name for name, _ in weights), tuple(tuple(tensor.shape) for _, tensor in weights), dtype)
     data = torch.empty(layout.size, dtype=torch.uint8, device=weights[0][1].device)
     if layout.size > layout.nbytes + WORD_BYTES:
         data.zero_()  # what lies between the weights is added up, too
