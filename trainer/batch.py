@@ -48,12 +48,13 @@ class Batch:
         `masks` say which tokens of each response the policy sampled; None means all. Its last token must be one.
         """
         masks = masks or [[True] * len(response) for response in responses]
-        rows = [(*prompt, *response) for prompt, response in zip(prompts, responses, strict=True)]
+        prompt_lengths, lengths = (np.array([len(row) for row in rows]) for rows in (prompts, responses))
+        tokens = chain.from_iterable(chain.from_iterable(zip(prompts, responses, strict=True)))
         return cls(
-            token_ids=_pad(rows, np.int64),
-            prompt_lengths=torch.tensor([len(prompt) for prompt in prompts]),
-            response_mask=_pad(masks, np.bool_),
-            rollout_log_probs=None if log_probs is None else _pad(log_probs, np.float32),
+            token_ids=_pad(tokens, prompt_lengths + lengths, np.int64),
+            prompt_lengths=torch.from_numpy(prompt_lengths),
+            response_mask=_pad(chain.from_iterable(masks), lengths, np.bool_),
+            rollout_log_probs=None if log_probs is None else _pad(chain.from_iterable(log_probs), lengths, np.float32),
         )
 
     @classmethod
@@ -110,9 +111,8 @@ class Batch:
         return replace(self, **{name: function(tensor) for name, tensor in tensors.items() if tensor is not None})
 
 
-def _pad(rows: Sequence[Sequence[Any]], dtype: type[np.generic]) -> Tensor:
-    """The rows side by side, [rows, longest]."""
-    lengths = np.array([len(row) for row in rows])
-    padded = np.zeros((len(rows), lengths.max()), dtype)
-    padded[np.arange(lengths.max()) < lengths[:, None]] = np.fromiter(chain.from_iterable(rows), dtype, lengths.sum())
+def _pad(values: Iterator[Any], lengths: np.ndarray, dtype: type[np.generic]) -> Tensor:
+    """The values of all rows, one row after the other, side by side: [rows, longest]."""
+    padded = np.zeros((len(lengths), lengths.max()), dtype)
+    padded[np.arange(lengths.max()) < lengths[:, None]] = np.fromiter(values, dtype, lengths.sum())
     return torch.from_numpy(padded)

@@ -132,9 +132,11 @@ class Controller(TrainingRun):
         """One step of policy optimisation (PPO: Schulman et al. 2017, arXiv:1707.06347); its metrics."""
         phase, workers, started = self.tracker.phase, self.workers, time.perf_counter()
         experience = self.pipeline.take(step, self.last_step)  # phase generate
-        batch = experience.batch(self.config.rollout.log_probs)
         if workers.on_shared_gpus:
-            self.engines.sleep()
+            with phase("sleep"):
+                self.engines.sleep()
+        with phase("batch"):
+            batch = experience.batch(self.config.rollout.log_probs)
         with phase("old_log_prob"):
             batch = batch.with_(old_log_probs=forward(workers.actor, "log_probs", batch))
         if workers.reference:

@@ -28,16 +28,31 @@ REPORT = "report.html"
 PHASES = (
     "load",
     "generate",
-    "reward",
+    "sleep",
+    "batch",
     "old_log_prob",
     "reference",
     "values",
+    "reward",
     "advantages",
     "update_critic",
     "update_actor",
     "sync_weights",
 )
-COLOURS = ("#3b82c4", "#e08a3c", "#4f9d69", "#c4545f", "#8a6fc0", "#3ba7a0", "#b98d2f", "#8a8f98", "#a35d8f", "#5b6ee1")
+COLOURS = (
+    "#3b82c4",
+    "#e08a3c",
+    "#4f9d69",
+    "#c4545f",
+    "#8a6fc0",
+    "#3ba7a0",
+    "#b98d2f",
+    "#8a8f98",
+    "#a35d8f",
+    "#5b6ee1",
+    "#7d9a3c",
+    "#d0739c",
+)
 _INK = "#777777"  # becomes the page's own text colour
 _STEPS_OF_SAMPLES = 3  # how many steps the sample browser shows: the first, one in the middle, the last
 

@@ -42,7 +42,10 @@ SHARDINGS = {
     "both": ShardingConfig(resharding_interval=3, gradient_sync_interval=3),
     "offloaded": ShardingConfig(param_offload=True, optimizer_offload=True),
 }
-SHARDINGS_OF_TWO = {"matrices split": ShardingConfig(tensor_parallel=2)}
+SHARDINGS_OF_TWO = {
+    "matrices split": ShardingConfig(tensor_parallel=2),
+    "a copy of the weights on each rank": ShardingConfig(shard_size=1),
+}
 SHARDINGS_OF_FOUR = SHARDINGS_OF_TWO | {
     "two copies with matrices split": ShardingConfig(shard_size=2, tensor_parallel=2),
     "resharded over two ranks": ShardingConfig(reshard_after_forward=2),

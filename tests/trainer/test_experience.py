@@ -6,11 +6,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+import torch
 
 from trainer.config import Config
 from trainer.data.dataset import Prompt, PromptSampler
 from trainer.errors import RewardError
-from trainer.experience import Collector, Experience, Prompts
+from trainer.experience import Collector, Earned, Experience, Prompts, done
 from trainer.models import build_tokenizer
 from trainer.rewards import Answer, Scored
 from trainer.rollout.trajectory import Trajectory
@@ -86,3 +87,10 @@ def test_what_goes_wrong_is_raised_where_rewards_are_needed() -> None:
     with pytest.raises(RewardError, match="bad luck"):
         experience.earned.result(30)
     made.close()
+
+
+def test_the_age_of_weights_is_a_mean_over_sampled_tokens() -> None:
+    of_one_version = Trajectory((1,), 1.0, 0, 4, token_ids=[3, 4, 5], mask=[True, False, True], versions=[2, 2, 2])
+    of_two = Trajectory((1,), 1.0, 0, 4, token_ids=[3, 4, 5], mask=[True, False, True], versions=[2, 3, 3])
+    experience = Experience([], [of_one_version, of_two], done(Earned(torch.zeros(2), {})))
+    assert experience.staleness(version=4) == {"rollout/staleness_mean": 1.75, "rollout/staleness_max": 2.0}

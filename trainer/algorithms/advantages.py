@@ -22,15 +22,18 @@ def generalized_advantages(
     Returns:
         advantages, returns: [rows, tokens], 0 where masked.
     """
-    advantages = torch.zeros_like(values)
+    # Tokens first: what belongs to one token then lies together.
+    by_token = [tensor.T.contiguous() for tensor in (rewards, values, mask)]
+    advantages = torch.empty_like(by_token[1])
     next_value = values.new_zeros(values.shape[0])
     next_advantage = values.new_zeros(values.shape[0])
     for t in reversed(range(values.shape[1])):
-        delta = rewards[:, t] + gamma * next_value - values[:, t]
-        advantage = delta + gamma * lam * next_advantage
-        advantages[:, t] = advantage
-        next_value = torch.where(mask[:, t], values[:, t], next_value)
-        next_advantage = torch.where(mask[:, t], advantage, next_advantage)
+        reward, value, chosen = (tensor[t] for tensor in by_token)
+        delta = reward + gamma * next_value - value
+        advantages[t] = delta + gamma * lam * next_advantage
+        next_value = torch.where(chosen, value, next_value)
+        next_advantage = torch.where(chosen, advantages[t], next_advantage)
+    advantages = advantages.T.contiguous()
     return advantages.where(mask, 0.0), (advantages + values).where(mask, 0.0)
 
 

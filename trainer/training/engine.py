@@ -221,7 +221,7 @@ class TrainingEngine:
         """Each weight of a part of the network by its name there, gathered, adapters merged in, those of Megatron's
         layers as Transformers names them. Every rank must exhaust it.
 
-        A weight that two parts share comes under both names, or once. On a single rank these are the weights
+        A weight that two parts share comes under both names, or once. A rank that holds whole weights gives these
         themselves, unless they are offloaded: copy what is to outlast the next update.
         """
         reshard(self.network)
@@ -241,7 +241,8 @@ class TrainingEngine:
             return [(name, tensor.clone()) for name, tensor in adapter_weights(module, self._gather)]
 
     def _gather(self, weight: DTensor) -> Tensor:
-        if self.world_size > 1:
+        spread = zip(weight.placements, weight.device_mesh.shape, strict=True)
+        if any(size > 1 and not placement.is_replicate() for placement, size in spread):
             return weight.full_tensor()
         return weight.to_local().clone() if self.execution.sharding.param_offload else weight.to_local()
 
