@@ -15,7 +15,9 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 from ray.util.placement_group import PlacementGroup, placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from trainer.cores import keep_to_cores
 from trainer.errors import ConfigError, EngineError, TrainerError
+from trainer.garbage import collect_garbage
 
 logger = logging.getLogger(__name__)
 
@@ -89,13 +91,22 @@ def find_nodes(count: int | None, gpus_per_node: int | None) -> list[Node]:
 
 @dataclass(frozen=True)
 class Slot:
-    """Where one rank of every role runs: a whole GPU, or a whole node if there are no GPUs."""
+    """Where one rank of every role runs: a whole GPU, or a whole node if there are no GPUs.
+
+    It is number `local_rank` of `local_size` on its node.
+    """
 
     rank: int
     node: Node
     device: str
-    threads: int
+    local_rank: int
+    local_size: int
     group: PlacementGroup
+
+    @property
+    def threads(self) -> int:
+        """Its part of the node's cores."""
+        return max(1, self.node.cpus // self.local_size)
 
 
 def reserve_slots(nodes: Sequence[Node], gpus_per_node: int, timeout: float) -> list[Slot]:
@@ -111,20 +122,27 @@ def reserve_slots(nodes: Sequence[Node], gpus_per_node: int, timeout: float) -> 
             f"Ray has not given out {resources} for each of {len(places)} ranks within {timeout:g} s",
             hint="something else uses this Ray cluster; see `ray status`",
         )
-    return [
-        Slot(rank, node, "cuda" if gpus_per_node else "cpu", max(1, node.cpus // per_node), group)
-        for rank, node in enumerate(places)
-    ]
+    device = "cuda" if gpus_per_node else "cpu"
+    return [Slot(rank, node, device, rank % per_node, per_node, group) for rank, node in enumerate(places)]
 
 
 class WorkerHost:
     """A Ray actor around a plain object, made from its import path: only the process that needs a module imports it."""
 
-    def start(self, path: str, environment: Mapping[str, str], arguments: Sequence[Any]) -> None:
-        """Makes the object. Not done in the constructor, whose errors Ray turns into text."""
+    def start(
+        self, path: str, environment: Mapping[str, str], arguments: Sequence[Any], share: tuple[int, int] | None
+    ) -> None:
+        """Makes the object; `share` says which of how many parts of the node's cores belong to its GPU, if any do.
+
+        Not done in the constructor, whose errors Ray turns into text.
+        """
         os.environ.update(environment)
+        gpus = ray.get_gpu_ids()
+        if share is not None and gpus:
+            keep_to_cores(gpus[0], *share)
         module, _, name = path.rpartition(".")
         self._worker = getattr(importlib.import_module(module), name)(*arguments)
+        collect_garbage()
 
     def call(self, method: str, arguments: Sequence[Any]) -> Any:
         return getattr(self._worker, method)(*arguments)
@@ -161,11 +179,12 @@ class Call:
 
 
 class WorkerGroup:
-    """The workers of one role, in the order of their ranks."""
+    """The workers of one role, in the order of their ranks; `bind_cores` keeps those with a GPU to cores of its own."""
 
-    def __init__(self, role: str, timeout: float) -> None:
+    def __init__(self, role: str, timeout: float, bind_cores: bool = False) -> None:
         self.role = role
         self.timeout = timeout
+        self._bind_cores = bind_cores
         self.workers: list[Worker] = []
 
     def __len__(self) -> int:
@@ -189,7 +208,8 @@ class WorkerGroup:
             scheduling_strategy=PlacementGroupSchedulingStrategy(slot.group, placement_group_bundle_index=slot.rank),
         )
         handle = host.remote()
-        started = handle.start.remote(recipe.path, recipe.environment, recipe.arguments)
+        share = (slot.local_rank, slot.local_size) if self._bind_cores else None
+        started = handle.start.remote(recipe.path, recipe.environment, recipe.arguments, share)
         return Worker(f"{self.role} rank {slot.rank} on {slot.node.address}", recipe, handle, started)
 
     def start_one(self, index: int, method: str, *arguments: Any) -> Call:

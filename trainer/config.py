@@ -230,6 +230,9 @@ class TrainerConfig(Section):
     )
     seed: int = Field(0, description="decides the order of prompts and every sampled response")
     profiler: ProfilerConfig = ProfilerConfig()
+    bind_cores: bool = Field(
+        True, description="the processes of a GPU keep to the node's cores next to it, or to an equal part of all"
+    )
     worker_timeout: float = Field(300.0, gt=0, description="seconds any single call to a worker may take")
 
     @property

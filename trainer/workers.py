@@ -75,7 +75,8 @@ def start_workers(config: Config, placement: Placement) -> Workers:
 
 def start_groups(config: Config, placement: Placement) -> dict[str, WorkerGroup]:
     """Starts a worker of each role in each of its slots; returns at once, while they import what they need."""
-    groups = {role: WorkerGroup(role, config.trainer.worker_timeout) for role in placement}
+    settings = config.trainer
+    groups = {role: WorkerGroup(role, settings.worker_timeout, settings.bind_cores) for role in placement}
     for role, slots in placement.items():
         for rank, slot in enumerate(slots):
             place = Place(rank, len(slots), slot.node.address, slot.device)

@@ -17,7 +17,7 @@ from trainer.placement import alternatives, check_fit, place_roles, plan, shares
 from trainer.workers import roles_of
 
 NODES = [Node(f"id{at}", f"10.0.0.{at}", cpus=8, gpus=2) for at in range(2)]
-SLOTS = [Slot(rank, NODES[rank // 2], "cuda", 4, group=None) for rank in range(4)]
+SLOTS = [Slot(rank, NODES[rank // 2], "cuda", rank % 2, 2, group=None) for rank in range(4)]
 
 
 @pytest.fixture(scope="module")

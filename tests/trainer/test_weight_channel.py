@@ -97,7 +97,7 @@ def test_a_first_transfer_that_never_returns_is_given_up_with_a_stand_in_for_ncc
 
 
 def slots(device: str, *ranks: int) -> list[Slot]:
-    return [Slot(rank, Node("id", "10.0.0.1", cpus=8, gpus=4), device, 2, group=None) for rank in ranks]
+    return [Slot(rank, Node("id", "10.0.0.1", cpus=8, gpus=4), device, 0, 1, group=None) for rank in ranks]
 
 
 @pytest.mark.parametrize(

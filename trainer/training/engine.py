@@ -14,7 +14,9 @@ from torch.distributed.tensor import DTensor
 from trainer.algorithms.aggregation import GlobalCount
 from trainer.batch import Batch
 from trainer.errors import EngineError
+from trainer.garbage import collect_garbage
 from trainer.training.allocator import give_back_memory
+from trainer.training.copies import to_device
 from trainer.training.first_rank import hand_out, some_rank_is_empty, whole_tensors
 from trainer.training.gradients import global_norm, gradients_of, scale
 from trainer.training.lora import adapted_layers, adapter_weights
@@ -102,7 +104,8 @@ class TrainingEngine:
         with torch.no_grad(), _explained_shortage(), self._weights.needed(written=False):
             for rows in self._micro_batches(batch, limit):
                 output = self.network(self._pack(batch.rows(rows)))
-                result[rows] = output[0] if isinstance(output, tuple) else output
+                # Rows that lie on CPU would make the CPU wait for the GPU before it begins the next part.
+                result[to_device(rows, self.device)] = output[0] if isinstance(output, tuple) else output
             found = result[own].cpu()
             reshard(self.network)
         self.release_memory()
@@ -203,6 +206,7 @@ class TrainingEngine:
 
     def release_memory(self) -> None:
         """Leaves what torch keeps in store for the next pass to the other processes on this GPU."""
+        collect_garbage()
         if self.execution.shares_gpu:
             give_back_memory()
 

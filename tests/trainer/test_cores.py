@@ -1,0 +1,109 @@
+"""Cores for the processes of a GPU. NVML is played: it needs NVIDIA's driver."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer import cores
+from trainer.cores import cores_in, near_cores, part
+
+PROGRAM = """
+import os
+from trainer.cores import keep_to_cores
+keep_to_cores(GPU, 1, 2)
+print(sorted(os.sched_getaffinity(0)))
+"""
+
+
+class PlayedError(Exception):
+    pass
+
+
+def played_nvml(monkeypatch: pytest.MonkeyPatch, words: list[int] | None) -> None:
+    """One that knows GPU 3, or only says that it knows none."""
+
+    def affinity(device: int, size: int) -> list[int]:
+        if words is None:
+            raise PlayedError("no driver")
+        return (words + [0] * size)[:size] if device == 3 else [0] * size
+
+    module = SimpleNamespace(
+        NVMLError=PlayedError,
+        nvmlInit=lambda: None,
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetCpuAffinity=affinity,
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", module)
+    monkeypatch.setattr(os, "sysconf", lambda _name: 100)
+
+
+def test_cores_next_to_a_gpu_are_those_of_played_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+    played_nvml(monkeypatch, [0b1100, 0b1])
+    assert near_cores(3) == near_cores("3") == {2, 3, 64}
+    assert near_cores("GPU-2b1c") == set()
+
+
+def test_no_core_is_near_where_played_nvml_does_not_say(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    played_nvml(monkeypatch, None)
+    assert near_cores(3) == set()
+    assert "next to GPU 3: no driver" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("near", "kept"),
+    [
+        pytest.param({2, 3, 70}, {2, 3}, id="near the GPU, if it may use them"),
+        pytest.param({0, 1, 2, 3, 4}, {2, 3}, id="its part, where all are near"),
+        pytest.param(set[int](), {2, 3}, id="its part, where nothing is known"),
+        pytest.param({1, 2, 3}, {1, 2, 3}, id="those of its socket, which other GPUs share"),
+    ],
+)
+def test_a_process_keeps_to(monkeypatch: pytest.MonkeyPatch, near: set[int], kept: set[int]) -> None:
+    chosen: list[set[int]] = []
+    monkeypatch.setattr(cores, "near_cores", lambda _gpu: near)
+    monkeypatch.setattr(cores, "CORES", Path("/nowhere"))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1, 2, 3})
+    monkeypatch.setattr(os, "sched_setaffinity", lambda _pid, own: chosen.append(own))
+    cores.keep_to_cores(0, share=1, shares=2)
+    assert chosen == [kept]
+
+
+def test_a_real_process_keeps_to_its_half_of_the_cores() -> None:
+    program = PROGRAM.replace("GPU", "'none'")
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert found.stdout.strip() == str(sorted(part(os.sched_getaffinity(0), 1, 2) or os.sched_getaffinity(0)))
+
+
+@given(st.sets(st.integers(0, 300), min_size=1), st.integers(1, 16))
+def test_parts_are_all_cores_once_and_equally_many(own: set[int], shares: int) -> None:
+    parts = [part(own, share, shares, Path("/nowhere")) for share in range(shares)]
+    assert sorted(core for one in parts for core in one) == sorted(own)
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def test_threads_of_one_core_come_into_one_part(tmp_path: Path) -> None:
+    for core in range(8):  # as Linux counts them: first one of each core, then the others
+        topology = tmp_path / f"cpu{core}" / "topology"
+        topology.mkdir(parents=True)
+        (topology / "thread_siblings_list").write_text(f"{core % 4},{core % 4 + 4}\n")
+    assert part(range(8), 0, 2, tmp_path) == {0, 4, 1, 5}
+    assert part(range(8), 1, 2, tmp_path) == {2, 6, 3, 7}
+
+
+@given(st.sets(st.integers(0, 200), min_size=1))
+def test_lists_of_cores_are_read_as_linux_writes_them(own: set[int]) -> None:
+    ranges: list[list[int]] = []
+    for core in sorted(own):
+        if ranges and ranges[-1][-1] == core - 1:
+            ranges[-1][1:] = [core]
+        else:
+            ranges.append([core])
+    assert cores_in(",".join("-".join(map(str, one)) for one in ranges) + "\n") == own
