@@ -86,17 +86,17 @@ SPLIT = (
 OFFLOAD = "actor.sharding.optimizer_offload=true critic.sharding.optimizer_offload=true"
 # Large micro-batches in little memory; small ones would be bound by Python in a model as small as 0.5B.
 CHECKPOINTS = "actor.activation_checkpointing=true critic.activation_checkpointing=true"
-# A model as small as 0.5B has room for its gathered weights, and for all of its gradients, throughout an update.
-GATHERED = " ".join(
-    f"{role}.sharding.{setting}=16"
+# Of a model as small as 0.5B each rank has room for a copy, and for all gradients throughout an update.
+COPIES = " ".join(
+    f"{role}.sharding.{setting}"
     for role in ("actor", "critic")
-    for setting in ("resharding_interval", "gradient_sync_interval")
+    for setting in ("shard_size=1", "resharding_interval=16", "gradient_sync_interval=16")
 )
 PLAN = (
     # The longest first; those with verl take ten to fifteen minutes, of which it needs four to start.
-    ppo("1.5B-256-1024", "1.5B", 256, 1024, TWO_ENGINES.format(10), both=True, tokens=8192, steps=3),
+    ppo("1.5B-256-1024", "1.5B", 256, 1024, TWO_ENGINES.format(10), both=True, tokens=16384, steps=3),
     ppo("0.5B-256-1024", "0.5B", 256, 1024, TWO_ENGINES.format(5), both=True),
-    ppo("1.5B-512-512", "1.5B", 512, 512, TWO_ENGINES.format(8), both=True, tokens=8192, steps=3),
+    ppo("1.5B-512-512", "1.5B", 512, 512, TWO_ENGINES.format(8), both=True, tokens=16384, steps=3),
     ppo("0.5B-512-512", "0.5B", 512, 512, TWO_ENGINES.format(4), both=True),
     ppo("0.5B-256-512", "0.5B", 256, 512, TWO_ENGINES.format(4), both=True),
     # With verl's memory as the measure.
@@ -122,8 +122,8 @@ PLAN = (
     ppo("split-synchronous", "0.5B", 256, 512, SPLIT, gpus=2),
     ppo("split-one-step-off", "0.5B", 256, 512, f"{SPLIT} trainer.mode=one_step_off", gpus=2, steps=5),
     ppo("scaling-1", "0.5B", 256, 512, TWO_ENGINES.format(4)),
-    ppo("scaling-2", "0.5B", 256, 512, f"{TWO_ENGINES.format(4)} {GATHERED}", gpus=2, batch=1024),
-    ppo("scaling-4", "0.5B", 256, 512, f"{TWO_ENGINES.format(4)} {GATHERED}", gpus=4, batch=2048),
+    ppo("scaling-2", "0.5B", 256, 512, f"{TWO_ENGINES.format(4)} {COPIES}", gpus=2, batch=1024),
+    ppo("scaling-4", "0.5B", 256, 512, f"{TWO_ENGINES.format(4)} {COPIES}", gpus=4, batch=2048),
     ppo(
         "7B-256-512", "7B", 256, 512, "rollout.log_probs=false rollout.kv_cache_gib=10", both=True, gpus=4, tokens=8192
     ),

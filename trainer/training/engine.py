@@ -25,7 +25,7 @@ from trainer.training.megatron_weights import Origins, origins, to_transformers
 from trainer.training.offload import Offload
 from trainer.training.packing import PackedRows
 from trainer.training.partition import MicroBatchLimit
-from trainer.training.sharding import TENSOR, Execution, device_mesh, reshard, shard
+from trainer.training.sharding import TENSOR, Execution, device_mesh, reshard, shard, sharded_modules
 from trainer.training.tensor_parallel import add_gradients_of_heads
 
 # (network output, micro-batch, what the global mini-batch holds) -> loss, and metrics; both add up over the parts
@@ -65,6 +65,10 @@ class TrainingEngine:
         # The ranks that split matrix products with this one, and how many such groups there are.
         self.peers = mesh[TENSOR].get_group() if TENSOR in mesh.mesh_dim_names else None
         self.groups = self.world_size // execution.sharding.tensor_parallel
+        self._holds_whole_weights = (execution.sharding.shard_size or self.world_size) == 1
+        # Looked for once: a walk through all modules takes a millisecond.
+        self._sharded_modules = sharded_modules(self.network)
+        self._has_adapters = any(adapted_layers(self.network))
         # By which of Transformers' names the weights of Megatron's layers go, if it has some.
         self.origins: Origins = {}
         if execution.backend == "megatron":
@@ -107,7 +111,7 @@ class TrainingEngine:
                 # Rows that lie on CPU would make the CPU wait for the GPU before it begins the next part.
                 result[to_device(rows, self.device)] = output[0] if isinstance(output, tuple) else output
             found = result[own].cpu()
-            reshard(self.network)
+            reshard(self._sharded_modules)
         self.release_memory()
         return found
 
@@ -228,8 +232,9 @@ class TrainingEngine:
         A weight that two parts share comes under both names, or once. A rank that holds whole weights gives these
         themselves, unless they are offloaded: copy what is to outlast the next update.
         """
-        reshard(self.network)
-        adapted = {f"{name}.weight": layer for name, layer in adapted_layers(module)}
+        reshard(self._sharded_modules)
+        layers = adapted_layers(module) if self._has_adapters else ()
+        adapted = {f"{name}.weight": layer for name, layer in layers}
         own = {id(part) for layer in adapted.values() for part in (layer.lora_A, layer.lora_B)}
         with self._weights.needed(written=False), torch.no_grad():
             for name, weight in module.named_parameters(remove_duplicate=shared_once):
@@ -240,13 +245,12 @@ class TrainingEngine:
 
     def adapter_weights(self, module: nn.Module) -> list[tuple[str, Tensor]]:
         """The adapters of a part of the network, gathered, named as peft names them. Every rank calls it."""
-        reshard(self.network)
+        reshard(self._sharded_modules)
         with self._weights.needed(written=False):
             return [(name, tensor.clone()) for name, tensor in adapter_weights(module, self._gather)]
 
     def _gather(self, weight: DTensor) -> Tensor:
-        spread = zip(weight.placements, weight.device_mesh.shape, strict=True)
-        if any(size > 1 and not placement.is_replicate() for placement, size in spread):
+        if not self._holds_whole_weights:
             return weight.full_tensor()
         return weight.to_local().clone() if self.execution.sharding.param_offload else weight.to_local()
 

@@ -1,5 +1,6 @@
 """How a network is spread over the ranks and computed: FSDP2, mixed precision, checkpointing, compilation."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -81,11 +82,15 @@ def device_mesh(execution: Execution) -> DeviceMesh:
     return init_device_mesh(execution.device.type, tuple(used.values()), mesh_dim_names=tuple(used))
 
 
-def reshard(network: nn.Module) -> None:
-    """Drops gathered weights, those of each layer and the outermost, which FSDP keeps after a forward pass."""
-    for module in network.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()
+def sharded_modules(network: nn.Module) -> list[FSDPModule]:
+    """The units of sharding: each layer, and the outermost for what is left."""
+    return [module for module in network.modules() if isinstance(module, FSDPModule)]
+
+
+def reshard(modules: Iterable[FSDPModule]) -> None:
+    """Drops gathered weights; FSDP keeps the outermost after a forward pass."""
+    for module in modules:
+        module.reshard()
 
 
 def decoder_layers(decoder: nn.Module) -> nn.ModuleList:
