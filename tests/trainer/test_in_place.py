@@ -147,6 +147,32 @@ def test_long_words_are_added_up_where_they_stay_together(monkeypatch: pytest.Mo
         assert set(words) == {torch.int64 if width == 12 else torch.int16}
 
 
+def test_a_weight_is_summed_up_when_its_last_part_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    happened: list[str] = []
+    plain = in_place.word_sum
+    model = Fused()
+    names = {model.qk.data_ptr(): "qk", model.bias.data_ptr(): "bias"}
+
+    def word_sum(tensors: Iterable[Tensor], word: torch.dtype) -> Tensor:
+        summed = list(tensors)
+        happened.extend(names[tensor.data_ptr()] for tensor in summed if tensor.data_ptr() in names)
+        return plain(summed, word)
+
+    def coming(seed: int) -> Iterable[Bucket]:
+        for bucket in packed(model.random(seed), bucket_bytes=1):
+            happened.append(f"{bucket.layout.names[0]} comes")
+            yield bucket
+
+    monkeypatch.setattr(in_place, "word_sum", word_sum)
+    loader = InPlaceLoader(model)
+    loader.load(coming(0))
+    assert sorted(happened[3:]) == ["bias", "qk"]
+    for seed in range(1, 3):
+        happened.clear()
+        loader.load(coming(seed))
+        assert happened == ["q comes", "bias comes", "bias", "k comes", "qk"]
+
+
 def test_vllm_s_own_models_are_asked_once(tmp_path: Path) -> None:
     """In a process of its own: vLLM changes torch wherever it is loaded."""
     program = [sys.executable, PROGRAM, tmp_path]

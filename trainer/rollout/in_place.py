@@ -49,22 +49,40 @@ class InPlaceLoader:
     def load(self, buckets: Iterable[SentBucket]) -> None:
         """Returns when all is copied. Raises EngineError if the model's weights are then not those that were packed.
 
-        Both are summed up: by 64-bit words, which is fast, once it is known that all of them stay together.
+        Both are summed up: by 64-bit words, which is fast, once it is known that all of them stay together. The model's
+        are then summed beside the buckets that are still coming, each when its last part is there.
         """
-        parameters = list(self._model.parameters())  # takes a while: now, beside what is still coming
+        parameters = list(self._model.parameters())
         word = torch.int64 if self._keeps_words() else torch.int16
-        sums = []
+        waiting = self._by_last_bucket(parameters)
+        sums: list[Tensor] = []
+        inside: list[Tensor] = []
         for sent in buckets:
             bucket = sent.open()
+            if bucket.layout not in self._copies:  # nobody knows yet what it writes
+                waiting, inside = {None: parameters}, []
             self._copy(bucket)
             found = bucket.sum
             given = found if word is torch.int64 else word_sum(bucket.layout.tensors(bucket.data), word)
             sums.append(torch.stack([bucket.packed_sum, found, given]))
+            if bucket.layout in waiting:
+                inside.append(word_sum(waiting.pop(bucket.layout), word))
             del sent, bucket  # its memory may be wanted for the next
-        inside = word_sum(parameters, word)
+        inside += [word_sum(rest, word) for rest in waiting.values()]
         packed, found, given = torch.stack(sums).sum(dim=0).tolist()  # waits for the copies: now the sender may free
         check_arrived(found, packed)
-        check_in_place(int(inside), given)
+        check_in_place(int(torch.stack(inside).sum()), given)
+
+    def _by_last_bucket(self, parameters: Sequence[Tensor]) -> dict[Layout | None, list[Tensor]]:
+        """The weights by the bucket that has their last part; under None where that is not known."""
+        last: dict[int, Layout] = {}
+        if self._keeps_words():
+            for layout, copies in self._copies.items():
+                last |= {target.untyped_storage().data_ptr(): layout for target in copies.targets} if copies else {}
+        grouped: dict[Layout | None, list[Tensor]] = {}
+        for parameter in parameters:
+            grouped.setdefault(last.get(parameter.untyped_storage().data_ptr()), []).append(parameter)
+        return grouped
 
     def _keeps_words(self) -> bool:
         return bool(self._copies) and all(copies and copies.keeps_words for copies in self._copies.values())
