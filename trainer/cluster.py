@@ -17,7 +17,6 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from trainer.cores import keep_to_cores
 from trainer.errors import ConfigError, EngineError, TrainerError
-from trainer.garbage import collect_garbage
 
 logger = logging.getLogger(__name__)
 
@@ -142,7 +141,6 @@ class WorkerHost:
             keep_to_cores(gpus[0], *share)
         module, _, name = path.rpartition(".")
         self._worker = getattr(importlib.import_module(module), name)(*arguments)
-        collect_garbage()
 
     def call(self, method: str, arguments: Sequence[Any]) -> Any:
         return getattr(self._worker, method)(*arguments)

@@ -7,6 +7,7 @@ import torch
 from ray import ObjectRef
 
 from trainer.config import Config
+from trainer.garbage import collect_garbage
 from trainer.roles.place import Place
 from trainer.rollout.end_tokens import end_token_ids
 from trainer.rollout.engine import chosen_engine, open_engine
@@ -23,6 +24,7 @@ class RolloutWorker:
         self._channel: WeightChannel | None = None
         self._chosen = chosen_engine(config.rollout.engine)
         self._engine = open_engine(self._chosen[0], config, place.device, end_token_ids(config.model.directory))
+        collect_garbage()  # else while it samples
 
     def chosen(self) -> tuple[str, str]:
         """The engine's name, and why it was taken."""
