@@ -20,7 +20,6 @@ from trainer.checkpoint import TrainingState, read_checkpoint
 from trainer.config import Config
 from trainer.errors import ConfigError, WatchdogError
 from trainer.experience import Collector, Earned, Experience, Prompts
-from trainer.garbage import collect_garbage
 from trainer.model_files import check_models, with_local_models
 from trainer.pipeline import Pipeline
 from trainer.placement import alternatives, check_fit, device_memory, place_roles, plan, shares
@@ -60,7 +59,6 @@ def train(config: Config) -> TrainingResult:
             connect_ranks(workers.networks, placement, run_dir, settings.worker_timeout)
             controller = Controller(config, run_dir, tracker, stop, workers, prompts)
             controller.begin(resumed)
-        collect_garbage()
         try:
             controller.run()
         finally:

@@ -18,6 +18,7 @@ from trainer.cluster import WorkerGroup, wait
 from trainer.config import RunConfig, TrainerConfig
 from trainer.data.dataset import PromptSampler
 from trainer.errors import InterruptedRun, RewardError, TrainerError, WatchdogError
+from trainer.garbage import collect_garbage
 from trainer.profiling import slow_phases
 from trainer.saving import Saver
 from trainer.stop_signal import StopSignal
@@ -132,6 +133,7 @@ class TrainingRun:
         """All steps, with validation and checkpoints between them."""
         settings = self._settings
         self.stop.defer()
+        collect_garbage()  # else while ranks wait for this process
         try:
             if self.progress.step == 0 and settings.test_before_training:
                 self.tracker.log(0, self.validate())

@@ -209,7 +209,7 @@ class TrainingEngine:
         return PackedRows.of(part, multiple).to(self.device)
 
     def release_memory(self) -> None:
-        """Leaves what torch keeps in store for the next pass to the other processes on this GPU."""
+        """Looks for garbage, and leaves what torch keeps in store for the next pass to other processes on this GPU."""
         collect_garbage()
         if self.execution.shares_gpu:
             give_back_memory()
