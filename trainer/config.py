@@ -276,6 +276,16 @@ class Config(RunConfig):
         return self.algorithm.kl_coefficient > 0 or self.actor.kl_loss_coefficient > 0
 
     @property
+    def needs_old_log_probs(self) -> bool:
+        """Whether the policy that sampled is asked for its log-probs before the actor learns.
+
+        A single optimizer step makes them on its way; who else wants them: the KL, and the comparison with the engines.
+        """
+        responses = self.data.train_batch_size * self.rollout.samples_per_prompt
+        single_step = self.actor.ppo_epochs == 1 and self.actor.mini_batch_size == responses
+        return not single_step or self.needs_reference or self.rollout.log_probs
+
+    @property
     def actor_is_reference(self) -> bool:
         """Whether the actor without its adapters is the reference, so that no other network has to be."""
         return self.actor.lora.rank > 0

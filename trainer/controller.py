@@ -137,8 +137,9 @@ class Controller(TrainingRun):
                 self.engines.sleep()
         with phase("batch"):
             batch = experience.batch(self.config.rollout.log_probs)
-        with phase("old_log_prob"):
-            batch = batch.with_(old_log_probs=forward(workers.actor, "log_probs", batch))
+        if self.config.needs_old_log_probs:
+            with phase("old_log_prob"):
+                batch = batch.with_(old_log_probs=forward(workers.actor, "log_probs", batch))
         if workers.reference:
             with phase("reference"):
                 batch = batch.with_(reference_log_probs=forward(workers.reference, "reference_log_probs", batch))

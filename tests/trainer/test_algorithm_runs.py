@@ -56,8 +56,13 @@ def test_remax_with_sequence_ratios_needs_neither_critic_nor_reference(runs: Run
         # A random model earns no reward. The price of length is something that its responses differ in.
         "reward.overlong_buffer=15",
         "actor.entropy_coefficient=0",
+        # A single step, for which nobody asks the policy that sampled.
+        "actor.mini_batch_size=16",
+        "rollout.log_probs=false",
     )
     for row in finished(run):
+        assert "time/old_log_prob" not in row
+        assert row["actor/approximate_kl"] == row["actor/clip_fraction"] == 0
         assert not any(name.startswith(("critic/", "reference/")) for name in row)
         assert "time/reference" not in row
         assert row["actor/gradient_norm"] > 0

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
 
+from tests.trainer import loss_program
 from tests.trainer.tensors import normal, random_mask, seeds
 from trainer.algorithms.aggregation import GlobalCount, aggregate, token_mean
 from trainer.algorithms.corrections import icepop, raw_ratio, sequence_mask, truncated_importance_sampling
@@ -17,7 +19,7 @@ from trainer.algorithms.kl import adapted_kl_coefficient, kl_estimate, kl_loss
 from trainer.algorithms.policy_loss import Clip, approximate_kl, cispo, gspo, ppo
 from trainer.algorithms.registry import ADVANTAGES, CORRECTIONS, POLICY_LOSSES
 from trainer.algorithms.value_loss import clipped_value_loss
-from trainer.config import ActorConfig, Aggregation, AlgorithmConfig
+from trainer.config import ActorConfig, Aggregation, AlgorithmConfig, Config
 
 MODES: tuple[Aggregation, ...] = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean")
 CLIPS = (Clip(0.2, 0.2), Clip(0.2, 0.28), Clip(0.2, 0.2, dual=3.0), Clip(0.1, 0.5, dual=1.5))
@@ -254,3 +256,45 @@ def test_the_config_knows_exactly_the_names_in_the_registry() -> None:
     assert names(AlgorithmConfig, "advantage") == set(ADVANTAGES)
     assert names(ActorConfig, "policy_loss") == set(POLICY_LOSSES)
     assert names(AlgorithmConfig, "correction") == {"none", *CORRECTIONS}
+
+
+@pytest.mark.parametrize("policy_loss", POLICY_LOSSES)
+def test_a_single_step_takes_the_log_probs_from_before_it_to_be_its_own(policy_loss: str) -> None:
+    asked = loss_program.sampled()
+    own = asked.response_mask * normal(4, *asked.response_mask.shape)
+    actor, count = loss_program.worker(policy_loss, "token-mean", 1), count_of(asked.response_mask)
+
+    def found(old_log_probs: Tensor | None) -> tuple[Tensor, Tensor]:
+        log_probs = own.clone().requires_grad_()
+        batch = replace(asked, old_log_probs=old_log_probs)
+        loss, _ = actor.loss((log_probs, torch.zeros_like(log_probs)), batch, count)
+        return loss.detach(), torch.autograd.grad(loss, log_probs)[0]
+
+    loss, gradient = found(None)
+    expected_loss, expected_gradient = found(own)
+    assert_close(loss, expected_loss, atol=0, rtol=0)
+    assert_close(gradient, expected_gradient, atol=0, rtol=0)
+    assert gradient.abs().sum() > 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "needed"),
+    [
+        ({}, False),
+        ({"actor": {"mini_batch_size": 16}}, True),
+        ({"actor": {"mini_batch_size": 32, "ppo_epochs": 2}}, True),
+        ({"actor": {"mini_batch_size": 32, "kl_loss_coefficient": 0.1}}, True),
+        ({"algorithm": {"advantage": "grpo", "kl_coefficient": 0.1}}, True),
+        ({"rollout": {"samples_per_prompt": 2}}, True),  # log-probs of engines, to compare with
+    ],
+)
+def test_the_policy_that_sampled_is_asked_if_anyone_wants_to_know(
+    settings: dict[str, dict[str, float]], needed: bool
+) -> None:
+    single_step: dict[str, dict[str, object]] = {
+        "algorithm": {"advantage": "grpo", "kl_coefficient": 0},
+        "data": {"train_batch_size": 16},
+        "rollout": {"samples_per_prompt": 2, "log_probs": False},
+        "actor": {"mini_batch_size": 32},
+    }
+    assert Config.model_validate(single_step | settings).needs_old_log_probs is needed

@@ -65,15 +65,17 @@ class ActorWorker(TrainingWorker):
         """Policy loss, less the entropy bonus, plus the KL if it is a loss; metrics are means over the tokens."""
         settings, mask = self.config.actor, batch.response_mask
         log_probs, entropies = output
+        # Those of a single step are its own.
+        old_log_probs = log_probs.detach() if batch.old_log_probs is None else batch.old_log_probs
         clip = Clip(settings.clip_low, settings.clip_high, settings.clip_dual)
-        policy = POLICY_LOSSES[settings.policy_loss](log_probs, batch.old_log_probs, batch.advantages, mask, clip)
+        policy = POLICY_LOSSES[settings.policy_loss](log_probs, old_log_probs, batch.advantages, mask, clip)
         policy_loss = policy.loss if batch.corrections is None else policy.loss * batch.corrections
         losses = policy_loss - settings.entropy_coefficient * entropies
         metrics = {
             "policy_loss": policy_loss,
             "entropy": entropies,
             "clip_fraction": policy.clipped.to(policy_loss.dtype),
-            "approximate_kl": approximate_kl(log_probs, batch.old_log_probs),
+            "approximate_kl": approximate_kl(log_probs, old_log_probs),
         }
         if settings.kl_loss_coefficient:
             kl = kl_loss(log_probs, batch.reference_log_probs, settings.kl_loss_estimator, settings.kl_loss_unbiased)
