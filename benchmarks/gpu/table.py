@@ -96,6 +96,24 @@ def _gib(phase: str, row: Row) -> Any:
     return row["peak_gib"].get(phase, "-")
 
 
+def generation(rows: Sequence[Row]) -> str:
+    """vLLM alone and the trainer's engines, with and without log-probs."""
+    found = [row for row in rows if row["benchmark"] == "rollout" and "kind" in row]
+    if not found:
+        return ""
+    cells: dict[str, list[str]] = {}
+    for row in sorted(found, key=lambda row: not row["log_probs"]):
+        title = "vLLM's `LLM`, its defaults" if row["kind"] == "offline" else f"the trainer's engines: {row['engines']}"
+        cells.setdefault(title, []).extend([f"{row['seconds']:.2f}", f"{row['tokens_per_second']:,}"])
+    header = ["", "with log-probs, s", "tokens/s", "without, s", "tokens/s"]
+    most = max(row["engines"] for row in found)
+    command = f"python3 -m benchmarks.gpu.rollout --shape {found[0]['shape']} --engines {most}"
+    about = "{shape}, {prompts} prompts of {prompt} tokens, {response} tokens each; the better of two.".format(
+        **found[0]
+    )
+    return f"{about} {origin(found, command)}\n\n{markdown(header, ([title, *own] for title, own in cells.items()))}"
+
+
 def apart(rows: Sequence[Row]) -> str:
     """Engines and training on GPUs of their own, in turn and side by side."""
     found = {row["name"]: row for row in rows if row["benchmark"] == "ppo_step" and row["name"].startswith("split")}
@@ -187,6 +205,7 @@ def training(rows: Sequence[Row]) -> str:
 # What writes each section; nothing where there are no rows for it.
 SECTIONS = {
     "PPO beside verl: longer prompts and responses, larger models": beside_verl,
+    "Generation on one GPU, 1.5B": generation,
     "Engines on a GPU of their own": apart,
     "Weights, actor to engine on another GPU": across,
     "More GPUs, more prompts": scaling,
