@@ -10,6 +10,7 @@ from entrypoints.errors import JobEndedError, LaunchError, NodeLostError, PeersM
 from entrypoints.hello import say_hello
 from entrypoints.network import connect, is_loopback, resolve
 from entrypoints.node import Node, node_name
+from entrypoints.ports import bracketed
 from entrypoints.secret import ray_token
 
 _CONNECT_PATIENCE = 5.0
@@ -47,7 +48,7 @@ async def _find_head(node: Node, token: str) -> tuple[Channel, str]:
 
     Once met, the head's deadline counts.
     """
-    where = f"{node.allocation.head}:{node.control_port}"
+    where = f"{bracketed(node.allocation.heads[0])}:{node.control_port}"
     reported = ""
     while True:
         try:

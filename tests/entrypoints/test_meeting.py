@@ -111,6 +111,12 @@ def test_a_worker_without_a_head_says_why(start_node: Start, head: str, cause: s
     assert time.monotonic() - began < 5
 
 
+@pytest.mark.usefixtures("ipv6")
+def test_a_head_that_is_an_ipv6_address_is_shown_in_brackets(start_node: Start) -> None:
+    ended = start_node(1, "--no-ray", "--", "true", SLIPWAY_DEADLINE="1", SLIPWAY_HOSTS="::1,worker-1").wait()
+    assert "the head at [::1]:" in ended.stderr
+
+
 def test_a_taken_control_port_is_an_error(start_node: Start) -> None:
     with socket.create_server(("", 0)) as other:
         port = str(other.getsockname()[1])
