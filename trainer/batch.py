@@ -1,6 +1,6 @@
 """The responses of one step, as they travel between the controller and the ranks."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import chain
 from typing import Any, Self
@@ -72,12 +72,17 @@ class Batch:
     @property
     def lengths(self) -> Tensor:
         """Tokens of each row without padding, [rows]."""
-        columns = torch.arange(1, self.response_mask.shape[1] + 1, device=self.response_mask.device)
+        # 32-bit columns: a product with 64-bit ones takes six times as long.
+        columns = torch.arange(1, self.response_mask.shape[1] + 1, device=self.response_mask.device, dtype=torch.int32)
         return self.prompt_lengths + (self.response_mask * columns).amax(dim=1)
 
     def with_(self, **tensors: Tensor) -> Self:
         """The same rows with further tensors."""
         return replace(self, **tensors)
+
+    def sequences(self) -> Self:
+        """The same rows as they were sampled, without what passes have found."""
+        return type(self)(self.token_ids, self.prompt_lengths, self.response_mask)
 
     def rows(self, index: slice | Tensor) -> Self:
         """Some of the rows, without the columns of `token_ids` that are padding in all of them."""
@@ -98,17 +103,29 @@ class Batch:
         With a mini-batch size, a shard holds its rank's rows of the first mini-batch, then of the second and so on:
         the responses of an optimizer step are the same for any number of ranks. `count` must divide the mini-batch.
         """
-        size = mini_batch_size or len(self)
+        size, lengths = mini_batch_size or len(self), self.lengths.tolist()
         shards: list[list[int]] = [[] for _ in range(count)]
         for start in range(0, len(self), size):
-            parts = balanced(self.lengths[start : start + size].tolist(), count, equal_size=True)
+            parts = balanced(lengths[start : start + size], count, equal_size=True)
             for shard, part in zip(shards, parts, strict=True):
                 shard += [start + row for row in part]
         return [torch.tensor(shard) for shard in shards]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As arrays, whose bytes Ray copies once; of tensors it makes bytes first."""
+        return _from_arrays, ({name: tensor.numpy() for name, tensor in self._tensors().items()},)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        found = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: tensor for name, tensor in found.items() if tensor is not None}
+
     def _map(self, function: Any) -> Self:
-        tensors = {field.name: getattr(self, field.name) for field in fields(self)}
-        return replace(self, **{name: function(tensor) for name, tensor in tensors.items() if tensor is not None})
+        return replace(self, **{name: function(tensor) for name, tensor in self._tensors().items()})
+
+
+def _from_arrays(arrays: Mapping[str, np.ndarray]) -> Batch:
+    """Copies: Ray's arrays lie in memory that is shared and read-only."""
+    return Batch(**{name: torch.from_numpy(array.copy()) for name, array in arrays.items()})
 
 
 def _pad(values: Iterator[Any], lengths: np.ndarray, dtype: type[np.generic]) -> Tensor:

@@ -28,6 +28,10 @@ logger = logging.getLogger(__name__)
 
 C = TypeVar("C", bound=RunConfig)
 
+# Of torch in this process, whose tensors are small: with the 64 threads of a large host, dividing 2,048 rows among four
+# ranks took 342 ms, with 8 it took 6.
+THREADS = 8
+
 
 @dataclass(frozen=True)
 class TrainingResult:
@@ -134,6 +138,7 @@ class TrainingRun:
         settings = self._settings
         self.stop.defer()
         collect_garbage()  # else while ranks wait for this process
+        torch.set_num_threads(min(torch.get_num_threads(), THREADS))
         try:
             if self.progress.step == 0 and settings.test_before_training:
                 self.tracker.log(0, self.validate())
@@ -219,8 +224,8 @@ class TrainingRun:
 
 def forward(group: WorkerGroup, method: str, batch: Batch) -> Tensor:
     """A forward pass over the batch, a shard per rank: [rows, response length], in the order of the rows."""
-    shards = batch.shards(len(group))
-    results = torch.cat(group.call_each(method, [(batch.rows(shard),) for shard in shards]))
+    shards, sequences = batch.shards(len(group)), batch.sequences()
+    results = torch.cat(group.call_each(method, [(sequences.rows(shard),) for shard in shards]))
     return results[torch.cat(shards).argsort()]
 
 

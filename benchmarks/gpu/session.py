@@ -117,6 +117,7 @@ PLAN = (
     Job("rollout-0.5B", f"{BENCH}rollout --shape 0.5B --engines 4 --out $ROWS --profile $LOGS"),
     Job("rollout-1.5B", f"{BENCH}rollout --shape 1.5B --engines 2 --out $ROWS"),
     Job("start-up", f"{BENCH}start_up --shape 0.5B --out $ROWS {TWO_ENGINES.format(4)}"),
+    Job("pages", f"{BENCH}pages --out $ROWS", gpus=4),
     Job("weights", f"{BENCH}weights --out $ROWS", ray=True),
     Job("weights-split", f"{BENCH}weights --split --out $ROWS", gpus=2, ray=True),
     ppo("split-synchronous", "0.5B", 256, 512, SPLIT, gpus=2),

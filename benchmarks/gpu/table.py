@@ -66,7 +66,8 @@ def beside_verl(rows: Sequence[Row]) -> str:
             "one, and as many jobs ran side by side as there were GPUs, each with its share of the cores. A dash: not "
             "measured; where that is all of verl, no step ended in time. Where 0 steps were measured, the times are "
             "those of the first step, which is slower than the next. With `-offload` the optimizers' states leave the "
-            "GPU between steps, and at 0.5B activations are made again.",
+            "GPU between steps, and at 0.5B activations are made again. verl was measured once for each job and day: "
+            "its columns of 1.5B-256-1024 and of the two `-offload` ones come from another machine of the same kind.",
             markdown(header, times),
             "GiB in use on the GPU (of four, the fullest) by all processes together, the most in each phase. On "
             "2026-11-21 they count the benchmark's own process on this side, which held 3 GiB at 0.5B and 7 at 1.5B; "

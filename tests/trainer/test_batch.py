@@ -1,5 +1,7 @@
 """Batches: padding, sharding and cutting lose and reorder nothing."""
 
+import pickle
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -55,6 +57,30 @@ def test_columns_that_are_padding_in_all_rows_are_cut() -> None:
     assert batch.token_ids.shape == (2, 6)
     assert batch.rows(slice(0, 1)).token_ids.shape == (1, 3)
     assert batch.rows(slice(0, 1)).response_mask.shape == (1, 2)
+
+
+@given(st.lists(st.tuples(tokens, tokens), min_size=1, max_size=8), st.booleans())
+@settings(deadline=None)
+def test_a_batch_travels_as_arrays_and_can_be_written_where_it_arrives(
+    rows: list[tuple[list[int], list[int]]], cut: bool
+) -> None:
+    batch = make([([1] * 9, [2]), *rows])
+    batch = batch.rows(slice(1, None)) if cut else batch  # rows that are no longer side by side
+    buffers: list[pickle.PickleBuffer] = []
+    data = pickle.dumps(batch, protocol=5, buffer_callback=buffers.append)
+    arrived = pickle.loads(data, buffers=[memoryview(buffer).toreadonly() for buffer in buffers])
+    assert contents(arrived) == contents(batch)
+    assert arrived.values is None
+    for name in ("token_ids", "prompt_lengths", "response_mask", "rollout_log_probs"):
+        assert torch.equal(getattr(arrived, name), getattr(batch, name))
+        getattr(arrived, name).zero_()
+    assert contents(batch)[-1] == rows[-1]
+
+
+def test_what_is_sent_to_a_pass_is_what_was_sampled() -> None:
+    batch = make([([1], [2, 3]), ([4, 5], [6])])
+    assert contents(batch.sequences()) == contents(batch)
+    assert batch.sequences().rollout_log_probs is None
 
 
 def test_what_a_phase_adds_is_cut_along_with_the_rows() -> None:

@@ -11,12 +11,22 @@ from contextlib import contextmanager
 
 import torch
 
+# The pages by which segments expand. Each costs a call of the driver, which all ranks of a node wait for one after the
+# other: with torch's 20 MiB, giving 40 GiB back takes one rank 0.15 s, and four at once 0.6 s.
+PAGE_MIB = 128
+# Torch's own, which is also the least that a fixed segment takes.
+TORCHS_PAGE_MIB = 20
+
 
 def use_expandable_segments(device: torch.device, expand: bool = True) -> None:
     """From now on, unless the user's PYTORCH_CUDA_ALLOC_CONF says otherwise. ROCm has no such segments."""
     chosen = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
-    if device.type == "cuda" and torch.version.hip is None and "expandable_segments:False" not in chosen:
-        torch._C._accelerator_setAllocatorSettings(f"expandable_segments:{expand}")
+    if device.type != "cuda" or torch.version.hip is not None or "expandable_segments:False" in chosen:
+        return
+    settings = f"expandable_segments:{expand}"
+    if "large_segment_size_mb" not in chosen:
+        settings += f",large_segment_size_mb:{PAGE_MIB if expand else TORCHS_PAGE_MIB}"
+    torch._C._accelerator_setAllocatorSettings(settings)
 
 
 @contextmanager
