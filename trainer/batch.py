@@ -80,9 +80,10 @@ class Batch:
         """The same rows with further tensors."""
         return replace(self, **tensors)
 
-    def sequences(self) -> Self:
-        """The same rows as they were sampled, without what passes have found."""
-        return type(self)(self.token_ids, self.prompt_lengths, self.response_mask)
+    def with_only(self, *names: str) -> Self:
+        """The same rows with tokens, lengths and mask, and of all other tensors these alone: less to send."""
+        kept = {name: getattr(self, name) for name in names}
+        return type(self)(self.token_ids, self.prompt_lengths, self.response_mask, **kept)
 
     def rows(self, index: slice | Tensor) -> Self:
         """Some of the rows, without the columns of `token_ids` that are padding in all of them."""

@@ -4,7 +4,7 @@ import importlib
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -219,8 +219,8 @@ class WorkerGroup:
         """The same call to every worker."""
         return self.start_each(method, [arguments] * len(self))
 
-    def start_each(self, method: str, arguments: Sequence[Sequence[Any]]) -> list[Call]:
-        """A call to each worker with its own arguments; the first workers only, if there are fewer of these."""
+    def start_each(self, method: str, arguments: Iterable[Sequence[Any]]) -> list[Call]:
+        """A call to each worker as soon as its arguments are there; to the first workers only, if those are fewer."""
         return [
             Call(worker, method, worker.handle.call.remote(method, own))
             for worker, own in zip(self.workers, arguments, strict=False)
@@ -230,7 +230,7 @@ class WorkerGroup:
         """The same call to every worker, and its results by rank."""
         return self.wait(self.start(method, *arguments))
 
-    def call_each(self, method: str, arguments: Sequence[Sequence[Any]]) -> list[Any]:
+    def call_each(self, method: str, arguments: Iterable[Sequence[Any]]) -> list[Any]:
         """A call to each worker with its own arguments, and its results by rank."""
         return self.wait(self.start_each(method, arguments))
 

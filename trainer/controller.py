@@ -34,6 +34,9 @@ from trainer.workers import Workers, connect_ranks, roles_of, start_workers
 logger = logging.getLogger(__name__)
 
 SAMPLES_PER_STEP = 8
+# What a role's optimizer steps read, beside the tokens.
+ACTOR_READS = ("old_log_probs", "reference_log_probs", "advantages", "corrections")
+CRITIC_READS = ("values", "returns")
 
 
 def train(config: Config) -> TrainingResult:
@@ -155,10 +158,12 @@ class Controller(TrainingRun):
         if self.may_update(metrics):
             if workers.critic:
                 with phase("update_critic"):
-                    metrics |= update(workers.critic, batch, self.config.critic.mini_batch_size)
+                    read = batch.with_only(*CRITIC_READS)
+                    metrics |= update(workers.critic, read, self.config.critic.mini_batch_size)
             if step > self.config.trainer.critic_warmup:
                 with phase("update_actor"):
-                    metrics |= update(workers.actor, batch, self.config.actor.mini_batch_size)
+                    read = batch.with_only(*ACTOR_READS)
+                    metrics |= update(workers.actor, read, self.config.actor.mini_batch_size)
                 self.after_update = {"actor/entropy": metrics["actor/entropy"]}
         with self.pipeline.paused(), phase("sync_weights"):
             metrics |= self.engines.sync_weights()

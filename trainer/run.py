@@ -224,13 +224,13 @@ class TrainingRun:
 
 def forward(group: WorkerGroup, method: str, batch: Batch) -> Tensor:
     """A forward pass over the batch, a shard per rank: [rows, response length], in the order of the rows."""
-    shards, sequences = batch.shards(len(group)), batch.sequences()
-    results = torch.cat(group.call_each(method, [(sequences.rows(shard),) for shard in shards]))
+    shards, sequences = batch.shards(len(group)), batch.with_only()
+    results = torch.cat(group.call_each(method, ((sequences.rows(shard),) for shard in shards)))
     return results[torch.cat(shards).argsort()]
 
 
 def update(group: WorkerGroup, batch: Batch, mini_batch_size: int) -> dict[str, float]:
     """A role's optimizer steps on the batch; the metrics of its first rank."""
     shards = batch.shards(len(group), mini_batch_size)
-    metrics: dict[str, float] = group.call_each("update", [(batch.rows(shard),) for shard in shards])[0]
+    metrics: dict[str, float] = group.call_each("update", ((batch.rows(shard),) for shard in shards))[0]
     return metrics

@@ -77,10 +77,13 @@ def test_a_batch_travels_as_arrays_and_can_be_written_where_it_arrives(
     assert contents(batch)[-1] == rows[-1]
 
 
-def test_what_is_sent_to_a_pass_is_what_was_sampled() -> None:
-    batch = make([([1], [2, 3]), ([4, 5], [6])])
-    assert contents(batch.sequences()) == contents(batch)
-    assert batch.sequences().rollout_log_probs is None
+def test_what_a_pass_does_not_read_need_not_be_sent() -> None:
+    batch = make([([1], [2, 3]), ([4, 5], [6])]).with_(values=torch.ones(2, 2))
+    sent = batch.with_only("values", "returns")
+    assert contents(sent) == contents(batch)
+    assert sent.values is batch.values
+    assert sent.rollout_log_probs is None
+    assert sent.returns is None
 
 
 def test_what_a_phase_adds_is_cut_along_with_the_rows() -> None:
