@@ -63,8 +63,7 @@ class Batch:
         width = max(part.token_ids.shape[1] for part in parts)
         pad = torch.nn.functional.pad
         wide = [replace(part, token_ids=pad(part.token_ids, (0, width - part.token_ids.shape[1]))) for part in parts]
-        present = [field.name for field in fields(cls) if getattr(parts[0], field.name) is not None]
-        return cls(**{name: torch.cat([getattr(part, name) for part in wide]) for name in present})
+        return cls(**{name: torch.cat([getattr(part, name) for part in wide]) for name in parts[0]._tensors()})
 
     def __len__(self) -> int:
         return int(self.token_ids.shape[0])

@@ -266,6 +266,11 @@ class Config(RunConfig):
     device_mapping: DeviceMappingConfig = DeviceMappingConfig()
 
     @property
+    def responses(self) -> int:
+        """How many a step learns from."""
+        return self.data.train_batch_size * self.rollout.samples_per_prompt
+
+    @property
     def needs_critic(self) -> bool:
         """Whether the advantages are made from values."""
         return self.algorithm.advantage == "gae"
@@ -281,8 +286,7 @@ class Config(RunConfig):
 
         A single optimizer step makes them on its way; who else wants them: the KL, and the comparison with the engines.
         """
-        responses = self.data.train_batch_size * self.rollout.samples_per_prompt
-        single_step = self.actor.ppo_epochs == 1 and self.actor.mini_batch_size == responses
+        single_step = self.actor.ppo_epochs == 1 and self.actor.mini_batch_size == self.responses
         return not single_step or self.needs_reference or self.rollout.log_probs
 
     @property
@@ -309,11 +313,10 @@ class Config(RunConfig):
     @model_validator(mode="after")
     def _batches_divide(self) -> Self:
         """Every optimizer step uses equally many responses, and none is left over."""
-        responses = self.data.train_batch_size * self.rollout.samples_per_prompt
         for role, section in self.trained.items():
-            if responses % section.mini_batch_size:
+            if self.responses % section.mini_batch_size:
                 raise ValueError(
-                    f"{role}.mini_batch_size={section.mini_batch_size} does not divide the {responses} responses "
+                    f"{role}.mini_batch_size={section.mini_batch_size} does not divide the {self.responses} responses "
                     "of a step (data.train_batch_size x rollout.samples_per_prompt)"
                 )
         return self
@@ -392,7 +395,6 @@ class Config(RunConfig):
 
     def check_ranks(self, ranks: Mapping[str, int]) -> None:
         """Raises ConfigError if the batches of a role cannot be split evenly over its ranks."""
-        responses = self.data.train_batch_size * self.rollout.samples_per_prompt
         for role, section in self.trained.items():
             if section.mini_batch_size % ranks[role]:
                 raise ConfigError(
@@ -402,9 +404,9 @@ class Config(RunConfig):
             section.sharding.check_ranks(role, role, ranks[role])
         if self.needs_reference and "reference" in ranks:
             self.actor.sharding.check_ranks("actor", "reference", ranks["reference"])
-        if self.needs_reference and responses % ranks.get("reference", 1):
+        if self.needs_reference and self.responses % ranks.get("reference", 1):
             raise ConfigError(
-                f"the {responses} responses of a step cannot be split evenly over {ranks['reference']} ranks of the "
-                "reference",
+                f"the {self.responses} responses of a step cannot be split evenly over {ranks['reference']} ranks of "
+                "the reference",
                 hint="change data.train_batch_size, or device_mapping.reference",
             )

@@ -131,7 +131,7 @@ class Collector:
     def _with_informative_groups(self, step: int, phase: Phase) -> Experience:
         """Prompts are drawn until a batch is full of those whose responses differ in score; what is missing after the
         last round is filled with the others drawn."""
-        wanted = self.config.data.train_batch_size * self.samples
+        wanted = self.config.responses
         prompts: list[Prompt] = []
         responses: list[Trajectory] = []
         scored: list[Scored] = []

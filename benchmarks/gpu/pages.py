@@ -9,7 +9,6 @@ One process per GPU: first a single one, then all at once, each time with segmen
 import multiprocessing
 import time
 from multiprocessing.synchronize import Barrier
-from pathlib import Path
 
 import torch
 
@@ -49,7 +48,7 @@ def main() -> None:
     parser.add_argument("--gib", type=int, default=40, help="of each GPU")
     parser.add_argument("--pages", type=int, nargs="+", default=[0, 20, 64, 128, 256, 512], help="MiB")
     options = parser.parse_args()
-    results = Results(options.out, Path(__file__).stem)
+    results = Results(options.out, "pages")
     for gpus in sorted({1, torch.cuda.device_count()}):
         for page in options.pages:
             taken, given = measure(gpus, page, options.gib)

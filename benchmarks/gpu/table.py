@@ -107,12 +107,13 @@ def generation(rows: Sequence[Row]) -> str:
         title = "vLLM's `LLM`, its defaults" if row["kind"] == "offline" else f"the trainer's engines: {row['engines']}"
         cells.setdefault(title, []).extend([f"{row['seconds']:.2f}", f"{row['tokens_per_second']:,}"])
     header = ["", "with log-probs, s", "tokens/s", "without, s", "tokens/s"]
-    most = max(row["engines"] for row in found)
-    command = f"python3 -m benchmarks.gpu.rollout --shape {found[0]['shape']} --engines {most}"
-    about = "{shape}, {prompts} prompts of {prompt} tokens, {response} tokens each; the better of two.".format(
-        **found[0]
+    job, most = found[0], max(row["engines"] for row in found)
+    command = f"python3 -m benchmarks.gpu.rollout --shape {job['shape']} --engines {most}"
+    about = (
+        f"{job['shape']}, {job['prompts']} prompts of {job['prompt']} tokens, {job['response']} tokens each; the "
+        f"better of two. {origin(found, command)}"
     )
-    return f"{about} {origin(found, command)}\n\n{markdown(header, ([title, *own] for title, own in cells.items()))}"
+    return f"{about}\n\n{markdown(header, ([title, *own] for title, own in cells.items()))}"
 
 
 def apart(rows: Sequence[Row]) -> str:
