@@ -261,34 +261,38 @@ def wait(calls: Sequence[Call], timeout: float) -> list[Any]:
     Raises EngineError, naming worker and node, if a worker died, failed or has not answered in time. What a worker
     raised as a TrainerError comes back as it is.
     """
-    deadline = time.monotonic() + timeout
-    pending = {call.result: call for call in calls}
     results: dict[ObjectRef, Any] = {}
-    while pending:
-        done, _ = ray.wait(list(pending), timeout=max(0.0, deadline - time.monotonic()))
-        if not done:
-            raise _no_answer(list(pending.values()), timeout)
-        for reference in done:
-            call = pending.pop(reference)
-            try:
-                results[reference] = ray.get(reference)
-            except RayError as error:
-                raise _explain(call, error, list(pending.values())) from error
+    for call in _as_they_end(calls, timeout):
+        try:
+            results[call.result] = ray.get(call.result)
+        except RayError as error:
+            others = [other for other in calls if other is not call and other.result not in results]
+            raise _explain(call, error, others) from error
+    if missing := [call for call in calls if call.result not in results]:
+        raise _no_answer(missing, timeout)
     return [results[call.result] for call in calls]
 
 
 def outcomes(calls: Sequence[Call], timeout: float) -> list[Any]:
     """What became of each call, in their order: its result, or the error that `wait` would have raised for it."""
-    results = [call.result for call in calls]
-    ray.wait(results, num_returns=len(results), timeout=timeout)
-    return [_outcome(call, timeout) for call in calls]
+    found = {call.result: _outcome(call) for call in _as_they_end(calls, timeout)}
+    return [found[call.result] if call.result in found else _no_answer([call], timeout) for call in calls]
 
 
-def _outcome(call: Call, timeout: float) -> Any:
+def _as_they_end(calls: Sequence[Call], timeout: float) -> Iterator[Call]:
+    """Those calls that end within so many seconds, each when it has: results are unpacked while others are made."""
+    deadline = time.monotonic() + timeout
+    pending = {call.result: call for call in calls}
+    while pending:
+        ended, _ = ray.wait(list(pending), timeout=max(0.0, deadline - time.monotonic()))
+        if not ended:
+            return
+        yield pending.pop(ended[0])
+
+
+def _outcome(call: Call) -> Any:
     try:
-        return ray.get(call.result, timeout=0)
-    except GetTimeoutError:
-        return _no_answer([call], timeout)
+        return ray.get(call.result)
     except RayError as error:
         return _explain(call, error, [])
 
