@@ -148,21 +148,27 @@ class Results:
         path.parent.mkdir(parents=True, exist_ok=True)
 
     def add(self, **row: Any) -> None:
-        measured = {"benchmark": self._benchmark, "date": f"{datetime.now(UTC):%Y-%m-%d}", "device": device_name()}
-        line = {**measured, **row}
+        line = {"benchmark": self._benchmark, "date": f"{datetime.now(UTC):%Y-%m-%d}", **host(), **row}
         with self._path.open("a") as file:
             file.write(json.dumps(line) + "\n")
         print(json.dumps(row), flush=True)  # noqa: T201
 
 
-def device_name() -> str:
-    """What measures, without a CUDA context of this process, which would take memory of the GPU."""
+def host() -> dict[str, str]:
+    """What measures, without a CUDA context of this process, which would take memory of the GPU.
+
+    `machine` is the id of the host's first GPU: rows that share it were measured on the same machine.
+    """
     if not torch.cuda.is_available():
-        return "no GPU"
+        return {"device": "no GPU"}
     import pynvml
 
     pynvml.nvmlInit()
-    return str(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0)))
+    first = pynvml.nvmlDeviceGetHandleByIndex(0)
+    return {
+        "device": str(pynvml.nvmlDeviceGetName(first)),
+        "machine": str(pynvml.nvmlDeviceGetUUID(first)).split("-")[1],
+    }
 
 
 def arguments(description: str) -> argparse.ArgumentParser:

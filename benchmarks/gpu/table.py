@@ -66,8 +66,9 @@ def beside_verl(rows: Sequence[Row]) -> str:
             "one, and as many jobs ran side by side as there were GPUs, each with its share of the cores. A dash: not "
             "measured; where that is all of verl, no step ended in time. Where 0 steps were measured, the times are "
             "those of the first step, which is slower than the next. With `-offload` the optimizers' states leave the "
-            "GPU between steps, and at 0.5B activations are made again. verl was measured once for each job and day: "
-            "its columns of 1.5B-256-1024 and of the two `-offload` ones come from another machine of the same kind.",
+            "GPU between steps, and at 0.5B activations are made again; verl's columns beside these two come from "
+            "another machine of the same kind, and machines differ: its step of 1.5B-256-1024 took 92 s on one and "
+            "111 on the other, most of that in generation.",
             markdown(header, times),
             "GiB in use on the GPU (of four, the fullest) by all processes together, the most in each phase. On "
             "2026-11-21 they count the benchmark's own process on this side, which held 3 GiB at 0.5B and 7 at 1.5B; "
@@ -78,8 +79,13 @@ def beside_verl(rows: Sequence[Row]) -> str:
 
 
 def _job(row: Row) -> tuple[Any, ...]:
-    """What is the same on both sides of a comparison: the job, and the day, as machines differ."""
-    return tuple(row[name] for name in ("date", "shape", "gpus", "batch", "prompt", "response"))
+    """What is the same on both sides of a comparison: the job, and where it was measured."""
+    return _place(row), *(row[name] for name in ("shape", "gpus", "batch", "prompt", "response"))
+
+
+def _place(row: Row) -> str:
+    """The machine, as machines of a kind differ; of rows from before it was noted, the day."""
+    return str(row.get("machine", row["date"]))
 
 
 def _ratio(ours: Row, verl: Row | None) -> str:
@@ -158,15 +164,25 @@ def scaling(rows: Sequence[Row]) -> str:
     ]
     if not found:
         return ""
-    alone = next(row["step"] for row in found if row["gpus"] == 1)
+    alone = {_place(row): row["step"] for row in found if row["gpus"] == 1}
     lines = [
-        [row["gpus"], row["batch"], f"{row['step']:.2f}", f"{row['tokens_per_second']:,}", f"{alone / row['step']:.2f}"]
-        for row in sorted(found, key=lambda row: row["gpus"])
+        [
+            _place(row),
+            row["gpus"],
+            row["batch"],
+            f"{row['step']:.2f}",
+            f"{row['tokens_per_second']:,}",
+            f"{alone[_place(row)] / row['step']:.2f}",
+        ]
+        for row in sorted(found, key=lambda row: (row["date"], _place(row), row["gpus"]))
     ]
-    header = ["GPUs", "prompts", "s a step", "tokens/s", "efficiency"]
+    header = ["machine", "GPUs", "prompts", "s a step", "tokens/s", "efficiency"]
     sharding = sorted({setting for row in found for setting in row["overrides"] if ".sharding." in setting})
     about = f" With more than one GPU: `{' '.join(sharding)}`." if sharding else ""
-    return f"0.5B, 256 + 512 tokens. {origin(found)}{about}\n\n{markdown(header, lines)}"
+    unnamed = (
+        " A day stands for a machine whose name was not kept." if any("machine" not in row for row in found) else ""
+    )
+    return f"0.5B, 256 + 512 tokens. {origin(found)}{about}{unnamed}\n\n{markdown(header, lines)}"
 
 
 def start_up(rows: Sequence[Row]) -> str:
