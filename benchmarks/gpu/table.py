@@ -172,7 +172,7 @@ def scaling(rows: Sequence[Row]) -> str:
             row["batch"],
             f"{row['step']:.2f}",
             f"{row['tokens_per_second']:,}",
-            f"{alone[_place(row)] / row['step']:.2f}",
+            f"{alone[_place(row)] / row['step']:.2f}" if _place(row) in alone else "-",
         ]
         for row in sorted(found, key=lambda row: (row["date"], _place(row), row["gpus"]))
     ]
