@@ -128,7 +128,7 @@ def exact_match(model: Path, held_out: Path) -> float:
     """The share of held-out questions that a model answers right, decoding greedily."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from trainer.sft import greedy_exact_match, read_lessons
+    from trainer.runs.sft import greedy_exact_match, read_lessons
 
     tokenizer = AutoTokenizer.from_pretrained(model)
     lessons = read_lessons([held_out], tokenizer)

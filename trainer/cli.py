@@ -11,7 +11,7 @@ from typer.exceptions import TyperException
 from trainer.errors import TrainerError
 
 if TYPE_CHECKING:
-    from trainer.config import Config
+    from trainer.config.tree import Config
 
 app = typer.Typer(
     name="trainer",
@@ -78,8 +78,8 @@ def gsm8k(
 @app.command()
 def sft(overrides: Overrides = None) -> None:
     """Warm-start a small model on questions and answers."""
-    from trainer.overrides import parse_overrides
-    from trainer.sft import SftConfig, fine_tune
+    from trainer.config.overrides import parse_overrides
+    from trainer.runs.sft import SftConfig, fine_tune
 
     typer.echo(fine_tune(parse_overrides(overrides or [], SftConfig)).output)
 
@@ -87,9 +87,9 @@ def sft(overrides: Overrides = None) -> None:
 @app.command()
 def dpo(overrides: Overrides = None) -> None:
     """Learn from pairs of responses, of which one was preferred."""
-    from trainer.dpo import DpoConfig, train_on_preferences
-    from trainer.overrides import parse_overrides
-    from trainer.report import write_report
+    from trainer.config.overrides import parse_overrides
+    from trainer.records.report import write_report
+    from trainer.runs.dpo import DpoConfig, train_on_preferences
 
     typer.echo(write_report(train_on_preferences(parse_overrides(overrides or [], DpoConfig))))
 
@@ -98,8 +98,8 @@ def dpo(overrides: Overrides = None) -> None:
 def train(overrides: Overrides = None, config: Files = None) -> None:
     """Train a policy: PPO, GRPO, RLOO, REINFORCE++, ReMax and what they are combined with."""
     settings = load(config, overrides)
-    from trainer.controller import train as run
-    from trainer.report import write_report
+    from trainer.records.report import write_report
+    from trainer.runs.ppo import train as run
 
     typer.echo(write_report(run(settings).run_dir))
 
@@ -120,8 +120,8 @@ def config(
     `config actor.clip_ratio` explains a setting, `config actor` a section; `config KEY=VALUE…` checks settings as
     `train` would and shows the resolved ones as JSON.
     """
-    from trainer.config import Config
-    from trainer.overrides import explain_settings
+    from trainer.config.overrides import explain_settings
+    from trainer.config.tree import Config
 
     arguments = overrides or []
     names = [argument for argument in arguments if "=" not in argument]
@@ -136,7 +136,7 @@ def config(
 
 def load(files: list[str] | None, overrides: list[str] | None) -> "Config":
     """The settings of a run; what the user should know about them goes to standard error."""
-    from trainer.overrides import load_config
+    from trainer.config.overrides import load_config
 
     settings, notes = load_config(files or [], overrides or [])
     for note in notes:
@@ -151,11 +151,11 @@ def report(
 ) -> None:
     """Write a run's report.html, or one page that compares several runs."""
     if len(runs) > 1:
-        from trainer.comparison import write_comparison
+        from trainer.records.comparison import write_comparison
 
         typer.echo(write_comparison(runs, output))
         return
-    from trainer.report import write_report
+    from trainer.records.report import write_report
 
     typer.echo(write_report(runs[0]))
 

@@ -16,10 +16,10 @@ from torch import Tensor
 from benchmarks.gpu.common import SHAPES, Results, arguments, random_model
 from benchmarks.gpu.train_step import make_batch
 from trainer.algorithms.log_probs import log_probs_and_entropy
-from trainer.batch import Batch
+from trainer.data.batch import Batch
+from trainer.data.partition import MicroBatchLimit
+from trainer.models.networks import PolicyNetwork
 from trainer.training.engine import OptimizerSettings, TrainingEngine
-from trainer.training.networks import PolicyNetwork
-from trainer.training.partition import MicroBatchLimit
 from trainer.training.sharding import Execution
 
 

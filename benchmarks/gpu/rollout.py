@@ -75,7 +75,7 @@ def offline_engine(options: argparse.Namespace) -> Any:
 
 
 def trainers_engine(options: argparse.Namespace) -> Any:
-    from trainer.config import Config
+    from trainer.config.tree import Config
     from trainer.rollout.sampling import Request
     from trainer.rollout.vllm import VllmEngine
 

@@ -17,11 +17,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.gpu.common import SHAPES, Results, Shape, arguments, forward_flops, matrix_rate, random_model, seconds
-from trainer.batch import Batch
+from trainer.data.batch import Batch
+from trainer.data.partition import MicroBatchLimit
 from trainer.errors import EngineError
+from trainer.models.networks import PolicyNetwork, ValueNetwork
 from trainer.training.engine import OptimizerSettings, TrainingEngine
-from trainer.training.networks import PolicyNetwork, ValueNetwork
-from trainer.training.partition import MicroBatchLimit
 from trainer.training.sharding import Execution
 
 

@@ -73,7 +73,7 @@ def libraries(order: dict[str, Any]) -> dict[str, Any]:
 
 def imports(_order: dict[str, Any]) -> dict[str, Any]:
     seconds, versions = {}, {}
-    for name in ("torch", "ray", "vllm", "transformers", "pyarrow", "trainer.config"):
+    for name in ("torch", "ray", "vllm", "transformers", "pyarrow", "trainer.config.tree"):
         start = time.perf_counter()
         module = __import__(name)
         seconds[name] = round(time.perf_counter() - start, 1)
@@ -143,7 +143,7 @@ def attention(order: dict[str, Any]) -> dict[str, Any]:
     from vllm.v1.attention.backends.fa_utils import get_flash_attn_version
     from vllm.vllm_flash_attn import flash_attn_varlen_func
 
-    from trainer.training.attention import _variable_length
+    from trainer.models.attention import _variable_length
 
     heads, width, length = 4, 64, 128
     query, key, value = (

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.gpu.common import SHAPES, Results, arguments, timed, write_job
 
 if TYPE_CHECKING:
-    from trainer.cluster import Slot, WorkerGroup
-    from trainer.config import Config
+    from trainer.cluster.workers import Slot, WorkerGroup
+    from trainer.config.tree import Config
 
 
 def main() -> None:
@@ -32,9 +32,9 @@ def main() -> None:
     options = parser.parse_args()
     job = write_job(options.jobs / f"{options.shape}-256", options.shape, 256)
 
-    from trainer import cluster
-    from trainer.config import Config
-    from trainer.workers import ROLES
+    from trainer.cluster import workers as cluster
+    from trainer.config.tree import Config
+    from trainer.runs.workers import ROLES
 
     config = Config.model_validate(
         {
@@ -69,9 +69,9 @@ def start(
     config: Config, paths: Mapping[str, str], for_actor: Slot, for_engine: Slot, job: Path
 ) -> tuple[WorkerGroup, WorkerGroup]:
     """An actor and an engine, of the classes at these import paths."""
-    from trainer.cluster import WorkerGroup
-    from trainer.roles.place import Place
-    from trainer.workers import GPU_SHARES, worker_environment
+    from trainer.cluster.place import Place
+    from trainer.cluster.workers import WorkerGroup
+    from trainer.runs.workers import GPU_SHARES, worker_environment
 
     groups = []
     for role, slot in (("rollout", for_engine), ("actor", for_actor)):

@@ -13,13 +13,13 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.gpu.common import synchronize, timed
-from trainer.cluster import WorkerGroup
-from trainer.config import Config
+from trainer.cluster.workers import WorkerGroup
+from trainer.config.tree import Config
 from trainer.roles.actor import ActorWorker
 from trainer.roles.rollout import RolloutWorker
 from trainer.rollout.engines import Engines
-from trainer.training.weights import Layout
-from trainer.weight_channel import WeightChannel
+from trainer.weights.buckets import Layout
+from trainer.weights.channel import WeightChannel
 
 WORKERS = {"actor": f"{__name__}.TimedActor", "rollout": f"{__name__}.TimedRollout"}
 

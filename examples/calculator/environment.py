@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 
 from trainer.data.dataset import Prompt
-from trainer.rollout.environment import Observation, Turn
+from trainer.experience.environment import Observation, Turn
 
 CALL = re.compile(r"calc:\s*([-+*/(). \d]{1,64})")
 HELP = "Write calc: EXPRESSION to calculate, or #### ANSWER to answer."

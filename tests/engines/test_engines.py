@@ -42,7 +42,7 @@ def test_a_container_sees_its_shared_memory_and_user_and_its_status_comes_back(
 
 def test_the_trainer_imports(buildkit: Buildkit, image: dict[str, object]) -> None:
     done = buildkit(
-        "run", "--", "--no-ray", "--", "python", "-c", "import torch, ray, vllm, trainer.config; print('in')"
+        "run", "--", "--no-ray", "--", "python", "-c", "import torch, ray, vllm, trainer.config.tree; print('in')"
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("in\n")

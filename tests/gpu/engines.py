@@ -10,10 +10,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from tests.gpu.layers import SETTINGS, TEMPERATURE, VOCABULARY, WHOLE, apart, batch, engine, gradients, row_by_row
 from tests.trainer.megatron_program import language_model
 from tests.trainer.rank_program import held_bytes, loss
-from trainer.settings.sharding import ShardingConfig
+from trainer.config.sharding import ShardingConfig
+from trainer.data.partition import MicroBatchLimit
+from trainer.models.networks import PolicyNetwork
 from trainer.training.engine import TrainingEngine, optimizer_states
-from trainer.training.networks import PolicyNetwork
-from trainer.training.partition import MicroBatchLimit
 from trainer.training.sharding import Execution
 
 FAMILY = "Qwen2 and 2.5"

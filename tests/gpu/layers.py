@@ -15,14 +15,14 @@ from tests.trainer.megatron_program import language_model
 from tests.trainer.rank_program import loss
 from trainer.algorithms.aggregation import GlobalCount
 from trainer.algorithms.log_probs import log_probs_and_entropy
-from trainer.batch import Batch
-from trainer.settings.sharding import ShardingConfig
-from trainer.training.attention import packed_attention
+from trainer.config.sharding import ShardingConfig
+from trainer.data.batch import Batch
+from trainer.data.partition import MicroBatchLimit
+from trainer.models.attention import packed_attention
+from trainer.models.megatron_weights import to_transformers
+from trainer.models.networks import PolicyNetwork
+from trainer.models.packing import PackedRows
 from trainer.training.engine import OptimizerSettings, TrainingEngine
-from trainer.training.megatron_weights import to_transformers
-from trainer.training.networks import PolicyNetwork
-from trainer.training.packing import PackedRows
-from trainer.training.partition import MicroBatchLimit
 from trainer.training.sharding import Execution
 
 VOCABULARY = 64

@@ -70,7 +70,7 @@ def write_job(directory: Path) -> tuple[Path, list[Path]]:
     import torch
 
     from trainer.data.arithmetic import write_arithmetic
-    from trainer.models import ModelShape, build_tokenizer, create_model, save_model
+    from trainer.models.small import ModelShape, build_tokenizer, create_model, save_model
 
     train, _, validation = write_arithmetic(directory / "data", 64, 8, max_number=9, dropped_carries=0.75, seed=0)
     tokenizer = build_tokenizer(["How many are 1 + 2? #### 3"])

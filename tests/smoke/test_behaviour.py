@@ -51,7 +51,7 @@ def test_missing_command_is_named(start: Start) -> None:
     ],
 )
 def test_trainer_imports_as_any_user_on_any_root(start: Start, options: dict[str, Any]) -> None:
-    code = "import getpass, pathlib, trainer.config; (pathlib.Path.home() / 'x').touch(); print(getpass.getuser())"
+    code = "import getpass, pathlib, trainer.config.tree; (pathlib.Path.home() / 'x').touch(); print(getpass.getuser())"
     status, output = finish(start("--no-ray", "--", "python", "-c", code, **options))
     assert status == 0, output
 

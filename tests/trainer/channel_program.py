@@ -11,8 +11,8 @@ import torch
 
 from trainer.errors import EngineError
 from trainer.training.process_group import connect_store, open_store
-from trainer.training.weights import Bucket, pack
-from trainer.weight_channel import WeightChannel
+from trainer.weights.buckets import Bucket, pack
+from trainer.weights.channel import WeightChannel
 
 TIMEOUT = 120.0
 

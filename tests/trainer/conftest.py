@@ -7,7 +7,7 @@ from ray.cluster_utils import Cluster
 
 from tests.trainer.whole_run import Runs
 from trainer.data.arithmetic import write_arithmetic
-from trainer.models import ModelShape, build_tokenizer, create_model, save_model
+from trainer.models.small import ModelShape, build_tokenizer, create_model, save_model
 
 
 @pytest.fixture(scope="session")

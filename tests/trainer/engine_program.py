@@ -18,20 +18,20 @@ os.environ.update(engine_environment(enforce_eager=True), OMP_WAIT_POLICY="PASSI
 import torch
 
 from trainer.algorithms.aggregation import GlobalCount, token_mean
-from trainer.batch import Batch
-from trainer.config import Config
-from trainer.models import ModelShape, build_tokenizer, create_model, save_model
+from trainer.config.tree import Config
+from trainer.data.batch import Batch
+from trainer.data.partition import MicroBatchLimit
+from trainer.models.export import write_language_model
+from trainer.models.lora import add_adapters
+from trainer.models.networks import PolicyNetwork, load_language_model
+from trainer.models.small import ModelShape, build_tokenizer, create_model, save_model
 from trainer.rollout.end_tokens import end_token_ids
 from trainer.rollout.engine import Engine, open_engine
 from trainer.rollout.sampling import Request, Response, request_seed
 from trainer.training.engine import OptimizerSettings, TrainingEngine
-from trainer.training.export import write_language_model
-from trainer.training.lora import add_adapters
-from trainer.training.networks import PolicyNetwork, load_language_model
-from trainer.training.partition import MicroBatchLimit
 from trainer.training.process_group import join, open_store
 from trainer.training.sharding import Execution
-from trainer.training.weights import pack, store
+from trainer.weights.buckets import pack, store
 
 TEMPERATURE = 0.7
 LIMIT = MicroBatchLimit(32)

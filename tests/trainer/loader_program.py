@@ -21,9 +21,9 @@ from vllm.distributed import ensure_model_parallel_initialized, init_distributed
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.model_loader.utils import initialize_model
 
-from trainer.rollout.in_place import InPlaceLoader
 from trainer.training.process_group import open_store
-from trainer.training.weights import pack
+from trainer.weights.buckets import pack
+from trainer.weights.in_place import InPlaceLoader
 
 SIZES = {
     "vocab_size": 640,

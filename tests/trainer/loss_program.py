@@ -12,12 +12,12 @@ from torch import Tensor
 
 from tests.trainer.rank_program import ROWS, batch, network
 from trainer.algorithms.registry import POLICY_LOSSES
-from trainer.batch import Batch
-from trainer.config import Config
+from trainer.cluster.place import Place
+from trainer.config.tree import Config
+from trainer.data.batch import Batch
+from trainer.data.partition import MicroBatchLimit
 from trainer.roles.actor import ActorWorker
-from trainer.roles.place import Place
 from trainer.training.engine import OptimizerSettings, TrainingEngine
-from trainer.training.partition import MicroBatchLimit
 from trainer.training.process_group import connect_store, join
 from trainer.training.sharding import Execution
 

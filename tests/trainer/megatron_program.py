@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from tests.trainer.rank_program import ROWS, SETTINGS, batch, loss, refusal, weights
 from tests.trainer.test_families import FAMILIES, small_model
 from trainer.algorithms.aggregation import GlobalCount, token_mean
-from trainer.batch import Batch
+from trainer.config.sharding import ShardingConfig
+from trainer.data.batch import Batch
+from trainer.data.partition import MicroBatchLimit
 from trainer.errors import ConfigError
-from trainer.settings.sharding import ShardingConfig
+from trainer.models.megatron_weights import to_transformers
+from trainer.models.networks import PolicyNetwork, ValueNetwork
 from trainer.training.engine import LossFunction, TrainingEngine
-from trainer.training.megatron_weights import to_transformers
-from trainer.training.networks import PolicyNetwork, ValueNetwork
-from trainer.training.partition import MicroBatchLimit
 from trainer.training.process_group import connect_store, join, open_store
 from trainer.training.sharded_state import ShardedState
 from trainer.training.sharding import Execution
@@ -153,7 +153,7 @@ def run(rank: int, world_size: int, port: int, directory: Path) -> None:
 
 
 def main(directory: Path) -> None:
-    import trainer.training.megatron  # noqa: F401 - before the forks, and not by the tests, which take warnings for errors
+    import trainer.models.megatron  # noqa: F401 - before the forks, and not by the tests, which take warnings for errors
 
     for world_size in CASES:
         store = open_store("127.0.0.1", world_size, timeout=60)

@@ -17,14 +17,14 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from trainer.algorithms.aggregation import GlobalCount, token_mean
-from trainer.batch import Batch
+from trainer.config.lora import LoraConfig
+from trainer.config.sharding import ShardingConfig
+from trainer.data.batch import Batch
+from trainer.data.partition import MicroBatchLimit
 from trainer.errors import CheckpointError, EngineError
-from trainer.settings.lora import LoraConfig
-from trainer.settings.sharding import ShardingConfig
+from trainer.models.lora import adapted_layers, adapters_off, add_adapters
+from trainer.models.networks import PolicyNetwork
 from trainer.training.engine import OptimizerSettings, TrainingEngine, optimizer_states
-from trainer.training.lora import adapted_layers, adapters_off, add_adapters
-from trainer.training.networks import PolicyNetwork
-from trainer.training.partition import MicroBatchLimit
 from trainer.training.process_group import connect_store, join
 from trainer.training.sharded_state import ShardedState
 from trainer.training.sharding import Execution

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from trainer.asynchronous import AsynchronousPipeline
-from trainer.config import Config
+from trainer.config.tree import Config
 from trainer.data.dataset import Prompt, PromptSampler
-from trainer.experience import Earned, Experience, Phase, done
-from trainer.rollout.conversations import Conversations
+from trainer.experience.asynchronous import AsynchronousPipeline
+from trainer.experience.collector import Earned, Experience, Phase, done
+from trainer.experience.conversations import Conversations
+from trainer.experience.trajectory import Trajectory
 from trainer.rollout.sampling import Request, Response
-from trainer.rollout.trajectory import Trajectory
 
 LAST = 6
 LENGTHS = (3, 17, 1, 9)  # tokens of a step's responses, of which one in four is long

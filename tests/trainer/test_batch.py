@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.batch import Batch
-from trainer.training.packing import PackedRows
+from trainer.data.batch import Batch
+from trainer.models.packing import PackedRows
 
 tokens = st.lists(st.integers(1, 99), min_size=1, max_size=6)
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from trainer.checkpoint import CheckpointWriter, TrainingState, fingerprint, read_checkpoint
-from trainer.config import RunConfig
+from trainer.config.tree import RunConfig
 from trainer.errors import CheckpointError
-from trainer.run import recorded_step, with_last_checkpoint
+from trainer.runs.checkpoint import CheckpointWriter, TrainingState, fingerprint, read_checkpoint
+from trainer.runs.loop import recorded_step, with_last_checkpoint
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer import cluster
-from trainer.cluster import WorkerGroup, connected, find_nodes, reserve_slots
+from trainer.cluster import workers as cluster
+from trainer.cluster.workers import WorkerGroup, connected, find_nodes, reserve_slots
 from trainer.errors import ConfigError, DataError, EngineError
 
 WORKER = "tests.trainer.misbehaving.Worker"

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from trainer.comparison import write_comparison
-from trainer.config import Config
+from trainer.config.tree import Config
 from trainer.errors import DataError
-from trainer.tracking import Sample, Tracker
+from trainer.records.comparison import write_comparison
+from trainer.records.tracking import Sample, Tracker
 
 
 def record(directory: Path, reward: float, **algorithm: object) -> Path:

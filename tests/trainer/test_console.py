@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from trainer.console import RUN_COLUMNS, progress
+from trainer.records.console import RUN_COLUMNS, progress
 
 METRICS = {
     "reward/mean": 0.875,

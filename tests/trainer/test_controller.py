@@ -10,13 +10,13 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.trainer.whole_run import Run, Runs, workers_of
-from trainer.checkpoint import read_checkpoint
-from trainer.config import Config, TrainerConfig
-from trainer.controller import token_rewards
+from trainer.config.tree import Config, TrainerConfig
 from trainer.errors import ConfigError
-from trainer.models import ModelShape, create_model, save_model
+from trainer.models.small import ModelShape, create_model, save_model
 from trainer.rollout.engines import split
-from trainer.run import run_directory
+from trainer.runs.checkpoint import read_checkpoint
+from trainer.runs.loop import run_directory
+from trainer.runs.ppo import token_rewards
 
 
 @pytest.fixture(scope="module")

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer import cores
-from trainer.cores import cores_in, near_cores, part
+from trainer.cluster import cores
+from trainer.cluster.cores import cores_in, near_cores, part
 
 PROGRAM = """
 import os
-from trainer.cores import keep_to_cores
+from trainer.cluster.cores import keep_to_cores
 keep_to_cores('none', 1, 2)
 print(sorted(os.sched_getaffinity(0)))
 """

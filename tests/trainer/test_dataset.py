@@ -7,12 +7,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from trainer.config import CustomCode, DataConfig
+from trainer.config.tree import CustomCode, DataConfig
 from trainer.data import dataset
 from trainer.data.arithmetic import write_arithmetic
 from trainer.data.dataset import PromptDataset, open_dataset
 from trainer.errors import ConfigError, DataError
-from trainer.models import build_tokenizer
+from trainer.models.small import build_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -17,14 +17,14 @@ from tests.trainer.whole_run import Runs
 from trainer.algorithms.aggregation import GlobalCount, aggregate
 from trainer.algorithms.dpo import dpo_advantages, dpo_loss, preference_margins
 from trainer.algorithms.policy_loss import Clip, ppo
-from trainer.config import DataConfig
+from trainer.config.tree import DataConfig
 from trainer.data.arithmetic import write_preferences
 from trainer.data.preferences import read_pairs
 from trainer.data.schema import read_parquet
-from trainer.dpo import DpoConfig, pair_batch
 from trainer.errors import DataError
-from trainer.models import build_tokenizer
-from trainer.rewards import gsm8k
+from trainer.models.small import build_tokenizer
+from trainer.rewards.rules import gsm8k
+from trainer.runs.dpo import DpoConfig, pair_batch
 
 
 @given(seed=seeds, beta=st.floats(0.01, 2), smoothing=st.floats(0, 0.4))

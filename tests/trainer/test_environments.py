@@ -13,18 +13,18 @@ import torch
 
 from trainer.algorithms.advantages import generalized_advantages
 from trainer.algorithms.kl import kl_estimate
-from trainer.batch import Batch
-from trainer.config import Config
-from trainer.controller import token_rewards
+from trainer.config.tree import Config
+from trainer.data.batch import Batch
 from trainer.data.dataset import Prompt
 from trainer.errors import DataError, RewardError
-from trainer.models import ModelShape, build_tokenizer, create_model
-from trainer.rollout.conversations import Conversations
-from trainer.rollout.environment import Failure, MessageTokens, call_each
+from trainer.experience.conversations import Conversations
+from trainer.experience.environment import Failure, MessageTokens, call_each
+from trainer.experience.trajectory import Trajectory
+from trainer.models.networks import PolicyNetwork
+from trainer.models.packing import PackedRows
+from trainer.models.small import ModelShape, build_tokenizer, create_model
 from trainer.rollout.sampling import Request, Response
-from trainer.rollout.trajectory import Trajectory
-from trainer.training.networks import PolicyNetwork
-from trainer.training.packing import PackedRows
+from trainer.runs.ppo import token_rewards
 
 CALCULATOR = Path(__file__).parents[2] / "examples" / "calculator" / "environment.py"
 
@@ -137,7 +137,7 @@ def test_the_calculator_calculates_and_says_what_it_wants(tokenizer: Any) -> Non
 
 WORLDS = """
 import time
-from trainer.rollout.environment import Observation
+from trainer.experience.environment import Observation
 
 class Scoring:
     def reset(self, prompt, seed): self.left = 2

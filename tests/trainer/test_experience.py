@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from trainer.config import Config
+from trainer.config.tree import Config
 from trainer.data.dataset import Prompt, PromptSampler
 from trainer.errors import RewardError
-from trainer.experience import Collector, Earned, Experience, Prompts, done
-from trainer.models import build_tokenizer
-from trainer.rewards import Answer, Scored
-from trainer.rollout.trajectory import Trajectory
+from trainer.experience.collector import Collector, Earned, Experience, Prompts, done
+from trainer.experience.trajectory import Trajectory
+from trainer.models.small import build_tokenizer
+from trainer.rewards.rules import Answer, Scored
 
 
 class PlayedRewards:

@@ -12,12 +12,12 @@ from torch.testing import assert_close
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from tests.trainer.rank_program import ROWS, batch, loss
-from trainer.batch import Batch
-from trainer.models import build_tokenizer
+from trainer.data.batch import Batch
+from trainer.data.partition import MicroBatchLimit
+from trainer.models.export import write_language_model
+from trainer.models.networks import PolicyNetwork, load_language_model
+from trainer.models.small import build_tokenizer
 from trainer.training.engine import OptimizerSettings, TrainingEngine
-from trainer.training.export import write_language_model
-from trainer.training.networks import PolicyNetwork, load_language_model
-from trainer.training.partition import MicroBatchLimit
 from trainer.training.process_group import join, open_store
 from trainer.training.sharding import Execution
 

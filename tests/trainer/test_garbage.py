@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from trainer.garbage import collect_garbage
+from trainer.training.garbage import collect_garbage
 
 
 class Node:

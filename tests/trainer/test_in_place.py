@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from trainer.errors import EngineError
-from trainer.rollout import in_place
-from trainer.rollout.in_place import InPlaceLoader
-from trainer.training.weights import Bucket, pack
+from trainer.weights import in_place
+from trainer.weights.buckets import Bucket, pack
+from trainer.weights.in_place import InPlaceLoader
 
 PROGRAM = Path(__file__).with_name("loader_program.py")
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from trainer.config import Config
+from trainer.config.tree import Config
 from trainer.errors import ConfigError
-from trainer.tracking import Tracker
+from trainer.records.tracking import Tracker
 
 
 def record(run_dir: Path, logger: str) -> None:

@@ -19,7 +19,7 @@ from trainer.algorithms.kl import adapted_kl_coefficient, kl_estimate, kl_loss
 from trainer.algorithms.policy_loss import Clip, approximate_kl, cispo, gspo, ppo
 from trainer.algorithms.registry import ADVANTAGES, CORRECTIONS, POLICY_LOSSES
 from trainer.algorithms.value_loss import clipped_value_loss
-from trainer.config import ActorConfig, Aggregation, AlgorithmConfig, Config
+from trainer.config.tree import ActorConfig, Aggregation, AlgorithmConfig, Config
 
 MODES: tuple[Aggregation, ...] = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean")
 CLIPS = (Clip(0.2, 0.2), Clip(0.2, 0.28), Clip(0.2, 0.2, dual=3.0), Clip(0.1, 0.5, dual=1.5))

@@ -16,10 +16,10 @@ from transformers import AutoConfig
 
 from tests.trainer import megatron_program
 from tests.trainer.whole_run import Runs
-from trainer.config import Config
+from trainer.config.tree import Config
 from trainer.errors import ConfigError
-from trainer.model_files import check_models
-from trainer.training.megatron_weights import origins, to_megatron, to_transformers
+from trainer.models.files import check_models
+from trainer.models.megatron_weights import origins, to_megatron, to_transformers
 
 PROGRAM = Path(megatron_program.__file__)
 HEADS = megatron_program.HEADS

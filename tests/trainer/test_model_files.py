@@ -13,10 +13,10 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from trainer.config import Config, ModelConfig
+from trainer.config.tree import Config, ModelConfig
 from trainer.errors import DataError
-from trainer.model_files import check_models, check_tokenizer, decode, load_tokenizer
-from trainer.models import ModelShape, build_tokenizer, create_model, save_model
+from trainer.models.files import check_models, check_tokenizer, decode, load_tokenizer
+from trainer.models.small import ModelShape, build_tokenizer, create_model, save_model
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +124,7 @@ def test_a_model_of_the_hub_is_taken_from_the_cache(model: Path, tmp_path: Path)
     refs.mkdir()
     (refs / "main").write_text("0" * 40)
     code = (
-        "import sys; from trainer.config import Config; from trainer.model_files import with_local_models;"
+        "import sys; from trainer.config.tree import Config; from trainer.models.files import with_local_models;"
         "print(with_local_models(Config.model_validate({'model': {'path': sys.argv[1]}})).model.path)"
     )
     environment = {**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trainer.errors import DataError
-from trainer.models import ModelShape, build_tokenizer, create_model, save_model
+from trainer.models.small import ModelShape, build_tokenizer, create_model, save_model
 
 TEXTS = ["Ann has 7 apples and finds 5 more.", "7+5=12\n#### 12"] * 20
 TOKENIZER = build_tokenizer(TEXTS, 300)

@@ -7,14 +7,14 @@ from torch.testing import assert_close
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from trainer.algorithms.log_probs import log_probs_and_entropy
-from trainer.batch import Batch
+from trainer.config.lora import LoraConfig
+from trainer.data.batch import Batch
 from trainer.errors import ConfigError
-from trainer.settings.lora import LoraConfig
-from trainer.training.linear_log_probs import linear_log_probs
-from trainer.training.lora import add_adapters
-from trainer.training.networks import PolicyNetwork, ValueNetwork
-from trainer.training.packing import PackedRows
-from trainer.training.tensor_parallel import check_split
+from trainer.models.linear_log_probs import linear_log_probs
+from trainer.models.lora import add_adapters
+from trainer.models.networks import PolicyNetwork, ValueNetwork
+from trainer.models.packing import PackedRows
+from trainer.models.tensor_parallel import check_split
 
 FAMILIES = ["qwen2", "qwen3", "llama", "mistral"]
 TEMPERATURE = 0.7

@@ -2,10 +2,10 @@ from pathlib import Path
 
 import pytest
 
-from trainer.config import Config
+from trainer.config.files import PRESETS, preset_names
+from trainer.config.overrides import explain_settings, load_config, parse_overrides, settings
+from trainer.config.tree import Config
 from trainer.errors import ConfigError
-from trainer.overrides import explain_settings, load_config, parse_overrides, settings
-from trainer.settings_file import PRESETS, preset_names
 
 
 def test_values_get_the_types_of_their_fields() -> None:

@@ -7,10 +7,10 @@ from contextlib import contextmanager, nullcontext
 import pytest
 import torch
 
-from trainer.config import Config
+from trainer.config.tree import Config
 from trainer.data.dataset import PromptSampler
-from trainer.experience import Earned, Experience, Phase, done
-from trainer.pipeline import Pipeline
+from trainer.experience.collector import Earned, Experience, Phase, done
+from trainer.experience.pipeline import Pipeline
 
 LAST = 4
 

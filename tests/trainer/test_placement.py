@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.cluster import Node, Slot
-from trainer.config import Config
-from trainer.device_mapping import parse_devices
+from trainer.cluster.workers import Node, Slot
+from trainer.config.device_mapping import parse_devices
+from trainer.config.tree import Config
 from trainer.errors import ConfigError, DataError
-from trainer.model_files import parameter_count
-from trainer.models import ModelShape, build_tokenizer, create_model, save_model
-from trainer.placement import alternatives, check_fit, place_roles, plan, shares
-from trainer.workers import roles_of
+from trainer.models.files import parameter_count
+from trainer.models.small import ModelShape, build_tokenizer, create_model, save_model
+from trainer.runs.placement import alternatives, check_fit, place_roles, plan, shares
+from trainer.runs.workers import roles_of
 
 NODES = [Node(f"id{at}", f"10.0.0.{at}", cpus=8, gpus=2) for at in range(2)]
 SLOTS = [Slot(rank, NODES[rank // 2], "cuda", rank % 2, 2, group=None) for rank in range(4)]

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import torch
 
-from trainer.profiling import Tracer, slow_phases
-from trainer.settings.profiler import ProfilerConfig
+from trainer.config.profiler import ProfilerConfig
+from trainer.records.profiling import Tracer, slow_phases
 
 
 def test_a_trace_names_what_torch_did_between_start_and_stop(tmp_path: Path) -> None:

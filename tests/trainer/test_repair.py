@@ -8,15 +8,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from trainer.batch import Batch
-from trainer.cluster import WorkerGroup, connected, find_nodes, reserve_slots
-from trainer.config import Config
+from trainer.cluster.place import Place
+from trainer.cluster.workers import WorkerGroup, connected, find_nodes, reserve_slots
+from trainer.config.tree import Config
+from trainer.data.batch import Batch
 from trainer.errors import EngineError
-from trainer.models import ModelShape, build_tokenizer, create_model, save_model
-from trainer.roles.place import Place
+from trainer.models.small import ModelShape, build_tokenizer, create_model, save_model
 from trainer.rollout.engines import Engines
 from trainer.rollout.sampling import Request, Response
-from trainer.workers import ROLES, worker_environment
+from trainer.runs.workers import ROLES, worker_environment
 
 REQUESTS = [Request((5, 6, 7 + row), 1.0, seed=row) for row in range(8)]
 

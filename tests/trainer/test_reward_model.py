@@ -8,17 +8,17 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, Qwen2Config
 
-from trainer.config import Config
+from trainer.cluster.place import Place
+from trainer.config.tree import Config
 from trainer.data.dataset import Prompt
 from trainer.errors import DataError, RewardError
-from trainer.experience import Collector, Prompts, mean_parts
-from trainer.model_files import check_models, parameter_count, reads_tokens
-from trainer.models import ModelShape, build_tokenizer, create_model, save_model
-from trainer.reward_model import RewardModel
-from trainer.rewards import Answer, Scored, combined
-from trainer.roles.place import Place
+from trainer.experience.collector import Collector, Prompts, mean_parts
+from trainer.experience.trajectory import Trajectory
+from trainer.models.files import check_models, parameter_count, reads_tokens
+from trainer.models.small import ModelShape, build_tokenizer, create_model, save_model
+from trainer.rewards.model import RewardModel
+from trainer.rewards.rules import Answer, Scored, combined
 from trainer.roles.reward import RewardWorker
-from trainer.rollout.trajectory import Trajectory
 
 PLACE = Place(0, 1, "here", "cpu")
 

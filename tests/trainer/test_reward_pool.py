@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from trainer.config import CustomCode, RewardConfig
+from trainer.config.tree import CustomCode, RewardConfig
 from trainer.errors import ConfigError, RewardError
-from trainer.reward_pool import RewardPool
-from trainer.rewards import Answer
+from trainer.rewards.pool import RewardPool
+from trainer.rewards.rules import Answer
 
 FUNCTION = """
 import os

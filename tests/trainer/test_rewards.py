@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.config import RewardConfig
-from trainer.rewards import Answer, final_answer, reward_function
+from trainer.config.tree import RewardConfig
+from trainer.rewards.rules import Answer, final_answer, reward_function
 
 
 def score(name: str, response: str, truth: str, pattern: str | None = None) -> float:

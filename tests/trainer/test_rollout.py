@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 import torch
 
-from trainer.config import Config
+from trainer.algorithms.agreement import log_prob_agreement
+from trainer.config.tree import Config
 from trainer.errors import ConfigError, EngineError
-from trainer.models import ModelShape, build_tokenizer, create_model, save_model
-from trainer.rollout.agreement import log_prob_agreement
-from trainer.rollout.arrival import check_in_place, checked
+from trainer.models.small import ModelShape, build_tokenizer, create_model, save_model
 from trainer.rollout.process_environment import engine_environment
 from trainer.rollout.sampling import request_seed
 from trainer.rollout.vllm_settings import weight_settings
-from trainer.training.weights import checksum, pack, store, word_sum
+from trainer.weights.arrival import check_in_place, checked
+from trainer.weights.buckets import checksum, pack, store, word_sum
 
 PROGRAM = Path(__file__).with_name("engine_program.py")
 
@@ -157,7 +157,7 @@ def test_a_changed_byte_changes_the_sum() -> None:
 def test_the_sum_of_weights_does_not_depend_on_how_they_are_cut_or_joined(
     monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
-    monkeypatch.setattr("trainer.training.weights.SHORT_WORDS_AT_ONCE", at_once)
+    monkeypatch.setattr("trainer.weights.buckets.SHORT_WORDS_AT_ONCE", at_once)
     q, k = torch.randn(6, 4).bfloat16(), torch.randn(3, 4).bfloat16()
     assert checksum([q, k]) == checksum([torch.cat([k, q])])
     assert word_sum([q, k], torch.int64) == word_sum([torch.cat([k, q])], torch.int64)

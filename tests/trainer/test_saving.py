@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from trainer import saving
-from trainer.checkpoint import TrainingState
 from trainer.errors import CheckpointError, EngineError
-from trainer.saving import Saver
+from trainer.runs import saving
+from trainer.runs.checkpoint import TrainingState
+from trainer.runs.saving import Saver
 
 
 class PlayedGroup:

@@ -5,8 +5,8 @@ import torch
 
 from trainer.data.arithmetic import write_arithmetic
 from trainer.errors import DataError
-from trainer.models import ModelShape, build_tokenizer, create_model
-from trainer.sft import Lesson, SftConfig, answer_loss, fine_tune
+from trainer.models.small import ModelShape, build_tokenizer, create_model
+from trainer.runs.sft import Lesson, SftConfig, answer_loss, fine_tune
 
 LESSONS = [Lesson([5, 6, 7], [8, 1], "8"), Lesson([5, 6], [8, 9, 1], "89")]
 

@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from trainer.errors import InterruptedRun
-from trainer.stop_signal import StopSignal
+from trainer.runs.stop_signal import StopSignal
 
 
 def test_before_training_it_raises_at_once() -> None:

@@ -4,10 +4,10 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from trainer.config import Config
+from trainer.config.tree import Config
 from trainer.errors import ConfigError, DataError
-from trainer.report import Run, draw_learning, read_lines, save_learning_curve, write_report
-from trainer.tracking import Sample, Tracker
+from trainer.records.report import Run, draw_learning, read_lines, save_learning_curve, write_report
+from trainer.records.tracking import Sample, Tracker
 
 
 def record(run_dir: Path, steps: range, resumed: int | None = None, response: str = "") -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from trainer.config import Config
+from trainer.compat.verl_keys import RULES, translate
+from trainer.config.overrides import load_config, settings
+from trainer.config.tree import Config
 from trainer.errors import ConfigError
-from trainer.overrides import load_config, settings
-from trainer.verl_keys import RULES, translate
 
 # Published multi-node recipes for NVIDIA and AMD, under Slurm, a tuning guide, and a GSM8K example.
 LAUNCH_LINES = {

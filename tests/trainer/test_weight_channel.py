@@ -13,15 +13,15 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from trainer import weight_channel
-from trainer.cluster import Node, Slot
-from trainer.config import Config
+from trainer.cluster.workers import Node, Slot
+from trainer.config.tree import Config
 from trainer.errors import ConfigError, EngineError
-from trainer.models import ModelShape, build_tokenizer, create_model, save_model
+from trainer.models.small import ModelShape, build_tokenizer, create_model, save_model
 from trainer.rollout.transformers import TransformersEngine
-from trainer.training.weights import Bucket, pack
-from trainer.weight_channel import WeightChannel
-from trainer.weight_sync import WAYS, chosen_way
+from trainer.weights import channel as weight_channel
+from trainer.weights.buckets import Bucket, pack
+from trainer.weights.channel import WeightChannel
+from trainer.weights.transfer import WAYS, chosen_way
 
 PROGRAM = Path(__file__).with_name("channel_program.py")
 

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from trainer.config import Aggregation
+from trainer.config.tree import Aggregation
 
 
 class GlobalCount(NamedTuple):

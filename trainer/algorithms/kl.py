@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from trainer.algorithms.policy_loss import LOG_RATIO_LIMIT
-from trainer.config import KlEstimator
+from trainer.config.tree import KlEstimator
 
 
 def kl_estimate(log_probs: Tensor, reference_log_probs: Tensor, estimator: KlEstimator) -> Tensor:

@@ -1,4 +1,4 @@
-"""Every algorithm by the name that `trainer.config` knows it by: a new one is a function and a line here."""
+"""Every algorithm by the name that `trainer.config.tree` knows it by: a new one is a function and a line here."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from trainer.algorithms.advantages import generalized_advantages, whiten
 from trainer.algorithms.corrections import icepop, sequence_mask, truncated_importance_sampling
 from trainer.algorithms.critic_free import grpo, reinforce_plus_plus, remax, rloo
 from trainer.algorithms.policy_loss import Clip, TokenLoss, cispo, gspo, ppo
-from trainer.config import AlgorithmConfig
+from trainer.config.tree import AlgorithmConfig
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""Prompts: made, converted, read and drawn."""
+"""Datasets, and the batch of responses that a step works on."""

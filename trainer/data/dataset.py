@@ -12,11 +12,11 @@ from typing import Any, Protocol
 import pyarrow as pa
 from jinja2 import TemplateError
 
-from trainer.atomic import atomic_file
-from trainer.config import DataConfig
-from trainer.custom_code import load_custom
+from trainer.config.custom_code import load_custom
+from trainer.config.tree import DataConfig
 from trainer.data.schema import read_parquet
 from trainer.errors import CheckpointError, DataError
+from trainer.records.atomic import atomic_file
 
 _HINT = "make the file with `python -m trainer data arithmetic` or `python -m trainer data gsm8k`"
 _TABLE = pa.schema(

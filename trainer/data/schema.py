@@ -7,8 +7,8 @@ from typing import Any, TypedDict
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from trainer.atomic import atomic_file
 from trainer.errors import DataError
+from trainer.records.atomic import atomic_file
 
 
 class Message(TypedDict):

@@ -14,19 +14,19 @@ from trainer.algorithms.aggregation import GlobalCount, aggregate, token_mean
 from trainer.algorithms.kl import kl_loss
 from trainer.algorithms.policy_loss import Clip, approximate_kl
 from trainer.algorithms.registry import POLICY_LOSSES
-from trainer.batch import Batch
-from trainer.config import Config
-from trainer.roles.place import Place
+from trainer.cluster.place import Place
+from trainer.config.tree import Config
+from trainer.data.batch import Batch
+from trainer.data.copies import HostCopies
+from trainer.models.export import write_language_model
+from trainer.models.lora import adapters_off, write_adapter
+from trainer.models.networks import PolicyNetwork
 from trainer.roles.worker import TrainingWorker
 from trainer.training.allocator import shareable_memory
-from trainer.training.copies import HostCopies
 from trainer.training.engine import TrainingEngine
-from trainer.training.export import write_language_model
-from trainer.training.lora import adapters_off, write_adapter
-from trainer.training.networks import PolicyNetwork
 from trainer.training.process_group import open_store
-from trainer.training.weights import Bucket, Layout, SharedBucket, StoredBucket, pack, share, store
-from trainer.weight_channel import WeightChannel
+from trainer.weights.buckets import Bucket, Layout, SharedBucket, StoredBucket, pack, share, store
+from trainer.weights.channel import WeightChannel
 
 
 class ActorWorker(TrainingWorker):

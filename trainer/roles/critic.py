@@ -4,10 +4,10 @@ from torch import Tensor
 
 from trainer.algorithms.aggregation import GlobalCount, aggregate, token_mean
 from trainer.algorithms.value_loss import clipped_value_loss
-from trainer.batch import Batch
+from trainer.data.batch import Batch
+from trainer.models.networks import ValueNetwork
 from trainer.roles.worker import TrainingWorker
 from trainer.training.engine import TrainingEngine
-from trainer.training.networks import ValueNetwork
 
 
 class CriticWorker(TrainingWorker):

@@ -2,10 +2,10 @@
 
 from torch import Tensor
 
-from trainer.batch import Batch
+from trainer.data.batch import Batch
+from trainer.models.networks import PolicyNetwork
 from trainer.roles.worker import TrainingWorker
 from trainer.training.engine import TrainingEngine
-from trainer.training.networks import PolicyNetwork
 
 
 class ReferenceWorker(TrainingWorker):

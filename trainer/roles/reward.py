@@ -3,10 +3,10 @@
 import os
 from collections.abc import Sequence
 
-from trainer.config import Config
-from trainer.reward_pool import RewardPool
-from trainer.rewards import Answer, Scored, as_score, combined, needs_processes, reward_function
-from trainer.roles.place import Place
+from trainer.cluster.place import Place
+from trainer.config.tree import Config
+from trainer.rewards.pool import RewardPool
+from trainer.rewards.rules import Answer, Scored, as_score, combined, needs_processes, reward_function
 
 
 class RewardWorker:
@@ -21,7 +21,7 @@ class RewardWorker:
         if settings.model.path is not None:
             import torch
 
-            from trainer.reward_model import RewardModel
+            from trainer.rewards.model import RewardModel
 
             self._model = RewardModel(config, torch.device(place.device))
 

@@ -6,15 +6,15 @@ import ray
 import torch
 from ray import ObjectRef
 
-from trainer.config import Config
-from trainer.garbage import collect_garbage
-from trainer.roles.place import Place
+from trainer.cluster.place import Place
+from trainer.config.tree import Config
 from trainer.rollout.end_tokens import end_token_ids
 from trainer.rollout.engine import chosen_engine, open_engine
 from trainer.rollout.sampling import Request, Response
+from trainer.training.garbage import collect_garbage
 from trainer.training.process_group import connect_store, name_interface
-from trainer.training.weights import Layout, SharedBucket
-from trainer.weight_channel import WeightChannel
+from trainer.weights.buckets import Layout, SharedBucket
+from trainer.weights.channel import WeightChannel
 
 
 class RolloutWorker:

@@ -6,15 +6,15 @@ import torch
 from torch import nn
 from torch.distributed import TCPStore
 
-from trainer.batch import Batch
-from trainer.config import ActorConfig, Config, CriticConfig, TrainedModelConfig
+from trainer.cluster.place import Place
+from trainer.config.tree import ActorConfig, Config, CriticConfig, TrainedModelConfig
+from trainer.data.batch import Batch
 from trainer.errors import DataError
-from trainer.profiling import Tracer
-from trainer.roles.place import Place
+from trainer.models.lora import add_adapters
+from trainer.models.networks import empty_language_model, load_language_model
+from trainer.records.profiling import Tracer
 from trainer.training.allocator import use_expandable_segments
 from trainer.training.engine import LossFunction, OptimizerSettings, TrainingEngine
-from trainer.training.lora import add_adapters
-from trainer.training.networks import empty_language_model, load_language_model
 from trainer.training.process_group import connect_store, join, open_store
 from trainer.training.sharded_state import ShardedState
 from trainer.training.sharding import Execution

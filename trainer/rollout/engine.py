@@ -4,10 +4,10 @@ import importlib.util
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from trainer.config import Config
+from trainer.config.tree import Config
 from trainer.errors import ConfigError
 from trainer.rollout.sampling import Request, Response
-from trainer.training.weights import SentBucket
+from trainer.weights.buckets import SentBucket
 
 
 class Engine(Protocol):

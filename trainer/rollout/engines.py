@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, TypeVar
 
-from trainer.cluster import WorkerGroup
-from trainer.config import Config
+from trainer.cluster.workers import WorkerGroup
+from trainer.config.tree import Config
 from trainer.errors import EngineError
 from trainer.rollout.sampling import Request, Response
-from trainer.weight_sync import WAYS, chosen_way
+from trainer.weights.transfer import WAYS, chosen_way
 
 logger = logging.getLogger(__name__)
 

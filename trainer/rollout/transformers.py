@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
-from trainer.config import Config
-from trainer.rollout.arrival import check_complete, check_in_place, checked
+from trainer.config.tree import Config
+from trainer.models.lora import adapter_parameters, add_adapters
+from trainer.models.networks import load_language_model
 from trainer.rollout.sampling import Request, Response
-from trainer.training.lora import adapter_parameters, add_adapters
-from trainer.training.networks import load_language_model
-from trainer.training.weights import Bucket, SentBucket, checksum
+from trainer.weights.arrival import check_complete, check_in_place, checked
+from trainer.weights.buckets import Bucket, SentBucket, checksum
 
 
 class TransformersEngine:

@@ -6,12 +6,12 @@ from vllm import LLM, SamplingParams
 from vllm.lora.request import LoRARequest
 from vllm.outputs import CompletionOutput
 
-from trainer.config import Config
+from trainer.config.tree import Config
 from trainer.errors import EngineError
 from trainer.rollout.sampling import Request, Response
 from trainer.rollout.vllm_settings import device_settings, weight_settings
 from trainer.rollout.weight_loader import ADAPTERS
-from trainer.training.weights import SentBucket
+from trainer.weights.buckets import SentBucket
 
 
 class VllmEngine:

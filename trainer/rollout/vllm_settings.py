@@ -1,8 +1,8 @@
 """What vLLM is told about a run's weights and its device."""
 
-from trainer.config import Config
+from trainer.config.tree import Config
 from trainer.errors import ConfigError
-from trainer.training.lora import target_names
+from trainer.models.lora import target_names
 
 CPU_KV_CACHE_GIB = 0.5
 # The ranks that vLLM makes room for; a smaller adapter is filled up with zeros.

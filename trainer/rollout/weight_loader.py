@@ -7,10 +7,10 @@ from torch import Tensor
 from vllm.lora.lora_model import LoRAModel
 from vllm.lora.lora_weights import LoRALayerWeights
 
-from trainer.rollout.arrival import check_in_place, checked
-from trainer.rollout.in_place import InPlaceLoader
-from trainer.training.lora import named_adapters
-from trainer.training.weights import SentBucket, checksum
+from trainer.models.lora import named_adapters
+from trainer.weights.arrival import check_in_place, checked
+from trainer.weights.buckets import SentBucket, checksum
+from trainer.weights.in_place import InPlaceLoader
 
 # By this number requests ask for the actor's adapters, of which there is one set.
 ADAPTERS = 1

@@ -12,21 +12,21 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from trainer.algorithms.aggregation import GlobalCount
-from trainer.batch import Batch
+from trainer.data.batch import Batch
+from trainer.data.copies import to_device
+from trainer.data.partition import MicroBatchLimit
 from trainer.errors import EngineError
-from trainer.garbage import collect_garbage
+from trainer.models.lora import adapted_layers, adapter_weights
+from trainer.models.megatron_weights import Origins, origins, to_transformers
+from trainer.models.packing import PackedRows
+from trainer.models.tensor_parallel import add_gradients_of_heads
 from trainer.training.allocator import give_back_memory
-from trainer.training.copies import to_device
 from trainer.training.first_rank import hand_out, some_rank_is_empty, whole_tensors
+from trainer.training.garbage import collect_garbage
 from trainer.training.gradients import global_norm, gradients_of, scale
-from trainer.training.lora import adapted_layers, adapter_weights
 from trainer.training.loss_scale import LossScale
-from trainer.training.megatron_weights import Origins, origins, to_transformers
 from trainer.training.offload import Offload
-from trainer.training.packing import PackedRows
-from trainer.training.partition import MicroBatchLimit
 from trainer.training.sharding import TENSOR, Execution, device_mesh, reshard, shard, sharded_modules
-from trainer.training.tensor_parallel import add_gradients_of_heads
 
 # (network output, micro-batch, what the global mini-batch holds) -> loss, and metrics; both add up over the parts
 LossFunction = Callable[[Any, Batch, GlobalCount], tuple[Tensor, dict[str, Tensor]]]

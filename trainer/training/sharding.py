@@ -10,9 +10,9 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
+from trainer.config.sharding import ShardingConfig
 from trainer.errors import DataError
-from trainer.settings.sharding import ShardingConfig
-from trainer.training.tensor_parallel import split_layers
+from trainer.models.tensor_parallel import split_layers
 
 REPLICATE, SHARD, TENSOR = "replicate", "shard", "tensor"
 
@@ -42,7 +42,7 @@ def shard(network: nn.Module, execution: Execution, mesh: DeviceMesh) -> nn.Modu
     """Spreads each layer's weights, and the rest as one group, over the ranks of a mesh from `device_mesh`."""
     layers, split_over = decoder_layers(network.decoder), mesh[TENSOR] if TENSOR in mesh.mesh_dim_names else None
     if execution.backend == "megatron":
-        from trainer.training.megatron import use_megatron_layers  # a package that is not installed everywhere
+        from trainer.models.megatron import use_megatron_layers  # a package that is not installed everywhere
 
         use_megatron_layers(layers, network.decoder.config, split_over)
     elif split_over is not None:

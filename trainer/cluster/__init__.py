@@ -1,0 +1,1 @@
+"""Ray nodes, slots and groups of workers."""

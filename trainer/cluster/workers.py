@@ -1,0 +1,334 @@
+"""Ray, as the controller uses it: nodes, placement, and groups of workers that fail with a name and a place."""
+
+import importlib
+import logging
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray import ObjectRef
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.util.placement_group import PlacementGroup, placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from trainer.cluster.cores import keep_to_cores
+from trainer.errors import ConfigError, EngineError, TrainerError
+
+logger = logging.getLogger(__name__)
+
+# After a first failure: how long to wait for its cause. A dead rank makes the collectives of the others fail too.
+CAUSE_SECONDS = 3.0
+
+LOG_HINT = "that node's Ray session directory has the worker's output in logs/worker-*.err; often memory was short"
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node of the Ray cluster with what Ray says it has."""
+
+    id: str
+    address: str
+    cpus: int
+    gpus: int
+
+
+@contextmanager
+def connected() -> Iterator[None]:
+    """Joins the cluster at RAY_ADDRESS, or starts one on this machine if that is not set."""
+    # A failed call is reported once, by the one who waits for it; Ray would report those nobody waits for any more.
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
+    try:
+        # Workers' output stays in their logs: their errors come back as exceptions.
+        ray.init(os.environ.get("RAY_ADDRESS", "local"), log_to_driver=False, logging_level=logging.WARNING)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise EngineError(
+            f"Ray cannot be reached at {os.environ.get('RAY_ADDRESS', 'this machine')}: {error}",
+            hint="start the run with `launch`, or unset RAY_ADDRESS to use this machine alone",
+        ) from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def find_nodes(count: int | None, gpus_per_node: int | None) -> list[Node]:
+    """The nodes to use, this one first and the others by address; all of them if no count is given.
+
+    Raises ConfigError if there are fewer, or if a node lacks the GPUs that the others have or that were asked for.
+    """
+    here = ray.get_runtime_context().get_node_id()
+    nodes = [
+        Node(
+            id=entry["NodeID"],
+            address=entry["NodeManagerAddress"],
+            cpus=int(entry["Resources"].get("CPU", 0)),
+            gpus=int(entry["Resources"].get("GPU", 0)),
+        )
+        for entry in ray.nodes()
+        if entry["Alive"]
+    ]
+    nodes.sort(key=lambda node: (node.id != here, node.address, node.id))
+    if count is not None and count > len(nodes):
+        raise ConfigError(
+            f"trainer.nnodes={count}, but the cluster has {len(nodes)}: {', '.join(node.address for node in nodes)}",
+            hint="start the missing nodes, or lower trainer.nnodes",
+        )
+    nodes = nodes[:count]
+    wanted = nodes[0].gpus if gpus_per_node is None else gpus_per_node
+    for node in nodes:
+        if node.gpus < wanted:
+            raise ConfigError(
+                f"{node.address} has {node.gpus} GPUs, {wanted} are needed on every node",
+                hint="set trainer.n_gpus_per_node to what every node has; 0 trains on CPU",
+            )
+    return nodes
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where one rank of every role runs: a whole GPU, or a whole node if there are no GPUs.
+
+    It is number `local_rank` of `local_size` on its node.
+    """
+
+    rank: int
+    node: Node
+    device: str
+    local_rank: int
+    local_size: int
+    group: PlacementGroup
+
+    @property
+    def threads(self) -> int:
+        """Its part of the node's cores."""
+        return max(1, self.node.cpus // self.local_size)
+
+
+def reserve_slots(nodes: Sequence[Node], gpus_per_node: int, timeout: float) -> list[Slot]:
+    """Reserves a slot per GPU, or per node without GPUs; ranks count up node by node."""
+    per_node = gpus_per_node or 1
+    places = [node for node in nodes for _ in range(per_node)]
+    resources = {"CPU": 1, "GPU": 1} if gpus_per_node else {"CPU": 1}
+    group = placement_group(
+        [resources] * len(places), bundle_label_selector=[{"ray.io/node-id": node.id} for node in places]
+    )
+    if not group.wait(timeout):
+        raise EngineError(
+            f"Ray has not given out {resources} for each of {len(places)} ranks within {timeout:g} s",
+            hint="something else uses this Ray cluster; see `ray status`",
+        )
+    device = "cuda" if gpus_per_node else "cpu"
+    return [Slot(rank, node, device, rank % per_node, per_node, group) for rank, node in enumerate(places)]
+
+
+class WorkerHost:
+    """A Ray actor around a plain object, made from its import path: only the process that needs a module imports it."""
+
+    def start(
+        self, path: str, environment: Mapping[str, str], arguments: Sequence[Any], share: tuple[int, int] | None
+    ) -> None:
+        """Makes the object; `share` says which of how many parts of the node's cores belong to its GPU, if any do.
+
+        Not done in the constructor, whose errors Ray turns into text.
+        """
+        os.environ.update(environment)
+        gpus = ray.get_gpu_ids()
+        if share is not None and gpus:
+            keep_to_cores(gpus[0], *share)
+        module, _, name = path.rpartition(".")
+        self._worker = getattr(importlib.import_module(module), name)(*arguments)
+
+    def call(self, method: str, arguments: Sequence[Any]) -> Any:
+        return getattr(self._worker, method)(*arguments)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a worker is made: `path` is its class, which gets the arguments; `gpus` its share of the slot's GPU."""
+
+    slot: Slot
+    path: str
+    arguments: Sequence[Any]
+    environment: Mapping[str, str]
+    gpus: float
+
+
+@dataclass(frozen=True)
+class Worker:
+    """One worker, how it is called in messages, how it was made, and the result of its start."""
+
+    name: str
+    recipe: Recipe
+    handle: Any
+    started: ObjectRef
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call under way."""
+
+    worker: Worker
+    method: str
+    result: ObjectRef
+
+
+class WorkerGroup:
+    """The workers of one role, in the order of their ranks; `bind_cores` keeps those with a GPU to cores of its own."""
+
+    def __init__(self, role: str, timeout: float, bind_cores: bool = False) -> None:
+        self.role = role
+        self.timeout = timeout
+        self._bind_cores = bind_cores
+        self.workers: list[Worker] = []
+
+    def __len__(self) -> int:
+        return len(self.workers)
+
+    def add(self, slot: Slot, path: str, arguments: Sequence[Any], environment: Mapping[str, str], gpus: float) -> None:
+        """Starts one more worker; returns at once."""
+        self.workers.append(self._start(Recipe(slot, path, arguments, environment, gpus)))
+
+    def restart(self, index: int) -> None:
+        """Ends a worker, whatever it does, and starts another in its place; returns at once."""
+        ray.kill(self.workers[index].handle)
+        self.workers[index] = self._start(self.workers[index].recipe)
+
+    def _start(self, recipe: Recipe) -> Worker:
+        slot = recipe.slot
+        # Of the role's name: `ps` and `ray list actors` show which worker is which.
+        host = ray.remote(type(f"{self.role.capitalize()}Worker", (WorkerHost,), {})).options(
+            num_cpus=0,
+            num_gpus=recipe.gpus if slot.device == "cuda" else 0,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(slot.group, placement_group_bundle_index=slot.rank),
+        )
+        handle = host.remote()
+        share = (slot.local_rank, slot.local_size) if self._bind_cores else None
+        started = handle.start.remote(recipe.path, recipe.environment, recipe.arguments, share)
+        return Worker(f"{self.role} rank {slot.rank} on {slot.node.address}", recipe, handle, started)
+
+    def start_one(self, index: int, method: str, *arguments: Any) -> Call:
+        """A call to one worker."""
+        worker = self.workers[index]
+        return Call(worker, method, worker.handle.call.remote(method, arguments))
+
+    def start(self, method: str, *arguments: Any) -> list[Call]:
+        """The same call to every worker."""
+        return self.start_each(method, [arguments] * len(self))
+
+    def start_each(self, method: str, arguments: Iterable[Sequence[Any]]) -> list[Call]:
+        """A call to each worker as soon as its arguments are there; to the first workers only, if those are fewer."""
+        return [
+            Call(worker, method, worker.handle.call.remote(method, own))
+            for worker, own in zip(self.workers, arguments, strict=False)
+        ]
+
+    def call(self, method: str, *arguments: Any) -> list[Any]:
+        """The same call to every worker, and its results by rank."""
+        return self.wait(self.start(method, *arguments))
+
+    def call_each(self, method: str, arguments: Iterable[Sequence[Any]]) -> list[Any]:
+        """A call to each worker with its own arguments, and its results by rank."""
+        return self.wait(self.start_each(method, arguments))
+
+    def attempt(
+        self, method: str, arguments: Mapping[int, Sequence[Any]], timeout: float | None = None
+    ) -> tuple[dict[int, Any], dict[int, EngineError]]:
+        """A call to some workers: the results and the failures, by rank. Other errors than EngineError are raised."""
+        calls = [self.start_one(rank, method, *own) for rank, own in arguments.items()]
+        results: dict[int, Any] = {}
+        failures: dict[int, EngineError] = {}
+        for rank, outcome in zip(arguments, outcomes(calls, timeout or self.timeout), strict=True):
+            if isinstance(outcome, EngineError):
+                failures[rank] = outcome
+            elif isinstance(outcome, Exception):
+                raise outcome
+            else:
+                results[rank] = outcome
+        return results, failures
+
+    def wait(self, calls: Sequence[Call]) -> list[Any]:
+        """The results of calls, in their order; see `wait`."""
+        return wait(calls, self.timeout)
+
+
+def wait(calls: Sequence[Call], timeout: float) -> list[Any]:
+    """The results of calls, in their order; the first failure ends the wait.
+
+    Raises EngineError, naming worker and node, if a worker died, failed or has not answered in time. What a worker
+    raised as a TrainerError comes back as it is.
+    """
+    results: dict[ObjectRef, Any] = {}
+    for call in _as_they_end(calls, timeout):
+        try:
+            results[call.result] = ray.get(call.result)
+        except RayError as error:
+            others = [other for other in calls if other is not call and other.result not in results]
+            raise _explain(call, error, others) from error
+    if missing := [call for call in calls if call.result not in results]:
+        raise _no_answer(missing, timeout)
+    return [results[call.result] for call in calls]
+
+
+def outcomes(calls: Sequence[Call], timeout: float) -> list[Any]:
+    """What became of each call, in their order: its result, or the error that `wait` would have raised for it."""
+    found = {call.result: _outcome(call) for call in _as_they_end(calls, timeout)}
+    return [found[call.result] if call.result in found else _no_answer([call], timeout) for call in calls]
+
+
+def _as_they_end(calls: Sequence[Call], timeout: float) -> Iterator[Call]:
+    """Those calls that end within so many seconds, each when it has: results are unpacked while others are made."""
+    deadline = time.monotonic() + timeout
+    pending = {call.result: call for call in calls}
+    while pending:
+        ended, _ = ray.wait(list(pending), timeout=max(0.0, deadline - time.monotonic()))
+        if not ended:
+            return
+        yield pending.pop(ended[0])
+
+
+def _outcome(call: Call) -> Any:
+    try:
+        return ray.get(call.result)
+    except RayError as error:
+        return _explain(call, error, [])
+
+
+def _no_answer(calls: Sequence[Call], timeout: float) -> EngineError:
+    names = ", ".join(call.worker.name for call in calls)
+    return EngineError(
+        f"{names}: no answer to {calls[0].method} within {timeout:g} s",
+        hint="raise trainer.worker_timeout if the work is long, and look whether the node still answers",
+    )
+
+
+def _explain(call: Call, error: RayError, others: Sequence[Call]) -> TrainerError:
+    """The failure as the user should read it: one at the start explains later ones, a death those who noticed it."""
+    start = Call(call.worker, "start", call.worker.started)
+    if (at_start := _failure(start, 0)) is not None:
+        call, error = start, at_start
+    if isinstance(error, RayTaskError) and isinstance(error.cause, TrainerError):
+        return error.cause
+    if not isinstance(error, RayActorError):
+        for other in others:
+            if isinstance(death := _failure(other, CAUSE_SECONDS), RayActorError):
+                call, error = other, death
+                break
+    if isinstance(error, RayActorError):
+        return EngineError(f"{call.worker.name} died during {call.method}", hint=LOG_HINT)
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    return EngineError(f"{call.worker.name} failed in {call.method}: {type(cause).__name__}: {cause}", hint=LOG_HINT)
+
+
+def _failure(call: Call, seconds: float) -> RayError | None:
+    """How a call failed; None if it has not failed within that time."""
+    try:
+        ray.get(call.result, timeout=seconds)
+    except GetTimeoutError:
+        return None
+    except RayError as error:
+        return error
+    return None

@@ -1,0 +1,1 @@
+"""Other tools' settings, translated into ours."""

@@ -1,0 +1,1 @@
+"""Every setting, with its default and its documentation, and how settings are read."""

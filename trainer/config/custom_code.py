@@ -1,0 +1,47 @@
+"""Functions and classes from Python files of the user's."""
+
+import difflib
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import Field, model_validator
+
+from trainer.config.section import Section
+from trainer.errors import ConfigError
+
+
+class CustomCode(Section):
+    """Something in a Python file of the user's."""
+
+    path: Path | None = Field(None, description="Python file, the same on every node")
+    name: str | None = Field(None, description="what to take from it")
+
+    @model_validator(mode="after")
+    def _both_or_none(self) -> Self:
+        if self.path is None and self.name is not None:
+            raise ValueError(f"name={self.name} is given without the path of its file")
+        return self
+
+
+def load_custom(setting: str, path: Path, name: str) -> Callable[..., Any]:
+    """`name` from the file at `path`, which `setting` asks for. Runs the file. Raises ConfigError."""
+    if not path.is_file():
+        raise ConfigError(f"{setting}.path={path}: no such file", hint="name a file that every node can read")
+    spec = importlib.util.spec_from_file_location(f"slipway_custom_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{setting}.path={path}: not a Python file", hint="name a file that ends in .py")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ConfigError(
+            f"{setting}.path={path} cannot be imported: {type(error).__name__}: {error}", hint="mend that file"
+        ) from error
+    found = getattr(module, name, None)
+    if not callable(found):
+        near = difflib.get_close_matches(name, [item for item in vars(module) if not item.startswith("_")], n=1)
+        hint = f"set {setting}.name={near[0]}" if near else f"set {setting}.name to what the file defines"
+        raise ConfigError(f"{setting}: {path} has no {name} to call", hint=hint)
+    return found  # type: ignore[no-any-return]

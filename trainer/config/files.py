@@ -1,0 +1,54 @@
+"""Settings in YAML: a file of the user's, or one of the presets in `trainer/config/presets/`."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trainer.errors import ConfigError
+
+PRESETS = Path(__file__).with_name("presets")
+
+
+def preset_names() -> list[str]:
+    return sorted(path.stem for path in PRESETS.glob("*.yaml"))
+
+
+def read_settings(name: str) -> dict[str, str]:
+    """The settings of a YAML file, or of the preset of that name, as they would stand in `KEY=VALUE` arguments.
+
+    Raises ConfigError if there is none, or if it is no mapping of settings.
+    """
+    preset, path = PRESETS / f"{name}.yaml", Path(name)
+    if name in preset_names():
+        path = preset
+    hint = f"give a YAML file or one of the presets {', '.join(preset_names())}"
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{name}: cannot be read: {error}", hint=hint) from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{name}: not YAML: {error}", hint=hint) from error
+    if not isinstance(tree, Mapping):
+        raise ConfigError(f"{name}: not a mapping of settings", hint=hint)
+    return dict(_flat(tree, ""))
+
+
+def _flat(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", _text(value)
+
+
+def _text(value: Any) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return str(value).lower()
+        case list():
+            return f"[{','.join(_text(item) for item in value)}]"
+    return str(value)

@@ -1,0 +1,135 @@
+"""The responses of one step, as they travel between the controller and the ranks."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import chain
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trainer.data.copies import to_device
+from trainer.data.partition import balanced
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One row per response. A row is its prompt directly followed by its response, padded with 0 on the *right* only.
+
+    Under a causal mask no token sees the padding after it, so the models need neither an attention mask nor positions.
+    What belongs to response tokens is aligned to the response's start: column t is token t of the response.
+
+    Shapes: `token_ids` [rows, length] int64, `prompt_lengths` [rows] int64, `response_mask` [rows, response length]
+    bool, all others [rows, response length] float32 and 0 where masked; they are None until their phase has run.
+    """
+
+    token_ids: Tensor
+    prompt_lengths: Tensor
+    response_mask: Tensor
+    rollout_log_probs: Tensor | None = None
+    old_log_probs: Tensor | None = None
+    reference_log_probs: Tensor | None = None
+    values: Tensor | None = None
+    advantages: Tensor | None = None
+    returns: Tensor | None = None
+    corrections: Tensor | None = None  # weight of each token's policy loss
+
+    @classmethod
+    def from_responses(
+        cls,
+        prompts: Sequence[Sequence[int]],
+        responses: Sequence[Sequence[int]],
+        log_probs: Sequence[Sequence[float]] | None,
+        masks: Sequence[Sequence[bool]] | None = None,
+    ) -> Self:
+        """Pads prompts and their responses, both token ids, with the engine's log-prob of each response token.
+
+        `masks` say which tokens of each response the policy sampled; None means all. Its last token must be one.
+        """
+        masks = masks or [[True] * len(response) for response in responses]
+        prompt_lengths, lengths = (np.array([len(row) for row in rows]) for rows in (prompts, responses))
+        tokens = chain.from_iterable(chain.from_iterable(zip(prompts, responses, strict=True)))
+        return cls(
+            token_ids=_pad(tokens, prompt_lengths + lengths, np.int64),
+            prompt_lengths=torch.from_numpy(prompt_lengths),
+            response_mask=_pad(chain.from_iterable(masks), lengths, np.bool_),
+            rollout_log_probs=None if log_probs is None else _pad(chain.from_iterable(log_probs), lengths, np.float32),
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """The rows of all parts, which are rows of one batch."""
+        width = max(part.token_ids.shape[1] for part in parts)
+        pad = torch.nn.functional.pad
+        wide = [replace(part, token_ids=pad(part.token_ids, (0, width - part.token_ids.shape[1]))) for part in parts]
+        return cls(**{name: torch.cat([getattr(part, name) for part in wide]) for name in parts[0]._tensors()})
+
+    def __len__(self) -> int:
+        return int(self.token_ids.shape[0])
+
+    @property
+    def lengths(self) -> Tensor:
+        """Tokens of each row without padding, [rows]."""
+        # 32-bit columns: a product with 64-bit ones takes six times as long.
+        columns = torch.arange(1, self.response_mask.shape[1] + 1, device=self.response_mask.device, dtype=torch.int32)
+        return self.prompt_lengths + (self.response_mask * columns).amax(dim=1)
+
+    def with_(self, **tensors: Tensor) -> Self:
+        """The same rows with further tensors."""
+        return replace(self, **tensors)
+
+    def with_only(self, *names: str) -> Self:
+        """The same rows with tokens, lengths and mask, and of all other tensors these alone: less to send."""
+        kept = {name: getattr(self, name) for name in names}
+        return type(self)(self.token_ids, self.prompt_lengths, self.response_mask, **kept)
+
+    def rows(self, index: slice | Tensor) -> Self:
+        """Some of the rows, without the columns of `token_ids` that are padding in all of them."""
+        chosen = self._map(lambda tensor: tensor[index])
+        return replace(chosen, token_ids=chosen.token_ids[:, : int(chosen.lengths.max())])
+
+    def to(self, device: torch.device) -> Self:
+        return self._map(lambda tensor: to_device(tensor, device))
+
+    def micro_batches(self, size: int) -> Iterator[Self]:
+        """Consecutive parts of at most `size` rows."""
+        for start in range(0, len(self), size):
+            yield self.rows(slice(start, start + size))
+
+    def shards(self, count: int, mini_batch_size: int | None = None) -> list[Tensor]:
+        """The rows of each rank: equally many, with nearly equally many tokens.
+
+        With a mini-batch size, a shard holds its rank's rows of the first mini-batch, then of the second and so on:
+        the responses of an optimizer step are the same for any number of ranks. `count` must divide the mini-batch.
+        """
+        size, lengths = mini_batch_size or len(self), self.lengths.tolist()
+        shards: list[list[int]] = [[] for _ in range(count)]
+        for start in range(0, len(self), size):
+            parts = balanced(lengths[start : start + size], count, equal_size=True)
+            for shard, part in zip(shards, parts, strict=True):
+                shard += [start + row for row in part]
+        return [torch.tensor(shard) for shard in shards]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As arrays, whose bytes Ray copies once; of tensors it makes bytes first."""
+        return _from_arrays, ({name: tensor.numpy() for name, tensor in self._tensors().items()},)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        found = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+    def _map(self, function: Any) -> Self:
+        return replace(self, **{name: function(tensor) for name, tensor in self._tensors().items()})
+
+
+def _from_arrays(arrays: Mapping[str, np.ndarray]) -> Batch:
+    """Copies: Ray's arrays lie in memory that is shared and read-only."""
+    return Batch(**{name: torch.from_numpy(array.copy()) for name, array in arrays.items()})
+
+
+def _pad(values: Iterator[Any], lengths: np.ndarray, dtype: type[np.generic]) -> Tensor:
+    """The values of all rows, one row after the other, side by side: [rows, longest]."""
+    padded = np.zeros((len(lengths), lengths.max()), dtype)
+    padded[np.arange(lengths.max()) < lengths[:, None]] = np.fromiter(values, dtype, lengths.sum())
+    return torch.from_numpy(padded)

@@ -1,0 +1,134 @@
+"""Sampling that never waits for learning: responses go on growing while the weights under them change."""
+
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from trainer.data.dataset import Prompt, PromptSampler
+from trainer.experience.collector import Collector, Experience, Phase
+from trainer.experience.trajectory import Trajectory
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What one step will learn from, on its way; `place` is where the prompts stand after it."""
+
+    prompts: list[Prompt]
+    rows: list[Trajectory]
+    place: dict[str, int]
+
+
+class AsynchronousPipeline:
+    """Hands out the experience of each step, in order, while a thread keeps the engines sampling.
+
+    The thread lets all unfinished responses grow by `rollout.segment_length` tokens at a time. Between two such
+    segments the engines may get new weights, and responses go on with them; each token remembers which it came from.
+    The responses of a step are begun when at most `trainer.max_staleness` updates are still to come before that step,
+    so no token that is learned from is older than that; nothing has to be thrown away.
+
+    Steps get their prompts in the sampler's order and wait for all responses to them: an order of arrival would prefer
+    short responses, and could not be resumed.
+    """
+
+    def __init__(self, collector: Collector, sampler: PromptSampler, phase: Phase) -> None:
+        self._collector = collector
+        self._sampler = sampler
+        self._phase = phase
+        self._segment = collector.config.rollout.segment_length
+        self._max_staleness = collector.config.trainer.max_staleness
+        self._under_way: deque[Batch] = deque()
+        self._finished: deque[Batch] = deque()
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="sample")
+        self._first_step = self._next_step = self._last_step = 0
+        self._first_version = 0
+        self._at_work = False
+        self._pauses = 0
+        self._closed = False
+        self._failure: Exception | None = None
+        self._place: dict[str, int] | None = None
+
+    def take(self, step: int, last_step: int) -> Experience:
+        """The experience of a step. The first one starts the thread, which samples up to the last step."""
+        if not self._thread.is_alive():
+            self._next_step, self._last_step = step, last_step
+            self._first_step, self._first_version = step, self._collector.engines.version
+            self._thread.start()
+        with self._phase("generate"), self._changed:
+            self._changed.wait_for(lambda: self._finished or self._failure)
+            if not self._finished and self._failure is not None:
+                raise self._failure
+            batch = self._finished.popleft()
+            self._place = batch.place
+        return self._collector.experience(batch.prompts, batch.rows, self._phase)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Waits until the engines have finished their segment, and keeps them to the caller meanwhile."""
+        with self._phase("generate"), self._changed:
+            self._pauses += 1
+            self._changed.wait_for(lambda: not self._at_work)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._pauses -= 1
+                self._changed.notify_all()
+
+    def sampler_state(self) -> dict[str, int]:
+        """Where the prompts stand after the last experience taken: a resumed run draws those that were under way."""
+        return self._place or self._sampler.state_dict()
+
+    def close(self) -> None:
+        """Ends the thread after its segment, and forgets what is under way."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _may_begin(self) -> bool:
+        """Whether the next step's responses would be fresh enough when their step comes."""
+        learned = self._collector.engines.version - self._first_version
+        return self._next_step <= min(self._last_step, self._first_step + learned + self._max_staleness)
+
+    def _active(self) -> list[Trajectory]:
+        return [row for batch in self._under_way for row in batch.rows if not row.done]
+
+    def _run(self) -> None:
+        try:
+            while self._enter():
+                try:
+                    self._work()
+                finally:
+                    self._leave()
+        except Exception as error:  # noqa: BLE001 - raised where the experience is taken
+            with self._changed:
+                self._failure = error
+                self._changed.notify_all()
+
+    def _enter(self) -> bool:
+        """Waits for work; False if there will be none."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or (not self._pauses and (self._active() or self._may_begin())))
+            self._at_work = not self._closed
+            return self._at_work
+
+    def _leave(self) -> None:
+        with self._changed:
+            self._at_work = False
+            while self._under_way and all(row.done for row in self._under_way[0].rows):
+                self._finished.append(self._under_way.popleft())
+            self._changed.notify_all()
+
+    def _work(self) -> None:
+        """Begins what may begin, and lets all responses under way grow by a segment."""
+        while self._may_begin():
+            prompts = self._collector.draw()
+            place = self._sampler.state_dict()
+            rows = self._collector.begin(prompts, self._next_step, first_row=0)
+            self._under_way.append(Batch(prompts, rows, place))
+            self._next_step += 1
+        self._collector.conversations.advance(self._active(), self._segment)

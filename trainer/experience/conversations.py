@@ -1,0 +1,99 @@
+"""Trajectories on their way: engines sample the policy's turns, environments answer them."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from trainer.config.tree import Config
+from trainer.data.dataset import Prompt
+from trainer.experience.environment import (
+    Environment,
+    Failure,
+    MessageTokens,
+    Observation,
+    Turn,
+    call_each,
+    environment_class,
+)
+from trainer.experience.trajectory import Trajectory
+from trainer.rewards.rules import Answer, Scored, as_score
+from trainer.rollout.engines import Engines
+
+
+class Conversations:
+    """Makes trajectories with a run's engines, and with its environment if it has one."""
+
+    def __init__(self, config: Config, engines: Engines, tokenizer: Any) -> None:
+        self._config = config
+        self._engines = engines
+        self._tokenizer = tokenizer
+        custom = config.rollout.environment
+        self._environment_class = environment_class(custom) if custom.path else None
+        self._tokens = MessageTokens(tokenizer) if custom.path else None
+
+    def begin(self, prompts: Sequence[Prompt], seeds: Sequence[int], temperature: float) -> list[Trajectory]:
+        """An empty trajectory for each prompt, with an environment that knows about it."""
+        limit = self._config.data.max_response_length
+        pairs = list(zip(prompts, seeds, strict=True))
+        rows = [Trajectory(prompt.token_ids, temperature, seed, limit) for prompt, seed in pairs]
+        if self._environment_class is not None:
+            opened = self._call_each([partial(self._open, prompt, seed) for prompt, seed in pairs])
+            for row, environment in zip(rows, opened, strict=True):
+                if isinstance(environment, Failure):
+                    self._fail(row, environment)  # there is still a first turn, which nobody answers
+                else:
+                    row.environment = environment
+        return rows
+
+    def finish(self, rows: Sequence[Trajectory]) -> None:
+        """Goes on until all are done."""
+        while active := [row for row in rows if not row.done]:
+            self.advance(active)
+
+    def advance(self, rows: Sequence[Trajectory], most: int | None = None) -> None:
+        """The policy goes on by at most so many tokens in each of these; turns that end with that are answered."""
+        version = self._engines.version
+        responses = self._engines.generate([row.request(most) for row in rows])
+        ended: list[tuple[Trajectory, Environment]] = []
+        for row, response in zip(rows, responses, strict=True):
+            row.add(response, version)
+            if response.ended and row.environment is not None:
+                ended.append((row, row.environment))
+            else:
+                row.done |= response.ended
+        answers = self._call_each([partial(self._step, environment, row.turn) for row, environment in ended])
+        for (row, _), answer in zip(ended, answers, strict=True):
+            self._take(row, answer)
+
+    def _take(self, row: Trajectory, answer: Observation | Failure) -> None:
+        if isinstance(answer, Failure):
+            self._fail(row, answer)
+            row.done = True
+            return
+        if answer.score is not None:
+            row.scored = Scored(as_score(answer.score, Answer(self.text(row.turn), "")))
+        row.done |= answer.done or row.turns == self._config.rollout.max_turns
+        if not row.done and self._tokens is not None:
+            row.observe([*self._tokens(answer.messages), *answer.token_ids] if answer.messages else answer.token_ids)
+
+    def _open(self, prompt: Prompt, seed: int) -> Environment:
+        assert self._environment_class is not None
+        environment = self._environment_class()
+        environment.reset(prompt, seed)
+        return environment
+
+    def _step(self, environment: Environment, token_ids: Sequence[int]) -> Observation:
+        answer = environment.step(Turn(self.text(token_ids), tuple(token_ids)))
+        if not isinstance(answer, Observation):
+            raise TypeError(f"step returned {type(answer).__name__}, not an Observation")
+        return answer
+
+    def _call_each(self, calls: Sequence[Any]) -> list[Any]:
+        return call_each(calls, self._config.rollout.environment_timeout)
+
+    def _fail(self, row: Trajectory, failure: Failure) -> None:
+        """As with a reward that fails, this conversation's reward is all it costs."""
+        row.scored = Scored(self._config.reward.failure_score, f"environment: {failure.reason}")
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))

@@ -1,0 +1,128 @@
+"""Environments: what a policy talks to between its turns, such as a tool, a game, or a user played by a program."""
+
+import queue
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from threading import Thread
+from typing import Any, Protocol
+
+from trainer.config.custom_code import CustomCode, load_custom
+from trainer.data.dataset import Prompt
+from trainer.errors import DataError
+
+Message = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What the policy said: its tokens, the end token included, and their text without special tokens."""
+
+    text: str
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What the environment answers: `messages` (role and content) in the model's chat template with the opening of the
+    policy's next turn after them, or `token_ids` exactly as they are to stand there.
+
+    `done` ends the conversation without either. `score` is then its reward; None leaves that to the run's reward, which
+    gets what the policy said in all its turns.
+    """
+
+    messages: Sequence[Message] = ()
+    token_ids: Sequence[int] = ()
+    done: bool = False
+    score: float | None = None
+
+
+class Environment(Protocol):
+    """One conversation; the class is called without arguments for each. What it raises, or takes longer for than
+    `rollout.environment_timeout`, costs this conversation its reward and nothing else.
+
+    It lives in threads of the controller: what computes for long belongs in a process or a service of its own.
+    """
+
+    def reset(self, prompt: Prompt, seed: int) -> None:
+        """A new conversation about this prompt; `seed` is its own, and the same when a step is repeated."""
+        ...
+
+    def step(self, turn: Turn) -> Observation:
+        """The answer to a turn of the policy that ended with an end token."""
+        ...
+
+
+def environment_class(settings: CustomCode) -> Callable[[], Environment]:
+    """The class that a run asks for. Raises ConfigError."""
+    assert settings.path is not None
+    return load_custom("rollout.environment", settings.path, settings.name or "Environment")
+
+
+class MessageTokens:
+    """Renders what comes between two turns of the policy, whatever was said before.
+
+    The difference that the messages make to a conversation, from the end token of the policy's turn on: tokens that
+    were sampled stay as they are, and are never rendered and tokenised again.
+    """
+
+    _START = ({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"})
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._start = self._render(self._START, opening=False)
+        end = tokenizer.eos_token
+        at = self._start.rfind(end)
+        self._cut = len(self._start) if at < 0 else at + len(end)
+
+    def __call__(self, messages: Sequence[Message]) -> list[int]:
+        """Raises DataError where the chat template cannot say this."""
+        whole = self._render([*self._START, *messages], opening=True)
+        if not whole.startswith(self._start):
+            raise DataError(
+                "the model's chat template writes earlier turns differently once later ones follow",
+                hint="give the tokenizer a chat_template that only appends, or let the environment give token_ids",
+            )
+        return list(self._tokenizer(whole[self._cut :], add_special_tokens=False)["input_ids"])
+
+    def _render(self, messages: Sequence[Message], opening: bool) -> str:
+        return str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=opening))
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a call has no result."""
+
+    reason: str
+
+
+def call_each(calls: Sequence[Callable[[], Any]], timeout: float, at_once: int = 32) -> list[Any]:
+    """The result of each call, or its Failure if it raised or took more than `timeout` seconds; `at_once` threads.
+
+    A thread cannot be ended: one that hangs is left behind, and dies with the process.
+    """
+    waiting = deque(enumerate(calls))
+    deadlines: dict[int, float] = {}
+    results: dict[int, Any] = {}
+    answers: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+
+    def attempt(number: int, call: Callable[[], Any]) -> None:
+        try:
+            answers.put((number, call()))
+        except Exception as error:  # noqa: BLE001 - the user's code may raise anything
+            answers.put((number, Failure(f"{type(error).__name__}: {error}")))
+
+    while waiting or deadlines:
+        while waiting and len(deadlines) < at_once:
+            number, call = waiting.popleft()
+            deadlines[number] = time.monotonic() + timeout
+            Thread(target=attempt, args=(number, call), daemon=True).start()
+        try:
+            number, answer = answers.get(timeout=max(0.0, min(deadlines.values()) - time.monotonic()))
+        except queue.Empty:
+            number = min(deadlines, key=lambda late: deadlines[late])
+            answer = Failure(f"no answer within {timeout:g} s")
+        if deadlines.pop(number, None) is not None:
+            results[number] = answer
+    return [results[number] for number in range(len(calls))]

@@ -1,0 +1,1 @@
+"""Networks: reading, building, adapting and exporting them."""

@@ -1,0 +1,264 @@
+"""What a model directory says about itself, read before anything is started: what does not fit is refused."""
+
+import importlib.util
+import json
+import math
+import re
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from trainer.config.tree import Config, ModelConfig
+from trainer.errors import ConfigError, DataError
+
+_VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+MEGATRON_FAMILIES = (
+    "qwen2",
+    "qwen3",
+    "llama",
+    "mistral",
+)  # model_type of what trainer/models/megatron.py is tested with
+# Rows that a thread decodes in one go.
+ROWS_AT_ONCE = 64
+_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+
+
+def with_local_models(config: Config) -> Config:
+    """The same settings with models of the Hugging Face hub, named like `Qwen/Qwen2.5-0.5B`, as directories.
+
+    What the cache lacks is downloaded, unless HF_HUB_OFFLINE is set. Raises DataError for what cannot be had.
+    """
+    updates: dict[str, Any] = {
+        role: section.model_copy(update={"path": _local(section.path, f"{role}.path")})
+        for role, section in (("model", config.model), ("critic", config.critic))
+        if section.path is not None
+    }
+    judge = config.reward.model
+    if judge.path is not None:
+        judge = judge.model_copy(update={"path": _local(judge.path, "reward.model.path")})
+        updates["reward"] = config.reward.model_copy(update={"model": judge})
+    return config.model_copy(update=updates)
+
+
+def _local(path: Path, setting: str) -> Path:
+    if path.expanduser().exists() or _HUB_NAME.fullmatch(str(path)) is None:
+        return path
+    from huggingface_hub import snapshot_download  # takes long, and few runs need it
+
+    try:
+        return Path(snapshot_download(str(path), allow_patterns=["*.json", "*.safetensors", "*.txt", "*.jinja"]))
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"{setting}={path}: no such directory, and not to be had from the Hugging Face hub: {error}",
+            hint="name a directory that every node can read, or set HF_HOME to a cache that holds the model",
+        ) from error
+
+
+def check_models(config: Config) -> None:
+    """Raises DataError if a model is not there or not of its kind, or the critic's tokens are not the actor's, and
+    ConfigError if the backend of a role cannot compute it."""
+    actor = config.model.directory
+    actor_size = _vocabulary_size(actor, "model.path")
+    _check_backend("actor", config.actor.backend, actor)
+    _check_positions(config, actor)
+    if config.reward.model.path is not None:
+        _check_reward_model(config, config.reward.model.path)
+    critic = config.critic.path
+    if config.needs_critic:
+        _check_backend("critic", config.critic.backend, critic or actor)
+    if not config.needs_critic or critic is None:
+        return
+    if not _same_words(actor, critic, "critic.path"):
+        raise DataError(
+            f"critic.path={critic} has another vocabulary ({_vocabulary_size(critic, 'critic.path')} tokens) than "
+            f"model.path={actor} ({actor_size} tokens): it would read other words",
+            hint="use a critic of the same model family, or leave critic.path out to start from the actor's model",
+        )
+
+
+def _check_backend(role: str, backend: str, model: Path) -> None:
+    if backend != "megatron":
+        return
+    if not all(importlib.util.find_spec(name) for name in ("megatron", "megatron.core")):
+        raise ConfigError(
+            f"{role}.backend=megatron: megatron-core is not installed here",
+            hint=f"pip install 'megatron-core>=0.16.1,<0.17' on every node, or set {role}.backend=fsdp",
+        )
+    family = _read(model / "config.json").get("model_type")
+    if family not in MEGATRON_FAMILIES:
+        raise ConfigError(
+            f"{role}.backend=megatron: {model} is a {family} model",
+            hint=f"use one of {', '.join(MEGATRON_FAMILIES)}, or set {role}.backend=fsdp",
+        )
+
+
+def _check_positions(config: Config, model: Path) -> None:
+    settings = _read(model / "config.json")
+    positions = settings.get("max_position_embeddings")
+    longest = config.data.max_prompt_length + config.data.max_response_length
+    scaled = settings.get("rope_scaling") or settings.get("rope_parameters", {}).get("factor")
+    if positions is not None and longest > positions and not scaled:
+        raise DataError(
+            f"data.max_prompt_length={config.data.max_prompt_length} and "
+            f"data.max_response_length={config.data.max_response_length} are {longest} tokens, {model} has "
+            f"{positions} positions",
+            hint="lower one of them, or use a model for longer texts",
+        )
+
+
+def _same_words(actor: Path, other: Path, setting: str) -> bool:
+    """Whether a token means the same to both; judged by the sizes of their embeddings if one has no tokenizer.json."""
+    size = _vocabulary_size(other, setting)
+    ours, theirs = _tokens(actor), _tokens(other)
+    if ours is None or theirs is None:
+        return size == _vocabulary_size(actor, "model.path")
+    return ours == theirs and size >= len(ours)
+
+
+def reads_tokens(config: Config) -> bool:
+    """Whether the reward model reads the policy's tokens as they are."""
+    settings = config.reward.model
+    if settings.input is not None:
+        return settings.input == "tokens"
+    assert settings.path is not None
+    return _same_words(config.model.directory, settings.path, "reward.model.path")
+
+
+def _check_reward_model(config: Config, path: Path) -> None:
+    _vocabulary_size(path, "reward.model.path")
+    settings = _read(path / "config.json")
+    kind, labels = (settings.get("architectures") or ["?"])[0], len(settings.get("id2label") or "01")
+    if not kind.endswith("ForSequenceClassification") or labels != 1:
+        raise DataError(
+            f"reward.model.path={path}: {kind} with {labels} labels is no reward model",
+            hint="use a sequence classifier (…ForSequenceClassification) with one label, whose logit is the score",
+        )
+    if config.reward.model.input == "tokens" and not _same_words(config.model.directory, path, "reward.model.path"):
+        raise DataError(
+            f"reward.model.path={path} has another vocabulary than model.path={config.model.directory}: it would read "
+            "other words",
+            hint="set reward.model.input=text",
+        )
+
+
+def load_tokenizer(settings: ModelConfig) -> Any:
+    """The model's tokenizer, with the pad token that is set. Raises DataError if it cannot serve; see
+    `check_tokenizer`."""
+    from transformers import AutoTokenizer  # takes seconds, in which the workers start
+
+    model = settings.directory
+    if not any((model / name).is_file() for name in _VOCABULARIES):  # of some families Transformers makes an empty one
+        raise DataError(
+            f"{model}: no tokenizer, none of {', '.join(_VOCABULARIES)} is there",
+            hint="copy the tokenizer's files from the model's source",
+        )
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise DataError(
+            f"{model}: no tokenizer that Transformers can load: {error}",
+            hint="copy the tokenizer's files from the model's source",
+        ) from error
+    if settings.pad_token is not None:
+        if settings.pad_token not in tokenizer.get_vocab():
+            raise DataError(
+                f"model.pad_token={settings.pad_token}: {model} has no such token", hint=_pad_hint(tokenizer)
+            )
+        tokenizer.pad_token = settings.pad_token
+    check_tokenizer(tokenizer, model)
+    return tokenizer
+
+
+def decode(tokenizer: Any, rows: Sequence[Sequence[int]]) -> list[str]:
+    """The text of each row without special tokens. `batch_decode` goes row by row; here all cores decode, where the
+    tokenizer is a fast one that leaves its texts as they are."""
+    if not tokenizer.is_fast or tokenizer.clean_up_tokenization_spaces:
+        return [tokenizer.decode(row, skip_special_tokens=True) for row in rows]
+    parts = [rows[start : start + ROWS_AT_ONCE] for start in range(0, len(rows), ROWS_AT_ONCE)]
+    with ThreadPoolExecutor() as threads:  # the tokenizer's own are switched off in the images, for those who fork
+        decoded = threads.map(partial(tokenizer.backend_tokenizer.decode_batch, skip_special_tokens=True), parts)
+        return [text for part in decoded for text in part]
+
+
+def check_tokenizer(tokenizer: Any, model: Path) -> None:
+    """Raises DataError for a tokenizer without an end or a pad token, or with tokens that the model does not have."""
+    settings = _read(model / "generation_config.json") if (model / "generation_config.json").is_file() else {}
+    if tokenizer.eos_token_id is None and settings.get("eos_token_id") is None:
+        raise DataError(
+            f"{model}: the tokenizer has no end token, so no response would ever end",
+            hint="set eos_token in tokenizer_config.json, or eos_token_id in generation_config.json",
+        )
+    if tokenizer.pad_token_id is None:
+        raise DataError(
+            f"{model}: the tokenizer has no pad token, which whoever computes with the trained model in batches needs",
+            hint=_pad_hint(tokenizer),
+        )
+    size = _vocabulary_size(model, "model.path")
+    if len(tokenizer) > size:
+        raise DataError(
+            f"{model}: the tokenizer has {len(tokenizer)} tokens, the model embeds {size}",
+            hint="use the tokenizer that the model was made with, or resize the model's embeddings",
+        )
+
+
+def _pad_hint(tokenizer: Any) -> str:
+    """How to name a pad token: what is called so, what is reserved for such uses, or what ends texts."""
+    names = sorted(tokenizer.get_vocab(), key=lambda name: (len(name), name))
+    fitting = [
+        name for word in ("pad", "reserved", "unk") for name in names if name[0] in "<[" and word in name.lower()
+    ]
+    example = (fitting or [tokenizer.eos_token or "TOKEN"])[0]
+    return f"set model.pad_token='{example}', or pad_token in tokenizer_config.json"
+
+
+def parameter_count(model: Path) -> int:
+    """How many numbers the model's weight files hold, from their headers; 0 if there is no safetensors file.
+
+    Raises DataError for a damaged one.
+    """
+    return sum(_numbers_in(file) for file in model.glob("*.safetensors"))
+
+
+def _numbers_in(file: Path) -> int:
+    """The format: eight bytes with the length of a JSON object, then that object, with the shape of every tensor."""
+    try:
+        with file.open("rb") as opened:
+            header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
+        return sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, MemoryError) as error:
+        raise DataError(f"{file}: not a readable safetensors file: {error}", hint="download the model again") from error
+
+
+def _vocabulary_size(model: Path, setting: str) -> int:
+    config = model / "config.json"
+    if not config.is_file():
+        raise DataError(f"{model}: no model, config.json is not there", hint=f"set {setting} to a model directory")
+    settings = _read(config)
+    size = settings.get("vocab_size") or settings.get("text_config", {}).get("vocab_size")
+    if not isinstance(size, int):
+        raise DataError(f"{config}: no vocab_size", hint=f"set {setting} to a Transformers causal language model")
+    return size
+
+
+def _tokens(model: Path) -> dict[str, int] | None:
+    """Every token with its number; None if there is no tokenizer.json to say so."""
+    file = model / "tokenizer.json"
+    if not file.is_file():
+        return None
+    content = _read(file)
+    vocabulary = content.get("model", {}).get("vocab")
+    if not isinstance(vocabulary, dict):
+        return None
+    return vocabulary | {token["content"]: token["id"] for token in content.get("added_tokens", [])}
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{file}: cannot be read: {error}", hint="restore the file from the model's source") from error
+    if not isinstance(content, dict):
+        raise DataError(f"{file}: not a JSON object", hint="restore the file from the model's source")
+    return content

@@ -1,0 +1,143 @@
+"""Low-rank adapters (LoRA: Hu et al. 2021, arXiv:2106.09685), in the file format of the library peft.
+
+An adapted layer keeps its name and its weight's; so the network without adapters is the one it was made from.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn.functional import linear
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from trainer.config.lora import ALL_LINEAR, LoraConfig
+from trainer.errors import ConfigError
+
+Gather = Callable[[Tensor], Tensor]
+
+
+class LoraLinear(nn.Linear):  # type: ignore[misc]
+    """W x + b + scaling B A x: W [out, in] and b are frozen, A [rank, in] and B [out, rank] are trained in float32.
+
+    B starts at zero, so that training starts from the frozen network.
+    """
+
+    def __init__(self, frozen: nn.Linear, settings: LoraConfig, generator: torch.Generator) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = frozen.in_features, frozen.out_features
+        self.weight, self.bias = frozen.weight, frozen.bias
+        self.scaling = settings.alpha / settings.rank
+        self.enabled = True
+        bound = 1 / math.sqrt(self.in_features)
+        self.lora_A = nn.Parameter(torch.empty(settings.rank, self.in_features))
+        self.lora_A.data.uniform_(-bound, bound, generator=generator)
+        self.lora_B = nn.Parameter(torch.zeros(self.out_features, settings.rank))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., in] -> [..., out]."""
+        plain = linear(x, self.weight, self.bias)
+        return plain + self.scaling * linear(linear(x, self.lora_A), self.lora_B) if self.enabled else plain
+
+    def merged(self, gather: Gather) -> Tensor:
+        """The one weight that does the same, [out, in] float32; `gather` makes a whole tensor of a sharded one."""
+        return gather(self.weight).float() + self.scaling * gather(self.lora_B) @ gather(self.lora_A)
+
+
+def add_adapters(language_model: nn.Module, settings: LoraConfig, seed: int) -> None:
+    """Freezes a language model and puts adapters beside layers of its decoder, the same on every rank.
+
+    Raises ConfigError for a target that no layer is named after.
+    """
+    language_model.requires_grad_(False)
+    generator = torch.Generator().manual_seed(seed)
+    for parent, name, layer in _targets(language_model, settings):
+        setattr(parent, name, LoraLinear(layer, settings, generator))
+
+
+def target_names(model: Path, settings: LoraConfig) -> list[str]:
+    """How the layers that get an adapter are called in the model at `model`, as q_proj."""
+    with torch.device("meta"):
+        language_model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model, local_files_only=True))
+    return sorted({name for _, name, _ in _targets(language_model, settings)})
+
+
+def _targets(language_model: nn.Module, settings: LoraConfig) -> list[tuple[nn.Module, str, nn.Linear]]:
+    """The layers to adapt: each one's parent, its name there, and itself."""
+    wanted = set(settings.target_modules)
+    found = [
+        (parent, name, layer)
+        for parent in language_model.get_decoder().modules()
+        for name, layer in parent.named_children()
+        if isinstance(layer, nn.Linear)
+    ]
+    names = {name for _, name, _ in found}
+    if unknown := wanted - names - {ALL_LINEAR}:
+        raise ConfigError(
+            f"lora.target_modules: the model has no linear layer {', '.join(sorted(unknown))}",
+            hint=f"its linear layers are {', '.join(sorted(names))}, all of them are {ALL_LINEAR}",
+        )
+    return [target for target in found if target[1] in wanted or ALL_LINEAR in wanted]
+
+
+def adapted_layers(module: nn.Module) -> Iterator[tuple[str, LoraLinear]]:
+    return ((name, layer) for name, layer in module.named_modules() if isinstance(layer, LoraLinear))
+
+
+@contextmanager
+def adapters_off(network: nn.Module) -> Iterator[None]:
+    """Within, the network is the frozen one."""
+    layers = [layer for _, layer in adapted_layers(network)]
+    for layer in layers:
+        layer.enabled = False
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enabled = True
+
+
+def adapter_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """A and B of every adapter under the names that peft gives them."""
+    for name, layer in adapted_layers(module):
+        for part in ("lora_A", "lora_B"):
+            yield _peft_name(name, part), getattr(layer, part)
+
+
+def named_adapters(weights: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
+    """A and B of each layer by its name in the model; `weights` have the names that peft gives them."""
+    layers = [name.split(".", 2)[2].rsplit(".", 2)[0] for name in weights]
+    return {name: (weights[_peft_name(name, "lora_A")], weights[_peft_name(name, "lora_B")]) for name in layers}
+
+
+def _peft_name(layer: str, part: str) -> str:
+    return f"base_model.model.{layer}.{part}.weight"
+
+
+def adapter_weights(module: nn.Module, gather: Gather) -> Iterator[tuple[str, Tensor]]:
+    """The same, each one whole. Every rank must exhaust it."""
+    return ((name, gather(parameter.detach())) for name, parameter in adapter_parameters(module))
+
+
+def write_adapter(weights: Iterable[tuple[str, Tensor]], settings: LoraConfig, base: Path, directory: Path) -> None:
+    """Writes a directory that peft, and what reads its format, lays over the model at `base`."""
+    tensors = {name: tensor.cpu().contiguous() for name, tensor in weights}
+    targets = sorted({name.split(".")[-3] for name in tensors})
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": str(base),
+        "r": settings.rank,
+        "lora_alpha": settings.alpha,
+        "lora_dropout": 0.0,
+        "target_modules": targets,
+        "bias": "none",
+        "inference_mode": True,
+    }
+    directory.mkdir()
+    (directory / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})

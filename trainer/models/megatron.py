@@ -1,0 +1,206 @@
+"""Megatron-Core's transformer layers in the place of a Transformers model's own (package megatron-core).
+
+Embedding, rotary angles, last normalisation and head stay the model's. What a layer computes of them is Megatron's:
+its normalisations, its attention's projections and its MLP, whose matrices the ranks of a group split. Only the part of
+the attention between the projections is `trainer.models.attention`: Megatron's own would need padded rows or GPUs.
+"""
+
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import Shard as Split
+from torch.func import functional_call
+from transformers.activations import ACT2FN
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+from trainer.errors import ConfigError
+from trainer.models.attention import packed_attention
+from trainer.models.megatron_weights import Origins, origins, to_megatron
+from trainer.models.tensor_parallel import check_split
+
+with warnings.catch_warnings():
+    warnings.filterwarnings("ignore", message=".*Apex")  # whose kernels are for GPUs
+    from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
+    from megatron.core.process_groups_config import ProcessGroupCollection
+    from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+    from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
+    from megatron.core.transformer.enums import AttnMaskType
+    from megatron.core.transformer.identity_op import IdentityOp
+    from megatron.core.transformer.mlp import MLP, MLPSubmodules
+    from megatron.core.transformer.spec_utils import ModuleSpec
+    from megatron.core.transformer.torch_norm import WrappedTorchNorm
+    from megatron.core.transformer.transformer_config import TransformerConfig
+    from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
+    from megatron.core.utils import make_viewless_tensor
+
+# It wants CUDA_DEVICE_MAX_CONNECTIONS=1, which FSDP2 would pay for: its collectives have to run beside the layers.
+warnings.filterwarnings("ignore", message="When using async grad allreduce")
+
+
+@dataclass(frozen=True)
+class Line:
+    """What attention has to know of a packed line, see `PackedRows`; it takes the way of Megatron's attention mask."""
+
+    rotation: tuple[Tensor, Tensor]  # cosines and sines, each [1, tokens, head width]
+    offsets: Tensor
+    longest: int
+
+
+class PackedCore(nn.Module):  # type: ignore[misc]
+    """Rotates queries and keys and attends within each sequence of a packed line."""
+
+    def __init__(self, **_: Any) -> None:
+        super().__init__()
+        self.scaling: float | None = None
+        self.sliding_window: int | None = None
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, line: Line, **_: Any) -> Tensor:
+        """query [tokens, 1, heads, width]; key, value [tokens, 1, key-value heads, width] -> [tokens, 1, all width]."""
+        query, key, value = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
+        query, key = apply_rotary_pos_emb(query, key, *line.rotation)
+        found = packed_attention(
+            self,
+            query,
+            key,
+            value,
+            attention_mask=None,
+            scaling=self.scaling,
+            sliding_window=self.sliding_window,
+            cu_seq_lens_q=line.offsets,
+            max_length_q=line.longest,
+        )[0]
+        return found.transpose(0, 1).flatten(2)
+
+
+class MegatronLayer(GradientCheckpointingLayer):  # type: ignore[misc]
+    """A layer of Megatron's that is called as Transformers calls its own.
+
+    Weights that a group of ranks splits are distributed tensors, as FSDP2, optimizer and checkpoints know them; the
+    layer computes with this rank's part of each.
+    """
+
+    def __init__(
+        self,
+        original: nn.Module,
+        config: TransformerConfig,
+        table: Origins,
+        mesh: DeviceMesh | None,
+        group: dist.ProcessGroup,
+    ) -> None:
+        """The layer with the weights of `original`, Transformers' one. Raises ConfigError if some have no place."""
+        super().__init__()
+        attention = original.self_attn
+        with torch.device("meta"):
+            self.megatron = TransformerLayer(
+                config,
+                _modules(with_head_norms=hasattr(attention, "q_norm")),
+                pg_collection=ProcessGroupCollection(tp=group, cp=None, pp=None),
+            )
+        core = self.megatron.self_attention.core_attention
+        core.scaling = attention.scaling
+        # Of a Mistral model it stands in the configuration alone.
+        core.sliding_window = getattr(attention, "sliding_window", getattr(attention.config, "sliding_window", None))
+        trained = next(original.parameters()).requires_grad
+        weights = to_megatron({name: weight.detach() for name, weight in original.named_parameters()}, table)
+        self._check_names(weights)
+        for name, (weight, split) in weights.items():
+            if split is not None and mesh is not None:
+                # Every rank has read the same weights.
+                weight = distribute_tensor(weight, mesh, [Split(split)], src_data_rank=None)
+            module, _, kind = name.rpartition(".")
+            setattr(self.megatron.get_submodule(module), kind, nn.Parameter(weight, requires_grad=trained))
+
+    def _check_names(self, weights: Iterable[str]) -> None:
+        own = {name for name, _ in self.megatron.named_parameters()}
+        if unlike := own.symmetric_difference(weights):
+            raise ConfigError(
+                f"backend=megatron: a layer of this model and Megatron's differ in {', '.join(sorted(unlike))}",
+                hint="set backend=fsdp; layers like those of Qwen2, Qwen3, Llama and Mistral can be Megatron's",
+            )
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor],
+        cu_seq_lens_q: Tensor,
+        max_length_q: int,
+        **_: Any,
+    ) -> Tensor:
+        """hidden_states [1, tokens, width] -> the same."""
+        line = Line(position_embeddings, cu_seq_lens_q, max_length_q)
+        own = {n: weight.to_local() for n, weight in self.megatron.named_parameters() if isinstance(weight, DTensor)}
+        found, _ = functional_call(self.megatron, own, (hidden_states.transpose(0, 1),), {"attention_mask": line})
+        # What FSDP2 puts its hook on may be no view.
+        return make_viewless_tensor(found.transpose(0, 1), requires_grad=found.requires_grad, keep_graph=True)
+
+
+def use_megatron_layers(layers: nn.ModuleList, config: Any, mesh: DeviceMesh | None) -> None:
+    """Puts Megatron's layers in the place of a Transformers model's, with the same weights, split over the ranks of a
+    mesh if there is one; `config` is the model's. Raises ConfigError."""
+    ranks = 1 if mesh is None else mesh.size()
+    if mesh is not None:
+        check_split(layers, config, ranks)
+        group = mesh.get_group()
+    else:
+        group = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+    table = origins(config, ranks)
+    settings = _transformer_config(config, ranks, layers[0].self_attn.q_proj.bias is not None)
+    for number, layer in enumerate(layers):
+        layers[number] = MegatronLayer(layer, settings, table, mesh, group)
+
+
+def _transformer_config(config: Any, ranks: int, projections_have_bias: bool) -> TransformerConfig:
+    head_width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return TransformerConfig(
+        num_layers=config.num_hidden_layers,
+        hidden_size=config.hidden_size,
+        ffn_hidden_size=config.intermediate_size,
+        num_attention_heads=config.num_attention_heads,
+        num_query_groups=config.num_key_value_heads,
+        kv_channels=head_width,
+        normalization="RMSNorm",
+        layernorm_epsilon=config.rms_norm_eps,
+        gated_linear_unit=True,
+        activation_func=ACT2FN[config.hidden_act],
+        add_bias_linear=False,
+        add_qkv_bias=projections_have_bias,
+        attention_dropout=0.0,
+        hidden_dropout=0.0,
+        tensor_model_parallel_size=ranks,
+        use_cpu_initialization=True,  # on no device: the weights come from the model
+        perform_initialization=False,
+        # Kernels of GPUs that come with packages of their own.
+        bias_activation_fusion=False,
+        bias_dropout_fusion=False,
+        masked_softmax_fusion=False,
+        gradient_accumulation_fusion=False,
+        cuda_graph_scope=[],
+    )
+
+
+def _modules(with_head_norms: bool) -> TransformerLayerSubmodules:
+    head_norm = WrappedTorchNorm if with_head_norms else IdentityOp
+    attention = SelfAttentionSubmodules(
+        linear_qkv=ColumnParallelLinear,
+        core_attention=PackedCore,
+        linear_proj=RowParallelLinear,
+        q_layernorm=head_norm,
+        k_layernorm=head_norm,
+    )
+    mlp = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
+    return TransformerLayerSubmodules(
+        input_layernorm=WrappedTorchNorm,
+        self_attention=ModuleSpec(SelfAttention, params={"attn_mask_type": AttnMaskType.causal}, submodules=attention),
+        self_attn_bda=get_bias_dropout_add,
+        pre_mlp_layernorm=WrappedTorchNorm,
+        mlp=ModuleSpec(MLP, submodules=mlp),
+        mlp_bda=get_bias_dropout_add,
+    )

@@ -1,0 +1,74 @@
+"""Rows of a batch end to end, without padding: what the networks compute on."""
+
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from trainer.data.batch import Batch
+from trainer.data.copies import to_device
+
+
+@dataclass(frozen=True)
+class PackedRows:
+    """All tokens of some rows in one line.
+
+    Shapes: `token_ids` and `positions` (within the row) [1, tokens] int64; `offsets` [sequences + 1] int32, where each
+    row starts and ends; `predicting` [response tokens] int64, the place in the line that predicts each response token;
+    `targets` [response tokens] int64, those tokens; `places` [response tokens] int64, where each of them belongs in
+    the flattened [rows, response length].
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    offsets: Tensor
+    longest: int
+    predicting: Tensor
+    targets: Tensor
+    places: Tensor
+    response_shape: tuple[int, int]
+
+    @classmethod
+    def of(cls, batch: Batch, multiple: int = 1) -> Self:
+        """Packs the rows of a batch on CPU.
+
+        The line is filled up to a `multiple` with a sequence of zeros that nothing reads, and `longest` is rounded up
+        to it: fewer distinct sizes for what is compiled or tuned per size.
+        """
+        lengths = batch.lengths
+        columns = torch.arange(batch.token_ids.shape[1])
+        inside = columns < lengths.unsqueeze(1)
+        token_ids, positions = batch.token_ids[inside], columns.expand_as(inside)[inside]
+        starts = lengths.cumsum(0) - lengths
+        rows, columns = batch.response_mask.nonzero(as_tuple=True)
+        in_row = batch.prompt_lengths[rows] + columns
+        spare = -len(token_ids) % multiple
+        sequences = torch.cat([lengths, torch.tensor([spare])]) if spare else lengths
+        return cls(
+            token_ids=torch.cat([token_ids, token_ids.new_zeros(spare)]).unsqueeze(0),
+            positions=torch.cat([positions, torch.arange(spare)]).unsqueeze(0),
+            offsets=torch.nn.functional.pad(sequences.cumsum(0), (1, 0)).to(torch.int32),
+            longest=-(-int(sequences.max()) // multiple) * multiple,
+            predicting=starts[rows] + in_row - 1,
+            targets=batch.token_ids[rows, in_row],
+            places=rows * batch.response_mask.shape[1] + columns,
+            response_shape=(batch.response_mask.shape[0], batch.response_mask.shape[1]),
+        )
+
+    def to(self, device: torch.device) -> Self:
+        tensors = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(self, **{k: to_device(v, device) for k, v in tensors.items() if isinstance(v, Tensor)})
+
+    def unpack(self, values: Tensor) -> Tensor:
+        """values [response tokens] at their places in [rows, response length], 0 elsewhere."""
+        return values.new_zeros(self.response_shape).put(self.places, values)
+
+    def attention_arguments(self) -> dict[str, Any]:
+        """What `trainer.models.attention` needs, under the names that Transformers hands through to every layer."""
+        return {
+            "cu_seq_lens_q": self.offsets,
+            "cu_seq_lens_k": self.offsets,
+            "max_length_q": self.longest,
+            "max_length_k": self.longest,
+        }

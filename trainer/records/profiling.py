@@ -1,0 +1,44 @@
+"""Traces of chosen steps, one per rank, and a word about phases that take longer than they should."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainer.config.profiler import ProfilerConfig
+
+
+class Tracer:
+    """Records what torch does in this process between `start` and `stop`."""
+
+    def __init__(self) -> None:
+        self._profiler: Any = None
+
+    def start(self) -> None:
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        self._profiler = torch.profiler.profile(activities=activities, profile_memory=True)
+        self._profiler.start()
+
+    def stop(self, path: Path) -> None:
+        """Writes the trace, which chrome://tracing and Perfetto show."""
+        self._profiler.stop()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._profiler.export_chrome_trace(str(path))
+        self._profiler = None
+
+
+def slow_phases(seconds: Mapping[str, float], settings: ProfilerConfig) -> list[str]:
+    """A sentence for each phase of a step that took longer than its threshold; `seconds` as `time/<phase>`."""
+    limits = {
+        "time/load": settings.loading_ms,
+        "time/old_log_prob": settings.actor_forward_ms,
+        "time/update_critic": settings.critic_update_ms,
+    }
+    return [
+        f"{name.removeprefix('time/')} took {seconds[name] * 1000:.0f} ms, the threshold is {limit:g} ms"
+        for name, limit in limits.items()
+        if limit is not None and seconds.get(name, 0.0) * 1000 > limit
+    ]

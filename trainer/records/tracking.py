@@ -1,0 +1,147 @@
+"""What a run writes down while it goes on: metrics, samples, TensorBoard, and progress on the console."""
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from torch.utils.tensorboard import SummaryWriter
+
+from trainer.config.tree import RunConfig
+from trainer.errors import CheckpointError, ConfigError
+from trainer.records.atomic import atomic_file
+from trainer.records.console import RUN_COLUMNS, Column, Progress, progress
+from trainer.records.loggers import open_loggers
+
+METRICS, SAMPLES, CONFIG, TENSORBOARD = "metrics.jsonl", "samples.jsonl", "config.json", "tensorboard"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One response of the policy and what it earned."""
+
+    prompt: str
+    response: str
+    ground_truth: str
+    reward: float
+
+
+class Tracker:
+    """Records a run in its directory and shows it on the console; a context manager.
+
+    A new run needs a directory without metrics. A resumed one names the step it continues after (-1: before them all):
+    whatever the directory holds of later steps is cut, so that each step is recorded once.
+
+    Raises ConfigError if a new run would mix with an old one.
+    """
+
+    def __init__(
+        self, run_dir: Path, config: RunConfig, resumed_step: int | None = None, columns: Sequence[Column] = RUN_COLUMNS
+    ) -> None:
+        metrics = run_dir / METRICS
+        if resumed_step is None and metrics.exists() and metrics.stat().st_size:
+            raise ConfigError(
+                f"{run_dir}: holds the metrics of another run",
+                hint="set another trainer.run_id, or continue that run with trainer.resume=CHECKPOINT",
+            )
+        run_dir.mkdir(parents=True, exist_ok=True)
+        self._loggers = open_loggers(config.trainer.loggers, run_dir, config)
+        if resumed_step is not None:
+            for path in (metrics, run_dir / SAMPLES):
+                _cut(path, resumed_step)
+        with atomic_file(run_dir / CONFIG) as temporary:
+            temporary.write_text(config.model_dump_json(indent=2) + "\n")
+        self._metrics = metrics.open("a", encoding="utf-8")
+        self._samples = (run_dir / SAMPLES).open("a", encoding="utf-8")
+        purge_step = None if resumed_step is None else resumed_step + 1
+        self._tensorboard = SummaryWriter(str(run_dir / TENSORBOARD), purge_step=purge_step)
+        self._progress: Progress = progress(0, max(0, resumed_step or 0), columns)
+        self._seconds: dict[str, float] = {}
+
+    def __enter__(self) -> Self:
+        self._progress.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.__exit__(kind, error, trace)
+        for logger in self._loggers:
+            logger.close(failed=error is not None)
+        self._tensorboard.close()
+        self._samples.close()
+        self._metrics.close()
+
+    def expect(self, total_steps: int) -> None:
+        """Says how many steps the run has, for the console."""
+        self._progress.expect(total_steps)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Shows what is being done; its seconds go into the next `log` as `time/<name>`, added up if repeated."""
+        started = time.perf_counter()
+        self._progress.phase(name)
+        try:
+            yield
+        finally:
+            key = f"time/{name}"
+            self._seconds[key] = self._seconds.get(key, 0.0) + time.perf_counter() - started
+
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """What the phases since the last `log` took, by `time/<name>`."""
+        return self._seconds
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Records the metrics of a step, with the phases timed since the last call."""
+        row = {**self._seconds, **{name: float(value) for name, value in metrics.items()}}
+        self._seconds.clear()
+        _append(self._metrics, {"step": step, "wall_time": time.time(), **row})
+        for name, value in row.items():
+            self._tensorboard.add_scalar(name, value, step)
+        self._tensorboard.flush()
+        for logger in self._loggers:
+            logger.log(step, row)
+        self._progress.step(step, row)
+
+    def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
+        """Records responses of a step."""
+        for sample in samples:
+            _append(self._samples, {"step": step, **asdict(sample)})
+
+
+def finished_lines(path: Path) -> Iterator[str]:
+    """The lines of a file but a last one that was being written when the run died.
+
+    Only a line feed ends a line: str.splitlines would also end one at what a model may well write, such as U+2028.
+    """
+    with path.open(encoding="utf-8", newline="\n") as file:
+        yield from (line for line in file if line.endswith("\n"))
+
+
+def _append(file: Any, row: Mapping[str, Any]) -> None:
+    file.write(json.dumps(row, ensure_ascii=False) + "\n")
+    file.flush()
+
+
+def _cut(path: Path, last_step: int) -> None:
+    """Keeps the lines up to `last_step`."""
+    if not path.exists():
+        return
+    kept = []
+    for number, line in enumerate(finished_lines(path), start=1):
+        try:
+            step = json.loads(line)["step"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(
+                f"{path}, line {number}: damaged: {error}",
+                hint="remove the file, or resume into another trainer.run_id",
+            ) from error
+        if step <= last_step:
+            kept.append(line)
+    with atomic_file(path) as temporary:
+        temporary.write_text("".join(kept), encoding="utf-8")

@@ -1,0 +1,1 @@
+"""Scoring responses: rules, custom functions and reward models."""

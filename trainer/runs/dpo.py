@@ -1,0 +1,175 @@
+"""Direct preference optimisation: learning from pairs of responses, without sampling and without a reward.
+
+A step is a step of policy optimisation whose advantages say how strongly each response is to be preferred; see
+`trainer.algorithms.dpo`. Actor and reference are those of every other run.
+"""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import Field
+
+from trainer.algorithms.dpo import dpo_advantages, dpo_loss, preference_margins
+from trainer.cluster import workers as cluster
+from trainer.cluster.workers import WorkerGroup
+from trainer.config.section import Section
+from trainer.config.tree import ActorConfig, Config, DataConfig, RunConfig
+from trainer.data.batch import Batch
+from trainer.data.dataset import PromptSampler
+from trainer.data.preferences import Pair, read_pairs
+from trainer.models.files import check_models, load_tokenizer, with_local_models
+from trainer.records.console import Column
+from trainer.records.tracking import Tracker
+from trainer.runs.checkpoint import read_checkpoint
+from trainer.runs.loop import TrainingRun, forward, recorded_step, run_directory, update, with_last_checkpoint
+from trainer.runs.ppo import find_placement
+from trainer.runs.stop_signal import StopSignal
+from trainer.runs.workers import connect_ranks, start_groups
+
+COLUMNS = (
+    Column("dpo/loss", "loss", ".4f"),
+    Column("dpo/margin", "margin", ".3f"),
+    Column("dpo/accuracy", "accuracy", ".1%"),
+    Column("validation/preference_accuracy", "held-out accuracy", ".1%"),
+    Column("time/step", "seconds", ".1f"),
+)
+
+
+class DpoSettings(Section):
+    beta: float = Field(0.1, gt=0, description="how strongly the policy is held to the reference")
+    label_smoothing: float = Field(0.0, ge=0, lt=0.5, description="share of the labels that are taken to be wrong")
+
+
+class DpoConfig(RunConfig):
+    """Settings of a DPO run: `data.train_batch_size` counts pairs; of `actor.*` what concerns optimizer and memory."""
+
+    data: DataConfig = DataConfig()
+    actor: ActorConfig = ActorConfig()
+    dpo: DpoSettings = DpoSettings()
+
+    def for_workers(self) -> Config:
+        """What actor and reference are told: one optimizer step per batch, on the sum over each response's tokens."""
+        actor = {
+            "mini_batch_size": 2 * self.data.train_batch_size,
+            "ppo_epochs": 1,
+            "policy_loss": "ppo",
+            "loss_aggregation": "seq-mean-token-sum",
+            "kl_loss_coefficient": 0.0,
+            "entropy_coefficient": 0.0,
+        }
+        return Config.model_validate(
+            {
+                "model": self.model,
+                "trainer": self.trainer,
+                "data": self.data,
+                "actor": self.actor.model_copy(update=actor),
+                "algorithm": {"advantage": "reinforce_plus_plus"},
+                "rollout": {"samples_per_prompt": 2},
+            }
+        )
+
+
+def train_on_preferences(settings: DpoConfig) -> Path:
+    """Runs DPO on the Ray cluster at RAY_ADDRESS or on this machine; the run's directory. Raises TrainerError."""
+    config = with_local_models(with_last_checkpoint(settings.for_workers())).with_absolute_paths()
+    model, limit = config.model.directory, config.trainer.worker_timeout
+    check_models(config)
+    resumed = read_checkpoint(config.trainer.resume, model, ["actor"]) if config.trainer.resume else None
+    run_dir = run_directory(config.trainer)
+    with (
+        Tracker(run_dir, settings, recorded_step(settings.trainer, resumed), COLUMNS) as tracker,
+        cluster.connected(),
+        StopSignal() as stop,
+    ):
+        with tracker.phase("start_up"):
+            placement = find_placement(config, ["actor"] if config.actor_is_reference else ["actor", "reference"])
+            groups = start_groups(config, placement)
+            tokenizer = load_tokenizer(config.model)
+            training = read_pairs(config.data.train_files, tokenizer, config.data)
+            validation = read_pairs(config.data.validation_files, tokenizer, config.data)
+            connect_ranks(list(groups.values()), placement, run_dir, limit)
+            run = PreferenceRun(settings, config, run_dir, tracker, stop, groups, training, validation)
+            tracker.expect(run.last_step)
+            run.begin(resumed)
+        run.run()
+    return run_dir
+
+
+class PreferenceRun(TrainingRun):
+    """Draws pairs and moves the actor towards the chosen ones."""
+
+    def __init__(
+        self,
+        settings: DpoConfig,
+        config: Config,
+        run_dir: Path,
+        tracker: Tracker,
+        stop: StopSignal,
+        groups: dict[str, WorkerGroup],
+        training: Sequence[Pair],
+        validation: Sequence[Pair],
+    ) -> None:
+        self.dpo, self.config = settings.dpo, config
+        self.actor = groups["actor"]
+        self.reference = groups.get("reference", self.actor)  # itself without its adapters
+        self.training, self.validation = training, validation
+        size = config.data.train_batch_size
+        self.sampler = PromptSampler(len(training), size, config.data.shuffle, config.trainer.seed)
+        steps = config.trainer.total_steps or max(1, config.trainer.total_epochs * len(training) // size)
+        super().__init__(config, run_dir, tracker, stop, [self.actor], list(groups.values()), self.sampler, steps)
+
+    def step(self, _step: int) -> dict[str, float]:
+        """One optimizer step on a batch of pairs; its metrics."""
+        started = time.perf_counter()
+        batch = self._forward(pair_batch([self.training[index] for index in self.sampler.next_batch()]))
+        margins = preference_margins(batch.old_log_probs, batch.reference_log_probs, batch.response_mask, self.dpo.beta)
+        advantages = dpo_advantages(margins, batch.response_mask, self.dpo.beta, self.dpo.label_smoothing)
+        self.stop.check()  # the last moment at which the state is still that of the step before
+        with self.tracker.phase("update_actor"):
+            metrics = update(self.actor, batch.with_(advantages=advantages), len(batch))
+        seconds = time.perf_counter() - started
+        return {
+            **metrics,
+            "dpo/loss": dpo_loss(margins, self.dpo.label_smoothing).mean().item(),
+            "dpo/margin": margins.mean().item(),
+            "dpo/accuracy": (margins > 0).float().mean().item(),
+            "time/step": seconds,
+            "throughput/tokens_per_second": int(batch.lengths.sum()) / seconds,
+        }
+
+    def validate(self) -> dict[str, float]:
+        """How often the policy prefers the chosen response of held-out pairs more than the reference does.
+
+        A policy that is still the reference prefers neither: its share is 0.
+        """
+        with self.tracker.phase("validate"):
+            batch = self._forward(pair_batch(self._even(self.validation)))
+            margins = preference_margins(
+                batch.old_log_probs, batch.reference_log_probs, batch.response_mask, self.dpo.beta
+            )[: len(self.validation)]
+        loss = dpo_loss(margins, 0.0).mean().item()
+        return {
+            "validation/preference_accuracy": (margins > 0).float().mean().item(),
+            "validation/preference_loss": loss,
+        }
+
+    def _forward(self, batch: Batch) -> Batch:
+        with self.tracker.phase("old_log_prob"):
+            batch = batch.with_(old_log_probs=forward(self.actor, "log_probs", batch))
+        with self.tracker.phase("reference"):
+            return batch.with_(reference_log_probs=forward(self.reference, "reference_log_probs", batch))
+
+    def _even(self, pairs: Sequence[Pair]) -> list[Pair]:
+        """The pairs, the last one repeated until every rank gets as many rows."""
+        ranks = len(self.actor)
+        return [*pairs, *[pairs[-1]] * (-len(pairs) % ranks)]
+
+
+def pair_batch(pairs: Sequence[Pair]) -> Batch:
+    """Rows 2i and 2i + 1 are the chosen and the rejected response of pair i."""
+    return Batch.from_responses(
+        [pair.prompt for pair in pairs for _ in range(2)],
+        [response for pair in pairs for response in (pair.chosen, pair.rejected)],
+        None,
+    )

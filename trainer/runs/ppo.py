@@ -1,0 +1,288 @@
+"""The run: one process that tells all workers what to do next. `Controller.step` is the whole step, top to bottom."""
+
+import logging
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+import torch
+from torch import Tensor
+
+from trainer.algorithms.advantages import explained_variance
+from trainer.algorithms.agreement import log_prob_agreement
+from trainer.algorithms.corrections import raw_ratio
+from trainer.algorithms.kl import adapted_kl_coefficient, kl_estimate
+from trainer.algorithms.registry import ADVANTAGES, CORRECTIONS, Sampled
+from trainer.cluster import workers as cluster
+from trainer.config.tree import Config
+from trainer.data.batch import Batch
+from trainer.errors import ConfigError, WatchdogError
+from trainer.experience.asynchronous import AsynchronousPipeline
+from trainer.experience.collector import Collector, Earned, Experience, Prompts
+from trainer.experience.pipeline import Pipeline
+from trainer.models.files import check_models, with_local_models
+from trainer.records.tracking import Sample, Tracker
+from trainer.rollout.engines import Engines
+from trainer.runs.checkpoint import TrainingState, read_checkpoint
+from trainer.runs.loop import (
+    TrainingResult,
+    TrainingRun,
+    forward,
+    recorded_step,
+    run_directory,
+    update,
+    with_last_checkpoint,
+)
+from trainer.runs.placement import alternatives, check_fit, device_memory, place_roles, plan, shares
+from trainer.runs.stop_signal import StopSignal
+from trainer.runs.watchdogs import Watchdogs, most_severe
+from trainer.runs.workers import Workers, connect_ranks, roles_of, start_workers
+
+logger = logging.getLogger(__name__)
+
+SAMPLES_PER_STEP = 8
+# What a role's optimizer steps read, beside the tokens.
+ACTOR_READS = ("old_log_probs", "reference_log_probs", "advantages", "corrections")
+CRITIC_READS = ("values", "returns")
+
+
+def train(config: Config) -> TrainingResult:
+    """Runs PPO as `config` says, on the Ray cluster at RAY_ADDRESS or on this machine.
+
+    Raises a TrainerError for whatever the user can put right; InterruptedRun after SIGTERM.
+    """
+    given, config = config.trainer, with_local_models(with_last_checkpoint(config)).with_absolute_paths()
+    model, settings = config.model.directory, config.trainer
+    check_models(config)
+    resumed = read_checkpoint(settings.resume, model, list(config.trained)) if settings.resume else None
+    run_dir = run_directory(settings)
+    with (
+        Tracker(run_dir, config, recorded_step(given, resumed)) as tracker,
+        cluster.connected(),
+        StopSignal() as stop,
+    ):
+        with tracker.phase("start_up"):
+            placement = find_placement(config, roles_of(config))
+            workers = start_workers(config, placement)
+            prompts = Prompts.load(config)
+            tracker.expect(prompts.steps(config))
+            connect_ranks(workers.networks, placement, run_dir, settings.worker_timeout)
+            controller = Controller(config, run_dir, tracker, stop, workers, prompts)
+            controller.begin(resumed)
+        try:
+            controller.run()
+        finally:
+            controller.pipeline.close()
+            controller.collector.close()
+        return controller.result()
+
+
+def find_placement(config: Config, roles: Sequence[str]) -> dict[str, list[cluster.Slot]]:
+    """The slots of each role, as the settings and the cluster allow; shows the plan.
+
+    Raises ConfigError if batches or models do not fit.
+    """
+    settings = config.trainer
+    nodes = cluster.find_nodes(settings.nnodes, settings.n_gpus_per_node)
+    gpus = nodes[0].gpus if settings.n_gpus_per_node is None else settings.n_gpus_per_node
+    slots = cluster.reserve_slots(nodes, gpus, settings.worker_timeout)
+    placement = place_roles(config, slots, roles)
+    config.check_ranks({role: len(own) for role, own in placement.items()})
+    memory = device_memory(slots[0].device)
+    found = shares(config, placement, memory)
+    for line in plan(found):
+        logger.info("%s", line)
+    check_fit(found, memory, alternatives(config, placement, memory))
+    return placement
+
+
+class Controller(TrainingRun):
+    """Policy optimisation: owns the workers, the prompts and the place in the run."""
+
+    def __init__(
+        self, config: Config, run_dir: Path, tracker: Tracker, stop: StopSignal, workers: Workers, prompts: Prompts
+    ) -> None:
+        self.config = config
+        self.workers = workers
+        self.prompts = prompts
+        self.engines = Engines(workers.rollout, workers.actor, config, workers.on_shared_gpus)
+        self.collector = Collector(config, self.engines, workers.reward, prompts)
+        mode = config.trainer.mode
+        if mode != "synchronous" and workers.on_shared_gpus:
+            raise ConfigError(
+                f"trainer.mode={mode}: the engines cannot sample while the actor uses their GPUs",
+                hint="give them GPUs of their own with device_mapping.rollout and device_mapping.actor",
+            )
+        self.pipeline: Pipeline | AsynchronousPipeline
+        if mode == "asynchronous":
+            self.pipeline = AsynchronousPipeline(self.collector, prompts.sampler, tracker.phase)
+        else:
+            self.pipeline = Pipeline(self.collector, prompts.sampler, tracker.phase, ahead=mode == "one_step_off")
+        self.kl_coefficient = config.algorithm.kl_coefficient
+        self.exact_matches: list[float] = []
+        self.watchdogs = Watchdogs(config.watchdogs)
+        self.after_update: dict[str, float] = {}
+        super().__init__(
+            config, run_dir, tracker, stop, workers.trained, workers.networks, prompts.sampler, prompts.steps(config)
+        )
+
+    def begin(self, resumed: TrainingState | None) -> None:
+        """Continues from a checkpoint if there is one, and gives the engines their first weights."""
+        super().begin(resumed)
+        adaptive = self.config.algorithm.kl_control == "adaptive"
+        if resumed is not None and resumed.kl_coefficient is not None and adaptive:
+            self.kl_coefficient = resumed.kl_coefficient
+        self.engines.start()
+
+    def result(self) -> TrainingResult:
+        first, last = (self.exact_matches[0], self.exact_matches[-1]) if self.exact_matches else (None, None)
+        return TrainingResult(self.run_dir, self.progress.step, first, last)
+
+    def step(self, step: int) -> dict[str, float]:
+        """One step of policy optimisation (PPO: Schulman et al. 2017, arXiv:1707.06347); its metrics."""
+        phase, workers, started = self.tracker.phase, self.workers, time.perf_counter()
+        experience = self.pipeline.take(step, self.last_step)  # phase generate
+        if workers.on_shared_gpus:
+            with phase("sleep"):
+                self.engines.sleep()
+        with phase("batch"):
+            batch = experience.batch(self.config.rollout.log_probs)
+        if self.config.needs_old_log_probs:
+            with phase("old_log_prob"):
+                batch = batch.with_(old_log_probs=forward(workers.actor, "log_probs", batch))
+        if workers.reference:
+            with phase("reference"):
+                batch = batch.with_(reference_log_probs=forward(workers.reference, "reference_log_probs", batch))
+        if workers.critic:
+            with phase("values"):
+                batch = batch.with_(values=forward(workers.critic, "values", batch))
+        with phase("reward"):  # what is left of it
+            earned = experience.earned.result()
+        self.tracker.log_samples(step, self._samples(experience, earned.scores.tolist()))
+        with phase("advantages"):
+            batch, metrics = self.estimate_advantages(batch, experience, earned)
+        self.stop.check()  # the last moment at which the state is still that of the step before
+        if self.may_update(metrics):
+            if workers.critic:
+                with phase("update_critic"):
+                    read = batch.with_only(*CRITIC_READS)
+                    metrics |= update(workers.critic, read, self.config.critic.mini_batch_size)
+            if step > self.config.trainer.critic_warmup:
+                with phase("update_actor"):
+                    read = batch.with_only(*ACTOR_READS)
+                    metrics |= update(workers.actor, read, self.config.actor.mini_batch_size)
+                self.after_update = {"actor/entropy": metrics["actor/entropy"]}
+        with self.pipeline.paused(), phase("sync_weights"):
+            metrics |= self.engines.sync_weights()
+        metrics["rollout/repairs"] = self.engines.take_repairs()
+        seconds = time.perf_counter() - started
+        return metrics | {"time/step": seconds, "throughput/tokens_per_second": int(batch.lengths.sum()) / seconds}
+
+    def estimate_advantages(
+        self, batch: Batch, experience: Experience, earned: Earned
+    ) -> tuple[Batch, dict[str, float]]:
+        """Advantages, returns and corrections of each token, and the metrics of what was sampled."""
+        algorithm, mask = self.config.algorithm, batch.response_mask
+        rewards, metrics = self._rewards(batch, self.collector.shaped(earned.scores, experience.lengths))
+        groups = self.collector.groups(len(batch))
+        sampled = Sampled(rewards, mask, groups, batch.values, earned.greedy_scores)
+        estimated = ADVANTAGES[algorithm.advantage](sampled, algorithm)
+        batch = batch.with_(advantages=estimated.advantages)
+        if estimated.returns is not None:
+            batch = batch.with_(returns=estimated.returns)
+            metrics["critic/explained_variance"] = explained_variance(batch.values, estimated.returns, mask)
+        if algorithm.correction != "none":
+            ratio = raw_ratio(batch.old_log_probs, batch.rollout_log_probs)
+            correct = CORRECTIONS[algorithm.correction]
+            weights = correct(ratio, mask, algorithm.correction_low, algorithm.correction_high)
+            batch = batch.with_(corrections=weights)
+            metrics["rollout/ratio_largest"] = ratio[mask].max().item()
+            metrics["rollout/ratio_smallest"] = ratio[mask].min().item()
+            metrics["rollout/corrected_fraction"] = (weights != ratio)[mask].float().mean().item()
+        metrics["reward/mean"] = earned.scores.mean().item()
+        metrics["rollout/response_length"] = mask.sum(dim=1).float().mean().item()
+        if batch.rollout_log_probs is not None:
+            metrics |= log_prob_agreement(batch.rollout_log_probs, batch.old_log_probs, mask)
+        return batch, earned.metrics | experience.staleness(self.engines.version) | metrics
+
+    def _rewards(self, batch: Batch, scores: Tensor) -> tuple[Tensor, dict[str, float]]:
+        """The reward of each token, [rows, response length], and the metrics of the KL in it."""
+        algorithm, mask, coefficient = self.config.algorithm, batch.response_mask, self.kl_coefficient
+        if batch.reference_log_probs is None:
+            return token_rewards(scores, torch.zeros(mask.shape), mask, 0.0), {}
+        kl = kl_estimate(batch.old_log_probs, batch.reference_log_probs, algorithm.kl_estimator)
+        metrics = {"reference/kl": kl[mask].mean().item()}
+        if algorithm.kl_control == "adaptive":
+            metrics["reference/kl_coefficient"] = coefficient
+            self.kl_coefficient = adapted_kl_coefficient(
+                coefficient, metrics["reference/kl"], algorithm.kl_target, algorithm.kl_horizon, len(batch)
+            )
+        return token_rewards(scores, kl, mask, coefficient), metrics
+
+    def may_update(self, metrics: dict[str, float]) -> bool:
+        """Asks the watchdogs, who see this step's metrics so far and what the last update left; adds theirs.
+
+        Rolls back if one asks for that. Raises WatchdogError if one asks to stop.
+        """
+        metrics["memory/node_gib"] = psutil.virtual_memory().used / 2**30
+        alarms = self.watchdogs.look(self.after_update | metrics)
+        self.after_update = {}
+        for alarm in alarms:
+            metrics[f"watchdog/{alarm.name}"] = 1.0
+            logger.warning("watchdog %s (%s): %s", alarm.name, alarm.action, alarm.message)
+        action = most_severe(alarms)
+        if action == "stop":
+            alarm = next(alarm for alarm in alarms if alarm.action == "stop")
+            raise WatchdogError(
+                f"watchdog {alarm.name}: {alarm.message}",
+                hint=f"look at the curves; watchdogs.{alarm.name}.action=log goes on regardless",
+            )
+        if action == "roll_back":
+            self._roll_back()
+        return action not in ("skip", "roll_back")
+
+    def _roll_back(self) -> None:
+        """Returns to the weights of the last checkpoint, if there is one."""
+        self.saver.attempt(self.saver.finish)
+        if self.saver.last is not None:
+            logger.warning("back to the weights of %s", self.saver.last)
+            self.load_weights(self.saver.last)
+            self.watchdogs.forget()
+
+    def validate(self) -> dict[str, float]:
+        """The share of held-out prompts whose greedy response earns the full reward."""
+        with self.pipeline.paused(), self.tracker.phase("validate"):
+            metrics = self.collector.held_out()
+        self.exact_matches.append(metrics["validation/exact_match"])
+        return metrics
+
+    def good_enough(self) -> bool:
+        stop_at = self.config.trainer.stop_at
+        return stop_at is not None and bool(self.exact_matches) and self.exact_matches[-1] >= stop_at
+
+    def state(self, step: int) -> TrainingState:
+        own = {"kl_coefficient": self.kl_coefficient, "sampler": self.pipeline.sampler_state()}
+        return super().state(step).model_copy(update=own)
+
+    def _samples(self, experience: Experience, scores: Sequence[float]) -> list[Sample]:
+        """The first response to each of the first few prompts."""
+        prompts, responses = experience.prompts, experience.responses
+        rows = range(0, len(prompts), self.config.rollout.samples_per_prompt)[:SAMPLES_PER_STEP]
+        texts = self.collector.texts([responses[row].token_ids for row in rows])
+        return [
+            Sample(prompts[row].question, text, prompts[row].ground_truth, scores[row])
+            for row, text in zip(rows, texts, strict=True)
+        ]
+
+
+def token_rewards(scores: Tensor, kl: Tensor, mask: Tensor, kl_coefficient: float) -> Tensor:
+    """Minus the weighted KL at every token, plus the score at each row's last token.
+
+    Args:
+        scores: [rows]; kl: [rows, tokens]; mask: [rows, tokens] bool with at least one True in each row.
+    """
+    rewards = (-kl_coefficient * kl).where(mask, 0.0)
+    last = (mask * torch.arange(1, mask.shape[1] + 1)).argmax(dim=1)
+    rewards[torch.arange(len(scores)), last] += scores
+    return rewards

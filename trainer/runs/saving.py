@@ -1,0 +1,79 @@
+"""Checkpoints while training goes on: workers copy their state and write the copy, the next steps look how it went."""
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from trainer.cluster.workers import WorkerGroup, wait
+from trainer.errors import CheckpointError, TrainerError
+from trainer.runs.checkpoint import CheckpointWriter, TrainingState
+
+logger = logging.getLogger(__name__)
+
+CLOSE_SECONDS = 30.0  # for a save that is under way when the run fails
+
+
+class Saver:
+    """Saves the trained groups of a run. `last` is the last whole checkpoint, `step` its step."""
+
+    def __init__(self, groups: Sequence[WorkerGroup], run_dir: Path, keep: int | None) -> None:
+        self._groups = groups
+        self._writer = CheckpointWriter(run_dir, keep)
+        self._under_way: TrainingState | None = None
+        self.last: Path | None = None
+        self.step = 0
+
+    def start(self, state: TrainingState) -> None:
+        """Begins a checkpoint and returns as soon as every worker has a copy of its state.
+
+        The one before must be finished. Raises CheckpointError if there is no place for this one.
+        """
+        partial = self._writer.begin(state)
+        calls = [call for group in self._groups for call in group.start("start_save", partial / group.role)]
+        wait(calls, self._timeout)
+        self._under_way = state
+
+    def look(self) -> None:
+        """Completes the checkpoint under way if all workers have written. Raises CheckpointError if one could not."""
+        if self._under_way is not None and not any(any(group.call("saving")) for group in self._groups):
+            self.finish()
+
+    def finish(self) -> None:
+        """Waits for the checkpoint under way and completes it.
+
+        Raises CheckpointError if it cannot be written; what was saved before is then still there.
+        """
+        self._finish(self._timeout)
+
+    def attempt(self, save: Callable[[], None]) -> dict[str, float]:
+        """Saves; a failure costs this checkpoint and not the run, whose next one may find space again. The metrics."""
+        try:
+            save()
+        except CheckpointError as error:
+            logger.warning("no checkpoint: %s; %s; the last one is %s", error, error.hint, self.last)
+            return {"checkpoint/failed": 1.0}
+        return {}
+
+    def close(self) -> None:
+        """Completes what is under way if that is soon done, and leaves nothing unfinished behind."""
+        with suppress(TrainerError):  # the run has ended for a reason of its own
+            self._finish(CLOSE_SECONDS)
+        self._writer.abandon()
+
+    @property
+    def _timeout(self) -> float:
+        return self._groups[0].timeout
+
+    def _finish(self, seconds: float) -> None:
+        if self._under_way is None:
+            return
+        state, self._under_way = self._under_way, None
+        try:
+            wait([call for group in self._groups for call in group.start("finish_save")], seconds)
+            self.last = self._writer.complete()
+        except CheckpointError:
+            self._writer.abandon()
+            raise
+        self.step = state.step
+        logger.info("saved %s", self.last)

@@ -1,0 +1,176 @@
+"""Supervised warm start: a small random model learns to answer as the demonstrations do, right or wrong.
+
+PPO can only strengthen what a policy sometimes does right, so a run needs a start that is neither blank nor perfect.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch.nn.functional import cross_entropy
+from transformers.utils import logging as transformers_logging
+
+from trainer.config.section import Section
+from trainer.data.dataset import PromptSampler
+from trainer.data.schema import read_parquet
+from trainer.models.files import decode
+from trainer.models.small import ModelShape, build_tokenizer, create_model, save_model
+from trainer.records.console import Column, progress
+from trainer.rewards.rules import gsm8k
+
+_HINT = "make the file with `python -m trainer data arithmetic`"
+_IGNORED = -100  # cross_entropy's mark for positions without a target
+_VALIDATION_BATCH = 256  # prompts decoded at a time
+_COLUMNS = (Column("loss", "loss", ".4f"), Column("exact_match", "exact match", ".1%"))
+
+
+class SftConfig(Section):
+    """Settings of the warm start."""
+
+    train_files: list[Path] = Field(
+        default=[Path("data/demonstrations.parquet")], min_length=1, description="parquet files with worked answers"
+    )
+    validation_files: list[Path] = Field(
+        default=[Path("data/validation.parquet")], min_length=1, description="parquet files with held-out questions"
+    )
+    output: Path = Field(default=Path("models/warm-start"), description="directory for the model and its tokenizer")
+    seed: int = Field(default=0, description="decides the first weights and the order of the answers")
+    layers: int = Field(default=2, gt=0, description="transformer blocks")
+    hidden_size: int = Field(default=128, gt=0, multiple_of=64, description="width; each 32 are one attention head")
+    vocabulary_size: int = Field(
+        default=512, gt=260, description="tokens at most: all bytes and the words that are most frequent"
+    )
+    learning_rate: float = Field(default=2e-3, gt=0, description="highest rate, after warm-up and before decay")
+    batch_size: int = Field(default=64, gt=0, description="answers per optimizer step")
+    steps: int = Field(default=200, gt=0, description="optimizer steps")
+    test_freq: int = Field(default=20, gt=0, description="steps between validations")
+    max_response_length: int = Field(default=16, gt=0, description="tokens generated at most per validation answer")
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """A question with its worked answer, as tokens; the answer ends with the end token."""
+
+    question: list[int]
+    answer: list[int]
+    ground_truth: str
+
+
+@dataclass(frozen=True)
+class WarmStart:
+    """What came out: where the model lies and the share of the held-out questions it answers."""
+
+    output: Path
+    exact_match: float
+
+
+def fine_tune(config: SftConfig) -> WarmStart:
+    """Trains a new model and writes it to `config.output`. Raises DataError if a file is not usable."""
+    transformers_logging.disable_progress_bar()
+    demonstrations, held_out = _read(config.train_files), _read(config.validation_files)
+    tokenizer = build_tokenizer(_texts(demonstrations), config.vocabulary_size)
+    model = create_model(tokenizer, _shape(config), config.seed).to("cuda" if torch.cuda.is_available() else "cpu")
+    train, validation = _lessons(demonstrations, tokenizer), _lessons(held_out, tokenizer)
+    exact_match = _learn(model, tokenizer, train, validation, config)
+    save_model(model, tokenizer, config.output)
+    return WarmStart(config.output, exact_match)
+
+
+def _shape(config: SftConfig) -> ModelShape:
+    heads = config.hidden_size // 32
+    return ModelShape(config.layers, config.hidden_size, 4 * config.hidden_size, heads, heads // 2)
+
+
+def read_lessons(files: list[Path], tokenizer: Any) -> list[Lesson]:
+    """The questions and worked answers of some files. Raises DataError."""
+    return _lessons(_read(files), tokenizer)
+
+
+def _read(files: list[Path]) -> list[dict[str, Any]]:
+    return [row for file in files for row in read_parquet(file, ("prompt", "reward_model", "extra_info"), _HINT)]
+
+
+def _texts(rows: list[dict[str, Any]]) -> list[str]:
+    return [text for row in rows for text in (row["prompt"][-1]["content"], row["extra_info"]["answer"])]
+
+
+def _lessons(rows: list[dict[str, Any]], tokenizer: Any) -> list[Lesson]:
+    lessons = []
+    for row in rows:
+        prompt = tokenizer.apply_chat_template(row["prompt"], tokenize=False, add_generation_prompt=True)
+        answer = tokenizer(row["extra_info"]["answer"], add_special_tokens=False)["input_ids"]
+        question = tokenizer(prompt, add_special_tokens=False)["input_ids"]
+        lessons.append(Lesson(question, [*answer, tokenizer.eos_token_id], row["reward_model"]["ground_truth"]))
+    return lessons
+
+
+def _learn(model: Any, tokenizer: Any, train: list[Lesson], validation: list[Lesson], config: SftConfig) -> float:
+    """Trains the model in place; returns the last exact match."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, config.steps))
+    batches = _batches(train, config.batch_size, config.seed)
+    exact_match = 0.0
+    with progress(config.steps, 0, _COLUMNS) as shown:
+        shown.phase("warm start")
+        for step in range(1, config.steps + 1):
+            optimizer.zero_grad()
+            loss = answer_loss(model, next(batches))
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            metrics = {}
+            if step % config.test_freq == 0 or step == config.steps:
+                exact_match = greedy_exact_match(model, tokenizer, validation, config.max_response_length)
+                metrics = {"loss": loss.item(), "exact_match": exact_match}
+            shown.step(step, metrics)
+    return exact_match
+
+
+def _rate(step: int, steps: int) -> float:
+    """Warm-up over the first tenth, then a linear decay to zero: the last steps average the demonstrations."""
+    return min((step + 1) / max(1, steps // 10), (steps - step) / steps)
+
+
+def _batches(lessons: list[Lesson], size: int, seed: int) -> Iterator[list[Lesson]]:
+    sampler = PromptSampler(len(lessons), size, shuffle=True, seed=seed)
+    while True:
+        yield [lessons[index] for index in sampler.next_batch()]
+
+
+def answer_loss(model: Any, lessons: list[Lesson]) -> Any:
+    """Mean cross entropy over the answers' tokens, a scalar tensor; the questions carry no loss."""
+    width = max(len(lesson.question) + len(lesson.answer) for lesson in lessons)
+    tokens = torch.zeros(len(lessons), width, dtype=torch.long)
+    targets = torch.full((len(lessons), width), _IGNORED)
+    for row, lesson in enumerate(lessons):
+        end = len(lesson.question) + len(lesson.answer)
+        tokens[row, :end] = torch.tensor(lesson.question + lesson.answer)
+        targets[row, len(lesson.question) - 1 : end - 1] = torch.tensor(lesson.answer)
+    # Padding is on the right, so that causal attention keeps it out without a mask.
+    logits = model(input_ids=tokens.to(model.device)).logits
+    return cross_entropy(logits.flatten(0, 1), targets.to(model.device).flatten(), ignore_index=_IGNORED)
+
+
+@torch.no_grad()
+def greedy_exact_match(model: Any, tokenizer: Any, lessons: list[Lesson], max_response_length: int) -> float:
+    """The share of questions that greedy decoding answers right."""
+    right = 0.0
+    for start in range(0, len(lessons), _VALIDATION_BATCH):
+        batch = lessons[start : start + _VALIDATION_BATCH]
+        width = max(len(lesson.question) for lesson in batch)
+        padding = [width - len(lesson.question) for lesson in batch]
+        prompts = [[tokenizer.pad_token_id] * pad + lesson.question for pad, lesson in zip(padding, batch, strict=True)]
+        mask = [[0] * pad + [1] * (width - pad) for pad in padding]
+        generated = model.generate(
+            torch.tensor(prompts, device=model.device),
+            attention_mask=torch.tensor(mask, device=model.device),
+            max_new_tokens=max_response_length,
+            do_sample=False,
+        )
+        responses = decode(tokenizer, generated[:, width:].tolist())
+        right += sum(gsm8k(response, lesson.ground_truth) for response, lesson in zip(responses, batch, strict=True))
+    return right / len(lessons)

@@ -1,0 +1,88 @@
+"""Watchdogs: what goes wrong slowly is seen in the metrics of the last steps, before the next update makes it worse."""
+
+import statistics
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from trainer.config.watchdogs import Watchdog, WatchdogsConfig
+
+# From mild to severe; of several alarms the most severe one decides.
+SEVERITY = ("off", "log", "skip", "roll_back", "stop")
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """What a watchdog saw, and what its settings ask for."""
+
+    name: str
+    action: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a watchdog looks at: a metric, the figure made of its last values, and whether a low one is bad."""
+
+    metric: str
+    measure: Callable[[Sequence[float]], float]
+    meaning: str
+    low_is_bad: bool = False
+
+
+def last(values: Sequence[float]) -> float:
+    return values[-1]
+
+
+def growth(values: Sequence[float]) -> float:
+    """Slope of the least-squares line through the values, per step."""
+    return statistics.linear_regression(range(len(values)), values).slope
+
+
+KINDS: dict[str, Kind] = {
+    "reward_deviation": Kind("reward/mean", statistics.pstdev, "standard deviation of the mean reward"),
+    "kl": Kind("reference/kl", last, "KL to the reference per token"),
+    "entropy": Kind("actor/entropy", last, "entropy per token", low_is_bad=True),
+    "ratio_drift": Kind("rollout/ratio_outside_tenth", last, "share of tokens that engine and trainer disagree about"),
+    "memory_growth": Kind("memory/node_gib", growth, "GiB that the node's memory in use grows by in a step"),
+}
+
+
+class Watchdogs:
+    """Remembers as many steps as the settings ask for."""
+
+    def __init__(self, settings: WatchdogsConfig) -> None:
+        self._settings: dict[str, Watchdog] = {name: getattr(settings, name) for name in KINDS}
+        self._seen: dict[str, deque[float]] = defaultdict(
+            lambda: deque(maxlen=max(w.window for w in self._settings.values()))
+        )
+
+    def look(self, metrics: Mapping[str, float]) -> list[Alarm]:
+        """The alarms after one more step's metrics. A watchdog is silent until its window is full."""
+        for metric in {kind.metric for kind in KINDS.values()} & metrics.keys():
+            self._seen[metric].append(metrics[metric])
+        alarms = [self._alarm(name, kind) for name, kind in KINDS.items() if kind.metric in metrics]
+        return [alarm for alarm in alarms if alarm is not None]
+
+    def forget(self) -> None:
+        """Starts anew, as after a roll-back."""
+        self._seen.clear()
+
+    def _alarm(self, name: str, kind: Kind) -> Alarm | None:
+        settings = self._settings[name]
+        values = list(self._seen[kind.metric])[-settings.window :]
+        if settings.action == "off" or len(values) < settings.window:
+            return None
+        found = kind.measure(values)
+        # Written so that a figure that is no number rings as well.
+        fine = found >= settings.threshold if kind.low_is_bad else found <= settings.threshold
+        if fine:
+            return None
+        side = "below" if kind.low_is_bad else "above"
+        window = f" over {settings.window} steps" if settings.window > 1 else ""
+        return Alarm(name, settings.action, f"{kind.meaning}{window} is {found:.4g}, {side} {settings.threshold:g}")
+
+
+def most_severe(alarms: Sequence[Alarm]) -> str:
+    """The action to take: `off` if there is no alarm."""
+    return max((alarm.action for alarm in alarms), key=SEVERITY.index, default="off")

@@ -1,0 +1,1 @@
+"""Handing the trained weights to the rollout engines."""

@@ -1,0 +1,162 @@
+"""How the actor's weights get to the engines; each engine sums up what it got and compares."""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from ray import ObjectRef
+
+from trainer.cluster.workers import Call, Slot, WorkerGroup, outcomes
+from trainer.errors import ConfigError, EngineError
+from trainer.weights.buckets import Layout
+
+logger = logging.getLogger(__name__)
+
+
+class Transfer(Protocol):
+    nbytes: int
+    """How much each engine got the last time."""
+
+    def fetch(self) -> None:
+        """Takes the actor's weights as they are now."""
+        ...
+
+    def give(self, ranks: Sequence[int]) -> dict[int, EngineError]:
+        """Gives the weights that were fetched last to some engines; the failures, by rank."""
+        ...
+
+
+class SharedGpus:
+    """Every engine shares its GPU with an actor rank and copies from it there (CUDA IPC)."""
+
+    def __init__(self, actor: WorkerGroup, rollout: WorkerGroup) -> None:
+        self._actor = actor
+        self._rollout = rollout
+        self.nbytes = 0
+
+    def fetch(self) -> None:
+        """Nothing to take: the actor does not change while engines sample."""
+
+    def give(self, ranks: Sequence[int]) -> dict[int, EngineError]:
+        shared = self._actor.call("share_weights")
+        self.nbytes = sum(bucket.layout.nbytes for bucket in shared[0])
+        per_rank = len(self._rollout) // len(self._actor)
+        _, failures = self._rollout.attempt("copy_weights", {rank: (shared[rank // per_rank],) for rank in ranks})
+        self._actor.call("release_weights")
+        return failures
+
+
+class ObjectStore:
+    """Through Ray's object store, which keeps them until the next are fetched, for engines that are started anew."""
+
+    def __init__(self, actor: WorkerGroup, rollout: WorkerGroup) -> None:
+        self._actor = actor
+        self._rollout = rollout
+        self._weights: list[ObjectRef] = []
+        self.nbytes = 0
+
+    def fetch(self) -> None:
+        self._weights = []  # frees the old ones first
+        self._weights, self.nbytes = self._actor.call("publish_weights")[0]
+
+    def give(self, ranks: Sequence[int]) -> dict[int, EngineError]:
+        return self._rollout.attempt("replace_weights", dict.fromkeys(ranks, (self._weights,)))[1]
+
+
+class Broadcast:
+    """From the actor's first rank to all engines at once, in a process group of their own.
+
+    Engines that it did not reach, because one of them died, and engines that are started anew get the same weights
+    through the object store: the actor keeps a copy on CPU. The process group is then formed again with the next.
+
+    Several actor ranks gather all weights before the first is sent: one that waits for an engine would hold up the
+    others. One rank alone packs them as it sends them, once there is a process group to send them in.
+    """
+
+    def __init__(self, actor: WorkerGroup, rollout: WorkerGroup) -> None:
+        self._actor = actor
+        self._rollout = rollout
+        self._layouts: Sequence[Layout] = ()
+        self._formed = False
+        self._sent = True
+        self.nbytes = 0
+
+    def fetch(self) -> None:
+        if len(self._actor) > 1 or not self._formed:
+            self._layouts = self._actor.call("pack_weights")[0]
+            self.nbytes = sum(layout.nbytes for layout in self._layouts)
+        self._sent = False
+
+    def give(self, ranks: Sequence[int]) -> dict[int, EngineError]:
+        missed = list(ranks)
+        if self._sent:
+            self._formed = False  # these are new ones
+        else:
+            self._sent = True
+            missed = self._send()
+        if not missed:
+            return {}
+        weights = self._actor.wait([self._actor.start_one(0, "publish_sent_weights")])[0]
+        return self._rollout.attempt("replace_weights", dict.fromkeys(missed, (weights,)))[1]
+
+    def _send(self) -> list[int]:
+        """Sends to all engines; those that it did not reach."""
+        everyone = range(len(self._rollout))
+        self._formed = self._formed or self._form()
+        if not self._formed:
+            return list(everyone)
+        sending = self._actor.start_one(0, "send_weights")
+        failures = self._rollout.attempt("receive_weights", dict.fromkeys(everyone, (self._layouts,)))[1]
+        self._formed = self._went_well(sending, failures)
+        return list(failures)
+
+    def _form(self) -> bool:
+        """Makes the process group; whether all came."""
+        size = len(self._rollout) + 1
+        port = self._actor.wait([self._actor.start_one(0, "open_channel", size)])[0]
+        address = self._actor.workers[0].recipe.slot.node.address
+        joining = self._actor.start_one(0, "join_channel", size)
+        places = {rank: (address, port, rank + 1, size) for rank in range(len(self._rollout))}
+        return self._went_well(joining, self._rollout.attempt("join_channel", places)[1])
+
+    def _went_well(self, call: Call, failures: Mapping[int, EngineError]) -> bool:
+        """Whether the actor's call succeeded, and the engines'. A failure is said: what follows is slower."""
+        (outcome,) = outcomes([call], self._actor.timeout)
+        failed = [*failures.values(), *([outcome] if isinstance(outcome, EngineError) else [])]
+        if failed:
+            logger.warning(
+                "engines that the broadcast did not reach get weights through Ray's object store: %s", failed[0]
+            )
+        return not failed
+
+
+WAYS: Mapping[str, Callable[[WorkerGroup, WorkerGroup], Transfer]] = {
+    "CUDA IPC": SharedGpus,
+    "NCCL": Broadcast,
+    "gloo": Broadcast,
+    "Ray's object store": ObjectStore,
+}
+
+
+def chosen_way(setting: str, actor: Sequence[Slot], engines: Sequence[Slot], on_shared_gpus: bool) -> tuple[str, str]:
+    """One of WAYS for this run, and why; `setting` is `rollout.weight_transfer`.
+
+    Raises ConfigError for a broadcast that cannot be.
+    """
+    if on_shared_gpus:
+        return "CUDA IPC", "engines and actor have the same GPUs"
+    if setting == "object_store":
+        return "Ray's object store", "rollout.weight_transfer=object_store"
+    if engines[0].device == "cpu":
+        broadcast = setting == "broadcast"
+        return ("gloo", "rollout.weight_transfer=broadcast") if broadcast else ("Ray's object store", "there is no GPU")
+    peers = [actor[0].rank, *(slot.rank for slot in engines)]
+    if len(set(peers)) == len(peers):
+        return "NCCL", "every engine has a GPU of its own, and so has the actor's first rank"
+    if setting == "broadcast":
+        raise ConfigError(
+            "rollout.weight_transfer=broadcast: some engines share a GPU with each other or with the actor's first "
+            "rank, which NCCL refuses",
+            hint="set rollout.weight_transfer=auto, or change device_mapping.rollout and rollout.engines_per_gpu",
+        )
+    return "Ray's object store", "some engines share a GPU, which NCCL refuses"
