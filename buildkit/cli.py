@@ -10,16 +10,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from buildkit import doctor_command, export_command, plan_commands, publish_commands, run_commands
-from buildkit.base import choose_provider
-from buildkit.build import build_image, cache_folder
-from buildkit.engine import open_engine
-from buildkit.errors import BuildkitError, UsageError
-from buildkit.host import read_host
-from buildkit.lock import read_lock, write_lock
-from buildkit.lock_facts import read_facts
-from buildkit.matrix import Matrix, Variant
-from buildkit.options import (
+from buildkit.commands import doctor as doctor_command
+from buildkit.commands import export as export_command
+from buildkit.commands import plan as plan_commands
+from buildkit.commands import publish as publish_commands
+from buildkit.commands import run as run_commands
+from buildkit.commands.options import (
     AsJson,
     BaseChoice,
     EngineName,
@@ -32,8 +28,16 @@ from buildkit.options import (
     errors,
     open_matrix,
 )
-from buildkit.render import image_labels, image_manifest, render_dockerfile
-from buildkit.testing import choose_tiers, run_container_tests
+from buildkit.errors import BuildkitError, UsageError
+from buildkit.host.settings import read_host
+from buildkit.images.build import build_image, cache_folder
+from buildkit.images.test import choose_tiers, run_container_tests
+from buildkit.recipe.dockerfile import image_labels, image_manifest, render_dockerfile
+from buildkit.recipe.lock import read_facts
+from buildkit.recipe.matrix import Matrix, Variant
+from buildkit.running.engine import open_engine
+from buildkit.supply.base import choose_provider
+from buildkit.supply.resolve import read_lock, write_lock
 
 app = typer.Typer(
     help="Build, run and test Slipway's container images.",

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from buildkit.matrix import Matrix, load_matrix
+from buildkit.recipe.matrix import Matrix, load_matrix
 
 ROOT = Path(__file__).parents[2]
 

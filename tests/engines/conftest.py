@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from buildkit.host import read_host
+from buildkit.host.settings import read_host
 
 ROOT = Path(__file__).parents[2]
 INTEGRATED = "SLIPWAY_DOCKER_WITHOUT_BUILDX"

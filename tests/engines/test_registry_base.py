@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from buildkit.build import build_image, cache_folder
-from buildkit.engine import Docker
 from buildkit.errors import RegistryError
-from buildkit.host import read_host
-from buildkit.lock import read_lock, write_lock
-from buildkit.lock_facts import read_facts
-from buildkit.matrix import Matrix, load_matrix
+from buildkit.host.settings import read_host
+from buildkit.images.build import build_image, cache_folder
+from buildkit.recipe.lock import read_facts
+from buildkit.recipe.matrix import Matrix, load_matrix
+from buildkit.running.engine import Docker
+from buildkit.supply.resolve import read_lock, write_lock
 from tests.engines.conftest import ROOT, need
 from tests.publish.conftest import Server, free_port
 

@@ -20,13 +20,13 @@ from typing import Any
 import pytest
 import trustme
 
-from buildkit.credentials import Credentials
-from buildkit.provenance import Origin
-from buildkit.publish import Tags, choose_tags, read_staged, release
-from buildkit.published import Image
-from buildkit.reference import Reference
-from buildkit.registry import IMAGE, Registry
-from buildkit.signature import Signer, Trust
+from buildkit.publishing.check import Image
+from buildkit.publishing.provenance import Origin
+from buildkit.publishing.release import Tags, choose_tags, read_staged, release
+from buildkit.publishing.signature import Signer, Trust
+from buildkit.registry.client import IMAGE, Registry
+from buildkit.registry.credentials import Credentials
+from buildkit.registry.reference import Reference
 
 ROOT = Path(__file__).parents[2]
 USER, PASSWORD = "publisher", "correct horse"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from buildkit.publish import Tags
-from buildkit.registry import Registry
+from buildkit.publishing.release import Tags
+from buildkit.registry.client import Registry
 from tests.publish.conftest import ROOT, Server, docker_config, push_image
 
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from buildkit import provenance
 from buildkit.errors import TrustError
-from buildkit.provenance import Builder, Origin, check_statement, read_builder, statement
+from buildkit.publishing import provenance
+from buildkit.publishing.provenance import Builder, Origin, check_statement, read_builder, statement
 from tests.publish.conftest import LOCK_DIGEST, REVISION
 
 DIGEST = "sha256:" + "d" * 64

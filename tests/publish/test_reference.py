@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from buildkit.errors import UsageError
-from buildkit.reference import REFERENCE, Reference, parse_reference
+from buildkit.registry.reference import REFERENCE, Reference, parse_reference
 
 DIGEST = "sha256:" + "0" * 64
 

@@ -7,9 +7,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from buildkit.credentials import Credentials
-from buildkit.reference import Reference
-from buildkit.registry import IMAGE, INDEX, Registry, digest_of
+from buildkit.registry.client import IMAGE, INDEX, Registry, digest_of
+from buildkit.registry.credentials import Credentials
+from buildkit.registry.reference import Reference
 from tests.publish.conftest import push_image
 
 

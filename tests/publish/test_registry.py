@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from buildkit.base import registry_digest
-from buildkit.credentials import Credentials, read_credentials
 from buildkit.errors import RegistryError
-from buildkit.matrix import Base
-from buildkit.registry import IMAGE, Descriptor, Registry, digest_of, read_object
+from buildkit.recipe.matrix import Base
+from buildkit.registry.client import IMAGE, Descriptor, Registry, digest_of, read_object
+from buildkit.registry.credentials import Credentials, read_credentials
+from buildkit.supply.base import registry_digest
 from tests.publish.conftest import PASSWORD, USER, Server, connect, docker_config, make_server, push_image
 
 
@@ -158,7 +158,7 @@ def test_blob_changed_in_the_storage_is_refused(own_server: Server) -> None:
 
 
 def test_frozen_registry_does_not_hold_us_for_ever(own_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("buildkit.registry.TIMEOUT", (0.5, 0.5))
+    monkeypatch.setattr("buildkit.registry.client.TIMEOUT", (0.5, 0.5))
     registry = connect(own_server, "test/frozen", patience=1)
     own_server.signal(signal.SIGSTOP)
     with pytest.raises(RegistryError, match="did not answer"):

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from buildkit.errors import BuildkitError, PublishError, RegistryError, TrustError
-from buildkit.matrix import load_matrix
-from buildkit.provenance import Origin
-from buildkit.publish import Request, Tags, choose_tags, registry_speaks_first, release
-from buildkit.published import Report, check_published
-from buildkit.registry import Registry
-from buildkit.signature import Signer, Trust
+from buildkit.publishing.check import Report, check_published
+from buildkit.publishing.provenance import Origin
+from buildkit.publishing.release import Request, Tags, choose_tags, registry_speaks_first, release
+from buildkit.publishing.signature import Signer, Trust
+from buildkit.recipe.matrix import load_matrix
+from buildkit.registry.client import Registry
 from tests.publish.conftest import (
     LABELS,
     LOCK,
@@ -132,12 +132,12 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from buildkit.credentials import read_credentials
-from buildkit.provenance import Origin
-from buildkit.publish import Tags, read_staged, release
-from buildkit.reference import parse_reference
-from buildkit.registry import Registry
-from buildkit.signature import Signer
+from buildkit.registry.credentials import read_credentials
+from buildkit.publishing.provenance import Origin
+from buildkit.publishing.release import Tags, read_staged, release
+from buildkit.registry.reference import parse_reference
+from buildkit.registry.client import Registry
+from buildkit.publishing.signature import Signer
 import json
 
 given = json.loads(sys.argv[1])

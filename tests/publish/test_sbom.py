@@ -11,9 +11,9 @@ from spdx_tools.spdx.jsonschema.document_converter import DocumentConverter
 from spdx_tools.spdx.parser.jsonlikedict.json_like_dict_parser import JsonLikeDictParser
 from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
 
-from buildkit import sbom
 from buildkit.errors import InventoryError
-from buildkit.inventory import Inventory, apply_layer, read_inventory, read_wheel
+from buildkit.publishing import sbom
+from buildkit.publishing.inventory import Inventory, apply_layer, read_inventory, read_wheel
 from tests.publish.conftest import LABELS, LOCK, LOCK_DIGEST, base_layers, make_layer, wheel_metadata
 
 DIGEST = "sha256:" + "d" * 64

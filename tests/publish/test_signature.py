@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from buildkit.errors import SignatureError, UsageError
-from buildkit.reference import Reference
-from buildkit.signature import Signer, Trust, public_key, sign
+from buildkit.publishing.signature import Signer, Trust, public_key, sign
+from buildkit.registry.reference import Reference
 
 IMAGE = Reference("127.0.0.1:1", "slipway", digest="sha256:" + "0" * 64)
 

@@ -10,7 +10,7 @@ import pytest
 from docker.models.images import Image
 from testinfra.host import Host
 
-from buildkit.host import read_host
+from buildkit.host.settings import read_host
 
 PYTHON = "/opt/slipway/venv/bin/python"
 

@@ -14,10 +14,10 @@ from spdx_tools.spdx.parser.jsonlikedict.json_like_dict_parser import JsonLikeDi
 from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
 from testinfra.host import Host
 
-from buildkit import sbom
-from buildkit.inventory import read_local
-from buildkit.lock import read_lock
-from buildkit.matrix import load_matrix
+from buildkit.publishing import sbom
+from buildkit.publishing.inventory import read_local
+from buildkit.recipe.matrix import load_matrix
+from buildkit.supply.resolve import read_lock
 
 PYTHON = "/opt/slipway/venv/bin/python"
 ROOT = Path(__file__).parents[2]

@@ -1,0 +1,50 @@
+"""The command `doctor`: the checks as a table or as JSON."""
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from buildkit.commands.options import AsJson, Project, emit, open_matrix
+from buildkit.errors import MatrixError
+from buildkit.host.doctor import FAIL, OK, WARN, Check, examine, find
+from buildkit.host.machine import read_machine
+from buildkit.recipe.matrix import Matrix
+
+STYLES = {OK: "green", WARN: "yellow", FAIL: "bold red"}
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(doctor)
+
+
+def doctor(as_json: AsJson = False, project: Project = None) -> None:
+    """Check whether this host can build and run the images; exits with 1 when something fails."""
+    matrix, trouble = open_or_none(project)
+    checks = [*trouble, *examine(find(read_machine(), matrix))]
+    if as_json:
+        emit([asdict(check) for check in checks])
+    else:
+        show(checks)
+    raise typer.Exit(1 if any(check.status == FAIL for check in checks) else 0)
+
+
+def open_or_none(project: Path | None) -> tuple[Matrix | None, list[Check]]:
+    try:
+        return open_matrix(project), []
+    except MatrixError as error:
+        return None, [Check("project", FAIL, str(error), error.hint)]
+
+
+def show(checks: list[Check]) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("check", "status", "found", "fix"):
+        table.add_column(column, overflow="fold")
+    for check in checks:
+        style = STYLES[check.status]
+        table.add_row(check.check, f"[{style}]{check.status}[/]", escape(check.found), escape(check.fix))
+    Console(width=None if sys.stdout.isatty() else 160).print(table)

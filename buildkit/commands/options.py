@@ -1,0 +1,47 @@
+"""What the commands share: their options, where they find the project, and how they print."""
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from buildkit.errors import UsageError
+from buildkit.recipe.matrix import Matrix, find_root, load_matrix
+
+errors = Console(stderr=True, highlight=False, soft_wrap=True)
+
+Project = Annotated[
+    Path | None, typer.Option(help="The Slipway checkout; found from the current folder when not given.")
+]
+TargetName = Annotated[str, typer.Option("--target", "-t", help="cpu, cuda or rocm.")]
+VariantName = Annotated[
+    str | None, typer.Option("--variant", help="A variant of the target; its first when not given.")
+]
+WithDebug = Annotated[
+    bool, typer.Option("--with-debug", help="With debugpy, py-spy, gdb and Ray's post-mortem debugger.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+BaseChoice = Annotated[str, typer.Option("--base", help="auto, registry or bootstrap.")]
+EngineName = Annotated[str, typer.Option("--engine", help="auto, docker or podman.")]
+ImageName = Annotated[str | None, typer.Option("--image", help="Another image than the target's own.")]
+
+
+def open_matrix(project: Path | None) -> Matrix:
+    return load_matrix(find_root([project] if project else [Path.cwd(), Path(__file__).parent]))
+
+
+def emit(value: Any) -> None:
+    sys.stdout.write(json.dumps(value, indent=2) + "\n")
+
+
+def parse_size(text: str, option: str) -> int:
+    """Bytes of a size in docker's notation: 1024 is the step from k to m, g and t."""
+    match = re.fullmatch(r"(\d+)\s*([kmgt]?)i?b?", text.lower())
+    if match is None:
+        raise UsageError(f"{option} {text}: no size", "write it like 512g or 2t")
+    bytes_of_unit: int = 1024 ** " kmgt".index(match[2] or " ")
+    return int(match[1]) * bytes_of_unit

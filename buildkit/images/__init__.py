@@ -1,0 +1,1 @@
+"""Building images, and what is done with one: plan, reproduce, export, test."""

@@ -1,0 +1,175 @@
+"""Builds an image: everything that goes in is staged into one context folder, then the engine turns it into layers."""
+
+import json
+import logging
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from uv import find_uv_bin
+
+from buildkit.errors import BuildError, DiskError
+from buildkit.host.settings import HostSettings, as_shell, read_host
+from buildkit.images.plan import Plan, make_plan, record_build
+from buildkit.recipe.dockerfile import image_labels, image_manifest, render_dockerfile
+from buildkit.recipe.lock import read_facts
+from buildkit.recipe.matrix import Base, Matrix, Variant
+from buildkit.running.engine import BuildRequest, Engine
+from buildkit.supply.base import bootstrap, choose_provider
+from buildkit.supply.resolve import lock_digest, read_lock
+from buildkit.supply.wheels import local_wheels, split_by_layer
+
+log = logging.getLogger(__name__)
+
+CODE = ("entrypoints", "trainer")
+CA_IN_BUILD = "/run/slipway/ca.pem"
+LAUNCH = """#!/opt/slipway/venv/bin/python
+import sys
+
+from entrypoints.cli import main
+
+sys.exit(main())
+"""
+
+
+@dataclass(frozen=True)
+class BuildResult:
+    """`size` is in bytes, uncompressed; `seconds` is the whole build."""
+
+    target: str
+    variant: str
+    tags: tuple[str, ...]
+    image_id: str
+    size: int
+    seconds: float
+    base_provider: str
+
+
+def image_tags(matrix: Matrix, variant: Variant, lock: str) -> tuple[str, ...]:
+    """The target's moving tag, for its default variant; the variant's; and the immutable one with the lock's digest."""
+    name = f"slipway:{variant.identifier}"
+    moving = (f"slipway:{variant.target}",) if matrix.is_default(variant) else ()
+    return (*moving, name, f"{name}-{lock_digest(lock)[:12]}")
+
+
+def cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "slipway"
+
+
+def build_image(
+    matrix: Matrix,
+    variant: Variant,
+    engine: Engine,
+    base: str = "auto",
+    tags: tuple[str, ...] = (),
+    no_cache: bool = False,
+    progress: str = "auto",
+) -> BuildResult:
+    """Builds and tags the image. `tags` come on top of the variant's own.
+
+    Raises a `BuildkitError` for a stale lock, too little disk, a base that cannot be had, or a failing step.
+    """
+    start = time.monotonic()
+    lock = read_lock(matrix, variant)
+    plan = make_plan(matrix, variant, lock, cache_folder())
+    check_disk(matrix, variant, engine, plan)
+    names = (*image_tags(matrix, variant, lock), *tags)
+    with prepared(matrix, variant, engine, lock, base) as (request, provider):
+        engine.build(replace(request, tags=names, no_cache=no_cache, progress=progress))
+    record_build(plan, cache_folder())
+    image = engine.find(names[0])
+    if image is None:
+        raise BuildError(f"{engine.name} built the image and does not know {names[0]}", f"see `{engine.name} images`")
+    return BuildResult(variant.target, variant.name, names, image.id, image.size, time.monotonic() - start, provider)
+
+
+@contextmanager
+def prepared(
+    matrix: Matrix, variant: Variant, engine: Engine, lock: str, base: str
+) -> Iterator[tuple[BuildRequest, str]]:
+    """A build with its context laid out and its secrets at hand, and the provider of its base."""
+    host = read_host()
+    facts = read_facts(lock)
+    provider, reason = choose_provider(variant.base, base, engine, facts)
+    log.info("base: %s (%s)", provider, reason)
+    context = cache_folder() / "contexts" / variant.identifier
+    with tempfile.TemporaryDirectory(prefix="slipway-secrets-") as folder:
+        stage(context, matrix, variant, lock, provider, host)
+        secrets = write_secrets(Path(folder), variant.base, host)
+        arguments = {"SOURCE_DATE_EPOCH": str(facts.epoch), **host.proxies}
+        yield BuildRequest(context, (), secrets, arguments), provider
+
+
+def check_disk(matrix: Matrix, variant: Variant, engine: Engine, plan: Plan) -> None:
+    """Raises `DiskError` where less is free than the build needs; a change of code alone needs next to nothing."""
+    full = variant.disk_gib or matrix.targets[variant.target].disk_gib
+    free, needed = engine.free_bytes(), 1 if set(plan.changed) <= {"code"} else full
+    if free is not None and free < needed * 2**30:
+        raise DiskError(
+            f"{free / 2**30:.1f} GiB free where the engine keeps images; {variant.identifier} needs {needed} GiB",
+            "free some space: `docker system df` shows what takes it, `docker system prune` removes what nothing uses",
+        )
+
+
+def stage(context: Path, matrix: Matrix, variant: Variant, lock: str, provider: str, host: HostSettings) -> None:
+    """Lays out the build context: exactly what goes into the image or is mounted while it is made."""
+    shutil.rmtree(context, ignore_errors=True)
+    (context / "tools").mkdir(parents=True)
+    manifest = image_manifest(matrix, variant, provider, lock)
+    labels = image_labels(matrix, variant, manifest)
+    (context / "Dockerfile").write_text(render_dockerfile(matrix, variant, provider, labels, read_facts(lock)))
+    for name, patterns in (("prune", variant.prune), ("source-only", matrix.source_only)):
+        (context / f"{name}.txt").write_text("".join(f"{path}\n" for path in patterns))
+    shutil.copy2(matrix.images / "templates" / "install-wheels", context / "install-wheels")
+    stage_wheels(context, matrix, lock, host)
+    (context / "image.json").write_text(json.dumps(manifest, indent=2) + "\n")
+    (context / "launch").write_text(LAUNCH)
+    (context / "launch").chmod(0o755)
+    link(Path(find_uv_bin()), context / "tools" / "uv")
+    for package in CODE:
+        shutil.copytree(matrix.root / package, context / "app" / package, ignore=shutil.ignore_patterns("__pycache__"))
+    if provider == "bootstrap":
+        facts = read_facts(lock)
+        link(bootstrap(variant, cache_folder(), facts.debs, facts.epoch).tar, context / "rootfs.tar")
+
+
+def stage_wheels(context: Path, matrix: Matrix, lock: str, host: HostSettings) -> None:
+    """A requirements file for each layer, and beside it the wheels of it that lie on this host."""
+    (context / "requirements").mkdir()
+    for name, requirements in split_by_layer(lock, matrix.wheel_layers).items():
+        (context / "requirements" / f"{name}.txt").write_text(requirements)
+        folder = context / "wheels" / name
+        folder.mkdir(parents=True)
+        for wheel in local_wheels(requirements, host):
+            link(wheel, folder / wheel.name)
+
+
+def serves(host: HostSettings, base: Base) -> bool:
+    """Whether the host's apt sources are those of the base's release."""
+    return base.bootstrap is not None and base.bootstrap["suite"] in host.apt_sources
+
+
+def link(source: Path, target: Path) -> None:
+    """A hard link where the file system allows it, else a copy."""
+    try:
+        target.hardlink_to(source)
+    except OSError:
+        shutil.copy2(source, target)
+
+
+def write_secrets(folder: Path, base: Base, host: HostSettings) -> dict[str, Path]:
+    """The host's settings as files that the build may read. An absent one is empty, so that a mount never fails."""
+    contents = {
+        "host_environment": as_shell(host.build_environment(CA_IN_BUILD)),
+        "ca_bundle": host.ca_bundle.read_text() if host.ca_bundle else "",
+        "apt_sources": host.apt_sources if serves(host, base) else "",
+    }
+    paths = {name: folder / name for name in contents}
+    for name, path in paths.items():
+        path.write_text(contents[name])
+    return paths

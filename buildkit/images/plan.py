@@ -1,0 +1,258 @@
+"""What a build will do: its layers with their sizes and cache keys, and whether the pins fit together.
+
+Everything is read from the lock, so that a plan needs neither network nor engine. Sources: the wheels' own metadata
+(https://packaging.python.org/specifications/core-metadata/), NVIDIA's CUDA release notes, AMD's compatibility matrix.
+"""
+
+import hashlib
+import json
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.markers import default_environment
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from buildkit.recipe.dockerfile import render_dockerfile
+from buildkit.recipe.lock import LockFacts, WheelFacts, read_facts
+from buildkit.recipe.matrix import Matrix, Variant
+from buildkit.supply.wheels import PIN, layer_of, split_by_layer
+
+COMPILED = 1.06  # bytes of compiled code per byte of Python source, as measured on the cpu image
+SYSTEM = 2**20  # bytes of a virtual environment before anything is in it
+OLDEST_DRIVER = {"12": "525.60.13", "13": "580.65.06"}  # Linux, per CUDA major
+CODE = ("entrypoints", "trainer")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """`bytes` are uncompressed; `key` changes exactly when the layer must be built again."""
+
+    name: str
+    bytes: int
+    key: str
+
+
+@dataclass(frozen=True)
+class Check:
+    """`status` is ok, warn or fail."""
+
+    name: str
+    status: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`changed` are the layers that the last build on this host does not have."""
+
+    target: str
+    variant: str
+    layers: tuple[Layer, ...]
+    checks: tuple[Check, ...]
+    changed: tuple[str, ...]
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(layer.bytes for layer in self.layers)
+
+
+def make_plan(matrix: Matrix, variant: Variant, lock: str, cache: Path) -> Plan:
+    """The plan of a build from this lock."""
+    facts = read_facts(lock)
+    layers = tuple(plan_layers(matrix, variant, lock, facts))
+    built = last_build(variant, cache)
+    return Plan(
+        variant.target,
+        variant.name,
+        layers,
+        tuple(check(matrix, variant, facts, dict(pins_of(lock))) for check in CHECKS),
+        tuple(layer.name for layer in layers if built.get(layer.name) != layer.key),
+    )
+
+
+def record_build(plan: Plan, cache: Path) -> None:
+    """Remembers what was built, for the next plan."""
+    path = record_path(plan.target, plan.variant, cache)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({layer.name: layer.key for layer in plan.layers}))
+
+
+def last_build(variant: Variant, cache: Path) -> dict[str, str]:
+    path = record_path(variant.target, variant.name, cache)
+    keys: dict[str, str] = json.loads(path.read_text()) if path.is_file() else {}
+    return keys
+
+
+def record_path(target: str, variant: str, cache: Path) -> Path:
+    return cache / "builds" / f"{target}-{variant}.json"
+
+
+def pins_of(lock: str) -> list[tuple[str, str]]:
+    return [(canonicalize_name(name), version) for name, version in PIN.findall(lock)]
+
+
+# ---- layers ----
+
+
+def plan_layers(matrix: Matrix, variant: Variant, lock: str, facts: LockFacts) -> Iterator[Layer]:
+    key = digest(facts.base, facts.base_digest, *map(str, facts.debs), *variant.packages, str(facts.epoch))
+    yield Layer("base", facts.base_bytes, key)
+    sizes: dict[str, int] = defaultdict(int)
+    for wheel in facts.wheels.values():
+        sizes[layer_of(wheel.name, matrix.wheel_layers)] += installed_bytes(wheel)
+    installer = (matrix.images / "templates" / "install-wheels").read_text() + "\n".join(
+        [*variant.prune, *matrix.source_only]
+    )
+    sizes[matrix.wheel_layers[0].name] += SYSTEM
+    for name, requirements in split_by_layer(lock, matrix.wheel_layers).items():
+        key = digest(key, requirements, installer)
+        yield Layer(name, sizes[name], key)
+    size, content = code_content(matrix.root)
+    settings = render_dockerfile(matrix, variant, variant.base.providers[-1], {}).partition("\nENV ")[2]
+    yield Layer("code", size, digest(key, content, settings))
+
+
+def installed_bytes(wheel: WheelFacts) -> int:
+    return wheel.bytes + int(wheel.python_bytes * COMPILED)
+
+
+def code_content(root: Path) -> tuple[int, str]:
+    """Bytes and digest of the project's own code."""
+    files = [path for package in CODE for path in sorted((root / package).rglob("*.py"))]
+    contents = [path.read_bytes() for path in files]
+    names = [str(path.relative_to(root)) for path in files]
+    return sum(map(len, contents)), digest(*names, *(hashlib.sha256(content).hexdigest() for content in contents))
+
+
+def digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+# ---- checks ----
+
+
+def check_python(_matrix: Matrix, variant: Variant, facts: LockFacts, _pins: Mapping[str, str]) -> Check:
+    python = variant.base.python
+    refusing = [
+        f"{wheel.name} needs Python {wheel.requires_python}"
+        for wheel in facts.wheels.values()
+        if wheel.requires_python and not SpecifierSet(wheel.requires_python).contains(f"{python}.0")
+    ]
+    return verdict("python", refusing, f"{python} suits every wheel")
+
+
+def check_dependencies(_matrix: Matrix, variant: Variant, facts: LockFacts, pins: Mapping[str, str]) -> Check:
+    """Whether the pins are what torch, vLLM, Ray and Transformers say they need."""
+    left_out = {canonicalize_name(name) for name in variant.exclude}
+    broken, satisfied = [], 0
+    for wheel in facts.wheels.values():
+        for text in wheel.requires:
+            requirement = Requirement(text)
+            if not applies(requirement, variant) or canonicalize_name(requirement.name) in left_out:
+                continue
+            found = pins.get(canonicalize_name(requirement.name))
+            if found is None or not requirement.specifier.contains(found, prereleases=True):
+                broken.append(
+                    f"{wheel.name} needs {requirement.name}{requirement.specifier}, locked: {found or 'none'}"
+                )
+            satisfied += 1
+    return verdict("dependencies", broken, f"{satisfied} requirements of the main packages hold")
+
+
+def applies(requirement: Requirement, variant: Variant) -> bool:
+    if requirement.marker is None:
+        return True
+    environment: dict[str, str | AbstractSet[str]] = {
+        **default_environment(),  # type: ignore[dict-item]  # a TypedDict of strings
+        "python_version": variant.base.python,
+        "python_full_version": f"{variant.base.python}.0",
+        "platform_system": "Linux",
+        "sys_platform": "linux",
+        "platform_machine": "x86_64",
+        "extra": "",
+    }
+    return requirement.marker.evaluate(environment)
+
+
+def check_collectives(_matrix: Matrix, _variant: Variant, facts: LockFacts, _pins: Mapping[str, str]) -> Check:
+    owners = owners_of(facts, re.compile(r"lib(nccl|rccl)\.so"))
+    several = [f"NCCL is in several wheels: {', '.join(sorted(owners))}"] if len(owners) > 1 else []
+    return verdict("one NCCL or RCCL", several, f"in {next(iter(owners))}" if owners else "none among the wheels")
+
+
+def check_cuda(_matrix: Matrix, _variant: Variant, facts: LockFacts, _pins: Mapping[str, str]) -> Check:
+    majors = cuda_majors(facts)
+    several = [f"wheels of several CUDA majors: {', '.join(sorted(majors))}"] if len(majors) > 1 else []
+    return verdict("one CUDA major", several, f"CUDA {next(iter(majors))}" if majors else "no CUDA among the wheels")
+
+
+def check_driver(_matrix: Matrix, variant: Variant, facts: LockFacts, _pins: Mapping[str, str]) -> Check:
+    needed = [OLDEST_DRIVER[major] for major in cuda_majors(facts) if major in OLDEST_DRIVER]
+    wrong = [
+        f"the variant says driver {variant.driver or 'none'}, its CUDA needs {driver}"
+        for driver in needed
+        if not variant.driver or Version(variant.driver) < Version(driver)
+    ]
+    return verdict("driver", wrong, f"{variant.driver} or newer" if variant.driver else "none needed")
+
+
+def check_architectures(_matrix: Matrix, variant: Variant, facts: LockFacts, _pins: Mapping[str, str]) -> Check:
+    """Machine code for an architecture runs on later ones of the same major as well (CUDA's binary compatibility)."""
+    wanted = [name for name in variant.architectures if name.startswith("sm_")]
+    missing = [
+        f"{wheel.name} has no code for {name} (has {', '.join(wheel.architectures)})"
+        for wheel in facts.wheels.values()
+        for name in wanted
+        if wheel.architectures and not any(runs_on(has, name) for has in wheel.architectures)
+    ]
+    return verdict("GPU architectures", missing, ", ".join(wanted) or "none asked for")
+
+
+def runs_on(code: str, device: str) -> bool:
+    has, wants = int(code.removeprefix("sm_")), int(device.removeprefix("sm_"))
+    return has // 10 == wants // 10 and has <= wants
+
+
+def check_rocm(matrix: Matrix, variant: Variant, _facts: LockFacts, _pins: Mapping[str, str]) -> Check:
+    if not variant.rocm:
+        return Check("ROCm", "ok", "none in this variant")
+    supported = matrix.rocm_architectures.get(variant.rocm, ())
+    if not supported:
+        return Check("ROCm", "warn", f"no list of architectures for ROCm {variant.rocm} in images/matrix.toml")
+    wrong = [f"ROCm {variant.rocm} does not support {name}" for name in variant.architectures if name not in supported]
+    return verdict("ROCm", wrong, f"{variant.rocm} supports {', '.join(variant.architectures)}")
+
+
+def cuda_majors(facts: LockFacts) -> set[str]:
+    return {
+        library.rpartition(".")[2]
+        for wheel in facts.wheels.values()
+        for library in wheel.libraries
+        if "cudart" in library
+    }
+
+
+def owners_of(facts: LockFacts, library: re.Pattern[str]) -> set[str]:
+    return {wheel.name for wheel in facts.wheels.values() for name in wheel.libraries if library.match(name)}
+
+
+def verdict(name: str, problems: list[str], fine: str) -> Check:
+    return Check(name, "fail", "; ".join(problems)) if problems else Check(name, "ok", fine)
+
+
+CHECKS: tuple[Callable[[Matrix, Variant, LockFacts, Mapping[str, str]], Check], ...] = (
+    check_python,
+    check_dependencies,
+    check_collectives,
+    check_cuda,
+    check_driver,
+    check_architectures,
+    check_rocm,
+)

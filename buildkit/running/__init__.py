@@ -1,0 +1,1 @@
+"""Running an image: flags, formats, batch scripts, engines and nodes."""

@@ -1,0 +1,211 @@
+"""Writes a run down for other hands: docker, podman, apptainer and enroot lines, Compose and Kubernetes texts.
+
+Each format is a function of the request, the machine and its flags (flags.py, docker's words). The longer texts are
+templates in `images/run/`. Slurm's batch script is slurm.py's.
+"""
+
+import json
+import re
+import shlex
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from buildkit.errors import UsageError
+from buildkit.host.machine import Machine
+from buildkit.running.flags import GPUS_ASSUMED, STOP_SECONDS, Flag, RunRequest, container_flags
+
+HOSTS = (
+    Flag("env", "SLIPWAY_HOSTS", "the nodes, the head first, from your environment"),
+    Flag("env", "SLIPWAY_TOKEN", "the secret by which the nodes know each other, from your environment"),
+)
+KUBERNETES_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,50}[a-z0-9])?")
+RDMA_RESOURCE = "rdma/rdma_shared_device_a"  # the name in NVIDIA's network operator's own example
+
+
+def templates(images: Path) -> Environment:
+    loader = FileSystemLoader(images / "run")
+    environment = Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.keep_trailing_newline = True
+    environment.filters["json"] = lambda value: json.dumps(value, ensure_ascii=False)
+    # Compose reads `$` as the begin of a variable.
+    environment.filters["compose"] = lambda value: json.dumps(value, ensure_ascii=False).replace("$", "$$")
+    environment.filters["shell"] = shlex.quote
+    environment.filters["words"] = lambda words: shlex.join(words)
+    return environment
+
+
+def command_line(program: Iterable[str], flags: Iterable[Flag], arguments: Iterable[str]) -> str:
+    """One shell command, a flag a line."""
+    lines = [shlex.join(program), *(shlex.join(flag.words) for flag in flags), shlex.join(arguments)]
+    return " \\\n  ".join(line for line in lines if line) + "\n"
+
+
+def hosts_first(request: RunRequest) -> str:
+    if request.nodes == 1:
+        return ""
+    return (
+        f"# The same line on each of the {request.nodes} machines, after, with one secret for all:\n"
+        "#   export SLIPWAY_HOSTS=first-host,second-host SLIPWAY_TOKEN=$(openssl rand -hex 32)\n"
+    )
+
+
+def joined(request: RunRequest, flags: tuple[Flag, ...]) -> tuple[Flag, ...]:
+    return (*flags, *HOSTS) if request.nodes > 1 else flags
+
+
+def docker_text(request: RunRequest, _machine: Machine, flags: tuple[Flag, ...]) -> str:
+    line = command_line(("docker", "run", "--rm"), joined(request, flags), (request.image, *request.words()))
+    return hosts_first(request) + line
+
+
+def podman_flags(flags: Iterable[Flag], machine: Machine) -> tuple[Flag, ...]:
+    """Docker's flags in podman's words. Without root it has no groups and limits but the caller's own to give."""
+    translated: list[Flag] = []
+    for flag in flags:
+        if flag.name == "gpus":
+            devices = re.findall(r"\d+", flag.value) or ["all"]
+            translated += [Flag("device", f"nvidia.com/gpu={device}", "by CDI, " + flag.reason) for device in devices]
+        elif machine.rootless and flag.name in ("group-add", "ulimit", "user"):
+            translated += [other for other in (ROOTLESS[flag.name],) if other not in translated]
+        else:
+            translated.append(flag)
+    if machine.selinux and any(flag.name == "device" for flag in translated):
+        translated.append(
+            Flag("security-opt", "label=disable", "SELinux here keeps containers from devices and volumes")
+        )
+    return tuple(translated)
+
+
+ROOTLESS = {
+    "group-add": Flag("group-add", "keep-groups", "your own groups own the GPU devices; be in render and video"),
+    "ulimit": Flag("ulimit", "host", "your own limits, the most that podman may give without root"),
+    "user": Flag("userns", "keep-id", "what the job writes belongs to you"),
+}
+
+
+def podman_text(request: RunRequest, machine: Machine, flags: tuple[Flag, ...]) -> str:
+    flags = podman_flags(joined(request, flags), machine)
+    line = command_line(("podman", "run", "--rm"), flags, (request.image, *request.words()))
+    return hosts_first(request) + line
+
+
+def apptainer_flags(flags: Iterable[Flag]) -> tuple[Flag, ...]:
+    """Apptainer keeps the host's devices, /dev/shm, network, user and limits: GPUs, mounts and variables are left."""
+    translated: list[Flag] = []
+    for flag in flags:
+        if flag.name == "gpus":
+            translated.append(Flag("nv", "", "the driver's libraries and devices"))
+        elif flag.name == "device" and flag.value == "/dev/kfd":
+            translated.append(Flag("rocm", "", "the GPUs' devices"))
+        elif flag.name == "volume":
+            translated.append(Flag("bind", flag.value, flag.reason))
+        elif flag.name == "env" and "=" in flag.value:
+            translated.append(flag)
+    return tuple(translated)
+
+
+def image_file(image: str, suffix: str) -> str:
+    return re.sub(r"[/:@]", "_", image) + suffix
+
+
+def apptainer_text(request: RunRequest, _machine: Machine, flags: tuple[Flag, ...]) -> str:
+    name = image_file(request.image, ".sif")
+    return (
+        hosts_first(request)
+        + f"# {name} comes from `apptainer build {name} docker-daemon:{request.image}`.\n"
+        + "# Devices, /dev/shm, network and limits are this host's own: `ulimit -l unlimited` first if it is lower.\n"
+        + command_line(("apptainer", "run"), apptainer_flags(flags), (name, *request.words()))
+    )
+
+
+def enroot_flags(flags: Iterable[Flag]) -> tuple[Flag, ...]:
+    """Like Apptainer; GPUs and RDMA come by enroot's hooks, which read variables."""
+    translated: list[Flag] = []
+    for flag in flags:
+        if flag.name == "volume":
+            translated.append(Flag("mount", flag.value, flag.reason))
+        elif flag.name == "env":
+            translated.append(flag)
+        elif flag.name == "device" and flag.value == "/dev/infiniband":
+            translated.append(Flag("env", "MELLANOX_VISIBLE_DEVICES=all", flag.reason))
+    return tuple(translated)
+
+
+def enroot_text(request: RunRequest, _machine: Machine, flags: tuple[Flag, ...]) -> str:
+    name = image_file(request.image, ".sqsh")
+    return (
+        hosts_first(request)
+        + f"# {name} comes from `enroot import --output {name} dockerd://{request.image}`.\n"
+        + command_line(("enroot", "start"), enroot_flags(joined(request, flags)), (name, *request.words()))
+    )
+
+
+def grouped(flags: Iterable[Flag]) -> dict[str, list[Flag]]:
+    groups: dict[str, list[Flag]] = {}
+    for flag in flags:
+        groups.setdefault(flag.name, []).append(flag)
+    return groups
+
+
+def compose_text(request: RunRequest, machine: Machine, _flags: tuple[Flag, ...], images: Path) -> str:
+    network = "host" if request.nodes == 1 else None
+    nodes = [grouped(container_flags(request, machine, network, rank)) for rank in range(request.nodes)]
+    hosts = ",".join(f"node{rank}" for rank in range(request.nodes))
+    values = {"request": request, "nodes": nodes, "hosts": hosts, "stop_seconds": STOP_SECONDS}
+    return templates(images).get_template("compose.yaml.j2").render(values)
+
+
+def kubernetes_text(
+    request: RunRequest, machine: Machine, flags: tuple[Flag, ...], images: Path, rdma_resource: str = RDMA_RESOURCE
+) -> str:
+    """An Indexed Job, the headless service that gives its pods names, and which resources they need."""
+    if not KUBERNETES_NAME.fullmatch(request.name):
+        raise UsageError(
+            f"--name {request.name}: Kubernetes does not take it", "use at most 52 small letters, digits and dashes"
+        )
+    resources = {"cuda": "nvidia.com/gpu", "rocm": "amd.com/gpu"}
+    limits: dict[str, int] = {}
+    if request.target in resources:
+        limits[resources[request.target]] = request.gpus or machine.gpus(request.target) or GPUS_ASSUMED
+    if request.target != "cpu" and machine.fabric != "ethernet":
+        efa = machine.fabric == "efa"
+        limits["vpc.amazonaws.com/efa" if efa else rdma_resource] = max(len(machine.hcas), 1) if efa else 1
+    values: dict[str, Any] = {
+        "request": request,
+        "flags": grouped(flags),
+        "limits": limits,
+        "volumes": [kubernetes_volume(index, volume) for index, volume in enumerate(request.volumes)],
+        "environment": dict(variable.partition("=")[::2] for variable in request.environment),
+        "hosts": ",".join(f"{request.name}-{rank}.{request.name}" for rank in range(request.nodes)),
+        "host_network": request.target != "cpu" and machine.fabric in ("infiniband", "roce"),
+        "stop_seconds": STOP_SECONDS,
+    }
+    return templates(images).get_template("kubernetes.yaml.j2").render(values)
+
+
+def kubernetes_volume(index: int, volume: str) -> dict[str, Any]:
+    """A path is a folder of every node's own (or of a shared file system), a bare name a claim."""
+    source, _, rest = volume.partition(":")
+    mount, _, options = rest.partition(":")
+    return {
+        "name": f"volume-{index}",
+        "path": source if source.startswith("/") else "",
+        "claim": "" if source.startswith("/") else source,
+        "mount": mount,
+        "read_only": "ro" in options.split(","),
+    }
+
+
+TEXTS: dict[str, Callable[[RunRequest, Machine, tuple[Flag, ...]], str]] = {
+    "docker": docker_text,
+    "podman": podman_text,
+    "apptainer": apptainer_text,
+    "enroot": enroot_text,
+}
+TEMPLATED: dict[str, Callable[[RunRequest, Machine, tuple[Flag, ...], Path], str]] = {
+    "compose": compose_text,
+    "kubernetes": kubernetes_text,
+}

@@ -1,0 +1,160 @@
+"""Writes the batch script for Slurm: one task per node, a checkpoint before the time is up, then back into the queue.
+
+What only a compute node knows (its RAM, the groups of its GPU devices, whether it has RDMA adapters) the script finds
+out there, as it is usually written on a login node. Options: https://slurm.schedmd.com/sbatch.html.
+"""
+
+import re
+import shlex
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from buildkit.errors import UsageError
+from buildkit.host.machine import Machine
+from buildkit.running.flags import (
+    GPUS_ASSUMED,
+    NCCL_SHM,
+    OBJECT_STORE_LIMIT,
+    OBJECT_STORE_SHARE,
+    SHM_SHARE,
+    Flag,
+    RunRequest,
+)
+from buildkit.running.flags import container_flags as all_flags
+from buildkit.running.formats import apptainer_flags, enroot_flags, image_file, podman_flags, templates
+
+CONTAINERS = ("docker", "podman", "apptainer", "enroot", "pyxis", "none")
+TIME = re.compile(r"\d+|\d+:\d\d|\d+:\d\d:\d\d|\d+-\d+(:\d\d(:\d\d)?)?|UNLIMITED")
+WITH_FUNCTION = ("docker", "podman", "enroot")
+FABRIC = ("/dev/infiniband", "IPC_LOCK", "/dev/gdrdrv")
+# Found out on the node, so not in the list of fixed flags.
+ON_THE_NODE = ("shm-size", "group-add", "user", "network")
+
+
+@dataclass(frozen=True)
+class SlurmOptions:
+    """The `#SBATCH` options; None leaves the cluster's default. `warning` is in seconds before the time limit."""
+
+    container: str = "docker"
+    time: str | None = None
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    nodelist: str | None = None
+    exclude: str | None = None
+    cpus_per_task: int | None = None
+    mem: str = "0"
+    exclusive: bool = True
+    output: str = "slurm-%j.out"
+    warning: int = 120
+    requeue: bool = True
+
+
+def sbatch_options(request: RunRequest, machine: Machine, options: SlurmOptions) -> Iterator[tuple[str, str]]:
+    """Name and value (empty for a switch) of each `#SBATCH` line."""
+    yield "job-name", request.name
+    yield "nodes", str(request.nodes)
+    yield "ntasks-per-node", "1"
+    if request.target != "cpu":
+        yield "gpus-per-node", str(request.gpus or machine.gpus(request.target) or GPUS_ASSUMED)
+    if options.cpus_per_task:
+        yield "cpus-per-task", str(options.cpus_per_task)
+    yield "mem", options.mem
+    if options.exclusive:
+        yield "exclusive", ""
+    for name in ("time", "partition", "account", "qos", "constraint", "nodelist", "exclude"):
+        if value := getattr(options, name):
+            yield name, value
+    yield "output", options.output
+    yield "open-mode", "append"
+    yield "requeue" if options.requeue else "no-requeue", ""
+    yield "signal", f"B:USR1@{options.warning}"
+
+
+def slurm_text(request: RunRequest, machine: Machine, images: Path, options: SlurmOptions | None = None) -> str:
+    """The batch script. Raises `UsageError` for an option that sbatch would refuse."""
+    options = options or SlurmOptions()
+    check(request, options)
+    values = {
+        "request": request,
+        "options": options,
+        "sbatch": [
+            f"--{name}={value}" if value else f"--{name}" for name, value in sbatch_options(request, machine, options)
+        ],
+        "node": node_function(request, machine, options.container),
+        "exported": request.environment if options.container in ("pyxis", "none") else (),
+        "step": step_words(request, machine, options),
+    }
+    return templates(images).get_template("slurm.sh.j2").render(values)
+
+
+def check(request: RunRequest, options: SlurmOptions) -> None:
+    if options.container not in CONTAINERS:
+        raise UsageError(f"--container {options.container}: there is none such", f"one of: {', '.join(CONTAINERS)}")
+    if options.time and not TIME.fullmatch(options.time):
+        raise UsageError(f"--time {options.time}: sbatch does not read it", "write 12:00:00, 3-00:00:00 or minutes")
+    texts = [request.name, *(str(value) for value in vars(options).values() if isinstance(value, str))]
+    if wrong := next((text for text in texts if re.search(r"\s", text)), None):
+        raise UsageError(f"`{wrong}` has blanks in it", "an #SBATCH line ends its value at the first one")
+
+
+def fixed_flags(request: RunRequest, machine: Machine) -> tuple[Flag, ...]:
+    return tuple(flag for flag in all_flags(request, machine) if flag.name not in ON_THE_NODE)
+
+
+def node_function(request: RunRequest, machine: Machine, container: str) -> list[str]:
+    """The array of flags in the shell function that starts the container on a node; empty where there is none."""
+    if container not in WITH_FUNCTION:
+        return []
+    flags: Iterable[Flag] = fixed_flags(request, machine)
+    if container == "enroot":
+        return [line(flag) for flag in enroot_flags(flags)]
+    if container == "podman":
+        flags = podman_flags(flags, machine)
+    lines = [line(flag) for flag in flags if flag.value not in FABRIC]
+    rootless = container == "podman" and machine.rootless
+    user = "--userns keep-id" if rootless else '--user "$(id -u):$(id -g)"'
+    shm = str(request.shm_bytes) if request.shm_bytes else f"$({shm_expression()})"
+    return [
+        *lines,
+        "--network host  # Ray and NCCL use many ports between nodes, RDMA the host's own addresses",
+        f"{user}  # what the job writes belongs to you",
+        f"--shm-size \"{shm}\"  # Ray's object store (30 % of RAM) and NCCL's buffers",
+    ]
+
+
+def line(flag: Flag) -> str:
+    return f"{shlex.join(flag.words)}  # {flag.reason}"
+
+
+def step_words(request: RunRequest, machine: Machine, options: SlurmOptions) -> str:
+    """What `srun` starts on each node, as shell words."""
+    command, container = request.words(options.warning), options.container
+    if container == "apptainer":
+        flags = (word for flag in apptainer_flags(fixed_flags(request, machine)) for word in flag.words)
+        return shlex.join(["apptainer", "run", *flags, image_file(request.image, ".sif"), *command])
+    if container == "pyxis":
+        return shlex.join([*pyxis_words(request), "tini", "-g", "--", "launch", *command])
+    if container == "none":
+        return shlex.join(["launch", *command])
+    image = image_file(request.image, ".sqsh") if container == "enroot" else request.image
+    return shlex.join(["bash", "-c", 'node "$@"', "node", image, *command])
+
+
+def pyxis_words(request: RunRequest) -> list[str]:
+    """pyxis adds its options to srun; the image's entrypoint is written out, as its default differs between sites."""
+    found = [f"--container-image={request.image}", "--no-container-mount-home", "--no-container-entrypoint"]
+    if request.volumes:
+        found.append(f"--container-mounts={','.join(request.volumes)}")
+    return found
+
+
+def shm_expression() -> str:
+    """Bytes of shared memory, computed by awk on the node as flags.shm_size does it here."""
+    return (
+        "awk '/^MemTotal/ { store = $2 * 1024 * "
+        f"{OBJECT_STORE_SHARE}; if (store > {OBJECT_STORE_LIMIT}) store = {OBJECT_STORE_LIMIT}; "
+        f'printf "%d", store / {SHM_SHARE} + {NCCL_SHM} }}\' /proc/meminfo'
+    )

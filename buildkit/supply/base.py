@@ -1,0 +1,217 @@
+"""Supplies the base image: from a registry, or made from Debian packages by mmdebstrap where none answers."""
+
+import hashlib
+import logging
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from buildkit.errors import BaseError, LockError, RegistryError
+from buildkit.recipe.lock import Deb, LockFacts
+from buildkit.recipe.matrix import Base, Variant
+from buildkit.registry.client import Manifest, Registry
+from buildkit.registry.credentials import read_credentials
+from buildkit.registry.reference import Reference, parse_reference
+from buildkit.running.engine import Engine, full_name
+
+log = logging.getLogger(__name__)
+
+PATIENCE = 5.0  # seconds in which a registry must say a digest
+LOOPBACK = re.compile(r"(localhost|127\.[0-9.]+|\[::1\])(:|$)")
+
+# What Debian's own slim images leave out as well (https://github.com/debuerreotype/debuerreotype).
+LEFT_OUT = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/info/*", "/usr/share/locale/*", "/usr/share/lintian/*")
+KEPT = ("/usr/share/doc/*/copyright",)
+
+# Run in the new root at the end: what belongs to this host or differs from one run to the next.
+CLEAN = """
+rm -rf "$1"/etc/apt/sources.list "$1"/etc/apt/sources.list.d/* "$1"/etc/apt/preferences.d/*
+rm -rf "$1"/etc/apt/apt.conf.d/99mmdebstrap "$1"/tmp/slipway-debs
+rm -rf "$1"/var/lib/apt/lists/* "$1"/var/cache/apt/* "$1"/var/cache/ldconfig/aux-cache "$1"/var/cache/debconf/*-old
+find "$1"/var/log -type f -delete
+rm -f "$1"/etc/machine-id "$1"/etc/hostname "$1"/etc/resolv.conf
+"""
+
+# Run in the new root before that: the record of every installed package, with the checksum of its file.
+LIST = "dpkg-query -W -f '${Package}=${Version}\\n' | xargs apt-cache show"
+FIELD = re.compile(r"^(Package|Version|SHA256): (.+)$", re.MULTILINE)
+
+
+def choose_provider(base: Base, requested: str, engine: Engine, facts: LockFacts) -> tuple[str, str]:
+    """The provider and the reason for it. `auto` takes the first that was locked and can be had.
+
+    Raises `BaseError` when none can, `LockError` when what was asked for is not locked.
+    """
+    if requested != "auto":
+        if requested not in base.providers:
+            raise BaseError(
+                f"base {base.name} has no provider `{requested}`", f"one of: auto, {', '.join(base.providers)}"
+            )
+        if refusal := unlocked(requested, facts):
+            raise LockError(f"--base {requested}: {refusal}", f"run `buildkit lock` where {WHERE[requested]}")
+        return requested, "asked for"
+    refusals: list[str] = []
+    for provider in base.providers:
+        refusal = unlocked(provider, facts) or AVAILABLE[provider](facts, engine)
+        if not refusal:
+            return provider, "; ".join([*refusals, f"{provider} can be had"])
+        refusals.append(f"{provider}: {refusal}")
+    raise BaseError(
+        f"no provider can supply base {base.name}: {'; '.join(refusals)}",
+        "make a registry reachable, or install mmdebstrap (`apt-get install mmdebstrap`); then `buildkit lock`",
+    )
+
+
+def unlocked(provider: str, facts: LockFacts) -> str:
+    """Why the lock does not bind this provider's base; empty when it does."""
+    if provider == "registry":
+        return "" if facts.base_digest else f"the lock has no digest of {facts.base}"
+    return "" if facts.debs else "the lock has no Debian packages"
+
+
+def registry_digest(base: Base) -> str:
+    """The digest that the base's tag has now, for all platforms, unless the matrix names it. Raises `RegistryError`."""
+    return parse_reference(full_name(base.image)).digest or ask(base.image).descriptor.digest
+
+
+def ask(image: str) -> Manifest:
+    """What a registry says of a base's image. Raises `RegistryError`."""
+    reference = parse_reference(full_name(image))
+    if reference.host == "docker.io":
+        reference = replace(reference, host="registry-1.docker.io")
+    credentials = read_credentials(reference.host)
+
+    def answer(asked: Reference) -> Manifest | None:
+        return Registry(asked, credentials, patience=PATIENCE).manifest(asked.digest or asked.tag)
+
+    try:
+        found = answer(reference)
+    except RegistryError:
+        if not LOOPBACK.match(reference.host):
+            raise
+        found = answer(replace(reference, secure=False))  # as engines do on their own host
+    if found is None:
+        raise RegistryError(f"{reference.host} has no {image}", "see `image` of the base in images/matrix.toml")
+    return found
+
+
+def registry_refusal(facts: LockFacts, engine: Engine) -> str:
+    if engine.find(facts.base_reference) is None:
+        try:
+            ask(facts.base_reference)
+        except RegistryError as error:
+            return str(error)
+    return ""
+
+
+def bootstrap_refusal(_facts: LockFacts, _engine: Engine | None = None) -> str:
+    return "" if shutil.which("mmdebstrap") else "mmdebstrap is not installed"
+
+
+WHERE = {"registry": "the base's registry answers", "bootstrap": "mmdebstrap is installed"}
+AVAILABLE: dict[str, Callable[[LockFacts, Engine], str]] = {
+    "registry": registry_refusal,
+    "bootstrap": bootstrap_refusal,
+}
+
+
+@dataclass(frozen=True)
+class Bootstrapped:
+    """A root file system as a tar, and the Debian packages in it."""
+
+    tar: Path
+    debs: tuple[Deb, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Uncompressed size of the files."""
+        with tarfile.open(self.tar) as archive:
+            return sum(member.size for member in archive)
+
+
+def bootstrap(variant: Variant, cache: Path, locked: tuple[Deb, ...], epoch: int) -> Bootstrapped:
+    """A root file system with the variant's packages, made once per package set and kept in `cache`.
+
+    With `locked` packages it holds exactly those; without, the newest. Raises `BaseError` when mmdebstrap fails,
+    `LockError` when the mirror no longer has what was locked; a failed one leaves nothing behind.
+    """
+    if variant.base.bootstrap is None:
+        raise BaseError(f"base {variant.base.name} cannot be bootstrapped", "use --base registry")
+    command = mmdebstrap_command(variant)
+    text = "\0".join([*command, str(epoch), *(f"{deb.name} {deb.version} {deb.sha256}" for deb in locked)])
+    tar = cache / "bases" / f"{variant.base.name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.tar"
+    index = tar.with_suffix(".debs")
+    if locked and tar.is_file() and index.is_file():
+        log.info("base: %s, made before", tar.name)
+        return Bootstrapped(tar, read_debs(index.read_text()))
+    log.info("base: making %s from %d Debian packages and what they need", variant.base.name, len(variant.packages))
+    tar.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="slipway-base-", dir=tar.parent) as folder:
+        made, listing = run_mmdebstrap(command, variant, Path(folder), locked, epoch)
+        debs = read_debs(listing.read_text())
+        if locked and set(debs) != set(locked):
+            raise drift(variant, locked, debs)
+        index.write_text(listing.read_text())
+        made.replace(tar)
+    return Bootstrapped(tar, debs)
+
+
+def mmdebstrap_command(variant: Variant) -> list[str]:
+    settings = variant.base.bootstrap or {}
+    command = ["mmdebstrap", "--quiet", f"--variant={settings['variant']}", '--aptopt=APT::Install-Recommends "false"']
+    command += [f"--dpkgopt=path-exclude={path}" for path in LEFT_OUT]
+    command += [f"--dpkgopt=path-include={path}" for path in KEPT]
+    return [*command, f"--include={','.join(variant.packages)}", settings["suite"]]
+
+
+def run_mmdebstrap(
+    command: list[str], variant: Variant, folder: Path, locked: tuple[Deb, ...], epoch: int
+) -> tuple[Path, Path]:
+    """The tar and the packages' records (apt-cache show), both in `folder`."""
+    tar, listing, pins = folder / "root.tar", folder / "debs", folder / "pins"
+    pins.write_text(
+        "".join(f"Package: {deb.name}\nPin: version {deb.version}\nPin-Priority: 1001\n\n" for deb in locked)
+    )
+    hooks = [  # without root, commands in them cannot reach our files: upload and download can
+        f"--setup-hook=upload {shlex.quote(str(pins))} /etc/apt/preferences.d/slipway-lock",
+        f'--customize-hook=chroot "$1" sh -c {shlex.quote(LIST)} >"$1"/tmp/slipway-debs',
+        f"--customize-hook=download /tmp/slipway-debs {shlex.quote(str(listing))}",
+        f"--customize-hook={CLEAN}",
+    ]
+    environment = {**os.environ, "SOURCE_DATE_EPOCH": str(epoch)}
+    done = subprocess.run(
+        [*command[:-1], *hooks, command[-1], str(tar)], env=environment, capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        reason = "\n".join(f"  {line}" for line in done.stderr.strip().splitlines()[-8:])
+        raise BaseError(
+            f"mmdebstrap could not make {variant.base.name}:\n{reason}", "check apt's sources (`apt-get update`)"
+        )
+    return tar, listing
+
+
+def read_debs(records: str) -> tuple[Deb, ...]:
+    """Packages in the paragraphs that `apt-cache show` prints; one that several sources offer is named once."""
+    paragraphs = (dict(FIELD.findall(paragraph)) for paragraph in records.split("\n\n") if paragraph.strip())
+    return tuple(sorted({Deb(fields["Package"], fields["Version"], fields["SHA256"]) for fields in paragraphs}))
+
+
+def drift(variant: Variant, locked: tuple[Deb, ...], found: tuple[Deb, ...]) -> LockError:
+    """What the mirror has instead of what was locked."""
+    now = {deb.name: deb.version for deb in found}
+    missing = [f"{deb.name} {deb.version} (now {now.get(deb.name, 'none')})" for deb in locked if deb not in found]
+    added = sorted(set(now) - {deb.name for deb in locked})
+    words = [*missing, *(f"{name} {now[name]} (not locked)" for name in added)]
+    return LockError(
+        f"the mirror has other packages than the lock of {variant.identifier}: {', '.join(words[:8])}"
+        + (f" and {len(words) - 8} more" if len(words) > 8 else ""),
+        f"run `buildkit lock --upgrade --target {variant.target} --variant {variant.name}`, or point apt at "
+        "snapshot.debian.org as of the lock's date",
+    )

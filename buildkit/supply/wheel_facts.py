@@ -1,0 +1,256 @@
+"""Reads what a locked wheel will bring, from the index, before it is installed.
+
+A wheel is a zip (https://packaging.python.org/specifications/binary-distribution-format/); its directory of contents is
+at the end, so a few kilobytes by HTTP range requests tell the sizes, the libraries and the metadata.
+"""
+
+import fnmatch
+import io
+import os
+import re
+import struct
+import subprocess
+import zipfile
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from email.parser import HeaderParser
+from functools import cache
+from html import unescape
+from pathlib import Path, PurePosixPath
+from urllib.parse import unquote, urldefrag, urljoin
+
+import requests
+from packaging.tags import Tag, compatible_tags, cpython_tags
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from uv import find_uv_bin
+
+from buildkit.errors import LockError
+from buildkit.host.settings import HostSettings
+from buildkit.recipe.lock import WheelFacts
+
+EMITTED_INDEX = re.compile(r"^--index-url (\S+)$", re.MULTILINE)
+LINK = re.compile(r'href="([^"]+)"')
+LIBRARY = re.compile(r"lib(?:nccl|rccl|cudart|amdhip64)\.so\.\d+")
+BLOCK = 2**20  # bytes asked for at once
+SPREAD = {"purelib": "", "platlib": "", "data": "../../../", "scripts": "../../../bin/"}
+TIMEOUT = 60  # seconds of silence until the index counts as gone
+FATBIN = struct.pack("<I", 0xBA55ED50)  # begins the GPU code of one or several architectures in a library
+CUBIN = 2  # an entry's kind: machine code of one architecture, where 1 is PTX
+
+
+@dataclass(frozen=True)
+class Pin:
+    """A locked distribution: one of `hashes` (sha256) is the wheel for this platform."""
+
+    name: str
+    version: str
+    hashes: frozenset[str]
+
+
+def read_wheel_facts(
+    pins: Iterable[Pin],
+    python: str,
+    host: HostSettings,
+    pruned: Iterable[str],
+    source_only: Iterable[str],
+    roots: frozenset[str],
+) -> dict[str, WheelFacts]:
+    """Facts of every pin; of `roots` also what they require and for which architectures they hold GPU code.
+
+    `pruned` are the patterns of what the image leaves out of site-packages, `source_only` of what it does not compile.
+
+    Raises LockError where a wheel cannot be found or read.
+    """
+    tags = {tag: rank for rank, tag in enumerate(platform_tags(python))}
+    left_out, not_compiled = tuple(pruned), tuple(source_only)
+    with requests.Session() as session, ThreadPoolExecutor(8) as pool:
+        session.verify = str(host.ca_bundle) if host.ca_bundle else True
+
+        def read(pin: Pin) -> WheelFacts:
+            with open_wheel(find_wheel(pin, tags, host, session), session) as file, zipfile.ZipFile(file) as wheel:
+                return facts_of(wheel, pin.name, left_out, not_compiled, pin.name in roots)
+
+        try:
+            return {facts.name: facts for facts in pool.map(read, pins)}
+        except (requests.RequestException, zipfile.BadZipFile, OSError) as error:
+            raise LockError(
+                f"a wheel's contents could not be read: {error}", "check that the package index can be reached"
+            ) from error
+
+
+def platform_tags(python: str) -> Iterator[Tag]:
+    """Best first: Linux on x86-64 with the glibc of Debian 12."""
+    version = tuple(int(part) for part in python.split("."))
+    platforms = [f"manylinux_2_{minor}_x86_64" for minor in range(36, 4, -1)]
+    for minor, alias in ((17, "manylinux2014"), (12, "manylinux2010"), (5, "manylinux1")):
+        platforms.insert(platforms.index(f"manylinux_2_{minor}_x86_64") + 1, f"{alias}_x86_64")
+    platforms.append("linux_x86_64")
+    yield from cpython_tags(version, platforms=platforms)
+    yield from compatible_tags(version, f"cp{version[0]}{version[1]}", platforms)
+
+
+def find_wheel(pin: Pin, tags: dict[Tag, int], host: HostSettings, session: requests.Session) -> str:
+    """Address or path of the wheel that uv would install: hash in the lock, best tag of this platform."""
+    ranked = []
+    for link in links(pin.name, host, session):
+        address, fragment = urldefrag(link)
+        try:
+            _, version, _, wheel_tags = parse_wheel_filename(unquote(PurePosixPath(address).name))
+        except InvalidWheelFilename:
+            continue
+        known = fragment.removeprefix("sha256=") in pin.hashes or (not fragment and str(version) == pin.version)
+        ranks = [tags[tag] for tag in wheel_tags if tag in tags]
+        if known and ranks:
+            ranked.append((min(ranks), address))
+    if not ranked:
+        raise LockError(
+            f"no index has a wheel of {pin.name} {pin.version} for this Python on Linux x86-64",
+            "exclude the distribution in images/matrix.toml, or pin a version that has one",
+        )
+    return min(ranked)[1]
+
+
+def links(name: str, host: HostSettings, session: requests.Session) -> Iterator[str]:
+    """Links of the host's wheel folders, its local simple indexes and its default index, in this order."""
+    for folder in host.wheel_folders:
+        for path in sorted(folder.glob("*.whl")) if folder.is_dir() else ():
+            if canonicalize_name(path.name.split("-")[0]) == name:
+                yield str(path)
+    for index in host.local_indexes:
+        page = index / name / "index.html"
+        if page.is_file():
+            for link in LINK.findall(page.read_text()):
+                target, _, fragment = unescape(link).partition("#")
+                if "://" not in target:
+                    yield f"{(page.parent / unquote(target)).resolve()}#{fragment}"
+    remote = [address for address in host.indexes if address.startswith("http")]
+    for address in (*remote, host.default_index or public_index()):
+        answer = session.get(f"{address.rstrip('/')}/{name}/", timeout=TIMEOUT)
+        if answer.ok:
+            yield from (urljoin(answer.url, unescape(link)) for link in LINK.findall(answer.text))
+
+
+@cache
+def public_index() -> str:
+    """Where uv looks when nobody names an index: it says so in what it resolves, be it nothing.
+
+    Raises `LockError` if it does not.
+    """
+    command = [find_uv_bin(), "pip", "compile", "--no-config", "--offline", "--quiet", "--emit-index-url", "-"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("UV_")}
+    done = subprocess.run(command, env=environment, input="", capture_output=True, text=True, check=False)
+    found = EMITTED_INDEX.search(done.stdout)
+    if found is None:
+        raise LockError(f"uv names no index: {done.stderr.strip()}", "set index-url in pip's configuration")
+    return found[1]
+
+
+def open_wheel(address: str, session: requests.Session) -> io.BufferedIOBase:
+    return io.BufferedReader(RemoteFile(address, session), BLOCK) if "://" in address else Path(address).open("rb")
+
+
+class RemoteFile(io.RawIOBase):
+    """A file behind HTTP that is read in pieces. Raises OSError where the server knows no ranges."""
+
+    def __init__(self, address: str, session: requests.Session) -> None:
+        self._address, self._session, self._position = address, session, 0
+        answer = self._get("bytes=0-0")
+        total = answer.headers.get("Content-Range", "").rpartition("/")[2]
+        if answer.status_code != requests.codes.partial_content or not total.isdigit():
+            raise OSError(f"{PurePosixPath(address).name}: the index serves no parts of files ({answer.status_code})")
+        self._size = int(total)
+
+    def _get(self, ranges: str) -> requests.Response:
+        return self._session.get(self._address, headers={"Range": ranges}, timeout=TIMEOUT)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        self._position = start + offset
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # the base class names a private protocol
+        end = min(self._position + len(buffer), self._size)
+        if self._position >= end:
+            return 0
+        answer = self._get(f"bytes={self._position}-{end - 1}")
+        answer.raise_for_status()
+        buffer[: len(answer.content)] = answer.content
+        self._position += len(answer.content)
+        return len(answer.content)
+
+
+def facts_of(
+    wheel: zipfile.ZipFile, name: str, pruned: tuple[str, ...], source_only: tuple[str, ...], root: bool
+) -> WheelFacts:
+    kept = [entry for entry in wheel.infolist() if not is_named(installed_path(entry.filename), pruned)]
+    python = [entry for entry in kept if entry.filename.endswith(".py")]
+    compiled = [entry for entry in python if not is_named(installed_path(entry.filename), source_only)]
+    libraries = {match[0] for entry in kept if (match := LIBRARY.match(PurePosixPath(entry.filename).name))}
+    metadata = next(entry for entry in wheel.infolist() if entry.filename.endswith(".dist-info/METADATA"))
+    headers = HeaderParser().parsestr(wheel.read(metadata).decode(errors="replace"))
+    requires = [" ".join(line.split()) for line in headers.get_all("Requires-Dist", []) if "extra ==" not in line]
+    return WheelFacts(
+        name=name,
+        bytes=sum(entry.file_size for entry in kept),
+        python_bytes=sum(entry.file_size for entry in compiled),
+        libraries=tuple(sorted(libraries)),
+        architectures=tuple(sorted(architectures(wheel, kept))) if root else (),
+        requires_python=headers.get("Requires-Python", "") if root else "",
+        requires=tuple(sorted(requires)) if root else (),
+    )
+
+
+def installed_path(path: str) -> str:
+    """Where a file of the wheel goes, seen from site-packages: `x.data/data` is spread over the whole environment."""
+    parts = path.split("/")
+    if len(parts) > 2 and parts[0].endswith(".data") and parts[1] in SPREAD:
+        return SPREAD[parts[1]] + "/".join(parts[2:])
+    return path
+
+
+def is_named(path: str, patterns: Iterable[str]) -> bool:
+    """Whether a pattern names the file or a folder above it; `*` stays within one part of a path, as in a shell."""
+    parts = path.split("/")
+    for pattern in patterns:
+        wanted = pattern.split("/")
+        if len(parts) >= len(wanted) and all(map(fnmatch.fnmatchcase, parts, wanted)):
+            return True
+    return False
+
+
+def architectures(wheel: zipfile.ZipFile, entries: Iterable[zipfile.ZipInfo]) -> set[str]:
+    """`sm_90` and so on: for what the wheel's libraries hold machine code."""
+    found: set[str] = set()
+    for entry in entries:
+        if ".so" in PurePosixPath(entry.filename).name and entry.file_size > BLOCK:
+            found |= library_architectures(wheel.read(entry))
+    return found
+
+
+def library_architectures(content: bytes) -> set[str]:
+    """Walks a library's fat binaries: 16 bytes of header, then entries of kind, header size, size and architecture."""
+    found = set()
+    start = content.find(FATBIN)
+    while start >= 0:
+        (size,) = struct.unpack_from("<Q", content, start + 8)
+        place, end = start + 16, min(start + 16 + size, len(content))
+        while place + 64 <= end:
+            kind, _, header, length = struct.unpack_from("<HHIQ", content, place)
+            (architecture,) = struct.unpack_from("<I", content, place + 28)
+            if kind == CUBIN and 50 <= architecture < 1000:
+                found.add(f"sm_{architecture}")
+            if header == 0:
+                break
+            place += header + length
+        start = content.find(FATBIN, max(start + 16, end if size < 2**33 else start + 16))
+    return found

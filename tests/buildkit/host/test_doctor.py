@@ -1,0 +1,124 @@
+"""The checks of `buildkit doctor` on recorded hosts, and the command on hosts that lack everything."""
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from buildkit.host.doctor import CHECKS, FAIL, OK, WARN, Check, EngineFacts, Findings, examine
+from buildkit.host.machine import read_machine
+from buildkit.recipe.matrix import Matrix
+from tests.buildkit.hosts import BARE, DGX, MI300X, P5, Host
+
+ROOT = Path(__file__).parents[3]
+DOCKER = EngineFacts("docker", "26.1.5", "/var/lib/docker")
+
+
+def findings(root: Path, matrix: Matrix | None, host: Host = BARE, **changes: Any) -> Findings:
+    machine = replace(read_machine(host.write(root)), device_groups=(44, 109), shm_bytes=2**50)
+    found = Findings(machine, matrix, (DOCKER,), "github.com/docker/buildx 0.13.1", 500 * 2**30, True, False)
+    machine_changes = {key: changes.pop(key) for key in list(changes) if hasattr(machine, key)}
+    return replace(found, machine=replace(machine, **machine_changes), **changes)
+
+
+def check(name: str, found: Findings) -> Check:
+    return next(check for check in examine(found) if check.check == name)
+
+
+@pytest.mark.parametrize("host", [DGX, MI300X, P5])
+def test_a_well_kept_gpu_host_has_no_complaint(tmp_path: Path, matrix: Matrix, host: Host) -> None:
+    checks = examine(findings(tmp_path, matrix, replace(host, memlock="unlimited")))
+    assert {check.check: check.fix for check in checks if check.status != OK} == {}
+
+
+def test_every_complaint_has_a_fix(tmp_path: Path) -> None:
+    worst = findings(
+        tmp_path, None, Host(memlock="65536", cgroup=1, nvidia=1), engines=(), buildx="", mmdebstrap=False,
+        free_bytes=0, shm_bytes=None, numa_balancing=True,
+    )  # fmt: skip
+    checks = examine(worst)
+    assert len(checks) == len(CHECKS)
+    assert all(check.fix for check in checks if check.status != OK)
+    assert {check.status for check in checks} == {OK, WARN, FAIL}
+
+
+@pytest.mark.parametrize(
+    ("name", "host", "changes", "status", "words"),
+    [
+        ("engine", BARE, {"engines": ()}, FAIL, "install"),
+        ("engine", BARE, {"engines": (EngineFacts("docker", problem="no daemon"),)}, FAIL, "systemctl start docker"),
+        ("engine", BARE, {"engines": (EngineFacts("docker", problem="x"), EngineFacts("podman", "5"))}, OK, ""),
+        ("buildx", BARE, {"buildx": ""}, WARN, "docker-buildx"),
+        ("buildx", BARE, {"buildx": "", "engines": (EngineFacts("podman", "5"),)}, OK, ""),
+        ("disk", BARE, {"free_bytes": 20 * 2**30}, WARN, "for cuda "),
+        ("disk", BARE, {"free_bytes": 2**30}, FAIL, "for cpu "),
+        ("gpu driver", BARE, {}, WARN, "cpu"),
+        ("gpu driver", DGX, {"nvidia_driver": "535.183.01"}, FAIL, "580.65.06"),
+        ("gpu driver", DGX, {"nvidia_driver": "580.65.06"}, OK, ""),
+        ("container toolkit", DGX, {"container_toolkit": False, "cdi": False}, FAIL, "nvidia-container-toolkit"),
+        ("container toolkit", DGX, {"cdi": False, "engines": (EngineFacts("podman", "5"),)}, WARN, "nvidia-ctk cdi"),
+        ("render group", MI300X, {"render_nodes": ()}, FAIL, "modprobe amdgpu"),
+        ("render group", MI300X, {"device_groups": ()}, WARN, "udev"),
+        ("infiniband", DGX, {"rdma_devices": False}, FAIL, "ib_uverbs"),
+        ("infiniband", BARE, {}, OK, ""),
+        ("shm", BARE, {"shm_bytes": 2**26}, WARN, "remount"),
+        ("memlock", MI300X, {}, WARN, "limits.conf"),
+        ("cgroup", Host(cgroup=1), {}, WARN, "unified"),
+        ("mmdebstrap", BARE, {"mmdebstrap": False}, WARN, "apt-get install"),
+        ("numa balancing", MI300X, {"numa_balancing": True}, WARN, "sysctl"),
+        ("numa balancing", DGX, {"numa_balancing": True}, OK, ""),
+    ],
+)
+def test_check(
+    tmp_path: Path, matrix: Matrix, name: str, host: Host, changes: dict[str, Any], status: str, words: str
+) -> None:
+    found = check(name, findings(tmp_path, matrix, host, **changes))
+    assert (found.check, found.status) == (name, status)
+    assert words in found.fix
+
+
+def doctor(*arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from buildkit.cli import main; main()", "doctor", *arguments]
+    env = {"PYTHONPATH": str(ROOT), "HOME": "/nonexistent", **environment}
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
+
+
+def test_a_host_without_any_program_is_told_so_and_fails() -> None:
+    begin = time.monotonic()
+    done = doctor("--json", PATH="/nonexistent")
+    assert time.monotonic() - begin < 10
+    assert done.returncode == 1
+    document = json.loads(done.stdout)
+    assert all(set(entry) == {"check", "status", "found", "fix"} for entry in document)
+    assert all(entry["status"] in (OK, WARN, FAIL) for entry in document)
+    assert next(entry for entry in document if entry["check"] == "engine")["status"] == FAIL
+    assert done.stderr == ""
+
+
+def test_the_table_names_the_fix() -> None:
+    done = doctor(PATH="/nonexistent")
+    assert "ci/engine" in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def test_an_engine_that_hangs_does_not_hold_the_doctor_up(tmp_path: Path) -> None:
+    (tmp_path / "docker").write_text("#!/bin/sh\nexec /bin/sleep 60\n")
+    (tmp_path / "docker").chmod(0o755)
+    begin = time.monotonic()
+    done = doctor("--json", PATH=str(tmp_path))
+    assert time.monotonic() - begin < 15
+    found = next(entry for entry in json.loads(done.stdout) if entry["check"] == "engine")
+    assert "docker" in found["found"]
+
+
+def test_outside_a_checkout_it_still_looks_at_the_host(tmp_path: Path) -> None:
+    done = doctor("--json", "--project", str(tmp_path), PATH="/nonexistent")
+    assert done.returncode == 1
+    checks = [entry["check"] for entry in json.loads(done.stdout)]
+    assert checks[0] == "project"
+    assert "gpu driver" in checks

@@ -1,0 +1,69 @@
+from pathlib import Path
+
+import pytest
+
+from buildkit.host.machine import read_machine
+from tests.buildkit.hosts import BARE, DGX, MI300X, P5, Host, own_devices
+
+
+def test_a_host_that_lacks_everything_is_described_as_that(tmp_path: Path) -> None:
+    machine = read_machine(tmp_path)
+    assert (machine.nvidia_gpus, machine.amd_architectures, machine.fabric, machine.hcas) == (0, (), "ethernet", ())
+    assert machine.ram_bytes == 0
+    assert machine.cgroup is None
+    assert not machine.rdma_devices
+
+
+def test_this_host_is_readable() -> None:
+    machine = read_machine()
+    assert machine.ram_bytes > 2**28
+    assert machine.cpus >= 1
+
+
+def test_nvidia_with_infiniband(tmp_path: Path) -> None:
+    machine = read_machine(DGX.write(tmp_path))
+    assert (machine.nvidia_driver, machine.nvidia_gpus) == ("580.95.05", 8)
+    assert machine.fabric == "infiniband"
+    assert machine.hcas == tuple(f"mlx5_{index}" for index in range(8)), "the Ethernet storage adapter is not one"
+    assert machine.container_toolkit
+    assert machine.cdi
+    assert machine.memlock is None
+    assert machine.ram_bytes == 2048 * 2**30
+
+
+def test_amd_with_roce(tmp_path: Path) -> None:
+    machine = read_machine(MI300X.write(tmp_path))
+    assert machine.amd_architectures == ("gfx942",) * 8
+    assert machine.amd_driver == "6.12.12"
+    assert machine.render_nodes[0] == "/dev/dri/renderD128"
+    assert machine.fabric == "roce"
+    assert machine.memlock == 8388608
+
+
+@pytest.mark.parametrize(
+    ("number", "name"), [(90402, "gfx942"), (90010, "gfx90a"), (90500, "gfx950"), (100300, "gfx1030")]
+)
+def test_architectures_have_their_usual_names(tmp_path: Path, number: int, name: str) -> None:
+    assert read_machine(Host(amd=1, gfx_target=number).write(tmp_path)).amd_architectures == (name,)
+
+
+def test_efa_is_told_from_other_adapters(tmp_path: Path) -> None:
+    machine = read_machine(P5.write(tmp_path))
+    assert machine.fabric == "efa"
+    assert len(machine.hcas) == 32
+
+
+def test_a_port_without_a_link_is_no_fabric(tmp_path: Path) -> None:
+    machine = read_machine(Host(hcas={"mlx5_0": "InfiniBand"}, down=("mlx5_0",)).write(tmp_path))
+    assert machine.fabric == "ethernet"
+
+
+def test_groups_are_those_that_own_the_devices(tmp_path: Path) -> None:
+    root = MI300X.write(tmp_path)
+    if not own_devices(root, 4711):
+        pytest.skip("only root can give files away")
+    assert read_machine(root).device_groups == (4711,)
+
+
+def test_without_devices_the_groups_of_the_usual_names_are_taken(tmp_path: Path) -> None:
+    assert read_machine(BARE.write(tmp_path)).device_groups == (44, 109)

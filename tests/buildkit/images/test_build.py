@@ -1,0 +1,69 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from buildkit.errors import DiskError
+from buildkit.host.settings import read_host
+from buildkit.images.build import check_disk, stage, write_secrets
+from buildkit.images.plan import Plan
+from buildkit.recipe.matrix import Matrix, load_matrix
+from buildkit.running.engine import Docker
+
+
+class EngineWithFreeSpace(Docker):
+    """An engine that only says how much space is free; nothing else of it is used."""
+
+    def __init__(self, free: int | None) -> None:
+        self.free = free
+
+    def free_bytes(self) -> int | None:
+        return self.free
+
+
+PLAN = Plan("cpu", "any", (), (), changed=("torch", "python", "code"))
+
+
+def test_too_little_disk_is_refused_before_anything_is_made(matrix: Matrix) -> None:
+    with pytest.raises(DiskError) as caught:
+        check_disk(matrix, matrix.variant("cpu"), EngineWithFreeSpace(2**30), PLAN)
+    assert "1.0 GiB free" in str(caught.value)
+    assert "docker system" in caught.value.hint
+
+
+@pytest.mark.parametrize("free", [2**40, None])
+def test_enough_or_unknown_disk_is_accepted(matrix: Matrix, free: int | None) -> None:
+    check_disk(matrix, matrix.variant("cpu"), EngineWithFreeSpace(free), PLAN)
+
+
+def test_a_change_of_code_alone_needs_little_disk(matrix: Matrix) -> None:
+    check_disk(matrix, matrix.variant("cuda"), EngineWithFreeSpace(2**30), replace(PLAN, changed=("code",)))
+
+
+def test_the_context_holds_exactly_what_goes_in(project: Path, tmp_path: Path) -> None:
+    for package in ("entrypoints", "trainer"):
+        (project / package / "__pycache__").mkdir(parents=True)
+        (project / package / "code.py").write_text("")
+    matrix = load_matrix(project)
+    context = tmp_path / "context"
+    stage(context, matrix, matrix.variant("cpu"), "six==1.17.0\n", "registry", read_host({}, tmp_path, tmp_path))
+    files = {str(path.relative_to(context)) for path in context.rglob("*") if path.is_file()}
+    code = {"app/entrypoints/code.py", "app/trainer/code.py"}
+    described = {"Dockerfile", "image.json", "launch", "install-wheels", "requirements/wheels.txt"}
+    described |= {"prune.txt", "source-only.txt"}
+    assert files == {*described, "tools/uv", *code}
+    assert (context / "requirements" / "wheels.txt").read_text() == "six==1.17.0\n"
+    assert json.loads((context / "image.json").read_text())["pins"] == {"six": "1.17.0"}
+
+
+def test_apt_sources_of_another_release_stay_out(matrix: Matrix, tmp_path: Path) -> None:
+    sources = tmp_path / "etc/apt/sources.list.d/debian.sources"
+    sources.parent.mkdir(parents=True)
+    sources.write_text("Suites: trixie\n")
+    host = read_host({}, tmp_path, tmp_path)
+    secrets = write_secrets(tmp_path, matrix.variant("cpu").base, host)
+    assert secrets["apt_sources"].read_text() == ""
+    sources.write_text("Suites: bookworm\n")
+    secrets = write_secrets(tmp_path, matrix.variant("cpu").base, read_host({}, tmp_path, tmp_path))
+    assert "bookworm" in secrets["apt_sources"].read_text()

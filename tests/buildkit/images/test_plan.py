@@ -1,0 +1,103 @@
+"""Plans of the committed locks, and of locks whose pins do not fit together."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from buildkit.cli import app
+from buildkit.images.plan import Plan, make_plan, record_build, runs_on
+from buildkit.recipe.lock import Deb, LockFacts, WheelFacts, read_facts, write_facts
+from buildkit.recipe.matrix import Matrix
+from buildkit.supply.resolve import read_lock
+
+
+def planned(matrix: Matrix, lock: str, cache: Path, target: str = "cuda") -> Plan:
+    return make_plan(matrix, matrix.variant(target), lock, cache)
+
+
+def status(plan: Plan, name: str) -> tuple[str, str]:
+    (check,) = (check for check in plan.checks if check.name == name)
+    return check.status, check.detail
+
+
+def lock_with(*wheels: WheelFacts) -> str:
+    pins = "".join(f"{wheel.name}==1.0\n" for wheel in wheels)
+    return write_facts(LockFacts(wheels={wheel.name: wheel for wheel in wheels})) + pins
+
+
+def test_facts_survive_the_lock() -> None:
+    wheel = WheelFacts(
+        "torch", 100, 10, ("libnccl.so.2",), ("sm_80", "sm_90"), ">=3.10", ("sympy>=1.13; python_version > '3'",)
+    )
+    facts = LockFacts("ab", 7, "debian:x", "sha256:cd", 5, (Deb("tini", "0.19-1", "ef"),), {"torch": wheel})
+    assert read_facts(write_facts(facts)) == facts
+
+
+@pytest.mark.parametrize(("target", "variant"), [("cpu", None), ("cuda", None), ("rocm", "rocm-debian")])
+def test_committed_locks_fit_together(matrix: Matrix, tmp_path: Path, target: str, variant: str | None) -> None:
+    chosen = matrix.variant(target, variant)
+    plan = make_plan(matrix, chosen, read_lock(matrix, chosen), tmp_path)
+    assert [check for check in plan.checks if check.status != "ok"] == []
+    assert [layer.name for layer in plan.layers] == ["base", "accelerator", "torch", "python", "code"]
+    assert plan.total_bytes == sum(layer.bytes for layer in plan.layers) > 10**9
+
+
+def test_a_code_change_renews_the_last_layer_only(matrix: Matrix, tmp_path: Path) -> None:
+    lock = read_lock(matrix, matrix.variant("cpu"))
+    before = planned(matrix, lock, tmp_path, "cpu")
+    assert before.changed == ("base", "accelerator", "torch", "python", "code")
+    record_build(before, tmp_path)
+    assert planned(matrix, lock, tmp_path, "cpu").changed == ()
+    record_build(replace(before, layers=(*before.layers[:-1], replace(before.layers[-1], key="other"))), tmp_path)
+    assert planned(matrix, lock, tmp_path, "cpu").changed == ("code",)
+
+
+def test_a_changed_pin_renews_its_layer_and_those_above(matrix: Matrix, tmp_path: Path) -> None:
+    lock = read_lock(matrix, matrix.variant("cpu"))
+    record_build(planned(matrix, lock, tmp_path, "cpu"), tmp_path)
+    changed = lock.replace("\ntorch==", "\ntorch==9.", 1)
+    assert planned(matrix, changed, tmp_path, "cpu").changed == ("torch", "python", "code")
+
+
+def test_two_copies_of_nccl_are_named(matrix: Matrix, tmp_path: Path) -> None:
+    lock = lock_with(WheelFacts("a", 1, 0, ("libnccl.so.2",)), WheelFacts("b", 1, 0, ("libnccl.so.2",)))
+    assert status(planned(matrix, lock, tmp_path), "one NCCL or RCCL") == ("fail", "NCCL is in several wheels: a, b")
+
+
+def test_two_cuda_majors_are_named(matrix: Matrix, tmp_path: Path) -> None:
+    lock = lock_with(WheelFacts("a", 1, 0, ("libcudart.so.12",)), WheelFacts("b", 1, 0, ("libcudart.so.13",)))
+    assert status(planned(matrix, lock, tmp_path), "one CUDA major")[0] == "fail"
+
+
+def test_a_broken_requirement_names_what_is_locked(matrix: Matrix, tmp_path: Path) -> None:
+    lock = lock_with(
+        WheelFacts("vllm", 1, 0, requires=("torch==2.13.0", "opencv-python-headless>=4")), WheelFacts("torch", 1, 0)
+    )
+    assert status(planned(matrix, lock, tmp_path), "dependencies") == ("fail", "vllm needs torch==2.13.0, locked: 1.0")
+
+
+def test_a_python_that_a_wheel_refuses_is_named(matrix: Matrix, tmp_path: Path) -> None:
+    lock = lock_with(WheelFacts("vllm", 1, 0, requires_python=">=3.12"))
+    assert status(planned(matrix, lock, tmp_path), "python") == ("fail", "vllm needs Python >=3.12")
+
+
+def test_missing_code_for_an_architecture_is_named(matrix: Matrix, tmp_path: Path) -> None:
+    lock = lock_with(WheelFacts("torch", 1, 0, architectures=("sm_80", "sm_90")))
+    assert "torch has no code for sm_100" in status(planned(matrix, lock, tmp_path), "GPU architectures")[1]
+
+
+@pytest.mark.parametrize(
+    ("code", "device", "runs"), [("sm_80", "sm_86", True), ("sm_86", "sm_80", False), ("sm_80", "sm_90", False)]
+)
+def test_code_runs_on_later_devices_of_its_major(code: str, device: str, runs: bool) -> None:
+    assert runs_on(code, device) == runs
+
+
+def test_plan_prints_one_document() -> None:
+    done = CliRunner().invoke(app, ["plan", "--target", "cuda", "--json"])
+    document = json.loads(done.stdout)
+    assert {"name", "bytes", "key"} == set(document["layers"][0])
+    assert document["total_bytes"] == sum(layer["bytes"] for layer in document["layers"])

@@ -1,0 +1,103 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from buildkit.errors import MatrixError
+from buildkit.images.build import image_tags
+from buildkit.recipe.dockerfile import image_labels, image_manifest, render_dockerfile
+from buildkit.recipe.lock import Deb, LockFacts
+from buildkit.recipe.matrix import Matrix, load_matrix
+
+
+def dockerfile(matrix: Matrix, target: str, provider: str) -> str:
+    variant = matrix.variant(target)
+    manifest = image_manifest(matrix, variant, provider, "")
+    return render_dockerfile(matrix, variant, provider, image_labels(matrix, variant, manifest))
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda", "rocm"])
+def test_every_target_renders_a_complete_dockerfile(matrix: Matrix, target: str) -> None:
+    text = dockerfile(matrix, target, "registry")
+    assert text.count("\nFROM ") == 2
+    assert 'ENTRYPOINT ["tini", "-g", "--", "launch"]' in text
+    assert "STOPSIGNAL SIGTERM" in text
+    assert "{{" not in text
+    assert "{%" not in text
+
+
+@pytest.mark.parametrize(("target", "name"), [("cuda", "NVIDIA_VISIBLE_DEVICES"), ("rocm", "HIP_FORCE_DEV_KERNARG")])
+def test_accelerators_have_their_own_environment(matrix: Matrix, target: str, name: str) -> None:
+    assert name in dockerfile(matrix, target, "registry")
+    assert name not in dockerfile(matrix, "cpu", "registry")
+
+
+def test_conditional_environment_is_not_baked(matrix: Matrix) -> None:
+    assert "HSA_NO_SCRATCH_RECLAIM" not in dockerfile(matrix, "rocm", "registry")
+
+
+def test_bootstrap_base_needs_no_registry(matrix: Matrix) -> None:
+    text = dockerfile(matrix, "cpu", "bootstrap")
+    assert "FROM scratch AS base" in text
+    assert "debian:" not in "".join(line for line in text.splitlines() if line.startswith("FROM"))
+
+
+def test_code_comes_after_the_wheels(matrix: Matrix) -> None:
+    text = dockerfile(matrix, "cpu", "bootstrap")
+    assert text.index("install-wheels 3.11") < text.index("COPY app")
+
+
+def test_template_error_names_template_and_line(project: Path) -> None:
+    templates = project / "images" / "templates"
+    templates.unlink()
+    templates.mkdir()
+    (templates / "Dockerfile.j2").write_text("FROM scratch\nRUN {{ nothing.here }}\n")
+    matrix = load_matrix(project)
+    with pytest.raises(MatrixError) as caught:
+        render_dockerfile(matrix, matrix.variant("cpu"), "registry", {})
+    assert "Dockerfile.j2, line 2" in str(caught.value)
+    assert "nothing" in str(caught.value)
+
+
+def test_manifest_is_json_with_pins_and_reasons(matrix: Matrix) -> None:
+    variant = matrix.variant("cpu")
+    manifest = image_manifest(matrix, variant, "bootstrap", "torch==1.0 \\\n  --hash=sha256:00\nray[default]==2.0 \\\n")
+    assert json.loads(json.dumps(manifest))["pins"] == {"torch": "1.0", "ray": "2.0"}
+    assert all(manifest["excluded"].values())
+
+
+def test_tags_carry_the_locks_digest(matrix: Matrix) -> None:
+    variant = matrix.variant("cpu")
+    one, other = image_tags(matrix, variant, "a"), image_tags(matrix, variant, "b")
+    assert one[:2] == other[:2] == ("slipway:cpu", f"slipway:{variant.identifier}")
+    assert one[2] != other[2]
+
+
+def test_only_the_default_variant_has_the_targets_own_tag(matrix: Matrix) -> None:
+    variant = matrix.variant("rocm", "rocm-debian")
+    assert "slipway:rocm" not in image_tags(matrix, variant, "a")
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda", "rocm"])
+def test_every_variant_renders_with_each_of_its_providers(matrix: Matrix, target: str) -> None:
+    for variant in matrix.targets[target].variants.values():
+        for provider in variant.base.providers:
+            assert "ENTRYPOINT" in render_dockerfile(matrix, variant, provider, {})
+
+
+def test_a_registrys_base_and_its_packages_are_as_they_were_locked(matrix: Matrix) -> None:
+    facts = LockFacts(
+        base="debian:bookworm-slim", base_digest=f"sha256:{'1' * 64}", debs=(Deb("tini", "0.19.0-1", "2" * 64),)
+    )
+    text = render_dockerfile(matrix, matrix.variant("cpu"), "registry", {}, facts)
+    assert f"FROM debian:bookworm-slim@sha256:{'1' * 64} AS base" in text
+    assert " tini=0.19.0-1" in text
+
+
+def test_an_image_with_debuggers_has_a_name_lock_and_environment_of_its_own(matrix: Matrix) -> None:
+    plain, debug = matrix.variant("cpu"), matrix.variant("cpu", with_debug=True)
+    assert debug == matrix.variant("cpu", f"{plain.name}-debug")
+    assert set(debug.packages) - set(plain.packages) == {"gdb"}
+    assert "slipway:cpu" not in image_tags(matrix, debug, "a")
+    assert "RAY_DEBUG_POST_MORTEM=1" in render_dockerfile(matrix, debug, "bootstrap", {})
+    assert "RAY_DEBUG_POST_MORTEM" not in render_dockerfile(matrix, plain, "bootstrap", {})

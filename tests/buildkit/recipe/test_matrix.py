@@ -1,0 +1,70 @@
+from pathlib import Path
+
+import pytest
+
+from buildkit.errors import MatrixError, UsageError
+from buildkit.recipe.matrix import Matrix, find_root, load_matrix
+
+
+def test_repository_has_the_three_targets(matrix: Matrix) -> None:
+    assert list(matrix.targets) == ["cpu", "cuda", "rocm"]
+
+
+def test_every_pin_is_exact_or_bounded(matrix: Matrix) -> None:
+    for target in matrix.targets.values():
+        for variant in target.variants.values():
+            assert all("=" in requirement for requirement in variant.requirements), variant.identifier
+
+
+def test_proven_variants_say_where_and_when(matrix: Matrix) -> None:
+    for target in matrix.targets.values():
+        for variant in target.variants.values():
+            assert (variant.status == "proven") == bool(variant.proof), variant.identifier
+
+
+def test_default_variant_is_the_first(matrix: Matrix) -> None:
+    assert matrix.variant("cpu") is next(iter(matrix.targets["cpu"].variants.values()))
+
+
+def test_unknown_target_names_the_nearest(matrix: Matrix) -> None:
+    with pytest.raises(UsageError) as caught:
+        matrix.variant("cud")
+    assert "did you mean `cuda`?" in caught.value.hint
+
+
+def test_unknown_variant_lists_the_known(matrix: Matrix) -> None:
+    with pytest.raises(UsageError) as caught:
+        matrix.variant("cpu", "xyz")
+    assert matrix.targets["cpu"].default.name in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        ("schema = 1", "schema = 2", "`schema` is 2"),
+        ('status = "untested"', 'status = "fine"', "`status` is 'fine'"),
+        ('base = "debian12"\n', 'base = "debian99"\n', "`base` is 'debian99'"),
+        ('base = "debian12"\n', 'base = "debian12"\ncolour = "red"\n', "colour"),
+        ("disk_gib = 1\n", "", "disk_gib"),
+        ("schema = 1", "schema = ", "at line 2"),
+        ("[targets.cpu.variants.small]", "[targets.cpu.variant.small]", "variants"),
+    ],
+)
+def test_malformed_matrix_names_the_place(project: Path, before: str, after: str, words: str) -> None:
+    path = project / "images" / "matrix.toml"
+    path.write_text(path.read_text().replace(before, after))
+    with pytest.raises(MatrixError) as caught:
+        load_matrix(project)
+    assert words in str(caught.value)
+    assert "matrix.toml" in str(caught.value)
+
+
+def test_root_is_found_from_below(project: Path) -> None:
+    below = project / "images" / "env"
+    assert find_root([below]) == project
+
+
+def test_no_root_is_an_error_with_a_hint(tmp_path: Path) -> None:
+    with pytest.raises(MatrixError) as caught:
+        find_root([tmp_path])
+    assert "--project" in caught.value.hint

@@ -1,0 +1,114 @@
+"""The engines' command lines, with programs that play docker and podman; tests/engines runs the real ones."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from buildkit.errors import EngineError, UsageError
+from buildkit.running.engine import BuildRequest, Docker, Podman, full_name, open_engine
+
+REQUEST = BuildRequest(Path("/context"), ("a:1", "b:2"), {"ca": Path("/s/ca")}, {"SOURCE_DATE_EPOCH": "1"}, True)
+
+
+IMAGE = '[{"Id": "sha256:ab", "Size": 12, "Config": {"Labels": {"dev.slipway.target": "cpu"}}}]'
+
+
+def play(folder: Path, name: str, script: str) -> None:
+    (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+    (folder / name).chmod(0o755)
+
+
+def docker(folder: Path, client: str = "26.1.5", buildx: bool = True) -> None:
+    play(
+        folder,
+        "docker",
+        f'case "$1 $2" in "info --format") echo /var/lib/docker;; "buildx version") exit {0 if buildx else 1};; '
+        f'"version --format") echo {client};; "image inspect") echo \'{IMAGE}\';; *) exit 1;; esac',
+    )
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize(("client", "buildx"), [("26.1.5", True), ("20.10.24", False)])
+def test_docker_builds_with_or_without_buildx_played(programs: Path, client: str, buildx: bool) -> None:
+    docker(programs, client, buildx)
+    command = Docker().build_command(REQUEST)
+    assert ("buildx" in command) == buildx
+    assert command[-1] == "/context"
+    assert command[command.index("--tag") : command.index("--tag") + 4] == ["--tag", "a:1", "--tag", "b:2"]
+    assert {"id=ca,src=/s/ca", "SOURCE_DATE_EPOCH=1", "--no-cache"} <= set(command)
+
+
+def test_a_client_that_cannot_build_without_buildx_says_so_played(programs: Path) -> None:
+    docker(programs, "28.2.2", buildx=False)
+    with pytest.raises(EngineError) as caught:
+        Docker().build_command(REQUEST)
+    assert "28.2.2" in str(caught.value)
+    assert "docker-buildx" in caught.value.hint
+
+
+def test_podman_builds_with_the_commits_date_played(programs: Path) -> None:
+    play(programs, "podman", "echo /var/lib/containers/storage")
+    command = Podman().build_command(REQUEST)
+    assert command[1] == "build"
+    assert "--timestamp=1" in command
+    assert {"id=ca,src=/s/ca", "a:1", "--no-cache"} <= set(command)
+
+
+def test_auto_takes_the_first_engine_that_answers_played(programs: Path) -> None:
+    play(programs, "docker", "echo cannot connect >&2; exit 1")
+    play(programs, "podman", "echo /var/lib/containers/storage")
+    assert open_engine().name == "podman"
+    docker(programs)
+    assert open_engine().name == "docker"
+    assert open_engine("podman").name == "podman"
+
+
+def test_no_engine_names_every_refusal_played(programs: Path) -> None:
+    play(programs, "docker", "echo cannot connect >&2; exit 1")
+    with pytest.raises(EngineError) as caught:
+        open_engine()
+    assert "docker: cannot connect" in str(caught.value)
+    assert "podman is not installed" in str(caught.value)
+
+
+def test_an_unknown_engine_is_a_usage_error() -> None:
+    with pytest.raises(UsageError, match="lxc"):
+        open_engine("lxc")
+
+
+def test_an_image_is_known_by_digest_and_size_played(programs: Path) -> None:
+    docker(programs)
+    found = Docker().find("a:1")
+    assert found is not None
+    assert (found.id, found.size, found.labels) == ("sha256:ab", 12, {"dev.slipway.target": "cpu"})
+
+
+@pytest.mark.parametrize(
+    ("reference", "full"),
+    [
+        ("debian:bookworm-slim", "docker.io/library/debian:bookworm-slim"),
+        ("rocm/vllm:1", "docker.io/rocm/vllm:1"),
+        ("quay.io/a/b:1", "quay.io/a/b:1"),
+        ("localhost/a", "localhost/a"),
+        ("registry:5000/a", "registry:5000/a"),
+    ],
+)
+def test_references_are_completed_as_docker_does(reference: str, full: str) -> None:
+    assert full_name(reference) == full
+
+
+def test_an_archive_with_fixed_times_needs_the_containerd_store_played(programs: Path, tmp_path: Path) -> None:
+    docker(programs)
+    request = replace(REQUEST, archive=tmp_path / "image.tar")
+    with pytest.raises(EngineError, match="old store") as caught:
+        Docker().build_command(request)
+    assert "containerd-snapshotter" in caught.value.hint
+    play(programs, "docker", """echo '[["driver-type", "io.containerd.snapshotter.v1"]]'""")
+    output = next(word for word in Docker().build_command(request) if word.startswith("--output="))
+    assert output.startswith(f"--output=type=oci,dest={tmp_path}/image.tar,rewrite-timestamp=true")

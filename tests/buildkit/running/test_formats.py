@@ -1,0 +1,271 @@
+"""The texts that `--print` writes: each is checked by the schema or the shell of the tool that reads it."""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+
+from buildkit.errors import UsageError
+from buildkit.host.machine import Machine, read_machine
+from buildkit.running.flags import RunRequest, container_flags
+from buildkit.running.formats import TEMPLATED, TEXTS, podman_flags
+from tests.buildkit.hosts import BARE, DGX, MI300X, P5, Host
+
+ROOT = Path(__file__).parents[3]
+IMAGES = ROOT / "images"
+CASES = [("cpu", BARE), ("cuda", DGX), ("cuda", P5), ("cuda", BARE), ("rocm", MI300X), ("rocm", BARE)]
+AWKWARD = ('A=two words $HOME "quoted"', "EMPTY=", "B=#no comment: here")
+
+
+def machine_of(host: Host, root: Path) -> Machine:
+    return replace(read_machine(host.write(root)), device_groups=(44, 109), uid=0)
+
+
+def request(target: str, nodes: int = 1, **changes: Any) -> RunRequest:
+    made = RunRequest(
+        f"slipway:{target}", target, ("train", "trainer.nnodes=2"), nodes=nodes, name="job",
+        volumes=("/scratch/my data:/data:ro", "/scratch/runs:/runs"), environment=AWKWARD, user="1000:1000",
+    )  # fmt: skip
+    return replace(made, **changes)
+
+
+def written(shown: str, wanted: RunRequest, machine: Machine) -> str:
+    flags = container_flags(wanted, machine)
+    if shown in TEXTS:
+        return TEXTS[shown](wanted, machine, flags)
+    return TEMPLATED[shown](wanted, machine, flags, IMAGES)
+
+
+def words(text: str) -> list[str]:
+    """The shell words of the command in a text, as the shell itself splits them."""
+    command = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
+    done = subprocess.run(["bash", "-c", f"printf '%s\\0' {command}"], capture_output=True, text=True, check=True)
+    return done.stdout.split("\0")[:-1]
+
+
+def check_compose(text: str) -> dict[str, Any]:
+    """Against the schema of https://github.com/compose-spec/compose-spec, as check-jsonschema carries it."""
+    schema = resources.files("check_jsonschema") / "builtin_schemas" / "vendor" / "compose-spec.json"
+    document: dict[str, Any] = yaml.safe_load(text)
+    jsonschema.validate(document, json.loads(schema.read_text()))
+    return document
+
+
+def check_kubernetes(text: str) -> dict[str, dict[str, Any]]:
+    documents = list(yaml.safe_load_all(text))
+    for document in documents:
+        kubernetes_validate.validate(document, "1.37", strict=True)
+    return {document["kind"]: document for document in documents}
+
+
+@pytest.mark.parametrize(("target", "host"), CASES)
+@pytest.mark.parametrize("shown", TEXTS)
+def test_command_lines_are_shell_words_and_never_privileged(
+    tmp_path: Path, shown: str, target: str, host: Host
+) -> None:
+    text = written(shown, request(target), machine_of(host, tmp_path))
+    found = words(text)
+    assert found[0] == shown
+    assert found[-2:] == ["train", "trainer.nnodes=2"]
+    assert "--privileged" not in found
+    assert any("/scratch/my data:/data:ro" in word for word in found)
+    assert AWKWARD[0] in found, "quotes, blanks and dollars arrive as they were given"
+
+
+def test_docker_line_is_the_list_of_flags(tmp_path: Path) -> None:
+    machine = machine_of(MI300X, tmp_path)
+    flags = container_flags(request("rocm"), machine)
+    expected = [word for flag in flags for word in flag.words]
+    assert words(written("docker", request("rocm"), machine)) == [
+        "docker", "run", "--rm", *expected, "slipway:rocm", "--grace", "110", "train", "trainer.nnodes=2",
+    ]  # fmt: skip
+
+
+def test_a_grace_of_your_own_is_kept(tmp_path: Path) -> None:
+    wanted = request("cpu", command=("--grace", "30", "train"))
+    assert words(written("docker", wanted, machine_of(BARE, tmp_path)))[-4:] == [
+        "slipway:cpu",
+        "--grace",
+        "30",
+        "train",
+    ]
+
+
+def test_several_machines_get_one_line_that_takes_hosts_and_token_from_the_environment(tmp_path: Path) -> None:
+    text = written("docker", request("cuda", nodes=2), machine_of(DGX, tmp_path))
+    found = words(text)
+    assert "SLIPWAY_TOKEN" in found
+    assert "SLIPWAY_HOSTS" in found
+    assert "SLIPWAY_HOSTS=first-host,second-host" in text
+
+
+def test_podman_takes_gpus_by_cdi(tmp_path: Path) -> None:
+    found = words(written("podman", request("cuda"), machine_of(DGX, tmp_path)))
+    assert "nvidia.com/gpu=all" in found
+    assert "--gpus" not in found
+    one = words(written("podman", request("cuda", gpus=2), machine_of(DGX, tmp_path)))
+    assert {"nvidia.com/gpu=0", "nvidia.com/gpu=1"} <= set(one)
+
+
+def test_podman_without_root_asks_only_for_what_the_caller_has(tmp_path: Path) -> None:
+    machine = replace(machine_of(MI300X, tmp_path), uid=1000)
+    flags = podman_flags(container_flags(request("rocm"), machine), machine)
+    found = [(flag.name, flag.value) for flag in flags]
+    assert ("userns", "keep-id") in found
+    assert [value for name, value in found if name == "group-add"] == ["keep-groups"]
+    assert [value for name, value in found if name == "ulimit"] == ["host"]
+    assert "user" not in dict(found)
+
+
+def test_podman_on_selinux_may_use_the_devices(tmp_path: Path) -> None:
+    machine = machine_of(Host(amd=1, selinux=True), tmp_path)
+    flags = podman_flags(container_flags(request("rocm"), machine), machine)
+    assert "label=disable" in {flag.value for flag in flags}
+
+
+@pytest.mark.parametrize(("target", "flag"), [("cuda", "--nv"), ("rocm", "--rocm"), ("cpu", None)])
+def test_apptainer_names_its_kind_of_gpu(tmp_path: Path, target: str, flag: str | None) -> None:
+    found = words(written("apptainer", request(target), machine_of(BARE, tmp_path)))
+    assert {"--nv", "--rocm"} & set(found) == ({flag} if flag else set())
+    assert f"slipway_{target}.sif" in found
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+@pytest.mark.parametrize(("target", "host"), CASES)
+def test_compose_passes_its_schema(tmp_path: Path, target: str, host: Host, nodes: int) -> None:
+    machine = machine_of(host, tmp_path)
+    document = check_compose(written("compose", request(target, nodes), machine))
+    assert list(document["services"]) == [f"node{rank}" for rank in range(nodes)]
+    node = document["services"]["node0"]
+    assert node["command"] == ["--grace", "110", "train", "trainer.nnodes=2"]
+    assert node["environment"][0] == AWKWARD[0].replace("$", "$$"), "compose would read $HOME as its own variable"
+    assert node["volumes"][0] == "/scratch/my data:/data:ro"
+    assert "privileged" not in node
+    assert (node.get("network_mode") == "host") == (nodes == 1)
+    assert any("SLIPWAY_HOSTS=node0" in entry for entry in node["environment"]) == (nodes > 1)
+
+
+def test_compose_nodes_share_the_gpus(tmp_path: Path) -> None:
+    document = check_compose(written("compose", request("cuda", 2), machine_of(DGX, tmp_path)))
+    devices = [
+        node["deploy"]["resources"]["reservations"]["devices"][0]["device_ids"]
+        for node in document["services"].values()
+    ]
+    assert devices == [["0", "1", "2", "3"], ["4", "5", "6", "7"]]
+
+
+@pytest.mark.parametrize("nodes", [1, 4])
+@pytest.mark.parametrize(("target", "host"), CASES)
+def test_kubernetes_passes_its_schema(tmp_path: Path, target: str, host: Host, nodes: int) -> None:
+    machine = machine_of(host, tmp_path)
+    found = check_kubernetes(written("kubernetes", request(target, nodes), machine))
+    job, service = found["Job"]["spec"], found["Service"]
+    pod = job["template"]["spec"]
+    node = pod["containers"][0]
+    assert (job["completionMode"], job["completions"], job["parallelism"]) == ("Indexed", nodes, nodes)
+    assert service["spec"]["clusterIP"] == "None"
+    assert pod["subdomain"] == service["metadata"]["name"]
+    environment = {entry["name"]: entry for entry in node["env"]}
+    assert environment["SLIPWAY_HOSTS"]["value"].split(",") == [f"job-{rank}.job" for rank in range(nodes)]
+    assert environment["A"]["value"] == AWKWARD[0].partition("=")[2]
+    assert environment["SLIPWAY_TOKEN"]["valueFrom"]["secretKeyRef"]["name"] == "job"
+    shm = next(volume for volume in pod["volumes"] if volume["name"] == "shm")["emptyDir"]
+    assert shm["medium"] == "Memory"
+    assert int(shm["sizeLimit"]) > 2**30
+    assert "privileged" not in node.get("securityContext", {})
+
+
+@pytest.mark.parametrize(
+    ("target", "host", "limits"),
+    [
+        ("cpu", DGX, {}),
+        ("cuda", DGX, {"nvidia.com/gpu": 8, "rdma/rdma_shared_device_a": 1}),
+        ("cuda", P5, {"nvidia.com/gpu": 8, "vpc.amazonaws.com/efa": 32}),
+        ("rocm", MI300X, {"amd.com/gpu": 8, "rdma/rdma_shared_device_a": 1}),
+        ("rocm", BARE, {"amd.com/gpu": 8}),
+    ],
+)
+def test_kubernetes_asks_for_gpus_and_adapters(tmp_path: Path, target: str, host: Host, limits: dict[str, int]) -> None:
+    found = check_kubernetes(written("kubernetes", request(target), machine_of(host, tmp_path)))
+    assert found["Job"]["spec"]["template"]["spec"]["containers"][0].get("resources", {}).get("limits", {}) == limits
+
+
+def test_kubernetes_takes_claims_by_name(tmp_path: Path) -> None:
+    wanted = request("cpu", volumes=("datasets:/data:ro",))
+    found = check_kubernetes(written("kubernetes", wanted, machine_of(BARE, tmp_path)))
+    pod = found["Job"]["spec"]["template"]["spec"]
+    assert pod["volumes"][1]["persistentVolumeClaim"] == {"claimName": "datasets"}
+    assert pod["containers"][0]["volumeMounts"][1]["readOnly"] is True
+
+
+@pytest.mark.parametrize("name", ["Upper", "a_b", "-a", "a" * 53])
+def test_a_name_that_kubernetes_refuses_is_refused_first(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError, match="--name"):
+        written("kubernetes", request("cpu", name=name), machine_of(BARE, tmp_path))
+
+
+def test_no_text_holds_a_secret(tmp_path: Path) -> None:
+    wanted = request("cpu", nodes=2)
+    for shown in (*TEXTS, *TEMPLATED):
+        assert wanted.token not in written(shown, wanted, machine_of(BARE, tmp_path))
+
+
+def buildkit(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from buildkit.cli import main; main()", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("shown", [*TEXTS, *TEMPLATED, "slurm"])
+def test_print_needs_no_engine_and_no_gpu(shown: str) -> None:
+    done = buildkit("run", "--target", "cuda", "--nodes", "2", "--print", shown)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda", "rocm"])
+def test_json_lists_flag_value_and_reason(target: str) -> None:
+    document = json.loads(buildkit("run", "--target", target, "--json").stdout)
+    assert document["flags"]
+    assert all(set(flag) == {"flag", "value", "reason"} and flag["reason"] for flag in document["flags"])
+    assert document["text"].startswith("docker run --rm")
+
+
+def test_explain_shows_the_reasons_and_runs_nothing() -> None:
+    done = buildkit("run", "--target", "rocm", "--explain")
+    assert done.returncode == 0
+    assert re.search(r"--device\s+/dev/kfd\s+ROCm", done.stdout)
+
+
+def test_dry_run_prints_the_commands_of_every_node() -> None:
+    done = buildkit("run", "--target", "cpu", "--nodes", "2", "--dry-run", "--name", "job", "--", "explain")
+    lines = [shlex.split(line) for line in done.stdout.splitlines()]
+    assert [line[:2] for line in lines] == [
+        ["docker", word] for word in ("network", "create", "create", "start", "start")
+    ]
+    assert "SLIPWAY_TOKEN" in lines[1], "by name: the secret itself is on no command line"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--print", "ansible"], "docker, podman"),
+        (["--fabric", "token-ring", "--explain"], "infiniband"),
+        (["--memory", "much", "--explain"], "512g"),
+        ([], "-- train"),
+    ],
+)
+def test_bad_usage_is_explained(arguments: list[str], words: str) -> None:
+    done = buildkit("run", "--target", "cpu", *arguments)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert done.stdout == ""

@@ -1,0 +1,200 @@
+"""The batch script: its options are sbatch's, shellcheck accepts it, and it behaves when Slurm warns."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from buildkit.errors import UsageError
+from buildkit.host.machine import read_machine
+from buildkit.running.flags import RunRequest
+from buildkit.running.slurm import CONTAINERS, SlurmOptions, slurm_text
+from tests.buildkit.hosts import BARE, DGX, MI300X, Host
+
+IMAGES = Path(__file__).parents[3] / "images"
+# The long options that sbatch of Slurm 22.05 lists (sbatch --help), as far as a job like ours may use them.
+SBATCH = {
+    "job-name", "nodes", "ntasks-per-node", "gpus-per-node", "cpus-per-task", "mem", "exclusive", "time", "partition",
+    "account", "qos", "constraint", "nodelist", "exclude", "output", "open-mode", "requeue", "no-requeue", "signal",
+}  # fmt: skip
+ALL = SlurmOptions(
+    time="3-00:00:00", partition="gpu", account="project", qos="high", constraint="h100", nodelist="gpu-[0,1]",
+    exclude="gpu-7", cpus_per_task=28, mem="200G", exclusive=False, output="logs/%x-%j.out", warning=300, requeue=False,
+)  # fmt: skip
+
+
+def script(
+    root: Path, target: str = "cuda", host: Host = DGX, options: SlurmOptions | None = None, **changes: Any
+) -> str:
+    request = RunRequest(
+        f"slipway:{target}", target, ("train", "a.b=it's 1"), nodes=2, name="ppo", volumes=("/x y:/runs",)
+    )
+    machine = replace(read_machine(host.write(root)), uid=0)
+    return slurm_text(replace(request, **changes), machine, IMAGES, options)
+
+
+def options_of(text: str) -> dict[str, str]:
+    lines = re.findall(r"^#SBATCH --([a-z-]+)(?:=(\S+))?$", text, re.MULTILINE)
+    assert len(lines) == text.count("#SBATCH "), "every line is an option with one value"
+    return dict(lines)
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+@pytest.mark.parametrize(("target", "host"), [("cpu", BARE), ("cuda", DGX), ("rocm", MI300X)])
+def test_bash_and_shellcheck_accept_it(tmp_path: Path, container: str, target: str, host: Host) -> None:
+    path = tmp_path / "job.sh"
+    path.write_text(script(tmp_path, target, host, SlurmOptions(container=container), environment=("A=$x 'y'",)))
+    subprocess.run(["bash", "-n", path], check=True)
+    if shutil.which("shellcheck") is None:
+        pytest.skip("shellcheck is not installed")
+    done = subprocess.run(["shellcheck", "--severity=warning", path], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("options", [None, ALL])
+def test_every_option_is_one_of_sbatchs(tmp_path: Path, options: SlurmOptions | None) -> None:
+    assert set(options_of(script(tmp_path, options=options))) <= SBATCH
+
+
+# Enough for sbatch to read a script's options, which it does before it asks the controller: there is none.
+CONFIG = """ClusterName=c
+SlurmctldHost=localhost(127.0.0.1)
+SlurmctldPort=1
+AuthType=auth/none
+CredType=cred/none
+MessageTimeout=1
+GresTypes=gpu
+SelectType=select/cons_tres
+NodeName=n[1-4]
+PartitionName=gpu Nodes=n[1-4]
+"""
+
+
+@pytest.mark.skipif(shutil.which("sbatch") is None, reason="Slurm's commands are not installed")
+@pytest.mark.parametrize("options", [None, ALL])
+def test_the_real_sbatch_reads_every_option(tmp_path: Path, options: SlurmOptions | None) -> None:
+    (tmp_path / "slurm.conf").write_text(CONFIG)
+    text = script(tmp_path, options=options)
+    environment = {**os.environ, "SLURM_CONF": str(tmp_path / "slurm.conf")}
+    for content, words in ((text, "Unable to contact slurm controller"), (text.replace("--mem=", "--men="), "--men")):
+        (tmp_path / "job.sh").write_text(content)
+        done = subprocess.run(
+            ["sbatch", "job.sh"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+        assert words in done.stderr
+
+
+def test_one_task_per_node_with_its_gpus(tmp_path: Path) -> None:
+    found = options_of(script(tmp_path))
+    assert (found["nodes"], found["ntasks-per-node"], found["gpus-per-node"]) == ("2", "1", "8")
+    assert (found["requeue"], found["open-mode"], found["signal"]) == ("", "append", "B:USR1@120")
+    assert "gpus-per-node" not in options_of(script(tmp_path, target="cpu"))
+
+
+def test_what_is_asked_for_is_in_the_options(tmp_path: Path) -> None:
+    found = options_of(script(tmp_path, options=ALL))
+    assert found["time"] == "3-00:00:00"
+    assert (found["partition"], found["account"], found["nodelist"]) == ("gpu", "project", "gpu-[0,1]")
+    assert "no-requeue" in found
+    assert "exclusive" not in found
+    assert found["signal"] == "B:USR1@300"
+
+
+def test_there_is_one_srun_line(tmp_path: Path) -> None:
+    for container in CONTAINERS:
+        assert (
+            len(re.findall(r"^srun ", script(tmp_path, options=SlurmOptions(container=container)), re.MULTILINE)) == 1
+        )
+
+
+@pytest.mark.parametrize("time", ["90", "12:00:00", "30-00:00:00", "2-12", "UNLIMITED"])
+def test_times_that_sbatch_reads(tmp_path: Path, time: str) -> None:
+    assert options_of(script(tmp_path, options=SlurmOptions(time=time)))["time"] == time
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (SlurmOptions(time="a day"), "--time"),
+        (SlurmOptions(container="lxc"), "--container lxc"),
+        (SlurmOptions(partition="gpu\n#SBATCH --uid=0"), "blanks"),
+    ],
+)
+def test_what_sbatch_would_refuse_is_refused_first(tmp_path: Path, options: SlurmOptions, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        script(tmp_path, options=options)
+
+
+PROGRAMS = {
+    # What Slurm's and docker's commands do to the script, and a record of how they were called.
+    "srun": 'echo "srun $*" >>calls; shift; [ "$1" != bash ] || "$@"; trap "echo stopped >>calls; exit 143" TERM; '
+    "echo $$ >pid; for _ in $(seq 100); do sleep 0.1; [ ! -e end ] || exit 0; done",
+    "scontrol": 'echo "scontrol $*" >>calls; [ "$1" != listpids ] || '
+    'printf "PID JOBID STEPID LOCALID GLOBALID\\n-1 42 0 - -\\n%s 42 0 0 0\\n" "$(cat pid)"',
+    "docker": 'printf "<%s>" "$@" >>calls; cat "$4" >environment',
+}
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Path:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, body in PROGRAMS.items():
+        (programs / name).write_text(f"#!/bin/bash\n{body}\n")
+        (programs / name).chmod(0o755)
+    return tmp_path
+
+
+def submit(folder: Path, text: str) -> subprocess.Popen[bytes]:
+    (folder / "job.sh").write_text(text)
+    environment = {**os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "SLURM_JOB_ID": "42"}
+    return subprocess.Popen(["bash", "job.sh"], cwd=folder, env=environment)
+
+
+def wait_for(path: Path) -> None:
+    end = time.monotonic() + 20
+    while not path.exists():
+        assert time.monotonic() < end, f"{path} did not appear"
+        time.sleep(0.05)
+
+
+def test_a_job_that_ends_by_itself_is_not_requeued_with_slurm_and_docker_played(cluster: Path) -> None:
+    (cluster / "end").touch()
+    job = submit(cluster, script(cluster))
+    assert job.wait(timeout=30) == 0
+    calls = (cluster / "calls").read_text()
+    assert "scontrol" not in calls
+    assert "<--gpus><all>" in calls
+    assert "</x y:/runs>" in calls
+    assert calls.rstrip().endswith("<slipway:cuda><--grace><110><train><a.b=it's 1>")
+    size = int(re.search(r"<--shm-size><(\d+)>", calls)[1])  # type: ignore[index]
+    assert size > 2**30
+    handed = (cluster / "environment").read_text()
+    assert "SLURM_JOB_ID=42" in handed
+    assert re.search(r"^SLIPWAY_TOKEN=[0-9a-f]{64}$", handed, re.MULTILINE)
+
+
+def test_a_warning_stops_the_step_and_requeues_the_job_with_slurm_played(cluster: Path) -> None:
+    job = submit(cluster, script(cluster, options=SlurmOptions(container="none")))
+    wait_for(cluster / "pid")
+    job.send_signal(signal.SIGUSR1)
+    assert job.wait(timeout=30) == 143
+    calls = (cluster / "calls").read_text()
+    assert "scontrol listpids 42.0" in calls
+    assert "stopped" in calls
+    assert "scontrol requeue 42" in calls
+
+
+def test_without_requeue_a_warning_only_stops_with_slurm_played(cluster: Path) -> None:
+    job = submit(cluster, script(cluster, options=SlurmOptions(container="none", requeue=False)))
+    wait_for(cluster / "pid")
+    job.send_signal(signal.SIGUSR1)
+    assert job.wait(timeout=30) == 143
+    assert "requeue" not in (cluster / "calls").read_text()

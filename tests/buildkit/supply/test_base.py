@@ -1,0 +1,92 @@
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from buildkit.errors import BaseError, LockError
+from buildkit.recipe.lock import Deb, LockFacts
+from buildkit.recipe.matrix import Base, Matrix, load_matrix
+from buildkit.running.engine import Docker, LocalImage
+from buildkit.supply.base import bootstrap, choose_provider
+
+NOBODY = "127.0.0.1:1/debian:bookworm-slim"  # a port at which no registry listens
+LOCKED = LockFacts(base=NOBODY, base_digest=f"sha256:{'1' * 64}", debs=(Deb("tini", "1", "2"),))
+
+
+class EngineWithImages(Docker):
+    """What an engine has already; nothing else of it is used."""
+
+    def __init__(self, *references: str) -> None:
+        self.references = references
+
+    def find(self, reference: str) -> LocalImage | None:
+        return LocalImage("sha256:0", 1) if reference in self.references else None
+
+
+@pytest.fixture(autouse=True)
+def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("buildkit.supply.base.PATIENCE", 0.1)
+
+
+@pytest.fixture
+def base(matrix: Matrix) -> Base:
+    return matrix.variant("cpu").base
+
+
+def fake_mmdebstrap(folder: Path, script: str) -> None:
+    path = folder / "mmdebstrap"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
+def test_an_image_that_is_here_is_preferred(base: Base) -> None:
+    engine = EngineWithImages(LOCKED.base_reference)
+    assert choose_provider(base, "auto", engine, LOCKED)[0] == "registry"
+
+
+def test_a_base_that_is_not_locked_is_not_taken(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(BaseError, match=f"the lock has no digest of {NOBODY}"):
+        choose_provider(base, "auto", EngineWithImages(NOBODY), replace(LOCKED, base_digest=""))
+    with pytest.raises(LockError, match="the lock has no Debian packages"):
+        choose_provider(base, "bootstrap", EngineWithImages(), replace(LOCKED, debs=()))
+
+
+def test_auto_says_why_it_bootstraps(base: Base, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_mmdebstrap(tmp_path, "exit 0")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    provider, reason = choose_provider(base, "auto", EngineWithImages(), LOCKED)
+    assert provider == "bootstrap"
+    assert "127.0.0.1:1 did not answer" in reason
+
+
+def test_no_provider_names_each_refusal(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(BaseError) as caught:
+        choose_provider(base, "auto", EngineWithImages(), LOCKED)
+    assert "127.0.0.1:1 did not answer" in str(caught.value)
+    assert "mmdebstrap is not installed" in str(caught.value)
+
+
+def test_failed_bootstrap_leaves_nothing(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_mmdebstrap(tmp_path, 'for last; do :; done; /bin/echo half > "$last"; echo "E: no such mirror" >&2; exit 25')
+    monkeypatch.setenv("PATH", str(tmp_path))
+    cache = tmp_path / "cache"
+    with pytest.raises(BaseError) as caught:
+        bootstrap(load_matrix(project).variant("cpu"), cache, (), 0)
+    assert "no such mirror" in str(caught.value)
+    assert list((cache / "bases").iterdir()) == []
+
+
+def test_a_mirror_that_moved_on_is_named_with_the_way_out(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved = "Package: tini\\nVersion: 2\\nSHA256: bb\\n"
+    hook = "case $a in --customize-hook=download*) out=${a##* }; printf '" + moved + "' >$out;; esac"
+    fake_mmdebstrap(tmp_path, f'for a; do {hook}; done; echo tar >"$a"')
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(LockError, match=r"tini 1 \(now 2\)") as caught:
+        bootstrap(load_matrix(project).variant("cpu"), tmp_path / "cache", (Deb("tini", "1", "aa"),), 0)
+    assert "buildkit lock --upgrade" in caught.value.hint
+    assert list((tmp_path / "cache" / "bases").iterdir()) == []

@@ -1,0 +1,111 @@
+import hashlib
+import re
+from pathlib import Path
+
+import pytest
+
+from buildkit.errors import LockError, RegistryError
+from buildkit.host.settings import HostSettings, read_host
+from buildkit.recipe.lock import read_facts
+from buildkit.recipe.matrix import Matrix, load_matrix
+from buildkit.supply.resolve import lock_path, read_lock, write_lock
+from buildkit.supply.wheels import local_wheels
+
+
+def host_with(find_links: tuple[str, ...] = (), indexes: tuple[str, ...] = ()) -> HostSettings:
+    return HostSettings(None, indexes, find_links, (), None, {}, "")
+
+
+def test_committed_locks_match_the_matrix(matrix: Matrix) -> None:
+    for target in ("cpu", "cuda"):
+        for variant in matrix.targets[target].variants.values():
+            text = read_lock(matrix, variant)
+            assert "--hash=sha256:" in text
+
+
+def test_committed_locks_hold_no_address(matrix: Matrix) -> None:
+    for path in (matrix.images / "locks").rglob("*.txt"):
+        text = path.read_text()
+        for sign in ("://", "--index-url", "--find-links", " @ "):
+            assert sign not in text, path
+
+
+def test_excluded_distributions_are_not_locked(matrix: Matrix) -> None:
+    variant = matrix.variant("cpu")
+    text = read_lock(matrix, variant)
+    assert variant.exclude
+    assert not [name for name in variant.exclude if f"\n{name}==" in text]
+
+
+def test_lock_resolves_and_goes_stale_when_the_pins_change(project: Path, tmp_path: Path) -> None:
+    path = project / "images" / "matrix.toml"
+    pinned = re.sub(r"(?m)^bootstrap.*$", "", path.read_text()).replace("-slim", f"-slim@sha256:{'1' * 64}")
+    path.write_text(pinned)
+    matrix = load_matrix(project)
+    variant = matrix.variant("cpu")
+    write_lock(matrix, variant, read_host(), tmp_path)
+    text = read_lock(matrix, variant)
+    assert "six==1.17.0" in text
+    assert "idna==3.10" in text
+    assert read_facts(text).base_reference == f"debian:bookworm-slim@sha256:{'1' * 64}"
+    six = read_facts(text).wheels["six"]
+    assert 30_000 < six.python_bytes < six.bytes < 60_000
+    path.write_text(path.read_text().replace("six==1.17.0", "six==1.16.0"))
+    matrix = load_matrix(project)
+    with pytest.raises(LockError) as caught:
+        read_lock(matrix, matrix.variant("cpu"))
+    assert "buildkit lock --target cpu" in caught.value.hint
+
+
+def test_a_base_without_registry_or_bootstrap_leaves_the_old_lock(project: Path) -> None:
+    path = project / "images" / "matrix.toml"
+    text = re.sub(r"(?m)^bootstrap.*$", "", path.read_text())
+    path.write_text(text.replace("debian:bookworm-slim", "127.0.0.1:1/base:latest"))
+    matrix = load_matrix(project)
+    lock = lock_path(matrix, matrix.variant("cpu"))
+    lock.parent.mkdir(parents=True)
+    lock.write_text("# as it was\n")
+    with pytest.raises(RegistryError, match=r"127\.0\.0\.1:1 did not answer"):
+        write_lock(matrix, matrix.variant("cpu"), read_host(), lock.parent)
+    assert lock.read_text() == "# as it was\n"
+
+
+def test_a_failed_resolution_leaves_the_old_lock(project: Path) -> None:
+    path = project / "images" / "matrix.toml"
+    path.write_text(path.read_text().replace("six==1.17.0", "six==99.0"))
+    matrix = load_matrix(project)
+    lock = lock_path(matrix, matrix.variant("cpu"))
+    lock.parent.mkdir(parents=True)
+    lock.write_text("# as it was\n")
+    with pytest.raises(LockError) as caught:
+        write_lock(matrix, matrix.variant("cpu"), read_host(), lock.parent)
+    assert "six" in str(caught.value)
+    assert lock.read_text() == "# as it was\n"
+    assert list(lock.parent.iterdir()) == [lock]
+
+
+@pytest.fixture
+def wheel(tmp_path: Path) -> Path:
+    path = tmp_path / "files" / "some_thing-1.0-py3-none-any.whl"
+    path.parent.mkdir()
+    path.write_bytes(b"wheel")
+    return path
+
+
+def lock_of(wheel: Path) -> str:
+    return f"some-thing==1.0 \\\n    --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}\n"
+
+
+def test_wheels_in_folders_are_taken_by_digest(wheel: Path) -> None:
+    host = host_with(find_links=(str(wheel.parent),))
+    assert local_wheels(lock_of(wheel), host) == [wheel]
+    assert local_wheels(f"some-thing==1.0 --hash=sha256:{'0' * 64}\n", host) == []
+
+
+def test_wheels_in_local_indexes_are_taken_by_digest(wheel: Path, tmp_path: Path) -> None:
+    page = tmp_path / "simple" / "some-thing" / "index.html"
+    page.parent.mkdir(parents=True)
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    page.write_text(f'<a href="../../files/{wheel.name}#sha256={digest}">{wheel.name}</a>')
+    host = host_with(indexes=(f"file://{tmp_path}/simple",))
+    assert local_wheels(lock_of(wheel), host) == [wheel]

@@ -1,0 +1,123 @@
+"""What a wheel brings is read from the wheel itself, whether it lies on disk or behind HTTP."""
+
+import http.server
+import io
+import struct
+import threading
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import requests
+
+from buildkit.errors import LockError
+from buildkit.host.settings import HostSettings
+from buildkit.supply.wheel_facts import Pin, RemoteFile, is_named, library_architectures, read_wheel_facts
+
+METADATA = """Metadata-Version: 2.1
+Name: thing
+Requires-Python: >=3.9
+Requires-Dist: torch==2
+Requires-Dist: x; extra == 'all'
+"""
+
+
+@pytest.fixture
+def wheel(tmp_path: Path) -> Path:
+    path = tmp_path / "thing-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("thing/__init__.py", "x = 1\n" * 100)
+        archive.writestr("thing/models/a.py", "y = 1\n")
+        archive.writestr("thing/lib/libnccl.so.2", b"0" * 1000)
+        archive.writestr("thing-1.0.data/purelib/thing/tests/big.bin", b"1" * 5000)
+        archive.writestr("thing-1.0.dist-info/METADATA", METADATA)
+    return path
+
+
+def host_with(folder: Path) -> HostSettings:
+    return HostSettings(None, (), (str(folder),), (), None, {}, "")
+
+
+def test_sizes_libraries_and_needs_are_read(wheel: Path) -> None:
+    pins = [Pin("thing", "1.0", frozenset())]
+    host, roots = host_with(wheel.parent), frozenset({"thing"})
+    facts = read_wheel_facts(pins, "3.11", host, ["thing/tests"], ["*/models"], roots)["thing"]
+    assert facts.bytes == 606 + 1000 + len(METADATA)
+    assert facts.python_bytes == 600
+    assert facts.libraries == ("libnccl.so.2",)
+    assert facts.requires == ("torch==2",)
+    assert facts.requires_python == ">=3.9"
+
+
+def test_a_wheel_for_another_python_is_not_taken(wheel: Path) -> None:
+    wheel.rename(wheel.with_name("thing-1.0-cp38-cp38-win_amd64.whl"))
+    host = HostSettings("http://127.0.0.1:9", (), (str(wheel.parent),), (), None, {}, "")
+    with pytest.raises(LockError):
+        read_wheel_facts([Pin("thing", "1.0", frozenset())], "3.11", host, [], [], frozenset())
+
+
+@pytest.mark.parametrize(
+    ("path", "pattern", "gone"),
+    [
+        ("a/b/c.so", "a/b", True),
+        ("a/b/c.so", "a/*/c.so", True),
+        ("a/b/c.so", "a/c.so", False),
+        ("a/bb/c.so", "a/b", False),
+        ("a/b/c.so.1", "a/b/*.so", False),
+    ],
+)
+def test_a_pattern_stays_within_one_part_of_a_path(path: str, pattern: str, gone: bool) -> None:
+    assert is_named(path, [pattern]) == gone
+
+
+def fatbin(*architectures: int) -> bytes:
+    entries = b"".join(
+        struct.pack("<HHIQ", 2, 0x101, 64, 128)
+        + b"\0" * 12
+        + struct.pack("<I", architecture)
+        + b"\0" * 32
+        + b"\1" * 128
+        for architecture in architectures
+    )
+    return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(entries)) + entries
+
+
+def test_architectures_are_read_from_fat_binaries() -> None:
+    content = b"elf" * 100 + fatbin(80, 90) + b"\0" * 64 + fatbin(100) + b"tail"
+    assert library_architectures(content) == {"sm_80", "sm_90", "sm_100"}
+
+
+class Ranges(http.server.BaseHTTPRequestHandler):
+    content = bytes(range(256)) * 20
+
+    def do_GET(self) -> None:
+        start, end = self.headers["Range"].removeprefix("bytes=").split("-")
+        part = self.content[int(start) : int(end) + 1]
+        self.send_response(206)
+        self.send_header("Content-Range", f"bytes {start}-{end}/{len(self.content)}")
+        self.send_header("Content-Length", str(len(part)))
+        self.end_headers()
+        self.wfile.write(part)
+
+    def log_message(self, *_arguments: object) -> None:
+        pass
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Ranges) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/file"
+        server.shutdown()
+
+
+def test_a_remote_file_is_read_in_parts(address: str) -> None:
+    with requests.Session() as session:
+        file = io.BufferedReader(RemoteFile(address, session), 1000)
+        file.seek(-10, io.SEEK_END)
+        assert file.read() == Ranges.content[-10:]
+        file.seek(300)
+        assert file.read(2000) == Ranges.content[300:2300]
+        assert file.read() == Ranges.content[2300:]
+        file.close()
