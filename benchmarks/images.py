@@ -25,15 +25,15 @@ from packaging.requirements import Requirement
 from uv import find_uv_bin
 
 from benchmarks.results import write_section
-from buildkit.base import bootstrap
-from buildkit.build import build_image, cache_folder, link, write_secrets
-from buildkit.engine import BuildRequest, Docker
-from buildkit.host import read_host
-from buildkit.lock import lock_path, read_lock
-from buildkit.lock_facts import read_facts
-from buildkit.matrix import Matrix, Variant, load_matrix
-from buildkit.plan import make_plan
-from buildkit.wheels import local_wheels
+from buildkit.host.settings import read_host
+from buildkit.images.build import build_image, cache_folder, link, write_secrets
+from buildkit.images.plan import make_plan
+from buildkit.recipe.lock import read_facts
+from buildkit.recipe.matrix import Matrix, Variant, load_matrix
+from buildkit.running.engine import BuildRequest, Docker
+from buildkit.supply.base import bootstrap
+from buildkit.supply.resolve import lock_path, read_lock
+from buildkit.supply.wheels import local_wheels
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "benchmarks.md"

@@ -19,14 +19,14 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from entrypoints.channel import LONGEST_LINE, Channel, introduce
 from entrypoints.environments import Allocation
 from entrypoints.environments.place import Place, rank_of
-from entrypoints.fabric.agreement import odd_ones
+from entrypoints.host.agreement import odd_ones
 from entrypoints.hostlist import expand
-from entrypoints.meeting import Meeting
-from entrypoints.network import resolve
+from entrypoints.job.meeting import Meeting
 from entrypoints.options import Options
+from entrypoints.wire.channel import LONGEST_LINE, Channel, introduce
+from entrypoints.wire.network import resolve
 
 SIZES = (2, 8, 64, 256, 1024)
 PORT = 20_999

@@ -8,8 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
+from entrypoints.commands.subcommands import SUBCOMMANDS
 from entrypoints.environments.explicit import HEAD, HOST_FILE, HOSTS, NODE_RANK, NODES
 from entrypoints.errors import LaunchError, UsageError
+from entrypoints.host.versions import installed
 from entrypoints.logs import report
 from entrypoints.options import (
     CONTROL_PORT,
@@ -22,8 +24,6 @@ from entrypoints.options import (
     Options,
     RayOptions,
 )
-from entrypoints.subcommands import SUBCOMMANDS
-from entrypoints.versions import installed
 
 _HOW_TO_RUN = "write `launch -- COMMAND ...` or `launch train KEY=VALUE ...`"
 _SAID = {"hosts": HOSTS, "hostfile": HOST_FILE, "node_rank": NODE_RANK, "nodes": NODES, "head": HEAD}
@@ -55,7 +55,7 @@ def _main(arguments: list[str], variables: Mapping[str, str]) -> int:
             return result
         parsed.words = ["--", *result]
     options = _options(parsed, variables.get(REPORT_DIR) or ".")
-    from entrypoints.launch import launch, locate  # asyncio alone would double the time of `launch explain`
+    from entrypoints.job.launch import launch, locate  # asyncio alone would double the time of `launch explain`
 
     variables = _with_options(variables, parsed)
     hostname = parsed.hostname or socket.gethostname()

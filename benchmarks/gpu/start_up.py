@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.gpu.common import SHAPES, Results, arguments, write_job
 from benchmarks.results import read_rows
-from entrypoints.surroundings import CACHE_DIR, CACHES
+from entrypoints.host.child_environment import CACHE_DIR, CACHES
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -27,8 +27,8 @@ from typing import Any
 from packaging.utils import canonicalize_name
 
 from benchmarks.gpu.common import Results, arguments, write_job
-from buildkit.matrix import Variant, load_matrix
-from buildkit.wheels import PIN
+from buildkit.recipe.matrix import Variant, load_matrix
+from buildkit.supply.wheels import PIN
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"

@@ -2,7 +2,7 @@
 
 from entrypoints.environments.base import Allocation, Environment
 from entrypoints.environments.place import Place, Reader
-from entrypoints.ports import bracketed
+from entrypoints.ray.ports import bracketed
 
 HEAD = ("FQ_RAY_IP", "RAY_IP")
 ADDRESS = "RAY_ADDRESS"

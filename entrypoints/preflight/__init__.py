@@ -8,13 +8,13 @@ from typing import Any
 
 from entrypoints.environments import Allocation
 from entrypoints.errors import PreflightError
-from entrypoints.fabric.tree import Tree
-from entrypoints.host import Host
-from entrypoints.ports import control_port
+from entrypoints.host.settings import Host
+from entrypoints.host.tree import Tree
 from entrypoints.preflight.check import Check, Finding, Node, Verdict
 from entrypoints.preflight.devices import driver, gpu_access, rdma
 from entrypoints.preflight.limits import locked_memory, open_files, shared_memory, stack
 from entrypoints.preflight.places import disk, leftovers, ports
+from entrypoints.ray.ports import control_port
 
 __all__ = [
     "CHECKS",

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from entrypoints.environments import Allocation
-from entrypoints.fabric.tree import Tree
-from entrypoints.host import Host
+from entrypoints.host.settings import Host
+from entrypoints.host.tree import Tree
 
 GIB = 1024**3
 MIB = 1024**2

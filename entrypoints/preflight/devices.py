@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from entrypoints.host.versions import release
 from entrypoints.preflight.check import Finding, Node, Verdict, ok, skip
-from entrypoints.versions import release
 
 _MINIMUM_DRIVER = ((13, (580,)), (12, (525,)), (11, (450,)))
 """NVIDIA's driver for each CUDA major version:

@@ -56,7 +56,7 @@ class Rank:
         """An address of this node and a port that is free now."""
         import socket
 
-        from entrypoints.ports import bracketed
+        from entrypoints.ray.ports import bracketed
 
         with socket.socket() as probe:
             probe.bind(("", 0))
@@ -64,8 +64,8 @@ class Rank:
 
     def fabric(self) -> str:
         """Which network this node's adapters are for."""
-        from entrypoints.fabric import detect_fabric
-        from entrypoints.fabric.tree import Tree
+        from entrypoints.host.fabric import detect_fabric
+        from entrypoints.host.tree import Tree
 
         return detect_fabric(Tree(), os.environ).kind
 

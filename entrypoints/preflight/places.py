@@ -5,9 +5,9 @@ import tempfile
 from pathlib import Path
 
 from entrypoints.errors import RayFailedError
-from entrypoints.ports import can_bind, ephemeral_floor, free_ray_ports
 from entrypoints.preflight.check import GIB, Finding, Node, Verdict, ok, skip
-from entrypoints.ray_directory import directory_prefix
+from entrypoints.ray.directory import directory_prefix
+from entrypoints.ray.ports import can_bind, ephemeral_floor, free_ray_ports
 
 LEAST_DISK, ENOUGH_DISK = 1 * GIB, 10 * GIB
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoints.network import is_own
+from entrypoints.wire.network import is_own
 
 REPOSITORY = Path(__file__).parents[2]
 PATIENCE = 150.0

@@ -82,7 +82,7 @@ def test_explain_is_for_people_too(start: Start) -> None:
 
 
 def test_explain_loads_nothing_heavy() -> None:
-    program = "import sys, entrypoints.subcommands; print({'asyncio', 'ray'} & set(sys.modules))"
+    program = "import sys, entrypoints.commands.subcommands; print({'asyncio', 'ray'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
 

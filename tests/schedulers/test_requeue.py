@@ -3,9 +3,9 @@
 from dataclasses import replace
 from pathlib import Path
 
-from buildkit.flags import RunRequest
-from buildkit.machine import read_machine
-from buildkit.slurm import SlurmOptions, slurm_text
+from buildkit.host.machine import read_machine
+from buildkit.running.flags import RunRequest
+from buildkit.running.slurm import SlurmOptions, slurm_text
 from tests.schedulers.conftest import Cluster
 
 IMAGES = Path(__file__).parents[2] / "images"

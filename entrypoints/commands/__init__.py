@@ -1,0 +1,1 @@
+"""What `launch` does besides launching."""

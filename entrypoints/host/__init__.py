@@ -1,0 +1,1 @@
+"""What this host is, and the environment variables that follow from it."""

@@ -1,0 +1,79 @@
+"""From what was found to environment variables, each with its reason."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from entrypoints.host.rails import Choice
+from entrypoints.host.versions import release
+
+_NCCL_CHOOSES = (2, 21)
+"""From this version on NCCL finds the GID index of RoCE v2 by itself; a wrong one hangs or falls back."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One environment variable that depends on this host."""
+
+    name: str
+    value: str
+    reason: str
+
+
+def apply(environment: Mapping[str, str], settings: Sequence[Setting]) -> dict[str, str]:
+    """The environment with these settings, except where it has a word of its own. Of several for one name the first."""
+    chosen = {setting.name: setting.value for setting in reversed(settings)}
+    return chosen | dict(environment)
+
+
+def fabric_settings(choice: Choice, nccl: str | None) -> tuple[list[Setting], list[str]]:
+    """What the adapters ask for, and warnings. `nccl` is NCCL's or RCCL's version, None where not known."""
+    hcas = choice.hcas
+    if choice.kind == "ethernet":
+        if not choice.excluded:
+            return [], []
+        reason = "no adapter of this host is fit: " + "; ".join(f"{name}: {rule}" for name, rule in choice.excluded)
+        return [Setting("NCCL_IB_DISABLE", "1", reason)], []
+    if choice.kind == "efa":
+        reason = f"{len(hcas)} EFA devices: RDMA for NCCL's network plug-in"
+        return [Setting("FI_EFA_USE_DEVICE_RDMA", "1", reason)], []
+    what = "InfiniBand" if choice.kind == "infiniband" else "RoCE"
+    left_out = ", ".join(name for name, _ in choice.excluded)
+    reason = f"{len(hcas)} active {what} rails in the order of the GPUs" + (f"; without {left_out}" if left_out else "")
+    several = len({hca.name for hca in hcas}) < len(hcas) or any(":" in name for name, _ in choice.excluded)
+    names = ",".join(f"{hca.name}:{hca.port}" if several else hca.name for hca in hcas)
+    ports = ",".join(f"{hca.name}:{hca.port}" for hca in hcas)
+    found = [
+        Setting("NCCL_IB_HCA", f"={names}", f"{reason}; = for exact names, as mlx5_1 would also mean mlx5_10"),
+        Setting("UCX_NET_DEVICES", ports, reason),
+        Setting("NVSHMEM_HCA_LIST", ports, reason),
+    ]
+    if choice.kind == "infiniband":
+        return found, []
+    extra, warnings = _gid_index(choice, nccl)
+    return found + extra, warnings
+
+
+def interface_settings(interface: str | None, reason: str) -> list[Setting]:
+    """Which interface the libraries use to find each other."""
+    if interface is None:
+        return []
+    return [
+        Setting("NCCL_SOCKET_IFNAME", f"={interface}", f"{interface}: {reason}"),
+        Setting("GLOO_SOCKET_IFNAME", interface, f"{interface}: {reason}"),
+        Setting("NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", interface, f"{interface}: {reason}"),
+    ]
+
+
+def _gid_index(choice: Choice, nccl: str | None) -> tuple[list[Setting], list[str]]:
+    without = [hca.name for hca in choice.hcas if hca.roce_v2 is None]
+    warnings = [f"{', '.join(without)}: no RoCE v2 address, so traffic cannot be routed"] if without else []
+    if nccl is None or release(nccl) >= _NCCL_CHOOSES:
+        return [], warnings
+    indices = {hca.roce_v2 for hca in choice.hcas if hca.roce_v2 is not None}
+    if len(indices) != 1:
+        if indices:
+            warnings.append(f"NCCL {nccl} takes one GID index, but the adapters' differ: {sorted(indices)}")
+        return [], warnings
+    reason = f"RoCE v2 over IPv4 on every rail; NCCL {nccl} cannot find it by itself, 2.21 and newer can"
+    index = str(indices.pop())
+    return [Setting("NCCL_IB_GID_INDEX", index, reason), Setting("NVSHMEM_IB_GID_INDEX", index, reason)], warnings

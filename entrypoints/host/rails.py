@@ -1,0 +1,130 @@
+"""Which adapters carry the training's traffic, each refusal with its rule, in the order of the GPUs next to them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from entrypoints.errors import UsageError
+from entrypoints.host.gpus import Gpu
+from entrypoints.host.hca import Hca
+from entrypoints.host.tree import natural
+
+HCAS = "SLIPWAY_HCAS"
+"""The user's choice: names to take, or after `^` names to leave out; `none` for no RDMA at all."""
+
+_SAME_ROOT, _SAME_SOCKET, _ELSEWHERE = 100, 200, 300
+_SLOW = 0.5
+"""An adapter with this share of the fastest one's rate or less is not one of the rails."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    kind: str
+    """`infiniband`, `roce`, `efa` or `ethernet`."""
+    hcas: tuple[Hca, ...]
+    """The rails, in order."""
+    excluded: tuple[tuple[str, str], ...]
+    """Names, with ports where there are several, and the rule that left each out."""
+
+
+def choose(hcas: Sequence[Hca], gpus: Sequence[Gpu], default_route: str | None, wanted: str | None) -> Choice:
+    """Apply the rules one after the other; the user's word (`wanted`) replaces all of them but «active».
+
+    Raises UsageError if the user names an adapter that is not there or not active.
+    """
+    excluded: list[tuple[str, str]] = []
+
+    def keep(candidates: list[Hca], rule: str, good: Callable[[Hca], bool]) -> list[Hca]:
+        excluded.extend((label(hca, hcas), rule) for hca in candidates if not good(hca))
+        return [hca for hca in candidates if good(hca)]
+
+    left = keep(list(hcas), "the port is not active", lambda hca: hca.active)
+    left = _as_wanted(left, hcas, wanted, keep) if wanted is not None else _by_rules(left, gpus, default_route, keep)
+    kind = _kind(left)
+    order = sorted(left, key=lambda hca: (_nearest_gpu(hca, gpus)[1], natural(hca.name), hca.port))
+    return Choice(kind, tuple(order), tuple(excluded))
+
+
+def label(hca: Hca, hcas: Sequence[Hca]) -> str:
+    """Its name, with the port if the adapter has several."""
+    ports = sum(other.name == hca.name for other in hcas)
+    return f"{hca.name}:{hca.port}" if ports > 1 else hca.name
+
+
+Keep = Callable[[list[Hca], str, Callable[[Hca], bool]], list[Hca]]
+
+
+def _as_wanted(left: list[Hca], hcas: Sequence[Hca], wanted: str, keep: Keep) -> list[Hca]:
+    names = [name.strip() for name in wanted.lstrip("^=").split(",") if name.strip()]
+    if wanted == "none":
+        names = []
+    known = {hca.name for hca in left} | {f"{hca.name}:{hca.port}" for hca in left}
+    if missing := [name for name in names if name not in known]:
+        there = ", ".join(dict.fromkeys(label(hca, hcas) for hca in left)) or "none"
+        raise UsageError(f"{HCAS} names {missing[0]}, which is no active adapter of this host", f"active: {there}")
+    named = [hca for hca in left if hca.name in names or f"{hca.name}:{hca.port}" in names]
+    take_named = not wanted.startswith("^")
+    return keep(left, f"{HCAS}={wanted}", lambda hca: (hca in named) == take_named)
+
+
+def _by_rules(left: list[Hca], gpus: Sequence[Gpu], default_route: str | None, keep: Keep) -> list[Hca]:
+    if any(hca.link_layer == "efa" for hca in left):
+        return keep(left, "EFA carries the traffic here", lambda hca: hca.link_layer == "efa")
+    left = keep(
+        left,
+        "an Ethernet virtual function: a slice of an adapter that the cloud's own network uses",
+        lambda hca: not (hca.virtual and hca.link_layer != "infiniband"),
+    )
+    if any(not hca.virtual for hca in left):
+        left = keep(left, "a virtual function, beside physical adapters", lambda hca: not hca.virtual)
+    if any(hca.link_layer == "infiniband" for hca in left):
+        left = keep(
+            left, "Ethernet, beside InfiniBand: storage or management", lambda hca: hca.link_layer == "infiniband"
+        )
+    if any(_beside_a_gpu(hca, gpus) for hca in left):
+        left = keep(
+            left,
+            "shares no PCIe switch with a GPU, as others do: storage or management",
+            lambda hca: _beside_a_gpu(hca, gpus),
+        )
+    if any(hca.netdev != default_route for hca in left):
+        left = keep(
+            left,
+            "carries the default route: management",
+            lambda hca: hca.link_layer == "infiniband" or hca.netdev is None or hca.netdev != default_route,
+        )
+    fastest = max((hca.rate for hca in left), default=0.0)
+    return keep(
+        left, f"half the rate of the others ({fastest:g} Gbit/s) or less", lambda hca: hca.rate > _SLOW * fastest
+    )
+
+
+def _kind(left: Sequence[Hca]) -> str:
+    layers = {hca.link_layer for hca in left}
+    if "efa" in layers:
+        return "efa"
+    if "infiniband" in layers:
+        return "infiniband"
+    return "roce" if layers else "ethernet"
+
+
+def _distance(hca: Hca, gpu: Gpu) -> int:
+    """Bridges between the two; much more where they meet only above the root port."""
+    common = 0
+    for ours, theirs in zip(hca.pci_path, gpu.pci_path, strict=False):
+        if ours != theirs:
+            break
+        common += 1
+    if common >= 2:
+        return len(hca.pci_path) + len(gpu.pci_path) - 2 * common
+    if common == 1:
+        return _SAME_ROOT
+    return _ELSEWHERE
+
+
+def _beside_a_gpu(hca: Hca, gpus: Sequence[Gpu]) -> bool:
+    return any(_distance(hca, gpu) < _SAME_ROOT for gpu in gpus)
+
+
+def _nearest_gpu(hca: Hca, gpus: Sequence[Gpu]) -> tuple[int, int]:
+    """Distance and index of the nearest GPU; of several equally near ones the first."""
+    return min(((_distance(hca, gpu), index) for index, gpu in enumerate(gpus)), default=(_ELSEWHERE, 0))

@@ -1,0 +1,106 @@
+"""What this host is, and which environment variables follow from it: from its network, and from the image's table."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from entrypoints.errors import UsageError
+from entrypoints.host.fabric import Fabric, detect_fabric
+from entrypoints.host.fabric_settings import Setting, fabric_settings, interface_settings
+from entrypoints.host.gpus import architectures
+from entrypoints.host.tree import Tree
+from entrypoints.host.versions import component_versions, installed, satisfies
+
+IMAGE_MANIFEST = "etc/slipway/image.json"
+_ROCM_VERSION = "opt/rocm/.info/version"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    fabric: Fabric
+    architectures: tuple[str, ...]
+    """Of the GPUs: `gfx942`, `sm_90`."""
+    versions: Mapping[str, str]
+    """Of rocm, cuda, nccl, vllm and ray, as far as the image says."""
+    target: str | None
+    """The image's: `cpu`, `cuda` or `rocm`; None outside an image."""
+    settings: tuple[Setting, ...]
+    """What the host and the image ask for; the socket interface is not among them, as it depends on the peers."""
+    warnings: tuple[str, ...]
+
+    def interface_settings(self, interface: str | None = None, reason: str = "") -> list[Setting]:
+        """For the given interface, or for the one that is likely to be used."""
+        if interface is not None:
+            return interface_settings(interface, reason)
+        return interface_settings(self.fabric.interface, self.fabric.interface_reason)
+
+
+def examine_host(tree: Tree, variables: Mapping[str, str]) -> Host:
+    """Look at devices, driver files and the image's manifest. Raises UsageError.
+
+    A recorded tree that holds a manifest is judged for that image, any other for the image that this process runs in.
+    """
+    fabric = detect_fabric(tree, variables)
+    recorded = tree.path(IMAGE_MANIFEST)
+    document = read_manifest(recorded if recorded.exists() else Path("/", IMAGE_MANIFEST))
+    versions = _versions(tree, document.get("pins", {}))
+    from_fabric, warnings = fabric_settings(fabric.choice, versions.get("nccl"))
+    found = architectures(fabric.gpus)
+    if "sm" not in "".join(found):  # NVSHMEM is NVIDIA's
+        from_fabric = [setting for setting in from_fabric if not setting.name.startswith("NVSHMEM_")]
+    from_table = table_settings(document.get("env", []), found, versions, fabric.kind)
+    settings = {setting.name: setting for setting in reversed([*from_fabric, *from_table])}  # the first counts
+    return Host(
+        fabric=fabric,
+        architectures=found,
+        versions=versions,
+        target=document.get("target"),
+        settings=tuple(reversed(settings.values())),
+        warnings=tuple(warnings),
+    )
+
+
+def read_manifest(manifest: Path) -> dict[str, Any]:
+    """The image's description; empty outside an image. Raises UsageError if it is damaged."""
+    try:
+        document = json.loads(manifest.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{manifest} cannot be read: {error}", "the image is damaged: build it again") from error
+    if not isinstance(document, dict):
+        raise UsageError(f"{manifest} is not an image's description", "the image is damaged: build it again")
+    return document
+
+
+def table_settings(
+    entries: Sequence[Mapping[str, Any]], architectures: Sequence[str], versions: Mapping[str, str], fabric: str
+) -> list[Setting]:
+    """The entries of the image's table whose conditions all hold here, in their order."""
+    return [
+        Setting(entry["name"], entry["value"], entry["reason"])
+        for entry in entries
+        if all(holds(key, value, architectures, versions, fabric) for key, value in entry["when"].items())
+    ]
+
+
+def holds(key: str, value: Any, architectures: Sequence[str], versions: Mapping[str, str], fabric: str) -> bool:
+    """Whether one condition is met. What is not known meets none; nor does a key of a newer table."""
+    match key:
+        case "arch":
+            return any(architecture.startswith(tuple(value)) for architecture in architectures)
+        case "fabric":
+            return fabric in value
+        case _:
+            return key in versions and satisfies(versions[key], value)
+
+
+def _versions(tree: Tree, pins: Mapping[str, str]) -> dict[str, str]:
+    versions = component_versions(pins)
+    if (rocm := tree.text(_ROCM_VERSION)) is not None:
+        versions["rocm"] = rocm
+    if "ray" not in versions and (ray := installed("ray")) != "none":
+        versions["ray"] = ray
+    return versions

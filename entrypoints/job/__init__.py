@@ -1,0 +1,1 @@
+"""One job: electing the head, meeting, supervising the nodes, ending together."""

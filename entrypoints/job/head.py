@@ -1,0 +1,175 @@
+"""The head, node rank 0: meets the others, forms Ray, runs the command and says how it ended."""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from entrypoints.errors import LaunchError, RayFailedError
+from entrypoints.host.agreement import odd_ones
+from entrypoints.job.hello import missing_gpus, say_hello
+from entrypoints.job.meeting import Meeting, Peer
+from entrypoints.job.node import Node
+from entrypoints.preflight import refuse
+from entrypoints.processes import take_terminal
+from entrypoints.ray.node import RayNode
+from entrypoints.wire.channel import SILENCE
+from entrypoints.wire.secret import ray_token
+
+_ALONE = "127.0.0.1"
+_LOOK_AGAIN = 0.5
+"""Seconds between two looks whether a peer that we wait for is still there."""
+
+log = logging.getLogger(__name__)
+
+
+async def lead(node: Node, token: str, *, listen: bool) -> int:
+    """Run the job from its head; returns the command's status. Raises LaunchError for every other end."""
+    launch_id = secrets.token_hex(8)
+    meeting = Meeting(node, token, launch_id, say_hello(node))
+    try:
+        status = await node.unless_failed(_lead(node, meeting, ray_token(token, launch_id), listen))
+    except LaunchError as error:
+        await meeting.end(error.exit_code, error.message)
+        raise
+    await meeting.end(status, "")
+    return status
+
+
+async def _lead(node: Node, meeting: Meeting, secret: str, listen: bool) -> int:
+    peers: list[Peer] = []
+    if listen:
+        await meeting.open()
+    if node.allocation.node_count > 1:
+        peers = await meeting.gather()
+    refuse({node.hostname: node.unfit} | {peer.hostname: peer.unfit for peer in peers}, node.options.report_directory)
+    if peers:
+        node.use_interface_of(_head_address(peers))
+        summaries = {node.name: node.host.fabric.summary()} | {peer.name: peer.fabric for peer in peers}
+        for sentence in odd_ones(summaries):
+            log.warning("%s", sentence)
+    while True:
+        status = await _run_once(node, meeting, secret)
+        if status is not None:
+            return status
+        await _stop_ray(node, meeting)
+
+
+async def _run_once(node: Node, meeting: Meeting, secret: str) -> int | None:
+    """Form Ray of the nodes that are here and run the command; None if a node was lost that the job can do without."""
+    meeting.loss.clear()
+    peers = [meeting.peers[rank] for rank in sorted(meeting.peers)]
+    work = asyncio.create_task(_form_and_run(node, peers, secret))
+    loss = asyncio.create_task(meeting.loss.wait())
+    try:
+        await asyncio.wait({work, loss}, return_when=asyncio.FIRST_COMPLETED)
+        if work.done() and work.result() != 0 and node.options.min_nodes is not None:
+            # The command may notice a lost node before we do.
+            await asyncio.wait({loss}, timeout=SILENCE)
+        if not loss.done():
+            return work.result()
+    finally:
+        loss.cancel()
+        await _cancelled(work)
+    return None
+
+
+async def _cancelled(work: asyncio.Task[Any]) -> None:
+    """Cancel it and wait until it has cleaned up, even if cancelled meanwhile: its command is saving its state."""
+    if work.done():
+        return
+    work.cancel()
+    interrupted: asyncio.CancelledError | None = None
+    while not work.done():
+        try:
+            await asyncio.wait({work})
+        except asyncio.CancelledError as error:
+            interrupted = error
+    if not work.cancelled() and (failure := work.exception()):
+        log.warning("while ending: %s", failure)
+    if interrupted is not None:
+        raise interrupted
+
+
+async def _form_and_run(node: Node, peers: list[Peer], secret: str) -> int:
+    environment = {"SLIPWAY_NODE_COUNT": str(len(peers) + 1)}
+    if node.options.ray is not None:
+        ray = node.make_ray(secret)
+        environment |= ray.client_environment(await _form_ray(node, peers, ray))
+    return await run_command(node, dict(node.environment) | environment)
+
+
+async def _stop_ray(node: Node, meeting: Meeting) -> None:
+    """End Ray on all nodes that are left, so that the next cluster starts clean; some may be lost meanwhile."""
+    node.extend_deadline()
+    if node.options.ray is None:
+        return
+    for peer in meeting.peers.values():
+        peer.ray_started.clear()
+        peer.ray_stopped.clear()
+        peer.channel.send(stop_ray=True)
+    await node.end_ray()
+    for rank, peer in list(meeting.peers.items()):
+        while not peer.ray_stopped.is_set() and meeting.peers.get(rank) is peer:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(peer.ray_stopped.wait(), _LOOK_AGAIN)
+
+
+async def _form_ray(node: Node, peers: list[Peer], ray: RayNode) -> str:
+    """Start Ray everywhere; returns its address once it says itself that all nodes are alive."""
+    waiting_for = "Ray on the head"
+    try:
+        async with asyncio.timeout(node.seconds_left):
+            cluster = await ray.start_head(_head_address(peers))
+            node.watch_ray()
+            for peer in peers:
+                peer.channel.send(start_ray=cluster)
+            for peer in peers:
+                waiting_for = f"Ray on {peer.name}"
+                await peer.ray_started.wait()
+            waiting_for = f"{len(peers) + 1} nodes in Ray's own list"
+            found = await ray.wait_for_nodes(cluster, len(peers) + 1)
+    except TimeoutError:
+        raise RayFailedError(
+            f"the deadline of {node.options.deadline:g} s passed while waiting for {waiting_for}"
+        ) from None
+    _check_gpus(node, peers, found)
+    log.info("Ray is up on %s: %d nodes, %d GPUs", cluster, len(peers) + 1, sum(found.values()))
+    node.let_attach(cluster)
+    if url := ray.dashboard_url:
+        log.info(
+            "Ray's dashboard is at %s; on this node `launch attach -- printenv RAY_AUTH_TOKEN` says its token", url
+        )
+    return cluster
+
+
+def _check_gpus(node: Node, peers: list[Peer], found: Mapping[str, int]) -> None:
+    """Whether Ray has every GPU that the nodes announced: a job that asks for one more waits for ever."""
+    announced = Counter({node.hostname: say_hello(node)["gpus"]})
+    for peer in peers:
+        announced[peer.hostname] += peer.gpus
+    if missing := missing_gpus(announced, found):
+        raise RayFailedError(
+            missing, "does `nvidia-smi` or `rocm-smi` see them in the container? `--num-gpus` names fewer"
+        )
+
+
+def _head_address(peers: list[Peer]) -> str:
+    """The address on which the head was actually reached."""
+    addresses = list(dict.fromkeys(peer.channel.local_address for peer in peers))
+    if len(addresses) > 1:
+        log.warning("the head was reached on %s; Ray gets the first", ", ".join(addresses))
+    return addresses[0] if addresses else _ALONE
+
+
+async def run_command(node: Node, environment: Mapping[str, str]) -> int:
+    """Run the command in the foreground; returns its status. Being cancelled ends it. Raises CommandNotFoundError."""
+    process = node.family.spawn(node.options.command, environment, foreground=True)
+    try:
+        return await process.status()
+    finally:
+        await process.end(node.grace)
+        take_terminal()

@@ -1,0 +1,136 @@
+"""From a detected place to an exit status: which part this process plays."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from entrypoints.environments import Allocation, Detection, detect
+from entrypoints.environments.kuberay import ADDRESS
+from entrypoints.environments.single import Single
+from entrypoints.errors import DetectionError, NotYetThereError, UsageError
+from entrypoints.host.child_environment import child_environment
+from entrypoints.host.fabric_settings import Setting
+from entrypoints.host.settings import Host, examine_host
+from entrypoints.host.tree import Tree
+from entrypoints.job.head import lead, run_command
+from entrypoints.job.node import Node
+from entrypoints.job.worker import follow
+from entrypoints.logs import log_folder, start_logging
+from entrypoints.options import JOB_DIR, Options
+from entrypoints.preflight import Verdict, failures, preflight_node, run_checks
+from entrypoints.wire.rendezvous import meeting_place, shared_home
+from entrypoints.wire.secret import TOKEN, TOKEN_FILE, load_token, make_token
+
+_LOOK_AGAIN = 0.5
+"""Seconds between two looks at a name server that does not know all nodes yet."""
+
+log = logging.getLogger(__name__)
+
+
+def locate(variables: Mapping[str, str], hostname: str, deadline: float) -> Detection:
+    """Detect where this is, for as long as the deadline allows what is missing to appear. Raises DetectionError."""
+    give_up = time.monotonic() + deadline
+    while True:
+        try:
+            return detect(variables, hostname)
+        except NotYetThereError as error:
+            if time.monotonic() > give_up:
+                raise DetectionError(f"{error.message}, after {deadline:g} s", error.hint) from error
+        time.sleep(_LOOK_AGAIN)
+
+
+def launch(detection: Detection, options: Options, hostname: str, variables: Mapping[str, str]) -> int:
+    """Play this node's part; returns the job's exit status. Raises LaunchError."""
+    allocation = detection.allocation
+    logs = options.log_directory
+    start_logging(allocation, log_folder(logs, allocation, hostname) if logs is not None else None)
+    log.info("%s: node %d of %d (%s)", allocation.environment, allocation.node_rank, allocation.node_count, hostname)
+    for text in (*detection.conflicts, *allocation.warnings):
+        log.warning("%s", text)
+    if options.min_nodes is not None and options.min_nodes > allocation.node_count and not allocation.attach:
+        raise UsageError(
+            f"--min-nodes is {options.min_nodes}, but {allocation.environment} says {allocation.node_count} nodes",
+            hint="look at `launch explain` if you expected more",
+        )
+    if allocation.alone and not allocation.attach:
+        raise DetectionError(
+            f"{allocation.environment} allotted {allocation.node_count} nodes, but only this process was started",
+            hint=f"write {allocation.alone}",
+        )
+    if not allocation.attach:  # then it says something else, and Ray reads it too
+        variables = {name: value for name, value in variables.items() if name != ADDRESS}
+    elif not allocation.is_head:
+        log.info("%s=%s exists already: the command runs on node 0 only", ADDRESS, allocation.attach)
+        return 0
+    several = allocation.node_count > 1 or allocation.local_rank > 0
+    met = several or (allocation.task_count or 1) > 1
+    directory = _meeting_directory(variables) if met and not allocation.attach else None
+    if directory is None:
+        token = load_token(variables, required=several and not allocation.attach)
+        return asyncio.run(_launch(allocation, options, hostname, variables, token))
+    with meeting_place(directory, allocation, load_token(variables, required=False), options.deadline) as (
+        where,
+        token,
+    ):
+        return asyncio.run(_launch(where, options, hostname, variables, token))
+
+
+def _meeting_directory(variables: Mapping[str, str]) -> Path | None:
+    """Where the head leaves the token: where the user says, or without any token in a home that all nodes share."""
+    if chosen := variables.get(JOB_DIR):
+        return Path(chosen)
+    if variables.get(TOKEN) or variables.get(TOKEN_FILE):
+        return None
+    return shared_home(variables, Tree())
+
+
+async def _launch(
+    allocation: Allocation, options: Options, hostname: str, variables: Mapping[str, str], token: str | None
+) -> int:
+    attach = allocation.attach
+    if not allocation.is_head and not attach:
+        _ = allocation.heads  # without one there is nobody to look for
+    host = examine_host(Tree(), variables)
+    for setting in host.settings:
+        if variables.get(setting.name) != setting.value:  # what the image brings already needs no words
+            log.info("%s", _shown(setting, variables))
+    for text in host.warnings:
+        log.warning("%s", text)
+    # A lone command without Ray may be anything, `nvidia-smi` on a host without a GPU too: it runs as it is.
+    asked = options.preflight and not attach and (options.ray is not None or allocation.node_count > 1)
+    unfit = _preflight(allocation, options, host, variables) if asked else []
+    node = Node(allocation, options, host, hostname, child_environment(variables, host.settings), unfit)
+    try:
+        if attach:
+            log.info("%s=%s exists already: no cluster is formed", ADDRESS, attach)
+            return await node.unless_failed(run_command(node, {**node.environment, ADDRESS: attach}))
+        if not allocation.is_head:
+            assert token is not None
+            return await follow(node, token)
+        # A lone node listens as well if it shares a token: further tasks on it may want to wait for the end.
+        listen = token is not None and allocation.environment != Single.name
+        return await lead(node, token or make_token(), listen=listen)
+    finally:
+        await node.clean()
+
+
+def _preflight(
+    allocation: Allocation, options: Options, host: Host, variables: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    """Run the checks of this node; returns the hard failures, which the head hears of when it is met."""
+    place = preflight_node(Tree(), host, allocation, variables, options.control_port)
+    findings = run_checks(place)
+    for finding in findings:
+        if finding.verdict in (Verdict.WARN, Verdict.FAIL):
+            log.warning("preflight %s: %s; %s", finding.check, finding.message, finding.fix)
+    return failures(findings)
+
+
+def _shown(setting: Setting, variables: Mapping[str, str]) -> str:
+    """A setting with its reason, or with what the user said instead."""
+    said = variables.get(setting.name, setting.value)
+    instead = "" if said == setting.value else f" (yours; else {setting.value})"
+    return f"{setting.name}={said}{instead}: {setting.reason}"

@@ -1,0 +1,275 @@
+"""Where the nodes meet: the head's side of the control channels.
+
+Each contact ends as a peer, as a waiting task, or as the recorded cause why the node is still missing.
+"""
+
+import asyncio
+import contextlib
+import logging
+from dataclasses import dataclass, field
+
+from entrypoints.errors import JobEndedError, LaunchError, NodeLostError, PeersMissingError
+from entrypoints.job.hello import objection
+from entrypoints.job.node import Node, node_name
+from entrypoints.wire.channel import LONGEST_LINE, Channel, ChannelLostError, Message, RefusedError, greet
+from entrypoints.wire.network import is_own, resolve
+
+_LINGER = 20.0
+"""Seconds that a job which ended well waits for tasks that have not shown up yet."""
+_GOODBYE = 1.0
+"""Seconds for the others to hang up once they know how the job ended."""
+_MOST_REFUSED = 20
+"""Lines about refused nodes in the final message; anybody who reaches the port can add to them."""
+_BACKLOG = 4096
+"""Connections that wait to be accepted: a scheduler starts thousands of nodes in the same second."""
+_DNS_PATIENCE = 3.0
+"""Seconds for looking up the missing hosts' names, after the deadline."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class Peer:
+    """Another node, connected."""
+
+    rank: int
+    hostname: str
+    channel: Channel
+    equipment: str
+    """What it has, for people."""
+    gpus: int
+    fabric: Message
+    """Its `Fabric.summary()`."""
+    unfit: list[Message]
+    """What its preflight found that must stop the job."""
+    ray_started: asyncio.Event = field(default_factory=asyncio.Event)
+    ray_stopped: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def name(self) -> str:
+        return node_name(self.rank, self.hostname)
+
+
+class Meeting:
+    """The head's roster and the server behind it."""
+
+    def __init__(self, node: Node, token: str, launch_id: str, hello: Message) -> None:
+        self.peers: dict[int, Peer] = {}
+        self._node = node
+        self._token = token
+        self._launch_id = launch_id
+        self._hello = hello
+        """What the head would say about itself: the others are compared with it."""
+        self._members: dict[Channel, asyncio.Task[None]] = {}
+        """Who hears how the job ends: the peers, and further tasks on any node, with the task that listens to each."""
+        self._causes: dict[int, str] = {}
+        """Why a rank is still missing."""
+        self._refused: dict[str, None] = {}
+        """Who was refused for a rank that is not missing; an ordered set."""
+        self._complete = asyncio.Event()
+        self.loss = asyncio.Event()
+        """A node was lost that the job can do without."""
+        self._everybody = asyncio.Event()
+        self._over = False
+        self._server: asyncio.Server | None = None
+        self._serving: set[asyncio.Task[None]] = set()
+
+    async def open(self) -> None:
+        """Listen. Raises PeersMissingError if the port is taken."""
+        port = self._node.control_port
+        try:
+            self._server = await asyncio.start_server(self._accept, port=port, limit=LONGEST_LINE, backlog=_BACKLOG)
+        except OSError as error:
+            raise PeersMissingError(
+                f"cannot listen on control port {port}: {error.strerror}", "choose another on all nodes: --control-port"
+            ) from error
+
+    async def gather(self) -> list[Peer]:
+        """Wait for all nodes; returns them in order of rank.
+
+        Raises PeersMissingError at the deadline, naming each missing node with the cause.
+        """
+        expected = self._node.allocation.node_count - 1
+        log.info("waiting for %d more on port %d", expected, self._node.control_port)
+        try:
+            await asyncio.wait_for(self._complete.wait(), self._node.seconds_left)
+        except TimeoutError:
+            missing, refused = await self._missing()
+            if self._node.options.min_nodes is not None and len(self.peers) >= self._enough:
+                log.warning("going on with %d of %d nodes", len(self.peers) + 1, expected + 1)
+                for line in missing:
+                    log.warning("without %s", line)
+                self._complete.set()
+                return [self.peers[rank] for rank in sorted(self.peers)]
+            raise PeersMissingError(
+                f"{len(missing)} of {expected + 1} nodes missing after {self._node.options.deadline:g} s\n"
+                + "\n".join(f"  {line}" for line in missing + refused),
+                f"each node must reach the head on port {self._node.control_port} with the same token",
+            ) from None
+        return [self.peers[rank] for rank in sorted(self.peers)]
+
+    @property
+    def _enough(self) -> int:
+        """Peers without which the job cannot go on."""
+        least = self._node.options.min_nodes or self._node.allocation.node_count
+        return max(1, min(least, self._node.allocation.node_count)) - 1
+
+    def _lose(self, peer: Peer, error: LaunchError) -> None:
+        """A peer is gone after all had met: the job's end, unless enough nodes are left."""
+        if self._over or self.peers.get(peer.rank) is not peer:
+            return
+        if self._node.options.min_nodes is None or len(self.peers) - 1 < self._enough:
+            self._node.fail(error)
+            return
+        del self.peers[peer.rank]
+        peer.channel.send(exit=error.exit_code, cause=error.message)  # it may still be there, and wait for this
+        log.warning("%s; going on with %d nodes", error.message, len(self.peers) + 1)
+        self.loss.set()
+
+    def _all_tasks_here(self) -> bool:
+        return len(self._members) + 1 >= (self._node.allocation.task_count or 1)
+
+    async def end(self, status: int, cause: str) -> None:
+        """Tell everybody how the job ended, and close."""
+        if not cause and self._server is not None and not self._all_tasks_here():
+            # A command that took a moment only: a task that comes later would look for us until its deadline.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._everybody.wait(), _LINGER)
+        self._over = True
+        if self._server is not None:
+            self._server.close()
+        for channel in self._members:
+            channel.send(exit=status, cause=cause)
+        if self._members:
+            # They hang up. Hanging up here first could cut off the message before it is read.
+            await asyncio.wait(self._members.values(), timeout=_GOODBYE)
+        for task in self._serving:
+            task.cancel()
+        await asyncio.gather(*self._serving, return_exceptions=True)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = _current_task()
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
+        channel = Channel(reader, writer)
+        try:
+            await self._welcome(channel)
+        except ChannelLostError as lost:
+            log.debug("a connection from %s came to nothing: %s", channel.peer_address, lost)
+        finally:
+            await channel.close()
+
+    async def _welcome(self, channel: Channel) -> None:
+        try:
+            hello, answer = await greet(channel, self._token)
+        except RefusedError as refused:
+            self._record(refused.args[1], str(refused.args[0]))
+            return
+        if why := objection(self._hello, hello) or self._double(hello):
+            answer.refuse(why)
+            self._record(hello, why)
+            return
+        answer.welcome({"launch_id": self._launch_id})
+        self._members[channel] = _current_task()
+        if self._all_tasks_here():
+            self._everybody.set()
+        try:
+            if hello["local_rank"] > 0:
+                while True:  # it only waits for the end
+                    await channel.receive()
+            equipment = f"{hello['cpus']} CPUs, {hello['gpus']} GPUs"
+            has = (equipment, hello["gpus"], hello["fabric"], hello["unfit"])
+            await self._keep(Peer(hello["rank"], hello["hostname"], channel, *has))
+        finally:
+            del self._members[channel]
+
+    def _double(self, hello: Message) -> str | None:
+        """Two nodes with one rank: the first keeps it."""
+        if hello["local_rank"] > 0:
+            return None
+        taken = {0: self._node.hostname} | {rank: peer.hostname for rank, peer in self.peers.items()}
+        holder = taken.get(hello["rank"])
+        return f"rank {hello['rank']} is already taken by {holder}" if holder is not None else None
+
+    async def _keep(self, peer: Peer) -> None:
+        """Listen to a peer until it is gone. Once all have met, its loss is the job's."""
+        self.peers[peer.rank] = peer
+        self._causes.pop(peer.rank, None)
+        log.info("%s joined from %s: %s", peer.name, peer.channel.peer_address, peer.equipment)
+        if len(self.peers) == self._node.allocation.node_count - 1:
+            self._complete.set()
+        try:
+            while True:
+                self._hear(peer, await peer.channel.receive())
+        except ChannelLostError as lost:
+            if self._over:
+                return
+            if self._complete.is_set():
+                self._lose(peer, NodeLostError(f"{peer.name} lost: {lost}"))
+            else:
+                del self.peers[peer.rank]
+                self._causes[peer.rank] = f"joined, then lost: {lost}"
+                log.warning("%s left again: %s", peer.name, lost)
+
+    def _hear(self, peer: Peer, message: Message) -> None:
+        if message.get("ray") == "started":
+            peer.ray_started.set()
+        elif "failed" in message:
+            self._node.heed_warning(int(message["status"]) - 128)
+            error = JobEndedError(int(message["status"]), str(message["failed"]), str(message.get("hint", "")))
+            self._lose(peer, error)
+        elif message.get("ray") == "stopped":
+            peer.ray_stopped.set()
+
+    def _record(self, hello: Message, why: str) -> None:
+        """Remember why a node was refused. Its hello may be a stranger's: believe no type in it."""
+        rank = hello.get("rank")
+        host = "".join(letter for letter in str(hello.get("hostname"))[:64] if letter.isalnum() or letter in "-._")
+        log.warning("refused %s: %s", host, why)
+        if not isinstance(rank, int) or rank not in range(self._node.allocation.node_count):
+            return
+        if rank in self.peers or rank == 0:
+            if len(self._refused) < _MOST_REFUSED:
+                self._refused[f"{host} was refused as node {rank}: {why}"] = None
+        else:
+            self._causes[rank] = f"refused: {why}"
+
+    async def _missing(self) -> tuple[list[str], list[str]]:
+        """Who is missing, and what else may be the reason, as lines."""
+        allocation = self._node.allocation
+        ranks = [rank for rank in range(1, allocation.node_count) if rank not in self.peers]
+        lines = [f"{node_name(rank, allocation.host(rank))}: {await self._cause(rank)}" for rank in ranks]
+        return lines, [*self._refused, *await self._wrong_place()]
+
+    async def _wrong_place(self) -> list[str]:
+        """Whether the others look for the head at a host that is not this one."""
+        head = self._node.allocation.head
+        if head is None:
+            return []
+        try:
+            found = await asyncio.wait_for(resolve(head, self._node.control_port), _DNS_PATIENCE)
+        except (OSError, TimeoutError):
+            return []
+        if not found or any(is_own(address) for address in found):
+            return []
+        return [f"this is node 0, but {head} is no address of this host: do two nodes claim rank 0?"]
+
+    async def _cause(self, rank: int) -> str:
+        if cause := self._causes.get(rank):
+            return cause
+        host = self._node.allocation.host(rank)
+        if host is None:
+            return "never connected"
+        try:
+            addresses = await asyncio.wait_for(resolve(host, self._node.control_port), _DNS_PATIENCE)
+        except TimeoutError:
+            return "never connected; its name server does not answer"
+        except OSError:
+            return "never connected; name does not resolve"
+        return f"never connected; its name resolves to {addresses[0]}"
+
+
+def _current_task() -> asyncio.Task[None]:
+    task = asyncio.current_task()
+    assert task is not None
+    return task

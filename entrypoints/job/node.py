@@ -1,0 +1,194 @@
+"""What every node of a job has, head or not: its place, its processes, its Ray, and the one thing that ends it."""
+
+import asyncio
+import logging
+import signal
+import socket
+import time
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
+
+from entrypoints.environments import Allocation
+from entrypoints.errors import LaunchError, NodeLostError, StoppedError, UsageError
+from entrypoints.host.fabric_settings import apply
+from entrypoints.host.interfaces import INTERFACE, address_of, interface_of
+from entrypoints.host.settings import Host
+from entrypoints.logs import log_folder
+from entrypoints.options import Options
+from entrypoints.processes import Family, Process
+from entrypoints.ray.attach import leave_note
+from entrypoints.ray.directory import directory_prefix
+from entrypoints.ray.node import RayNode
+from entrypoints.ray.ports import control_port, free_ray_ports
+
+RAY_GRACE = 2.0
+"""Seconds that Ray's processes get between SIGTERM and SIGKILL; nothing in them outlives the job."""
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+WARNING_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
+"""What schedulers send some time before the end: the command gets SIGTERM, and as much time as it was told it has."""
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+
+class Node:
+    """This node. Steps are awaited through `unless_failed`, so that whatever fails first ends the job."""
+
+    def __init__(
+        self,
+        allocation: Allocation,
+        options: Options,
+        host: Host,
+        hostname: str,
+        environment: Mapping[str, str],
+        unfit: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        self.allocation = allocation
+        self.unfit = unfit
+        """What preflight found that must stop the job."""
+        self.options = options
+        self.host = host
+        self.hostname = hostname
+        self.environment = environment
+        self.control_port = options.control_port or control_port(allocation.job_id)
+        self.family = Family()
+        self.ray: RayNode | None = None
+        self._deadline = time.monotonic() + options.deadline
+        self._failure: asyncio.Future[LaunchError] = asyncio.get_running_loop().create_future()
+        self._beside: set[asyncio.Task[None]] = set()
+        self.grace = options.grace
+        for number in STOP_SIGNALS + WARNING_SIGNALS:
+            asyncio.get_running_loop().add_signal_handler(number, self._interrupt, number)
+
+    @property
+    def name(self) -> str:
+        return node_name(self.allocation.node_rank, self.hostname)
+
+    @property
+    def local_address(self) -> tuple[str, int] | None:
+        """From where to connect, if the user chose an interface. Raises UsageError if it has no address."""
+        chosen = self.host.fabric.chosen_interface
+        if chosen is None:
+            return None
+        address = address_of(chosen)
+        if address is None:
+            there = ", ".join(name for _, name in socket.if_nameindex() if address_of(name))
+            raise UsageError(
+                f"{INTERFACE} is {chosen}, which has no address here", f"interfaces that have one: {there}"
+            )
+        return address, 0
+
+    @property
+    def seconds_left(self) -> float:
+        """Until the deadline of the formation; never negative."""
+        return max(0.0, self._deadline - time.monotonic())
+
+    def use_interface_of(self, address: str) -> None:
+        """Have the libraries use the interface with this address: a peer was reached over it, so it is proven."""
+        interface = interface_of(address)
+        if interface is None or interface == "lo":
+            return
+        settings = self.host.interface_settings(interface, f"the nodes met over it, at {address}")
+        self.environment = apply(self.environment, settings)
+        for setting in settings:
+            log.info("%s=%s: %s", setting.name, self.environment[setting.name], setting.reason)
+
+    def extend_deadline(self) -> None:
+        """Allow as much time for another formation as for the first."""
+        self._deadline = time.monotonic() + self.options.deadline
+
+    def fail(self, error: LaunchError) -> None:
+        """End this node's part for this reason; the first reason counts."""
+        if not self._failure.done():
+            self._failure.set_result(error)
+
+    async def unless_failed(self, step: Coroutine[Any, Any, T]) -> T:
+        """Await a step; if the node fails meanwhile, cancel it, let it clean up and raise the failure."""
+        task = asyncio.create_task(step)
+        futures: set[asyncio.Future[Any]] = {task, self._failure}
+        await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
+            if not task.cancelled() and (error := task.exception()):
+                log.warning("while ending: %s", error)
+            raise self._failure.result()
+        return task.result()
+
+    def make_ray(self, token: str) -> RayNode:
+        """Prepare Ray on this node, with ports that are free now."""
+        assert self.options.ray is not None
+        place = (self.allocation.job_id, self.allocation.node_rank)
+        ports, prefix = (
+            free_ray_ports(*place, self.options.ray.cpus),
+            directory_prefix(*place, self.options.control_port),
+        )
+        self.ray = RayNode(self.family, self.options.ray, ports, self.environment, token, prefix)
+        return self.ray
+
+    def watch_ray(self) -> None:
+        """From now on the death of Ray's vital processes is the loss of this node. Raises RayFailedError."""
+        assert self.ray is not None
+        for name, process in self.ray.watched().items():
+            self.beside(self._watch(self.ray, name, process))
+
+    def let_attach(self, cluster: str) -> None:
+        """From now on `launch attach` on this node reaches the cluster."""
+        assert self.ray is not None
+        leave_note(self.ray.directory, self.allocation.job_id, self.ray.client_environment(cluster))
+
+    async def _watch(self, ray: RayNode, name: str, process: Process) -> None:
+        status = await process.status()
+        cause, hint = f"exit status {status}", ""
+        if status > 128:
+            cause = f"killed by {signal.Signals(status - 128).name}"
+        if status == 128 + signal.SIGKILL:
+            hint = "often the kernel, out of memory: see `dmesg` on that node"
+        ray.report_last_words(name)
+        raise NodeLostError(f"{self.name} lost: its {name} died ({cause})", hint)
+
+    def beside(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do this beside the current step; its failure is the node's."""
+        task = asyncio.create_task(work)
+        self._beside.add(task)
+        task.add_done_callback(self._take_over)
+
+    def _take_over(self, task: asyncio.Task[None]) -> None:
+        """An error that nobody foresaw ends the node too: it must not go on without what was to be done."""
+        if task.cancelled() or not (error := task.exception()):
+            return
+        if isinstance(error, LaunchError):
+            self.fail(error)
+        elif not self._failure.done():
+            self._failure.set_exception(error)
+
+    def heed_warning(self, number: int) -> None:
+        """If some node received a scheduler's warning, the command gets the time that it announces."""
+        if number in WARNING_SIGNALS:
+            self.grace = self.options.warning_grace
+
+    def _interrupt(self, number: int) -> None:
+        if not self._failure.done():
+            self.heed_warning(number)
+        self.fail(StoppedError(number, self.name))
+
+    async def clean(self) -> None:
+        """End every process that is left and remove what Ray wrote."""
+        await self.end_ray()
+
+    async def end_ray(self) -> None:
+        """End Ray and all else that this node started; keep its logs if that was asked for."""
+        for task in self._beside:
+            task.cancel()
+        await asyncio.gather(*self._beside, return_exceptions=True)
+        await self.family.end_all(RAY_GRACE)
+        if self.ray is not None:
+            if self.options.log_directory is not None:
+                self.ray.keep_logs(log_folder(self.options.log_directory, self.allocation, self.hostname))
+            self.ray.remove_directory()
+            self.ray = None
+
+
+def node_name(rank: int, host: str | None) -> str:
+    """How messages name a node."""
+    return f"node {rank} ({host})" if host else f"node {rank}"

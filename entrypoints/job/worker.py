@@ -1,0 +1,150 @@
+"""Every other task: finds the head, does what it says and ends as it says."""
+
+import asyncio
+import logging
+import os
+import socket
+
+from entrypoints.errors import JobEndedError, LaunchError, NodeLostError, PeersMissingError, RayFailedError
+from entrypoints.job.hello import say_hello
+from entrypoints.job.node import Node, node_name
+from entrypoints.ray.ports import bracketed
+from entrypoints.wire.channel import LONGEST_LINE, Channel, ChannelLostError, RefusedError, introduce
+from entrypoints.wire.network import connect, is_loopback, resolve
+from entrypoints.wire.secret import ray_token
+
+_CONNECT_PATIENCE = 5.0
+"""Seconds for one attempt: a packet filter that drops packets answers nothing."""
+_RETRY = 0.5
+"""Seconds between two attempts: the head may start later than its workers."""
+_SLACK = 2.0
+"""Seconds on top of the command's grace for the head to tell how the job ended."""
+
+log = logging.getLogger(__name__)
+
+
+async def follow(node: Node, token: str) -> int:
+    """Take part in a job led elsewhere; returns the command's status. Raises LaunchError for every other end."""
+    channel, launch_id = await node.unless_failed(_find_head(node, token))
+    head = node_name(0, node.allocation.head)
+    log.info("met %s at %s", head, channel.peer_address)
+    node.use_interface_of(channel.local_address)
+    try:
+        status, cause = await node.unless_failed(_obey(node, channel, ray_token(token, launch_id)))
+    except ChannelLostError as lost:
+        raise NodeLostError(f"{head} lost: {lost}") from None
+    except LaunchError as error:
+        await _report(node, channel, error)
+        raise
+    finally:
+        await channel.close()
+    if cause:
+        raise JobEndedError(status, cause)
+    return status
+
+
+async def _find_head(node: Node, token: str) -> tuple[Channel, str]:
+    """Connect until the deadline; returns the channel and the launch's id. Raises PeersMissingError.
+
+    Once met, the head's deadline counts.
+    """
+    where = f"{bracketed(node.allocation.heads[0])}:{node.control_port}"
+    reported = ""
+    while True:
+        try:
+            async with asyncio.timeout(min(_CONNECT_PATIENCE, node.seconds_left)):
+                return await _meet(node, token)
+        except RefusedError as refused:
+            raise PeersMissingError(f"{node.name}: the head at {where} refused this node: {refused}") from None
+        except (OSError, TimeoutError, ChannelLostError) as error:
+            cause = _cause(error)
+        if node.seconds_left <= _RETRY:
+            raise PeersMissingError(
+                f"{node.name} did not reach the head at {where} within {node.options.deadline:g} s: {cause}",
+                "start the head too, and let its control port through the firewall",
+            )
+        if cause != reported:
+            log.info("waiting for the head at %s: %s", where, cause)
+            reported = cause
+        await asyncio.sleep(_RETRY)
+
+
+async def _meet(node: Node, token: str) -> tuple[Channel, str]:
+    """One attempt at the head's addresses."""
+    addresses = await _addresses(node)
+    streams = await connect(addresses, node.control_port, limit=LONGEST_LINE, local_addr=node.local_address)
+    channel = Channel(*streams)
+    try:
+        welcome = await introduce(channel, token, say_hello(node))
+    except BaseException:
+        await channel.close()
+        raise
+    return channel, str(welcome["launch_id"])
+
+
+async def _addresses(node: Node) -> list[str]:
+    """The addresses of all the head's names. Raises OSError if no name has one."""
+    found: list[str] = []
+    problem: OSError | None = None
+    for name in node.allocation.heads:
+        try:
+            found += await resolve(name, node.control_port)
+        except OSError as error:
+            problem = error
+    if not found and problem is not None:
+        raise problem
+    return found
+
+
+def _cause(error: OSError | TimeoutError | ChannelLostError) -> str:
+    match error:
+        case ChannelLostError():
+            return str(error)
+        case TimeoutError():
+            return "no answer"
+        case socket.gaierror():
+            return "its name does not resolve"
+        case _:
+            cause = os.strerror(error.errno).lower() if error.errno else str(error)
+            if is_loopback(error.filename):
+                cause += f"; its name resolves to {error.filename}, which is this node itself"
+            return cause
+
+
+async def _obey(node: Node, channel: Channel, secret: str) -> tuple[int, str]:
+    """Follow the head's orders until it says how the job ended: status and cause. Raises ChannelLostError."""
+    while True:
+        message = await channel.receive()
+        if "start_ray" in message:
+            node.beside(_join_ray(node, channel, str(message["start_ray"]), secret))
+        elif "stop_ray" in message:
+            await node.end_ray()
+            channel.send(ray="stopped")
+        elif "exit" in message:
+            return int(message["exit"]), str(message["cause"])
+
+
+async def _join_ray(node: Node, channel: Channel, cluster: str, secret: str) -> None:
+    try:
+        await node.make_ray(secret).start_worker(channel.local_address, cluster)
+        node.watch_ray()
+        node.let_attach(cluster)
+    except RayFailedError as error:
+        raise RayFailedError(f"{node.name}: {error.message}", error.hint) from error
+    channel.send(ray="started")
+
+
+async def _report(node: Node, channel: Channel, error: LaunchError) -> None:
+    """Tell the head why this node must stop, and wait until it has ended the command.
+
+    Raises JobEndedError if the job ended with another status than this node's own.
+    """
+    channel.send(failed=error.message, hint=error.hint, status=error.exit_code)
+    try:
+        async with asyncio.timeout(node.grace + _SLACK):
+            while "exit" not in (message := await channel.receive()):
+                pass
+    except (ChannelLostError, TimeoutError):
+        return
+    if message["exit"] != error.exit_code:
+        raise JobEndedError(int(message["exit"]), str(message["cause"]) or error.message)

@@ -1,0 +1,209 @@
+"""One node's part of the Ray cluster: `ray start` with everything pinned, and the processes to watch afterwards."""
+
+import asyncio
+import json
+import logging
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from entrypoints.errors import RayFailedError
+from entrypoints.host.child_environment import without_launchers
+from entrypoints.options import Dashboard, RayOptions
+from entrypoints.processes import Family, Process
+from entrypoints.ray.object_store import choose_object_store
+from entrypoints.ray.ports import RayPorts, bracketed, can_bind
+
+WATCHED = ("raylet", "gcs_server")
+_HEAD_ONLY = ("gcs", "client_server", "dashboard", "dashboard_metrics")
+_PATIENCE = {"RAY_worker_register_timeout_seconds": "300"}
+"""Unless the user says otherwise. Ray starts a worker for each CPU at once: hundreds of them that import Python from a
+slow disk need longer than its 60 s."""
+_DASHBOARD_PORT = 8265
+"""Ray's own, which its users know by heart."""
+_LAST_WORDS = 10
+"""Lines of a failed program's output that are shown."""
+_RAY_ERROR = re.compile(r"\[\S+ \S+ [ECF] ")
+"""The start of a line at level error, check or fatal: `[2026-11-21 07:21:39,858 E 23180 23180] …`."""
+
+log = logging.getLogger(__name__)
+
+
+def ray_authentication(token: str) -> dict[str, str]:
+    """Said on every node and to the command: left unsaid, a head may ask for tokens that its workers do not send."""
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
+
+
+class RayNode:
+    """Ray on this node. Its processes belong to the family, which ends them."""
+
+    def __init__(
+        self,
+        family: Family,
+        options: RayOptions,
+        ports: RayPorts,
+        environment: Mapping[str, str],
+        token: str,
+        prefix: str = "slipway-ray-",
+    ) -> None:
+        """Raises RayFailedError if there is no place to write."""
+        self._family = family
+        self._options = options
+        self._ports = ports
+        self._dashboard: Dashboard | None = None
+        """With its port; on the head only."""
+        self._authentication = ray_authentication(token)
+        self._environment = (
+            _PATIENCE
+            | without_launchers(environment)
+            | {
+                **self._authentication,
+                "RAY_USAGE_STATS_ENABLED": "0",
+                "RAY_enable_autoscaler_v2": "1",  # `ray status` asks GCS itself; the first needs a process beside it
+                "DASHBOARD_METRIC_PORT": str(ports.named["dashboard_metrics"]),
+            }
+        )
+        self.directory = _make_directory(prefix)
+
+    async def start_head(self, address: str) -> str:
+        """Start Ray's head; returns the cluster's address. Raises RayFailedError."""
+        ports = self._ports.named
+        dashboard = self._dashboard = (
+            _with_port(self._options.dashboard, self._ports) if self._options.dashboard else None
+        )
+        await self._start(
+            address,
+            "--head",
+            f"--port={ports['gcs']}",
+            f"--ray-client-server-port={ports['client_server']}",
+            f"--include-dashboard={str(dashboard is not None).lower()}",
+            f"--dashboard-host={dashboard.host if dashboard else '127.0.0.1'}",
+            f"--dashboard-port={dashboard.port if dashboard else ports['dashboard']}",
+            "--no-monitor",  # it would only ask for nodes that nobody starts
+        )
+        return f"{bracketed(address)}:{ports['gcs']}"
+
+    async def start_worker(self, address: str, cluster: str) -> None:
+        """Join the cluster. Raises RayFailedError."""
+        await self._start(address, f"--address={cluster}")
+
+    async def _start(self, address: str, *arguments: str) -> None:
+        store = choose_object_store(self._options.object_store_memory)
+        log.info("Ray on %s, object store %d MiB: %s", address, store.size // 1024**2, store.reason)
+        ports = {name: port for name, port in self._ports.named.items() if name not in _HEAD_ONLY}
+        workers = self._ports.workers
+        command = [
+            *(sys.executable, "-P", "-m", "ray.scripts.scripts", "start", *arguments),
+            f"--node-ip-address={address}",
+            f"--temp-dir={self.directory}",
+            f"--object-store-memory={store.size}",
+            *(f"--{name.replace('_', '-')}-port={port}" for name, port in ports.items()),
+            f"--min-worker-port={workers.start}",
+            f"--max-worker-port={workers.stop - 1}",
+            "--disable-usage-stats",
+            "--log-style=record",
+            "--log-color=false",
+        ]
+        if self._options.debugger_external:
+            command.append("--ray-debugger-external")
+        if self._options.cpus is not None:
+            command.append(f"--num-cpus={self._options.cpus}")
+        if self._options.gpus is not None:
+            command.append(f"--num-gpus={self._options.gpus}")
+        await self._run(command, "ray start")
+
+    @property
+    def dashboard_url(self) -> str | None:
+        """As seen from the head itself; None on the others."""
+        if self._dashboard is None:
+            return None
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._dashboard.host, self._dashboard.host)
+        return f"http://{bracketed(host)}:{self._dashboard.port}"
+
+    def client_environment(self, cluster: str) -> dict[str, str]:
+        """What a program on this node needs to reach the cluster, as a driver or by `ray job submit`."""
+        found = {"RAY_ADDRESS": cluster, **self._authentication}
+        if url := self.dashboard_url:
+            found["RAY_API_SERVER_ADDRESS"] = url
+        return found
+
+    async def wait_for_nodes(self, cluster: str, count: int) -> dict[str, int]:
+        """Wait until the cluster itself says that all nodes are alive; returns the GPUs it sees on each host.
+
+        The caller sets the deadline.
+        """
+        program = Path(__file__).with_name("gcs.py")
+        lines = await self._run([sys.executable, "-P", str(program), cluster, str(count)], "asking Ray for its nodes")
+        gpus: dict[str, int] = json.loads(next(line for line in reversed(lines) if line.startswith("{")))
+        return gpus
+
+    async def _run(self, command: list[str], what: str) -> list[str]:
+        """Run one of Ray's programs to its end; returns what it said. Raises RayFailedError with the last of that."""
+        output = self.directory / f"{what.replace(' ', '-')}.log"
+        with output.open("wb") as file:
+            process = self._family.spawn(command, self._environment, output=file)
+        try:
+            status = await process.status()
+        except asyncio.CancelledError:
+            await process.end(grace=0)
+            raise
+        lines = _lines(output)
+        if status != 0:
+            for line in lines[-_LAST_WORDS:]:
+                log.error("%s: %s", what, line)
+            raise RayFailedError(f"{what} failed with status {status}: {lines[-1] if lines else 'it said nothing'}")
+        return lines
+
+    def watched(self) -> dict[str, Process]:
+        """Ray's vital processes on this node, by name. Raises RayFailedError if there are none already."""
+        found = self._family.adopted(WATCHED)
+        if "raylet" not in found:
+            self.report_last_words("raylet")
+            raise RayFailedError("ray start left no raylet behind")
+        return found
+
+    def report_last_words(self, name: str) -> None:
+        """Log the last errors of a Ray process, as its log goes with the directory."""
+        lines = _lines(self.directory / "session_latest" / "logs" / f"{name}.out")
+        for line in [line for line in lines if _RAY_ERROR.match(line)][-_LAST_WORDS:]:
+            log.error("%s: %s", name, line)
+
+    def keep_logs(self, folder: Path) -> None:
+        """Copy the logs of Ray's processes, as they go with the directory."""
+        logs = self.directory / "session_latest" / "logs"
+        if not logs.exists():
+            return
+        try:
+            shutil.copytree(logs, folder / "ray", dirs_exist_ok=True, ignore_dangling_symlinks=True)
+        except (OSError, shutil.Error) as error:
+            log.warning("Ray's logs are not kept in %s: %s", folder, error)
+
+    def remove_directory(self) -> None:
+        try:
+            shutil.rmtree(self.directory)
+        except OSError as error:
+            log.warning("%s is left behind: %s", self.directory, error)
+
+
+def _make_directory(prefix: str) -> Path:
+    """Not below TMPDIR: the paths of Ray's sockets have 107 bytes, 64 of which Ray uses up itself."""
+    try:
+        return Path(tempfile.mkdtemp(prefix=prefix, dir="/tmp"))
+    except OSError as error:
+        raise RayFailedError(f"/tmp cannot be written: {error.strerror}", "mount a tmpfs: --tmpfs /tmp") from error
+
+
+def _with_port(dashboard: Dashboard, ports: RayPorts) -> Dashboard:
+    """The port that was asked for, else the well-known one unless another job on this host has it."""
+    port = dashboard.port or (_DASHBOARD_PORT if can_bind(_DASHBOARD_PORT) else ports.named["dashboard"])
+    return Dashboard(dashboard.host, port)
+
+
+def _lines(path: Path) -> list[str]:
+    """The lines that say something; none if the program never wrote them."""
+    if not path.exists():
+        return []
+    return [line for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]

@@ -1,0 +1,1 @@
+"""How nodes find, reach and trust each other."""

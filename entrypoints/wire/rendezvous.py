@@ -1,0 +1,157 @@
+"""A directory that all nodes share as their meeting place: the head leaves the token and its addresses there.
+
+It serves where no user handed out a token, and where no scheduler names the head. The file is the user's alone (0600),
+appears whole or not at all, and is gone when the job ends. Where the job has no id of its own (a bare mpiexec) the
+directory must be the job's own.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import socket
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from entrypoints.environments import Allocation
+from entrypoints.environments.mpi import scheduler_job_id
+from entrypoints.errors import PeersMissingError, TokenError
+from entrypoints.host.interfaces import address_of, guess_interface
+from entrypoints.host.tree import Tree
+from entrypoints.options import JOB_DIR
+from entrypoints.wire.secret import make_token
+
+_LOOK_AGAIN = 0.5
+"""Seconds between two looks: shared file systems offer nothing to wait for."""
+_OF_NETWORKS = {
+    *("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "fuse.ceph-fuse", "fuse.glusterfs"),
+    *("pvfs2", "orangefs", "panfs", "wekafs", "afs", "cifs", "smb3"),
+}
+"""File systems, as the kernel names them, that all nodes of a cluster are likely to share."""
+_OLDEST = 600.0
+"""Seconds by which a note may be older than this launch and still be of it: nodes start at different times."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Note:
+    """What the head leaves."""
+
+    token: str
+    heads: tuple[str, ...]
+    """Addresses of the head."""
+
+
+@contextlib.contextmanager
+def meeting_place(
+    directory: Path, allocation: Allocation, token: str | None, deadline: float
+) -> Iterator[tuple[Allocation, str]]:
+    """The allocation with a head, and the job's token: the head leaves both there, the others find them.
+
+    What the environment or the user says already stands. Raises TokenError or PeersMissingError.
+    """
+    if allocation.is_head:
+        token = token or make_token()
+        path = leave(directory, allocation.job_id, token, own_addresses())
+        try:
+            yield allocation, token
+        finally:
+            path.unlink(missing_ok=True)
+        return
+    if token is None or allocation.head is None:
+        note = find(directory, allocation.job_id, deadline)
+        token = token or note.token
+        if allocation.head is None:
+            allocation = replace(allocation, head=note.heads[0], other_heads=note.heads[1:])
+    yield allocation, token
+
+
+def shared_home(variables: Mapping[str, str], tree: Tree) -> Path | None:
+    """A folder of the job's user that all nodes see, where a scheduler tells one job from the next: no step of theirs.
+
+    It lies in the home directory, if that is on a network's file system. Raises TokenError if it cannot be made.
+    """
+    home = variables.get("HOME", "")
+    if not home or scheduler_job_id(variables) is None or _file_system(home, tree) not in _OF_NETWORKS:
+        return None
+    folder = Path(home, ".slipway")
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise TokenError(
+            f"{folder} cannot be made: {error.strerror}", f"set SLIPWAY_TOKEN on every node, or {JOB_DIR}"
+        ) from error
+    return folder
+
+
+def _file_system(path: str, tree: Tree) -> str:
+    """The type of the file system with this path; of several mounts the deepest, and of those the last, counts."""
+    mounts = [line.split() for line in (tree.text("proc/self/mountinfo") or "").splitlines()]
+    kinds = {fields[4]: fields[fields.index("-") + 1] for fields in mounts if "-" in fields[5:]}
+    above = [point for point in kinds if Path(os.path.realpath(path)).is_relative_to(point)]
+    return kinds[max(above, key=len)] if above else ""
+
+
+def own_addresses() -> list[str]:
+    """This node's addresses, the one with the default route first."""
+    first, _ = guess_interface(Tree())
+    names = [first] if first else []
+    names += [name for _, name in socket.if_nameindex() if name not in (first, "lo")]
+    found = [address for name in names if (address := address_of(name))]
+    return list(dict.fromkeys(found)) or ["127.0.0.1"]
+
+
+def note_path(directory: Path, job_id: str) -> Path:
+    name = "".join(letter if letter.isalnum() or letter in "-._" else "_" for letter in job_id)
+    return directory / f"slipway-{name}.json"
+
+
+def leave(directory: Path, job_id: str, token: str, heads: Sequence[str]) -> Path:
+    """Write the note, readable for this user only. Raises TokenError if the directory cannot be written."""
+    path = note_path(directory, job_id)
+    try:
+        handle, temporary = tempfile.mkstemp(prefix=path.name, dir=directory)  # 0600 from the start
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump({"token": token, "heads": list(heads), "written": time.time()}, file)
+        Path(temporary).replace(path)
+    except OSError as error:
+        raise TokenError(
+            f"{JOB_DIR}={directory} cannot be written: {error.strerror}", "share a directory of yours"
+        ) from error
+    return path
+
+
+def find(directory: Path, job_id: str, deadline: float) -> Note:
+    """Wait for the head's note. Raises PeersMissingError at the deadline, TokenError if others may have written it."""
+    path = note_path(directory, job_id)
+    began, give_up = time.time(), time.monotonic() + deadline
+    log.info("waiting for the head's note %s", path)
+    while True:
+        document = _read(path)
+        if document is not None and document.get("written", 0) > began - _OLDEST:
+            return Note(str(document["token"]), tuple(str(head) for head in document["heads"]))
+        if time.monotonic() > give_up:
+            raise PeersMissingError(
+                f"the head left no note {path} within {deadline:g} s", f"start the head too, with the same {JOB_DIR}"
+            )
+        time.sleep(_LOOK_AGAIN)
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        status = path.stat()
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise TokenError(
+            f"{path} cannot be read: {error}", "only the job's user may write in that directory"
+        ) from error
+    if status.st_mode & 0o077 or status.st_uid != os.getuid():
+        raise TokenError(f"{path} is not this user's alone", "remove it, and share a directory that is yours alone")
+    return document if isinstance(document, dict) else None

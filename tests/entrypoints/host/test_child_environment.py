@@ -1,0 +1,49 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from entrypoints.errors import UsageError
+from entrypoints.host.child_environment import CACHES, child_environment, without_launchers
+from entrypoints.host.fabric_settings import Setting
+
+
+def test_a_writable_home_is_used_as_it_is(tmp_path: Path) -> None:
+    environment = child_environment({"HOME": str(tmp_path), "A": "b"})
+    assert environment["A"] == "b"
+    assert environment["HOME"] == str(tmp_path)
+    assert not set(CACHES) & set(environment)
+
+
+@pytest.mark.parametrize("home", ["/", "", "/no/such/place", None])
+def test_without_a_home_everything_goes_below_the_cache_directory(tmp_path: Path, home: str | None) -> None:
+    given = {"SLIPWAY_CACHE_DIR": str(tmp_path / "cache"), "HF_HOME": "/models"}
+    environment = child_environment(given if home is None else {**given, "HOME": home})
+    assert environment["HF_HOME"] == "/models"
+    assert environment["TRITON_CACHE_DIR"] == str(tmp_path / "cache" / "triton")
+    assert Path(environment["HOME"]).is_dir()
+    assert os.access(environment["HOME"], os.W_OK)
+
+
+def test_the_secret_is_not_handed_on(tmp_path: Path) -> None:
+    given = {"HOME": str(tmp_path), "SLIPWAY_TOKEN": "s", "SLIPWAY_TOKEN_FILE": "f", "SLIPWAY_HOSTS": "a"}
+    assert child_environment(given) == {"HOME": str(tmp_path), "SLIPWAY_HOSTS": "a"}
+
+
+def test_a_cache_directory_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match=r"cannot create .*/file/cache"):
+        child_environment({"SLIPWAY_CACHE_DIR": str(tmp_path / "file" / "cache")})
+
+
+def test_the_hosts_settings_apply_unless_the_user_says_otherwise(tmp_path: Path) -> None:
+    settings = [Setting("TOKENIZERS_PARALLELISM", "false", "r"), Setting("NCCL_X", "1", "r")]
+    environment = child_environment({"HOME": str(tmp_path), "NCCL_X": "0"}, settings)
+    assert environment == {"HOME": str(tmp_path), "TOKENIZERS_PARALLELISM": "false", "NCCL_X": "0"}
+
+
+def test_ray_does_not_see_the_launcher_above() -> None:
+    variables = dict.fromkeys(
+        ["SLURM_JOB_ID", "PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "PATH", "NCCL_DEBUG"], ""
+    )
+    assert set(without_launchers(variables)) == {"PATH", "NCCL_DEBUG"}

@@ -1,0 +1,364 @@
+"""Several nodes on loopback without Ray: who meets, who is refused, and how the end reaches everybody."""
+
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from entrypoints.host.tree import Tree
+from entrypoints.wire.rendezvous import shared_home
+from tests.entrypoints.conftest import REPOSITORY, Launch, Start
+
+
+def test_all_nodes_exit_with_the_commands_status(start_node: Start) -> None:
+    worker = start_node(1, "--no-ray", "--", "echo", "not here")
+    head = start_node(0, "--no-ray", "--", "sh", "-c", "echo $SLIPWAY_NODE_COUNT; exit 7")
+    assert (head.wait().status, worker.wait().status) == (7, 7)
+
+
+def test_the_command_runs_on_the_head_only_and_without_the_secret(start_node: Start) -> None:
+    worker = start_node(1, "--no-ray", "--", "printenv")
+    head = start_node(0, "--no-ray", "--", "printenv")
+    printed = head.wait().stdout
+    assert "SLIPWAY_NODE_COUNT=2" in printed
+    assert "open sesame" not in printed
+    assert worker.wait().stdout == ""
+
+
+def test_a_further_task_on_a_node_waits_and_shares_the_status(start: Start) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    step = {"SLURM_JOB_ID": "5", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NODELIST": "localhost"}
+    common = {**step, "SLURM_NODEID": "0", "SLIPWAY_TOKEN": "t", "SLIPWAY_CONTROL_PORT": port}
+    head = start("--no-ray", "--", "sh", "-c", "echo up; sleep 2; exit 9", **common, SLURM_LOCALID="0")
+    assert head.read_line() == "up"
+    task = start("--no-ray", "--", "echo", "twice", **common, SLURM_LOCALID="1")
+    ended = task.wait()
+    assert (ended.status, ended.stdout) == (9, "")
+    assert "launch[0.1 worker]" in ended.stderr
+    assert head.wait().status == 9
+
+
+def test_a_task_that_comes_when_the_command_has_ended_still_hears_the_status(start: Start) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    step = {"SLURM_JOB_ID": "5", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NODELIST": "localhost"}
+    step |= {"SLURM_NODEID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLIPWAY_TOKEN": "t", "SLIPWAY_CONTROL_PORT": port}
+    head = start("--no-ray", "--", "sh", "-c", "echo ran; exit 9", **step, SLURM_LOCALID="0")
+    assert head.read_line() == "ran"
+    time.sleep(1)  # the command is long gone
+    task = start("--no-ray", "--", "echo", "twice", **step, SLURM_LOCALID="1")
+    assert (task.wait().status, head.wait().status) == (9, 9)
+
+
+def test_a_missing_node_is_named_with_its_cause(start_node: Start) -> None:
+    ended = start_node(0, "--no-ray", "--", "true", SLIPWAY_DEADLINE="1").wait()
+    assert ended.status == 12
+    assert "1 of 2 nodes missing after 1 s" in ended.stderr
+    assert "node 1 (worker-1.invalid): never connected; name does not resolve" in ended.stderr
+
+
+def test_a_wrong_token_is_said_on_both_sides(start_node: Start) -> None:
+    head = start_node(0, "--no-ray", "--", "true", SLIPWAY_DEADLINE="2")
+    worker = start_node(1, "--no-ray", "--", "true", SLIPWAY_TOKEN="open barley")
+    told, refused = head.wait(), worker.wait()
+    assert (told.status, refused.status) == (12, 12)
+    assert "node 1 (worker-1.invalid): refused: wrong token" in told.stderr
+    assert "refused this node: wrong token" in refused.stderr
+    assert "open" not in (told.stderr + refused.stderr).replace("openssl", "")
+
+
+def test_a_second_node_with_the_same_rank_is_refused(start_node: Start) -> None:
+    hosts = {"SLIPWAY_HOSTS": "localhost,worker-1.invalid,worker-2.invalid"}
+    head = start_node(0, "--no-ray", "--", "true", SLIPWAY_DEADLINE="3", **hosts)
+    workers = [start_node(1, "--no-ray", "--", "true", **hosts) for _ in range(2)]
+    ends = [worker.wait() for worker in workers]
+    told = head.wait()
+    assert [told.status, *(end.status for end in ends)] == [12, 12, 12]
+    assert sum("refused this node: rank 1 is already taken by" in end.stderr for end in ends) == 1
+    assert "node 2 (worker-2.invalid): never connected" in told.stderr
+    assert "was refused as node 1: rank 1 is already taken" in told.stderr
+
+
+def test_a_head_elsewhere_than_its_name_says_so(start_node: Start) -> None:
+    hosts = {"SLIPWAY_HOSTS": "203.0.113.7,worker-1.invalid"}
+    told = start_node(0, "--no-ray", "--", "true", SLIPWAY_DEADLINE="1", **hosts).wait()
+    assert told.status == 12
+    assert "this is node 0, but 203.0.113.7 is no address of this host: do two nodes claim rank 0?" in told.stderr
+
+
+def test_nodes_of_another_job_are_refused(start_node: Start) -> None:
+    head = start_node(0, "--no-ray", "--", "true", SLIPWAY_DEADLINE="2")
+    worker = start_node(1, "--no-ray", "--", "true", SLIPWAY_HOSTS="localhost,other")
+    assert "job differs" in worker.wait().stderr
+    assert "refused: job differs" in head.wait().stderr
+
+
+@pytest.mark.parametrize(
+    ("head", "cause"), [("localhost", "connection refused"), ("head.invalid", "its name does not resolve")]
+)
+def test_a_worker_without_a_head_says_why(start_node: Start, head: str, cause: str) -> None:
+    began = time.monotonic()
+    ended = start_node(1, "--no-ray", "--", "true", SLIPWAY_DEADLINE="1", SLIPWAY_HOSTS=f"{head},worker-1").wait()
+    assert ended.status == 12
+    assert f"within 1 s: {cause}" in ended.stderr
+    assert ("its name resolves to 127.0.0.1, which is this node itself" in ended.stderr) == (head == "localhost")
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.usefixtures("ipv6")
+def test_a_head_that_is_an_ipv6_address_is_shown_in_brackets(start_node: Start) -> None:
+    ended = start_node(1, "--no-ray", "--", "true", SLIPWAY_DEADLINE="1", SLIPWAY_HOSTS="::1,worker-1").wait()
+    assert "the head at [::1]:" in ended.stderr
+
+
+def test_a_taken_control_port_is_an_error(start_node: Start) -> None:
+    with socket.create_server(("", 0)) as other:
+        port = str(other.getsockname()[1])
+        ended = start_node(0, "--no-ray", "--", "true", SLIPWAY_CONTROL_PORT=port).wait()
+    assert ended.status == 12
+    assert f"cannot listen on control port {port}" in ended.stderr
+
+
+def test_strangers_on_the_control_port_do_no_harm(start_node: Start) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    worker = None
+    head = start_node(0, "--no-ray", "--", "sh", "-c", "exit 7", SLIPWAY_CONTROL_PORT=str(port))
+    lines = [b"GET / HTTP/1.1\r\n\r\n", b"[1]\n", b'{"hello": {"rank": 1}, "nonce": "", "proof": 5}\n', b"x" * 100_000]
+    for line in lines:
+        connection = connect(port)
+        connection.sendall(line)
+        connection.shutdown(socket.SHUT_WR)
+        while connection.recv(4096):
+            pass
+        connection.close()
+    worker = start_node(1, "--no-ray", "--", "true", SLIPWAY_CONTROL_PORT=str(port))
+    told = head.wait()
+    assert (told.status, worker.wait().status) == (7, 7)
+    assert "Traceback" not in told.stderr
+
+
+def connect(port: int) -> socket.socket:
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            return socket.create_connection(("127.0.0.1", port))
+        except ConnectionRefusedError:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+def running_pair(start_node: Start, command: str = "echo up; exec sleep 60") -> tuple[Launch, Launch]:
+    worker = start_node(1, "--no-ray", "--", "true")
+    head = start_node(0, "--no-ray", "--", "sh", "-c", command)
+    assert head.read_line() == "up"
+    return head, worker
+
+
+def test_a_lost_worker_ends_the_job(start_node: Start) -> None:
+    head, worker = running_pair(start_node)
+    began = time.monotonic()
+    worker.signal(signal.SIGKILL)
+    ended = head.wait()
+    assert ended.status == 13
+    assert "lost: connection " in ended.stderr  # closed, or reset with a heartbeat unread
+    assert time.monotonic() - began < 5
+
+
+def test_a_lost_head_ends_the_job(start_node: Start) -> None:
+    # Nobody is left to end the command, which outside a container goes on: a short one.
+    head, worker = running_pair(start_node, "echo up; exec sleep 3")
+    head.signal(signal.SIGKILL)
+    ended = worker.wait()
+    assert ended.status == 13
+    assert "node 0 (localhost) lost: connection" in ended.stderr
+
+
+def test_a_silent_worker_is_lost(start_node: Start) -> None:
+    head, worker = running_pair(start_node)
+    worker.signal(signal.SIGSTOP)
+    ended = head.wait()
+    os.kill(worker.pid, signal.SIGCONT)
+    assert ended.status == 13
+    assert "lost: no heartbeat for 10 s" in ended.stderr
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_signal_to_any_node_ends_all(start_node: Start, rank: int) -> None:
+    pair = running_pair(start_node)
+    pair[rank].signal(signal.SIGTERM)
+    ends = [launch.wait() for launch in pair]
+    assert [end.status for end in ends] == [143, 143]
+    assert all(f"node {rank} (" in end.stderr and "received SIGTERM" in end.stderr for end in ends)
+
+
+SAVE = "trap 'echo saving; sleep 2; echo saved; exit 0' TERM; echo up; sleep 60 & wait"
+
+
+def test_a_schedulers_warning_to_a_worker_gives_the_command_time(start_node: Start) -> None:
+    worker = start_node(1, "--no-ray", "--grace", "0.1", "--", "true")
+    head = start_node(0, "--no-ray", "--grace", "0.1", "--", "sh", "-c", SAVE)
+    assert head.read_line() == "up"
+    worker.signal(signal.SIGUSR1)
+    ended = head.wait()
+    assert (ended.status, worker.wait().status) == (138, 138)
+    assert ended.stdout == "saving\nsaved\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("options", [(), ("--min-nodes", "1")])
+def test_a_signal_to_all_nodes_at_once_leaves_the_command_its_time_and_its_workers(
+    start_node: Start, number: signal.Signals, options: tuple[str, ...]
+) -> None:
+    grace = ("--grace", "5") if number == signal.SIGTERM else ("--grace", "0.1")
+    worker = start_node(1, "--no-ray", *grace, *options, "--", "true")
+    head = start_node(0, "--no-ray", *grace, *options, "--", "sh", "-c", SAVE)
+    assert head.read_line() == "up"
+    worker.signal(number)  # the worker first: the head hears of it before its own signal comes
+    assert head.read_line() == "saving"
+    assert worker.running
+    head.signal(number)
+    ended = head.wait()
+    assert ended.stdout == "saved\n"
+    assert (ended.status, worker.wait().status) == (128 + number, 128 + number)
+
+
+def test_a_clock_an_hour_off_is_refused(start_node: Start, tmp_path: Path) -> None:
+    # The machine's own clock is left alone: the worker's idea of time is moved.
+    (tmp_path / "sitecustomize.py").write_text("import time\nhere = time.time\ntime.time = lambda: here() + 3600\n")
+    head = start_node(0, "--no-ray", "--", "true", SLIPWAY_DEADLINE="3")
+    worker = start_node(1, "--no-ray", "--", "true", PYTHONPATH=f"{tmp_path}:{REPOSITORY}")
+    assert "its clock is 3600 s ahead of the head's" in worker.wait().stderr
+    ended = head.wait()
+    assert ended.status == 12
+    assert "refused: its clock is 3600 s ahead of the head's" in ended.stderr
+
+
+def test_with_enough_nodes_left_the_command_starts_again(start_node: Start) -> None:
+    hosts = {"SLIPWAY_HOSTS": "localhost,worker-1.invalid,worker-2.invalid"}
+    script = "echo nodes $SLIPWAY_NODE_COUNT; [ $SLIPWAY_NODE_COUNT = 3 ] || exit 7; exec sleep 60"
+    workers = [start_node(rank, "--no-ray", "--", "true", **hosts) for rank in (1, 2)]
+    head = start_node(0, "--no-ray", "--min-nodes", "2", "--", "sh", "-c", script, **hosts)
+    assert head.read_line() == "nodes 3"
+    workers[0].signal(signal.SIGKILL)
+    assert head.read_line() == "nodes 2"
+    ended = head.wait()
+    assert (ended.status, workers[1].wait().status) == (7, 7)
+    assert "node 1 (" in ended.stderr
+    assert "going on with 2 nodes" in ended.stderr
+
+
+def test_with_too_few_nodes_left_the_job_ends(start_node: Start) -> None:
+    worker = start_node(1, "--no-ray", "--", "true")
+    head = start_node(0, "--no-ray", "--min-nodes", "2", "--", "sh", "-c", "echo up; exec sleep 60")
+    assert head.read_line() == "up"
+    worker.signal(signal.SIGKILL)
+    assert head.wait().status == 13
+
+
+def test_a_worker_that_must_stop_is_a_loss_too(start_node: Start) -> None:
+    worker = start_node(1, "--no-ray", "--", "true")
+    script = "echo nodes $SLIPWAY_NODE_COUNT; [ $SLIPWAY_NODE_COUNT = 1 ] || exec sleep 60"
+    head = start_node(0, "--no-ray", "--min-nodes", "1", "--", "sh", "-c", script)
+    assert head.read_line() == "nodes 2"
+    worker.signal(signal.SIGTERM)
+    assert head.read_line() == "nodes 1"
+    assert head.wait().status == 0
+    assert worker.wait().status == 143
+
+
+def test_enough_nodes_at_the_deadline_are_enough(start_node: Start) -> None:
+    hosts = {"SLIPWAY_HOSTS": "localhost,worker-1.invalid,worker-2.invalid", "SLIPWAY_DEADLINE": "3"}
+    worker = start_node(1, "--no-ray", "--", "true", **hosts)
+    head = start_node(0, "--no-ray", "--min-nodes", "2", "--", "sh", "-c", "exit $SLIPWAY_NODE_COUNT", **hosts)
+    ended = head.wait()
+    assert (ended.status, worker.wait().status) == (2, 2)
+    assert "going on with 2 of 3 nodes" in ended.stderr
+    assert "without node 2 (worker-2.invalid): never connected; name does not resolve" in ended.stderr
+
+
+def start_mpi_task(start: Start, rank: int, directory: Path, *arguments: str) -> Launch:
+    """A task of Hydra's, which names neither head nor token."""
+    numbers = {"PMI_RANK": str(rank), "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"}
+    return start("--no-ray", *arguments, **numbers, SLIPWAY_JOB_DIR=str(directory))
+
+
+def test_a_shared_directory_serves_as_meeting_place_without_token_or_head(start: Start, tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = ("--control-port", str(probe.getsockname()[1]))
+    worker = start_mpi_task(start, 1, tmp_path, *port, "--", "true")
+    head = start_mpi_task(start, 0, tmp_path, *port, "--", "sh", "-c", "stat -c %a slipway-*.json; exit 5")
+    ended = head.wait()
+    assert (ended.status, worker.wait().status) == (5, 5), ended.stderr
+    assert ended.stdout == "600\n"
+    assert not list(tmp_path.glob("slipway-*.json"))
+
+
+JOB = {"SLURM_JOB_ID": "5"}
+MOUNTS = """21 1 8:1 / / rw - ext4 /dev/sda1 rw
+22 21 0:40 / {home} rw - {kind} server:/home rw
+23 22 8:2 / {home}/scratch rw - xfs /dev/sdb1 rw
+"""
+
+
+@pytest.mark.parametrize(
+    ("variables", "home", "kind", "serves"),
+    [
+        (JOB, "", "nfs4", True),
+        (JOB, "/ann", "lustre", True),
+        (JOB, "", "ext4", False),
+        (JOB, "/scratch", "nfs4", False),
+        ({}, "", "nfs4", False),  # nothing tells one job from the next
+        ({"JOB_ID": "5", "PE": "mpi"}, "", "gpfs", True),
+    ],
+)
+def test_a_home_on_the_network_serves_a_schedulers_job_as_meeting_place(
+    tmp_path: Path, variables: dict[str, str], home: str, kind: str, serves: bool
+) -> None:
+    place = Path(f"{tmp_path}/home{home}")
+    place.mkdir(parents=True)
+    (tmp_path / "proc" / "self").mkdir(parents=True)
+    (tmp_path / "proc" / "self" / "mountinfo").write_text(MOUNTS.format(home=tmp_path / "home", kind=kind))
+    found = shared_home({**variables, "HOME": str(place)}, Tree(tmp_path))
+    assert found == (place / ".slipway" if serves else None)
+    assert found is None or found.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_head_that_leaves_no_note_is_missed_at_the_deadline(start: Start, tmp_path: Path) -> None:
+    ended = start_mpi_task(start, 1, tmp_path, "--deadline", "1", "--", "true").wait()
+    assert ended.status == 12
+    assert f"the head left no note {tmp_path}/slipway-hydra.json within 1 s" in ended.stderr
+
+
+def test_a_note_that_others_can_read_is_refused(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "slipway-hydra.json").write_text("{}", encoding="ascii")
+    ended = start_mpi_task(start, 1, tmp_path, "--", "true").wait()
+    assert ended.status == 11
+    assert "is not this user's alone" in ended.stderr
+
+
+def test_a_directory_that_cannot_be_written_is_no_meeting_place(start: Start) -> None:
+    ended = start_mpi_task(start, 0, Path("/proc"), "--", "true").wait()
+    assert ended.status == 11
+    assert "SLIPWAY_JOB_DIR=/proc cannot be written" in ended.stderr
+
+
+def test_the_interface_that_was_chosen_carries_the_meeting(start_node: Start) -> None:
+    worker = start_node(1, "--no-ray", "--", "true", SLIPWAY_INTERFACE="lo")
+    head = start_node(0, "--no-ray", "--", "true")
+    assert (head.wait().status, worker.wait().status) == (0, 0)
+
+
+def test_an_interface_without_an_address_is_an_error(start_node: Start) -> None:
+    ended = start_node(1, "--no-ray", "--", "true", SLIPWAY_INTERFACE="ib7").wait()
+    assert ended.status == 2
+    assert "SLIPWAY_INTERFACE is ib7, which has no address here" in ended.stderr
+    assert "interfaces that have one: lo" in ended.stderr

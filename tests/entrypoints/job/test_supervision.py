@@ -1,0 +1,156 @@
+"""One node without Ray: the command, its signals, its terminal and everything it leaves behind."""
+
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.entrypoints.conftest import PATIENCE, REPOSITORY, Start
+
+UNFORESEEN = """
+import asyncio
+from entrypoints.environments.place import Place
+from entrypoints.environments.single import Single
+from entrypoints.job.node import Node
+from entrypoints.options import Options
+
+async def divide():
+    return 1 / 0
+
+async def main():
+    allocation = Single.detect(Place(variables={}, hostname="here"))
+    node = Node(allocation, Options(command=("true",)), None, "here", {})
+    node.beside(divide())
+    await node.unless_failed(asyncio.sleep(60))
+
+asyncio.run(main())
+"""
+
+
+def alive(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_reaches_the_command_as_sigterm_and_sets_the_status(start: Start, number: signal.Signals) -> None:
+    launch = start("--no-ray", "--", "sh", "-c", "trap 'echo saving; exit 3' TERM; echo up; sleep 60 & wait")
+    assert launch.read_line() == "up"
+    launch.signal(number)
+    ended = launch.wait()
+    assert ended.status == 128 + number
+    assert ended.stdout == "saving\n"
+    assert f"received {number.name}" in ended.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+def test_a_schedulers_warning_gives_the_command_time(start: Start, number: signal.Signals) -> None:
+    script = "trap 'sleep 1; echo saved; exit 0' TERM; echo up; sleep 60 & wait"
+    launch = start("--no-ray", "--grace", "0.1", "--", "sh", "-c", script)
+    assert launch.read_line() == "up"
+    launch.signal(number)
+    ended = launch.wait()
+    assert (ended.status, ended.stdout) == (128 + number, "saved\n")
+
+
+def test_an_unforeseen_error_beside_the_current_step_is_not_lost() -> None:
+    program = [sys.executable, "-c", UNFORESEEN]
+    done = subprocess.run(program, cwd=REPOSITORY, capture_output=True, text=True, timeout=30)
+    assert "ZeroDivisionError" in done.stderr.splitlines()[-1]
+    assert done.returncode == 1
+
+
+def test_the_time_after_a_warning_is_bounded(start: Start) -> None:
+    launch = start("--no-ray", "--warning-grace", "0.5", "--", "sh", "-c", "trap '' TERM; echo up; sleep 60")
+    assert launch.read_line() == "up"
+    began = time.monotonic()
+    launch.signal(signal.SIGUSR1)
+    assert launch.wait().status == 128 + signal.SIGUSR1
+    assert 0.5 <= time.monotonic() - began < 10
+
+
+def test_the_log_is_kept_where_asked(start: Start, tmp_path: Path) -> None:
+    start("--no-ray", "--log-dir", str(tmp_path / "logs"), "--hostname", "here", "--", "/no/such/program").wait()
+    kept = (tmp_path / "logs" / "node0-here" / "launch.log").read_text(encoding="utf-8")
+    assert "launch[0 head]: single: node 0 of 1 (here)" in kept
+    assert "error: cannot run '/no/such/program'" in kept
+
+
+def test_a_log_directory_that_cannot_be_made_is_an_error(start: Start) -> None:
+    ended = start("--no-ray", "--log-dir", "/proc/none", "--", "true").wait()
+    assert ended.status == 2
+    assert "cannot write logs to /proc/none/node0-" in ended.stderr
+
+
+def test_a_command_that_ignores_sigterm_is_killed_after_the_grace(start: Start) -> None:
+    launch = start("--no-ray", "--grace", "0.5", "--", "sh", "-c", "trap '' TERM; echo $$; while :; do sleep 60; done")
+    pid = int(launch.read_line())
+    began = time.monotonic()
+    launch.signal(signal.SIGTERM)
+    assert launch.wait().status == 143
+    assert 0.5 <= time.monotonic() - began < 5
+    assert not alive(pid)
+
+
+def test_daemons_of_the_command_do_not_survive_it(start: Start) -> None:
+    # A double fork in a session of its own, without the environment, that ignores SIGTERM: only the tree finds it.
+    script = "(trap '' TERM; exec env -i /usr/bin/setsid /bin/sleep 987) & echo $!; exit 5"
+    ended = start("--no-ray", "--", "sh", "-c", script).wait()
+    assert ended.status == 5
+    assert not alive(int(ended.stdout))
+
+
+def test_other_processes_of_the_user_are_left_alone(start: Start) -> None:
+    bystander = os.posix_spawn("/bin/sleep", ["sleep", "60"], os.environ)
+    try:
+        assert start("--no-ray", "--", "true").wait().status == 0
+        assert alive(bystander)
+    finally:
+        os.kill(bystander, signal.SIGKILL)
+        os.waitpid(bystander, 0)
+
+
+def test_orphans_are_reaped_while_the_command_runs(start: Start) -> None:
+    script = (
+        "for i in 1 2 3; do (sleep 0.05 & ); done; sleep 0.5; grep -l '^PPid:.'$PPID'$' /proc/[0-9]*/status | wc -l"
+    )
+    assert start("--no-ray", "--", "sh", "-c", script).wait().stdout.strip() == "1"
+
+
+def test_the_command_has_the_terminal() -> None:
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(REPOSITORY)
+        script = "test -t 0 && test -t 1 && test -t 2 && read answer && echo got $answer; sleep 60"
+        os.execv(sys.executable, [sys.executable, "-m", "entrypoints", "--no-ray", "--", "sh", "-c", script])
+    try:
+        os.write(terminal, b"hello\n")
+        assert "got hello" in read_until(terminal, "got hello")
+        os.write(terminal, b"\x1a")  # Ctrl-Z does nothing
+        os.write(terminal, b"\x03")  # Ctrl-C
+        read_until(terminal, None)
+    finally:
+        os.close(terminal)  # hangs up, which ends the launch if it is still there
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert status == 130
+
+
+def read_until(terminal: int, text: str | None) -> str:
+    """Read until this text, or until the other side closes."""
+    seen = ""
+    while text is None or text not in seen:
+        readable, _, _ = select.select([terminal], [], [], PATIENCE)
+        assert readable, f"nothing more after {seen!r}"
+        try:
+            seen += os.read(terminal, 1024).decode()
+        except OSError:  # the other side is closed
+            break
+    return seen

@@ -1,0 +1,255 @@
+"""Each check on its own, then `launch preflight` and a launch that must not start."""
+
+import json
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from entrypoints.environments import detect
+from entrypoints.errors import PreflightError
+from entrypoints.host.settings import examine_host
+from entrypoints.host.tree import Tree
+from entrypoints.preflight import CHECKS, Verdict, failures, preflight_node, refuse
+from entrypoints.preflight.check import GIB, MIB, Finding, Node
+from entrypoints.preflight.devices import driver, gpu_access, rdma
+from entrypoints.preflight.limits import (
+    judge_locked_memory,
+    judge_open_files,
+    judge_shared_memory,
+    judge_stack,
+    shared_memory,
+)
+from entrypoints.preflight.places import disk, judge_disk, leftovers, ports
+from entrypoints.ray.directory import directory_prefix
+from tests.entrypoints import hosts
+from tests.entrypoints.conftest import Start
+from tests.entrypoints.hosts import HostTree
+
+TWO_NODES = {"SLIPWAY_HOSTS": "a,b", "SLIPWAY_NODE_RANK": "0"}
+
+
+def node(root: Path, target: str = "cuda", pins: dict[str, str] | None = None, **variables: str) -> Node:
+    HostTree(root).image(target=target, pins=pins or {})
+    tree = Tree(root)
+    host = examine_host(tree, variables)
+    allocation = detect({**TWO_NODES, **variables}, "a", root).allocation
+    return replace(preflight_node(tree, host, allocation, variables, None), temporary=root)
+
+
+@pytest.mark.parametrize(
+    ("finding", "verdict", "words"),
+    [
+        (judge_shared_memory(64 * MIB, 8), "fail", "64 MiB, NCCL needs 1024"),
+        (judge_shared_memory(64 * MIB, 0), "warn", "goes to disk"),
+        (judge_shared_memory(2 * GIB, 8), "ok", "2048 MiB"),
+        (judge_stack(8 * MIB, 8), "warn", "8 MiB"),
+        (judge_stack(8 * MIB, 0), "skip", "no GPU"),
+        (judge_stack(-1, 8), "ok", "unlimited"),
+        (judge_open_files(1024, 2048), "fail", "at most 2048 files"),
+        (judge_open_files(1024, 1 << 20), "warn", "only 1024 files"),
+        (judge_open_files(1 << 20, 1 << 20), "ok", "1048576 files"),
+        (judge_disk(MIB, Path("/tmp")), "fail", "/tmp has 0.0 GiB free, Ray needs 1"),
+        (judge_disk(5 * GIB, Path("/tmp")), "warn", "5.0 GiB"),
+        (judge_disk(50 * GIB, Path("/tmp")), "ok", "50.0 GiB"),
+    ],
+)
+def test_limits_are_judged(finding: Finding, verdict: str, words: str) -> None:
+    assert finding.verdict == verdict
+    assert words in finding.message
+    assert bool(finding.fix) == (verdict in ("warn", "fail"))
+
+
+def test_missing_shared_memory_is_a_failure(tmp_path: Path) -> None:
+    assert shared_memory(node(tmp_path), tmp_path / "absent").verdict is Verdict.FAIL
+
+
+@pytest.mark.parametrize(("limit", "verdict"), [(64 * 1024, "fail"), (-1, "ok"), (64 * GIB, "ok")])
+def test_rdma_needs_locked_memory(tmp_path: Path, limit: int, verdict: str) -> None:
+    hosts.dgx_h100(tmp_path)
+    found = judge_locked_memory(limit, node(tmp_path))
+    assert found.verdict == verdict
+    if verdict == "fail":
+        assert "--ulimit memlock=-1" in found.fix
+
+
+def test_one_node_alone_is_only_warned_about_its_network(tmp_path: Path) -> None:
+    hosts.dgx_h100(tmp_path)
+    alone = node(tmp_path, SLIPWAY_HOSTS="a")
+    assert judge_locked_memory(64 * 1024, alone).verdict is Verdict.WARN
+    assert rdma(alone).verdict is Verdict.WARN
+
+
+def test_without_rdma_locked_memory_does_not_matter(tmp_path: Path) -> None:
+    assert judge_locked_memory(64 * 1024, node(tmp_path)).verdict is Verdict.SKIP
+
+
+def test_adapters_that_the_container_cannot_open_are_a_fallback_that_is_named(tmp_path: Path) -> None:
+    hosts.dgx_h100(tmp_path)
+    found = rdma(node(tmp_path))
+    assert found.verdict is Verdict.FAIL
+    assert "has 8 infiniband adapters, but NCCL would silently use sockets: /dev/infiniband is not" in found.message
+    assert "--device /dev/infiniband" in found.fix
+
+
+def test_libraries_that_do_not_load_are_a_fallback_that_is_named(tmp_path: Path) -> None:
+    # The library is not missing on every machine that runs this: the loader is replaced.
+    def load(name: str) -> None:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    hosts.dgx_h100(tmp_path).write("dev/infiniband/uverbs0", "")
+    found = rdma(node(tmp_path), load)
+    assert "silently use sockets: libibverbs.so.1: cannot open shared object file" in found.message
+    assert rdma(node(tmp_path), lambda name: name).verdict is Verdict.OK
+
+
+def test_the_users_choice_against_rdma_is_respected(tmp_path: Path) -> None:
+    hosts.dgx_h100(tmp_path)
+    assert rdma(node(tmp_path, SLIPWAY_HCAS="none")).verdict is Verdict.SKIP
+
+
+def test_rocm_devices_name_the_flag_that_is_missing(tmp_path: Path) -> None:
+    place = node(tmp_path, "rocm")
+    assert gpu_access(place).message == "/dev/kfd is not there"
+    tree = hosts.mi300x(tmp_path)
+    tree.write("dev/kfd", "")
+    assert gpu_access(place).message == "/dev/dri has no render node"
+    tree.write("dev/dri/renderD128", "")
+    assert gpu_access(place).verdict is Verdict.OK
+
+
+def test_a_foreign_render_group_is_named_by_its_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Root may open everything: what the kernel would say to another user is replaced.
+    tree = hosts.mi300x(tmp_path)
+    tree.write("dev/kfd", "")
+    tree.write("dev/dri/renderD128", "")
+    monkeypatch.setattr("os.access", lambda path, _: "renderD" not in str(path))
+    found = gpu_access(node(tmp_path, "rocm"))
+    gid = (tmp_path / "dev/dri/renderD128").stat().st_gid
+    assert found.message == f"/dev/dri/renderD128 belongs to group {gid}, which this user is not in"
+    assert f"--group-add {gid}" in found.fix
+
+
+@pytest.mark.parametrize(
+    ("version", "cuda", "verdict"),
+    [
+        ("580.95.05", "13.0.96", "ok"),
+        ("570.86.15", "13.0.96", "fail"),
+        ("535.104.05", "12.8", "ok"),
+        (None, "13.0", "fail"),
+    ],
+)
+def test_the_driver_must_suit_the_images_cuda(tmp_path: Path, version: str | None, cuda: str, verdict: str) -> None:
+    if version:
+        words = f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {version}  Wed Aug 27 11:01:06 UTC 2025"
+        hosts.HostTree(tmp_path).write("proc/driver/nvidia/version", words)
+    assert driver(node(tmp_path, "cuda", {"nvidia-cuda-runtime": cuda})).verdict == verdict
+
+
+@pytest.mark.parametrize(("version", "verdict"), [("6.14.14", "ok"), ("6.7.0", "warn"), (None, "ok")])
+def test_an_old_amd_driver_is_a_warning(tmp_path: Path, version: str | None, verdict: str) -> None:
+    tree = hosts.mi300x(tmp_path)
+    if version:
+        tree.write("sys/module/amdgpu/version", version)
+    assert driver(node(tmp_path, "rocm", {"torch": "2.13.0+rocm7.2"})).verdict == verdict
+
+
+def test_the_cpu_image_asks_for_no_gpu(tmp_path: Path) -> None:
+    place = node(tmp_path, "cpu")
+    assert gpu_access(place).verdict is Verdict.SKIP
+    assert driver(place).verdict is Verdict.SKIP
+    hosts.dgx_h100(tmp_path)
+    assert rdma(node(tmp_path, "cpu")).verdict is Verdict.SKIP
+
+
+def test_a_temporary_directory_that_cannot_be_written_is_a_failure(tmp_path: Path) -> None:
+    found = disk(replace(node(tmp_path), temporary=tmp_path / "absent"))
+    assert found.verdict is Verdict.FAIL
+    assert "cannot be written: No such file or directory" in found.message
+
+
+def test_a_taken_control_port_is_a_failure_on_the_head(tmp_path: Path) -> None:
+    with socket.create_server(("", 0)) as other:
+        place = replace(node(tmp_path), control_port=other.getsockname()[1])
+        assert ports(place).verdict is Verdict.FAIL
+        assert "is taken" in ports(place).message
+        worker = replace(place, allocation=replace(place.allocation, node_rank=1))
+        assert ports(worker).verdict is not Verdict.FAIL
+
+
+def test_a_control_port_that_the_kernel_may_hand_out_is_a_warning(tmp_path: Path) -> None:
+    assert ports(replace(node(tmp_path), control_port=65_000)).verdict is Verdict.WARN
+
+
+def test_a_ray_that_an_earlier_start_left_is_named(tmp_path: Path) -> None:
+    place = node(tmp_path)
+    prefix = directory_prefix(place.allocation.job_id, 0, None)
+    for pid, words in {
+        "11": f"raylet\0--temp-dir=/tmp/{prefix}x1/session",
+        "12": "raylet\0/tmp/slipway-ray-other",
+    }.items():
+        (tmp_path / "proc" / pid).mkdir(parents=True)
+        (tmp_path / "proc" / pid / "cmdline").write_text(words, encoding="ascii")
+    found = leftovers(place, tmp_path / "proc")
+    assert found.verdict is Verdict.FAIL
+    assert found.fix == "end them: kill -9 11"
+    other = replace(place, allocation=replace(place.allocation, node_rank=1))
+    assert leftovers(other, tmp_path / "proc").verdict is Verdict.OK
+    beside = replace(place, chosen_port=20_001)  # another job on the same hosts
+    assert leftovers(beside, tmp_path / "proc").verdict is Verdict.OK
+
+
+def test_unfit_hosts_are_listed_for_the_scheduler(tmp_path: Path) -> None:
+    bad = failures(
+        [Finding("shm", Verdict.FAIL, "too small", "--shm-size"), Finding("disk", Verdict.WARN, "low", "more")]
+    )
+    with pytest.raises(PreflightError) as caught:
+        refuse({"n1": [], "n2": bad}, tmp_path)
+    assert caught.value.message.startswith("1 of 2 hosts are not fit")
+    assert "n2: shm: too small" in caught.value.message
+    assert caught.value.hint == "--shm-size"
+    assert (tmp_path / "failing_hosts.txt").read_text(encoding="utf-8") == "n2\n"
+    assert json.loads((tmp_path / "preflight.json").read_text(encoding="utf-8"))["n2"][0]["check"] == "shm"
+
+
+def test_fit_hosts_need_no_report(tmp_path: Path) -> None:
+    refuse({"n1": [], "n2": []}, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_preflight_prints_every_check(start: Start) -> None:
+    ended = start("preflight", "--json").wait()
+    document = json.loads(ended.stdout)
+    assert ended.status == (15 if any(found["verdict"] == "fail" for found in document["findings"]) else 0)
+    assert len(document["findings"]) == len(CHECKS)
+
+
+def test_preflight_of_a_recorded_host_fails_with_the_fix(start: Start, tmp_path: Path) -> None:
+    hosts.dgx_h100(tmp_path / "dgx").image(target="cuda")
+    ended = start("preflight", "--sysfs-root", str(tmp_path / "dgx"), **TWO_NODES).wait()
+    assert ended.status == 15
+    assert "fail  rdma" in ended.stdout
+    assert "hint: " in ended.stderr
+    assert (tmp_path / "failing_hosts.txt").read_text(encoding="utf-8").strip()
+
+
+def test_an_unfit_worker_stops_the_job_before_it_starts(start_node: Start, tmp_path: Path) -> None:
+    head = start_node(0, "--no-ray", "--", "echo", "ran")
+    worker = start_node(1, "--no-ray", "--", "true", SLIPWAY_TEST_NOFILE="1000")
+    ends = [head.wait(), worker.wait()]
+    assert [end.status for end in ends] == [15, 15]
+    assert ends[0].stdout == ""
+    assert all("nofile: at most 1000 files may be open" in end.stderr for end in ends)
+    assert (tmp_path / "failing_hosts.txt").read_text(encoding="utf-8").strip()
+
+
+def test_an_unfit_node_may_be_let_through(start_node: Start) -> None:
+    head = start_node(0, "--no-preflight", "--no-ray", "--", "echo", "ran", SLIPWAY_TEST_NOFILE="1000")
+    worker = start_node(1, "--no-ray", "--", "true")
+    assert (head.wait().stdout, worker.wait().status) == ("ran\n", 0)
+
+
+def test_a_lone_command_without_ray_is_run_as_it_is(start: Start) -> None:
+    ended = start("--no-ray", "--", "echo", "ran", SLIPWAY_TEST_NOFILE="1000").wait()
+    assert (ended.status, ended.stdout) == (0, "ran\n")

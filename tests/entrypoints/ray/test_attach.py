@@ -1,0 +1,266 @@
+"""What people do beside a running job: ask Ray for its state, submit jobs, look at the dashboard, debug."""
+
+import importlib.util
+import itertools
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from entrypoints.errors import NoClusterError
+from entrypoints.ray.attach import find_note, leave_note
+from tests.entrypoints.conftest import PATIENCE, REPOSITORY, Launch, Start
+
+needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray, which the images have")
+SMALL = ("--num-cpus", "1", "--num-gpus", "0", "--object-store-memory", str(100 * 1024**2))
+BREAKPOINT = """
+import ray
+ray.init(log_to_driver=False)
+@ray.remote(runtime_env={"env_vars": {"RAY_DEBUG": "legacy"}})
+def multiply(a, b):
+    product = a * b
+    breakpoint()
+    return product
+print("returned", ray.get(multiply.remote(6, 7)))
+"""
+EXCEPTION = """
+import ray
+ray.init(log_to_driver=False)
+@ray.remote(runtime_env={"env_vars": {"RAY_DEBUG_POST_MORTEM": "1"}}, max_retries=0)
+def divide(a, b):
+    return a / b
+ray.get(divide.remote(1, 0))
+"""
+
+
+def test_the_cluster_of_a_job_is_found_by_the_id_that_its_user_knows(tmp_path: Path) -> None:
+    for number, job in enumerate(("41.0", "42+1.0", "f2ab")):
+        directory = tmp_path / f"slipway-ray-{number}"
+        directory.mkdir()
+        leave_note(directory, job, {"RAY_ADDRESS": f"n{number}:6379"})
+    assert find_note("42", tmp_path).environment == {"RAY_ADDRESS": "n1:6379"}
+    assert find_note("f2ab", tmp_path).environment == {"RAY_ADDRESS": "n2:6379"}
+    with pytest.raises(NoClusterError, match="several clusters of yours run on this node: 41, 42, f2ab"):
+        find_note(None, tmp_path)
+    with pytest.raises(NoClusterError, match="no cluster of job 7 runs on this node"):
+        find_note("7", tmp_path)
+
+
+def test_a_note_is_the_users_alone_and_one_whose_launch_is_gone_counts_no_more(tmp_path: Path) -> None:
+    directory = tmp_path / "slipway-ray-x"
+    directory.mkdir()
+    leave_note(directory, "1", {"RAY_ADDRESS": "n0:6379"})
+    path = directory / "attach.json"
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.write_text(path.read_text().replace(str(os.getpid()), str(2**22 + 1)))  # above the kernel's largest id
+    with pytest.raises(NoClusterError, match="no cluster of yours runs on this node"):
+        find_note(None, tmp_path)
+
+
+def test_without_a_cluster_attach_says_where_to_go(start: Start) -> None:
+    ended = start("attach", "--job", "none-such", "--", "true").wait()
+    assert ended.status == 16
+    assert "error: no cluster of job none-such runs on this node" in ended.stderr
+    assert "hint: go to one of the job's nodes" in ended.stderr
+
+
+def test_a_dashboard_needs_host_and_port(start: Start) -> None:
+    assert "'8265' is not HOST:PORT" in start("--dashboard-address", "8265", "--", "true").wait().stderr
+
+
+class Job:
+    """Two nodes with a dashboard, whose command waits."""
+
+    def start(self, *command: str) -> "subprocess.Popen[str]":
+        line = [sys.executable, "-m", "entrypoints", "attach", "--", *command]
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        environment = {**os.environ, "PATH": path, "PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": "1"}
+        return subprocess.Popen(
+            line, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+
+    def run(self, *command: str) -> str:
+        """What a command beside the job prints on both streams."""
+        process = self.start(*command)
+        output, _ = process.communicate(timeout=PATIENCE)
+        assert process.returncode == 0, output
+        return output
+
+    def value(self, name: str) -> str:
+        return self.run("printenv", name).strip()
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    variables = {"SLIPWAY_HOSTS": "localhost,worker-1.invalid", "SLIPWAY_CONTROL_PORT": port, "SLIPWAY_TOKEN": "secret"}
+    options = (*SMALL, "--dashboard", "--ray-debugger-external", "--deadline", "120")
+    directory = tmp_path_factory.mktemp("job")
+    worker = Launch([*options, "--", "true"], {**variables, "SLIPWAY_NODE_RANK": "1"}, directory)
+    head = Launch(
+        [*options, "--", "sh", "-c", "echo up; exec sleep 600"], {**variables, "SLIPWAY_NODE_RANK": "0"}, directory
+    )
+    assert head.read_line() == "up", head.wait().stderr
+    yield Job()
+    for launch in (head, worker):
+        launch.signal(signal.SIGTERM)
+        launch.wait()
+
+
+@needs_ray
+def test_ray_status_lists_both_nodes(job: Job) -> None:
+    told = job.run("ray", "status")
+    assert told.count("1 node_") == 2, told
+    assert "0.0/2.0 CPU" in told
+
+
+@needs_ray
+def test_a_job_is_submitted_and_its_logs_are_read(job: Job) -> None:
+    address = f"--address={job.value('RAY_API_SERVER_ADDRESS')}"
+    train = ("python3", "-m", "trainer", "config", "actor.micro_batch_size")
+    submitted = job.run("ray", "job", "submit", address, "--submission-id", "first", "--", *train)
+    assert "Job 'first' succeeded" in submitted
+    assert "actor.micro_batch_size=" in job.run("ray", "job", "logs", address, "first")
+    assert "SUCCEEDED" in job.run("ray", "job", "list", address)
+    assert "'first' succeeded" in job.run("ray", "job", "status", address, "first")
+
+
+@needs_ray
+def test_the_dashboard_asks_for_the_token(job: Job) -> None:
+    url = f"{job.value('RAY_API_SERVER_ADDRESS')}/nodes?view=summary"
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(url, timeout=PATIENCE)
+    wrong = urllib.request.Request(url, headers={"Authorization": f"Bearer {'0' * 64}"})
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        urllib.request.urlopen(wrong, timeout=PATIENCE)
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {job.value('RAY_AUTH_TOKEN')}"})
+    with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+        assert len(json.load(answer)["data"]["summary"]) == 2
+
+
+@needs_ray
+def test_ray_debug_stops_at_a_breakpoint_on_any_node(job: Job, tmp_path: Path) -> None:
+    (tmp_path / "multiply.py").write_text(BREAKPOINT)
+    driver = job.start("python", str(tmp_path / "multiply.py"))
+    debugger = job.start("ray", "debug")
+    seen = ""
+    while "ray::multiply" not in seen.rpartition("Active breakpoints:")[2]:
+        seen += read_until(debugger, "press enter to refresh: ")
+        say(debugger, "")
+    read_until(debugger, "press enter to refresh: ")
+    say(debugger, "0")
+    read_until(debugger, "(Pdb) ")
+    say(debugger, "p product")
+    assert "42" in read_until(debugger, "(Pdb) ")
+    say(debugger, "continue")
+    output, _ = driver.communicate(timeout=PATIENCE)
+    debugger.kill()
+    debugger.communicate()
+    assert "returned 42" in output
+
+
+def read_until(process: "subprocess.Popen[str]", words: str) -> str:
+    """What it prints until these words, which end no line."""
+    assert process.stdout is not None
+    seen = ""
+    while not seen.endswith(words):
+        letter = process.stdout.read(1)
+        assert letter, f"it ended: {seen}"
+        seen += letter
+    return seen
+
+
+def say(process: "subprocess.Popen[str]", line: str) -> None:
+    assert process.stdin is not None
+    process.stdin.write(f"{line}\n")
+    process.stdin.flush()
+
+
+@needs_ray
+@pytest.mark.skipif(
+    importlib.util.find_spec("debugpy") is None, reason="needs debugpy, which images built for debugging have"
+)
+def test_an_exception_stops_for_rays_distributed_debugger(job: Job, tmp_path: Path) -> None:
+    (tmp_path / "divide.py").write_text(EXCEPTION)
+    driver = job.start("python", str(tmp_path / "divide.py"))
+    worker = wait_for(lambda: stopped_worker(job))
+    assert driver.poll() is None
+    with DebugClient((worker["ip"], worker["debugger_port"])) as client:
+        assert client.exception() == ("ZeroDivisionError", "division by zero")
+    output, _ = driver.communicate(timeout=PATIENCE)
+    assert "ZeroDivisionError" in output
+
+
+def stopped_worker(job: Job) -> dict[str, Any] | None:
+    """The worker that waits for a debugger, as Ray's state API lists it."""
+    listed = job.run("ray", "list", "workers", "--detail", "--format=json")
+    workers = json.loads(listed[listed.index("[") :])
+    return next((worker for worker in workers if worker["num_paused_threads"]), None)
+
+
+def wait_for(look: Callable[[], Any]) -> Any:
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+        if found := look():
+            return found
+        time.sleep(0.5)
+    pytest.fail(f"nothing came within {PATIENCE:g} s")
+
+
+class DebugClient:
+    """As much of the Debug Adapter Protocol as an editor speaks when it attaches:
+    https://microsoft.github.io/debug-adapter-protocol/specification.
+    """
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self._socket = socket.create_connection(address, PATIENCE)
+        self._stream = self._socket.makefile("rwb")
+        self._numbers = itertools.count(1)
+
+    def __enter__(self) -> "DebugClient":
+        self._send("initialize", adapterID="test")
+        self._wait("response", "initialize")
+        self._send("attach", justMyCode=False)
+        self._wait("event", "initialized")
+        self._send("setExceptionBreakpoints", filters=["uncaught"])
+        self._send("configurationDone")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._send("disconnect", terminateDebuggee=False)
+        self._stream.close()
+        self._socket.close()
+
+    def exception(self) -> tuple[str, str]:
+        """Class and words of the exception at which it stopped."""
+        thread = self._wait("event", "stopped")["threadId"]
+        self._send("exceptionInfo", threadId=thread)
+        found = self._wait("response", "exceptionInfo")
+        return found["exceptionId"].split()[0].rpartition(".")[2], found["description"]
+
+    def _send(self, command: str, **arguments: Any) -> None:
+        message = {"seq": next(self._numbers), "type": "request", "command": command, "arguments": arguments}
+        body = json.dumps(message).encode()
+        self._stream.write(b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
+        self._stream.flush()
+
+    def _wait(self, kind: str, name: str) -> dict[str, Any]:
+        while True:
+            length = 0
+            while header := self._stream.readline().strip():
+                length = int(header.rpartition(b" ")[2])
+            message = json.loads(self._stream.read(length))
+            if (message["type"], message.get("command") or message.get("event")) == (kind, name):
+                return dict(message.get("body") or {})

@@ -1,0 +1,92 @@
+"""Which of a host's addresses is connected to, and whose address is whose; real sockets on loopback."""
+
+import asyncio
+import socket
+from typing import Any
+
+import pytest
+
+from entrypoints.host.interfaces import address_of, interface_of
+from entrypoints.ray.ports import bracketed
+from entrypoints.wire.network import connect
+
+NOWHERE = "240.0.0.1"
+"""Of a range that was never given out: no route leads there."""
+
+
+def listen(address: str, port: int = 0) -> socket.socket:
+    return socket.create_server((address, port), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
+
+
+def reach(addresses: list[str], port: int) -> str:
+    """The address that was connected to."""
+
+    async def reach_one() -> str:
+        _, writer = await connect(addresses, port, limit=1024)
+        writer.close()
+        return str(writer.get_extra_info("peername")[0])
+
+    return asyncio.run(reach_one())
+
+
+@pytest.mark.usefixtures("ipv6")
+def test_the_first_address_that_answers_is_taken() -> None:
+    with listen("::1") as only:
+        port = only.getsockname()[1]
+        assert reach(["127.0.0.1", NOWHERE, "::1"], port) == "::1"
+        with listen("127.0.0.1", port):
+            assert reach(["127.0.0.1", "::1"], port) == "127.0.0.1"
+
+
+@pytest.mark.usefixtures("ipv6")
+def test_a_host_that_begins_to_listen_meanwhile_is_reached_at_its_first_address(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with listen("::1") as later:
+        port = later.getsockname()[1]
+        opened: list[socket.socket] = []
+        plain = asyncio.open_connection
+
+        async def begin_to_listen_before_the_second(address: str, *arguments: Any, **options: Any) -> Any:
+            if address == "::1":
+                opened.append(listen("127.0.0.1", port))
+            return await plain(address, *arguments, **options)
+
+        monkeypatch.setattr(asyncio, "open_connection", begin_to_listen_before_the_second)
+        assert reach(["127.0.0.1", "::1"], port) == "127.0.0.1"
+        opened[0].close()
+
+
+def test_the_first_address_tells_why_none_answers() -> None:
+    with listen("127.0.0.1") as gone:
+        port = gone.getsockname()[1]
+    with pytest.raises(ConnectionRefusedError) as told:
+        reach(["127.0.0.1", NOWHERE], port)
+    assert told.value.filename == "127.0.0.1"
+
+
+def test_a_name_without_addresses_is_an_error() -> None:
+    with pytest.raises(OSError, match="no address"):
+        reach([], 1)
+
+
+def test_an_interface_is_found_by_its_address() -> None:
+    assert interface_of("127.0.0.1") == "lo"
+
+
+@pytest.mark.usefixtures("ipv6")
+def test_an_interface_is_found_by_its_ipv6_address() -> None:
+    assert interface_of("::1") == "lo"
+
+
+def test_an_address_that_nobody_here_has_belongs_to_no_interface() -> None:
+    assert (interface_of("192.0.2.77"), interface_of("2001:db8::77")) == (None, None)
+
+
+def test_an_interface_goes_by_its_ipv4_address_where_it_has_one() -> None:
+    assert (address_of("lo"), address_of("no-such-interface")) == ("127.0.0.1", None)
+
+
+@pytest.mark.parametrize(("address", "shown"), [("127.0.0.1", "127.0.0.1"), ("fd00::2", "[fd00::2]")])
+def test_ipv6_stands_in_brackets_in_front_of_a_port(address: str, shown: str) -> None:
+    assert bracketed(address) == shown
