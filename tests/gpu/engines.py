@@ -8,8 +8,8 @@ import torch._dynamo.utils
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.gpu.layers import SETTINGS, TEMPERATURE, VOCABULARY, WHOLE, apart, batch, engine, gradients, row_by_row
-from tests.trainer.megatron_program import language_model
-from tests.trainer.rank_program import held_bytes, loss
+from tests.trainer.training.megatron_program import language_model
+from tests.trainer.training.rank_program import held_bytes, loss
 from trainer.config.sharding import ShardingConfig
 from trainer.data.partition import MicroBatchLimit
 from trainer.models.networks import PolicyNetwork

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
-from tests.trainer.megatron_program import language_model
-from tests.trainer.rank_program import loss
+from tests.trainer.training.megatron_program import language_model
+from tests.trainer.training.rank_program import loss
 from trainer.algorithms.aggregation import GlobalCount
 from trainer.algorithms.log_probs import log_probs_and_entropy
 from trainer.config.sharding import ShardingConfig

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.testing import assert_close
 from transformers import AutoConfig
 
-from tests.trainer import megatron_program
+from tests.trainer.training import megatron_program
 from tests.trainer.whole_run import Runs
 from trainer.config.tree import Config
 from trainer.errors import ConfigError
@@ -30,7 +30,7 @@ CASES = [(ranks, *case) for ranks, cases in megatron_program.CASES.items() for c
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
     """What one, two and four ranks found."""
     directory = tmp_path_factory.mktemp("megatron")
-    path = os.pathsep.join([str(PROGRAM.parents[2]), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(PROGRAM.parents[3]), os.environ.get("PYTHONPATH", "")])
     subprocess.run(
         [sys.executable, PROGRAM, directory], env={**os.environ, "PYTHONPATH": path}, check=True, timeout=280
     )

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tests.trainer.rank_program import ROWS, SETTINGS, batch, loss, refusal, weights
-from tests.trainer.test_families import FAMILIES, small_model
+from tests.trainer.models.test_families import FAMILIES, small_model
+from tests.trainer.training.rank_program import ROWS, SETTINGS, batch, loss, refusal, weights
 from trainer.algorithms.aggregation import GlobalCount, token_mean
 from trainer.config.sharding import ShardingConfig
 from trainer.data.batch import Batch

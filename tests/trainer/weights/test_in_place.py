@@ -176,7 +176,7 @@ def test_a_weight_is_summed_up_when_its_last_part_is_there(monkeypatch: pytest.M
 def test_vllm_s_own_models_are_asked_once(tmp_path: Path) -> None:
     """In a process of its own: vLLM changes torch wherever it is loaded."""
     program = [sys.executable, PROGRAM, tmp_path]
-    environment = {**os.environ, "PYTHONPATH": str(PROGRAM.parents[2])}
+    environment = {**os.environ, "PYTHONPATH": str(PROGRAM.parents[3])}
     lines = subprocess.run(program, env=environment, check=True, timeout=280, stdout=subprocess.PIPE, text=True).stdout
     found = [json.loads(line) for line in lines.splitlines() if line.startswith("{")]
     assert {row["family"] for row in found} >= {"qwen2", "qwen3", "llama", "qwen3_moe"}

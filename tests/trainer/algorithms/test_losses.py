@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
 
-from tests.trainer import loss_program
 from tests.trainer.tensors import normal, random_mask, seeds
+from tests.trainer.training import loss_program
 from trainer.algorithms.aggregation import GlobalCount, aggregate, token_mean
 from trainer.algorithms.corrections import icepop, raw_ratio, sequence_mask, truncated_importance_sampling
 from trainer.algorithms.kl import adapted_kl_coefficient, kl_estimate, kl_loss

@@ -10,7 +10,7 @@ from trainer.cluster import workers as cluster
 from trainer.cluster.workers import WorkerGroup, connected, find_nodes, reserve_slots
 from trainer.errors import ConfigError, DataError, EngineError
 
-WORKER = "tests.trainer.misbehaving.Worker"
+WORKER = "tests.trainer.cluster.misbehaving.Worker"
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +19,7 @@ def slots() -> Iterator[list[cluster.Slot]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("RAY_ADDRESS", raising=False)
         patch.setenv("RAY_AUTH_MODE", "disabled")
-        patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]), prepend=os.pathsep)
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[3]), prepend=os.pathsep)
         with connected():
             yield reserve_slots(find_nodes(1, 0) * 2, 0, timeout=60)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from tests.trainer.test_reward_model import write_classifier
+from tests.trainer.rewards.test_model import write_classifier
 from tests.trainer.whole_run import ROOT, Run, Runs, workers_of
 
 

@@ -37,7 +37,7 @@ def groups(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[WorkerGro
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("RAY_ADDRESS", raising=False)
         patch.setenv("RAY_AUTH_MODE", "disabled")
-        patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]), prepend=os.pathsep)
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[3]), prepend=os.pathsep)
         with connected():
             nodes = find_nodes(1, 0)
             slots = reserve_slots(nodes * 2, 0, timeout=60)

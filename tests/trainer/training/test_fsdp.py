@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from tests.trainer import rank_program
+from tests.trainer.training import rank_program
 from trainer.training.loss_scale import GROWTH_INTERVAL, LossScale
 from trainer.training.process_group import interface_of, open_store
 
@@ -22,7 +22,7 @@ PROGRAM = Path(rank_program.__file__)
 
 def run_ranks(world_size: int, directory: Path) -> dict[str, Any]:
     store = open_store("127.0.0.1", world_size, timeout=60)
-    environment = {**os.environ, "PYTHONPATH": str(PROGRAM.parents[2])}
+    environment = {**os.environ, "PYTHONPATH": str(PROGRAM.parents[3])}
     ranks = [
         subprocess.Popen(
             [sys.executable, PROGRAM, str(rank), str(world_size), str(store.port), directory], env=environment

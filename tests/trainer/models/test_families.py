@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from tests.trainer.rank_program import ROWS, batch, loss
+from tests.trainer.training.rank_program import ROWS, batch, loss
 from trainer.data.batch import Batch
 from trainer.data.partition import MicroBatchLimit
 from trainer.models.export import write_language_model

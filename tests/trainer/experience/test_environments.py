@@ -26,7 +26,7 @@ from trainer.models.small import ModelShape, build_tokenizer, create_model
 from trainer.rollout.sampling import Request, Response
 from trainer.runs.ppo import token_rewards
 
-CALCULATOR = Path(__file__).parents[2] / "examples" / "calculator" / "environment.py"
+CALCULATOR = Path(__file__).parents[3] / "examples" / "calculator" / "environment.py"
 
 
 @pytest.fixture(scope="module")

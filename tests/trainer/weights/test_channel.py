@@ -29,7 +29,7 @@ PROGRAM = Path(__file__).with_name("channel_program.py")
 def start(rank: int, port: int) -> "subprocess.Popen[str]":
     return subprocess.Popen(
         [sys.executable, PROGRAM, str(rank), "3", str(port)],
-        env={**os.environ, "PYTHONPATH": str(PROGRAM.parents[2])},
+        env={**os.environ, "PYTHONPATH": str(PROGRAM.parents[3])},
         stdout=subprocess.PIPE,
         text=True,
     )

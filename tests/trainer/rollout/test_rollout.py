@@ -30,7 +30,7 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     engine, _, adapters = request.param.partition(" with ")
     subprocess.run(
         [sys.executable, PROGRAM, directory, engine, "4" if adapters else "0"],
-        env={**os.environ, "PYTHONPATH": str(PROGRAM.parents[2])},
+        env={**os.environ, "PYTHONPATH": str(PROGRAM.parents[3])},
         check=True,
         timeout=280,
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tests.trainer.rank_program import ROWS, batch, network
+from tests.trainer.training.rank_program import ROWS, batch, network
 from trainer.algorithms.registry import POLICY_LOSSES
 from trainer.cluster.place import Place
 from trainer.config.tree import Config

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from tests.trainer import loss_program
+from tests.trainer.training import loss_program
 from trainer.training.process_group import open_store
 
 PROGRAM = Path(loss_program.__file__)
@@ -19,7 +19,7 @@ RANKS = (1, 2, 4)
 
 def run_ranks(world_size: int, directory: Path) -> Any:
     store = open_store("127.0.0.1", world_size, timeout=60)
-    environment = {**os.environ, "PYTHONPATH": str(PROGRAM.parents[2])}
+    environment = {**os.environ, "PYTHONPATH": str(PROGRAM.parents[3])}
     ranks = [
         subprocess.Popen(
             [sys.executable, PROGRAM, str(rank), str(world_size), str(store.port), directory], env=environment
