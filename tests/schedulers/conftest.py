@@ -1,4 +1,4 @@
-"""Slurm's own programs, and a two-node cluster of containers: the cpu image with Slurm, Grid Engine and two MPIs."""
+"""Slurm's own programs, and a two-node cluster of containers: the cpu image with Slurm and MPIs."""
 
 import os
 import secrets
@@ -19,6 +19,8 @@ STARTS_WITHIN = 60.0
 """Seconds for the daemons to come up."""
 RUNS_WITHIN = 100
 """Seconds for one job."""
+FURTHER = "gridengine-client gridengine-master gridengine-exec mpich"
+"""Packages of the tests marked `full`."""
 SLURM_CONF = """
 ClusterName=none
 SlurmctldHost=localhost
@@ -91,13 +93,15 @@ class Running:
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[Cluster]:
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """Two nodes in which all daemons answer."""
+    full = any(item.get_closest_marker("full") for item in request.session.items)
     image = os.environ.get("SLIPWAY_TEST_IMAGE", "slipway:cpu")
     client = docker.from_env()
     build = ["docker", "buildx", "build", "--quiet", "--load", "--network", "host", "--build-context", "apt=/etc/apt"]
     done = subprocess.run(
-        [*build, "--build-arg", f"IMAGE={image}", "--tag", "slipway-test-scheduler", str(HERE)],
+        [*build, "--build-arg", f"IMAGE={image}", "--build-arg", f"FURTHER={FURTHER if full else ''}",
+         "--tag", "slipway-test-scheduler", str(HERE)],
         capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

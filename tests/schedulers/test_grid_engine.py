@@ -7,7 +7,7 @@ import pytest
 from tests.schedulers.conftest import STARTS_WITHIN, Cluster
 from tests.schedulers.test_launch import COUNT, LAUNCH, OPTIONS, TOKEN
 
-pytestmark = pytest.mark.usefixtures("no_ray_is_left")
+pytestmark = [pytest.mark.full, pytest.mark.usefixtures("no_ray_is_left")]
 
 BY_QRSH = f"""
 hosts=$(cut -d' ' -f1 $PE_HOSTFILE | paste -sd,)

@@ -60,10 +60,18 @@ def test_scancel_ends_every_node(cluster: Cluster) -> None:
 @pytest.mark.parametrize(
     ("line", "environment"),
     [
-        ("mpirun.openmpi --allow-run-as-root --host n1,n2 --map-by ppr:1:node -x SLIPWAY_TOKEN -x PATH", "open_mpi"),
-        ("mpiexec.hydra -hosts n1,n2 -ppn 1 -n 2 -genv SLIPWAY_HEAD n1", "hydra"),
+        pytest.param(
+            "mpirun.openmpi --allow-run-as-root --host n1,n2 --map-by ppr:1:node -x SLIPWAY_TOKEN -x PATH",
+            "open_mpi",
+            id="open_mpi",
+        ),
+        pytest.param(
+            "mpiexec.hydra -hosts n1,n2 -ppn 1 -n 2 -genv SLIPWAY_HEAD n1",
+            "hydra",
+            id="mpich",
+            marks=pytest.mark.full,
+        ),
     ],
-    ids=["open_mpi", "mpich"],
 )
 def test_mpi_over_ssh(cluster: Cluster, line: str, environment: str) -> None:
     ended = cluster.run(f"{line} {LAUNCH} {OPTIONS} -- {COUNT}", SLIPWAY_TOKEN=TOKEN)
@@ -72,6 +80,7 @@ def test_mpi_over_ssh(cluster: Cluster, line: str, environment: str) -> None:
     assert f"{environment}: node 1 of 2 (n2)" in ended.output
 
 
+@pytest.mark.full
 def test_mpich_without_a_head_is_told_what_to_say(cluster: Cluster) -> None:
     ended = cluster.run(
         f"mpiexec.hydra -hosts n1,n2 -ppn 1 -n 2 {LAUNCH} --deadline 3 --no-ray -- true", SLIPWAY_TOKEN=TOKEN
