@@ -1,4 +1,4 @@
-"""Garbage is found when asked for, and what lives is left alone from then on."""
+"""Garbage is collected when asked for: without visiting what has lived long, and without keeping what has died."""
 
 import gc
 import weakref
@@ -6,42 +6,64 @@ from collections.abc import Iterator
 
 import pytest
 
+from trainer.training import garbage
 from trainer.training.garbage import collect_garbage
 
 
-class Node:
-    """Part of a ring, which only the search for garbage frees."""
+class Cycle:
+    """Refers to itself, so only the garbage collector frees it."""
 
     def __init__(self) -> None:
-        self.ring = self
+        self.itself = self
 
 
 @pytest.fixture(autouse=True)
 def thawed() -> Iterator[None]:
+    """Nothing is frozen before and after a test, and only `collect_garbage` collects."""
+    gc.unfreeze()
+    gc.disable()
     yield
+    gc.enable()
     gc.unfreeze()
 
 
-def test_what_lives_is_not_looked_at_again() -> None:
-    alive = Node()
-    assert any(found is alive for found in gc.get_objects())
-    collect_garbage()
-    assert not any(found is alive for found in gc.get_objects())
+def is_visited(cycle: Cycle) -> bool:
+    return any(found is cycle for found in gc.get_objects())
 
 
-def test_what_was_made_since_is_freed_by_the_next_search() -> None:
+def test_many_live_objects_are_not_visited_again() -> None:
+    many = [Cycle() for _ in range(garbage.FEW_OBJECTS)]
+    assert is_visited(many[0])
     collect_garbage()
-    made = weakref.ref(Node())
-    assert made() is not None
-    collect_garbage()
-    assert made() is None
+    assert not is_visited(many[0])
 
 
-def test_what_lived_and_is_dropped_does_not_add_up() -> None:
+def test_a_cycle_that_was_dropped_before_a_collection_is_freed() -> None:
+    dropped = weakref.ref(Cycle())
+    assert dropped() is not None
     collect_garbage()
-    before = gc.get_freeze_count()
-    for _ in range(20):
-        alive = [[number] for number in range(100)]
+    assert dropped() is None
+
+
+def test_a_cycle_that_outlived_a_collection_is_freed_by_the_next_one() -> None:
+    _settled = [Cycle() for _ in range(garbage.FEW_OBJECTS)]
+    collect_garbage()
+    for _ in range(3):
+        alive = Cycle()
+        seen = weakref.ref(alive)
         collect_garbage()
         del alive
-    assert gc.get_freeze_count() - before < 100
+        collect_garbage()
+        assert seen() is None
+
+
+def test_a_frozen_cycle_is_freed_by_the_next_freeze() -> None:
+    first = [Cycle() for _ in range(garbage.FEW_OBJECTS)]
+    seen = weakref.ref(first[0])
+    collect_garbage()
+    del first
+    collect_garbage()
+    assert seen() is not None  # the price of short collections
+    _second = [Cycle() for _ in range(garbage.FEW_OBJECTS)]
+    collect_garbage()
+    assert seen() is None
