@@ -313,8 +313,8 @@ def _explain(call: Call, error: RayError, others: Sequence[Call]) -> TrainerErro
     if isinstance(error, RayTaskError) and isinstance(error.cause, TrainerError):
         return error.cause
     if not isinstance(error, RayActorError):
-        for other in others:
-            if isinstance(death := _failure(other, CAUSE_SECONDS), RayActorError):
+        for other in _as_they_end(others, CAUSE_SECONDS):
+            if isinstance(death := _failure(other, 0), RayActorError):
                 call, error = other, death
                 break
     if isinstance(error, RayActorError):

@@ -52,7 +52,7 @@ class AsynchronousPipeline:
 
     def take(self, step: int, last_step: int) -> Experience:
         """The experience of a step. The first one starts the thread, which samples up to the last step."""
-        if not self._thread.is_alive():
+        if self._thread.ident is None:  # not started; a thread that failed is not alive either
             self._next_step, self._last_step = step, last_step
             self._first_step, self._first_version = step, self._collector.engines.version
             self._thread.start()

@@ -35,7 +35,9 @@ class Engines:
         self._transfer = WAYS[self.way[0]](actor, group)
         self._what = "adapters" if config.actor.lora.rank else "weights"
         self.version = 0
+        # Counted by the thread that samples, read by the one that writes the metrics.
         self._repairs = 0
+        self._reported_repairs = 0
         self._repairs_in_a_row = 0
 
     def start(self) -> None:
@@ -74,9 +76,10 @@ class Engines:
             logger.warning("%s", failure)
 
     def take_repairs(self) -> int:
-        """How many engines were replaced since this was last asked."""
-        taken, self._repairs = self._repairs, 0
-        return taken
+        """Engines replaced since the last call."""
+        repairs = self._repairs
+        new, self._reported_repairs = repairs - self._reported_repairs, repairs
+        return new
 
     def _attempt(self, method: str, arguments: Mapping[int, Any]) -> tuple[dict[int, Any], dict[int, EngineError]]:
         return self._group.attempt(method, arguments, self._timeout)

@@ -1,10 +1,12 @@
 """Groups of Ray actors: results by rank, and failures that name the worker and its node."""
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from ray.exceptions import GetTimeoutError, RayTaskError
 
 from trainer.cluster import workers as cluster
 from trainer.cluster.workers import WorkerGroup, connected, find_nodes, reserve_slots
@@ -54,6 +56,35 @@ def test_a_dead_worker_is_named(group: WorkerGroup, slots: list[cluster.Slot]) -
 def test_the_dead_worker_is_blamed_and_not_the_one_that_missed_it(group: WorkerGroup) -> None:
     with pytest.raises(EngineError, match=r"critic rank 1 on .* died"):
         group.call_each("lose_a_peer", [("notices",), ("dies",)])
+
+
+class PlayedRay:
+    """Calls that never end, on a clock that only waiting moves."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def wait(self, references: list[object], timeout: float) -> tuple[list[object], list[object]]:
+        self.now += timeout
+        return [], references
+
+    def get(self, _reference: object, timeout: float) -> None:
+        self.now += timeout
+        raise GetTimeoutError
+
+
+def test_a_dead_worker_is_looked_for_once_among_64_played_ranks_that_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = PlayedRay()
+    monkeypatch.setattr(cluster, "ray", played)
+    monkeypatch.setattr(time, "monotonic", lambda: played.now)
+    calls = [
+        cluster.Call(cluster.Worker(f"critic rank {rank}", None, None, object()), "update", object())  # type: ignore[arg-type]
+        for rank in range(64)
+    ]
+    failure = RayTaskError("update", "", ValueError("bad luck"))
+    explained = cluster._explain(calls[0], failure, calls[1:])
+    assert str(explained) == "critic rank 0 failed in update: ValueError: bad luck"
+    assert played.now == cluster.CAUSE_SECONDS
 
 
 def test_an_unexpected_failure_is_one_line(group: WorkerGroup) -> None:

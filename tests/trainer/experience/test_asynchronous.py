@@ -1,7 +1,7 @@
 """Sampling that goes on while weights change. Engines are played by a script whose tokens tell the weights' version."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -26,16 +26,12 @@ class PlayedEngines:
 
     def __init__(self) -> None:
         self.version = 0
-        self.at_work = 0
         self.updated_after_each_segment = False
-        self.failure: Exception | None = None
+        self.during_segment: Callable[[], None] = lambda: None
 
     def generate(self, requests: Sequence[Request]) -> list[Response]:
-        self.at_work += 1
-        if self.failure:
-            raise self.failure
+        self.during_segment()
         responses = [self._response(request) for request in requests]
-        self.at_work -= 1
         self.version += self.updated_after_each_segment
         return responses
 
@@ -61,11 +57,14 @@ class PlayedCollector:
         self.conversations = Conversations(self.config, self.engines, None)  # type: ignore[arg-type]
         self.sampler = sampler
         self.begun: list[tuple[int, int]] = []  # step, version
+        self.failing_step: int | None = None
 
     def draw(self) -> list[Prompt]:
         return [Prompt(index, (LENGTHS[index % 4],), "", "", "") for index in self.sampler.next_batch()]
 
     def begin(self, prompts: Sequence[Prompt], step: int, first_row: int) -> list[Trajectory]:  # noqa: ARG002
+        if step == self.failing_step:
+            raise ValueError("bad luck")
         self.begun.append((step, self.engines.version))
         return self.conversations.begin(prompts, range(len(prompts)), 1.0)
 
@@ -82,13 +81,16 @@ def running(max_staleness: int) -> Iterator[tuple[AsynchronousPipeline, PlayedCo
         yield pipeline, collector
     finally:
         pipeline.close()
-        assert threading.active_count() == 1 or all(thread.name != "sample" for thread in threading.enumerate())
+        assert sampling_threads() == []
+
+
+def sampling_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "sample"]
 
 
 def update(pipeline: AsynchronousPipeline, collector: PlayedCollector) -> None:
-    """What a controller does at the end of a step."""
+    """The end of a step: the engines get new weights."""
     with pipeline.paused():
-        assert collector.engines.at_work == 0
         collector.engines.version += 1
 
 
@@ -125,14 +127,48 @@ def test_a_checkpoint_draws_again_what_was_under_way() -> None:
     assert resumed.next_batch() == [8, 9, 10, 11]
 
 
-def test_what_goes_wrong_is_raised_where_the_experience_is_taken() -> None:
-    with running(max_staleness=0) as (pipeline, collector):
+def test_new_weights_wait_for_the_end_of_a_segment() -> None:
+    entered, requested, updated = threading.Event(), threading.Event(), threading.Event()
+    updated_within_segment: list[bool] = []
+
+    def segment() -> None:
+        entered.set()
+        requested.wait(timeout=60)
+        updated_within_segment.append(updated.wait(timeout=0.2))
+
+    with running(max_staleness=1) as (pipeline, collector):
         pipeline.take(1, LAST)
+        pipeline.take(2, LAST)
+        collector.engines.during_segment = segment
+        update(pipeline, collector)  # step 3 may begin
+        assert entered.wait(timeout=60)
+        requested.set()
         with pipeline.paused():
-            collector.engines.version += 1
-            collector.engines.failure = ValueError("bad luck")
+            updated.set()
+    assert updated_within_segment[0] is False
+
+
+def test_a_failure_is_raised_where_the_experience_is_taken() -> None:
+    with running(max_staleness=0) as (pipeline, collector):
+        collector.failing_step = 1
         with pytest.raises(ValueError, match="bad luck"):
-            pipeline.take(2, LAST)
+            pipeline.take(1, LAST)
+
+
+def test_a_failure_between_two_takes_is_raised_by_the_next_one_and_the_run_can_still_save() -> None:
+    with running(max_staleness=1) as (pipeline, collector):
+        collector.failing_step = 3
+        pipeline.take(1, LAST)
+        pipeline.take(2, LAST)
+        update(pipeline, collector)
+        for thread in sampling_threads():
+            thread.join(timeout=60)
+        assert sampling_threads() == []
+        for _ in range(2):
+            with pytest.raises(ValueError, match="bad luck"):
+                pipeline.take(3, LAST)
+        with pipeline.paused():
+            assert pipeline.sampler_state()["position"] == 8
 
 
 @pytest.mark.parametrize(

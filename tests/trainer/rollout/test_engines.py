@@ -1,0 +1,62 @@
+"""All engines of a run as one. The workers are played: real ones fail in tests/trainer/runs/test_repair.py."""
+
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from trainer.config.tree import Config
+from trainer.errors import EngineError
+from trainer.rollout.engines import Engines
+from trainer.rollout.sampling import Request, Response
+
+REQUEST = Request((5,), 1.0, seed=0)
+RESPONSE = Response((7,), (-0.5,), ended=True)
+
+
+class PlayedGroup:
+    """One worker, whose next calls to `generate` go as `script` says: True succeeds, False fails."""
+
+    timeout = 60.0
+
+    def __init__(self) -> None:
+        slot = SimpleNamespace(device="cpu", rank=0)
+        self.workers = [SimpleNamespace(recipe=SimpleNamespace(slot=slot))]
+        self.script: list[bool] = []
+        self.meanwhile: Callable[[], object] = lambda: None
+
+    def __len__(self) -> int:
+        return 1
+
+    def call(self, _method: str) -> list[Any]:
+        return [([], 0)]
+
+    def restart(self, _rank: int) -> None: ...
+
+    def attempt(
+        self, method: str, arguments: Mapping[int, Sequence[Any]], _timeout: float = 0
+    ) -> tuple[dict[int, Any], dict[int, EngineError]]:
+        if method != "generate":
+            return dict.fromkeys(arguments), {}
+        self.meanwhile()
+        return ({0: [RESPONSE]}, {}) if self.script.pop(0) else ({}, {0: EngineError("gone")})
+
+
+def test_repairs_that_are_reported_while_played_engines_sample_do_not_count_as_repairs_in_a_row() -> None:
+    group = PlayedGroup()
+    config = Config.model_validate({"rollout": {"max_repairs": 1}})
+    engines = Engines(group, group, config, on_shared_gpus=False)  # type: ignore[arg-type]
+    group.script = [False, True]
+    assert engines.generate([REQUEST]) == [RESPONSE]
+    reported: list[int] = []
+    group.meanwhile = lambda: reported.append(engines.take_repairs())
+    group.script = [True]
+    engines.generate([REQUEST])
+    assert reported == [1]
+    group.script = [False, True]
+    engines.generate([REQUEST])  # the first repair in a row, so allowed
+    assert sum(reported) + engines.take_repairs() == 2
+    group.script = [False, False]
+    with pytest.raises(EngineError, match="engines failed 2 times in a row, at last: gone"):
+        engines.generate([REQUEST])
