@@ -29,7 +29,7 @@ class CheckpointError(TrainerError):
     exit_code = 4
 
 
-class EngineError(TrainerError):
+class WorkerError(TrainerError):
     """A training or rollout worker failed while the run was going on."""
 
     exit_code = 5

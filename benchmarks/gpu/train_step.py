@@ -19,7 +19,7 @@ from torch import Tensor
 from benchmarks.gpu.common import SHAPES, Results, Shape, arguments, forward_flops, matrix_rate, random_model, seconds
 from trainer.data.batch import Batch
 from trainer.data.partition import MicroBatchLimit
-from trainer.errors import EngineError
+from trainer.errors import WorkerError
 from trainer.models.networks import PolicyNetwork, ValueNetwork
 from trainer.training.engine import OptimizerSettings, TrainingEngine
 from trainer.training.sharding import Execution
@@ -74,7 +74,7 @@ def main() -> None:
     for role, budget, tokens in itertools.product(options.roles, options.budgets, options.tokens):
         try:
             measure(role, budget, tokens, options, results)
-        except (torch.OutOfMemoryError, EngineError) as error:
+        except (torch.OutOfMemoryError, WorkerError) as error:
             results.add(shape=options.shape, role=role, budget=budget, micro_batch_tokens=tokens, error=str(error))
         torch.compiler.reset()  # or the next engine would run into the limit of recompilations
         if options.device.type == "cuda":

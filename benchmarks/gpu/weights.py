@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.gpu.common import SHAPES, Results, arguments, timed, write_job
 
 if TYPE_CHECKING:
-    from trainer.cluster.workers import Slot, WorkerGroup
+    from trainer.cluster.nodes import Slot
+    from trainer.cluster.workers import WorkerGroup
     from trainer.config.tree import Config
 
 
@@ -32,7 +33,7 @@ def main() -> None:
     options = parser.parse_args()
     job = write_job(options.jobs / f"{options.shape}-256", options.shape, 256)
 
-    from trainer.cluster import workers as cluster
+    from trainer.cluster.nodes import connected, find_nodes, reserve_slots
     from trainer.config.tree import Config
     from trainer.runs.workers import ROLES
 
@@ -50,9 +51,9 @@ def main() -> None:
     places = 2 if options.split else 1
     gpus = 0 if options.cpu else places
     results = Results(options.out, "weights")
-    with cluster.connected():
-        nodes = cluster.find_nodes(1, gpus)
-        slots = cluster.reserve_slots(nodes if gpus else nodes * places, gpus, 300)
+    with connected():
+        nodes = find_nodes(1, gpus)
+        slots = reserve_slots(nodes if gpus else nodes * places, gpus, 300)
         if options.split:
             from benchmarks.gpu.weights_split import WORKERS, measure, measure_latecomer
 
@@ -69,13 +70,13 @@ def start(
     config: Config, paths: Mapping[str, str], for_actor: Slot, for_engine: Slot, job: Path
 ) -> tuple[WorkerGroup, WorkerGroup]:
     """An actor and an engine, of the classes at these import paths."""
-    from trainer.cluster.place import Place
+    from trainer.cluster.place import RankPlace
     from trainer.cluster.workers import WorkerGroup
     from trainer.runs.workers import GPU_SHARES, worker_environment
 
     groups = []
     for role, slot in (("rollout", for_engine), ("actor", for_actor)):
-        place = Place(0, 1, slot.node.address, slot.device)
+        place = RankPlace(0, 1, slot.node.address, slot.device)
         groups.append(WorkerGroup(role, 300))
         groups[-1].add(slot, paths[role], [config, place], worker_environment(config, slot), GPU_SHARES[role])
     rollout, actor = groups

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Place:
+class RankPlace:
     """One rank of every role; `address` is its node's, `device` is cpu or cuda."""
 
     rank: int

@@ -1,128 +1,25 @@
-"""Ray, as the controller uses it: nodes, placement, and groups of workers that fail with a name and a place."""
+"""Groups of Ray workers, whose failures name the worker and its node."""
 
 import importlib
-import logging
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import ray
 from ray import ObjectRef
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
-from ray.util.placement_group import PlacementGroup, placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from trainer.cluster.cores import keep_to_cores
-from trainer.errors import ConfigError, EngineError, TrainerError
-
-logger = logging.getLogger(__name__)
+from trainer.cluster.nodes import Slot
+from trainer.errors import TrainerError, WorkerError
 
 # After a first failure: how long to wait for its cause. A dead rank makes the collectives of the others fail too.
 CAUSE_SECONDS = 3.0
 
 LOG_HINT = "that node's Ray session directory has the worker's output in logs/worker-*.err; often memory was short"
-
-
-@dataclass(frozen=True)
-class Node:
-    """A node of the Ray cluster with what Ray says it has."""
-
-    id: str
-    address: str
-    cpus: int
-    gpus: int
-
-
-@contextmanager
-def connected() -> Iterator[None]:
-    """Joins the cluster at RAY_ADDRESS, or starts one on this machine if that is not set."""
-    # A failed call is reported once, by the one who waits for it; Ray would report those nobody waits for any more.
-    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
-    try:
-        # Workers' output stays in their logs: their errors come back as exceptions.
-        ray.init(os.environ.get("RAY_ADDRESS", "local"), log_to_driver=False, logging_level=logging.WARNING)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise EngineError(
-            f"Ray cannot be reached at {os.environ.get('RAY_ADDRESS', 'this machine')}: {error}",
-            hint="start the run with `launch`, or unset RAY_ADDRESS to use this machine alone",
-        ) from error
-    try:
-        yield
-    finally:
-        ray.shutdown()
-
-
-def find_nodes(count: int | None, gpus_per_node: int | None) -> list[Node]:
-    """The nodes to use, this one first and the others by address; all of them if no count is given.
-
-    Raises ConfigError if there are fewer, or if a node lacks the GPUs that the others have or that were asked for.
-    """
-    here = ray.get_runtime_context().get_node_id()
-    nodes = [
-        Node(
-            id=entry["NodeID"],
-            address=entry["NodeManagerAddress"],
-            cpus=int(entry["Resources"].get("CPU", 0)),
-            gpus=int(entry["Resources"].get("GPU", 0)),
-        )
-        for entry in ray.nodes()
-        if entry["Alive"]
-    ]
-    nodes.sort(key=lambda node: (node.id != here, node.address, node.id))
-    if count is not None and count > len(nodes):
-        raise ConfigError(
-            f"trainer.nnodes={count}, but the cluster has {len(nodes)}: {', '.join(node.address for node in nodes)}",
-            hint="start the missing nodes, or lower trainer.nnodes",
-        )
-    nodes = nodes[:count]
-    wanted = nodes[0].gpus if gpus_per_node is None else gpus_per_node
-    for node in nodes:
-        if node.gpus < wanted:
-            raise ConfigError(
-                f"{node.address} has {node.gpus} GPUs, {wanted} are needed on every node",
-                hint="set trainer.n_gpus_per_node to what every node has; 0 trains on CPU",
-            )
-    return nodes
-
-
-@dataclass(frozen=True)
-class Slot:
-    """Where one rank of every role runs: a whole GPU, or a whole node if there are no GPUs.
-
-    It is number `local_rank` of `local_size` on its node.
-    """
-
-    rank: int
-    node: Node
-    device: str
-    local_rank: int
-    local_size: int
-    group: PlacementGroup
-
-    @property
-    def threads(self) -> int:
-        """Its part of the node's cores."""
-        return max(1, self.node.cpus // self.local_size)
-
-
-def reserve_slots(nodes: Sequence[Node], gpus_per_node: int, timeout: float) -> list[Slot]:
-    """Reserves a slot per GPU, or per node without GPUs; ranks count up node by node."""
-    per_node = gpus_per_node or 1
-    places = [node for node in nodes for _ in range(per_node)]
-    resources = {"CPU": 1, "GPU": 1} if gpus_per_node else {"CPU": 1}
-    group = placement_group(
-        [resources] * len(places), bundle_label_selector=[{"ray.io/node-id": node.id} for node in places]
-    )
-    if not group.wait(timeout):
-        raise EngineError(
-            f"Ray has not given out {resources} for each of {len(places)} ranks within {timeout:g} s",
-            hint="something else uses this Ray cluster; see `ray status`",
-        )
-    device = "cuda" if gpus_per_node else "cpu"
-    return [Slot(rank, node, device, rank % per_node, per_node, group) for rank, node in enumerate(places)]
 
 
 class WorkerHost:
@@ -236,13 +133,13 @@ class WorkerGroup:
 
     def attempt(
         self, method: str, arguments: Mapping[int, Sequence[Any]], timeout: float | None = None
-    ) -> tuple[dict[int, Any], dict[int, EngineError]]:
-        """A call to some workers: the results and the failures, by rank. Other errors than EngineError are raised."""
+    ) -> tuple[dict[int, Any], dict[int, WorkerError]]:
+        """A call to some workers: the results and the failures, by rank. Other errors than WorkerError are raised."""
         calls = [self.start_one(rank, method, *own) for rank, own in arguments.items()]
         results: dict[int, Any] = {}
-        failures: dict[int, EngineError] = {}
+        failures: dict[int, WorkerError] = {}
         for rank, outcome in zip(arguments, outcomes(calls, timeout or self.timeout), strict=True):
-            if isinstance(outcome, EngineError):
+            if isinstance(outcome, WorkerError):
                 failures[rank] = outcome
             elif isinstance(outcome, Exception):
                 raise outcome
@@ -258,7 +155,7 @@ class WorkerGroup:
 def wait(calls: Sequence[Call], timeout: float) -> list[Any]:
     """The results of calls, in their order; the first failure ends the wait.
 
-    Raises EngineError, naming worker and node, if a worker died, failed or has not answered in time. What a worker
+    Raises WorkerError, naming worker and node, if a worker died, failed or has not answered in time. What a worker
     raised as a TrainerError comes back as it is.
     """
     results: dict[ObjectRef, Any] = {}
@@ -297,9 +194,9 @@ def _outcome(call: Call) -> Any:
         return _explain(call, error, [])
 
 
-def _no_answer(calls: Sequence[Call], timeout: float) -> EngineError:
+def _no_answer(calls: Sequence[Call], timeout: float) -> WorkerError:
     names = ", ".join(call.worker.name for call in calls)
-    return EngineError(
+    return WorkerError(
         f"{names}: no answer to {calls[0].method} within {timeout:g} s",
         hint="raise trainer.worker_timeout if the work is long, and look whether the node still answers",
     )
@@ -318,9 +215,9 @@ def _explain(call: Call, error: RayError, others: Sequence[Call]) -> TrainerErro
                 call, error = other, death
                 break
     if isinstance(error, RayActorError):
-        return EngineError(f"{call.worker.name} died during {call.method}", hint=LOG_HINT)
+        return WorkerError(f"{call.worker.name} died during {call.method}", hint=LOG_HINT)
     cause = error.cause if isinstance(error, RayTaskError) else error
-    return EngineError(f"{call.worker.name} failed in {call.method}: {type(cause).__name__}: {cause}", hint=LOG_HINT)
+    return WorkerError(f"{call.worker.name} failed in {call.method}: {type(cause).__name__}: {cause}", hint=LOG_HINT)
 
 
 def _failure(call: Call, seconds: float) -> RayError | None:

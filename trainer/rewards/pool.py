@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from trainer.config.tree import RewardConfig
-from trainer.errors import ConfigError, EngineError, RewardError
+from trainer.errors import ConfigError, RewardError, WorkerError
 from trainer.rewards.rules import Answer, Reply, Scored
 
 START_SECONDS = 120.0  # to import what the user's file imports
@@ -21,7 +21,7 @@ class RewardProcess:
     """One process; it works on one answer at a time."""
 
     def __init__(self, settings: RewardConfig) -> None:
-        """Starts it. Raises ConfigError if the function cannot be had, EngineError if the process does not start."""
+        """Starts it. Raises ConfigError if the function cannot be had, WorkerError if the process does not start."""
         ours, theirs = socketpair()
         with theirs:
             command = [sys.executable, "-m", "trainer.rewards.process", str(theirs.fileno())]
@@ -32,14 +32,14 @@ class RewardProcess:
         try:
             self.connection.send(settings)
             if not self.connection.poll(START_SECONDS):
-                raise EngineError(f"a reward process has not started within {START_SECONDS:g} s")
+                raise WorkerError(f"a reward process has not started within {START_SECONDS:g} s")
             reply: Reply = self.connection.recv()
         except (EOFError, OSError) as error:
             self.kill()
-            raise EngineError(
+            raise WorkerError(
                 "a reward process ended at its start", hint="its output is in the worker's log"
             ) from error
-        except EngineError:
+        except WorkerError:
             self.kill()
             raise
         if reply.refusal:

@@ -14,7 +14,7 @@ from trainer.algorithms.aggregation import GlobalCount, aggregate, token_mean
 from trainer.algorithms.kl import kl_loss
 from trainer.algorithms.policy_loss import Clip, approximate_kl
 from trainer.algorithms.registry import POLICY_LOSSES
-from trainer.cluster.place import Place
+from trainer.cluster.place import RankPlace
 from trainer.config.tree import Config
 from trainer.data.batch import Batch
 from trainer.data.copies import HostCopies
@@ -36,7 +36,7 @@ class ActorWorker(TrainingWorker):
     _channel: WeightChannel | None = None
     _channel_store: TCPStore | None = None
 
-    def __init__(self, config: Config, place: Place) -> None:
+    def __init__(self, config: Config, place: RankPlace) -> None:
         super().__init__(config, place)
         self._packed = []
         self._kept = HostCopies()

@@ -3,14 +3,14 @@
 import os
 from collections.abc import Sequence
 
-from trainer.cluster.place import Place
+from trainer.cluster.place import RankPlace
 from trainer.config.tree import Config
 from trainer.rewards.pool import RewardPool
 from trainer.rewards.rules import Answer, Scored, as_score, combined, needs_processes, reward_function
 
 
 class RewardWorker:
-    def __init__(self, config: Config, place: Place) -> None:
+    def __init__(self, config: Config, place: RankPlace) -> None:
         self._settings = settings = config.reward
         self._pool: RewardPool | None = None
         if needs_processes(settings):

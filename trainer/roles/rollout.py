@@ -6,7 +6,7 @@ import ray
 import torch
 from ray import ObjectRef
 
-from trainer.cluster.place import Place
+from trainer.cluster.place import RankPlace
 from trainer.config.tree import Config
 from trainer.rollout.end_tokens import end_token_ids
 from trainer.rollout.engine import chosen_engine, open_engine
@@ -18,7 +18,7 @@ from trainer.weights.channel import WeightChannel
 
 
 class RolloutWorker:
-    def __init__(self, config: Config, place: Place) -> None:
+    def __init__(self, config: Config, place: RankPlace) -> None:
         self._config = config
         self._place = place
         self._channel: WeightChannel | None = None

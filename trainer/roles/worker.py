@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.distributed import TCPStore
 
-from trainer.cluster.place import Place
+from trainer.cluster.place import RankPlace
 from trainer.config.tree import ActorConfig, Config, CriticConfig, TrainedModelConfig
 from trainer.data.batch import Batch
 from trainer.errors import DataError
@@ -26,7 +26,7 @@ class TrainingWorker:
     engine: TrainingEngine
     _sharded_state: ShardedState | None = None
 
-    def __init__(self, config: Config, place: Place) -> None:
+    def __init__(self, config: Config, place: RankPlace) -> None:
         self.config = config
         self.place = place
         self.device = torch.device(place.device)

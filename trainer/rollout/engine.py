@@ -21,7 +21,7 @@ class Engine(Protocol):
         ...
 
     def replace_weights(self, buckets: Iterable[SentBucket]) -> None:
-        """Samples from these weights from now on; they are all that the actor trains. Raises EngineError."""
+        """Samples from these weights from now on; they are all that the actor trains. Raises WorkerError."""
         ...
 
     def copy_weights(self, buckets: Iterable[SentBucket]) -> None:

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from trainer.cluster.workers import WorkerGroup
 from trainer.config.tree import Config
-from trainer.errors import EngineError
+from trainer.errors import WorkerError
 from trainer.rollout.sampling import Request, Response
 from trainer.weights.transfer import WAYS, chosen_way
 
@@ -81,20 +81,20 @@ class Engines:
         new, self._reported_repairs = repairs - self._reported_repairs, repairs
         return new
 
-    def _attempt(self, method: str, arguments: Mapping[int, Any]) -> tuple[dict[int, Any], dict[int, EngineError]]:
+    def _attempt(self, method: str, arguments: Mapping[int, Any]) -> tuple[dict[int, Any], dict[int, WorkerError]]:
         return self._group.attempt(method, arguments, self._timeout)
 
-    def _replace(self, failures: Mapping[int, EngineError]) -> None:
-        """Replaces failed engines until they are up and have the weights. Raises EngineError if they never do."""
+    def _replace(self, failures: Mapping[int, WorkerError]) -> None:
+        """Replaces failed engines until they are up and have the weights. Raises WorkerError if they never do."""
         while failures:
             for rank, failure in failures.items():
                 self._count_repair(rank, failure)
                 self._group.restart(rank)
             failures = self._transfer.give(list(failures))
 
-    def _count_repair(self, rank: int, failure: EngineError) -> None:
+    def _count_repair(self, rank: int, failure: WorkerError) -> None:
         if self._repairs_in_a_row == self._max_repairs:
-            raise EngineError(
+            raise WorkerError(
                 f"engines failed {self._max_repairs + 1} times in a row, at last: {failure}",
                 hint="; ".join(filter(None, [failure.hint, "rollout.max_repairs says how often they may"])),
             )

@@ -7,7 +7,7 @@ from vllm.lora.request import LoRARequest
 from vllm.outputs import CompletionOutput
 
 from trainer.config.tree import Config
-from trainer.errors import EngineError
+from trainer.errors import WorkerError
 from trainer.rollout.sampling import Request, Response
 from trainer.rollout.vllm_settings import device_settings, weight_settings
 from trainer.rollout.weight_loader import ADAPTERS
@@ -102,7 +102,7 @@ class VllmEngine:
 def _response(output: CompletionOutput) -> Response:
     token_ids = tuple(output.token_ids)
     if not token_ids:
-        raise EngineError("the rollout engine returned a response without tokens")
+        raise WorkerError("the rollout engine returned a response without tokens")
     ended = output.finish_reason == "stop"
     if output.logprobs is None:
         return Response(token_ids, None, ended)

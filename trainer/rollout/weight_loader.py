@@ -23,7 +23,7 @@ class WeightLoader:
     _in_place: InPlaceLoader | None = None
 
     def replace_weights(self, buckets: Iterable[SentBucket]) -> None:
-        """Puts all weights in the place of the old ones. Raises EngineError if they do not arrive as they were sent.
+        """Puts all weights in the place of the old ones. Raises WorkerError if they do not arrive as they were sent.
 
         `reload_weights` undoes and repeats what the engine did to its weights after loading (on CPU, oneDNN's
         prepacking); `model.load_weights` would not. It begins when all buckets are there: one that breaks off half-way
@@ -40,13 +40,13 @@ class WeightLoader:
     def copy_weights(self, buckets: Iterable[SentBucket]) -> None:
         """The same from the memory of the GPU, straight into the model's own weights, which are summed up afterwards.
 
-        Raises EngineError if one of them is not what was sent.
+        Raises WorkerError if one of them is not what was sent.
         """
         self._in_place = self._in_place or InPlaceLoader(self.model_runner.get_model())
         self._in_place.load(buckets)
 
     def replace_adapters(self, buckets: Iterable[SentBucket], scaling: float) -> None:
-        """Puts adapters in the place of the old ones, wherever they are. Raises EngineError if they do not arrive as
+        """Puts adapters in the place of the old ones, wherever they are. Raises WorkerError if they do not arrive as
         they were sent.
 
         `scaling` is what they add is multiplied by.

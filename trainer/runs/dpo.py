@@ -11,7 +11,7 @@ from pathlib import Path
 from pydantic import Field
 
 from trainer.algorithms.dpo import dpo_advantages, dpo_loss, preference_margins
-from trainer.cluster import workers as cluster
+from trainer.cluster.nodes import connected
 from trainer.cluster.workers import WorkerGroup
 from trainer.config.section import Section
 from trainer.config.tree import ActorConfig, Config, DataConfig, RunConfig
@@ -79,7 +79,7 @@ def train_on_preferences(settings: DpoConfig) -> Path:
     run_dir = run_directory(config.trainer)
     with (
         Tracker(run_dir, settings, recorded_step(settings.trainer, resumed), COLUMNS) as tracker,
-        cluster.connected(),
+        connected(),
         StopSignal() as stop,
     ):
         with tracker.phase("start_up"):

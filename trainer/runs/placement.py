@@ -8,7 +8,7 @@ from typing import TypeVar
 import psutil
 from pydantic import BaseModel
 
-from trainer.cluster.workers import Slot
+from trainer.cluster.nodes import Slot
 from trainer.config.device_mapping import parse_devices
 from trainer.config.tree import Config
 from trainer.errors import ConfigError

@@ -14,7 +14,7 @@ from trainer.algorithms.agreement import log_prob_agreement
 from trainer.algorithms.corrections import raw_ratio
 from trainer.algorithms.kl import adapted_kl_coefficient, kl_estimate
 from trainer.algorithms.registry import ADVANTAGES, CORRECTIONS, Sampled
-from trainer.cluster import workers as cluster
+from trainer.cluster.nodes import Slot, connected, find_nodes, reserve_slots
 from trainer.config.tree import Config
 from trainer.data.batch import Batch
 from trainer.errors import ConfigError, WatchdogError
@@ -59,7 +59,7 @@ def train(config: Config) -> TrainingResult:
     run_dir = run_directory(settings)
     with (
         Tracker(run_dir, config, recorded_step(given, resumed)) as tracker,
-        cluster.connected(),
+        connected(),
         StopSignal() as stop,
     ):
         with tracker.phase("start_up"):
@@ -78,15 +78,15 @@ def train(config: Config) -> TrainingResult:
         return controller.result()
 
 
-def find_placement(config: Config, roles: Sequence[str]) -> dict[str, list[cluster.Slot]]:
+def find_placement(config: Config, roles: Sequence[str]) -> dict[str, list[Slot]]:
     """The slots of each role, as the settings and the cluster allow; shows the plan.
 
     Raises ConfigError if batches or models do not fit.
     """
     settings = config.trainer
-    nodes = cluster.find_nodes(settings.nnodes, settings.n_gpus_per_node)
+    nodes = find_nodes(settings.nnodes, settings.n_gpus_per_node)
     gpus = nodes[0].gpus if settings.n_gpus_per_node is None else settings.n_gpus_per_node
-    slots = cluster.reserve_slots(nodes, gpus, settings.worker_timeout)
+    slots = reserve_slots(nodes, gpus, settings.worker_timeout)
     placement = place_roles(config, slots, roles)
     config.check_ranks({role: len(own) for role, own in placement.items()})
     memory = device_memory(slots[0].device)

@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.cluster.place import Place
-from trainer.cluster.workers import Slot, WorkerGroup, wait
+from trainer.cluster.nodes import Slot
+from trainer.cluster.place import RankPlace
+from trainer.cluster.workers import WorkerGroup, wait
 from trainer.config.tree import Config
 from trainer.rollout.process_environment import engine_environment
 
@@ -79,7 +80,7 @@ def start_groups(config: Config, placement: Placement) -> dict[str, WorkerGroup]
     groups = {role: WorkerGroup(role, settings.worker_timeout, settings.bind_cores) for role in placement}
     for role, slots in placement.items():
         for rank, slot in enumerate(slots):
-            place = Place(rank, len(slots), slot.node.address, slot.device)
+            place = RankPlace(rank, len(slots), slot.node.address, slot.device)
             engines = config.rollout.engines_per_gpu if role == "rollout" and place.device == "cuda" else 1
             for _ in range(engines):
                 share = GPU_SHARES[role] / engines if role != "reward" or config.reward.model.path else 0.0

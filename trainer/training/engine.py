@@ -15,7 +15,7 @@ from trainer.algorithms.aggregation import GlobalCount
 from trainer.data.batch import Batch
 from trainer.data.copies import to_device
 from trainer.data.partition import MicroBatchLimit
-from trainer.errors import EngineError
+from trainer.errors import WorkerError
 from trainer.models.lora import adapted_layers, adapter_weights
 from trainer.models.megatron_weights import Origins, origins, to_transformers
 from trainer.models.packing import PackedRows
@@ -119,7 +119,7 @@ class TrainingEngine:
         """One optimizer step on this rank's rows of a mini-batch.
 
         Returns the loss function's metrics over the global mini-batch, `gradient_norm` before clipping, and `skipped`,
-        1 if that norm is no finite number and the optimizer step was therefore left out. Raises EngineError for such a
+        1 if that norm is no finite number and the optimizer step was therefore left out. Raises WorkerError for such a
         norm if it is not to be skipped and, in float16, a smaller loss scale cannot help.
         """
         assert self.settings is not None
@@ -129,7 +129,7 @@ class TrainingEngine:
                 norm = self.clip_gradients()
             finite = norm < float("inf")
             if not self.loss_scale.accepts(finite) and not self.settings.skip_non_finite:
-                raise EngineError(
+                raise WorkerError(
                     f"the gradient norm of {type(self.network).__name__} is {norm}",
                     hint="lower the learning rate, or resume from an earlier checkpoint",
                 )
@@ -269,11 +269,11 @@ def optimizer_states(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
 
 @contextmanager
 def _explained_shortage() -> Iterator[None]:
-    """Turns torch's OutOfMemoryError into an EngineError that says what to lower."""
+    """Turns torch's OutOfMemoryError into a WorkerError that says what to lower."""
     try:
         yield
     except torch.OutOfMemoryError as error:
-        raise EngineError(
+        raise WorkerError(
             f"the GPU's memory is full: {str(error).split('. Of the allocated')[0]}",
             hint="lower micro_batch_tokens (or micro_batch_size), or set sharding.optimizer_offload=true or "
             "activation_checkpointing=true, of the actor or the critic; see docs/performance.md, Memory",

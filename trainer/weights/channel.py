@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainer.errors import EngineError
+from trainer.errors import WorkerError
 from trainer.weights.buckets import Bucket, Layout
 
 # How often it is asked whether a transfer is over: some tenths of a millisecond a bucket, most of them beside the work
@@ -26,7 +26,7 @@ class WeightChannel:
     """
 
     def __init__(self, store: dist.Store, rank: int, size: int, device: torch.device, timeout: float) -> None:
-        """Waits until all have come. Raises EngineError."""
+        """Waits until all have come. Raises WorkerError."""
         self._device = device
         self._timeout = timeout
         try:
@@ -34,12 +34,12 @@ class WeightChannel:
                 _nccl(store, rank, size, timeout) if device.type == "cuda" else _gloo(store, rank, size, timeout)
             )
         except RuntimeError as error:
-            raise EngineError(f"the channel for weights was not formed: {_first_line(error)}") from error
+            raise WorkerError(f"the channel for weights was not formed: {_first_line(error)}") from error
         self._greet()
 
     def send(self, buckets: Iterable[Bucket]) -> None:
         """Sends each bucket to all others as soon as it is there, beside the making of the next; they must outlive this
-        call. Raises EngineError if they are not taken in time."""
+        call. Raises WorkerError if they are not taken in time."""
         for transfer in [self._begin(bucket.data) for bucket in buckets]:
             self._finish(transfer)
 
@@ -49,7 +49,7 @@ class WeightChannel:
 
         A consumer that drops each bucket before it asks for the next has never more than two of them in memory. On a
         GPU what it does with them must be in the order of its current stream: a dropped bucket's memory takes the next
-        one as soon as that stream is done with it. Raises EngineError if one does not come in time.
+        one as soon as that stream is done with it. Raises WorkerError if one does not come in time.
         """
         expected = map(self._expect, layouts)  # begins a transfer each time it is asked
         coming = next(expected, None)
@@ -78,14 +78,14 @@ class WeightChannel:
             try:
                 self._finish(self._begin(word))
                 greeted.set_result(None)
-            except EngineError as error:
+            except WorkerError as error:
                 greeted.set_exception(error)
 
         Thread(target=greet, daemon=True).start()
         try:
             greeted.result(self._timeout)
         except TimeoutError as error:
-            raise EngineError(f"the channel for weights did not connect all within {self._timeout:g} s") from error
+            raise WorkerError(f"the channel for weights did not connect all within {self._timeout:g} s") from error
 
     def _expect(self, layout: Layout) -> tuple[Bucket, dist.Work]:
         """A bucket, and the transfer that fills it."""
@@ -96,7 +96,7 @@ class WeightChannel:
         """Begins to broadcast from rank 0. NCCL does so on a stream of its own, after what the current stream has to do
         by now: it neither sends bytes that are not there yet nor writes where someone still reads."""
         if self._group is None:
-            raise EngineError("the channel for weights is closed")
+            raise WorkerError("the channel for weights is closed")
         try:
             return self._group.broadcast([data], dist.BroadcastOptions())
         except RuntimeError as error:
@@ -120,12 +120,12 @@ class WeightChannel:
         while not done():
             if time.monotonic() > deadline:
                 self.close()  # else NCCL would go on waiting, and the other peers for this one
-                raise EngineError(f"weights were not taken by all within {self._timeout:g} s")
+                raise WorkerError(f"weights were not taken by all within {self._timeout:g} s")
             time.sleep(POLL_SECONDS)
 
-    def _broken(self, error: RuntimeError) -> EngineError:
+    def _broken(self, error: RuntimeError) -> WorkerError:
         self.close()
-        return EngineError(f"the channel for weights broke: {_first_line(error)}")
+        return WorkerError(f"the channel for weights broke: {_first_line(error)}")
 
 
 def _gloo(store: dist.Store, rank: int, size: int, timeout: float) -> dist.ProcessGroupGloo:

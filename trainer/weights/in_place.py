@@ -47,7 +47,7 @@ class InPlaceLoader:
         self._copies: dict[Layout, Copies | None] = {}
 
     def load(self, buckets: Iterable[SentBucket]) -> None:
-        """Returns when all is copied. Raises EngineError if the model's weights are then not those that were packed.
+        """Returns when all is copied. Raises WorkerError if the model's weights are then not those that were packed.
 
         Both are summed up: by 64-bit words, which is fast, once it is known that all of them stay together. The model's
         are then summed beside the buckets that are still coming, each when its last part is there.

@@ -6,8 +6,9 @@ from typing import Protocol
 
 from ray import ObjectRef
 
-from trainer.cluster.workers import Call, Slot, WorkerGroup, outcomes
-from trainer.errors import ConfigError, EngineError
+from trainer.cluster.nodes import Slot
+from trainer.cluster.workers import Call, WorkerGroup, outcomes
+from trainer.errors import ConfigError, WorkerError
 from trainer.weights.buckets import Layout
 
 logger = logging.getLogger(__name__)
@@ -21,7 +22,7 @@ class Transfer(Protocol):
         """Takes the actor's weights as they are now."""
         ...
 
-    def give(self, ranks: Sequence[int]) -> dict[int, EngineError]:
+    def give(self, ranks: Sequence[int]) -> dict[int, WorkerError]:
         """Gives the weights that were fetched last to some engines; the failures, by rank."""
         ...
 
@@ -37,7 +38,7 @@ class SharedGpus:
     def fetch(self) -> None:
         """Nothing to take: the actor does not change while engines sample."""
 
-    def give(self, ranks: Sequence[int]) -> dict[int, EngineError]:
+    def give(self, ranks: Sequence[int]) -> dict[int, WorkerError]:
         shared = self._actor.call("share_weights")
         self.nbytes = sum(bucket.layout.nbytes for bucket in shared[0])
         per_rank = len(self._rollout) // len(self._actor)
@@ -59,7 +60,7 @@ class ObjectStore:
         self._weights = []  # frees the old ones first
         self._weights, self.nbytes = self._actor.call("publish_weights")[0]
 
-    def give(self, ranks: Sequence[int]) -> dict[int, EngineError]:
+    def give(self, ranks: Sequence[int]) -> dict[int, WorkerError]:
         return self._rollout.attempt("replace_weights", dict.fromkeys(ranks, (self._weights,)))[1]
 
 
@@ -87,7 +88,7 @@ class Broadcast:
             self.nbytes = sum(layout.nbytes for layout in self._layouts)
         self._sent = False
 
-    def give(self, ranks: Sequence[int]) -> dict[int, EngineError]:
+    def give(self, ranks: Sequence[int]) -> dict[int, WorkerError]:
         missed = list(ranks)
         if self._sent:
             self._formed = False  # these are new ones
@@ -119,10 +120,10 @@ class Broadcast:
         places = {rank: (address, port, rank + 1, size) for rank in range(len(self._rollout))}
         return self._went_well(joining, self._rollout.attempt("join_channel", places)[1])
 
-    def _went_well(self, call: Call, failures: Mapping[int, EngineError]) -> bool:
+    def _went_well(self, call: Call, failures: Mapping[int, WorkerError]) -> bool:
         """Whether the actor's call succeeded, and the engines'. A failure is said: what follows is slower."""
         (outcome,) = outcomes([call], self._actor.timeout)
-        failed = [*failures.values(), *([outcome] if isinstance(outcome, EngineError) else [])]
+        failed = [*failures.values(), *([outcome] if isinstance(outcome, WorkerError) else [])]
         if failed:
             logger.warning(
                 "engines that the broadcast did not reach get weights through Ray's object store: %s", failed[0]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from trainer.cluster import cores
 from trainer.cluster.cores import cores_in, near_cores, part
 
+ROOT = Path(__file__).parents[3]
 PROGRAM = """
 import os
 from trainer.cluster.cores import keep_to_cores
@@ -77,7 +78,9 @@ def test_a_process_keeps_to(monkeypatch: pytest.MonkeyPatch, near: set[int], kep
 
 
 def test_a_real_process_keeps_to_its_half_of_the_cores() -> None:
-    found = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, timeout=60)
+    found = subprocess.run(
+        [sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+    )
     assert found.stdout.strip() == str(sorted(part(os.sched_getaffinity(0), 1, 2) or os.sched_getaffinity(0)))
 
 

@@ -8,15 +8,16 @@ from pathlib import Path
 import pytest
 from ray.exceptions import GetTimeoutError, RayTaskError
 
-from trainer.cluster import workers as cluster
-from trainer.cluster.workers import WorkerGroup, connected, find_nodes, reserve_slots
-from trainer.errors import ConfigError, DataError, EngineError
+from trainer.cluster import workers
+from trainer.cluster.nodes import Slot, connected, find_nodes, reserve_slots
+from trainer.cluster.workers import WorkerGroup
+from trainer.errors import ConfigError, DataError, WorkerError
 
 WORKER = "tests.trainer.cluster.misbehaving.Worker"
 
 
 @pytest.fixture(scope="module")
-def slots() -> Iterator[list[cluster.Slot]]:
+def slots() -> Iterator[list[Slot]]:
     """Two slots on a small Ray of its own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("RAY_ADDRESS", raising=False)
@@ -27,14 +28,14 @@ def slots() -> Iterator[list[cluster.Slot]]:
 
 
 @pytest.fixture
-def group(slots: list[cluster.Slot]) -> WorkerGroup:
+def group(slots: list[Slot]) -> WorkerGroup:
     """Workers that have started, so that whatever happens next happens in a call."""
     group = make_group(slots)
     group.call("echo", "up")
     return group
 
 
-def make_group(slots: list[cluster.Slot], *problems: str) -> WorkerGroup:
+def make_group(slots: list[Slot], *problems: str) -> WorkerGroup:
     group = WorkerGroup("critic", timeout=120)
     for slot in slots:
         group.add(slot, WORKER, problems, {"SLIPWAY_TEST": f"rank {slot.rank}"}, gpus=0)
@@ -47,14 +48,14 @@ def test_results_come_in_the_order_of_ranks(group: WorkerGroup) -> None:
     assert group.call("environment", "SLIPWAY_TEST") == ["rank 0", "rank 1"]
 
 
-def test_a_dead_worker_is_named(group: WorkerGroup, slots: list[cluster.Slot]) -> None:
-    with pytest.raises(EngineError, match=rf"^critic rank 1 on {slots[1].node.address} died during die$") as caught:
+def test_a_dead_worker_is_named(group: WorkerGroup, slots: list[Slot]) -> None:
+    with pytest.raises(WorkerError, match=rf"^critic rank 1 on {slots[1].node.address} died during die$") as caught:
         group.call_each("die", [("later",), ("now",)])
     assert "logs/" in caught.value.hint
 
 
 def test_the_dead_worker_is_blamed_and_not_the_one_that_missed_it(group: WorkerGroup) -> None:
-    with pytest.raises(EngineError, match=r"critic rank 1 on .* died"):
+    with pytest.raises(WorkerError, match=r"critic rank 1 on .* died"):
         group.call_each("lose_a_peer", [("notices",), ("dies",)])
 
 
@@ -75,25 +76,25 @@ class PlayedRay:
 
 def test_a_dead_worker_is_looked_for_once_among_64_played_ranks_that_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     played = PlayedRay()
-    monkeypatch.setattr(cluster, "ray", played)
+    monkeypatch.setattr(workers, "ray", played)
     monkeypatch.setattr(time, "monotonic", lambda: played.now)
     calls = [
-        cluster.Call(cluster.Worker(f"critic rank {rank}", None, None, object()), "update", object())  # type: ignore[arg-type]
+        workers.Call(workers.Worker(f"critic rank {rank}", None, None, object()), "update", object())  # type: ignore[arg-type]
         for rank in range(64)
     ]
     failure = RayTaskError("update", "", ValueError("bad luck"))
-    explained = cluster._explain(calls[0], failure, calls[1:])
+    explained = workers._explain(calls[0], failure, calls[1:])
     assert str(explained) == "critic rank 0 failed in update: ValueError: bad luck"
-    assert played.now == cluster.CAUSE_SECONDS
+    assert played.now == workers.CAUSE_SECONDS
 
 
 def test_an_unexpected_failure_is_one_line(group: WorkerGroup) -> None:
-    with pytest.raises(EngineError, match=r"critic rank . on .* failed in fail: RuntimeError: something odd$"):
+    with pytest.raises(WorkerError, match=r"critic rank . on .* failed in fail: RuntimeError: something odd$"):
         group.call("fail")
 
 
 @pytest.mark.parametrize("constructor", [False, True])
-def test_the_users_errors_come_through_as_they_are(slots: list[cluster.Slot], constructor: bool) -> None:
+def test_the_users_errors_come_through_as_they_are(slots: list[Slot], constructor: bool) -> None:
     group = make_group(slots, *(["constructor"] if constructor else []))
     with pytest.raises(DataError, match="no model here" if constructor else "bad data") as caught:
         group.call("object")
@@ -102,18 +103,18 @@ def test_the_users_errors_come_through_as_they_are(slots: list[cluster.Slot], co
 
 def test_a_worker_that_does_not_answer_ends_the_wait(group: WorkerGroup) -> None:
     with pytest.raises(
-        EngineError, match=r"critic rank 0 on .*, critic rank 1 on .*: no answer to sleep within 0\.5 s"
+        WorkerError, match=r"critic rank 0 on .*, critic rank 1 on .*: no answer to sleep within 0\.5 s"
     ):
-        cluster.wait(group.start("sleep"), timeout=0.5)
+        workers.wait(group.start("sleep"), timeout=0.5)
 
 
-def test_more_nodes_or_gpus_than_there_are(slots: list[cluster.Slot]) -> None:
+def test_more_nodes_or_gpus_than_there_are(slots: list[Slot]) -> None:
     with pytest.raises(ConfigError, match=r"trainer\.nnodes=5, but the cluster has 1"):
         find_nodes(5, 0)
-    with pytest.raises(ConfigError, match="has 0 GPUs, 8 are needed"):
+    with pytest.raises(ConfigError, match="has 0 GPUs, every node needs 8"):
         find_nodes(1, 8)
 
 
-def test_slots_that_are_taken_are_not_waited_for_without_end(slots: list[cluster.Slot]) -> None:
-    with pytest.raises(EngineError, match="has not given out"):
+def test_slots_that_are_taken_are_not_waited_for_without_end(slots: list[Slot]) -> None:
+    with pytest.raises(WorkerError, match="did not reserve"):
         reserve_slots([slots[0].node] * 1000, 0, timeout=0.5)

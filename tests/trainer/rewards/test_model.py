@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, Qwen2Config
 
-from trainer.cluster.place import Place
+from trainer.cluster.place import RankPlace
 from trainer.config.tree import Config
 from trainer.data.dataset import Prompt
 from trainer.errors import DataError, RewardError
@@ -20,7 +20,7 @@ from trainer.rewards.model import RewardModel
 from trainer.rewards.rules import Answer, Scored, combined
 from trainer.roles.reward import RewardWorker
 
-PLACE = Place(0, 1, "here", "cpu")
+PLACE = RankPlace(0, 1, "here", "cpu")
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from trainer.config.tree import Config
-from trainer.errors import EngineError
+from trainer.errors import WorkerError
 from trainer.rollout.engines import Engines
 from trainer.rollout.sampling import Request, Response
 
@@ -36,11 +36,11 @@ class PlayedGroup:
 
     def attempt(
         self, method: str, arguments: Mapping[int, Sequence[Any]], _timeout: float = 0
-    ) -> tuple[dict[int, Any], dict[int, EngineError]]:
+    ) -> tuple[dict[int, Any], dict[int, WorkerError]]:
         if method != "generate":
             return dict.fromkeys(arguments), {}
         self.meanwhile()
-        return ({0: [RESPONSE]}, {}) if self.script.pop(0) else ({}, {0: EngineError("gone")})
+        return ({0: [RESPONSE]}, {}) if self.script.pop(0) else ({}, {0: WorkerError("gone")})
 
 
 def test_repairs_that_are_reported_while_played_engines_sample_do_not_count_as_repairs_in_a_row() -> None:
@@ -58,5 +58,5 @@ def test_repairs_that_are_reported_while_played_engines_sample_do_not_count_as_r
     engines.generate([REQUEST])  # the first repair in a row, so allowed
     assert sum(reported) + engines.take_repairs() == 2
     group.script = [False, False]
-    with pytest.raises(EngineError, match="engines failed 2 times in a row, at last: gone"):
+    with pytest.raises(WorkerError, match="engines failed 2 times in a row, at last: gone"):
         engines.generate([REQUEST])

@@ -12,7 +12,7 @@ import torch
 
 from trainer.algorithms.agreement import log_prob_agreement
 from trainer.config.tree import Config
-from trainer.errors import ConfigError, EngineError
+from trainer.errors import ConfigError, WorkerError
 from trainer.models.small import ModelShape, build_tokenizer, create_model, save_model
 from trainer.rollout.process_environment import engine_environment
 from trainer.rollout.sampling import request_seed
@@ -108,7 +108,7 @@ def test_vllm_makes_room_for_the_adapters_of_the_layers_that_have_them(tmp_path:
 def test_an_engine_that_computes_without_its_adapters_is_noticed() -> None:
     a, b = torch.randn(2, 8), torch.randn(4, 2)
     room = [torch.zeros(1, 1, 8, 8), torch.zeros(1, 1, 4, 8)]
-    with pytest.raises(EngineError, match="the engine computes with weights that sum to 0"):
+    with pytest.raises(WorkerError, match="the engine computes with weights that sum to 0"):
         check_in_place(checksum(room), checksum([a, b]))
     room[0][0, 0, :2], room[1][0, 0, :, :2] = a, b
     check_in_place(checksum(room), checksum([a, b]))
@@ -149,7 +149,7 @@ def test_weights_survive_their_buckets(dtype: torch.dtype, bucket_bytes: int, bu
 def test_a_changed_byte_changes_the_sum() -> None:
     (bucket,) = map(store, pack([("weight", torch.randn(8))], torch.float32))
     bucket.data[3] ^= 1
-    with pytest.raises(EngineError, match="weights changed on the way"):
+    with pytest.raises(WorkerError, match="weights changed on the way"):
         checked(bucket)
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.cluster.workers import Node, Slot
+from trainer.cluster.nodes import ClusterNode, Slot
 from trainer.config.device_mapping import parse_devices
 from trainer.config.tree import Config
 from trainer.errors import ConfigError, DataError
@@ -16,7 +16,7 @@ from trainer.models.small import ModelShape, build_tokenizer, create_model, save
 from trainer.runs.placement import alternatives, check_fit, place_roles, plan, shares
 from trainer.runs.workers import roles_of
 
-NODES = [Node(f"id{at}", f"10.0.0.{at}", cpus=8, gpus=2) for at in range(2)]
+NODES = [ClusterNode(f"id{at}", f"10.0.0.{at}", cpus=8, gpus=2) for at in range(2)]
 SLOTS = [Slot(rank, NODES[rank // 2], "cuda", rank % 2, 2, group=None) for rank in range(4)]
 
 

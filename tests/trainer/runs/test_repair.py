@@ -8,11 +8,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from trainer.cluster.place import Place
-from trainer.cluster.workers import WorkerGroup, connected, find_nodes, reserve_slots
+from trainer.cluster.nodes import connected, find_nodes, reserve_slots
+from trainer.cluster.place import RankPlace
+from trainer.cluster.workers import WorkerGroup
 from trainer.config.tree import Config
 from trainer.data.batch import Batch
-from trainer.errors import EngineError
+from trainer.errors import WorkerError
 from trainer.models.small import ModelShape, build_tokenizer, create_model, save_model
 from trainer.rollout.engines import Engines
 from trainer.rollout.sampling import Request, Response
@@ -44,7 +45,7 @@ def groups(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[WorkerGro
             rollout, actor = WorkerGroup("rollout", 120), WorkerGroup("actor", 120)
             for group, own in ((rollout, slots), (actor, slots[:1])):
                 for slot in own:
-                    place = Place(slot.rank, len(own), slot.node.address, slot.device)
+                    place = RankPlace(slot.rank, len(own), slot.node.address, slot.device)
                     group.add(slot, ROLES[group.role], [config, place], worker_environment(config, slot), gpus=0)
             port = actor.call("open_store")[0]
             actor.call("setup", nodes[0].address, port, directory)
@@ -114,5 +115,5 @@ def test_engines_that_hang_or_die_are_replaced_until_it_becomes_too_much(
     engines.sync_weights()
     assert engines.take_repairs() == 1
     engine_process().kill()
-    with pytest.raises(EngineError, match=r"engines failed 2 times in a row, at last: rollout rank . on .* died"):
+    with pytest.raises(WorkerError, match=r"engines failed 2 times in a row, at last: rollout rank . on .* died"):
         engines.generate(REQUESTS)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from trainer.errors import CheckpointError, EngineError
+from trainer.errors import CheckpointError, WorkerError
 from trainer.runs import saving
 from trainer.runs.checkpoint import TrainingState
 from trainer.runs.saving import Saver
@@ -101,7 +101,7 @@ def test_a_run_that_fails_completes_what_is_under_way_or_removes_it(
     saver.close()
     assert there(tmp_path) == ["step_000001"]
     saver.start(state(2))
-    groups[1].trouble = EngineError("critic rank 0 died")
+    groups[1].trouble = WorkerError("critic rank 0 died")
     saver.close()
     assert there(tmp_path) == ["step_000001"]
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tests.trainer.training.rank_program import ROWS, batch, network
 from trainer.algorithms.registry import POLICY_LOSSES
-from trainer.cluster.place import Place
+from trainer.cluster.place import RankPlace
 from trainer.config.tree import Config
 from trainer.data.batch import Batch
 from trainer.data.partition import MicroBatchLimit
@@ -43,7 +43,7 @@ def worker(policy_loss: str, mode: str, world_size: int) -> ActorWorker:
         "entropy_coefficient": 0.01,
         "kl_loss_coefficient": 0.1,
     }
-    return ActorWorker(Config.model_validate({"actor": settings}), Place(0, world_size, "127.0.0.1", "cpu"))
+    return ActorWorker(Config.model_validate({"actor": settings}), RankPlace(0, world_size, "127.0.0.1", "cpu"))
 
 
 def main(rank: int, world_size: int, port: int, directory: Path) -> None:

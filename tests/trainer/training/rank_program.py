@@ -21,7 +21,7 @@ from trainer.config.lora import LoraConfig
 from trainer.config.sharding import ShardingConfig
 from trainer.data.batch import Batch
 from trainer.data.partition import MicroBatchLimit
-from trainer.errors import CheckpointError, EngineError
+from trainer.errors import CheckpointError, WorkerError
 from trainer.models.lora import adapted_layers, adapters_off, add_adapters
 from trainer.models.networks import PolicyNetwork
 from trainer.training.engine import OptimizerSettings, TrainingEngine, optimizer_states
@@ -254,7 +254,7 @@ def main(rank: int, world_size: int, port: int, directory: Path) -> None:
         ]
     try:
         engine.update(rows, out_of_memory, whole)
-    except EngineError as error:
+    except WorkerError as error:
         result["shortage"] = (str(error), error.hint)
     if rank == 0:
         torch.save(result, directory / f"world_{world_size}.pt")

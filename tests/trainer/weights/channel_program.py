@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from trainer.errors import EngineError
+from trainer.errors import WorkerError
 from trainer.training.process_group import connect_store, open_store
 from trainer.weights.buckets import Bucket, pack
 from trainer.weights.channel import WeightChannel
@@ -43,7 +43,7 @@ def main(rank: int, size: int, port: int) -> None:
         try:
             for line in take(channel, sent) if rank else give(channel, sent):
                 sys.stdout.write(f"{line}\n")
-        except EngineError as error:
+        except WorkerError as error:
             sys.stdout.write(f"{error}\n")
     channel.close()
 

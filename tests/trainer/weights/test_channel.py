@@ -13,9 +13,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from trainer.cluster.workers import Node, Slot
+from trainer.cluster.nodes import ClusterNode, Slot
 from trainer.config.tree import Config
-from trainer.errors import ConfigError, EngineError
+from trainer.errors import ConfigError, WorkerError
 from trainer.models.small import ModelShape, build_tokenizer, create_model, save_model
 from trainer.rollout.transformers import TransformersEngine
 from trainer.weights import channel as weight_channel
@@ -91,13 +91,13 @@ def test_a_first_transfer_that_never_returns_is_given_up_with_a_stand_in_for_ncc
 
     stuck = SimpleNamespace(broadcast=broadcast, abort=lambda: None)
     monkeypatch.setattr(weight_channel, "_gloo", lambda *_: stuck)
-    with pytest.raises(EngineError, match=r"did not connect all within 0\.2 s"):
+    with pytest.raises(WorkerError, match=r"did not connect all within 0\.2 s"):
         WeightChannel(store=None, rank=0, size=2, device=torch.device("cpu"), timeout=0.2)
     over.set()
 
 
 def slots(device: str, *ranks: int) -> list[Slot]:
-    return [Slot(rank, Node("id", "10.0.0.1", cpus=8, gpus=4), device, 0, 1, group=None) for rank in ranks]
+    return [Slot(rank, ClusterNode("id", "10.0.0.1", cpus=8, gpus=4), device, 0, 1, group=None) for rank in ranks]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from trainer.errors import EngineError
+from trainer.errors import WorkerError
 from trainer.weights import in_place
 from trainer.weights.buckets import Bucket, pack
 from trainer.weights.in_place import InPlaceLoader
@@ -120,9 +120,9 @@ def test_what_is_not_as_it_was_packed_is_refused_each_time(times: int, width: in
         loader.load(packed(model.random(seed)))
     changed = packed(model.random(7))
     changed[-1].data[3] ^= 1
-    with pytest.raises(EngineError, match="weights changed on the way"):
+    with pytest.raises(WorkerError, match="weights changed on the way"):
         loader.load(changed)
-    with pytest.raises(EngineError, match="the engine computes with weights that sum to"):
+    with pytest.raises(WorkerError, match="the engine computes with weights that sum to"):
         loader.load(packed(model.random(8))[:-1])
 
 
@@ -131,7 +131,7 @@ def test_a_weight_that_no_longer_takes_what_is_copied_is_noticed() -> None:
     loader = InPlaceLoader(model)
     loader.load(packed(model.random(0)))
     model.bias.data = model.bias.data.clone()
-    with pytest.raises(EngineError, match="the engine computes with weights that sum to"):
+    with pytest.raises(WorkerError, match="the engine computes with weights that sum to"):
         loader.load(packed(model.random(1)))
 
 

@@ -1,0 +1,115 @@
+"""The nodes of a Ray cluster, and the slots that a run reserves on them."""
+
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group
+
+from trainer.errors import ConfigError, WorkerError
+
+
+@dataclass(frozen=True)
+class ClusterNode:
+    """A node of the Ray cluster, with the resources that Ray reports."""
+
+    id: str
+    address: str
+    cpus: int
+    gpus: int
+
+
+@contextmanager
+def connected() -> Iterator[None]:
+    """Connects to the cluster at RAY_ADDRESS, or starts one on this machine if that is not set."""
+    # The caller that waits reports a failed call. Ray would also report the calls that nobody waits for any more.
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
+    try:
+        # Workers' output stays in their log files; their errors come back as exceptions.
+        ray.init(os.environ.get("RAY_ADDRESS", "local"), log_to_driver=False, logging_level=logging.WARNING)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise WorkerError(
+            f"cannot reach Ray at {os.environ.get('RAY_ADDRESS', 'this machine')}: {error}",
+            hint="start the run with `launch`, or unset RAY_ADDRESS to use this machine alone",
+        ) from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def find_nodes(count: int | None, gpus_per_node: int | None) -> list[ClusterNode]:
+    """The nodes to use: this one first, then the others by address. Without a count, all nodes of the cluster.
+
+    Raises ConfigError if the cluster has fewer, or if a node has fewer GPUs than `gpus_per_node` (without that, than
+    this node).
+    """
+    here = ray.get_runtime_context().get_node_id()
+    nodes = [
+        ClusterNode(
+            id=entry["NodeID"],
+            address=entry["NodeManagerAddress"],
+            cpus=int(entry["Resources"].get("CPU", 0)),
+            gpus=int(entry["Resources"].get("GPU", 0)),
+        )
+        for entry in ray.nodes()
+        if entry["Alive"]
+    ]
+    nodes.sort(key=lambda node: (node.id != here, node.address, node.id))
+    if count is not None and count > len(nodes):
+        raise ConfigError(
+            f"trainer.nnodes={count}, but the cluster has {len(nodes)}: {', '.join(node.address for node in nodes)}",
+            hint="start the missing nodes, or lower trainer.nnodes",
+        )
+    nodes = nodes[:count]
+    wanted = nodes[0].gpus if gpus_per_node is None else gpus_per_node
+    for node in nodes:
+        if node.gpus < wanted:
+            raise ConfigError(
+                f"{node.address} has {node.gpus} GPUs, every node needs {wanted}",
+                hint="lower trainer.n_gpus_per_node to the number that every node has; 0 trains on CPU",
+            )
+    return nodes
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A place for one rank of every role: a GPU, or a whole node if there are no GPUs.
+
+    It is slot `local_rank` of the `local_size` slots on its node. `device` is cpu or cuda.
+    """
+
+    rank: int
+    node: ClusterNode
+    device: str
+    local_rank: int
+    local_size: int
+    group: PlacementGroup
+
+    @property
+    def threads(self) -> int:
+        """An equal share of the node's cores."""
+        return max(1, self.node.cpus // self.local_size)
+
+
+def reserve_slots(nodes: Sequence[ClusterNode], gpus_per_node: int, timeout: float) -> list[Slot]:
+    """Reserves one slot per GPU, or one per node without GPUs, and numbers them node by node.
+
+    Raises WorkerError if Ray has not reserved them within `timeout` seconds.
+    """
+    per_node = gpus_per_node or 1
+    owners = [node for node in nodes for _ in range(per_node)]
+    resources = {"CPU": 1, "GPU": 1} if gpus_per_node else {"CPU": 1}
+    group = placement_group(
+        [resources] * len(owners), bundle_label_selector=[{"ray.io/node-id": node.id} for node in owners]
+    )
+    if not group.wait(timeout):
+        raise WorkerError(
+            f"Ray did not reserve {resources} for each of {len(owners)} ranks within {timeout:g} s",
+            hint="other work may be using this Ray cluster; see `ray status`",
+        )
+    device = "cuda" if gpus_per_node else "cpu"
+    return [Slot(rank, node, device, rank % per_node, per_node, group) for rank, node in enumerate(owners)]
