@@ -85,7 +85,7 @@ def _parser(variables: Mapping[str, str]) -> Parser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--version", action="version", version=f"launch {installed('slipway')}")
+    add("--version", action="version", version=f"launch {installed('slipway-rl')}")
     _add_place(parser)
     add(
         "--deadline",

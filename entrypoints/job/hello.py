@@ -32,7 +32,7 @@ def say_hello(node: Node) -> Message:
         "node_count": node.allocation.node_count,
         "python": ".".join(platform.python_version_tuple()[:2]),
         "ray": installed("ray"),
-        "slipway": installed("slipway"),
+        "slipway": installed("slipway-rl"),
     }
 
 
