@@ -1,25 +1,19 @@
 """The command `doctor`: the checks as a table or as JSON."""
 
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from buildkit.commands.options import AsJson, Project, emit, open_matrix
+from buildkit.commands.options import AsJson, Project, emit, open_matrix, table_console
 from buildkit.errors import MatrixError
 from buildkit.host.doctor import FAIL, OK, WARN, Check, examine, find
 from buildkit.host.machine import read_machine
 from buildkit.recipe.matrix import Matrix
 
 STYLES = {OK: "green", WARN: "yellow", FAIL: "bold red"}
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(doctor)
 
 
 def doctor(as_json: AsJson = False, project: Project = None) -> None:
@@ -47,4 +41,4 @@ def show(checks: list[Check]) -> None:
     for check in checks:
         style = STYLES[check.status]
         table.add_row(check.check, f"[{style}]{check.status}[/]", escape(check.found), escape(check.fix))
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    table_console().print(table)

@@ -13,10 +13,6 @@ from buildkit.running.engine import open_engine
 from buildkit.running.formats import image_file
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(export)
-
-
 def export(
     target: TargetName,
     form: Annotated[str, typer.Option("--format", help=f"{', '.join(FORMATS)}.")] = "oci",

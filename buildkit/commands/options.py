@@ -28,6 +28,16 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on
 BaseChoice = Annotated[str, typer.Option("--base", help="auto, registry or bootstrap.")]
 EngineName = Annotated[str, typer.Option("--engine", help="auto, docker or podman.")]
 ImageName = Annotated[str | None, typer.Option("--image", help="Another image than the target's own.")]
+RegistryCa = Annotated[
+    Path | None,
+    typer.Option(
+        "--registry-ca",
+        envvar="SLIPWAY_REGISTRY_CA",
+        exists=True,
+        dir_okay=False,
+        help="PEM file with the registry's authority; docker's own for it, or the system's, when not given.",
+    ),
+]
 
 
 def open_matrix(project: Path | None) -> Matrix:
@@ -45,3 +55,8 @@ def parse_size(text: str, option: str) -> int:
         raise UsageError(f"{option} {text}: no size", "write it like 512g or 2t")
     bytes_of_unit: int = 1024 ** " kmgt".index(match[2] or " ")
     return int(match[1]) * bytes_of_unit
+
+
+def table_console(width: int = 160) -> Console:
+    """Tables for a terminal have its width, those for a file `width` columns."""
+    return Console(width=None if sys.stdout.isatty() else width)

@@ -1,67 +1,28 @@
-"""The commands around publishing: `sbom`, `publish` and `verify --published`."""
+"""The command `publish`: an image goes to a registry."""
 
 import sys
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 
 from buildkit.commands.options import (
     AsJson,
     BaseChoice,
-    ImageName,
     Project,
+    RegistryCa,
     TargetName,
     VariantName,
     emit,
     errors,
     open_matrix,
 )
-from buildkit.errors import TrustError, UsageError
-from buildkit.publishing import sbom as bills
-from buildkit.publishing.check import ATTACHMENTS, Report, check_published
-from buildkit.publishing.inventory import read_local
+from buildkit.errors import UsageError
+from buildkit.publishing.check import ATTACHMENTS
 from buildkit.publishing.release import Request, check_access, publish_image, tags_for
-from buildkit.publishing.signature import Signer, Trust
-from buildkit.registry.client import Registry
-from buildkit.registry.credentials import read_credentials
-from buildkit.registry.reference import Reference, parse_reference
+from buildkit.publishing.signature import Signer
+from buildkit.registry.reference import parse_reference
 from buildkit.running.engine import Docker
-from buildkit.supply.resolve import read_lock
-
-RegistryCa = Annotated[
-    Path | None,
-    typer.Option(
-        "--registry-ca",
-        envvar="SLIPWAY_REGISTRY_CA",
-        exists=True,
-        dir_okay=False,
-        help="PEM file with the registry's authority; docker's own for it, or the system's, when not given.",
-    ),
-]
-FORMATS = {"cyclonedx": bills.cyclonedx, "spdx": bills.spdx}
-
-
-def sbom(
-    target: TargetName,
-    variant: VariantName = None,
-    image: ImageName = None,
-    kind: Annotated[str, typer.Option("--format", help="cyclonedx or spdx, as JSON.")] = "cyclonedx",
-    project: Project = None,
-) -> None:
-    """Print the bill of materials of a built image: its wheels, Debian packages and base."""
-    if kind not in FORMATS:
-        raise UsageError(f"there is no format `{kind}`", f"one of: {', '.join(FORMATS)}")
-    matrix = open_matrix(project)
-    chosen = matrix.variant(target, variant)
-    engine, name = Docker(), image or f"slipway:{chosen.identifier}"
-    found = engine.find(name)
-    if found is None:
-        raise UsageError(f"there is no image {name}", f"run `buildkit build --target {chosen.target}`")
-    bill = bills.describe_image(read_local(engine.binary, name), found.labels, read_lock(matrix, chosen))
-    sys.stdout.buffer.write(bills.encode(FORMATS[kind](bill)))
 
 
 def publish(
@@ -106,7 +67,7 @@ def publish(
         tuple(pytest_arguments or ()),
     )
     if dry_run:
-        emit(plan(request))
+        emit(describe(request))
         return
     check_access(request)
     publication = publish_image(request, Docker())
@@ -118,7 +79,7 @@ def publish(
         sys.stdout.write(f"{publication.repository}:{tag}\n")
 
 
-def plan(request: Request) -> dict[str, Any]:
+def describe(request: Request) -> dict[str, Any]:
     """What `publish` would do. The digest in the tags is that of the image, which exists only once it is built."""
     tags = tags_for(request, "IMAGE")
     return {
@@ -131,29 +92,3 @@ def plan(request: Request) -> dict[str, Any]:
         "attachments": {kind: media_type for kind, (media_type, _) in ATTACHMENTS.items()},
         "sign": request.signer.arguments(),
     }
-
-
-def verify_published(published: str, trust: Trust, registry_ca: Path | None, quick: bool, as_json: bool) -> None:
-    """Checks a published image from outside: content, signature, bills of materials, provenance, lock."""
-    reference = parse_reference(published)
-    if not (reference.tag or reference.digest):
-        raise UsageError(
-            f"{published} names no tag or digest", f"write {reference.name}:TAG or {reference.name}@sha256:…"
-        )
-    registry = Registry(reference, read_credentials(reference.host), registry_ca)
-    report = check_published(registry, reference.digest or reference.tag, trust, registry_ca, quick)
-    if as_json:
-        emit({**asdict(report), "passed": report.passed})
-    else:
-        show(report, reference)
-    if not report.passed:
-        failed = ", ".join(check.name for check in report.checks if not check.passed)
-        raise TrustError(f"{reference} does not pass: {failed}", "do not use this image; see above what was found")
-
-
-def show(report: Report, reference: Reference) -> None:
-    for check in report.checks:
-        mark = "[green]ok[/]  " if check.passed else "[bold red]FAIL[/]"
-        errors.print(f"{mark} {check.name:15} {escape(check.detail)}")
-    if report.passed:
-        sys.stdout.write(f"{reference.name}@{report.digest}\n")

@@ -1,15 +1,26 @@
-"""The commands that run the image or write down how: `run` and `slurm`."""
+"""The command `run`: the image on one or several nodes of this machine, or written down for elsewhere."""
 
 import sys
-from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from buildkit.commands.job import (
+    Command,
+    DataFolder,
+    Fabric,
+    Gpus,
+    JobName,
+    Memory,
+    OutputFolder,
+    User,
+    Variables,
+    Volumes,
+    make_machine,
+    make_request,
+)
 from buildkit.commands.options import (
     AsJson,
     EngineName,
@@ -20,37 +31,19 @@ from buildkit.commands.options import (
     WithDebug,
     emit,
     open_matrix,
-    parse_size,
+    table_console,
 )
 from buildkit.errors import UsageError
-from buildkit.host.machine import FABRICS, Machine, read_machine
-from buildkit.recipe.matrix import Matrix, Variant
+from buildkit.host.machine import Machine
+from buildkit.recipe.matrix import Matrix
 from buildkit.running.engine import ENGINES, Docker, open_engine
-from buildkit.running.flags import Flag, RunRequest, assume, caller, container_flags, new_job_name
+from buildkit.running.flags import Flag, RunRequest, container_flags, new_job_name
 from buildkit.running.formats import TEMPLATED, TEXTS, apptainer_flags, enroot_flags, podman_flags
 from buildkit.running.nodes import dry_run as preview
 from buildkit.running.nodes import run_nodes
-from buildkit.running.slurm import CONTAINERS, SlurmOptions, slurm_text
+from buildkit.running.slurm import slurm_text
 
 FORMATS = (*TEXTS, *TEMPLATED, "slurm")
-
-Volumes = Annotated[list[str] | None, typer.Option("--volume", "-v", help="HOST:CONTAINER[:ro], on every node.")]
-DataFolder = Annotated[Path | None, typer.Option("--data", help="A folder that the job reads, as /data.")]
-OutputFolder = Annotated[Path | None, typer.Option("--output", help="A folder that the job writes to, as /runs.")]
-Variables = Annotated[list[str] | None, typer.Option("--env", "-e", help="NAME=VALUE, on every node.")]
-JobName = Annotated[str | None, typer.Option("--name", help="Name of the job; containers are NAME-node0 and so on.")]
-User = Annotated[str | None, typer.Option("--user", "-u", help="uid:gid; the caller's own when not given.")]
-Gpus = Annotated[int | None, typer.Option("--gpus", min=1, help="GPUs of each node, where it is not this machine.")]
-Memory = Annotated[
-    str | None, typer.Option("--memory", help="RAM of each node, like 2t, where it is not this machine.")
-]
-Fabric = Annotated[str | None, typer.Option("--fabric", help=f"{', '.join(FABRICS)}: of the nodes, if not as here.")]
-Command = Annotated[list[str] | None, typer.Argument(help="What `launch` gets, after `--`.", metavar="COMMAND…")]
-
-
-def register(app: typer.Typer) -> None:
-    app.command(context_settings={"allow_interspersed_args": False})(run)
-    app.command(context_settings={"allow_interspersed_args": False})(slurm)
 
 
 def run(
@@ -110,83 +103,6 @@ def run(
         sys.stdout.write(written(matrix, shown or "docker", request, machine))
 
 
-def slurm(
-    target: TargetName,
-    command: Command = None,
-    nodes: Annotated[int, typer.Option(min=1, help="Nodes of the job, one task on each.")] = 1,
-    variant: VariantName = None,
-    image: ImageName = None,
-    container: Annotated[str, typer.Option(help=f"What starts the image: {', '.join(CONTAINERS)}.")] = "docker",
-    volume: Volumes = None,
-    data: DataFolder = None,
-    output: OutputFolder = None,
-    env: Variables = None,
-    name: Annotated[str | None, typer.Option(help="Name of the job.")] = None,
-    gpus: Gpus = None,
-    time: Annotated[str | None, typer.Option(help="Time limit, like 12:00:00 or 3-00:00:00.")] = None,
-    partition: Annotated[str | None, typer.Option(help="Partition.")] = None,
-    account: Annotated[str | None, typer.Option(help="Account.")] = None,
-    qos: Annotated[str | None, typer.Option(help="Quality of service.")] = None,
-    constraint: Annotated[str | None, typer.Option(help="Features that the nodes must have.")] = None,
-    nodelist: Annotated[str | None, typer.Option(help="These nodes, like gpu-[0,1].")] = None,
-    exclude: Annotated[str | None, typer.Option(help="Not these nodes.")] = None,
-    cpus_per_task: Annotated[int | None, typer.Option(min=1, help="CPUs of each node.")] = None,
-    mem: Annotated[str, typer.Option(help="Memory of each node; 0 is all of it.")] = "0",
-    exclusive: Annotated[bool, typer.Option(help="No other job on the nodes.")] = True,
-    log: Annotated[str, typer.Option(help="File for the job's output.")] = "slurm-%j.out",
-    warning: Annotated[
-        int, typer.Option(min=1, help="Seconds before the limit in which a checkpoint is written.")
-    ] = 120,
-    requeue: Annotated[bool, typer.Option(help="Back into the queue when the time was up.")] = True,
-    as_json: AsJson = False,
-    project: Project = None,
-) -> None:
-    """Write the batch script of a job for Slurm on stdout."""
-    matrix = open_matrix(project)
-    request = make_request(
-        matrix.variant(target, variant), image, command, nodes, volume, data, output, env, None, name, gpus, "slipway"
-    )
-    options = SlurmOptions(
-        container=container, time=time, partition=partition, account=account, qos=qos, constraint=constraint,
-        nodelist=nodelist, exclude=exclude, cpus_per_task=cpus_per_task, mem=mem, exclusive=exclusive, output=log,
-        warning=warning, requeue=requeue,
-    )  # fmt: skip
-    text = slurm_text(request, make_machine(request, gpus, None, None), matrix.images, options)
-    if as_json:
-        emit({"target": target, "options": asdict(options), "text": text})
-    else:
-        sys.stdout.write(text)
-
-
-def make_request(
-    chosen: Variant, image: str | None, command: list[str] | None, nodes: int,
-    volume: list[str] | None, data: Path | None, output: Path | None, env: list[str] | None, user: str | None,
-    name: str | None, gpus: int | None, default_name: str,
-) -> RunRequest:  # fmt: skip
-    volumes = list(volume or ())
-    volumes += [f"{data.resolve()}:/data:ro"] if data else []
-    volumes += [f"{output.resolve()}:/runs"] if output else []
-    return RunRequest(
-        image=image or f"slipway:{chosen.identifier}",
-        target=chosen.target,
-        command=tuple(command or ("train",)),
-        nodes=nodes,
-        volumes=tuple(volumes),
-        environment=tuple(env or ()),
-        user=user or caller(),
-        gpus=gpus,
-        debug=chosen.debug,
-        name=name or default_name,
-    )
-
-
-def make_machine(request: RunRequest, gpus: int | None, memory: str | None, fabric: str | None) -> Machine:
-    if fabric is not None and fabric not in FABRICS:
-        raise UsageError(f"--fabric {fabric}: there is no such fabric", f"one of: {', '.join(FABRICS)}")
-    size = parse_size(memory, "--memory") if memory else None
-    return assume(read_machine(), request.target, gpus, size, fabric)
-
-
 def translated(shown: str | None, flags: tuple[Flag, ...], machine: Machine) -> tuple[Flag, ...]:
     """The flags in the words of the format where it has flags of its own, else in docker's."""
     if shown == "podman":
@@ -222,4 +138,4 @@ def show_reasons(flags: tuple[Flag, ...]) -> None:
         table.add_column(column, overflow="fold")
     for flag in flags:
         table.add_row(f"--{flag.name}", escape(flag.value), escape(flag.reason))
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    table_console().print(table)

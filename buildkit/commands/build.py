@@ -1,0 +1,56 @@
+"""The command `build`: a variant becomes an image."""
+
+import sys
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from buildkit.commands.options import (
+    AsJson,
+    BaseChoice,
+    EngineName,
+    Project,
+    TargetName,
+    VariantName,
+    WithDebug,
+    emit,
+    errors,
+    open_matrix,
+)
+from buildkit.commands.targets import describe
+from buildkit.images.build import build_image
+from buildkit.recipe.lock import read_facts
+from buildkit.running.engine import open_engine
+from buildkit.supply.base import choose_provider
+from buildkit.supply.resolve import read_lock
+
+
+def build(
+    target: TargetName,
+    variant: VariantName = None,
+    with_debug: WithDebug = False,
+    base: BaseChoice = "auto",
+    tag: Annotated[list[str] | None, typer.Option("--tag", help="A further tag; may be repeated.")] = None,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Build every layer anew.")] = False,
+    progress: Annotated[str, typer.Option(help="auto, plain or tty, as docker's own.")] = "auto",
+    engine: EngineName = "auto",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be built, and build nothing.")] = False,
+    as_json: AsJson = False,
+    project: Project = None,
+) -> None:
+    """Build and tag the image of a variant."""
+    matrix = open_matrix(project)
+    chosen = matrix.variant(target, variant, with_debug)
+    if dry_run:
+        facts = read_facts(read_lock(matrix, chosen))
+        provider, reason = choose_provider(chosen.base, base, open_engine(engine), facts)
+        emit({**describe(chosen), "provider": provider, "reason": reason})
+        return
+    result = build_image(matrix, chosen, open_engine(engine), base, tuple(tag or ()), no_cache, progress)
+    if as_json:
+        emit(asdict(result))
+        return
+    errors.print(f"built in {result.seconds:.0f} s: {result.size / 1e9:.2f} GB, {result.image_id[:19]}")
+    for name in result.tags:
+        sys.stdout.write(f"{name}\n")

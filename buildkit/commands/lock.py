@@ -1,0 +1,24 @@
+"""The command `lock`: pins in, hashes out."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from buildkit.commands.options import Project, TargetName, VariantName, WithDebug, open_matrix
+from buildkit.host.settings import read_host
+from buildkit.images.build import cache_folder
+from buildkit.supply.resolve import write_lock
+
+
+def lock(
+    target: TargetName,
+    variant: VariantName = None,
+    with_debug: WithDebug = False,
+    upgrade: Annotated[bool, typer.Option("--upgrade", help="Take the newest that fits, not what was locked.")] = False,
+    project: Project = None,
+) -> None:
+    """Resolve a variant's pins into its lock: every wheel and Debian package with its hash, no address in it."""
+    matrix = open_matrix(project)
+    path = write_lock(matrix, matrix.variant(target, variant, with_debug), read_host(), cache_folder(), upgrade)
+    sys.stdout.write(f"{path.relative_to(matrix.root)}\n")

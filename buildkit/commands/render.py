@@ -1,0 +1,45 @@
+"""The command `render`: a Dockerfile to look at."""
+
+import sys
+
+from rich.markup import escape
+
+from buildkit.commands.options import AsJson, BaseChoice, Project, TargetName, VariantName, emit, errors, open_matrix
+from buildkit.errors import BuildkitError, UsageError
+from buildkit.recipe.dockerfile import image_labels, image_manifest, render_dockerfile
+from buildkit.recipe.lock import read_facts
+from buildkit.recipe.matrix import Matrix, Variant
+from buildkit.supply.resolve import read_lock
+
+
+def render(
+    target: TargetName,
+    variant: VariantName = None,
+    base: BaseChoice = "auto",
+    as_json: AsJson = False,
+    project: Project = None,
+) -> None:
+    """Print the complete Dockerfile of a variant. `--base auto` shows the preferred provider and asks no engine."""
+    matrix = open_matrix(project)
+    chosen = matrix.variant(target, variant)
+    provider = chosen.base.providers[0] if base == "auto" else base
+    if provider not in chosen.base.providers:
+        raise UsageError(
+            f"base {chosen.base.name} has no provider `{base}`", f"one of: auto, {', '.join(chosen.base.providers)}"
+        )
+    locked = lock_or_empty(matrix, chosen)
+    labels = image_labels(matrix, chosen, image_manifest(matrix, chosen, provider, locked))
+    text = render_dockerfile(matrix, chosen, provider, labels, read_facts(locked))
+    if as_json:
+        emit({"target": chosen.target, "variant": chosen.name, "base": provider, "dockerfile": text})
+    else:
+        sys.stdout.write(text)
+
+
+def lock_or_empty(matrix: Matrix, variant: Variant) -> str:
+    """A Dockerfile can be looked at before its variant was ever locked; building it cannot."""
+    try:
+        return read_lock(matrix, variant)
+    except BuildkitError as error:
+        errors.print(f"[yellow]warning:[/] {escape(str(error))}")
+        return ""

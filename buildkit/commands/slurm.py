@@ -1,0 +1,68 @@
+"""The command `slurm`: the batch script of a job."""
+
+import sys
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from buildkit.commands.job import (
+    Command,
+    DataFolder,
+    Gpus,
+    OutputFolder,
+    Variables,
+    Volumes,
+    make_machine,
+    make_request,
+)
+from buildkit.commands.options import AsJson, ImageName, Project, TargetName, VariantName, emit, open_matrix
+from buildkit.running.slurm import CONTAINERS, SlurmOptions, slurm_text
+
+
+def slurm(
+    target: TargetName,
+    command: Command = None,
+    nodes: Annotated[int, typer.Option(min=1, help="Nodes of the job, one task on each.")] = 1,
+    variant: VariantName = None,
+    image: ImageName = None,
+    container: Annotated[str, typer.Option(help=f"What starts the image: {', '.join(CONTAINERS)}.")] = "docker",
+    volume: Volumes = None,
+    data: DataFolder = None,
+    output: OutputFolder = None,
+    env: Variables = None,
+    name: Annotated[str | None, typer.Option(help="Name of the job.")] = None,
+    gpus: Gpus = None,
+    time: Annotated[str | None, typer.Option(help="Time limit, like 12:00:00 or 3-00:00:00.")] = None,
+    partition: Annotated[str | None, typer.Option(help="Partition.")] = None,
+    account: Annotated[str | None, typer.Option(help="Account.")] = None,
+    qos: Annotated[str | None, typer.Option(help="Quality of service.")] = None,
+    constraint: Annotated[str | None, typer.Option(help="Features that the nodes must have.")] = None,
+    nodelist: Annotated[str | None, typer.Option(help="These nodes, like gpu-[0,1].")] = None,
+    exclude: Annotated[str | None, typer.Option(help="Not these nodes.")] = None,
+    cpus_per_task: Annotated[int | None, typer.Option(min=1, help="CPUs of each node.")] = None,
+    mem: Annotated[str, typer.Option(help="Memory of each node; 0 is all of it.")] = "0",
+    exclusive: Annotated[bool, typer.Option(help="No other job on the nodes.")] = True,
+    log: Annotated[str, typer.Option(help="File for the job's output.")] = "slurm-%j.out",
+    warning: Annotated[
+        int, typer.Option(min=1, help="Seconds before the limit in which a checkpoint is written.")
+    ] = 120,
+    requeue: Annotated[bool, typer.Option(help="Back into the queue when the time was up.")] = True,
+    as_json: AsJson = False,
+    project: Project = None,
+) -> None:
+    """Write the batch script of a job for Slurm on stdout."""
+    matrix = open_matrix(project)
+    request = make_request(
+        matrix.variant(target, variant), image, command, nodes, volume, data, output, env, None, name, gpus, "slipway"
+    )
+    options = SlurmOptions(
+        container=container, time=time, partition=partition, account=account, qos=qos, constraint=constraint,
+        nodelist=nodelist, exclude=exclude, cpus_per_task=cpus_per_task, mem=mem, exclusive=exclusive, output=log,
+        warning=warning, requeue=requeue,
+    )  # fmt: skip
+    text = slurm_text(request, make_machine(request, gpus, None, None), matrix.images, options)
+    if as_json:
+        emit({"target": target, "options": asdict(options), "text": text})
+    else:
+        sys.stdout.write(text)

@@ -1,0 +1,88 @@
+"""The command `verify`: proof of an image, by building it twice or by looking at it in a registry."""
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from buildkit.commands.options import AsJson, BaseChoice, Project, RegistryCa, VariantName, emit, errors, open_matrix
+from buildkit.errors import PlanError, TrustError, UsageError
+from buildkit.images.reproduce import Difference, verify_image
+from buildkit.publishing.check import Report, check_published
+from buildkit.publishing.signature import Trust
+from buildkit.registry.client import Registry
+from buildkit.registry.credentials import read_credentials
+from buildkit.registry.reference import Reference, parse_reference
+from buildkit.running.engine import open_engine
+
+
+def verify(
+    target: Annotated[
+        str | None, typer.Option("--target", "-t", help="Build twice and compare: cpu, cuda or rocm.")
+    ] = None,
+    variant: VariantName = None,
+    base: BaseChoice = "auto",
+    project: Project = None,
+    published: Annotated[
+        str | None,
+        typer.Option(help="Check what a registry holds: HOST[:PORT]/REPOSITORY with :TAG or @DIGEST.", metavar="REF"),
+    ] = None,
+    key: Annotated[str | None, typer.Option(help="The publisher's public key, a file or what cosign takes.")] = None,
+    certificate_identity: Annotated[str | None, typer.Option(help="Keyless: who must have signed.")] = None,
+    certificate_oidc_issuer: Annotated[str | None, typer.Option(help="Keyless: who vouches for that identity.")] = None,
+    registry_ca: RegistryCa = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Published: only see that the layers are there.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Prove an image: `--target` builds it twice and compares the bytes, `--published` checks one in a registry."""
+    if bool(target) == bool(published):
+        raise UsageError("verify needs either --target or --published", "`buildkit verify --target cpu`, for instance")
+    if published:
+        trust = Trust(key or "", certificate_identity or "", certificate_oidc_issuer or "")
+        verify_published(published, trust, registry_ca, quick, as_json)
+        return
+    matrix = open_matrix(project)
+    chosen = matrix.variant(target or "", variant)
+    report = verify_image(matrix, chosen, open_engine("docker"), base)
+    if as_json:
+        emit(asdict(report))
+    elif not report.difference:
+        errors.print(f"two builds without cache gave the same bytes ({report.seconds:.0f} s)")
+        sys.stdout.write(f"{report.digests[0]}\n")
+    if report.difference:
+        raise PlanError(
+            f"two builds of {chosen.identifier} differ: {explain(report.difference)}", report.difference.hint
+        )
+
+
+def explain(difference: Difference) -> str:
+    return f"first in {difference.file} of layer {difference.layer}"
+
+
+def verify_published(published: str, trust: Trust, registry_ca: Path | None, quick: bool, as_json: bool) -> None:
+    """Checks a published image from outside: content, signature, bills of materials, provenance, lock."""
+    reference = parse_reference(published)
+    if not (reference.tag or reference.digest):
+        raise UsageError(
+            f"{published} names no tag or digest", f"write {reference.name}:TAG or {reference.name}@sha256:…"
+        )
+    registry = Registry(reference, read_credentials(reference.host), registry_ca)
+    report = check_published(registry, reference.digest or reference.tag, trust, registry_ca, quick)
+    if as_json:
+        emit({**asdict(report), "passed": report.passed})
+    else:
+        show(report, reference)
+    if not report.passed:
+        failed = ", ".join(check.name for check in report.checks if not check.passed)
+        raise TrustError(f"{reference} does not pass: {failed}", "do not use this image; see above what was found")
+
+
+def show(report: Report, reference: Reference) -> None:
+    for check in report.checks:
+        mark = "[green]ok[/]  " if check.passed else "[bold red]FAIL[/]"
+        errors.print(f"{mark} {check.name:15} {escape(check.detail)}")
+    if report.passed:
+        sys.stdout.write(f"{reference.name}@{report.digest}\n")
