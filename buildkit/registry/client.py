@@ -37,6 +37,7 @@ PATIENCE = 60.0  # seconds in which a registry that stumbles is asked again
 LIMIT = 2**26  # bytes of a manifest or an attachment; more is refused
 BLOCK = 2**20
 MALFORMED = "is this an image registry? see what the address answers with `curl`"
+TAMPERED = "do not use this image; publish it again, and find out who can write to the registry's storage"
 BUSY = {408, 429, 500, 502, 503, 504}
 
 
@@ -119,18 +120,35 @@ class Registry:
 
     def manifest(self, name: str) -> Manifest | None:
         """The manifest of a tag or digest, or None. What does not have its digest is an error."""
-        answer = self._send("GET", f"manifests/{name}", accept=", ".join(MANIFESTS), allowed={404})
+        answer = self._send("GET", f"manifests/{name}", accept=", ".join(MANIFESTS), allowed={404}, stream=True)
         if answer.status_code == 404:
+            answer.close()
             return None
-        digest = digest_of(answer.content)
+        with closing(answer):
+            body = self._read_limited(answer, name)
+        digest = digest_of(body)
         claimed = name if name.startswith("sha256:") else answer.headers.get("Docker-Content-Digest", digest)
         if digest != claimed:
             raise RegistryError(
                 f"{self.reference.host} answers {claimed} with {digest}: it was tampered with or damaged",
-                "do not use this image; publish it again, and find out who can write to the registry's storage",
+                TAMPERED,
             )
         media_type = answer.headers.get("Content-Type", "").partition(";")[0]
-        return Manifest(Descriptor(media_type, digest, len(answer.content)), answer.content)
+        return Manifest(Descriptor(media_type, digest, len(body)), body)
+
+    def _read_limited(self, answer: requests.Response, name: str) -> bytes:
+        body = bytearray()
+        try:
+            for chunk in answer.iter_content(BLOCK):
+                body += chunk
+                if len(body) > LIMIT:
+                    raise RegistryError(
+                        f"manifest {name} in {self.reference.name} has more than {LIMIT} bytes, the limit",
+                        "do not use this image; find out who published it",
+                    )
+        except requests.RequestException as error:
+            raise broken_off(self.reference.name, f"manifest {name}", error) from error
+        return bytes(body)
 
     def put_manifest(self, name: str, body: bytes, media_type: str) -> requests.Response:
         return self._send("PUT", f"manifests/{name}", data=body, content_type=media_type)
@@ -145,8 +163,8 @@ class Registry:
         """The content of a small blob, checked against its digest."""
         if blob.size > LIMIT:
             raise RegistryError(
-                f"{blob.digest} in {self.reference} has {blob.size} bytes, more than expected",
-                "look who published it",
+                f"{blob.digest} in {self.reference.name} has {blob.size} bytes, more than the limit of {LIMIT}",
+                "do not use this image; find out who published it",
             )
         with closing(self.open_blob(blob)) as stream:
             content = stream.read()
@@ -258,7 +276,7 @@ class Registry:
         """The answer, with credentials where the registry asks for them; or, in words, why there is none."""
         try:
             answer = self._session.send(self._prepare(request), stream=stream, timeout=TIMEOUT)
-            if answer.status_code == 401:
+            if answer.status_code == 401 and self._is_ours(answer.url):
                 push = request.method not in ("GET", "HEAD")
                 authorize(self._session, answer, self._credentials, self.reference, push)
                 answer = self._session.send(self._prepare(request), stream=stream, timeout=TIMEOUT)
@@ -274,9 +292,14 @@ class Registry:
             ) from error
 
     def _prepare(self, request: requests.Request) -> requests.PreparedRequest:
-        if urlsplit(request.url).netloc != self.reference.host:  # an upload may go elsewhere; the password may not
+        if not self._is_ours(request.url):  # registries send uploads to storage elsewhere
             request.auth = Anonymous()
         return self._session.prepare_request(request)
+
+    def _is_ours(self, url: str) -> bool:
+        """Whether the registry's credentials may go to this address."""
+        asked, ours = urlsplit(url), urlsplit(self._base)
+        return (asked.scheme, asked.netloc) == (ours.scheme, ours.netloc)
 
 
 class BlobStream:
@@ -285,19 +308,23 @@ class BlobStream:
     def __init__(self, answer: requests.Response, blob: Descriptor, place: str) -> None:
         self._chunks: Iterator[bytes] = answer.iter_content(BLOCK)
         self._answer, self._blob, self._place = answer, blob, place
-        self._hash, self._buffer = hashlib.sha256(), bytearray()
+        self._hash, self._buffer, self._received = hashlib.sha256(), bytearray(), 0
 
     def read(self, size: int = -1) -> bytes:
         while size < 0 or len(self._buffer) < size:
             try:
                 chunk = next(self._chunks, b"")
             except requests.RequestException as error:
-                raise RegistryError(
-                    f"{self._place} broke off while sending {self._blob.digest}: {innermost(error)}",
-                    "run the same command again",
-                ) from error
+                raise broken_off(self._place, self._blob.digest, error) from error
             if not chunk:
                 break
+            self._received += len(chunk)
+            if self._received > self._blob.size:
+                raise RegistryError(
+                    f"{self._place} sends more than the {self._blob.size} bytes of blob {self._blob.digest}: "
+                    "it was tampered with or damaged",
+                    TAMPERED,
+                )
             self._hash.update(chunk)
             self._buffer += chunk
         size = len(self._buffer) if size < 0 else size
@@ -312,7 +339,7 @@ class BlobStream:
         if found != self._blob.digest:
             raise RegistryError(
                 f"{self._place} sends {found} for blob {self._blob.digest}: it was tampered with or damaged",
-                "do not use this image; publish it again, and find out who can write to the registry's storage",
+                TAMPERED,
             )
 
     def close(self) -> None:
@@ -335,6 +362,10 @@ def innermost(error: BaseException) -> BaseException:
     while error.__context__ is not None:
         error = error.__context__
     return error
+
+
+def broken_off(place: str, what: str, error: requests.RequestException) -> RegistryError:
+    return RegistryError(f"{place} broke off while sending {what}: {innermost(error)}", "run the same command again")
 
 
 def explain(answer: requests.Response) -> str:

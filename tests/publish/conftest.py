@@ -67,11 +67,11 @@ SITE = "opt/slipway/venv/lib/python3.11/site-packages"
 
 @pytest.fixture(scope="session", autouse=True)
 def programs() -> Iterator[None]:
-    """cosign and docker-registry, where `ci/tools` puts them."""
+    """Puts build/tools/bin on PATH; without cosign and docker-registry every test here fails."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", f"{ROOT / 'build/tools/bin'}:{os.environ['PATH']}")
         if missing := [name for name in ("cosign", "docker-registry") if not shutil.which(name)]:
-            pytest.skip(f"{' and '.join(missing)} not installed: run ci/tools")
+            pytest.fail(f"{' and '.join(missing)} not installed: run ci/tools", pytrace=False)
         yield
 
 

@@ -157,6 +157,30 @@ def test_blob_changed_in_the_storage_is_refused(own_server: Server) -> None:
         registry.blob(blob)
 
 
+def test_blob_larger_than_the_limit_is_refused_unread(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("buildkit.registry.client.LIMIT", 7)
+    assert registry.blob(registry.put_blob(b"content", "text/plain")) == b"content"
+    larger = registry.put_blob(b"content!", "text/plain")
+    monkeypatch.setattr(registry, "open_blob", pytest.fail)
+    with pytest.raises(RegistryError, match=r"has 8 bytes, more than"):
+        registry.blob(larger)
+
+
+def test_manifest_larger_than_the_limit_is_refused(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    push_image(registry, "latest")
+    monkeypatch.setattr("buildkit.registry.client.LIMIT", 100)
+    with pytest.raises(RegistryError, match="more than 100 bytes"):
+        registry.manifest("latest")
+
+
+def test_blob_larger_than_its_descriptor_is_refused_before_its_end(registry: Registry) -> None:
+    blob = registry.put_blob(os.urandom(2**23), "application/octet-stream")
+    stream = registry.open_blob(replace(blob, size=2**20))
+    with pytest.raises(RegistryError, match="more than the 1048576 bytes"):
+        stream.read()
+    stream.close()
+
+
 def test_frozen_registry_does_not_hold_us_for_ever(own_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("buildkit.registry.client.TIMEOUT", (0.5, 0.5))
     registry = connect(own_server, "test/frozen", patience=1)

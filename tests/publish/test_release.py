@@ -5,8 +5,8 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,12 +18,15 @@ from buildkit.publishing.provenance import Origin
 from buildkit.publishing.release import Request, Tags, choose_tags, registry_speaks_first, release
 from buildkit.publishing.signature import Signer, Trust
 from buildkit.recipe.matrix import load_matrix
-from buildkit.registry.client import Registry
+from buildkit.registry.client import Descriptor, Registry
+from buildkit.registry.credentials import Credentials
 from tests.publish.conftest import (
     LABELS,
     LOCK,
     LOCK_DIGEST,
+    PASSWORD,
     ROOT,
+    USER,
     Server,
     base_layers,
     connect,
@@ -87,24 +90,34 @@ def test_immutable_tag_is_never_moved(
 # ---- interruptions ---------------------------------------------------------------------------------------------------
 
 
+class DoomedRegistry(Registry):
+    """Kills its server as soon as that has stored a number of attachments."""
+
+    def __init__(self, server: Server, survives: int) -> None:
+        known = connect(server, "slipway")
+        super().__init__(known.reference, Credentials(USER, PASSWORD), server.ca, patience=0.5)
+        self.server, self.survives, self.attached = server, survives, 0
+
+    def attach(
+        self, subject: Descriptor, artifact_type: str, content: bytes, annotations: Mapping[str, str]
+    ) -> Descriptor:
+        artifact = super().attach(subject, artifact_type, content, annotations)
+        self.attached += 1
+        if self.attached == self.survives:
+            self.server.kill()
+        return artifact
+
+
+@pytest.mark.parametrize("survives", [1, 3])
 def test_registry_killed_between_staging_and_promotion(
-    own_server: Server, own_login: None, origin: Origin, signer: Signer, trust: Trust
+    own_server: Server, own_login: None, origin: Origin, signer: Signer, trust: Trust, survives: int
 ) -> None:
-    registry = connect(own_server, "slipway", patience=0.5)
-    image, tags = stage(registry)
-    fallback = image.digest.replace(":", "-")
-
-    def kill_after_first_attachment() -> None:
-        end = time.monotonic() + 20
-        while time.monotonic() < end and fallback not in own_server.tags("slipway"):
-            time.sleep(0.001)
-        own_server.kill()
-
-    killer = threading.Thread(target=kill_after_first_attachment)
-    killer.start()
+    """It dies right after the first attachment, or after the last one, before the signature."""
+    image, tags = stage(connect(own_server, "slipway"))
+    doomed = DoomedRegistry(own_server, survives)
     with pytest.raises(BuildkitError):
-        release(registry, image, tags, origin, LOCK, signer, own_server.ca)
-    killer.join()
+        release(doomed, image, tags, origin, LOCK, signer, own_server.ca)
+    assert doomed.attached == survives
     assert own_server.tags("slipway").isdisjoint(tags.promoted)
 
     own_server.start()
@@ -136,7 +149,8 @@ from buildkit.registry.credentials import read_credentials
 from buildkit.publishing.provenance import Origin
 from buildkit.publishing.release import Tags, read_staged, release
 from buildkit.registry.reference import parse_reference
-from buildkit.registry.client import Registry
+from buildkit.registry.client import Descriptor, Registry
+from buildkit.registry.credentials import Credentials
 from buildkit.publishing.signature import Signer
 import json
 

@@ -1,11 +1,13 @@
-"""How cosign is called, and what is said when it cannot sign."""
+"""How cosign is called, which of its answers count, and the errors when it cannot sign."""
 
+import json
+import os
 from pathlib import Path
 
 import pytest
 
 from buildkit.errors import SignatureError, UsageError
-from buildkit.publishing.signature import Signer, Trust, public_key, sign
+from buildkit.publishing.signature import Signer, Trust, public_key, sign, signed_annotations
 from buildkit.registry.reference import Reference
 
 IMAGE = Reference("127.0.0.1:1", "slipway", digest="sha256:" + "0" * 64)
@@ -55,3 +57,18 @@ def test_absent_cosign_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     with pytest.raises(SignatureError, match="not installed") as error:
         sign(IMAGE, Signer("k"), {})
     assert "ci/tools" in error.value.hint
+
+
+def test_signed_payload_of_another_digest_does_not_count_with_a_mocked_cosign(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The real cosign compares the digests itself; a version that does not must not widen what we trust."""
+    payloads = [
+        {"critical": {"image": {"docker-manifest-digest": digest}}, "optional": {"for": digest}}
+        for digest in ("sha256:" + "1" * 64, IMAGE.digest)
+    ]
+    (tmp_path / "answer").write_text(json.dumps(payloads))
+    (tmp_path / "cosign").write_text(f"#!/bin/sh\ncat {tmp_path}/answer\n")
+    (tmp_path / "cosign").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert signed_annotations(IMAGE, Trust(key="cosign.pub")) == [{"for": IMAGE.digest}]

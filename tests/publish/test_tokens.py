@@ -2,6 +2,7 @@
 
 import base64
 import json
+import socket
 import ssl
 import threading
 import time
@@ -108,3 +109,20 @@ def test_token_server_that_refuses_is_named(server: Server) -> None:
     registry = connect(server, "team/slipway", password="wrong")
     with pytest.raises(RegistryError, match=r"gives no token for .*HTTP 401"):
         registry.check_access()
+
+
+def test_password_is_not_sent_to_a_token_server_without_https(tmp_path: Path, authority: trustme.CA) -> None:
+    authority.cert_pem.write_to_path(str(tmp_path / "roots.pem"))
+    token = {"service": SERVICE, "issuer": ISSUER, "rootcertbundle": str(tmp_path / "roots.pem")}
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        realm = f"http://127.0.0.1:{listener.getsockname()[1]}/token"
+        server = make_server(tmp_path, authority, {"auth": {"token": {**token, "realm": realm}}})
+        server.start()
+        try:
+            with pytest.raises(RegistryError, match=r"the password to http://.* is not HTTPS"):
+                connect(server, "team/slipway", patience=0.1).check_access()
+        finally:
+            server.kill()
+        with pytest.raises(BlockingIOError):  # nobody has connected
+            listener.accept()

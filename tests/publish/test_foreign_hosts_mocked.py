@@ -1,0 +1,105 @@
+"""A password goes to its own registry only. Registry and storage are small stand-ins."""
+
+import base64
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from buildkit.errors import RegistryError
+from buildkit.registry.client import Descriptor, Registry, digest_of
+from buildkit.registry.credentials import Credentials
+from buildkit.registry.reference import Reference
+from tests.publish.conftest import PASSWORD, USER
+
+BASIC = f"Basic {base64.b64encode(f'{USER}:{PASSWORD}'.encode()).decode()}"
+CONTENT = b"content"
+
+
+class MockedHost(ThreadingHTTPServer):
+    """Asks for a password, or not, and keeps the Authorization header of every request."""
+
+    def __init__(self, challenge: str = "") -> None:
+        super().__init__(("127.0.0.1", 0), MockedHandler)
+        self.challenge, self.elsewhere = challenge, ""
+        self.seen: list[str | None] = []
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.server_port}"
+
+
+class MockedHandler(BaseHTTPRequestHandler):
+    server: MockedHost
+
+    def do_POST(self) -> None:
+        self.answer(202, Location=f"http://{self.server.elsewhere}/upload")
+
+    def do_GET(self) -> None:
+        self.answer(307, Location=f"http://{self.server.elsewhere}/blob") if self.server.elsewhere else self.answer(200)
+
+    def do_HEAD(self) -> None:
+        self.answer(404)
+
+    def do_PUT(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.answer(201)
+
+    def answer(self, status: int, **headers: str) -> None:
+        authorization = self.headers.get("Authorization")
+        self.server.seen.append(authorization)
+        if self.server.challenge and authorization != BASIC:
+            status, headers = 401, {"WWW-Authenticate": self.server.challenge}
+        body = CONTENT if status == 200 else b""
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def hosts() -> Iterator[tuple[MockedHost, MockedHost]]:
+    """A registry that wants the password, and the storage to which it sends its callers."""
+    with ExitStack() as stack:
+        registry, storage = (stack.enter_context(MockedHost(challenge)) for challenge in ('Basic realm="r"', ""))
+        registry.elsewhere = storage.address
+        for server in (registry, storage):
+            thread = threading.Thread(target=server.serve_forever)
+            thread.start()
+            stack.callback(thread.join)
+            stack.callback(server.shutdown)
+        yield registry, storage
+
+
+def connect_to(host: MockedHost) -> Registry:
+    reference = Reference(host.address, "slipway", secure=False)
+    return Registry(reference, Credentials(USER, PASSWORD), patience=0.1)
+
+
+def test_mocked_storage_receives_an_upload_without_the_password(hosts: tuple[MockedHost, MockedHost]) -> None:
+    registry, storage = hosts
+    connect_to(registry).put_blob(CONTENT, "text/plain")
+    assert BASIC in registry.seen
+    assert storage.seen == [None]
+
+
+def test_mocked_storage_serves_a_blob_without_the_password(hosts: tuple[MockedHost, MockedHost]) -> None:
+    registry, storage = hosts
+    assert connect_to(registry).blob(Descriptor("text/plain", digest_of(CONTENT), len(CONTENT))) == CONTENT
+    assert BASIC in registry.seen
+    assert storage.seen == [None]
+
+
+def test_mocked_storage_that_asks_for_the_password_gets_none(hosts: tuple[MockedHost, MockedHost]) -> None:
+    """Neither directly, nor through a token server that the storage names."""
+    registry, storage = hosts
+    storage.challenge = f'Bearer realm="http://{storage.address}/token",service="s"'
+    with pytest.raises(RegistryError, match=r"refuses PUT .*HTTP 401"):
+        connect_to(registry).put_blob(CONTENT, "text/plain")
+    assert set(storage.seen) == {None}
