@@ -10,6 +10,9 @@ from transformers import AutoTokenizer
 from tests.trainer.rewards.test_model import write_classifier
 from tests.trainer.whole_run import ROOT, Run, Runs, workers_of
 
+# Half as many processes to start, where ranks have nothing to say to each other.
+ON_ONE_NODE = ("trainer.nnodes=1",)
+
 
 def finished(run: Run) -> list[dict[str, float]]:
     run.succeed()
@@ -47,6 +50,7 @@ def test_grpo_trains_without_a_critic_and_holds_the_policy_with_a_loss(runs: Run
 def test_remax_with_sequence_ratios_needs_neither_critic_nor_reference(runs: Runs) -> None:
     run = runs.start(
         "remax",
+        *ON_ONE_NODE,
         "algorithm.advantage=remax",
         "algorithm.kl_coefficient=0",
         "actor.policy_loss=gspo",
@@ -100,7 +104,7 @@ def test_a_published_launch_line_trains(runs: Runs, tmp_path: Path) -> None:
         "trainer.project_name='tests'",
         "trainer.experiment_name=published",
         f"+trainer.default_local_dir={runs.directory}",
-        "trainer.nnodes=2",
+        "trainer.nnodes=1",
         "trainer.n_gpus_per_node=0",
         "trainer.test_freq=-1",
         "trainer.total_training_steps=3",
@@ -124,6 +128,7 @@ def test_a_reward_that_is_no_number_ends_the_run_with_what_was_reached_saved(run
     )
     run = runs.start(
         "nan",
+        *ON_ONE_NODE,
         "algorithm.advantage=rloo",
         "algorithm.kl_coefficient=0",
         f"reward.custom_function.path={tmp_path / 'mine.py'}",
@@ -144,6 +149,7 @@ def test_a_watchdog_rolls_the_weights_back_to_the_last_checkpoint(runs: Runs) ->
     """The threshold is so low that the KL passes it as soon as the policy has moved."""
     run = runs.start(
         "watched",
+        *ON_ONE_NODE,
         "trainer.total_steps=3",
         "trainer.save_freq=1",
         "watchdogs.kl.action=roll_back",
@@ -191,6 +197,7 @@ def test_roles_have_nodes_of_their_own_and_weights_are_broadcast_over_gloo(runs:
 def test_one_step_off_learns_from_the_policy_before_the_last_update(runs: Runs) -> None:
     run = runs.start(
         "one-step-off",
+        *ON_ONE_NODE,
         "trainer.mode=one_step_off",
         "algorithm.correction=tis",
         "trainer.total_steps=4",
@@ -218,7 +225,7 @@ def test_a_policy_that_talks_with_a_calculator_learns_from_its_own_words(runs: R
         "rollout.environment.name=Calculator",
         "rollout.max_turns=2",
         "data.max_response_length=160",
-        "trainer.nnodes=1",
+        *ON_ONE_NODE,
         "trainer.total_steps=2",
         "trainer.save_freq=0",
     )
@@ -237,6 +244,7 @@ def test_a_policy_that_talks_with_a_calculator_learns_from_its_own_words(runs: R
 def test_asynchronously_responses_grow_on_under_new_weights(runs: Runs) -> None:
     run = runs.start(
         "asynchronous",
+        *ON_ONE_NODE,
         "trainer.mode=asynchronous",
         "rollout.engine=transformers",
         "trainer.max_staleness=2",
