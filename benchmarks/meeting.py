@@ -43,7 +43,15 @@ FABRIC = {
 def hello(rank: int, count: int) -> dict[str, Any]:
     return {
         **{"rank": rank, "local_rank": 0, "hostname": f"n{rank}", "cpus": 1, "gpus": 8, "fabric": FABRIC, "unfit": []},
-        **{"job_id": "bench", "node_count": count, "python": "3", "ray": "2", "slipway": "0", "clock": time.time()},
+        **{
+            "job_id": "bench",
+            "node_count": count,
+            "python": "3",
+            "ray": "2",
+            "slipway": "0",
+            "image": None,
+            "clock": time.time(),
+        },
     }
 
 

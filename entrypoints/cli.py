@@ -11,7 +11,9 @@ from typing import NoReturn, TypeVar
 from entrypoints.commands.subcommands import SUBCOMMANDS
 from entrypoints.environments.explicit import HEAD, HOST_FILE, HOSTS, NODE_RANK, NODES
 from entrypoints.errors import LaunchError, UsageError
-from entrypoints.host.versions import installed
+from entrypoints.host.settings import read_manifest
+from entrypoints.host.tree import Tree
+from entrypoints.host.versions import slipway_version
 from entrypoints.logs import report
 from entrypoints.options import (
     CONTROL_PORT,
@@ -72,6 +74,14 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(message, f"see `{self.prog} --help`")
 
 
+class _ShowVersion(argparse.Action):
+    """Reads the version only when asked for it."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        sys.stdout.write(f"launch {slipway_version(read_manifest(Tree())) or 'of unknown version'}\n")
+        parser.exit()
+
+
 def _parser(variables: Mapping[str, str]) -> Parser:
     parser = Parser(
         prog="launch",
@@ -85,7 +95,7 @@ def _parser(variables: Mapping[str, str]) -> Parser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--version", action="version", version=f"launch {installed('slipway-rl')}")
+    add("--version", action=_ShowVersion, nargs=0, help="print the version and exit")
     _add_place(parser)
     add(
         "--deadline",

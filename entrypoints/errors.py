@@ -3,6 +3,7 @@
 | status | meaning |
 | --- | --- |
 | the command's own | the command ran; a command killed by signal n counts as 128+n |
+| 1 | a defect of `launch` itself, with a traceback |
 | 2 | usage: the command line or a `SLIPWAY_` variable cannot be understood |
 | 10 | detection: the scheduler's variables are malformed, contradictory or lack this node's identity |
 | 11 | token: there is no shared secret, or its file cannot be read |
@@ -23,10 +24,10 @@ import signal
 class LaunchError(Exception):
     """Something a person can act on: what happened, and a hint at what to do.
 
-    `exit_code` is the status that every node of the job exits with.
+    `exit_code` is the status with which every node of the job exits; each cause has its own.
     """
 
-    exit_code = 1
+    exit_code: int
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)

@@ -11,7 +11,7 @@ from entrypoints.host.fabric import Fabric, detect_fabric
 from entrypoints.host.fabric_settings import Setting, fabric_settings, interface_settings
 from entrypoints.host.gpus import architectures
 from entrypoints.host.tree import Tree
-from entrypoints.host.versions import component_versions, installed, satisfies
+from entrypoints.host.versions import component_versions, image_identity, installed, satisfies, slipway_version
 
 IMAGE_MANIFEST = "etc/slipway/image.json"
 _ROCM_VERSION = "opt/rocm/.info/version"
@@ -26,6 +26,10 @@ class Host:
     """Of rocm, cuda, nccl, vllm and ray, as far as the image says."""
     target: str | None
     """The image's: `cpu`, `cuda` or `rocm`; None outside an image."""
+    slipway: str | None
+    """Slipway's version; None where neither a manifest nor a distribution tells it."""
+    image: str | None
+    """Which image build this is (`image_identity`); None outside an image."""
     settings: tuple[Setting, ...]
     """What the host and the image ask for; the socket interface is not among them, as it depends on the peers."""
     warnings: tuple[str, ...]
@@ -43,8 +47,7 @@ def examine_host(tree: Tree, variables: Mapping[str, str]) -> Host:
     A recorded tree that holds a manifest is judged for that image, any other for the image that this process runs in.
     """
     fabric = detect_fabric(tree, variables)
-    recorded = tree.path(IMAGE_MANIFEST)
-    document = read_manifest(recorded if recorded.exists() else Path("/", IMAGE_MANIFEST))
+    document = read_manifest(tree)
     versions = _versions(tree, document.get("pins", {}))
     from_fabric, warnings = fabric_settings(fabric.choice, versions.get("nccl"))
     found = architectures(fabric.gpus)
@@ -57,13 +60,20 @@ def examine_host(tree: Tree, variables: Mapping[str, str]) -> Host:
         architectures=found,
         versions=versions,
         target=document.get("target"),
+        slipway=slipway_version(document),
+        image=image_identity(document),
         settings=tuple(reversed(settings.values())),
         warnings=tuple(warnings),
     )
 
 
-def read_manifest(manifest: Path) -> dict[str, Any]:
-    """The image's description; empty outside an image. Raises UsageError if it is damaged."""
+def read_manifest(tree: Tree) -> dict[str, Any]:
+    """The manifest in the tree, else that of the image this process runs in; empty outside an image.
+
+    Raises UsageError if it is damaged.
+    """
+    recorded = tree.path(IMAGE_MANIFEST)
+    manifest = recorded if recorded.exists() else Path("/", IMAGE_MANIFEST)
     try:
         document = json.loads(manifest.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -101,6 +111,6 @@ def _versions(tree: Tree, pins: Mapping[str, str]) -> dict[str, str]:
     versions = component_versions(pins)
     if (rocm := tree.text(_ROCM_VERSION)) is not None:
         versions["rocm"] = rocm
-    if "ray" not in versions and (ray := installed("ray")) != "none":
+    if "ray" not in versions and (ray := installed("ray")) is not None:
         versions["ray"] = ray
     return versions

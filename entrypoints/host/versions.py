@@ -1,7 +1,10 @@
-"""Which versions are installed, found without importing anything."""
+"""Versions of Slipway, its image and the libraries in it, read without importing any of them."""
 
 from collections.abc import Mapping
 from importlib import metadata
+from typing import Any
+
+DISTRIBUTION = "slipway-rl"
 
 _PACKAGES = {
     "ray": ("ray",),
@@ -12,12 +15,28 @@ _PACKAGES = {
 """Distributions that tell a component's version."""
 
 
-def installed(distribution: str) -> str:
-    """The installed version; "none" if it is not installed."""
+def installed(distribution: str) -> str | None:
+    """The installed version of a distribution; None if it is not installed."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
-        return "none"
+        return None
+
+
+def slipway_version(manifest: Mapping[str, Any]) -> str | None:
+    """The version in the image's manifest, else the installed distribution's; None if neither exists.
+
+    Images copy the code without distribution metadata, so only the manifest knows their version.
+    """
+    version = manifest.get("version") or installed(DISTRIBUTION)
+    return None if version is None else str(version)
+
+
+def image_identity(manifest: Mapping[str, Any]) -> str | None:
+    """Target, variant and lock digest of the image, like `cuda/cu130 sha256:8f3a…`; None outside an image."""
+    if not manifest:
+        return None
+    return f"{manifest.get('target')}/{manifest.get('variant')} {manifest.get('lock')}"
 
 
 def release(version: str) -> tuple[int, ...]:

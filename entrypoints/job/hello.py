@@ -11,7 +11,14 @@ from entrypoints.job.node import Node
 from entrypoints.wire.channel import Message
 
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-_MUST_AGREE = {"job_id": "job", "node_count": "number of nodes", "python": "Python", "ray": "Ray", "slipway": "Slipway"}
+_MUST_AGREE = {
+    "job_id": "job",
+    "node_count": "number of nodes",
+    "python": "Python",
+    "ray": "Ray",
+    "slipway": "Slipway",
+    "image": "image",
+}
 
 
 MOST_SKEW = 60.0
@@ -32,7 +39,8 @@ def say_hello(node: Node) -> Message:
         "node_count": node.allocation.node_count,
         "python": ".".join(platform.python_version_tuple()[:2]),
         "ray": installed("ray"),
-        "slipway": installed("slipway-rl"),
+        "slipway": node.host.slipway,
+        "image": node.host.image,
     }
 
 
@@ -40,12 +48,20 @@ def objection(ours: Message, theirs: Message) -> str | None:
     """Why this node cannot take part, or None. `theirs` is proven to come from one who knows the token."""
     for field, label in _MUST_AGREE.items():
         if ours[field] != theirs.get(field):
-            return f"{label} differs: {theirs.get(field)} there, {ours[field]} on the head"
+            there, here = ("none" if value is None else value for value in (theirs.get(field), ours[field]))
+            return f"{label} differs: {there} there, {here} on the head"
     if abs(skew := theirs["clock"] - time.time()) > MOST_SKEW:
         return f"its clock is {abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} the head's"
     if not 0 <= theirs["rank"] < ours["node_count"]:
         return f"rank {theirs['rank']} is not below {ours['node_count']} nodes"
     return None
+
+
+def unverified(ours: Message, theirs: Message) -> str:
+    """A warning if neither side knows Slipway's version, so that equality proves nothing; else empty."""
+    if ours["slipway"] is None and theirs.get("slipway") is None:
+        return "Slipway's version is unknown on both nodes, so a difference would go unnoticed"
+    return ""
 
 
 def usable_gpus(named: int | None, target: str | None, variables: Mapping[str, str], root: Path = Path("/")) -> int:

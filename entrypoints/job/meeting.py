@@ -9,7 +9,7 @@ import logging
 from dataclasses import dataclass, field
 
 from entrypoints.errors import JobEndedError, LaunchError, NodeLostError, PeersMissingError
-from entrypoints.job.hello import objection
+from entrypoints.job.hello import objection, unverified
 from entrypoints.job.node import Node, node_name
 from entrypoints.wire.channel import LONGEST_LINE, Channel, ChannelLostError, Message, RefusedError, greet
 from entrypoints.wire.network import is_own, resolve
@@ -169,6 +169,8 @@ class Meeting:
             answer.refuse(why)
             self._record(hello, why)
             return
+        if caveat := unverified(self._hello, hello):
+            log.warning("%s: %s", node_name(hello["rank"], hello["hostname"]), caveat)
         answer.welcome({"launch_id": self._launch_id})
         self._members[channel] = _current_task()
         if self._all_tasks_here():

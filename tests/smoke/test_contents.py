@@ -2,7 +2,6 @@
 
 import json
 import re
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +60,13 @@ def test_labels_say_what_the_manifest_says(image: Image, manifest: dict[str, Any
     assert labels["dev.slipway.target"] == manifest["target"]
     assert labels["dev.slipway.variant"] == manifest["variant"]
     assert labels["dev.slipway.lock"] == manifest["lock"]
-    assert labels["org.opencontainers.image.version"] == manifest["version"] == version("slipway")
+    assert labels["org.opencontainers.image.version"] == manifest["version"]
     for name, pinned in json.loads(labels["dev.slipway.pins"]).items():
         assert pinned in (manifest["pins"].get(name), manifest["pins"].get(f"{name}-{manifest['target']}"))
+
+
+def test_launch_tells_the_version_of_the_manifest(host: Host, manifest: dict[str, Any]) -> None:
+    assert host.check_output("launch --version") == f"launch {manifest['version']}"
 
 
 def test_baked_environment_is_what_is_always_right(image: Image, manifest: dict[str, Any]) -> None:
