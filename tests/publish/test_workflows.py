@@ -1,9 +1,13 @@
-"""The workflow files pass their own schemas and call ci/'s scripts and nothing else."""
+"""The workflow files pass their own schemas and call ci/'s scripts and nothing else.
+
+actionlint itself needs Go and runs in the workflow (ci/actionlint).
+"""
 
 import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,27 +15,41 @@ import yaml
 
 from tests.publish.conftest import ROOT
 
-GITHUB, GITLAB = ROOT / "ci/github-actions.yml", ROOT / "ci/gitlab-ci.yml"
-SCRIPT = re.compile(r"(?:sudo --preserve-env )?\./ci/(test|publish)(?: \S+)*")
+GITLAB = ROOT / "ci/gitlab-ci.yml"
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+SCRIPT = re.compile(r"(?:sudo --preserve-env )?\./ci/(actionlint|audit|lock|publish|setup|site|test)(?: \S+)*")
+SCHEMAS = [
+    *((workflow, ["--builtin-schema", "vendor.github-workflows"]) for workflow in WORKFLOWS),
+    *(
+        (form, ["--builtin-schema", "vendor.github-issue-forms"])
+        for form in sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml"))
+        if form.name != "config.yml"
+    ),
+    (ROOT / ".github/ISSUE_TEMPLATE/config.yml", ["--builtin-schema", "vendor.github-issue-config"]),
+    (ROOT / ".github/dependabot.yml", ["--builtin-schema", "vendor.dependabot"]),
+    (ROOT / "CITATION.cff", ["--builtin-schema", "vendor.citation-file-format"]),
+    (GITLAB, ["--builtin-schema", "vendor.gitlab-ci", "--data-transform", "gitlab-ci"]),
+]
 
 
-@pytest.mark.parametrize(
-    ("path", "schema"),
-    [
-        (GITHUB, ["--builtin-schema", "vendor.github-workflows"]),
-        (GITLAB, ["--builtin-schema", "vendor.gitlab-ci", "--data-transform", "gitlab-ci"]),
-    ],
-)
-def test_workflow_passes_its_schema(path: Any, schema: list[str]) -> None:
+@pytest.mark.parametrize(("path", "schema"), SCHEMAS, ids=[path.name for path, _ in SCHEMAS])
+def test_file_passes_its_schema(path: Path, schema: list[str]) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "check_jsonschema", *schema, str(path)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def github_jobs() -> dict[str, dict[str, Any]]:
+    return {
+        f"{workflow.stem}/{name}": job
+        for workflow in WORKFLOWS
+        for name, job in yaml.safe_load(workflow.read_text())["jobs"].items()
+    }
+
+
 def github_steps() -> list[dict[str, Any]]:
-    jobs = yaml.safe_load(GITHUB.read_text())["jobs"]
-    return [step for job in jobs.values() for step in job["steps"]]
+    return [step for job in github_jobs().values() for step in job["steps"]]
 
 
 def gitlab_jobs() -> dict[str, dict[str, Any]]:
@@ -45,6 +63,10 @@ def commands() -> list[str]:
     ]
 
 
+def calls(job: dict[str, Any]) -> list[str]:
+    return [step["run"].removeprefix("sudo --preserve-env ") for step in job["steps"] if "run" in step]
+
+
 @pytest.mark.parametrize("command", commands())
 def test_workflow_calls_a_script_that_is_there(command: str) -> None:
     match = SCRIPT.fullmatch(command)
@@ -52,21 +74,31 @@ def test_workflow_calls_a_script_that_is_there(command: str) -> None:
     assert os.access(ROOT / "ci" / match[1], os.X_OK)
 
 
-def test_both_workflows_test_and_publish() -> None:
-    called = [match[1] for command in commands() if (match := SCRIPT.fullmatch(command))]
-    assert sorted(called) == ["publish", "publish", "test", "test"]
+def test_each_occasion_calls_its_script() -> None:
+    jobs = github_jobs()
+    assert calls(jobs["test/test"]) == ["./ci/test"]
+    assert calls(jobs["nightly/full"]) == ["./ci/test --full"]
+    assert calls(jobs["nightly/advisories"]) == ["./ci/audit"]
+    assert calls(jobs["publish/publish"]) == ['./ci/publish "$TARGET"']
+    assert calls(jobs["docs/build"]) == ["./ci/site"]
+    assert [line for job in gitlab_jobs().values() for line in job["script"]] == ["./ci/test", './ci/publish "$TARGET"']
 
 
-def test_actions_are_pinned_by_commit() -> None:
-    used = [step["uses"] for step in github_steps() if "uses" in step]
-    assert used
-    assert [use for use in used if not re.fullmatch(r"actions/checkout@[0-9a-f]{40}", use)] == []
+def test_actions_are_pinned_by_commit_with_the_version_beside_it() -> None:
+    lines = [line.strip() for path in WORKFLOWS for line in path.read_text().splitlines() if "uses:" in line]
+    assert lines
+    pinned = re.compile(r"(?:- )?uses: actions/[a-z-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+")
+    assert [line for line in lines if not pinned.fullmatch(line)] == []
 
 
-def test_publishing_may_prove_who_it_is() -> None:
-    """Keyless signatures need an identity token; only the job that publishes gets one."""
-    jobs = yaml.safe_load(GITHUB.read_text())["jobs"]
-    assert jobs["publish"]["permissions"]["id-token"] == "write"
-    assert "permissions" not in jobs["test"]
+def test_only_jobs_that_publish_may_write_or_prove_who_they_are() -> None:
+    """Keyless signatures and Pages need an identity token; no other job gets more than reading."""
+    for workflow in WORKFLOWS:
+        assert yaml.safe_load(workflow.read_text())["permissions"] == {"contents": "read"}
+    granted = {name: job["permissions"] for name, job in github_jobs().items() if "permissions" in job}
+    assert granted == {
+        "publish/publish": {"contents": "read", "packages": "write", "id-token": "write"},
+        "docs/deploy": {"pages": "write", "id-token": "write"},
+    }
     assert gitlab_jobs()["publish"]["id_tokens"] == {"SIGSTORE_ID_TOKEN": {"aud": "sigstore"}}
     assert "id_tokens" not in gitlab_jobs()["test"]
