@@ -5,36 +5,28 @@ at the end, so a few kilobytes by HTTP range requests tell the sizes, the librar
 """
 
 import fnmatch
-import io
-import os
 import re
 import struct
-import subprocess
 import zipfile
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from email.parser import HeaderParser
-from functools import cache
-from html import unescape
-from pathlib import Path, PurePosixPath
-from urllib.parse import unquote, urldefrag, urljoin
+from pathlib import PurePosixPath
 
 import requests
 from packaging.tags import Tag, compatible_tags, cpython_tags
-from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
-from uv import find_uv_bin
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+from remotezip import RemoteZip, RemoteZipError
 
 from buildkit.errors import LockError
 from buildkit.host.settings import HostSettings
 from buildkit.recipe.lock import WheelFacts
+from buildkit.supply.simple_index import TIMEOUT, offered_wheels
 
-EMITTED_INDEX = re.compile(r"^--index-url (\S+)$", re.MULTILINE)
-LINK = re.compile(r'href="([^"]+)"')
 LIBRARY = re.compile(r"lib(?:nccl|rccl|cudart|amdhip64)\.so\.\d+")
-BLOCK = 2**20  # bytes asked for at once
+SMALLEST = 2**20  # bytes of a library that may hold GPU code
 SPREAD = {"purelib": "", "platlib": "", "data": "../../../", "scripts": "../../../bin/"}
-TIMEOUT = 60  # seconds of silence until the index counts as gone
 FATBIN = struct.pack("<I", 0xBA55ED50)  # begins the GPU code of one or several architectures in a library
 CUBIN = 2  # an entry's kind: machine code of one architecture, where 1 is PTX
 
@@ -68,14 +60,15 @@ def read_wheel_facts(
         session.verify = str(host.ca_bundle) if host.ca_bundle else True
 
         def read(pin: Pin) -> WheelFacts:
-            with open_wheel(find_wheel(pin, tags, host, session), session) as file, zipfile.ZipFile(file) as wheel:
+            with open_wheel(find_wheel(pin, tags, host, session), session) as wheel:
                 return facts_of(wheel, pin.name, left_out, not_compiled, pin.name in roots)
 
         try:
             return {facts.name: facts for facts in pool.map(read, pins)}
-        except (requests.RequestException, zipfile.BadZipFile, OSError) as error:
+        except (RemoteZipError, zipfile.BadZipFile, OSError) as error:  # requests' errors are OSErrors
             raise LockError(
-                f"a wheel's contents could not be read: {error}", "check that the package index can be reached"
+                f"a wheel's contents could not be read: {error}",
+                "check that the package index can be reached and serves parts of files (HTTP ranges)",
             ) from error
 
 
@@ -91,18 +84,20 @@ def platform_tags(python: str) -> Iterator[Tag]:
 
 
 def find_wheel(pin: Pin, tags: dict[Tag, int], host: HostSettings, session: requests.Session) -> str:
-    """Address or path of the wheel that uv would install: hash in the lock, best tag of this platform."""
+    """URL or path of the wheel that uv would install: its hash is in the lock, its tag the best for this platform.
+
+    A wheel whose index or folder names no hash counts by its version.
+    """
     ranked = []
-    for link in links(pin.name, host, session):
-        address, fragment = urldefrag(link)
+    for wheel in offered_wheels(pin.name, host, session):
         try:
-            _, version, _, wheel_tags = parse_wheel_filename(unquote(PurePosixPath(address).name))
+            _, version, _, wheel_tags = parse_wheel_filename(wheel.filename)
         except InvalidWheelFilename:
             continue
-        known = fragment.removeprefix("sha256=") in pin.hashes or (not fragment and str(version) == pin.version)
+        known = wheel.sha256 in pin.hashes or (not wheel.digests and str(version) == pin.version)
         ranks = [tags[tag] for tag in wheel_tags if tag in tags]
         if known and ranks:
-            ranked.append((min(ranks), address))
+            ranked.append((min(ranks), wheel.location))
     if not ranked:
         raise LockError(
             f"no index has a wheel of {pin.name} {pin.version} for this Python on Linux x86-64",
@@ -111,82 +106,14 @@ def find_wheel(pin: Pin, tags: dict[Tag, int], host: HostSettings, session: requ
     return min(ranked)[1]
 
 
-def links(name: str, host: HostSettings, session: requests.Session) -> Iterator[str]:
-    """Links of the host's wheel folders, its local simple indexes and its default index, in this order."""
-    for folder in host.wheel_folders:
-        for path in sorted(folder.glob("*.whl")) if folder.is_dir() else ():
-            if canonicalize_name(path.name.split("-")[0]) == name:
-                yield str(path)
-    for index in host.local_indexes:
-        page = index / name / "index.html"
-        if page.is_file():
-            for link in LINK.findall(page.read_text()):
-                target, _, fragment = unescape(link).partition("#")
-                if "://" not in target:
-                    yield f"{(page.parent / unquote(target)).resolve()}#{fragment}"
-    remote = [address for address in host.indexes if address.startswith("http")]
-    for address in (*remote, host.default_index or public_index()):
-        answer = session.get(f"{address.rstrip('/')}/{name}/", timeout=TIMEOUT)
-        if answer.ok:
-            yield from (urljoin(answer.url, unescape(link)) for link in LINK.findall(answer.text))
-
-
-@cache
-def public_index() -> str:
-    """Where uv looks when nobody names an index: it says so in what it resolves, be it nothing.
-
-    Raises `LockError` if it does not.
-    """
-    command = [find_uv_bin(), "pip", "compile", "--no-config", "--offline", "--quiet", "--emit-index-url", "-"]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("UV_")}
-    done = subprocess.run(command, env=environment, input="", capture_output=True, text=True, check=False)
-    found = EMITTED_INDEX.search(done.stdout)
-    if found is None:
-        raise LockError(f"uv names no index: {done.stderr.strip()}", "set index-url in pip's configuration")
-    return found[1]
-
-
-def open_wheel(address: str, session: requests.Session) -> io.BufferedIOBase:
-    return io.BufferedReader(RemoteFile(address, session), BLOCK) if "://" in address else Path(address).open("rb")
-
-
-class RemoteFile(io.RawIOBase):
-    """A file behind HTTP that is read in pieces. Raises OSError where the server knows no ranges."""
-
-    def __init__(self, address: str, session: requests.Session) -> None:
-        self._address, self._session, self._position = address, session, 0
-        answer = self._get("bytes=0-0")
-        total = answer.headers.get("Content-Range", "").rpartition("/")[2]
-        if answer.status_code != requests.codes.partial_content or not total.isdigit():
-            raise OSError(f"{PurePosixPath(address).name}: the index serves no parts of files ({answer.status_code})")
-        self._size = int(total)
-
-    def _get(self, ranges: str) -> requests.Response:
-        return self._session.get(self._address, headers={"Range": ranges}, timeout=TIMEOUT)
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
-        self._position = start + offset
-        return self._position
-
-    def tell(self) -> int:
-        return self._position
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # the base class names a private protocol
-        end = min(self._position + len(buffer), self._size)
-        if self._position >= end:
-            return 0
-        answer = self._get(f"bytes={self._position}-{end - 1}")
-        answer.raise_for_status()
-        buffer[: len(answer.content)] = answer.content
-        self._position += len(answer.content)
-        return len(answer.content)
+def open_wheel(location: str, session: requests.Session) -> zipfile.ZipFile:
+    if "://" in location:
+        # A wheel is compressed already, and a compressed range could not be decoded.
+        wheel: zipfile.ZipFile = RemoteZip(
+            location, session=session, timeout=TIMEOUT, headers={"Accept-Encoding": "identity"}
+        )
+        return wheel
+    return zipfile.ZipFile(location)
 
 
 def facts_of(
@@ -232,7 +159,7 @@ def architectures(wheel: zipfile.ZipFile, entries: Iterable[zipfile.ZipInfo]) ->
     """`sm_90` and so on: for what the wheel's libraries hold machine code."""
     found: set[str] = set()
     for entry in entries:
-        if ".so" in PurePosixPath(entry.filename).name and entry.file_size > BLOCK:
+        if ".so" in PurePosixPath(entry.filename).name and entry.file_size > SMALLEST:
             found |= library_architectures(wheel.read(entry))
     return found
 

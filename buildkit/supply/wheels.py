@@ -5,17 +5,16 @@ import re
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path
-from urllib.parse import unquote
 
-from packaging.utils import InvalidSdistFilename, InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.utils import canonicalize_name
 
 from buildkit.errors import MatrixError
 from buildkit.host.settings import HostSettings
 from buildkit.recipe.matrix import WheelLayer
+from buildkit.supply.simple_index import local_wheels_of
 
 PIN = re.compile(r"^([A-Za-z0-9._-]+)(?:\[[^\]]*\])?==(\S+)", re.MULTILINE)
 HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
-ANCHOR = re.compile(r'href="([^"#]+)(?:#sha256=([0-9a-f]{64}))?"')
 
 
 def local_wheels(lock: str, host: HostSettings) -> list[Path]:
@@ -23,35 +22,13 @@ def local_wheels(lock: str, host: HostSettings) -> list[Path]:
     wanted = set(HASH.findall(lock))
     names: set[str] = {canonicalize_name(name) for name, _ in PIN.findall(lock)}
     found: dict[str, Path] = {}
-    for path, known in (*from_folders(host.wheel_folders, names), *from_indexes(host.local_indexes, names)):
-        digest = known or sha256(path)
-        if digest in wanted:
-            found.setdefault(digest, path)
+    for name in sorted(names):
+        for wheel in local_wheels_of(name, host):
+            path = Path(wheel.location)
+            digest = wheel.sha256 or sha256(path)
+            if digest in wanted:
+                found.setdefault(digest, path)
     return sorted(found.values())
-
-
-def from_folders(folders: Iterable[Path], names: set[str]) -> list[tuple[Path, str]]:
-    wheels = [wheel for folder in folders if folder.is_dir() for wheel in sorted(folder.glob("*.whl"))]
-    return [(wheel, "") for wheel in wheels if distribution(wheel) in names]
-
-
-def from_indexes(indexes: Iterable[Path], names: set[str]) -> list[tuple[Path, str]]:
-    """Pages of a simple index (PEP 503) on disk: `<index>/<name>/index.html` with links relative to the page."""
-    found = []
-    for page in (index / name / "index.html" for index in indexes for name in sorted(names)):
-        if page.is_file():
-            for link, digest in ANCHOR.findall(page.read_text()):
-                path = (page.parent / unquote(link)).resolve()
-                if path.suffix == ".whl" and path.is_file():
-                    found.append((path, digest))
-    return found
-
-
-def distribution(wheel: Path) -> str:
-    try:
-        return parse_wheel_filename(wheel.name)[0]
-    except (InvalidWheelFilename, InvalidSdistFilename):
-        return ""
 
 
 def sha256(path: Path) -> str:

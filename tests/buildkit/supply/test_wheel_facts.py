@@ -1,19 +1,14 @@
-"""What a wheel brings is read from the wheel itself, whether it lies on disk or behind HTTP."""
+"""Facts are read from the wheel itself, in a folder of this host."""
 
-import http.server
-import io
 import struct
-import threading
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import requests
 
 from buildkit.errors import LockError
 from buildkit.host.settings import HostSettings
-from buildkit.supply.wheel_facts import Pin, RemoteFile, is_named, library_architectures, read_wheel_facts
+from buildkit.supply.wheel_facts import Pin, is_named, library_architectures, read_wheel_facts
 
 METADATA = """Metadata-Version: 2.1
 Name: thing
@@ -86,38 +81,3 @@ def fatbin(*architectures: int) -> bytes:
 def test_architectures_are_read_from_fat_binaries() -> None:
     content = b"elf" * 100 + fatbin(80, 90) + b"\0" * 64 + fatbin(100) + b"tail"
     assert library_architectures(content) == {"sm_80", "sm_90", "sm_100"}
-
-
-class Ranges(http.server.BaseHTTPRequestHandler):
-    content = bytes(range(256)) * 20
-
-    def do_GET(self) -> None:
-        start, end = self.headers["Range"].removeprefix("bytes=").split("-")
-        part = self.content[int(start) : int(end) + 1]
-        self.send_response(206)
-        self.send_header("Content-Range", f"bytes {start}-{end}/{len(self.content)}")
-        self.send_header("Content-Length", str(len(part)))
-        self.end_headers()
-        self.wfile.write(part)
-
-    def log_message(self, *_arguments: object) -> None:
-        pass
-
-
-@pytest.fixture
-def address() -> Iterator[str]:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Ranges) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/file"
-        server.shutdown()
-
-
-def test_a_remote_file_is_read_in_parts(address: str) -> None:
-    with requests.Session() as session:
-        file = io.BufferedReader(RemoteFile(address, session), 1000)
-        file.seek(-10, io.SEEK_END)
-        assert file.read() == Ranges.content[-10:]
-        file.seek(300)
-        assert file.read(2000) == Ranges.content[300:2300]
-        assert file.read() == Ranges.content[2300:]
-        file.close()

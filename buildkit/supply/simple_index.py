@@ -1,0 +1,90 @@
+"""The wheels of a distribution that this host can get: from its wheel folders and from simple indexes.
+
+A simple index lists the files of a distribution on one page, as JSON or as HTML
+(https://packaging.python.org/specifications/simple-repository-api/). Vendors' indexes often have HTML alone.
+"""
+
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import requests
+from packaging.utils import canonicalize_name
+from pypi_simple import (
+    PYPI_SIMPLE_ENDPOINT,
+    DistributionPackage,
+    NoSuchProjectError,
+    ProjectPage,
+    PyPISimple,
+    UnsupportedRepoVersionError,
+)
+
+from buildkit.errors import LockError
+from buildkit.host.settings import HostSettings, as_path
+
+log = logging.getLogger(__name__)
+
+TIMEOUT = 60  # seconds without data until a request fails
+
+
+@dataclass(frozen=True)
+class OfferedWheel:
+    """`location` is a path on this host or a URL. `digests` maps algorithms to values; folders know none."""
+
+    filename: str
+    location: str
+    digests: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def sha256(self) -> str:
+        return dict(self.digests).get("sha256", "")
+
+
+def offered_wheels(name: str, host: HostSettings, session: requests.Session) -> Iterator[OfferedWheel]:
+    """Wheels in folders and local indexes first, then those of the remote indexes, the default index last.
+
+    `name` is normalized. Raises `LockError` where an index sends something else than a simple index's page.
+    """
+    yield from local_wheels_of(name, host)
+    remote = [address for address in host.indexes if address.startswith("http")]
+    for address in (*remote, host.default_index or PYPI_SIMPLE_ENDPOINT):
+        yield from remote_wheels(address, name, session)
+
+
+def local_wheels_of(name: str, host: HostSettings) -> Iterator[OfferedWheel]:
+    """Wheels of the host's folders, then of its `file:` indexes. `name` is normalized."""
+    for folder in host.wheel_folders:
+        for path in sorted(folder.glob("*.whl")) if folder.is_dir() else ():
+            if canonicalize_name(path.name.split("-")[0]) == name:
+                yield OfferedWheel(path.name, str(path))
+    for index in host.local_indexes:
+        page = (index / name / "index.html").absolute()
+        if page.is_file():
+            for wheel in wheels_on(ProjectPage.from_html(name, page.read_bytes(), page.as_uri()).packages):
+                path = as_path(wheel.location).resolve()
+                if wheel.location.startswith("file:") and path.is_file():
+                    yield OfferedWheel(wheel.filename, str(path), wheel.digests)
+
+
+def remote_wheels(address: str, name: str, session: requests.Session) -> Iterator[OfferedWheel]:
+    """An index without the distribution has none; vendors' indexes answer 403 as well as 404 then."""
+    index = PyPISimple(address, session=session)
+    try:
+        page = index.get_project_page(name, timeout=TIMEOUT)
+    except NoSuchProjectError:
+        return
+    except requests.HTTPError as error:
+        log.debug("lock: no %s: %s", name, error)
+        return
+    except (ValueError, UnsupportedRepoVersionError) as error:
+        raise LockError(
+            f"{index.get_project_url(name)} is no page of a simple index: {error}",
+            "check the indexes in pip's or uv's configuration",
+        ) from error
+    yield from wheels_on(page.packages)
+
+
+def wheels_on(packages: Iterable[DistributionPackage]) -> Iterator[OfferedWheel]:
+    for package in packages:
+        if package.filename.endswith(".whl"):
+            yield OfferedWheel(package.filename, package.url, tuple(sorted(package.digests.items())))
