@@ -20,7 +20,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from entrypoints.environments import Allocation
-from entrypoints.environments.place import Place, rank_of
+from entrypoints.environments.process_view import ProcessView, rank_of
 from entrypoints.host.agreement import odd_ones
 from entrypoints.hostlist import expand
 from entrypoints.job.meeting import Meeting
@@ -100,7 +100,7 @@ def follow_all(count: int) -> None:
 
     async def follow(rank: int) -> None:
         hosts = expand(f"n[0-{count - 1}]")
-        assert rank_of(Place(variables={}, hostname=f"n{rank}"), hosts, "hosts") == rank
+        assert rank_of(ProcessView(variables={}, hostname=f"n{rank}"), hosts, "hosts") == rank
         address = (await resolve("localhost", PORT))[0]
         channel = Channel(*await asyncio.open_connection(address, PORT, limit=LONGEST_LINE))
         await introduce(channel, TOKEN, hello(rank, count))

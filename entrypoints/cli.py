@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
-from entrypoints.commands.subcommands import SUBCOMMANDS
+from entrypoints.commands import attach, environments, explain, hosts, preflight
 from entrypoints.environments.explicit import HEAD, HOST_FILE, HOSTS, NODE_RANK, NODES
 from entrypoints.errors import LaunchError, UsageError
 from entrypoints.host.settings import read_manifest
@@ -30,6 +30,14 @@ from entrypoints.options import (
 _HOW_TO_RUN = "write `launch -- COMMAND ...` or `launch train KEY=VALUE ...`"
 _SAID = {"hosts": HOSTS, "hostfile": HOST_FILE, "node_rank": NODE_RANK, "nodes": NODES, "head": HEAD}
 """Options that are short for a variable, which every environment may read."""
+
+SUBCOMMANDS = {
+    "explain": explain.SUBCOMMAND,
+    "hosts": hosts.SUBCOMMAND,
+    "attach": attach.SUBCOMMAND,
+    "preflight": preflight.SUBCOMMAND,
+    "environments": environments.SUBCOMMAND,
+}
 
 T = TypeVar("T")
 

@@ -1,25 +1,24 @@
-"""How `launch` talks: to stderr, each line with the node that says it."""
+"""The log of `launch`: on stderr, each line with the node's rank and role."""
 
 import logging
 import sys
 from pathlib import Path
 
-from entrypoints.environments import Allocation
 from entrypoints.errors import LaunchError, UsageError
 from entrypoints.options import LOG_DIR
 
 
-def log_folder(directory: Path, allocation: Allocation, hostname: str) -> Path:
-    """Where a node keeps its logs, below a directory that all nodes may share."""
-    return directory / f"node{allocation.node_rank}-{hostname.split('.')[0]}"
+def log_folder(directory: Path, node_rank: int, hostname: str) -> Path:
+    """The folder of one node's logs, below a directory that all nodes may share."""
+    return directory / f"node{node_rank}-{hostname.split('.')[0]}"
 
 
-def start_logging(allocation: Allocation, folder: Path | None = None) -> None:
-    """Talk to stderr, and into `folder/launch.log` too. Raises UsageError if the folder cannot be written."""
-    role = "head" if allocation.is_head else "worker"
-    task = f".{allocation.local_rank}" if allocation.local_rank else ""
-    words = f"launch[{allocation.node_rank}{task} {role}]: %(message)s"
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format=words)
+def start_logging(node_rank: int, local_rank: int, folder: Path | None = None) -> None:
+    """Log to stderr and, if given, to `folder/launch.log`. Raises UsageError if the folder cannot be written."""
+    role = "head" if node_rank == local_rank == 0 else "worker"
+    task = f".{local_rank}" if local_rank else ""
+    line = f"launch[{node_rank}{task} {role}]: %(message)s"
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format=line)
     if folder is None:
         return
     try:
@@ -29,13 +28,13 @@ def start_logging(allocation: Allocation, folder: Path | None = None) -> None:
         raise UsageError(
             f"cannot write logs to {folder}: {error.strerror}", f"set {LOG_DIR} to a writable directory"
         ) from error
-    file.setFormatter(logging.Formatter(f"%(asctime)s {words}"))
+    file.setFormatter(logging.Formatter(f"%(asctime)s {line}"))
     logging.getLogger().addHandler(file)
 
 
 def report(error: LaunchError) -> None:
-    """The one place where an error is shown."""
-    if logging.getLogger().handlers[1:]:  # a file beside stderr
+    """Show an error and its hint on stderr, and the error in the log file if there is one."""
+    if logging.getLogger().handlers[1:]:  # the first handler is stderr
         logging.getLogger().handlers[1].handle(logging.makeLogRecord({"msg": f"error: {error.message}"}))
     sys.stderr.write(f"error: {error.message}\n")
     if error.hint:

@@ -58,7 +58,7 @@ class Process:
             await asyncio.wait([self.ended], timeout=patience)
 
 
-class Family:
+class ProcessTree:
     """The descendants of this process. One per process, inside a running event loop."""
 
     def __init__(self) -> None:

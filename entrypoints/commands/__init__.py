@@ -1,1 +1,1 @@
-"""What `launch` does besides launching."""
+"""The subcommands of `launch`, one file each."""

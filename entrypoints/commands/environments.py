@@ -1,5 +1,9 @@
-"""The list of environments, for people: as lines, and as the page docs/environments.md."""
+"""`launch environments`: the supported environments, as lines or as the page docs/environments.md."""
 
+import argparse
+from collections.abc import Mapping
+
+from entrypoints.commands.subcommand import Subcommand, write
 from entrypoints.environments import REGISTRY
 
 _INTRODUCTION = """# Environments
@@ -13,6 +17,15 @@ task on each node.
 
 The last column names the system under which tests start `launch` (`tests/schedulers/`, `tests/cluster/`); all others
 are known from the variables that real systems document (`tests/entrypoints/environments/recorded/`)."""
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--markdown", action="store_true", help="print the page docs/environments.md")
+
+
+def _run(parsed: argparse.Namespace, _variables: Mapping[str, str]) -> int:
+    write(as_markdown() if parsed.markdown else as_lines())
+    return 0
 
 
 def as_lines() -> str:
@@ -42,3 +55,6 @@ def _table() -> str:
         for order, found in enumerate(REGISTRY, start=1)
     ]
     return "\n".join(rows)
+
+
+SUBCOMMAND = Subcommand("list the supported environments.", _add_arguments, _run)

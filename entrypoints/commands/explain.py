@@ -1,20 +1,40 @@
-"""`launch explain`: what would happen here and why, without doing any of it."""
+"""`launch explain`: what `launch` would do here, and why."""
 
+import argparse
 import json
+import socket
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from entrypoints.environments import Allocation, Detection
+from entrypoints.commands.subcommand import Subcommand, without_separator, write
+from entrypoints.environments import Allocation, Detection, detect
 from entrypoints.host.fabric_settings import Setting
-from entrypoints.host.settings import Host
+from entrypoints.host.settings import Host, examine_host
+from entrypoints.host.tree import Tree
 from entrypoints.options import JOB_DIR
 from entrypoints.ray.ports import control_port, ephemeral_floor, ray_blocks
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--json", action="store_true", help="print one JSON document")
+    add("--sysfs-root", metavar="DIR", type=Path, default=Path("/"), help="examine a recorded host instead of this one")
+    add("command", nargs=argparse.REMAINDER, help="the command that would run")
+
+
+def _run(parsed: argparse.Namespace, variables: Mapping[str, str]) -> int:
+    detection = detect(variables, parsed.hostname or socket.gethostname())
+    host = examine_host(Tree.at(parsed.sysfs_root), variables)
+    document = explain(detection, host, variables, parsed.control_port, without_separator(parsed.command))
+    write(json.dumps(document, indent=2) if parsed.json else as_text(document))
+    return 0
 
 
 def explain(
     detection: Detection, host: Host, variables: Mapping[str, str], chosen_port: int | None, command: Sequence[str]
 ) -> dict[str, Any]:
-    """Everything that detection knows, as the document of `launch explain --json`."""
+    """The document of `launch explain --json`."""
     allocation = detection.allocation
     control = chosen_port or control_port(allocation.job_id)
     floor = ephemeral_floor()
@@ -48,7 +68,7 @@ def explain(
 
 
 def _in_force(setting: Setting, variables: Mapping[str, str]) -> dict[str, str]:
-    """What the children will get; the user's word outranks ours."""
+    """The value that children get: the user's if set, else ours."""
     said = variables.get(setting.name)
     if said is None or said == setting.value:
         return {"name": setting.name, "value": setting.value, "reason": setting.reason}
@@ -65,12 +85,8 @@ def _brief(allocation: Allocation) -> dict[str, Any]:
     }
 
 
-def as_json(document: Mapping[str, Any]) -> str:
-    return json.dumps(document, indent=2)
-
-
 def as_text(document: Mapping[str, Any]) -> str:
-    """For people, one fact a line."""
+    """The document as text, one fact per line."""
     reason = " ".join(f"{name}={value}" for name, value in document["variables"].items())
     ports = document["ports"]
     hosts = ", ".join(document["hosts"] or ()) or ("only the head is known" if document["head"] else "not known")
@@ -104,3 +120,6 @@ def _fabric_line(fabric: Mapping[str, Any]) -> str:
     return (
         f"{fabric['kind']}{f': {rails}' if rails else ''}; {len(fabric['gpus'])} GPUs{f' ({kinds})' if kinds else ''}"
     )
+
+
+SUBCOMMAND = Subcommand("show what was detected and what would happen, and do nothing.", _add_arguments, _run)

@@ -21,7 +21,7 @@ from entrypoints.environments.mvapich import Mvapich
 from entrypoints.environments.open_mpi import OpenMpi
 from entrypoints.environments.pals import Pals
 from entrypoints.environments.pbs import Pbs
-from entrypoints.environments.place import Place
+from entrypoints.environments.process_view import ProcessView
 from entrypoints.environments.prrte import Prrte
 from entrypoints.environments.pytorchjob import PyTorchJob
 from entrypoints.environments.runpod import RunPod
@@ -34,7 +34,7 @@ from entrypoints.environments.vertex_ai import VertexAi
 from entrypoints.environments.volcano import Volcano
 from entrypoints.errors import DetectionError, NotYetThereError
 
-__all__ = ["REGISTRY", "Allocation", "Detection", "Environment", "Place", "detect"]
+__all__ = ["REGISTRY", "Allocation", "Detection", "Environment", "ProcessView", "detect"]
 
 REGISTRY: tuple[type[Environment], ...] = (
     # What the user says, and a Ray cluster that exists already.
@@ -69,7 +69,7 @@ def detect(variables: Mapping[str, str], hostname: str, root: Path = Path("/")) 
     Raises DetectionError if the environment that should win is malformed: falling through to the next one could start
     one job per node where one job over all nodes was meant. NotYetThereError, one of them, is worth another try.
     """
-    place = Place(variables=variables, hostname=hostname, root=root)
+    view = ProcessView(variables=variables, hostname=hostname, root=root)
     winner: Allocation | None = None
     runners_up: list[Allocation] = []
     conflicts: list[str] = []
@@ -77,7 +77,7 @@ def detect(variables: Mapping[str, str], hostname: str, root: Path = Path("/")) 
         if winner is not None and environment in (Single, Compose):
             continue
         try:
-            found = environment.detect(place)
+            found = environment.detect(view)
         except NotYetThereError:
             raise
         except DetectionError as error:
@@ -90,8 +90,8 @@ def detect(variables: Mapping[str, str], hostname: str, root: Path = Path("/")) 
         if found is None:
             continue
         if winner is None:
-            winner = _as_the_user_says(place, found)
-            if address := place.variables.get(ADDRESS) if not winner.attach else None:
+            winner = _as_the_user_says(view, found)
+            if address := view.variables.get(ADDRESS) if not winner.attach else None:
                 conflicts.append(f"{ADDRESS}={address} names a cluster that exists already; {winner.environment} wins")
         else:
             runners_up.append(found)
@@ -100,18 +100,18 @@ def detect(variables: Mapping[str, str], hostname: str, root: Path = Path("/")) 
     return Detection(allocation=winner, runners_up=tuple(runners_up), conflicts=tuple(conflicts))
 
 
-def _as_the_user_says(place: Place, found: Allocation) -> Allocation:
+def _as_the_user_says(view: ProcessView, found: Allocation) -> Allocation:
     """Attach where the user names a cluster and no hosts, name the head where the environment cannot, and compare the
     number of nodes with what was asked for."""
     if found.environment != Explicit.name:
-        found = replace(found, attach=place.variables.get(ADDRESS) or found.attach)
-    expected = place.variables.get(NODES, "").strip()
+        found = replace(found, attach=view.variables.get(ADDRESS) or found.attach)
+    expected = view.variables.get(NODES, "").strip()
     if expected and not found.attach and expected != str(found.node_count):
         raise DetectionError(
             f"{NODES} is {expected}, but {found.environment} says {found.node_count} nodes ({found.reason})",
             hint="leave it unset where the environment knows the number, or list the nodes in SLIPWAY_HOSTS",
         )
-    head = place.variables.get(HEAD, "").strip()
+    head = view.variables.get(HEAD, "").strip()
     if found.hosts is not None or not head:
         return found
     return replace(found, head=head, other_heads=(), variables={**found.variables, HEAD: head})

@@ -3,7 +3,7 @@
 from entrypoints.environments.base import Allocation, Environment
 from entrypoints.environments.mpi import local_rank
 from entrypoints.environments.open_mpi import NUMBERS
-from entrypoints.environments.place import Place, Reader, nodes_of_tasks
+from entrypoints.environments.process_view import ProcessView, Reader, nodes_of_tasks
 
 HEAD = ("AZ_BATCH_MASTER_NODE", "AZ_BATCHAI_MPI_MASTER_NODE")
 COUNT = ("AZUREML_NODE_COUNT", "AZUREML_PARAMETER_NODE_COUNT")
@@ -22,9 +22,9 @@ class AzureMl(Environment):
     source = "https://learn.microsoft.com/azure/machine-learning/how-to-train-distributed-gpu"
 
     @classmethod
-    def detect(cls, place: Place) -> Allocation | None:
-        reader = Reader(place.variables)
-        head = reader.text(*HEAD) or (reader.text("MASTER_ADDR") if place.variables.get(RUN) else None)
+    def detect(cls, view: ProcessView) -> Allocation | None:
+        reader = Reader(view.variables)
+        head = reader.text(*HEAD) or (reader.text("MASTER_ADDR") if view.variables.get(RUN) else None)
         if head is None:
             return None
         head = head.partition(":")[0]
@@ -34,7 +34,7 @@ class AzureMl(Environment):
         if rank is None or count is None:
             task, size, _, local_size = (reader.required_number(name, hint=_HINT) for name in NUMBERS)
             count, rank = nodes_of_tasks(task, size, local, local_size)
-        elif place.variables.get("LOCAL_RANK"):
+        elif view.variables.get("LOCAL_RANK"):
             local = reader.number("LOCAL_RANK") or 0
         return Allocation(
             environment=cls.name,
@@ -42,6 +42,6 @@ class AzureMl(Environment):
             node_count=count,
             node_rank=rank,
             local_rank=local,
-            head=place.hostname if head == "localhost" else head,
+            head=view.hostname if head == "localhost" else head,
             variables=reader.used,
         )

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from entrypoints.environments.place import Place
+from entrypoints.environments.process_view import ProcessView
 from entrypoints.errors import DetectionError
 
 
@@ -102,7 +102,7 @@ class Environment(ABC):
 
     @classmethod
     @abstractmethod
-    def detect(cls, place: Place) -> Allocation | None:
+    def detect(cls, view: ProcessView) -> Allocation | None:
         """Return what this environment says, or None where it is not there.
 
         Raises DetectionError where it is there but its variables are malformed or lack this node's identity.

@@ -9,7 +9,7 @@ import socket
 
 from entrypoints.environments.base import Allocation, Environment
 from entrypoints.environments.explicit import NODES
-from entrypoints.environments.place import Place, Reader
+from entrypoints.environments.process_view import ProcessView, Reader
 from entrypoints.errors import DetectionError, NotYetThereError
 
 SERVICE = "SLIPWAY_SERVICE"
@@ -24,8 +24,8 @@ class Compose(Environment):
     source = "https://docs.docker.com/engine/swarm/networking/"
 
     @classmethod
-    def detect(cls, place: Place) -> Allocation | None:
-        reader = Reader(place.variables)
+    def detect(cls, view: ProcessView) -> Allocation | None:
+        reader = Reader(view.variables)
         service = reader.text(SERVICE)
         if service is None:
             return None
@@ -35,7 +35,7 @@ class Compose(Environment):
             raise NotYetThereError(f"{name} has {len(found)} addresses so far, not {count}")
         if len(found) > count:
             raise DetectionError(f"{name} has {len(found)} addresses, but {NODES} is {count}: {', '.join(found)}")
-        mine = [address for address in found if address in place.addresses]
+        mine = [address for address in found if address in view.addresses]
         if len(mine) != 1:
             raise DetectionError(f"none of {name}'s addresses is this node's: {', '.join(found)}")
         reader.used[name] = ",".join(found)

@@ -8,7 +8,7 @@ import hashlib
 
 from entrypoints.environments.base import Allocation, Environment
 from entrypoints.environments.mpi import scheduler_job_id
-from entrypoints.environments.place import Place, Reader, distinct, rank_of
+from entrypoints.environments.process_view import ProcessView, Reader, distinct, rank_of
 from entrypoints.errors import DetectionError
 from entrypoints.hostlist import HostlistError, expand
 
@@ -31,19 +31,19 @@ class Explicit(Environment):
     source = "docs/design.md"
 
     @classmethod
-    def detect(cls, place: Place) -> Allocation | None:
-        reader = Reader(place.variables)
-        hosts = _hosts(place, reader)
+    def detect(cls, view: ProcessView) -> Allocation | None:
+        reader = Reader(view.variables)
+        hosts = _hosts(view, reader)
         rank = reader.number(NODE_RANK)
         if hosts is None:
-            return _by_number(reader, place, rank)
+            return _by_number(reader, view, rank)
         source = next(iter(reader.used))
         if rank is None:
-            rank = rank_of(place, hosts, source)
-            reader.used["hostname"] = place.hostname
-        elif place.hostname in hosts and hosts.index(place.hostname) != rank:
+            rank = rank_of(view, hosts, source)
+            reader.used["hostname"] = view.hostname
+        elif view.hostname in hosts and hosts.index(view.hostname) != rank:
             raise DetectionError(
-                f"{NODE_RANK} is {rank}, but {source} has {place.hostname} as node {hosts.index(place.hostname)}",
+                f"{NODE_RANK} is {rank}, but {source} has {view.hostname} as node {hosts.index(view.hostname)}",
                 hint=f"leave {NODE_RANK} unset: the host name tells it; or say another --hostname",
             )
         if rank >= len(hosts):
@@ -52,7 +52,7 @@ class Explicit(Environment):
             )
         return Allocation(
             environment=cls.name,
-            job_id=_job_id(place, ",".join(hosts)),
+            job_id=_job_id(view, ",".join(hosts)),
             node_count=len(hosts),
             node_rank=rank,
             hosts=hosts,
@@ -61,13 +61,13 @@ class Explicit(Environment):
         )
 
 
-def _hosts(place: Place, reader: Reader) -> tuple[str, ...] | None:
+def _hosts(view: ProcessView, reader: Reader) -> tuple[str, ...] | None:
     if text := reader.text(HOSTS):
         return _listed(text)
     path = reader.text(HOST_FILE)
     if path is None:
         return None
-    lines = place.lines(path)
+    lines = view.lines(path)
     if lines is None:
         raise DetectionError(f"{HOST_FILE} is {path}, which cannot be read here", hint="mount it into the container")
     names = [line.split("#")[0].split()[0].partition(":")[0] for line in lines if line.split("#")[0].strip()]
@@ -93,13 +93,13 @@ def _listed(text: str) -> tuple[str, ...]:
     return hosts
 
 
-def _by_number(reader: Reader, place: Place, rank: int | None) -> Allocation | None:
+def _by_number(reader: Reader, view: ProcessView, rank: int | None) -> Allocation | None:
     """The head's name, the number of nodes and this node's rank. Fewer of them only help other environments."""
     if rank is None:
         return None
     return Allocation(
         environment=Explicit.name,
-        job_id=_job_id(place, reader.required(HEAD, hint=_ALL_THREE)),
+        job_id=_job_id(view, reader.required(HEAD, hint=_ALL_THREE)),
         node_count=reader.required_number(NODES, hint=_ALL_THREE),
         node_rank=rank,
         head=reader.required(HEAD, hint=_ALL_THREE),
@@ -107,5 +107,5 @@ def _by_number(reader: Reader, place: Place, rank: int | None) -> Allocation | N
     )
 
 
-def _job_id(place: Place, nodes: str) -> str:
-    return scheduler_job_id(place.variables) or hashlib.sha256(nodes.encode()).hexdigest()[:8]
+def _job_id(view: ProcessView, nodes: str) -> str:
+    return scheduler_job_id(view.variables) or hashlib.sha256(nodes.encode()).hexdigest()[:8]

@@ -5,7 +5,7 @@ where the container has it; without it the head must be named.
 """
 
 from entrypoints.environments.base import Allocation, Environment
-from entrypoints.environments.place import Place, Reader, nodes_of_tasks
+from entrypoints.environments.process_view import ProcessView, Reader, nodes_of_tasks
 from entrypoints.errors import DetectionError
 from entrypoints.hostlist import HostlistError, expand
 
@@ -32,11 +32,11 @@ class Flux(Environment):
     source = "https://flux-framework.readthedocs.io/projects/flux-core/en/latest/man7/flux-environment.html"
 
     @classmethod
-    def detect(cls, place: Place) -> Allocation | None:
-        reader = Reader(place.variables)
+    def detect(cls, view: ProcessView) -> Allocation | None:
+        reader = Reader(view.variables)
         job_id = reader.text(JOB_ID)
         if job_id is None:
-            return _batch_script(place, reader)
+            return _batch_script(view, reader)
         count = reader.required_number(NODE_COUNT, hint=_HINT)
         size = reader.number(SIZE) or count
         local = reader.number(LOCAL_RANK)
@@ -48,7 +48,7 @@ class Flux(Environment):
         if size % count:
             raise DetectionError(f"{SIZE} is {size}, not a multiple of {NODE_COUNT} {count}", hint=_HINT)
         _, rank = nodes_of_tasks(task, size, local, size // count)
-        hosts = _hosts(place, ("flux", "job", "hostlist", job_id))
+        hosts = _hosts(view, ("flux", "job", "hostlist", job_id))
         hosts = hosts if hosts is not None and len(hosts) == count else None
         return Allocation(
             environment=cls.name,
@@ -63,16 +63,16 @@ class Flux(Environment):
         )
 
 
-def _batch_script(place: Place, reader: Reader) -> Allocation | None:
+def _batch_script(view: ProcessView, reader: Reader) -> Allocation | None:
     """The first process of a `flux batch` or `flux alloc` instance; None where no broker answers."""
     if reader.text(URI) is None:
         return None
-    hosts = _hosts(place, ("flux", "getattr", "hostlist"))
+    hosts = _hosts(view, ("flux", "getattr", "hostlist"))
     if hosts is None:
         return None
     return Allocation(
         environment=Flux.name,
-        job_id=place.ask("flux", "getattr", "jobid") or reader.used[URI],
+        job_id=view.ask("flux", "getattr", "jobid") or reader.used[URI],
         node_count=len(hosts),
         node_rank=0,
         hosts=hosts,
@@ -82,8 +82,8 @@ def _batch_script(place: Place, reader: Reader) -> Allocation | None:
     )
 
 
-def _hosts(place: Place, command: tuple[str, ...]) -> tuple[str, ...] | None:
-    answer = place.ask(*command)
+def _hosts(view: ProcessView, command: tuple[str, ...]) -> tuple[str, ...] | None:
+    answer = view.ask(*command)
     if not answer:
         return None
     try:

@@ -7,7 +7,7 @@ take the command's words apart again.
 
 from entrypoints.environments.base import Allocation, Environment
 from entrypoints.environments.mpi import array_job_id, local_rank, started_by_mpi
-from entrypoints.environments.place import Place, Reader, distinct, rank_of
+from entrypoints.environments.process_view import ProcessView, Reader, distinct, rank_of
 from entrypoints.errors import DetectionError
 
 JOB_ID = "JOB_ID"
@@ -39,20 +39,20 @@ class GridEngine(Environment):
     source = "https://manpages.debian.org/bookworm/gridengine-client/submit.1.en.html"
 
     @classmethod
-    def detect(cls, place: Place) -> Allocation | None:
-        reader = Reader(place.variables)
-        if not any(place.variables.get(mark) for mark in MARKS) or reader.text(JOB_ID) is None:
+    def detect(cls, view: ProcessView) -> Allocation | None:
+        reader = Reader(view.variables)
+        if not any(view.variables.get(mark) for mark in MARKS) or reader.text(JOB_ID) is None:
             return None
-        hosts = _hosts(place, reader)
+        hosts = _hosts(view, reader)
         if hosts is None:
             return None
-        rank = rank_of(place, hosts, HOST_FILE) if len(hosts) > 1 else 0
+        rank = rank_of(view, hosts, HOST_FILE) if len(hosts) > 1 else 0
         warnings = []
-        if len(hosts) > 1 and rank == 0 and not started_by_mpi(place.variables) and reader.text(SCRIPT) != "QRSH":
+        if len(hosts) > 1 and rank == 0 and not started_by_mpi(view.variables) and reader.text(SCRIPT) != "QRSH":
             warnings.append(f"a job script runs on the first host only: start the others too, with {_START}")
         return Allocation(
             environment=cls.name,
-            job_id=array_job_id(place.variables, JOB_ID),
+            job_id=array_job_id(view.variables, JOB_ID),
             node_count=len(hosts),
             node_rank=rank,
             local_rank=local_rank(reader),
@@ -63,14 +63,14 @@ class GridEngine(Environment):
         )
 
 
-def _hosts(place: Place, reader: Reader) -> tuple[str, ...] | None:
+def _hosts(view: ProcessView, reader: Reader) -> tuple[str, ...] | None:
     path, parallel = reader.text(HOST_FILE), reader.text(PARALLEL_ENVIRONMENT)
     if path is None and parallel is None:
-        return (place.hostname,)
-    lines = place.lines(path) if path is not None else None
+        return (view.hostname,)
+    lines = view.lines(path) if path is not None else None
     if lines:
         return distinct([line.split()[0] for line in lines])
-    if started_by_mpi(place.variables):
+    if started_by_mpi(view.variables):
         return None
     if path is None:
         raise DetectionError(f"this task of {parallel} was told no {HOST_FILE}", hint=f"start it with {_START}")

@@ -2,7 +2,7 @@
 
 from entrypoints.environments.base import Allocation, Environment
 from entrypoints.environments.mpi import by_tasks
-from entrypoints.environments.place import Place, Reader
+from entrypoints.environments.process_view import ProcessView, Reader
 
 NUMBERS = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 
@@ -17,7 +17,7 @@ class Hydra(Environment):
     source = "https://github.com/pmodels/mpich/blob/main/doc/wiki/how_to/Using_the_Hydra_Process_Manager.md"
 
     @classmethod
-    def detect(cls, place: Place) -> Allocation | None:
-        if not place.variables.get(NUMBERS[0]) or not place.variables.get(NUMBERS[1]):
+    def detect(cls, view: ProcessView) -> Allocation | None:
+        if not view.variables.get(NUMBERS[0]) or not view.variables.get(NUMBERS[1]):
             return None
-        return by_tasks(cls.name, place, Reader(place.variables), NUMBERS, (), "hydra")
+        return by_tasks(cls.name, view, Reader(view.variables), NUMBERS, (), "hydra")

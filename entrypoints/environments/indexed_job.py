@@ -7,7 +7,7 @@ import re
 
 from entrypoints.environments.base import Allocation, Environment
 from entrypoints.environments.explicit import HEAD, NODES
-from entrypoints.environments.place import Place, Reader
+from entrypoints.environments.process_view import ProcessView, Reader
 from entrypoints.errors import DetectionError
 
 INDEX = "JOB_COMPLETION_INDEX"
@@ -33,13 +33,13 @@ class IndexedJob(Environment):
     source = "https://kubernetes.io/docs/tasks/job/job-with-pod-to-pod-communication/"
 
     @classmethod
-    def detect(cls, place: Place) -> Allocation | None:
-        reader = Reader(place.variables)
+    def detect(cls, view: ProcessView) -> Allocation | None:
+        reader = Reader(view.variables)
         index = reader.number(INDEX)
         if index is None:
             return None
         count = reader.required_number(NODES, hint=SAY_THE_SIZE)
-        name, subdomain = pod_name(place, reader)
+        name, subdomain = pod_name(view, reader)
         job = name.removesuffix(f"-{index}")
         if job == name:
             raise DetectionError(
@@ -56,15 +56,15 @@ class IndexedJob(Environment):
             node_count=count,
             node_rank=index,
             hosts=tuple(f"{job}-{rank}.{subdomain}" for rank in range(count)) if subdomain and count < 10_000 else None,
-            head=head or place.hostname,
+            head=head or view.hostname,
             variables=reader.used,
         )
 
 
-def pod_name(place: Place, reader: Reader) -> tuple[str, str | None]:
+def pod_name(view: ProcessView, reader: Reader) -> tuple[str, str | None]:
     """This pod's host name and its subdomain, which the kubelet writes into /etc/hosts."""
-    reader.used["hostname"] = place.hostname
-    full = place.hostname if "." in place.hostname else place.fully_qualified() or place.hostname
+    reader.used["hostname"] = view.hostname
+    full = view.hostname if "." in view.hostname else view.fully_qualified() or view.hostname
     name, _, domain = full.partition(".")
     subdomain = re.sub(r"\.svc\..*$", "", domain)  # other namespaces resolve it with theirs, our own without as well
     return name, subdomain or None

@@ -8,7 +8,7 @@ import re
 from entrypoints.environments.base import Allocation, Environment
 from entrypoints.environments.explicit import NODES
 from entrypoints.environments.indexed_job import INDEX, SAY_THE_SIZE, pod_name
-from entrypoints.environments.place import Place, Reader
+from entrypoints.environments.process_view import ProcessView, Reader
 from entrypoints.errors import DetectionError
 
 NAME = "JOBSET_NAME"
@@ -27,10 +27,10 @@ class JobSet(Environment):
     source = "https://jobset.sigs.k8s.io/docs/concepts/"
 
     @classmethod
-    def detect(cls, place: Place) -> Allocation | None:
-        reader = Reader(place.variables)
+    def detect(cls, view: ProcessView) -> Allocation | None:
+        reader = Reader(view.variables)
         index = reader.number(INDEX)
-        name, subdomain = pod_name(place, reader)
+        name, subdomain = pod_name(view, reader)
         match = _POD.fullmatch(name)
         jobset = reader.text(NAME) or (subdomain or "").split(".")[0]
         if index is None or match is None or not jobset or not name.startswith(f"{jobset}-"):
@@ -46,7 +46,7 @@ class JobSet(Environment):
             )
         return Allocation(
             environment=cls.name,
-            job_id=f"{jobset}.{place.variables.get(RESTART, '')}",
+            job_id=f"{jobset}.{view.variables.get(RESTART, '')}",
             node_count=reader.required_number(NODES, hint=SAY_THE_SIZE),
             node_rank=job_index * (per_job or 0) + index,
             head=f"{job}-0-0.{subdomain or jobset}",

@@ -1,7 +1,7 @@
 """Kubeflow Trainer v2 (TrainJob): torchrun's PET_ variables in the pods of a JobSet."""
 
 from entrypoints.environments.base import Allocation, Environment
-from entrypoints.environments.place import Place, Reader
+from entrypoints.environments.process_view import ProcessView, Reader
 
 NODE_COUNT = "PET_NNODES"
 NODE_RANK = "PET_NODE_RANK"
@@ -20,9 +20,9 @@ class Kubeflow(Environment):
     source = "https://www.kubeflow.org/docs/components/trainer/user-guides/pytorch/"
 
     @classmethod
-    def detect(cls, place: Place) -> Allocation | None:
-        reader = Reader(place.variables)
-        if reader.text(NODE_COUNT) is None or not any(place.variables.get(mark) for mark in MARKS):
+    def detect(cls, view: ProcessView) -> Allocation | None:
+        reader = Reader(view.variables)
+        if reader.text(NODE_COUNT) is None or not any(view.variables.get(mark) for mark in MARKS):
             return None
         head = reader.required(HEAD, hint=_HINT)
         return Allocation(

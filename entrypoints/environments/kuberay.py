@@ -1,8 +1,8 @@
 """KubeRay: the pods' Ray cluster exists already, so the command only attaches to it."""
 
 from entrypoints.environments.base import Allocation, Environment
-from entrypoints.environments.place import Place, Reader
-from entrypoints.ray.ports import bracketed
+from entrypoints.environments.process_view import ProcessView, Reader
+from entrypoints.host.interfaces import bracketed
 
 HEAD = ("FQ_RAY_IP", "RAY_IP")
 ADDRESS = "RAY_ADDRESS"
@@ -22,13 +22,13 @@ class KubeRay(Environment):
     source = "https://docs.ray.io/en/latest/cluster/kubernetes/user-guides/config.html"
 
     @classmethod
-    def detect(cls, place: Place) -> Allocation | None:
-        reader = Reader(place.variables)
+    def detect(cls, view: ProcessView) -> Allocation | None:
+        reader = Reader(view.variables)
         head = reader.text(*HEAD)
         cluster = reader.text(CLUSTER)
         if head is None and cluster is None:
             return None
-        port = place.variables.get("RAY_PORT") or _PORT
+        port = view.variables.get("RAY_PORT") or _PORT
         attach = reader.text(ADDRESS) or (f"{bracketed(head)}:{port}" if head else None)
         if attach is None:
             return None

@@ -3,7 +3,7 @@
 import re
 
 from entrypoints.environments.base import Allocation, Environment
-from entrypoints.environments.place import Place, Reader
+from entrypoints.environments.process_view import ProcessView, Reader
 from entrypoints.errors import DetectionError
 
 LEADER = "LWS_LEADER_ADDRESS"
@@ -22,8 +22,8 @@ class LeaderWorkerSet(Environment):
     source = "https://lws.sigs.k8s.io/docs/reference/labels-annotations-and-environment-variables/"
 
     @classmethod
-    def detect(cls, place: Place) -> Allocation | None:
-        reader = Reader(place.variables)
+    def detect(cls, view: ProcessView) -> Allocation | None:
+        reader = Reader(view.variables)
         leader = reader.text(LEADER)
         if leader is None:
             return None
@@ -32,16 +32,16 @@ class LeaderWorkerSet(Environment):
             environment=cls.name,
             job_id=leader,
             node_count=reader.required_number(SIZE, hint=_NEWER),
-            node_rank=_rank_by_name(place, reader, leader) if rank is None else rank,
+            node_rank=_rank_by_name(view, reader, leader) if rank is None else rank,
             head=leader,
             variables=reader.used,
         )
 
 
-def _rank_by_name(place: Place, reader: Reader, leader: str) -> int:
+def _rank_by_name(view: ProcessView, reader: Reader, leader: str) -> int:
     """Pods are named `set-group` (the leader) and `set-group-index`."""
-    match = re.fullmatch(re.escape(leader.split(".")[0]) + r"(?:-(\d+))?", place.hostname.split(".")[0])
+    match = re.fullmatch(re.escape(leader.split(".")[0]) + r"(?:-(\d+))?", view.hostname.split(".")[0])
     if match is None:
-        raise DetectionError(f"{INDEX} is not set, and {place.hostname} is no pod of the leader {leader}", hint=_NEWER)
-    reader.used["hostname"] = place.hostname
+        raise DetectionError(f"{INDEX} is not set, and {view.hostname} is no pod of the leader {leader}", hint=_NEWER)
+    reader.used["hostname"] = view.hostname
     return int(match[1] or 0)

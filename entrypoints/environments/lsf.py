@@ -6,7 +6,7 @@ which holds the batch script and runs no task.
 
 from entrypoints.environments.base import Allocation, Environment
 from entrypoints.environments.mpi import array_job_id, local_rank, started_by_mpi
-from entrypoints.environments.place import Place, Reader, distinct, nodes_of_tasks, rank_of
+from entrypoints.environments.process_view import ProcessView, Reader, distinct, nodes_of_tasks, rank_of
 from entrypoints.errors import DetectionError
 
 JOB_ID = "LSB_JOBID"
@@ -29,17 +29,17 @@ class Lsf(Environment):
     source = "https://www.ibm.com/docs/en/spectrum-lsf/10.1.0?topic=variables-environment-variable-reference"
 
     @classmethod
-    def detect(cls, place: Place) -> Allocation | None:
-        reader = Reader(place.variables)
+    def detect(cls, view: ProcessView) -> Allocation | None:
+        reader = Reader(view.variables)
         job_id = reader.text(JOB_ID)
         if job_id is None:
             return None
-        job_id = array_job_id(place.variables, JOB_ID)
-        hosts, source = _hosts(place, reader)
-        if place.variables.get(JSM[0]):
-            return _below_jsrun(place, reader, job_id, hosts, source)
-        rank = rank_of(place, hosts, source)
-        started = started_by_mpi(place.variables) or reader.text(BLAUNCH_TASK) is not None
+        job_id = array_job_id(view.variables, JOB_ID)
+        hosts, source = _hosts(view, reader)
+        if view.variables.get(JSM[0]):
+            return _below_jsrun(view, reader, job_id, hosts, source)
+        rank = rank_of(view, hosts, source)
+        started = started_by_mpi(view.variables) or reader.text(BLAUNCH_TASK) is not None
         return Allocation(
             environment=cls.name,
             job_id=job_id,
@@ -53,9 +53,9 @@ class Lsf(Environment):
         )
 
 
-def _hosts(place: Place, reader: Reader) -> tuple[tuple[str, ...], str]:
+def _hosts(view: ProcessView, reader: Reader) -> tuple[tuple[str, ...], str]:
     """The hosts in LSF's order, and the variable that they come from."""
-    if (path := reader.text(HOST_FILE)) and (lines := place.lines(path)):
+    if (path := reader.text(HOST_FILE)) and (lines := view.lines(path)):
         return distinct([line.split()[0] for line in lines]), HOST_FILE
     reader.used.pop(HOST_FILE, None)
     if text := reader.text(SLOTS):
@@ -66,7 +66,7 @@ def _hosts(place: Place, reader: Reader) -> tuple[tuple[str, ...], str]:
     return distinct(reader.required(HOSTS, hint=f"hand {SLOTS} into the container").split()), HOSTS
 
 
-def _below_jsrun(place: Place, reader: Reader, job_id: str, hosts: tuple[str, ...], source: str) -> Allocation:
+def _below_jsrun(view: ProcessView, reader: Reader, job_id: str, hosts: tuple[str, ...], source: str) -> Allocation:
     task, size = (reader.required_number(name, hint=_HINT) for name in JSM[:2])
     local, local_size = (reader.number(name) for name in JSM[2:])
     if local is None or local_size is None:  # the hosts behind the launch node share the tasks
@@ -78,8 +78,8 @@ def _below_jsrun(place: Place, reader: Reader, job_id: str, hosts: tuple[str, ..
     if len(hosts) > count:
         raise DetectionError(f"{source} lists {len(hosts)} hosts, but jsrun uses {count} of them", hint=_HINT)
     named = [host.split(".")[0] for host in hosts]
-    if place.hostname.split(".")[0] in named:  # jsrun may number the hosts in an order of its own
-        rank = named.index(place.hostname.split(".")[0])
+    if view.hostname.split(".")[0] in named:  # jsrun may number the hosts in an order of its own
+        rank = named.index(view.hostname.split(".")[0])
     return Allocation(
         environment=Lsf.name,
         job_id=job_id,

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from entrypoints.environments.base import Allocation
-from entrypoints.environments.place import Place, Reader, nodes_of_tasks
+from entrypoints.environments.process_view import ProcessView, Reader, nodes_of_tasks
 from entrypoints.errors import DetectionError
 
 STARTED = ("OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PALS_RANKID", "MPI_LOCALNRANKS", "MPI_LOCALRANKID")
@@ -48,7 +48,7 @@ def array_job_id(variables: Mapping[str, str], name: str) -> str:
 
 def by_tasks(
     environment: str,
-    place: Place,
+    view: ProcessView,
     reader: Reader,
     names: tuple[str, str, str, str],
     heads: tuple[str, ...],
@@ -66,10 +66,10 @@ def by_tasks(
         local_size = 1
     count, rank = nodes_of_tasks(task, size, local, local_size)
     if not heads and count == 1:
-        heads = (place.hostname,)
+        heads = (view.hostname,)
     return Allocation(
         environment=environment,
-        job_id=scheduler_job_id(place.variables) or job_id,
+        job_id=scheduler_job_id(view.variables) or job_id,
         node_count=count,
         node_rank=rank,
         local_rank=local,

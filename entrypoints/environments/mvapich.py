@@ -2,7 +2,7 @@
 
 from entrypoints.environments.base import Allocation, Environment
 from entrypoints.environments.mpi import by_tasks
-from entrypoints.environments.place import Place, Reader
+from entrypoints.environments.process_view import ProcessView, Reader
 
 NUMBERS = ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE")
 
@@ -16,7 +16,7 @@ class Mvapich(Environment):
     source = "https://mvapich.cse.ohio-state.edu/userguide/"
 
     @classmethod
-    def detect(cls, place: Place) -> Allocation | None:
-        if not place.variables.get(NUMBERS[0]):
+    def detect(cls, view: ProcessView) -> Allocation | None:
+        if not view.variables.get(NUMBERS[0]):
             return None
-        return by_tasks(cls.name, place, Reader(place.variables), NUMBERS, (), "mvapich")
+        return by_tasks(cls.name, view, Reader(view.variables), NUMBERS, (), "mvapich")

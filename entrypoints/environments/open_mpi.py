@@ -8,7 +8,7 @@ import re
 
 from entrypoints.environments.base import Allocation, Environment
 from entrypoints.environments.mpi import by_tasks
-from entrypoints.environments.place import Place, Reader
+from entrypoints.environments.process_view import ProcessView, Reader
 
 NUMBERS = (
     "OMPI_COMM_WORLD_RANK",
@@ -35,12 +35,12 @@ class OpenMpi(Environment):
     source = "https://docs.open-mpi.org/en/v5.0.x/tuning-apps/environment-var.html"
 
     @classmethod
-    def detect(cls, place: Place) -> Allocation | None:
-        if not place.variables.get(NUMBERS[0]):
+    def detect(cls, view: ProcessView) -> Allocation | None:
+        if not view.variables.get(NUMBERS[0]):
             return None
-        reader = Reader(place.variables)
+        reader = Reader(view.variables)
         heads, job_id = launcher(reader)
-        return by_tasks(cls.name, place, reader, NUMBERS, heads, job_id)
+        return by_tasks(cls.name, view, reader, NUMBERS, heads, job_id)
 
 
 def launcher(reader: Reader) -> tuple[tuple[str, ...], str]:

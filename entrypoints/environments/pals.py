@@ -2,7 +2,7 @@
 
 from entrypoints.environments.base import Allocation, Environment
 from entrypoints.environments.mpi import ONE_PER_NODE, scheduler_job_id
-from entrypoints.environments.place import Place, Reader
+from entrypoints.environments.process_view import ProcessView, Reader
 from entrypoints.errors import DetectionError
 
 RANK = "PALS_RANKID"
@@ -22,8 +22,8 @@ class Pals(Environment):
     source = "https://cpe.ext.hpe.com/docs/latest/pals/index.html"
 
     @classmethod
-    def detect(cls, place: Place) -> Allocation | None:
-        reader = Reader(place.variables)
+    def detect(cls, view: ProcessView) -> Allocation | None:
+        reader = Reader(view.variables)
         if reader.text(RANK) is None:
             return None
         size = reader.required_number(*SIZE, hint=ONE_PER_NODE)
@@ -33,10 +33,10 @@ class Pals(Environment):
         count = size // local_size
         return Allocation(
             environment=cls.name,
-            job_id=scheduler_job_id(place.variables) or reader.text(JOB_ID) or "pals",
+            job_id=scheduler_job_id(view.variables) or reader.text(JOB_ID) or "pals",
             node_count=count,
             node_rank=reader.required_number(NODE_RANK, hint=ONE_PER_NODE),
             local_rank=reader.required_number(LOCAL_RANK, hint=ONE_PER_NODE),
-            head=place.hostname if count == 1 else None,
+            head=view.hostname if count == 1 else None,
             variables=reader.used,
         )

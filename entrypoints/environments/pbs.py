@@ -6,7 +6,7 @@ started the task has to say where it is.
 
 from entrypoints.environments.base import Allocation, Environment
 from entrypoints.environments.mpi import local_rank, started_by_mpi
-from entrypoints.environments.place import Place, Reader, distinct, rank_of
+from entrypoints.environments.process_view import ProcessView, Reader, distinct, rank_of
 from entrypoints.errors import DetectionError
 
 JOB_ID = "PBS_JOBID"
@@ -25,24 +25,24 @@ class Pbs(Environment):
     source = "https://2021.help.altair.com/2021.1/PBSProfessional/PBSUserGuide2021.1.pdf"
 
     @classmethod
-    def detect(cls, place: Place) -> Allocation | None:
-        reader = Reader(place.variables)
+    def detect(cls, view: ProcessView) -> Allocation | None:
+        reader = Reader(view.variables)
         job_id = reader.text(JOB_ID)
         if job_id is None:
             return None
         path = reader.required(NODE_FILE, hint="hand the PBS_ variables into the container")
-        lines = place.lines(path)
+        lines = view.lines(path)
         if not lines:
-            if started_by_mpi(place.variables):
+            if started_by_mpi(view.variables):
                 return None
             raise DetectionError(
                 f"{NODE_FILE} is {path}, which cannot be read here",
                 hint="mount it into the container, from a shared directory if it exists on the first node only",
             )
         hosts = distinct(lines)
-        rank = rank_of(place, hosts, NODE_FILE)
+        rank = rank_of(view, hosts, NODE_FILE)
         alone = ""
-        if rank == 0 and len(hosts) > 1 and not started_by_mpi(place.variables) and reader.number(TASK) in (None, 1):
+        if rank == 0 and len(hosts) > 1 and not started_by_mpi(view.variables) and reader.number(TASK) in (None, 1):
             alone = _ONE_PER_NODE
         return Allocation(
             environment=cls.name,

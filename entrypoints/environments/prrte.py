@@ -4,7 +4,7 @@ from entrypoints.environments.base import Allocation, Environment
 from entrypoints.environments.explicit import NODES
 from entrypoints.environments.mpi import ONE_PER_NODE, scheduler_job_id
 from entrypoints.environments.open_mpi import NAMESPACE, launcher
-from entrypoints.environments.place import Place, Reader
+from entrypoints.environments.process_view import ProcessView, Reader
 
 LAUNCHED = "PRTE_LAUNCHED"
 RANK = "PMIX_RANK"
@@ -19,14 +19,14 @@ class Prrte(Environment):
     source = "https://docs.prrte.org/en/latest/"
 
     @classmethod
-    def detect(cls, place: Place) -> Allocation | None:
-        reader = Reader(place.variables)
+    def detect(cls, view: ProcessView) -> Allocation | None:
+        reader = Reader(view.variables)
         if reader.text(LAUNCHED) is None:
             return None
         heads, job_id = launcher(reader)
         return Allocation(
             environment=cls.name,
-            job_id=scheduler_job_id(place.variables) or job_id,
+            job_id=scheduler_job_id(view.variables) or job_id,
             node_count=reader.required_number(NODES, hint=f"say it with --nodes, and {ONE_PER_NODE}"),
             node_rank=reader.required_number(RANK, hint=ONE_PER_NODE),
             head=heads[0] if heads else None,

@@ -5,7 +5,7 @@ sign is the master's name, `<job>-master-0`. Below torchrun (LOCAL_RANK) they co
 """
 
 from entrypoints.environments.base import Allocation, Environment
-from entrypoints.environments.place import Place, Reader
+from entrypoints.environments.process_view import ProcessView, Reader
 
 HEAD = ("PET_MASTER_ADDR", "MASTER_ADDR")
 NODE_COUNT = ("PET_NNODES", "WORLD_SIZE")
@@ -24,12 +24,12 @@ class PyTorchJob(Environment):
     source = "https://www.kubeflow.org/docs/components/trainer/legacy-v1/user-guides/pytorch/"
 
     @classmethod
-    def detect(cls, place: Place) -> Allocation | None:
-        reader = Reader(place.variables)
+    def detect(cls, view: ProcessView) -> Allocation | None:
+        reader = Reader(view.variables)
         head = reader.text(*HEAD)
         if head in ("localhost", "127.0.0.1"):
-            head = place.hostname
-        if head is None or not head.split(".")[0].endswith(_MASTER) or place.variables.get("LOCAL_RANK"):
+            head = view.hostname
+        if head is None or not head.split(".")[0].endswith(_MASTER) or view.variables.get("LOCAL_RANK"):
             return None
         return Allocation(
             environment=cls.name,

@@ -1,7 +1,7 @@
 """RunPod Instant Clusters."""
 
 from entrypoints.environments.base import Allocation, Environment
-from entrypoints.environments.place import Place, Reader
+from entrypoints.environments.process_view import ProcessView, Reader
 
 HEAD = ("PRIMARY_ADDR", "MASTER_ADDR")
 NODE_RANK = "NODE_RANK"
@@ -20,14 +20,14 @@ class RunPod(Environment):
     source = "https://docs.runpod.io/instant-clusters/configuration"
 
     @classmethod
-    def detect(cls, place: Place) -> Allocation | None:
-        reader = Reader(place.variables)
-        if not any(place.variables.get(mark) for mark in MARKS) or reader.text(COUNT) is None:
+    def detect(cls, view: ProcessView) -> Allocation | None:
+        reader = Reader(view.variables)
+        if not any(view.variables.get(mark) for mark in MARKS) or reader.text(COUNT) is None:
             return None
         head = reader.required(*HEAD, hint=_HINT)
         return Allocation(
             environment=cls.name,
-            job_id=f"{head}:{place.variables.get('PRIMARY_PORT', '')}",
+            job_id=f"{head}:{view.variables.get('PRIMARY_PORT', '')}",
             node_count=reader.required_number(COUNT, hint=_HINT),
             node_rank=reader.required_number(NODE_RANK, hint=_HINT),
             local_rank=reader.number("LOCAL_RANK") or 0,

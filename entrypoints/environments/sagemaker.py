@@ -7,7 +7,7 @@ import json
 import re
 
 from entrypoints.environments.base import Allocation, Environment
-from entrypoints.environments.place import Place, Reader, rank_of
+from entrypoints.environments.process_view import ProcessView, Reader, rank_of
 from entrypoints.errors import DetectionError
 
 HOSTS = "SM_HOSTS"
@@ -25,14 +25,14 @@ class SageMaker(Environment):
     source = "https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-training-algo-running-container.html"
 
     @classmethod
-    def detect(cls, place: Place) -> Allocation | None:
-        reader = Reader(place.variables)
-        found = _from_variables(reader) or _from_file(place, reader)
+    def detect(cls, view: ProcessView) -> Allocation | None:
+        reader = Reader(view.variables)
+        found = _from_variables(reader) or _from_file(view, reader)
         if found is None:
             return None
         hosts, current = found
         ordered = tuple(sorted(hosts, key=_natural))
-        me = Place(variables={}, hostname=current, root=place.root)
+        me = ProcessView(variables={}, hostname=current, root=view.root)
         return Allocation(
             environment=cls.name,
             job_id=reader.text(*JOB) or ordered[0],
@@ -51,8 +51,8 @@ def _from_variables(reader: Reader) -> tuple[list[str], str] | None:
     return _names(HOSTS, text), reader.required(CURRENT, hint="the SageMaker training toolkit sets it")
 
 
-def _from_file(place: Place, reader: Reader) -> tuple[list[str], str] | None:
-    lines = place.lines(CONFIG)
+def _from_file(view: ProcessView, reader: Reader) -> tuple[list[str], str] | None:
+    lines = view.lines(CONFIG)
     if lines is None:
         return None
     try:

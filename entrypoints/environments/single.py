@@ -3,7 +3,7 @@
 import secrets
 
 from entrypoints.environments.base import Allocation, Environment
-from entrypoints.environments.place import Place
+from entrypoints.environments.process_view import ProcessView
 from entrypoints.errors import DetectionError
 
 RANKS = ("NODE_RANK", "PET_NODE_RANK", "GROUP_RANK", "RANK")
@@ -20,11 +20,11 @@ class Single(Environment):
     source = "docs/design.md"
 
     @classmethod
-    def detect(cls, place: Place) -> Allocation:
+    def detect(cls, view: ProcessView) -> Allocation:
         for name in RANKS:
-            if place.variables.get(name, "").strip("0").isdigit():
+            if view.variables.get(name, "").strip("0").isdigit():
                 raise DetectionError(
-                    f"{name} is {place.variables[name]}, so there are other nodes, but nothing says how many",
+                    f"{name} is {view.variables[name]}, so there are other nodes, but nothing says how many",
                     hint=f"hand NNODES and MASTER_ADDR into the container too; for a node on its own unset {name}",
                 )
         return Allocation(
@@ -32,7 +32,7 @@ class Single(Environment):
             job_id=secrets.token_hex(4),  # nobody else needs to know it, but two jobs on one host must differ
             node_count=1,
             node_rank=0,
-            hosts=(place.hostname,),
-            head=place.hostname,
+            hosts=(view.hostname,),
+            head=view.hostname,
             variables={},
         )

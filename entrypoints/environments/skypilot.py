@@ -1,7 +1,7 @@
 """SkyPilot tasks."""
 
 from entrypoints.environments.base import Allocation, Environment
-from entrypoints.environments.place import Place, Reader
+from entrypoints.environments.process_view import ProcessView, Reader
 from entrypoints.errors import DetectionError
 
 ADDRESSES = "SKYPILOT_NODE_IPS"
@@ -21,8 +21,8 @@ class SkyPilot(Environment):
     source = "https://docs.skypilot.co/en/latest/running-jobs/environment-variables.html"
 
     @classmethod
-    def detect(cls, place: Place) -> Allocation | None:
-        reader = Reader(place.variables)
+    def detect(cls, view: ProcessView) -> Allocation | None:
+        reader = Reader(view.variables)
         text = reader.text(ADDRESSES)
         if text is None:
             return None

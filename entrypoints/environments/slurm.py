@@ -7,7 +7,7 @@ but the first, so only the job's list and the node's own name are right on every
 
 from entrypoints.environments.base import Allocation, Environment
 from entrypoints.environments.mpi import local_rank, started_by_mpi
-from entrypoints.environments.place import Place, Reader, rank_of
+from entrypoints.environments.process_view import ProcessView, Reader, rank_of
 from entrypoints.errors import DetectionError
 from entrypoints.hostlist import HostlistError, expand
 
@@ -37,15 +37,15 @@ class Slurm(Environment):
     source = "https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES"
 
     @classmethod
-    def detect(cls, place: Place) -> Allocation | None:
-        reader = Reader(place.variables)
+    def detect(cls, view: ProcessView) -> Allocation | None:
+        reader = Reader(view.variables)
         job_id = reader.text(JOB_ID)
         if job_id is None:
             return None
         if restarts := reader.number(RESTARTS):
             job_id = f"{job_id}+{restarts}"  # a task that a requeue left over must not meet the new ones
-        if started_by_mpi(place.variables):
-            return _below_mpirun(place, reader, job_id)
+        if started_by_mpi(view.variables):
+            return _below_mpirun(view, reader, job_id)
         count = reader.required_number(*NODE_COUNT, hint=_START_WITH_SRUN)
         hosts = _hosts(reader, NODE_LIST)
         step_id = reader.text(STEP_ID)
@@ -69,14 +69,14 @@ class Slurm(Environment):
         )
 
 
-def _below_mpirun(place: Place, reader: Reader, job_id: str) -> Allocation:
+def _below_mpirun(view: ProcessView, reader: Reader, job_id: str) -> Allocation:
     hosts = _hosts(reader, NODE_LIST[1:])
-    name = reader.text(NODE_NAME) or place.hostname
+    name = reader.text(NODE_NAME) or view.hostname
     return Allocation(
         environment=Slurm.name,
         job_id=job_id,
         node_count=len(hosts),
-        node_rank=rank_of(Place(variables={}, hostname=name, root=place.root), hosts, NODE_LIST[1]),
+        node_rank=rank_of(ProcessView(variables={}, hostname=name, root=view.root), hosts, NODE_LIST[1]),
         local_rank=local_rank(reader),
         hosts=hosts,
         head=hosts[0],

@@ -8,7 +8,7 @@
 """
 
 from entrypoints.environments.base import Allocation, Environment
-from entrypoints.environments.place import Place, Reader
+from entrypoints.environments.process_view import ProcessView, Reader
 from entrypoints.errors import DetectionError
 
 NODE_COUNT = ("PET_NNODES", "NNODES")
@@ -28,8 +28,8 @@ class Torchrun(Environment):
     source = "https://pytorch.org/docs/stable/elastic/run.html#environment-variables"
 
     @classmethod
-    def detect(cls, place: Place) -> Allocation | None:
-        reader = Reader(place.variables)
+    def detect(cls, view: ProcessView) -> Allocation | None:
+        reader = Reader(view.variables)
         layout = _by_nodes(reader) or _by_processes(reader)
         if layout is None:
             return None
@@ -38,10 +38,10 @@ class Torchrun(Environment):
         if head is None:
             if node_count > 1:
                 raise DetectionError(f"{' and '.join(HEAD)} are not set for {node_count} nodes", hint=_NAME_THE_NODES)
-            head = place.hostname
+            head = view.hostname
         return Allocation(
             environment=cls.name,
-            job_id=reader.text(*JOB_ID) or f"{head}:{place.variables.get('MASTER_PORT', '')}",
+            job_id=reader.text(*JOB_ID) or f"{head}:{view.variables.get('MASTER_PORT', '')}",
             node_count=node_count,
             node_rank=node_rank,
             local_rank=local_rank,

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from entrypoints.environments.base import Allocation, Environment
-from entrypoints.environments.place import Place, Reader
+from entrypoints.environments.process_view import ProcessView, Reader
 from entrypoints.errors import DetectionError
 
 SPEC = "CLUSTER_SPEC"
@@ -20,8 +20,8 @@ class VertexAi(Environment):
     source = "https://cloud.google.com/vertex-ai/docs/training/distributed-training"
 
     @classmethod
-    def detect(cls, place: Place) -> Allocation | None:
-        reader = Reader(place.variables)
+    def detect(cls, view: ProcessView) -> Allocation | None:
+        reader = Reader(view.variables)
         text = reader.text(SPEC)
         if text is None or "workerpool" not in text:
             return None

@@ -7,7 +7,7 @@ lists together, beginning with the task that is called master, head, leader, lau
 import re
 
 from entrypoints.environments.base import Allocation, Environment
-from entrypoints.environments.place import Place, Reader, distinct, rank_of
+from entrypoints.environments.process_view import ProcessView, Reader, distinct, rank_of
 from entrypoints.errors import DetectionError
 
 INDEX = ("VC_TASK_INDEX", "VK_TASK_INDEX")
@@ -25,17 +25,17 @@ class Volcano(Environment):
     source = "https://github.com/volcano-sh/volcano/blob/master/docs/user-guide/how_to_use_env_plugin.md"
 
     @classmethod
-    def detect(cls, place: Place) -> Allocation | None:
-        tasks = sorted({match[1] for name in place.variables if (match := _TASK.fullmatch(name))}, key=_order)
+    def detect(cls, view: ProcessView) -> Allocation | None:
+        tasks = sorted({match[1] for name in view.variables if (match := _TASK.fullmatch(name))}, key=_order)
         if not tasks:
             return None
-        reader = Reader(place.variables)
+        reader = Reader(view.variables)
         index = reader.number(*INDEX)
-        lists = [_hosts(place, reader, task) for task in tasks]
+        lists = [_hosts(view, reader, task) for task in tasks]
         hosts = distinct([host for listed in lists for host in listed])
         if len(lists) > 1 or index is None:
-            index = rank_of(place, hosts, "+".join(f"VC_{task}_HOSTS" for task in tasks))
-            reader.used["hostname"] = place.hostname
+            index = rank_of(view, hosts, "+".join(f"VC_{task}_HOSTS" for task in tasks))
+            reader.used["hostname"] = view.hostname
         return Allocation(
             environment=cls.name,
             job_id=hosts[0],
@@ -51,11 +51,11 @@ def _order(task: str) -> tuple[bool, str]:
     return not _FIRST.search(task), task
 
 
-def _hosts(place: Place, reader: Reader, task: str) -> list[str]:
+def _hosts(view: ProcessView, reader: Reader, task: str) -> list[str]:
     """One kind's list: in the variable, or in the file that follows changes of scale."""
     text = reader.text(f"VC_{task}_HOSTS") or ""
     path = f"{_FOLDER}/{task.lower().replace('_', '-')}.host"
-    found = [host.strip() for host in text.split(",") if host.strip()] or place.lines(path)
+    found = [host.strip() for host in text.split(",") if host.strip()] or view.lines(path)
     if not found:
         raise DetectionError(f"neither VC_{task}_HOSTS nor {path} lists a host", hint="use Volcano's plug-in svc")
     return found

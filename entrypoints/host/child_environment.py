@@ -7,7 +7,7 @@ from pathlib import Path
 
 from entrypoints.errors import UsageError
 from entrypoints.host.fabric_settings import Setting, apply
-from entrypoints.wire.secret import TOKEN, TOKEN_FILE
+from entrypoints.options import TOKEN, TOKEN_FILE
 
 CACHE_DIR = "SLIPWAY_CACHE_DIR"
 CACHES = {

@@ -43,6 +43,11 @@ def address_of(interface: str) -> str | None:
     return _ipv4_address(interface) or next((address for name, address in _ipv6_addresses() if name == interface), None)
 
 
+def bracketed(address: str) -> str:
+    """The address as written before a port: `[::1]` for IPv6, `127.0.0.1` unchanged."""
+    return f"[{address}]" if ":" in address else address
+
+
 def _ipv4_address(interface: str) -> str | None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:

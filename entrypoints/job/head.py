@@ -167,7 +167,7 @@ def _head_address(peers: list[Peer]) -> str:
 
 async def run_command(node: Node, environment: Mapping[str, str]) -> int:
     """Run the command in the foreground; returns its status. Being cancelled ends it. Raises CommandNotFoundError."""
-    process = node.family.spawn(node.options.command, environment, foreground=True)
+    process = node.process_tree.spawn(node.options.command, environment, foreground=True)
     try:
         return await process.status()
     finally:

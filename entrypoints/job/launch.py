@@ -19,10 +19,10 @@ from entrypoints.job.head import lead, run_command
 from entrypoints.job.node import Node
 from entrypoints.job.worker import follow
 from entrypoints.logs import log_folder, start_logging
-from entrypoints.options import JOB_DIR, Options
-from entrypoints.preflight import Verdict, failures, preflight_node, run_checks
+from entrypoints.options import JOB_DIR, TOKEN, TOKEN_FILE, Options
+from entrypoints.preflight import Verdict, failures, gather_facts, run_checks
 from entrypoints.wire.rendezvous import meeting_place, shared_home
-from entrypoints.wire.secret import TOKEN, TOKEN_FILE, load_token, make_token
+from entrypoints.wire.secret import load_token, make_token
 
 _LOOK_AGAIN = 0.5
 """Seconds between two looks at a name server that does not know all nodes yet."""
@@ -45,8 +45,9 @@ def locate(variables: Mapping[str, str], hostname: str, deadline: float) -> Dete
 def launch(detection: Detection, options: Options, hostname: str, variables: Mapping[str, str]) -> int:
     """Play this node's part; returns the job's exit status. Raises LaunchError."""
     allocation = detection.allocation
-    logs = options.log_directory
-    start_logging(allocation, log_folder(logs, allocation, hostname) if logs is not None else None)
+    rank, logs = allocation.node_rank, options.log_directory
+    folder = log_folder(logs, rank, hostname) if logs is not None else None
+    start_logging(rank, allocation.local_rank, folder)
     log.info("%s: node %d of %d (%s)", allocation.environment, allocation.node_rank, allocation.node_count, hostname)
     for text in (*detection.conflicts, *allocation.warnings):
         log.warning("%s", text)
@@ -121,8 +122,7 @@ def _preflight(
     allocation: Allocation, options: Options, host: Host, variables: Mapping[str, str]
 ) -> list[dict[str, Any]]:
     """Run the checks of this node; returns the hard failures, which the head hears of when it is met."""
-    place = preflight_node(Tree(), host, allocation, variables, options.control_port)
-    findings = run_checks(place)
+    findings = run_checks(gather_facts(Tree(), host, allocation, variables, options.control_port))
     for finding in findings:
         if finding.verdict in (Verdict.WARN, Verdict.FAIL):
             log.warning("preflight %s: %s; %s", finding.check, finding.message, finding.fix)

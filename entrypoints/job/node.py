@@ -15,7 +15,7 @@ from entrypoints.host.interfaces import INTERFACE, address_of, interface_of
 from entrypoints.host.settings import Host
 from entrypoints.logs import log_folder
 from entrypoints.options import Options
-from entrypoints.processes import Family, Process
+from entrypoints.processes import Process, ProcessTree
 from entrypoints.ray.attach import leave_note
 from entrypoints.ray.directory import directory_prefix
 from entrypoints.ray.node import RayNode
@@ -51,7 +51,7 @@ class Node:
         self.hostname = hostname
         self.environment = environment
         self.control_port = options.control_port or control_port(allocation.job_id)
-        self.family = Family()
+        self.process_tree = ProcessTree()
         self.ray: RayNode | None = None
         self._deadline = time.monotonic() + options.deadline
         self._failure: asyncio.Future[LaunchError] = asyncio.get_running_loop().create_future()
@@ -118,12 +118,10 @@ class Node:
     def make_ray(self, token: str) -> RayNode:
         """Prepare Ray on this node, with ports that are free now."""
         assert self.options.ray is not None
-        place = (self.allocation.job_id, self.allocation.node_rank)
-        ports, prefix = (
-            free_ray_ports(*place, self.options.ray.cpus),
-            directory_prefix(*place, self.options.control_port),
-        )
-        self.ray = RayNode(self.family, self.options.ray, ports, self.environment, token, prefix)
+        job_id, rank = self.allocation.job_id, self.allocation.node_rank
+        ports = free_ray_ports(job_id, rank, self.options.ray.cpus)
+        prefix = directory_prefix(job_id, rank, self.options.control_port)
+        self.ray = RayNode(self.process_tree, self.options.ray, ports, self.environment, token, prefix)
         return self.ray
 
     def watch_ray(self) -> None:
@@ -181,10 +179,10 @@ class Node:
         for task in self._beside:
             task.cancel()
         await asyncio.gather(*self._beside, return_exceptions=True)
-        await self.family.end_all(RAY_GRACE)
+        await self.process_tree.end_all(RAY_GRACE)
         if self.ray is not None:
             if self.options.log_directory is not None:
-                self.ray.keep_logs(log_folder(self.options.log_directory, self.allocation, self.hostname))
+                self.ray.keep_logs(log_folder(self.options.log_directory, self.allocation.node_rank, self.hostname))
             self.ray.remove_directory()
             self.ray = None
 

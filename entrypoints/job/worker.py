@@ -6,9 +6,9 @@ import os
 import socket
 
 from entrypoints.errors import JobEndedError, LaunchError, NodeLostError, PeersMissingError, RayFailedError
+from entrypoints.host.interfaces import bracketed
 from entrypoints.job.hello import say_hello
 from entrypoints.job.node import Node, node_name
-from entrypoints.ray.ports import bracketed
 from entrypoints.wire.channel import LONGEST_LINE, Channel, ChannelLostError, RefusedError, introduce
 from entrypoints.wire.network import connect, is_loopback, resolve
 from entrypoints.wire.secret import ray_token

@@ -10,20 +10,20 @@ from entrypoints.environments import Allocation
 from entrypoints.errors import PreflightError
 from entrypoints.host.settings import Host
 from entrypoints.host.tree import Tree
-from entrypoints.preflight.check import Check, Finding, Node, Verdict
+from entrypoints.preflight.check import Check, Finding, NodeFacts, Verdict
 from entrypoints.preflight.devices import driver, gpu_access, rdma
 from entrypoints.preflight.limits import locked_memory, open_files, shared_memory, stack
-from entrypoints.preflight.places import disk, leftovers, ports
+from entrypoints.preflight.resources import disk, leftovers, ports
 from entrypoints.ray.ports import control_port
 
 __all__ = [
     "CHECKS",
     "Finding",
-    "Node",
+    "NodeFacts",
     "Verdict",
     "as_table",
     "failures",
-    "preflight_node",
+    "gather_facts",
     "refuse",
     "run_checks",
     "write_report",
@@ -39,11 +39,11 @@ REPORT, FAILING_HOSTS = "preflight.json", "failing_hosts.txt"
 log = logging.getLogger(__name__)
 
 
-def preflight_node(
+def gather_facts(
     tree: Tree, host: Host, allocation: Allocation, variables: Mapping[str, str], chosen_port: int | None
-) -> Node:
+) -> NodeFacts:
     """What the checks look at."""
-    return Node(
+    return NodeFacts(
         tree=tree,
         host=host,
         allocation=allocation,
@@ -54,9 +54,9 @@ def preflight_node(
     )
 
 
-def run_checks(node: Node) -> list[Finding]:
+def run_checks(facts: NodeFacts) -> list[Finding]:
     """Ask every check, in order."""
-    return [check(node) for check in CHECKS]
+    return [check(facts) for check in CHECKS]
 
 
 def as_table(findings: Sequence[Finding]) -> str:

@@ -38,7 +38,7 @@ class Finding:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Node:
+class NodeFacts:
     """All that checks look at."""
 
     tree: Tree
@@ -67,7 +67,7 @@ class Node:
         return Verdict.FAIL if self.allocation.node_count > 1 else Verdict.WARN
 
 
-Check = Callable[[Node], Finding]
+Check = Callable[[NodeFacts], Finding]
 
 
 def ok(check: str, message: str) -> Finding:

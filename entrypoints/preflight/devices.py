@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from entrypoints.host.versions import release
-from entrypoints.preflight.check import Finding, Node, Verdict, ok, skip
+from entrypoints.preflight.check import Finding, NodeFacts, Verdict, ok, skip
 
 _MINIMUM_DRIVER = ((13, (580,)), (12, (525,)), (11, (450,)))
 """NVIDIA's driver for each CUDA major version:
@@ -17,36 +17,36 @@ _OLD_AMDGPU = (6, 10)
 https://rocm.docs.amd.com/projects/install-on-linux/en/latest/reference/user-kernel-space-compat-matrix.html"""
 
 
-def gpu_access(node: Node) -> Finding:
-    if node.target == "rocm":
-        return _amd(node)
-    if node.target == "cuda":
-        return _nvidia(node)
+def gpu_access(facts: NodeFacts) -> Finding:
+    if facts.target == "rocm":
+        return _amd(facts)
+    if facts.target == "cuda":
+        return _nvidia(facts)
     return skip("gpu", "this image uses none")
 
 
-def _amd(node: Node) -> Finding:
+def _amd(facts: NodeFacts) -> Finding:
     flags = "--device /dev/kfd --device /dev/dri"
-    kfd = node.tree.path("dev/kfd")
+    kfd = facts.tree.path("dev/kfd")
     if not kfd.exists():
         return Finding(
             "gpu", Verdict.FAIL, "/dev/kfd is not there", f"run the container with {flags}; is amdgpu loaded?"
         )
-    renders = sorted(node.tree.path("dev/dri").glob("renderD*"))
+    renders = sorted(facts.tree.path("dev/dri").glob("renderD*"))
     if not renders:
         return Finding("gpu", Verdict.FAIL, "/dev/dri has no render node", f"run the container with {flags}")
     for device in (kfd, *renders):
         if not os.access(device, os.R_OK | os.W_OK):
             gid = device.stat().st_gid
             return Finding(
-                "gpu", Verdict.FAIL, f"{_name(node, device)} belongs to group {gid}, which this user is not in",
+                "gpu", Verdict.FAIL, f"{_name(facts, device)} belongs to group {gid}, which this user is not in",
                 f"run the container with --group-add {gid}, the host's number: names differ between host and image",
             )  # fmt: skip
     return ok("gpu", f"{len(renders)} render nodes")
 
 
-def _nvidia(node: Node) -> Finding:
-    devices = [path for path in node.tree.path("dev").glob("nvidia*") if path.name.removeprefix("nvidia").isdigit()]
+def _nvidia(facts: NodeFacts) -> Finding:
+    devices = [path for path in facts.tree.path("dev").glob("nvidia*") if path.name.removeprefix("nvidia").isdigit()]
     if not devices:
         return Finding(
             "gpu", Verdict.FAIL, "no /dev/nvidia0", "run the container with --gpus all (NVIDIA Container Toolkit)"
@@ -54,27 +54,27 @@ def _nvidia(node: Node) -> Finding:
     for device in sorted(devices):
         if not os.access(device, os.R_OK | os.W_OK):
             return Finding(
-                "gpu", Verdict.FAIL, f"{_name(node, device)} cannot be opened", "run the container with --gpus all"
+                "gpu", Verdict.FAIL, f"{_name(facts, device)} cannot be opened", "run the container with --gpus all"
             )
     return ok("gpu", f"{len(devices)} GPUs")
 
 
-def _name(node: Node, path: Path) -> str:
-    return f"/{path.relative_to(node.tree.root)}"
+def _name(facts: NodeFacts, path: Path) -> str:
+    return f"/{path.relative_to(facts.tree.root)}"
 
 
-def driver(node: Node) -> Finding:
+def driver(facts: NodeFacts) -> Finding:
     """The host's kernel driver against the image's CUDA or ROCm."""
-    if node.target == "cuda":
-        return _nvidia_driver(node)
-    if node.target == "rocm":
-        return _amd_driver(node)
+    if facts.target == "cuda":
+        return _nvidia_driver(facts)
+    if facts.target == "rocm":
+        return _amd_driver(facts)
     return skip("driver", "this image needs none")
 
 
-def _nvidia_driver(node: Node) -> Finding:
-    text = node.tree.text("proc/driver/nvidia/version")
-    cuda = node.host.versions.get("cuda")
+def _nvidia_driver(facts: NodeFacts) -> Finding:
+    text = facts.tree.text("proc/driver/nvidia/version")
+    cuda = facts.host.versions.get("cuda")
     if text is None:
         return Finding(
             "driver", Verdict.FAIL, "no NVIDIA driver is loaded on this host", "install it, or use the cpu image"
@@ -91,9 +91,9 @@ def _nvidia_driver(node: Node) -> Finding:
     return ok("driver", f"NVIDIA {version}, CUDA {cuda}")
 
 
-def _amd_driver(node: Node) -> Finding:
-    version, rocm = node.tree.text("sys/module/amdgpu/version"), node.host.versions.get("rocm", "unknown")
-    if not node.tree.exists("sys/class/kfd"):
+def _amd_driver(facts: NodeFacts) -> Finding:
+    version, rocm = facts.tree.text("sys/module/amdgpu/version"), facts.host.versions.get("rocm", "unknown")
+    if not facts.tree.exists("sys/class/kfd"):
         return Finding(
             "driver", Verdict.FAIL, "no AMD driver is loaded on this host", "load amdgpu, or use the cpu image"
         )
@@ -106,25 +106,25 @@ def _amd_driver(node: Node) -> Finding:
     return ok("driver", f"amdgpu {version}, ROCm {rocm}")
 
 
-def rdma(node: Node, load: Callable[[str], object] = ctypes.CDLL) -> Finding:
+def rdma(facts: NodeFacts, load: Callable[[str], object] = ctypes.CDLL) -> Finding:
     """Whether NCCL can use the adapters that the host has. If not, it takes sockets without a word: much slower."""
-    if not node.rdma:
+    if not facts.rdma:
         return skip("rdma", "no RDMA adapter here, or an image without GPUs")
-    kind = node.host.fabric.kind
-    fallback = f"the host has {len(node.host.fabric.choice.hcas)} {kind} adapters, but NCCL would silently use sockets"
-    devices = sorted(node.tree.path("dev/infiniband").glob("uverbs*"))
+    kind = facts.host.fabric.kind
+    fallback = f"the host has {len(facts.host.fabric.choice.hcas)} {kind} adapters, but NCCL would silently use sockets"
+    devices = sorted(facts.tree.path("dev/infiniband").glob("uverbs*"))
     flag = "run the container with --device /dev/infiniband --cap-add IPC_LOCK"
     if not devices:
-        return Finding("rdma", node.severe, f"{fallback}: /dev/infiniband is not in this container", flag)
+        return Finding("rdma", facts.severe, f"{fallback}: /dev/infiniband is not in this container", flag)
     for device in devices:
         if not os.access(device, os.R_OK | os.W_OK):
             why = os.strerror(errno.EACCES).lower()
-            return Finding("rdma", node.severe, f"{fallback}: {_name(node, device)}: {why}", flag)
+            return Finding("rdma", facts.severe, f"{fallback}: {_name(facts, device)}: {why}", flag)
     for library in ("libibverbs.so.1", *(("libfabric.so.1",) if kind == "efa" else ())):
         try:
             load(library)
         except OSError as error:
             return Finding(
-                "rdma", node.severe, f"{fallback}: {error}", "use an image with rdma-core, or SLIPWAY_HCAS=none"
+                "rdma", facts.severe, f"{fallback}: {error}", "use an image with rdma-core, or SLIPWAY_HCAS=none"
             )
-    return ok("rdma", f"{len(node.host.fabric.choice.hcas)} {kind} adapters can be opened")
+    return ok("rdma", f"{len(facts.host.fabric.choice.hcas)} {kind} adapters can be opened")

@@ -4,7 +4,7 @@ import os
 import resource
 from pathlib import Path
 
-from entrypoints.preflight.check import GIB, MIB, Finding, Node, Verdict, ok, skip
+from entrypoints.preflight.check import GIB, MIB, Finding, NodeFacts, Verdict, ok, skip
 
 NCCL_SHARED_MEMORY = 1 * GIB
 """NCCL asks for it: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html#shared-memory"""
@@ -15,14 +15,14 @@ LEAST_FILES, ENOUGH_FILES = 4_096, 65_536
 """Ray keeps a few connections for each of its workers and peers."""
 
 
-def shared_memory(node: Node, directory: Path = Path("/dev/shm")) -> Finding:
+def shared_memory(facts: NodeFacts, directory: Path = Path("/dev/shm")) -> Finding:
     try:
         status = os.statvfs(directory)
     except OSError as error:
         return Finding(
             "shm", Verdict.FAIL, f"{directory}: {error.strerror}", "run the container with --shm-size or --ipc=host"
         )
-    return judge_shared_memory(status.f_blocks * status.f_frsize, node.gpus)
+    return judge_shared_memory(status.f_blocks * status.f_frsize, facts.gpus)
 
 
 def judge_shared_memory(size: int, gpus: int) -> Finding:
@@ -39,25 +39,25 @@ def judge_shared_memory(size: int, gpus: int) -> Finding:
     return ok("shm", words)
 
 
-def locked_memory(node: Node) -> Finding:
-    return judge_locked_memory(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0], node)
+def locked_memory(facts: NodeFacts) -> Finding:
+    return judge_locked_memory(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0], facts)
 
 
-def judge_locked_memory(limit: int, node: Node) -> Finding:
+def judge_locked_memory(limit: int, facts: NodeFacts) -> Finding:
     """`limit` in bytes; negative is unlimited."""
-    if not node.rdma:
+    if not facts.rdma:
         return skip("memlock", "no RDMA adapter here, or an image without GPUs")
     if limit < 0 or limit >= MEMLOCK:
         return ok("memlock", "unlimited" if limit < 0 else f"{limit // GIB} GiB")
     return Finding(
-        "memlock", node.severe,
+        "memlock", facts.severe,
         f"only {limit // 1024} KiB may be locked: RDMA cannot register buffers, and NCCL takes sockets or fails",
         "run the container with --ulimit memlock=-1 --cap-add IPC_LOCK",
     )  # fmt: skip
 
 
-def stack(node: Node) -> Finding:
-    return judge_stack(resource.getrlimit(resource.RLIMIT_STACK)[0], node.gpus)
+def stack(facts: NodeFacts) -> Finding:
+    return judge_stack(resource.getrlimit(resource.RLIMIT_STACK)[0], facts.gpus)
 
 
 def judge_stack(limit: int, gpus: int) -> Finding:
@@ -68,7 +68,7 @@ def judge_stack(limit: int, gpus: int) -> Finding:
     return ok("stack", "unlimited" if limit < 0 else f"{limit // MIB} MiB")
 
 
-def open_files(_node: Node) -> Finding:
+def open_files(_facts: NodeFacts) -> Finding:
     return judge_open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))
 
 

@@ -56,7 +56,7 @@ class Rank:
         """An address of this node and a port that is free now."""
         import socket
 
-        from entrypoints.ray.ports import bracketed
+        from entrypoints.host.interfaces import bracketed
 
         with socket.socket() as probe:
             probe.bind(("", 0))

@@ -19,7 +19,9 @@ _NOTE = "attach.json"
 
 
 @dataclass(frozen=True)
-class Note:
+class ClusterNote:
+    """One node's description of the cluster that it is part of."""
+
     job_id: str
     launch: int
     """Process id of the `launch` whose cluster it is."""
@@ -30,11 +32,11 @@ class Note:
 def leave_note(directory: Path, job_id: str, environment: Mapping[str, str]) -> None:
     temporary = directory / f".{_NOTE}"  # the note appears whole
     temporary.touch(mode=0o600)
-    temporary.write_text(json.dumps(asdict(Note(job_id, os.getpid(), dict(environment)))), encoding="utf-8")
+    temporary.write_text(json.dumps(asdict(ClusterNote(job_id, os.getpid(), dict(environment)))), encoding="utf-8")
     temporary.replace(directory / _NOTE)
 
 
-def find_note(job: str | None, root: Path = Path("/tmp")) -> Note:
+def find_note(job: str | None, root: Path = Path("/tmp")) -> ClusterNote:
     """The note of the one cluster that runs on this node, or of the one that this job has. Raises NoClusterError."""
     notes = [note for path in sorted(root.glob(f"{PATTERN}/{_NOTE}")) if (note := _read(path)) is not None]
     fitting = [note for note in notes if job is None or job in (note.job_id, plain_job_id(note.job_id))]
@@ -50,7 +52,7 @@ def find_note(job: str | None, root: Path = Path("/tmp")) -> Note:
     )
 
 
-def attach(note: Note, command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
+def attach(note: ClusterNote, command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
     """Become the command, or a shell if there is none. Raises CommandNotFoundError."""
     words = list(command) or [environment.get("SHELL") or "/bin/sh"]
     try:
@@ -64,12 +66,12 @@ def plain_job_id(job_id: str) -> str:
     return re.sub(r"(\+\d+)?(\.\d+)?$", "", job_id)
 
 
-def _read(path: Path) -> Note | None:
+def _read(path: Path) -> ClusterNote | None:
     """None if the note is another user's, or its launch is gone."""
     try:
         if path.stat().st_uid != os.getuid():
             return None
-        note = Note(**json.loads(path.read_text(encoding="utf-8")))
+        note = ClusterNote(**json.loads(path.read_text(encoding="utf-8")))
         os.kill(note.launch, 0)
     except OSError:
         return None

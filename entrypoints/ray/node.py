@@ -12,10 +12,11 @@ from pathlib import Path
 
 from entrypoints.errors import RayFailedError
 from entrypoints.host.child_environment import without_launchers
+from entrypoints.host.interfaces import bracketed
 from entrypoints.options import Dashboard, RayOptions
-from entrypoints.processes import Family, Process
+from entrypoints.processes import Process, ProcessTree
 from entrypoints.ray.object_store import choose_object_store
-from entrypoints.ray.ports import RayPorts, bracketed, can_bind
+from entrypoints.ray.ports import RayPorts, can_bind
 
 WATCHED = ("raylet", "gcs_server")
 _HEAD_ONLY = ("gcs", "client_server", "dashboard", "dashboard_metrics")
@@ -38,11 +39,11 @@ def ray_authentication(token: str) -> dict[str, str]:
 
 
 class RayNode:
-    """Ray on this node. Its processes belong to the family, which ends them."""
+    """Ray on this node. Its processes belong to the process_tree, which ends them."""
 
     def __init__(
         self,
-        family: Family,
+        process_tree: ProcessTree,
         options: RayOptions,
         ports: RayPorts,
         environment: Mapping[str, str],
@@ -50,7 +51,7 @@ class RayNode:
         prefix: str = "slipway-ray-",
     ) -> None:
         """Raises RayFailedError if there is no place to write."""
-        self._family = family
+        self._process_tree = process_tree
         self._options = options
         self._ports = ports
         self._dashboard: Dashboard | None = None
@@ -144,7 +145,7 @@ class RayNode:
         """Run one of Ray's programs to its end; returns what it said. Raises RayFailedError with the last of that."""
         output = self.directory / f"{what.replace(' ', '-')}.log"
         with output.open("wb") as file:
-            process = self._family.spawn(command, self._environment, output=file)
+            process = self._process_tree.spawn(command, self._environment, output=file)
         try:
             status = await process.status()
         except asyncio.CancelledError:
@@ -159,7 +160,7 @@ class RayNode:
 
     def watched(self) -> dict[str, Process]:
         """Ray's vital processes on this node, by name. Raises RayFailedError if there are none already."""
-        found = self._family.adopted(WATCHED)
+        found = self._process_tree.adopted(WATCHED)
         if "raylet" not in found:
             self.report_last_words("raylet")
             raise RayFailedError("ray start left no raylet behind")

@@ -11,31 +11,31 @@ _MIB = 1024**2
 
 
 @dataclass(frozen=True)
-class ObjectStore:
+class ObjectStoreSize:
     size: int
     """Bytes."""
     reason: str
 
 
-def choose_object_store(requested: int | None) -> ObjectStore:
+def choose_object_store(requested: int | None) -> ObjectStoreSize:
     """What was asked for, else min(30 % of RAM, 80 % of /dev/shm).
 
     A store larger than /dev/shm would be put on disk below /tmp, where it is slow and fills the container's layer.
     """
     if requested is not None:
-        return ObjectStore(requested, "as asked for")
+        return ObjectStoreSize(requested, "as asked for")
     memory, shared = available_memory(), free_shared_memory()
     size = min(memory * 3 // 10, shared * 8 // 10)
     which = (
         f"30 % of {memory // _MIB} MiB RAM" if size == memory * 3 // 10 else f"80 % of {shared // _MIB} MiB /dev/shm"
     )
     if size < RAY_MINIMUM:
-        return ObjectStore(
+        return ObjectStoreSize(
             RAY_MINIMUM,
             f"Ray's minimum, as {which} is less; it lies on disk in /tmp and is slow: run the container with a larger "
             "--shm-size or --ipc=host",
         )
-    return ObjectStore(size, which)
+    return ObjectStoreSize(size, which)
 
 
 def available_memory() -> int:

@@ -110,8 +110,3 @@ def can_bind(port: int) -> bool:
         except OSError:
             return False
     return True
-
-
-def bracketed(address: str) -> str:
-    """The address as it stands in front of a port: `[::1]`, but `127.0.0.1`."""
-    return f"[{address}]" if ":" in address else address

@@ -39,8 +39,8 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Note:
-    """What the head leaves."""
+class HeadNote:
+    """The token and the addresses that the head leaves for the other nodes."""
 
     token: str
     heads: tuple[str, ...]
@@ -126,7 +126,7 @@ def leave(directory: Path, job_id: str, token: str, heads: Sequence[str]) -> Pat
     return path
 
 
-def find(directory: Path, job_id: str, deadline: float) -> Note:
+def find(directory: Path, job_id: str, deadline: float) -> HeadNote:
     """Wait for the head's note. Raises PeersMissingError at the deadline, TokenError if others may have written it."""
     path = note_path(directory, job_id)
     began, give_up = time.time(), time.monotonic() + deadline
@@ -134,7 +134,7 @@ def find(directory: Path, job_id: str, deadline: float) -> Note:
     while True:
         document = _read(path)
         if document is not None and document.get("written", 0) > began - _OLDEST:
-            return Note(str(document["token"]), tuple(str(head) for head in document["heads"]))
+            return HeadNote(str(document["token"]), tuple(str(head) for head in document["heads"]))
         if time.monotonic() > give_up:
             raise PeersMissingError(
                 f"the head left no note {path} within {deadline:g} s", f"start the head too, with the same {JOB_DIR}"

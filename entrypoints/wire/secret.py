@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from entrypoints.errors import TokenError
-
-TOKEN = "SLIPWAY_TOKEN"
-TOKEN_FILE = "SLIPWAY_TOKEN_FILE"
+from entrypoints.options import JOB_DIR, TOKEN, TOKEN_FILE
 
 _GIVE_A_TOKEN = (
     f"give every node the same {TOKEN} or {TOKEN_FILE} (openssl rand -hex 32 > token; chmod 600 token), "
-    "or SLIPWAY_JOB_DIR, a directory that all share; a home on NFS or the like serves by itself below a scheduler"
+    f"or a {JOB_DIR} that they share; in a scheduler's job a home directory on a network file system is enough"
 )
 
 

@@ -82,7 +82,7 @@ def test_explain_is_for_people_too(start: Start) -> None:
 
 
 def test_explain_loads_nothing_heavy() -> None:
-    program = "import sys, entrypoints.commands.subcommands; print({'asyncio', 'ray'} & set(sys.modules))"
+    program = "import sys, entrypoints.cli; print({'asyncio', 'ray'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
 
@@ -112,7 +112,7 @@ def test_hosts_prints_a_host_a_line(start: Start) -> None:
 def test_a_bomb_of_hosts_is_refused(start: Start) -> None:
     ended = start("hosts", "a[1-999999999]").wait()
     assert (ended.status, ended.stdout) == (2, "")
-    assert "error: 'a[1-999999999]' is no host list: more than 65536 hosts" in ended.stderr
+    assert "error: 'a[1-999999999]' is not a host list: more than 65536 hosts" in ended.stderr
 
 
 def test_a_service_whose_replicas_do_not_appear_is_an_error_at_the_deadline(start: Start) -> None:

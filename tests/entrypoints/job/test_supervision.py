@@ -15,7 +15,7 @@ from tests.entrypoints.conftest import PATIENCE, REPOSITORY, Start
 
 UNFORESEEN = """
 import asyncio
-from entrypoints.environments.place import Place
+from entrypoints.environments.process_view import ProcessView
 from entrypoints.environments.single import Single
 from entrypoints.job.node import Node
 from entrypoints.options import Options
@@ -24,7 +24,7 @@ async def divide():
     return 1 / 0
 
 async def main():
-    allocation = Single.detect(Place(variables={}, hostname="here"))
+    allocation = Single.detect(ProcessView(variables={}, hostname="here"))
     node = Node(allocation, Options(command=("true",)), None, "here", {})
     node.beside(divide())
     await node.unless_failed(asyncio.sleep(60))

@@ -11,8 +11,8 @@ from entrypoints.environments import detect
 from entrypoints.errors import PreflightError
 from entrypoints.host.settings import examine_host
 from entrypoints.host.tree import Tree
-from entrypoints.preflight import CHECKS, Verdict, failures, preflight_node, refuse
-from entrypoints.preflight.check import GIB, MIB, Finding, Node
+from entrypoints.preflight import CHECKS, Verdict, failures, gather_facts, refuse
+from entrypoints.preflight.check import GIB, MIB, Finding, NodeFacts
 from entrypoints.preflight.devices import driver, gpu_access, rdma
 from entrypoints.preflight.limits import (
     judge_locked_memory,
@@ -21,7 +21,7 @@ from entrypoints.preflight.limits import (
     judge_stack,
     shared_memory,
 )
-from entrypoints.preflight.places import disk, judge_disk, leftovers, ports
+from entrypoints.preflight.resources import disk, judge_disk, leftovers, ports
 from entrypoints.ray.directory import directory_prefix
 from tests.entrypoints import hosts
 from tests.entrypoints.conftest import Start
@@ -30,12 +30,12 @@ from tests.entrypoints.hosts import HostTree
 TWO_NODES = {"SLIPWAY_HOSTS": "a,b", "SLIPWAY_NODE_RANK": "0"}
 
 
-def node(root: Path, target: str = "cuda", pins: dict[str, str] | None = None, **variables: str) -> Node:
+def facts_of(root: Path, target: str = "cuda", pins: dict[str, str] | None = None, **variables: str) -> NodeFacts:
     HostTree(root).image(target=target, pins=pins or {})
     tree = Tree(root)
     host = examine_host(tree, variables)
     allocation = detect({**TWO_NODES, **variables}, "a", root).allocation
-    return replace(preflight_node(tree, host, allocation, variables, None), temporary=root)
+    return replace(gather_facts(tree, host, allocation, variables, None), temporary=root)
 
 
 @pytest.mark.parametrize(
@@ -62,13 +62,13 @@ def test_limits_are_judged(finding: Finding, verdict: str, words: str) -> None:
 
 
 def test_missing_shared_memory_is_a_failure(tmp_path: Path) -> None:
-    assert shared_memory(node(tmp_path), tmp_path / "absent").verdict is Verdict.FAIL
+    assert shared_memory(facts_of(tmp_path), tmp_path / "absent").verdict is Verdict.FAIL
 
 
 @pytest.mark.parametrize(("limit", "verdict"), [(64 * 1024, "fail"), (-1, "ok"), (64 * GIB, "ok")])
 def test_rdma_needs_locked_memory(tmp_path: Path, limit: int, verdict: str) -> None:
     hosts.dgx_h100(tmp_path)
-    found = judge_locked_memory(limit, node(tmp_path))
+    found = judge_locked_memory(limit, facts_of(tmp_path))
     assert found.verdict == verdict
     if verdict == "fail":
         assert "--ulimit memlock=-1" in found.fix
@@ -76,18 +76,18 @@ def test_rdma_needs_locked_memory(tmp_path: Path, limit: int, verdict: str) -> N
 
 def test_one_node_alone_is_only_warned_about_its_network(tmp_path: Path) -> None:
     hosts.dgx_h100(tmp_path)
-    alone = node(tmp_path, SLIPWAY_HOSTS="a")
+    alone = facts_of(tmp_path, SLIPWAY_HOSTS="a")
     assert judge_locked_memory(64 * 1024, alone).verdict is Verdict.WARN
     assert rdma(alone).verdict is Verdict.WARN
 
 
 def test_without_rdma_locked_memory_does_not_matter(tmp_path: Path) -> None:
-    assert judge_locked_memory(64 * 1024, node(tmp_path)).verdict is Verdict.SKIP
+    assert judge_locked_memory(64 * 1024, facts_of(tmp_path)).verdict is Verdict.SKIP
 
 
 def test_adapters_that_the_container_cannot_open_are_a_fallback_that_is_named(tmp_path: Path) -> None:
     hosts.dgx_h100(tmp_path)
-    found = rdma(node(tmp_path))
+    found = rdma(facts_of(tmp_path))
     assert found.verdict is Verdict.FAIL
     assert "has 8 infiniband adapters, but NCCL would silently use sockets: /dev/infiniband is not" in found.message
     assert "--device /dev/infiniband" in found.fix
@@ -99,24 +99,24 @@ def test_libraries_that_do_not_load_are_a_fallback_that_is_named(tmp_path: Path)
         raise OSError(f"{name}: cannot open shared object file")
 
     hosts.dgx_h100(tmp_path).write("dev/infiniband/uverbs0", "")
-    found = rdma(node(tmp_path), load)
+    found = rdma(facts_of(tmp_path), load)
     assert "silently use sockets: libibverbs.so.1: cannot open shared object file" in found.message
-    assert rdma(node(tmp_path), lambda name: name).verdict is Verdict.OK
+    assert rdma(facts_of(tmp_path), lambda name: name).verdict is Verdict.OK
 
 
 def test_the_users_choice_against_rdma_is_respected(tmp_path: Path) -> None:
     hosts.dgx_h100(tmp_path)
-    assert rdma(node(tmp_path, SLIPWAY_HCAS="none")).verdict is Verdict.SKIP
+    assert rdma(facts_of(tmp_path, SLIPWAY_HCAS="none")).verdict is Verdict.SKIP
 
 
 def test_rocm_devices_name_the_flag_that_is_missing(tmp_path: Path) -> None:
-    place = node(tmp_path, "rocm")
-    assert gpu_access(place).message == "/dev/kfd is not there"
+    facts = facts_of(tmp_path, "rocm")
+    assert gpu_access(facts).message == "/dev/kfd is not there"
     tree = hosts.mi300x(tmp_path)
     tree.write("dev/kfd", "")
-    assert gpu_access(place).message == "/dev/dri has no render node"
+    assert gpu_access(facts).message == "/dev/dri has no render node"
     tree.write("dev/dri/renderD128", "")
-    assert gpu_access(place).verdict is Verdict.OK
+    assert gpu_access(facts).verdict is Verdict.OK
 
 
 def test_a_foreign_render_group_is_named_by_its_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +125,7 @@ def test_a_foreign_render_group_is_named_by_its_number(tmp_path: Path, monkeypat
     tree.write("dev/kfd", "")
     tree.write("dev/dri/renderD128", "")
     monkeypatch.setattr("os.access", lambda path, _: "renderD" not in str(path))
-    found = gpu_access(node(tmp_path, "rocm"))
+    found = gpu_access(facts_of(tmp_path, "rocm"))
     gid = (tmp_path / "dev/dri/renderD128").stat().st_gid
     assert found.message == f"/dev/dri/renderD128 belongs to group {gid}, which this user is not in"
     assert f"--group-add {gid}" in found.fix
@@ -144,7 +144,7 @@ def test_the_driver_must_suit_the_images_cuda(tmp_path: Path, version: str | Non
     if version:
         words = f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {version}  Wed Aug 27 11:01:06 UTC 2025"
         hosts.HostTree(tmp_path).write("proc/driver/nvidia/version", words)
-    assert driver(node(tmp_path, "cuda", {"nvidia-cuda-runtime": cuda})).verdict == verdict
+    assert driver(facts_of(tmp_path, "cuda", {"nvidia-cuda-runtime": cuda})).verdict == verdict
 
 
 @pytest.mark.parametrize(("version", "verdict"), [("6.14.14", "ok"), ("6.7.0", "warn"), (None, "ok")])
@@ -152,51 +152,51 @@ def test_an_old_amd_driver_is_a_warning(tmp_path: Path, version: str | None, ver
     tree = hosts.mi300x(tmp_path)
     if version:
         tree.write("sys/module/amdgpu/version", version)
-    assert driver(node(tmp_path, "rocm", {"torch": "2.13.0+rocm7.2"})).verdict == verdict
+    assert driver(facts_of(tmp_path, "rocm", {"torch": "2.13.0+rocm7.2"})).verdict == verdict
 
 
 def test_the_cpu_image_asks_for_no_gpu(tmp_path: Path) -> None:
-    place = node(tmp_path, "cpu")
-    assert gpu_access(place).verdict is Verdict.SKIP
-    assert driver(place).verdict is Verdict.SKIP
+    facts = facts_of(tmp_path, "cpu")
+    assert gpu_access(facts).verdict is Verdict.SKIP
+    assert driver(facts).verdict is Verdict.SKIP
     hosts.dgx_h100(tmp_path)
-    assert rdma(node(tmp_path, "cpu")).verdict is Verdict.SKIP
+    assert rdma(facts_of(tmp_path, "cpu")).verdict is Verdict.SKIP
 
 
 def test_a_temporary_directory_that_cannot_be_written_is_a_failure(tmp_path: Path) -> None:
-    found = disk(replace(node(tmp_path), temporary=tmp_path / "absent"))
+    found = disk(replace(facts_of(tmp_path), temporary=tmp_path / "absent"))
     assert found.verdict is Verdict.FAIL
     assert "cannot be written: No such file or directory" in found.message
 
 
 def test_a_taken_control_port_is_a_failure_on_the_head(tmp_path: Path) -> None:
     with socket.create_server(("", 0)) as other:
-        place = replace(node(tmp_path), control_port=other.getsockname()[1])
-        assert ports(place).verdict is Verdict.FAIL
-        assert "is taken" in ports(place).message
-        worker = replace(place, allocation=replace(place.allocation, node_rank=1))
+        facts = replace(facts_of(tmp_path), control_port=other.getsockname()[1])
+        assert ports(facts).verdict is Verdict.FAIL
+        assert "is taken" in ports(facts).message
+        worker = replace(facts, allocation=replace(facts.allocation, node_rank=1))
         assert ports(worker).verdict is not Verdict.FAIL
 
 
 def test_a_control_port_that_the_kernel_may_hand_out_is_a_warning(tmp_path: Path) -> None:
-    assert ports(replace(node(tmp_path), control_port=65_000)).verdict is Verdict.WARN
+    assert ports(replace(facts_of(tmp_path), control_port=65_000)).verdict is Verdict.WARN
 
 
 def test_a_ray_that_an_earlier_start_left_is_named(tmp_path: Path) -> None:
-    place = node(tmp_path)
-    prefix = directory_prefix(place.allocation.job_id, 0, None)
+    facts = facts_of(tmp_path)
+    prefix = directory_prefix(facts.allocation.job_id, 0, None)
     for pid, words in {
         "11": f"raylet\0--temp-dir=/tmp/{prefix}x1/session",
         "12": "raylet\0/tmp/slipway-ray-other",
     }.items():
         (tmp_path / "proc" / pid).mkdir(parents=True)
         (tmp_path / "proc" / pid / "cmdline").write_text(words, encoding="ascii")
-    found = leftovers(place, tmp_path / "proc")
+    found = leftovers(facts, tmp_path / "proc")
     assert found.verdict is Verdict.FAIL
     assert found.fix == "end them: kill -9 11"
-    other = replace(place, allocation=replace(place.allocation, node_rank=1))
+    other = replace(facts, allocation=replace(facts.allocation, node_rank=1))
     assert leftovers(other, tmp_path / "proc").verdict is Verdict.OK
-    beside = replace(place, chosen_port=20_001)  # another job on the same hosts
+    beside = replace(facts, chosen_port=20_001)  # another job on the same hosts
     assert leftovers(beside, tmp_path / "proc").verdict is Verdict.OK
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from entrypoints.errors import RayFailedError
 from entrypoints.options import RayOptions
-from entrypoints.processes import Family
+from entrypoints.processes import ProcessTree
 from entrypoints.ray.node import RayNode
 from entrypoints.ray.ports import CONTROL_PORTS, RayPorts, control_port, ray_blocks
 
@@ -42,7 +42,7 @@ def test_jobs_differ_but_nodes_agree() -> None:
 
 
 def test_no_place_to_write_is_an_error() -> None:
-    no_processes = cast(Family, None)
+    no_processes = cast(ProcessTree, None)
     with pytest.raises(RayFailedError, match="/tmp cannot be written: No such file or directory"):
         RayNode(no_processes, RayOptions(), RayPorts(30_000), {}, "token", prefix="no/such/")
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from entrypoints.host.interfaces import address_of, interface_of
-from entrypoints.ray.ports import bracketed
+from entrypoints.host.interfaces import address_of, bracketed, interface_of
 from entrypoints.wire.network import connect
 
 NOWHERE = "240.0.0.1"

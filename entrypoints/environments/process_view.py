@@ -15,7 +15,7 @@ _LOCAL_ADDRESS = re.compile(r"\|-- (\S+)\s+/32 host LOCAL")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class ProcessView:
     """One node, as seen by one process. Nothing here is read before it is asked for."""
 
     variables: Mapping[str, str]
@@ -104,21 +104,20 @@ def distinct(hosts: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(hosts))
 
 
-def rank_of(place: Place, hosts: Sequence[str], source: str) -> int:
+def rank_of(view: ProcessView, hosts: Sequence[str], source: str) -> int:
     """This node's place in a list: by its full name, an unambiguous short name, or one of its addresses.
 
     Raises DetectionError if it is not there, or there twice.
     """
-    if place.hostname in hosts:
-        return hosts.index(place.hostname)
-    short = place.hostname.split(".")[0]
+    if view.hostname in hosts:
+        return hosts.index(view.hostname)
+    short = view.hostname.split(".")[0]
     matches = [rank for rank, host in enumerate(hosts) if host.split(".")[0] == short]
     if not matches:
-        matches = [rank for rank, host in enumerate(hosts) if host in place.addresses]
+        matches = [rank for rank, host in enumerate(hosts) if host in view.addresses]
     if len(matches) != 1:
         raise DetectionError(
-            f"this host is {place.hostname}, which is {'ambiguous' if matches else 'not'} in "
-            f"{source}={','.join(hosts)}",
+            f"this host is {view.hostname}, which is {'ambiguous' if matches else 'not'} in {source}={','.join(hosts)}",
             hint=f"say which of them it is with --node-rank or SLIPWAY_NODE_RANK (0 to {len(hosts) - 1})",
         )
     return matches[0]
