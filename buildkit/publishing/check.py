@@ -14,7 +14,8 @@ from buildkit.errors import BuildkitError, RegistryError, TrustError
 from buildkit.publishing import provenance, sbom
 from buildkit.publishing.inventory import Inventory, apply_layer, read_inventory
 from buildkit.publishing.signature import Trust, signed_annotations
-from buildkit.registry.client import INDEX, Descriptor, Manifest, Registry, read_object
+from buildkit.registry.client import Registry
+from buildkit.registry.content import INDEX, Descriptor, Manifest, read_object
 
 # What is attached, and the name of the annotation under which its digest is signed.
 ATTACHMENTS = {

@@ -1,4 +1,4 @@
-"""Who we are for a registry, and whom we trust: docker's configuration, basic and token authentication, certificates.
+"""Credentials and certificates for a registry: docker's configuration, basic and token authentication.
 
 Tokens: https://distribution.github.io/distribution/spec/auth/token/.
 """
@@ -23,7 +23,7 @@ CHALLENGE = re.compile(r'(\w+)="([^"]*)"')
 
 @dataclass(frozen=True)
 class Credentials:
-    """Empty for an anonymous caller. Some registries have `docker login` keep an `identity_token` and no password."""
+    """Empty for an anonymous caller. Some registries give `docker login` an `identity_token` instead of a password."""
 
     user: str = ""
     password: str = ""
@@ -34,13 +34,13 @@ class Credentials:
 
 
 def read_credentials(host: str) -> Credentials:
-    """What `docker login HOST` has stored in `$DOCKER_CONFIG` or `~/.docker`, or a credential helper keeps."""
+    """The credentials of `docker login HOST`, from `$DOCKER_CONFIG`, `~/.docker` or a credential helper."""
     try:
         config: AuthConfig = load_config()
         found = config.resolve_authconfig(host) or {}
     except DockerException as error:
         raise RegistryError(
-            f"docker's stored credentials for {host} cannot be read: {error}", "log in again"
+            f"docker's stored credentials for {host} cannot be read: {error}", f"run `docker login {host}` again"
         ) from error
     # The SDK spells them in two ways: as in config.json, and as credential helpers answer.
     values = {name.lower(): value for name, value in found.items() if value}
@@ -48,7 +48,7 @@ def read_credentials(host: str) -> Credentials:
 
 
 def trusted_ca(host: str, named: Path | None) -> Path | None:
-    """The named certificates, else docker's for this registry, else the system's."""
+    """The named certificates, docker's for this registry, or the system's, in this order."""
     folder = Path("/etc/docker/certs.d") / host
     return named or next(iter(sorted(folder.glob("*.crt"))), None) or find_ca(os.environ, None, Path("/"))
 
@@ -56,13 +56,13 @@ def trusted_ca(host: str, named: Path | None) -> Path | None:
 def authorize(
     session: requests.Session, answer: requests.Response, credentials: Credentials, reference: Reference, push: bool
 ) -> None:
-    """Gives the session what the 401 answer asks for. Raises `RegistryError` when there is nothing to give."""
+    """Adds the credentials that the 401 answer asks for to the session. Raises `RegistryError` if there are none."""
     scheme, _, rest = answer.headers.get("WWW-Authenticate", "").partition(" ")
     if scheme.lower() == "basic" and credentials.user:
         session.auth = (credentials.user, credentials.password)
     elif scheme.lower() == "bearer":
         challenge = {match[1]: match[2] for match in CHALLENGE.finditer(rest)}
-        if push:  # some registries ask for `pull` only, whatever was tried
+        if push:  # some registries ask for `pull` only, even when we push
             challenge["scope"] = f"repository:{reference.repository}:pull,push"
         session.auth = Bearer(fetch_token(session, challenge, credentials, reference))
     else:
@@ -87,8 +87,8 @@ def fetch_token(
     realm = challenge.get("realm", "")
     if reference.secure and urlsplit(realm).scheme != "https":
         raise RegistryError(
-            f"{reference.host} asks to send the password to {realm or 'nowhere'}, which is not HTTPS",
-            "mend the registry's token settings",
+            f"{reference.host} asks us to send the password to {realm or 'nowhere'}, which is not HTTPS",
+            "set an https:// token realm in the registry's configuration",
         )
     query: dict[str, str] = {name: challenge[name] for name in ("service", "scope") if name in challenge}
     if credentials.identity_token:
@@ -104,7 +104,7 @@ def fetch_token(
         answer = session.get(realm, params=query, timeout=TIMEOUT, auth=basic if credentials.user else Anonymous())
     if answer.status_code >= 400:
         raise RegistryError(
-            f"{urlsplit(realm).hostname} gives no token for {reference.name}: HTTP {answer.status_code}",
+            f"{urlsplit(realm).hostname} gave no token for {reference.name}: HTTP {answer.status_code}",
             f"run `docker login {reference.host}` as a user who may push to {reference.repository}",
         )
     found = answer.json()
@@ -112,7 +112,7 @@ def fetch_token(
 
 
 class Anonymous(requests.auth.AuthBase):
-    """Sends no credentials: an expired token of the session must not go along to the place that gives new ones."""
+    """Sends no credentials, so that the session's token goes to no other server."""
 
     def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
         return request

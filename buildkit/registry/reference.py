@@ -1,4 +1,4 @@
-"""Names of images in a registry: `[http://]HOST[:PORT]/REPOSITORY[:TAG][@DIGEST]`."""
+"""Image names in a registry: `[http://]HOST[:PORT]/REPOSITORY[:TAG][@DIGEST]`."""
 
 import re
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ REFERENCE = re.compile(
 
 @dataclass(frozen=True)
 class Reference:
-    """`str()` of it is what `docker pull` takes. `secure` is False for a registry that is spoken to in plain HTTP."""
+    """`str()` gives the name that `docker pull` takes. `secure` is False for a registry without TLS (`http://`)."""
 
     host: str
     repository: str
@@ -43,7 +43,7 @@ class Reference:
 
 
 def parse_reference(text: str) -> Reference:
-    """Raises `UsageError` for what is no name of an image in a registry. The host is never guessed."""
+    """Raises `UsageError` for anything but an image name with its registry's host: no default host is assumed."""
     match = REFERENCE.fullmatch(text)
     host = match["host"] if match else ""
     if match is None or not ("." in host or ":" in host or host == "localhost"):

@@ -16,7 +16,8 @@ from pathlib import Path
 from buildkit.errors import BaseError, LockError, RegistryError
 from buildkit.recipe.lock import Deb, LockFacts
 from buildkit.recipe.matrix import Base, Variant
-from buildkit.registry.client import Manifest, Registry
+from buildkit.registry.client import Registry
+from buildkit.registry.content import Manifest
 from buildkit.registry.credentials import read_credentials
 from buildkit.registry.reference import Reference, parse_reference
 from buildkit.running.engine import Engine, full_name

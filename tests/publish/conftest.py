@@ -24,7 +24,8 @@ from buildkit.publishing.check import Image
 from buildkit.publishing.provenance import Origin
 from buildkit.publishing.release import Tags, choose_tags, read_staged, release
 from buildkit.publishing.signature import Signer, Trust
-from buildkit.registry.client import IMAGE, Registry
+from buildkit.registry.client import Registry
+from buildkit.registry.content import IMAGE
 from buildkit.registry.credentials import Credentials
 from buildkit.registry.reference import Reference
 

@@ -17,7 +17,8 @@ from buildkit.publishing.check import (
     read_layers,
 )
 from buildkit.publishing.signature import Trust
-from buildkit.registry.client import Descriptor, Registry
+from buildkit.registry.client import Registry
+from buildkit.registry.content import Descriptor
 from tests.publish.conftest import (
     LABELS,
     LOCK,

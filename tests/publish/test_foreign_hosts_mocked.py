@@ -9,7 +9,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from buildkit.errors import RegistryError
-from buildkit.registry.client import Descriptor, Registry, digest_of
+from buildkit.registry.client import Registry
+from buildkit.registry.content import Descriptor, digest_of
 from buildkit.registry.credentials import Credentials
 from buildkit.registry.reference import Reference
 from tests.publish.conftest import PASSWORD, USER

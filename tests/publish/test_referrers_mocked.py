@@ -7,7 +7,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from buildkit.registry.client import IMAGE, INDEX, Registry, digest_of
+from buildkit.registry.client import Registry
+from buildkit.registry.content import IMAGE, INDEX, digest_of
 from buildkit.registry.credentials import Credentials
 from buildkit.registry.reference import Reference
 from tests.publish.conftest import push_image

@@ -18,7 +18,8 @@ from buildkit.publishing.provenance import Origin
 from buildkit.publishing.release import Request, Tags, choose_tags, registry_speaks_first, release
 from buildkit.publishing.signature import Signer, Trust
 from buildkit.recipe.matrix import load_matrix
-from buildkit.registry.client import Descriptor, Registry
+from buildkit.registry.client import Registry
+from buildkit.registry.content import Descriptor
 from buildkit.registry.credentials import Credentials
 from tests.publish.conftest import (
     LABELS,
@@ -149,7 +150,8 @@ from buildkit.registry.credentials import read_credentials
 from buildkit.publishing.provenance import Origin
 from buildkit.publishing.release import Tags, read_staged, release
 from buildkit.registry.reference import parse_reference
-from buildkit.registry.client import Descriptor, Registry
+from buildkit.registry.client import Registry
+from buildkit.registry.content import Descriptor
 from buildkit.registry.credentials import Credentials
 from buildkit.publishing.signature import Signer
 import json

@@ -107,7 +107,7 @@ def test_token_is_fetched_for_what_is_asked(server: Server, token_server: TokenS
 
 def test_token_server_that_refuses_is_named(server: Server) -> None:
     registry = connect(server, "team/slipway", password="wrong")
-    with pytest.raises(RegistryError, match=r"gives no token for .*HTTP 401"):
+    with pytest.raises(RegistryError, match=r"gave no token for .*HTTP 401"):
         registry.check_access()
 
 

@@ -1,0 +1,152 @@
+"""HTTP requests to one repository: credentials, certificates, proxies, retries, and errors in plain words."""
+
+import logging
+import ssl
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import urljoin, urlsplit
+from urllib.request import getproxies
+
+import requests
+
+from buildkit.errors import RegistryError
+from buildkit.registry.credentials import Anonymous, Credentials, authorize, trusted_ca
+from buildkit.registry.reference import Reference
+
+log = logging.getLogger(__name__)
+
+TIMEOUT = (10, 60)  # seconds to connect, and between two pieces of an answer
+BLOCK = 2**20  # bytes read at once
+BUSY = {408, 429, 500, 502, 503, 504}
+
+
+class Transport:
+    """Sends requests to one repository. `patience` is how many seconds a failing request is repeated."""
+
+    def __init__(self, reference: Reference, credentials: Credentials, ca: Path | None, patience: float) -> None:
+        self.reference, self.patience = reference, patience
+        self._credentials = credentials
+        self._base = f"{'https' if reference.secure else 'http'}://{reference.host}/v2/{reference.repository}/"
+        self._session = requests.Session()
+        self._session.trust_env = False  # credentials come from docker's configuration, never from ~/.netrc
+        self._session.proxies = getproxies() if needs_proxy(self._base) else {}
+        self._session.verify = str(trusted_ca(reference.host, ca) or True) if reference.secure else False
+
+    def send(
+        self,
+        method: str,
+        path: str,
+        *,
+        data: bytes | None = None,
+        accept: str = "",
+        content_type: str = "",
+        query: Mapping[str, str] | None = None,
+        allowed: set[int] | frozenset[int] = frozenset(),
+        stream: bool = False,
+    ) -> requests.Response:
+        """The registry's answer; `path` is relative to the repository, or a URL.
+
+        Raises `RegistryError` for a status above 399 that is not `allowed`, or when the patience is used up.
+        """
+        headers = {"Accept": accept or "*/*"}
+        if content_type:
+            headers["Content-Type"] = content_type
+        request = requests.Request(method, urljoin(self._base, path), headers, data=data, params=query)
+        end, pause = time.monotonic() + self.patience, 0.25
+        while True:
+            answer = self._try(request, stream)
+            if isinstance(answer, requests.Response):
+                if answer.status_code < 400 or answer.status_code in allowed:
+                    return answer
+                problem = explain(answer)
+                if answer.status_code not in BUSY or is_full(problem):
+                    raise refusal(self.reference, method, answer, problem)
+            else:
+                problem = answer
+            if time.monotonic() + pause > end:
+                raise RegistryError(
+                    f"{self.reference.host} did not answer {method} {path.partition('?')[0]} within "
+                    f"{self.patience:.0f} s: {problem}",
+                    "check the registry, then run the same command again; content that arrived is not sent again",
+                )
+            log.info("registry: %s; retrying in %.1f s", problem, pause)
+            time.sleep(pause)
+            pause = min(2 * pause, 8)
+
+    def _try(self, request: requests.Request, stream: bool) -> requests.Response | str:
+        """The answer, with credentials if the registry asks for them; or the reason why there is none."""
+        try:
+            answer = self._session.send(self._prepare(request), stream=stream, timeout=TIMEOUT)
+            if answer.status_code == 401 and self._is_ours(answer.url):
+                push = request.method not in ("GET", "HEAD")
+                authorize(self._session, answer, self._credentials, self.reference, push)
+                answer = self._session.send(self._prepare(request), stream=stream, timeout=TIMEOUT)
+            return answer
+        except requests.RequestException as error:
+            cause = innermost(error)
+            if not isinstance(cause, ssl.SSLCertVerificationError):
+                return str(cause)
+            raise RegistryError(
+                f"{self.reference.host} has no certificate that this host trusts: {cause.verify_message}",
+                "name the certificate of its authority with --registry-ca FILE, or copy it to "
+                f"/etc/docker/certs.d/{self.reference.host}/ca.crt",
+            ) from error
+
+    def _prepare(self, request: requests.Request) -> requests.PreparedRequest:
+        if not self._is_ours(request.url):  # registries send uploads to storage on other hosts
+            request.auth = Anonymous()
+        return self._session.prepare_request(request)
+
+    def _is_ours(self, url: str) -> bool:
+        """Whether the registry's credentials may go to this address."""
+        asked, ours = urlsplit(url), urlsplit(self._base)
+        return (asked.scheme, asked.netloc) == (ours.scheme, ours.netloc)
+
+
+def needs_proxy(url: str) -> bool:
+    return not requests.utils.should_bypass_proxies(url, no_proxy=None)
+
+
+def innermost(error: BaseException) -> BaseException:
+    """The first cause: requests wraps it three times."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return error
+
+
+# ---- errors ----------------------------------------------------------------------------------------------------------
+
+
+def broken_off(repository: str, what: str, error: requests.RequestException) -> RegistryError:
+    return RegistryError(
+        f"the connection broke while {repository} sent {what}: {innermost(error)}", "run the same command again"
+    )
+
+
+def explain(answer: requests.Response) -> str:
+    """The status and the registry's own reason."""
+    try:
+        errors = answer.json()["errors"]
+        reason = "; ".join(
+            f"{entry.get('message') or entry['code']} {entry.get('detail') or ''}".strip() for entry in errors
+        )
+    except (ValueError, KeyError, TypeError, AttributeError):
+        reason = answer.reason or "no reason given"
+    return f"HTTP {answer.status_code}: {reason}"
+
+
+def is_full(problem: str) -> bool:
+    """Debian's docker-registry passes on the system's error, with its number (28, ENOSPC)."""
+    return "no space left" in problem or "'Err': 28" in problem
+
+
+def refusal(reference: Reference, method: str, answer: requests.Response, problem: str) -> RegistryError:
+    if is_full(problem):
+        return RegistryError(f"{reference.host} has no space left: {problem}", "free space there, then run this again")
+    message = f"{reference.host} refuses {method} {answer.request.path_url.partition('?')[0]}: {problem}"
+    if answer.status_code in (401, 403):
+        return RegistryError(
+            message, f"run `docker login {reference.host}` as a user who may push to {reference.repository}"
+        )
+    return RegistryError(message, "the registry's own reason is above")
