@@ -28,11 +28,10 @@ from benchmarks.results import write_section
 from buildkit.host.settings import read_host
 from buildkit.images.build import build_image, cache_folder, link, write_secrets
 from buildkit.images.plan import make_plan
-from buildkit.recipe.lock import read_facts
+from buildkit.recipe.lock_file import lock_path, read_lock
 from buildkit.recipe.matrix import Matrix, Variant, load_matrix
 from buildkit.running.engine import BuildRequest, Docker
 from buildkit.supply.base import bootstrap
-from buildkit.supply.resolve import lock_path, read_lock
 from buildkit.supply.wheels import local_wheels
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -69,9 +68,8 @@ def measure(variant_name: str | None, target: str, push: bool) -> tuple[Variant,
     matrix, engine = load_matrix(ROOT), Docker()
     variant = matrix.variant(target, variant_name)
     lock = read_lock(matrix, variant)
-    facts = read_facts(lock)
     planned = make_plan(matrix, variant, lock, cache_folder()).total_bytes
-    base = bootstrap(variant, cache_folder(), facts.debs, facts.epoch).tar
+    base = bootstrap(variant, cache_folder(), lock.debs, lock.epoch).tar
     uv_on_host = install_on_host(matrix, variant)
     forget_downloads()
     ours = build_image(matrix, variant, engine, "bootstrap", no_cache=True, progress="plain")
@@ -95,7 +93,7 @@ def install_on_host(matrix: Matrix, variant: Variant) -> float:
         uv = find_uv_bin()
         wheels = Path(folder, "wheels")  # as a build gets them: of this host's own, those that the lock means
         wheels.mkdir()
-        for wheel in local_wheels(read_lock(matrix, variant), host):
+        for wheel in local_wheels(read_lock(matrix, variant).pins, host):
             link(wheel, wheels / wheel.name)
         subprocess.run([uv, "venv", "--quiet", f"{folder}/venv"], env=environment, check=True)
         start = time.monotonic()

@@ -27,8 +27,9 @@ from typing import Any
 from packaging.utils import canonicalize_name
 
 from benchmarks.gpu.common import Results, arguments, write_job
+from buildkit.recipe.lock import Lock
+from buildkit.recipe.lock_file import find_lock
 from buildkit.recipe.matrix import Variant, load_matrix
-from buildkit.supply.wheels import PIN
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
@@ -187,13 +188,13 @@ def prune(trimmed: Trimmed, variant: Variant) -> list[dict[str, Any]]:
     return rows
 
 
-def compare(trimmed: Trimmed, lock: str) -> dict[str, Any]:
+def compare(trimmed: Trimmed, lock: Lock) -> dict[str, Any]:
     """How near this host's packages are to the variant's lock."""
     found: dict[str, str] = {}
     for site in trimmed.copies:
         for name, distribution in installed(site):
             found.setdefault(name, distribution.version)
-    locked = {canonicalize_name(name): version for name, version in PIN.findall(lock)}
+    locked = lock.versions
     shared = locked.keys() & found.keys()
     return {
         "locked": len(locked),
@@ -287,8 +288,7 @@ def main() -> int:
         pruned_bytes=sum(row["bytes"] for row in patterns),
         by_pattern={row["pattern"]: [row["files"], row["bytes"]] for row in patterns if row["files"]},
     )
-    lock = (ROOT / "images" / "locks" / variant.target / f"{variant.name}.txt").read_text()
-    results.add(variant=variant.identifier, lock=compare(trimmed, lock))
+    results.add(variant=variant.identifier, lock=compare(trimmed, find_lock(matrix, variant)))
 
     job = write_job(options.into.resolve() / "job", "tiny", 64, prompts=64)
     workers = max(1, (os.cpu_count() or 1) // 4)

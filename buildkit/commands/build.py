@@ -20,10 +20,9 @@ from buildkit.commands.options import (
 )
 from buildkit.commands.targets import describe
 from buildkit.images.build import build_image
-from buildkit.recipe.lock import read_facts
+from buildkit.recipe.lock_file import read_lock
 from buildkit.running.engine import open_engine
 from buildkit.supply.base import choose_provider
-from buildkit.supply.resolve import read_lock
 
 
 def build(
@@ -43,8 +42,8 @@ def build(
     matrix = open_matrix(project)
     chosen = matrix.variant(target, variant, with_debug)
     if dry_run:
-        facts = read_facts(read_lock(matrix, chosen))
-        provider, reason = choose_provider(chosen.base, base, open_engine(engine), facts)
+        lock = read_lock(matrix, chosen)
+        provider, reason = choose_provider(chosen.base, base, open_engine(engine), lock)
         emit({**describe(chosen), "provider": provider, "reason": reason})
         return
     result = build_image(matrix, chosen, open_engine(engine), base, tuple(tag or ()), no_cache, progress)

@@ -19,7 +19,7 @@ from buildkit.commands.options import (
 from buildkit.errors import PlanError
 from buildkit.images.build import cache_folder
 from buildkit.images.plan import Plan, make_plan
-from buildkit.supply.resolve import read_lock
+from buildkit.recipe.lock_file import read_lock
 
 MARKS = {"ok": "[green]ok[/]", "warn": "[yellow]warn[/]", "fail": "[bold red]FAIL[/]"}
 

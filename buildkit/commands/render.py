@@ -7,9 +7,9 @@ from rich.markup import escape
 from buildkit.commands.options import AsJson, BaseChoice, Project, TargetName, VariantName, emit, errors, open_matrix
 from buildkit.errors import BuildkitError, UsageError
 from buildkit.recipe.dockerfile import image_labels, image_manifest, render_dockerfile
-from buildkit.recipe.lock import read_facts
+from buildkit.recipe.lock import Lock
+from buildkit.recipe.lock_file import read_lock
 from buildkit.recipe.matrix import Matrix, Variant
-from buildkit.supply.resolve import read_lock
 
 
 def render(
@@ -29,17 +29,17 @@ def render(
         )
     locked = lock_or_empty(matrix, chosen)
     labels = image_labels(matrix, chosen, image_manifest(matrix, chosen, provider, locked))
-    text = render_dockerfile(matrix, chosen, provider, labels, read_facts(locked))
+    text = render_dockerfile(matrix, chosen, provider, labels, locked)
     if as_json:
         emit({"target": chosen.target, "variant": chosen.name, "base": provider, "dockerfile": text})
     else:
         sys.stdout.write(text)
 
 
-def lock_or_empty(matrix: Matrix, variant: Variant) -> str:
+def lock_or_empty(matrix: Matrix, variant: Variant) -> Lock:
     """A Dockerfile can be looked at before its variant was ever locked; building it cannot."""
     try:
         return read_lock(matrix, variant)
     except BuildkitError as error:
         errors.print(f"[yellow]warning:[/] {escape(str(error))}")
-        return ""
+        return Lock()

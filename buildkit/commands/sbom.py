@@ -9,8 +9,8 @@ from buildkit.commands.options import ImageName, Project, TargetName, VariantNam
 from buildkit.errors import UsageError
 from buildkit.publishing import sbom as bills
 from buildkit.publishing.inventory import read_local
+from buildkit.recipe.lock_file import read_lock
 from buildkit.running.engine import Docker
-from buildkit.supply.resolve import read_lock
 
 FORMATS = {"cyclonedx": bills.cyclonedx, "spdx": bills.spdx}
 

@@ -17,11 +17,11 @@ from buildkit.errors import BuildError, DiskError
 from buildkit.host.settings import HostSettings, as_shell, read_host
 from buildkit.images.plan import Plan, make_plan, record_build
 from buildkit.recipe.dockerfile import image_labels, image_manifest, render_dockerfile
-from buildkit.recipe.lock import read_facts
+from buildkit.recipe.lock import Lock
+from buildkit.recipe.lock_file import read_lock
 from buildkit.recipe.matrix import Base, Matrix, Variant
 from buildkit.running.engine import BuildRequest, Engine
 from buildkit.supply.base import bootstrap, choose_provider
-from buildkit.supply.resolve import lock_digest, read_lock
 from buildkit.supply.wheels import local_wheels, split_by_layer
 
 log = logging.getLogger(__name__)
@@ -50,11 +50,11 @@ class BuildResult:
     base_provider: str
 
 
-def image_tags(matrix: Matrix, variant: Variant, lock: str) -> tuple[str, ...]:
+def image_tags(matrix: Matrix, variant: Variant, lock: Lock) -> tuple[str, ...]:
     """The target's moving tag, for its default variant; the variant's; and the immutable one with the lock's digest."""
     name = f"slipway:{variant.identifier}"
     moving = (f"slipway:{variant.target}",) if matrix.is_default(variant) else ()
-    return (*moving, name, f"{name}-{lock_digest(lock)[:12]}")
+    return (*moving, name, f"{name}-{lock.digest[:12]}")
 
 
 def cache_folder() -> Path:
@@ -90,18 +90,17 @@ def build_image(
 
 @contextmanager
 def prepared(
-    matrix: Matrix, variant: Variant, engine: Engine, lock: str, base: str
+    matrix: Matrix, variant: Variant, engine: Engine, lock: Lock, base: str
 ) -> Iterator[tuple[BuildRequest, str]]:
     """A build with its context laid out and its secrets at hand, and the provider of its base."""
     host = read_host()
-    facts = read_facts(lock)
-    provider, reason = choose_provider(variant.base, base, engine, facts)
+    provider, reason = choose_provider(variant.base, base, engine, lock)
     log.info("base: %s (%s)", provider, reason)
     context = cache_folder() / "contexts" / variant.identifier
     with tempfile.TemporaryDirectory(prefix="slipway-secrets-") as folder:
         stage(context, matrix, variant, lock, provider, host)
         secrets = write_secrets(Path(folder), variant.base, host)
-        arguments = {"SOURCE_DATE_EPOCH": str(facts.epoch), **host.proxies}
+        arguments = {"SOURCE_DATE_EPOCH": str(lock.epoch), **host.proxies}
         yield BuildRequest(context, (), secrets, arguments), provider
 
 
@@ -116,13 +115,13 @@ def check_disk(matrix: Matrix, variant: Variant, engine: Engine, plan: Plan) -> 
         )
 
 
-def stage(context: Path, matrix: Matrix, variant: Variant, lock: str, provider: str, host: HostSettings) -> None:
+def stage(context: Path, matrix: Matrix, variant: Variant, lock: Lock, provider: str, host: HostSettings) -> None:
     """Lays out the build context: exactly what goes into the image or is mounted while it is made."""
     shutil.rmtree(context, ignore_errors=True)
     (context / "tools").mkdir(parents=True)
     manifest = image_manifest(matrix, variant, provider, lock)
     labels = image_labels(matrix, variant, manifest)
-    (context / "Dockerfile").write_text(render_dockerfile(matrix, variant, provider, labels, read_facts(lock)))
+    (context / "Dockerfile").write_text(render_dockerfile(matrix, variant, provider, labels, lock))
     for name, patterns in (("prune", variant.prune), ("source-only", matrix.source_only)):
         (context / f"{name}.txt").write_text("".join(f"{path}\n" for path in patterns))
     shutil.copy2(matrix.images / "templates" / "install-wheels", context / "install-wheels")
@@ -134,18 +133,17 @@ def stage(context: Path, matrix: Matrix, variant: Variant, lock: str, provider: 
     for package in CODE:
         shutil.copytree(matrix.root / package, context / "app" / package, ignore=shutil.ignore_patterns("__pycache__"))
     if provider == "bootstrap":
-        facts = read_facts(lock)
-        link(bootstrap(variant, cache_folder(), facts.debs, facts.epoch).tar, context / "rootfs.tar")
+        link(bootstrap(variant, cache_folder(), lock.debs, lock.epoch).tar, context / "rootfs.tar")
 
 
-def stage_wheels(context: Path, matrix: Matrix, lock: str, host: HostSettings) -> None:
+def stage_wheels(context: Path, matrix: Matrix, lock: Lock, host: HostSettings) -> None:
     """A requirements file for each layer, and beside it the wheels of it that lie on this host."""
     (context / "requirements").mkdir()
-    for name, requirements in split_by_layer(lock, matrix.wheel_layers).items():
-        (context / "requirements" / f"{name}.txt").write_text(requirements)
+    for name, pins in split_by_layer(lock.pins, matrix.wheel_layers).items():
+        (context / "requirements" / f"{name}.txt").write_text("".join(pin.text for pin in pins))
         folder = context / "wheels" / name
         folder.mkdir(parents=True)
-        for wheel in local_wheels(requirements, host):
+        for wheel in local_wheels(pins, host):
             link(wheel, folder / wheel.name)
 
 

@@ -8,7 +8,7 @@ import hashlib
 import json
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +20,9 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from buildkit.recipe.dockerfile import render_dockerfile
-from buildkit.recipe.lock import LockFacts, WheelFacts, read_facts
+from buildkit.recipe.lock import Lock, WheelFacts
 from buildkit.recipe.matrix import Matrix, Variant
-from buildkit.supply.wheels import PIN, layer_of, split_by_layer
+from buildkit.supply.wheels import layer_of, split_by_layer
 
 COMPILED = 1.06  # bytes of compiled code per byte of Python source, as measured on the cpu image
 SYSTEM = 2**20  # bytes of a virtual environment before anything is in it
@@ -63,16 +63,15 @@ class Plan:
         return sum(layer.bytes for layer in self.layers)
 
 
-def make_plan(matrix: Matrix, variant: Variant, lock: str, cache: Path) -> Plan:
+def make_plan(matrix: Matrix, variant: Variant, lock: Lock, cache: Path) -> Plan:
     """The plan of a build from this lock."""
-    facts = read_facts(lock)
-    layers = tuple(plan_layers(matrix, variant, lock, facts))
+    layers = tuple(plan_layers(matrix, variant, lock))
     built = last_build(variant, cache)
     return Plan(
         variant.target,
         variant.name,
         layers,
-        tuple(check(matrix, variant, facts, dict(pins_of(lock))) for check in CHECKS),
+        tuple(check(matrix, variant, lock) for check in CHECKS),
         tuple(layer.name for layer in layers if built.get(layer.name) != layer.key),
     )
 
@@ -94,25 +93,21 @@ def record_path(target: str, variant: str, cache: Path) -> Path:
     return cache / "builds" / f"{target}-{variant}.json"
 
 
-def pins_of(lock: str) -> list[tuple[str, str]]:
-    return [(canonicalize_name(name), version) for name, version in PIN.findall(lock)]
-
-
 # ---- layers ----
 
 
-def plan_layers(matrix: Matrix, variant: Variant, lock: str, facts: LockFacts) -> Iterator[Layer]:
-    key = digest(facts.base, facts.base_digest, *map(str, facts.debs), *variant.packages, str(facts.epoch))
-    yield Layer("base", facts.base_bytes, key)
+def plan_layers(matrix: Matrix, variant: Variant, lock: Lock) -> Iterator[Layer]:
+    key = digest(lock.base, lock.base_digest, *map(str, lock.debs), *variant.packages, str(lock.epoch))
+    yield Layer("base", lock.base_bytes, key)
     sizes: dict[str, int] = defaultdict(int)
-    for wheel in facts.wheels.values():
+    for wheel in lock.wheels.values():
         sizes[layer_of(wheel.name, matrix.wheel_layers)] += installed_bytes(wheel)
     installer = (matrix.images / "templates" / "install-wheels").read_text() + "\n".join(
         [*variant.prune, *matrix.source_only]
     )
     sizes[matrix.wheel_layers[0].name] += SYSTEM
-    for name, requirements in split_by_layer(lock, matrix.wheel_layers).items():
-        key = digest(key, requirements, installer)
+    for name, pins in split_by_layer(lock.pins, matrix.wheel_layers).items():
+        key = digest(key, "".join(pin.text for pin in pins), installer)
         yield Layer(name, sizes[name], key)
     size, content = code_content(matrix.root)
     settings = render_dockerfile(matrix, variant, variant.base.providers[-1], {}).partition("\nENV ")[2]
@@ -138,26 +133,26 @@ def digest(*parts: str) -> str:
 # ---- checks ----
 
 
-def check_python(_matrix: Matrix, variant: Variant, facts: LockFacts, _pins: Mapping[str, str]) -> Check:
+def check_python(_matrix: Matrix, variant: Variant, lock: Lock) -> Check:
     python = variant.base.python
     refusing = [
         f"{wheel.name} needs Python {wheel.requires_python}"
-        for wheel in facts.wheels.values()
+        for wheel in lock.wheels.values()
         if wheel.requires_python and not SpecifierSet(wheel.requires_python).contains(f"{python}.0")
     ]
     return verdict("python", refusing, f"{python} suits every wheel")
 
 
-def check_dependencies(_matrix: Matrix, variant: Variant, facts: LockFacts, pins: Mapping[str, str]) -> Check:
+def check_dependencies(_matrix: Matrix, variant: Variant, lock: Lock) -> Check:
     """Whether the pins are what torch, vLLM, Ray and Transformers say they need."""
     left_out = {canonicalize_name(name) for name in variant.exclude}
-    broken, satisfied = [], 0
-    for wheel in facts.wheels.values():
+    broken, satisfied, locked = [], 0, lock.versions
+    for wheel in lock.wheels.values():
         for text in wheel.requires:
             requirement = Requirement(text)
             if not applies(requirement, variant) or canonicalize_name(requirement.name) in left_out:
                 continue
-            found = pins.get(canonicalize_name(requirement.name))
+            found = locked.get(canonicalize_name(requirement.name))
             if found is None or not requirement.specifier.contains(found, prereleases=True):
                 broken.append(
                     f"{wheel.name} needs {requirement.name}{requirement.specifier}, locked: {found or 'none'}"
@@ -181,20 +176,20 @@ def applies(requirement: Requirement, variant: Variant) -> bool:
     return requirement.marker.evaluate(environment)
 
 
-def check_collectives(_matrix: Matrix, _variant: Variant, facts: LockFacts, _pins: Mapping[str, str]) -> Check:
-    owners = owners_of(facts, re.compile(r"lib(nccl|rccl)\.so"))
+def check_collectives(_matrix: Matrix, _variant: Variant, lock: Lock) -> Check:
+    owners = owners_of(lock, re.compile(r"lib(nccl|rccl)\.so"))
     several = [f"NCCL is in several wheels: {', '.join(sorted(owners))}"] if len(owners) > 1 else []
     return verdict("one NCCL or RCCL", several, f"in {next(iter(owners))}" if owners else "none among the wheels")
 
 
-def check_cuda(_matrix: Matrix, _variant: Variant, facts: LockFacts, _pins: Mapping[str, str]) -> Check:
-    majors = cuda_majors(facts)
+def check_cuda(_matrix: Matrix, _variant: Variant, lock: Lock) -> Check:
+    majors = cuda_majors(lock)
     several = [f"wheels of several CUDA majors: {', '.join(sorted(majors))}"] if len(majors) > 1 else []
     return verdict("one CUDA major", several, f"CUDA {next(iter(majors))}" if majors else "no CUDA among the wheels")
 
 
-def check_driver(_matrix: Matrix, variant: Variant, facts: LockFacts, _pins: Mapping[str, str]) -> Check:
-    needed = [OLDEST_DRIVER[major] for major in cuda_majors(facts) if major in OLDEST_DRIVER]
+def check_driver(_matrix: Matrix, variant: Variant, lock: Lock) -> Check:
+    needed = [OLDEST_DRIVER[major] for major in cuda_majors(lock) if major in OLDEST_DRIVER]
     wrong = [
         f"the variant says driver {variant.driver or 'none'}, its CUDA needs {driver}"
         for driver in needed
@@ -203,12 +198,12 @@ def check_driver(_matrix: Matrix, variant: Variant, facts: LockFacts, _pins: Map
     return verdict("driver", wrong, f"{variant.driver} or newer" if variant.driver else "none needed")
 
 
-def check_architectures(_matrix: Matrix, variant: Variant, facts: LockFacts, _pins: Mapping[str, str]) -> Check:
+def check_architectures(_matrix: Matrix, variant: Variant, lock: Lock) -> Check:
     """Machine code for an architecture runs on later ones of the same major as well (CUDA's binary compatibility)."""
     wanted = [name for name in variant.architectures if name.startswith("sm_")]
     missing = [
         f"{wheel.name} has no code for {name} (has {', '.join(wheel.architectures)})"
-        for wheel in facts.wheels.values()
+        for wheel in lock.wheels.values()
         for name in wanted
         if wheel.architectures and not any(runs_on(has, name) for has in wheel.architectures)
     ]
@@ -220,7 +215,7 @@ def runs_on(code: str, device: str) -> bool:
     return has // 10 == wants // 10 and has <= wants
 
 
-def check_rocm(matrix: Matrix, variant: Variant, _facts: LockFacts, _pins: Mapping[str, str]) -> Check:
+def check_rocm(matrix: Matrix, variant: Variant, _lock: Lock) -> Check:
     if not variant.rocm:
         return Check("ROCm", "ok", "none in this variant")
     supported = matrix.rocm_architectures.get(variant.rocm, ())
@@ -230,24 +225,24 @@ def check_rocm(matrix: Matrix, variant: Variant, _facts: LockFacts, _pins: Mappi
     return verdict("ROCm", wrong, f"{variant.rocm} supports {', '.join(variant.architectures)}")
 
 
-def cuda_majors(facts: LockFacts) -> set[str]:
+def cuda_majors(lock: Lock) -> set[str]:
     return {
         library.rpartition(".")[2]
-        for wheel in facts.wheels.values()
+        for wheel in lock.wheels.values()
         for library in wheel.libraries
         if "cudart" in library
     }
 
 
-def owners_of(facts: LockFacts, library: re.Pattern[str]) -> set[str]:
-    return {wheel.name for wheel in facts.wheels.values() for name in wheel.libraries if library.match(name)}
+def owners_of(lock: Lock, library: re.Pattern[str]) -> set[str]:
+    return {wheel.name for wheel in lock.wheels.values() for name in wheel.libraries if library.match(name)}
 
 
 def verdict(name: str, problems: list[str], fine: str) -> Check:
     return Check(name, "fail", "; ".join(problems)) if problems else Check(name, "ok", fine)
 
 
-CHECKS: tuple[Callable[[Matrix, Variant, LockFacts, Mapping[str, str]], Check], ...] = (
+CHECKS: tuple[Callable[[Matrix, Variant, Lock], Check], ...] = (
     check_python,
     check_dependencies,
     check_collectives,

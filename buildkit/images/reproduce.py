@@ -17,11 +17,10 @@ from typing import Any
 from buildkit.errors import BuildError
 from buildkit.images.build import cache_folder, check_disk, prepared
 from buildkit.images.plan import make_plan
-from buildkit.recipe.lock import read_facts
+from buildkit.recipe.lock_file import read_lock
 from buildkit.recipe.matrix import Matrix, Variant
 from buildkit.running.engine import Engine
 from buildkit.supply.base import bootstrap
-from buildkit.supply.resolve import read_lock
 
 
 @dataclass(frozen=True)
@@ -67,8 +66,7 @@ def verify_image(matrix: Matrix, variant: Variant, engine: Engine, base: str = "
         first, second = map(Layout, archives)
         difference = None if first.digest == second.digest else find_difference(first, second)
         if provider == "bootstrap" and difference is None:
-            facts = read_facts(lock)
-            again = bootstrap(variant, Path(folder), facts.debs, facts.epoch).tar
+            again = bootstrap(variant, Path(folder), lock.debs, lock.epoch).tar
             difference = compare_layers(1, tar_files(request.context / "rootfs.tar"), tar_files(again))
         return Verification(
             variant.target, variant.name, (first.digest, second.digest), difference, time.monotonic() - start

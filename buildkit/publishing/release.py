@@ -31,13 +31,13 @@ from buildkit.publishing.check import (
 )
 from buildkit.publishing.signature import Signer, Trust, public_key, sign, signed_annotations
 from buildkit.recipe.dockerfile import git, project_version
-from buildkit.recipe.lock import read_facts
+from buildkit.recipe.lock import Lock
+from buildkit.recipe.lock_file import lock_path, read_lock
 from buildkit.recipe.matrix import Matrix, Variant
 from buildkit.registry.client import PATIENCE, Registry
 from buildkit.registry.credentials import read_credentials
 from buildkit.registry.reference import Reference
 from buildkit.running.engine import Engine
-from buildkit.supply.resolve import lock_digest, lock_path, read_lock
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ class Request:
 def tags_for(request: Request, image_id: str) -> Tags:
     matrix, variant = request.matrix, request.variant
     default = matrix.targets[variant.target].default.name == variant.name
-    lock = lock_digest(read_lock(matrix, variant))
+    lock = read_lock(matrix, variant).digest
     return choose_tags(variant.target, variant.name, default, project_version(matrix.root), lock, image_id)
 
 
@@ -156,12 +156,12 @@ def publish_image(request: Request, engine: Engine) -> Publication:
         version=project_version(matrix.root),
         revision=git(matrix.root, "rev-parse", "HEAD"),
         changed=bool(git(matrix.root, "status", "--porcelain")),
-        lock=f"sha256:{lock_digest(lock)}",
+        lock=f"sha256:{lock.digest}",
         lock_path=str(lock_path(matrix, variant).relative_to(matrix.root)),
         base=variant.base.image,
         base_provider=built.base_provider,
-        base_digest=read_facts(lock).base_digest,
-        source_date=read_facts(lock).epoch,
+        base_digest=lock.base_digest,
+        source_date=lock.epoch,
         started=started,
         finished=now(),
     )
@@ -178,10 +178,10 @@ def test_image(request: Request, image: str) -> None:
         )
 
 
-def refuse_other(image: Image, lock: str) -> None:
+def refuse_other(image: Image, lock: Lock) -> None:
     """The staging tag names the content, so that only somebody who means to can put another image there."""
     found = image.labels.get("dev.slipway.lock")
-    if found != f"sha256:{lock_digest(lock)}":
+    if found != f"sha256:{lock.digest}":
         raise PublishError(f"the staged image was built from another lock, {found}", "look who else pushes here")
 
 
@@ -227,11 +227,11 @@ def read_staged(registry: Registry, tags: Tags) -> Image:
 
 
 def release(
-    registry: Registry, image: Image, tags: Tags, origin: provenance.Origin, lock: str, signer: Signer, ca: Path | None
+    registry: Registry, image: Image, tags: Tags, origin: provenance.Origin, lock: Lock, signer: Signer, ca: Path | None
 ) -> Publication:
     """Attaches, signs, checks and promotes a staged image. Raises a `BuildkitError` before anything is promoted.
 
-    `lock` is the lock's text, `image` has been read with its layers.
+    `lock` is the one that the image was built from, `image` has been read with its layers.
     """
     refuse_conflict(registry, image, tags)
     attachments = attach_documents(registry, image, origin, lock)
@@ -265,7 +265,7 @@ def refuse_conflict(registry: Registry, image: Image, tags: Tags) -> None:
         )
 
 
-def attach_documents(registry: Registry, image: Image, origin: provenance.Origin, lock: str) -> dict[str, str]:
+def attach_documents(registry: Registry, image: Image, origin: provenance.Origin, lock: Lock) -> dict[str, str]:
     """The digests of the attachments by kind, those kept that were attached before and still hold."""
     if image.inventory is None:
         raise PublishError("the layers of the staged image were not read", "read them before describing the image")

@@ -12,11 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from packaging.utils import canonicalize_name
-
 from buildkit.publishing.inventory import Inventory, Package, Wheel
-from buildkit.recipe.lock import read_facts
-from buildkit.supply.wheels import HASH, PIN
+from buildkit.recipe.lock import Lock
 
 MEDIA_TYPES = {"cyclonedx": "application/vnd.cyclonedx+json", "spdx": "application/spdx+json"}
 PLACE = "https://slipway.dev/sbom"  # name space of the documents' identifiers; nothing is served there
@@ -38,27 +35,17 @@ class Bill:
     debs: Mapping[tuple[str, str], str]
 
 
-def describe_image(inventory: Inventory, labels: Mapping[str, str], lock: str, digest: str = "") -> Bill:
-    """`labels` are the image's; `lock` is the text of the lock that it was built from."""
+def describe_image(inventory: Inventory, labels: Mapping[str, str], lock: Lock, digest: str = "") -> Bill:
+    """`labels` are the image's; `lock` is the one that it was built from."""
     return Bill(
         title=labels["org.opencontainers.image.title"],
         version=labels["org.opencontainers.image.version"],
         created=re.sub(r"\+00:00$", "Z", labels["org.opencontainers.image.created"]),
         digest=digest,
         inventory=inventory,
-        hashes=read_hashes(lock),
-        debs={(deb.name, deb.version): deb.sha256 for deb in read_facts(lock).debs},
+        hashes={pin.name: tuple(sorted(pin.hashes)) for pin in lock.pins},
+        debs={(deb.name, deb.version): deb.sha256 for deb in lock.debs},
     )
-
-
-def read_hashes(lock: str) -> dict[str, tuple[str, ...]]:
-    """The sha256 digests that a lock accepts, per distribution."""
-    starts = [*PIN.finditer(lock)]
-    ends = [match.start() for match in starts[1:]] + [len(lock)]
-    return {
-        canonicalize_name(match[1]): tuple(sorted(HASH.findall(lock, match.start(), end)))
-        for match, end in zip(starts, ends, strict=True)
-    }
 
 
 def encode(document: Mapping[str, Any]) -> bytes:

@@ -1,6 +1,5 @@
 """Renders the Dockerfile of a variant from `images/templates/`, and the manifest that describes the image."""
 
-import hashlib
 import json
 import os
 import subprocess
@@ -13,28 +12,27 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
 
 from buildkit.errors import MatrixError
-from buildkit.recipe.lock import LockFacts, read_facts
+from buildkit.recipe.lock import Lock
 from buildkit.recipe.matrix import Matrix, Variant
-from buildkit.supply.wheels import PIN
 
-NOT_LOCKED = LockFacts()
+NOT_LOCKED = Lock()
 
 
 def render_dockerfile(
-    matrix: Matrix, variant: Variant, provider: str, labels: dict[str, str], facts: LockFacts = NOT_LOCKED
+    matrix: Matrix, variant: Variant, provider: str, labels: dict[str, str], lock: Lock = NOT_LOCKED
 ) -> str:
     """The complete Dockerfile, its base and Debian packages as they were locked.
 
     Raises `MatrixError` naming template and line when a template is wrong.
     """
-    locked = {deb.name: f"{deb.name}={deb.version}" for deb in facts.debs}
+    locked = {deb.name: f"{deb.name}={deb.version}" for deb in lock.debs}
     loader = FileSystemLoader(matrix.images / "templates")
     environment = Environment(loader=loader, undefined=StrictUndefined, keep_trailing_newline=True, trim_blocks=False)
     values = {
         "target": variant.target,
         "variant": variant,
         "provider": provider,
-        "base_image": facts.base_reference or variant.base.image,
+        "base_image": lock.base_reference or variant.base.image,
         "packages": [locked.get(name, name) for name in variant.packages],
         "wheel_layers": [layer.name for layer in matrix.wheel_layers],
         "env": matrix.env(variant.target, variant.debug),
@@ -58,7 +56,7 @@ def template_line(error: BaseException, images: Path) -> int:
     return line
 
 
-def image_manifest(matrix: Matrix, variant: Variant, provider: str, lock: str) -> dict[str, Any]:
+def image_manifest(matrix: Matrix, variant: Variant, provider: str, lock: Lock) -> dict[str, Any]:
     """What `/etc/slipway/image.json` says: the pins, the lock, the environment table, what was left out and why."""
     return {
         "schema": 1,
@@ -71,11 +69,11 @@ def image_manifest(matrix: Matrix, variant: Variant, provider: str, lock: str) -
             "name": variant.base.name,
             "provider": provider,
             "image": variant.base.image,
-            "digest": read_facts(lock).base_digest if provider == "registry" else "",
+            "digest": lock.base_digest if provider == "registry" else "",
         },
-        "lock": f"sha256:{hashlib.sha256(lock.encode()).hexdigest()}",
+        "lock": f"sha256:{lock.digest}",
         "packages": list(variant.packages),
-        "pins": dict(PIN.findall(lock)),
+        "pins": lock.versions,
         "excluded": variant.exclude,
         "pruned": variant.prune,
         "architectures": list(variant.architectures),

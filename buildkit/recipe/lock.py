@@ -1,5 +1,8 @@
-"""What a lock says beyond the wheels' hashes, in comment lines, so that pip and uv read the file as it is.
+"""A variant's lock: a requirements file with hashes, and in its comments all else that goes into the image.
 
+pip and uv read the file as it is. The comments are:
+
+# inputs: sha256:…                the pins and packages that were resolved
 # template: sha256:…              the Dockerfile that was rendered, without comments and labels
 # epoch: 1795000000               seconds; every file in the image carries this time or an older one
 # base: debian:bookworm-slim -    reference and digest; `-` where no registry could be asked
@@ -12,9 +15,17 @@
 # requires: vllm torch==2.13.0
 """
 
+import hashlib
 import re
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
+from packaging.utils import canonicalize_name
+
+from buildkit.errors import LockError
+
+PIN = re.compile(r"^([A-Za-z0-9._-]+)(?:\[[^\]]*\])?==(\S+)", re.MULTILINE)
+HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 LINE = re.compile(r"^# ([a-z-]+): (.+)$", re.MULTILINE)
 
 
@@ -39,7 +50,26 @@ class WheelFacts:
 
 
 @dataclass(frozen=True)
-class LockFacts:
+class Pin:
+    """A locked distribution: its canonical name, its version, the sha256 of each wheel that counts as it.
+
+    `text` are its lines in the lock, as an installer reads them.
+    """
+
+    name: str
+    version: str
+    hashes: frozenset[str]
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Lock:
+    """A variant's lock, parsed. `Lock()` stands for a variant that was never locked.
+
+    `inputs` and `template` are sha256 digests of what was resolved and of the Dockerfile; `text` is the whole file.
+    """
+
+    inputs: str = ""
     template: str = ""
     epoch: int = 0
     base: str = ""
@@ -47,53 +77,92 @@ class LockFacts:
     base_bytes: int = 0
     debs: tuple[Deb, ...] = ()
     wheels: dict[str, WheelFacts] = field(default_factory=dict)
+    pins: tuple[Pin, ...] = ()
+    text: str = field(default="", compare=False, repr=False)
+
+    @property
+    def digest(self) -> str:
+        """sha256 of the file, in hexadecimal."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
 
     @property
     def base_reference(self) -> str:
-        """The base's image by its digest, as an engine takes it; without one, its tag."""
+        """The base image by digest, as an engine takes it; by tag when no digest is locked."""
         return f"{self.base.partition('@')[0]}@{self.base_digest}" if self.base_digest else self.base
 
+    @property
+    def versions(self) -> dict[str, str]:
+        """The locked version of each distribution."""
+        return {pin.name: pin.version for pin in self.pins}
 
-def write_facts(facts: LockFacts) -> str:
+    @property
+    def requirements(self) -> str:
+        """The lock without its comments: a requirements file with hashes."""
+        return "".join(pin.text for pin in self.pins)
+
+
+def format_lock(lock: Lock, identifier: str) -> str:
+    """The file of a lock, whose `text` is not looked at. `parse_lock` reads it back."""
     lines = [
-        f"template: sha256:{facts.template}",
-        f"epoch: {facts.epoch}",
-        f"base: {facts.base} {facts.base_digest or '-'}",
-        f"base-bytes: {facts.base_bytes}",
-        *(f"deb: {deb.name} {deb.version} sha256:{deb.sha256}" for deb in sorted(facts.debs)),
+        f"Lock of {identifier}, made by `buildkit lock`; not edited by hand.",
+        f"inputs: sha256:{lock.inputs}",
+        f"template: sha256:{lock.template}",
+        f"epoch: {lock.epoch}",
+        f"base: {lock.base} {lock.base_digest or '-'}",
+        f"base-bytes: {lock.base_bytes}",
+        *(f"deb: {deb.name} {deb.version} sha256:{deb.sha256}" for deb in sorted(lock.debs)),
     ]
-    for wheel in sorted(facts.wheels.values()):
+    for wheel in sorted(lock.wheels.values()):
         lines.append(f"wheel: {wheel.name} {wheel.bytes} {wheel.python_bytes}")
         lines += [f"library: {library} {wheel.name}" for library in wheel.libraries]
         lines += [f"architecture: {architecture} {wheel.name}" for architecture in wheel.architectures]
         lines += [f"requires-python: {wheel.name} {wheel.requires_python}"] if wheel.requires_python else []
         lines += [f"requires: {wheel.name} {requirement}" for requirement in wheel.requires]
-    return "".join(f"# {line}\n" for line in lines)
+    return "".join(f"# {line}\n" for line in lines) + lock.requirements
 
 
-def read_facts(lock: str) -> LockFacts:
-    """The facts in a lock's text; an unknown line is passed over, so that older tools read newer locks."""
+def parse_lock(text: str) -> Lock:
+    """A lock from the text of its file. Unknown comments are ignored, so that older tools read newer locks.
+
+    Raises `LockError` for a malformed line.
+    """
     rows: dict[str, list[str]] = {}
-    for key, value in LINE.findall(lock):
+    for key, value in LINE.findall(text):
         rows.setdefault(key, []).append(value)
     base, _, digest = rows.get("base", [""])[0].partition(" ")
-    return LockFacts(
-        template=rows.get("template", [""])[0].removeprefix("sha256:"),
-        epoch=int(rows.get("epoch", ["0"])[0]),
-        base=base,
-        base_digest="" if digest == "-" else digest,
-        base_bytes=int(rows.get("base-bytes", ["0"])[0]),
-        debs=tuple(read_deb(row) for row in rows.get("deb", [])),
-        wheels={wheel.name: wheel for wheel in read_wheels(rows)},
-    )
+    try:
+        return Lock(
+            inputs=rows.get("inputs", [""])[0].removeprefix("sha256:"),
+            template=rows.get("template", [""])[0].removeprefix("sha256:"),
+            epoch=int(rows.get("epoch", ["0"])[0]),
+            base=base,
+            base_digest="" if digest == "-" else digest,
+            base_bytes=int(rows.get("base-bytes", ["0"])[0]),
+            debs=tuple(parse_deb(row) for row in rows.get("deb", [])),
+            wheels={wheel.name: wheel for wheel in parse_wheels(rows)},
+            pins=parse_pins(text),
+            text=text,
+        )
+    except ValueError as error:
+        raise LockError(f"the lock has a malformed comment: {error}", "make it again with `buildkit lock`") from error
 
 
-def read_deb(row: str) -> Deb:
+def parse_pins(requirements: str) -> tuple[Pin, ...]:
+    """The distributions of a requirements file, each with the hashes below it."""
+    starts = [*PIN.finditer(requirements)]
+    pins = []
+    for start, following in zip_longest(starts, starts[1:]):
+        text = requirements[start.start() : following.start() if following else None]
+        pins.append(Pin(canonicalize_name(start[1]), start[2], frozenset(HASH.findall(text)), text))
+    return tuple(pins)
+
+
+def parse_deb(row: str) -> Deb:
     name, version, sha256 = row.split()
     return Deb(name, version, sha256.removeprefix("sha256:"))
 
 
-def read_wheels(rows: dict[str, list[str]]) -> list[WheelFacts]:
+def parse_wheels(rows: dict[str, list[str]]) -> list[WheelFacts]:
     def second(key: str, name: str) -> tuple[str, ...]:
         """Lines `VALUE NAME`."""
         return tuple(value for value, owner in map(str.split, rows.get(key, [])) if owner == name)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from buildkit.errors import BaseError, LockError, RegistryError
-from buildkit.recipe.lock import Deb, LockFacts
+from buildkit.recipe.lock import Deb, Lock
 from buildkit.recipe.matrix import Base, Variant
 from buildkit.registry.client import Registry
 from buildkit.registry.content import Manifest
@@ -45,7 +45,7 @@ LIST = "dpkg-query -W -f '${Package}=${Version}\\n' | xargs apt-cache show"
 FIELD = re.compile(r"^(Package|Version|SHA256): (.+)$", re.MULTILINE)
 
 
-def choose_provider(base: Base, requested: str, engine: Engine, facts: LockFacts) -> tuple[str, str]:
+def choose_provider(base: Base, requested: str, engine: Engine, lock: Lock) -> tuple[str, str]:
     """The provider and the reason for it. `auto` takes the first that was locked and can be had.
 
     Raises `BaseError` when none can, `LockError` when what was asked for is not locked.
@@ -55,12 +55,12 @@ def choose_provider(base: Base, requested: str, engine: Engine, facts: LockFacts
             raise BaseError(
                 f"base {base.name} has no provider `{requested}`", f"one of: auto, {', '.join(base.providers)}"
             )
-        if refusal := unlocked(requested, facts):
+        if refusal := unlocked(requested, lock):
             raise LockError(f"--base {requested}: {refusal}", f"run `buildkit lock` where {WHERE[requested]}")
         return requested, "asked for"
     refusals: list[str] = []
     for provider in base.providers:
-        refusal = unlocked(provider, facts) or AVAILABLE[provider](facts, engine)
+        refusal = unlocked(provider, lock) or AVAILABLE[provider](lock, engine)
         if not refusal:
             return provider, "; ".join([*refusals, f"{provider} can be had"])
         refusals.append(f"{provider}: {refusal}")
@@ -70,11 +70,11 @@ def choose_provider(base: Base, requested: str, engine: Engine, facts: LockFacts
     )
 
 
-def unlocked(provider: str, facts: LockFacts) -> str:
+def unlocked(provider: str, lock: Lock) -> str:
     """Why the lock does not bind this provider's base; empty when it does."""
     if provider == "registry":
-        return "" if facts.base_digest else f"the lock has no digest of {facts.base}"
-    return "" if facts.debs else "the lock has no Debian packages"
+        return "" if lock.base_digest else f"the lock has no digest of {lock.base}"
+    return "" if lock.debs else "the lock has no Debian packages"
 
 
 def registry_digest(base: Base) -> str:
@@ -103,21 +103,21 @@ def ask(image: str) -> Manifest:
     return found
 
 
-def registry_refusal(facts: LockFacts, engine: Engine) -> str:
-    if engine.find(facts.base_reference) is None:
+def registry_refusal(lock: Lock, engine: Engine) -> str:
+    if engine.find(lock.base_reference) is None:
         try:
-            ask(facts.base_reference)
+            ask(lock.base_reference)
         except RegistryError as error:
             return str(error)
     return ""
 
 
-def bootstrap_refusal(_facts: LockFacts, _engine: Engine | None = None) -> str:
+def bootstrap_refusal(_lock: Lock, _engine: Engine | None = None) -> str:
     return "" if shutil.which("mmdebstrap") else "mmdebstrap is not installed"
 
 
 WHERE = {"registry": "the base's registry answers", "bootstrap": "mmdebstrap is installed"}
-AVAILABLE: dict[str, Callable[[LockFacts, Engine], str]] = {
+AVAILABLE: dict[str, Callable[[Lock, Engine], str]] = {
     "registry": registry_refusal,
     "bootstrap": bootstrap_refusal,
 }

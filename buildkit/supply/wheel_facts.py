@@ -10,7 +10,6 @@ import struct
 import zipfile
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from email.parser import HeaderParser
 from pathlib import PurePosixPath
 
@@ -21,7 +20,7 @@ from remotezip import RemoteZip, RemoteZipError
 
 from buildkit.errors import LockError
 from buildkit.host.settings import HostSettings
-from buildkit.recipe.lock import WheelFacts
+from buildkit.recipe.lock import Pin, WheelFacts
 from buildkit.supply.simple_index import TIMEOUT, offered_wheels
 
 LIBRARY = re.compile(r"lib(?:nccl|rccl|cudart|amdhip64)\.so\.\d+")
@@ -29,15 +28,6 @@ SMALLEST = 2**20  # bytes of a library that may hold GPU code
 SPREAD = {"purelib": "", "platlib": "", "data": "../../../", "scripts": "../../../bin/"}
 FATBIN = struct.pack("<I", 0xBA55ED50)  # begins the GPU code of one or several architectures in a library
 CUBIN = 2  # an entry's kind: machine code of one architecture, where 1 is PTX
-
-
-@dataclass(frozen=True)
-class Pin:
-    """A locked distribution: one of `hashes` (sha256) is the wheel for this platform."""
-
-    name: str
-    version: str
-    hashes: frozenset[str]
 
 
 def read_wheel_facts(

@@ -14,10 +14,10 @@ import pytest
 from buildkit.errors import RegistryError
 from buildkit.host.settings import read_host
 from buildkit.images.build import build_image, cache_folder
-from buildkit.recipe.lock import read_facts
+from buildkit.recipe.lock_file import read_lock
 from buildkit.recipe.matrix import Matrix, load_matrix
 from buildkit.running.engine import Docker
-from buildkit.supply.resolve import read_lock, write_lock
+from buildkit.supply.resolve import write_lock
 from tests.engines.conftest import ROOT, need
 from tests.publish.conftest import Server, free_port
 
@@ -88,16 +88,16 @@ def run(*command: str) -> str:
 
 def test_an_image_is_built_on_the_digest_that_was_locked(matrix: Matrix, base: str, server: Server) -> None:
     variant = matrix.variant("cpu", "small")
-    lock = write_lock(matrix, variant, read_host(), cache_folder()).read_text()
-    facts = read_facts(lock)
-    assert server.blob_path(facts.base_digest).is_file()
-    assert not facts.debs
+    write_lock(matrix, variant, read_host(), cache_folder())
+    lock = read_lock(matrix, variant)
+    assert server.blob_path(lock.base_digest).is_file()
+    assert not lock.debs
 
     result = build_image(matrix, variant, Docker(), progress="plain")
     assert result.base_provider == "registry"
     name = result.tags[0]
     assert "libibverbs" in run("docker", "run", "--rm", name, "--no-ray", "--", "dpkg", "--status", "libibverbs1")
-    assert facts.base_digest in run("docker", "run", "--rm", "--entrypoint", "cat", name, "/etc/slipway/image.json")
+    assert lock.base_digest in run("docker", "run", "--rm", "--entrypoint", "cat", name, "/etc/slipway/image.json")
 
     server.kill()
     with pytest.raises(RegistryError, match="did not answer"):

@@ -24,6 +24,7 @@ from buildkit.publishing.check import Image
 from buildkit.publishing.provenance import Origin
 from buildkit.publishing.release import Tags, choose_tags, read_staged, release
 from buildkit.publishing.signature import Signer, Trust
+from buildkit.recipe.lock import parse_lock
 from buildkit.registry.client import Registry
 from buildkit.registry.content import IMAGE
 from buildkit.registry.credentials import Credentials
@@ -34,7 +35,7 @@ USER, PASSWORD = "publisher", "correct horse"
 PASSWORD_HASH = "$2b$05$abcdefghijklmnopqrstuuHNbAKRhpaujgo33bRWs.NLUTJO3lOy2"  # bcrypt, of PASSWORD
 STARTUP = 20.0  # seconds
 
-LOCK = f"""# Lock of cpu-small.
+LOCK = parse_lock(f"""# Lock of cpu-small.
 # deb: tini 0.19.0-1 sha256:{"4" * 64}
 # deb: libstdc++6 1 sha256:{"5" * 64}
 torch==2.13.0+cpu \\
@@ -42,7 +43,7 @@ torch==2.13.0+cpu \\
 typing-extensions==4.16.0 \\
     --hash=sha256:{"2" * 64} \\
     --hash=sha256:{"3" * 64}
-"""
+""")
 LOCK_DIGEST = "sha256:" + "a" * 64
 REVISION = "b" * 40
 STATUS = """Package: libstdc++6

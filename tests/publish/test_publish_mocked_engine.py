@@ -15,10 +15,10 @@ from buildkit.images.build import BuildResult
 from buildkit.publishing.release import Request, Tags, publish_image, tags_for
 from buildkit.publishing.signature import Signer
 from buildkit.recipe.dockerfile import git
+from buildkit.recipe.lock_file import read_lock
 from buildkit.recipe.matrix import load_matrix
 from buildkit.registry.client import Registry
 from buildkit.running.engine import Docker
-from buildkit.supply.resolve import lock_digest, read_lock
 from tests.publish.conftest import LABELS, ROOT, Server, base_layers, connect, image_json, push_image
 
 IMAGE_ID = "sha256:" + "c" * 64
@@ -56,7 +56,7 @@ class Publisher:
         return connect(self.server, REPOSITORY)
 
     def stage(self, lock: str = "") -> None:
-        lock = lock or f"sha256:{lock_digest(read_lock(self.request.matrix, self.request.variant))}"
+        lock = lock or f"sha256:{read_lock(self.request.matrix, self.request.variant).digest}"
         labels = {
             **LABELS,
             "dev.slipway.lock": lock,

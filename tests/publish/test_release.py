@@ -149,6 +149,7 @@ from pathlib import Path
 from buildkit.registry.credentials import read_credentials
 from buildkit.publishing.provenance import Origin
 from buildkit.publishing.release import Tags, read_staged, release
+from buildkit.recipe.lock import parse_lock
 from buildkit.registry.reference import parse_reference
 from buildkit.registry.client import Registry
 from buildkit.registry.content import Descriptor
@@ -163,7 +164,7 @@ tags = Tags(**given["tags"])
 image = read_staged(registry, tags)
 print("staged", flush=True)
 sys.stdin.readline()
-release(registry, image, tags, Origin(**given["origin"]), given["lock"], Signer(given["key"]), ca)
+release(registry, image, tags, Origin(**given["origin"]), parse_lock(given["lock"]), Signer(given["key"]), ca)
 """
 
 
@@ -177,7 +178,7 @@ def test_interrupted_publisher_promotes_nothing_and_running_again_finishes(
         "ca": str(own_server.ca),
         "tags": tags.__dict__,
         "origin": origin.__dict__,
-        "lock": LOCK,
+        "lock": LOCK.text,
         "key": signer.key,
     }
     command = [sys.executable, "-c", PROGRAM, json.dumps(given)]

@@ -16,8 +16,8 @@ from testinfra.host import Host
 
 from buildkit.publishing import sbom
 from buildkit.publishing.inventory import read_local
+from buildkit.recipe.lock_file import read_lock
 from buildkit.recipe.matrix import load_matrix
-from buildkit.supply.resolve import read_lock
 
 PYTHON = "/opt/slipway/venv/bin/python"
 ROOT = Path(__file__).parents[2]

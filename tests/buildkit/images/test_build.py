@@ -8,6 +8,7 @@ from buildkit.errors import DiskError
 from buildkit.host.settings import read_host
 from buildkit.images.build import check_disk, stage, write_secrets
 from buildkit.images.plan import Plan
+from buildkit.recipe.lock import parse_lock
 from buildkit.recipe.matrix import Matrix, load_matrix
 from buildkit.running.engine import Docker
 
@@ -47,7 +48,14 @@ def test_the_context_holds_exactly_what_goes_in(project: Path, tmp_path: Path) -
         (project / package / "code.py").write_text("")
     matrix = load_matrix(project)
     context = tmp_path / "context"
-    stage(context, matrix, matrix.variant("cpu"), "six==1.17.0\n", "registry", read_host({}, tmp_path, tmp_path))
+    stage(
+        context,
+        matrix,
+        matrix.variant("cpu"),
+        parse_lock("six==1.17.0\n"),
+        "registry",
+        read_host({}, tmp_path, tmp_path),
+    )
     files = {str(path.relative_to(context)) for path in context.rglob("*") if path.is_file()}
     code = {"app/entrypoints/code.py", "app/trainer/code.py"}
     described = {"Dockerfile", "image.json", "launch", "install-wheels", "requirements/wheels.txt"}

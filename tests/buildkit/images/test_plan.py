@@ -8,13 +8,14 @@ import pytest
 from typer.testing import CliRunner
 
 from buildkit.cli import app
+from buildkit.errors import LockError
 from buildkit.images.plan import Plan, make_plan, record_build, runs_on
-from buildkit.recipe.lock import Deb, LockFacts, WheelFacts, read_facts, write_facts
+from buildkit.recipe.lock import Deb, Lock, Pin, WheelFacts, format_lock, parse_lock
+from buildkit.recipe.lock_file import lock_path, read_lock
 from buildkit.recipe.matrix import Matrix
-from buildkit.supply.resolve import read_lock
 
 
-def planned(matrix: Matrix, lock: str, cache: Path, target: str = "cuda") -> Plan:
+def planned(matrix: Matrix, lock: Lock, cache: Path, target: str = "cuda") -> Plan:
     return make_plan(matrix, matrix.variant(target), lock, cache)
 
 
@@ -23,17 +24,33 @@ def status(plan: Plan, name: str) -> tuple[str, str]:
     return check.status, check.detail
 
 
-def lock_with(*wheels: WheelFacts) -> str:
-    pins = "".join(f"{wheel.name}==1.0\n" for wheel in wheels)
-    return write_facts(LockFacts(wheels={wheel.name: wheel for wheel in wheels})) + pins
+def lock_with(*wheels: WheelFacts) -> Lock:
+    pins = tuple(Pin(wheel.name, "1.0", frozenset(), f"{wheel.name}==1.0\n") for wheel in wheels)
+    return Lock(wheels={wheel.name: wheel for wheel in wheels}, pins=pins)
 
 
-def test_facts_survive_the_lock() -> None:
+def test_a_lock_is_read_as_it_was_written() -> None:
     wheel = WheelFacts(
         "torch", 100, 10, ("libnccl.so.2",), ("sm_80", "sm_90"), ">=3.10", ("sympy>=1.13; python_version > '3'",)
     )
-    facts = LockFacts("ab", 7, "debian:x", "sha256:cd", 5, (Deb("tini", "0.19-1", "ef"),), {"torch": wheel})
-    assert read_facts(write_facts(facts)) == facts
+    pin = Pin("torch", "1.0", frozenset({"1" * 64}), f"torch==1.0 \\\n    --hash=sha256:{'1' * 64}\n")
+    debs = (Deb("tini", "0.19-1", "ef"),)
+    lock = Lock("01", "ab", 7, "debian:x", "sha256:cd", 5, debs, {"torch": wheel}, (pin,))
+    text = format_lock(lock, "cpu-small")
+    assert parse_lock(text) == lock
+    assert parse_lock(text).text == text
+
+
+@pytest.mark.parametrize("identifier", ["cpu", "cuda"])
+def test_committed_locks_are_written_as_they_are(matrix: Matrix, identifier: str) -> None:
+    variant = matrix.variant(identifier)
+    lock = read_lock(matrix, variant)
+    assert format_lock(lock, variant.identifier) == lock.text == lock_path(matrix, variant).read_text()
+
+
+def test_a_malformed_lock_is_refused() -> None:
+    with pytest.raises(LockError, match="malformed"):
+        parse_lock("# deb: tini\n")
 
 
 @pytest.mark.parametrize(("target", "variant"), [("cpu", None), ("cuda", None), ("rocm", "rocm-debian")])
@@ -58,7 +75,7 @@ def test_a_code_change_renews_the_last_layer_only(matrix: Matrix, tmp_path: Path
 def test_a_changed_pin_renews_its_layer_and_those_above(matrix: Matrix, tmp_path: Path) -> None:
     lock = read_lock(matrix, matrix.variant("cpu"))
     record_build(planned(matrix, lock, tmp_path, "cpu"), tmp_path)
-    changed = lock.replace("\ntorch==", "\ntorch==9.", 1)
+    changed = parse_lock(lock.text.replace("\ntorch==", "\ntorch==9.", 1))
     assert planned(matrix, changed, tmp_path, "cpu").changed == ("torch", "python", "code")
 
 

@@ -6,13 +6,15 @@ import pytest
 from buildkit.errors import MatrixError
 from buildkit.images.build import image_tags
 from buildkit.recipe.dockerfile import image_labels, image_manifest, render_dockerfile
-from buildkit.recipe.lock import Deb, LockFacts
+from buildkit.recipe.lock import Deb, Lock, parse_lock
 from buildkit.recipe.matrix import Matrix, load_matrix
+
+LOCKED = "torch==1.0 \\\n  --hash=sha256:00\nray[default]==2.0 \\\n"
 
 
 def dockerfile(matrix: Matrix, target: str, provider: str) -> str:
     variant = matrix.variant(target)
-    manifest = image_manifest(matrix, variant, provider, "")
+    manifest = image_manifest(matrix, variant, provider, Lock())
     return render_dockerfile(matrix, variant, provider, image_labels(matrix, variant, manifest))
 
 
@@ -61,21 +63,21 @@ def test_template_error_names_template_and_line(project: Path) -> None:
 
 def test_manifest_is_json_with_pins_and_reasons(matrix: Matrix) -> None:
     variant = matrix.variant("cpu")
-    manifest = image_manifest(matrix, variant, "bootstrap", "torch==1.0 \\\n  --hash=sha256:00\nray[default]==2.0 \\\n")
+    manifest = image_manifest(matrix, variant, "bootstrap", parse_lock(LOCKED))
     assert json.loads(json.dumps(manifest))["pins"] == {"torch": "1.0", "ray": "2.0"}
     assert all(manifest["excluded"].values())
 
 
 def test_tags_carry_the_locks_digest(matrix: Matrix) -> None:
     variant = matrix.variant("cpu")
-    one, other = image_tags(matrix, variant, "a"), image_tags(matrix, variant, "b")
+    one, other = image_tags(matrix, variant, parse_lock("a")), image_tags(matrix, variant, parse_lock("b"))
     assert one[:2] == other[:2] == ("slipway:cpu", f"slipway:{variant.identifier}")
     assert one[2] != other[2]
 
 
 def test_only_the_default_variant_has_the_targets_own_tag(matrix: Matrix) -> None:
     variant = matrix.variant("rocm", "rocm-debian")
-    assert "slipway:rocm" not in image_tags(matrix, variant, "a")
+    assert "slipway:rocm" not in image_tags(matrix, variant, Lock())
 
 
 @pytest.mark.parametrize("target", ["cpu", "cuda", "rocm"])
@@ -86,10 +88,10 @@ def test_every_variant_renders_with_each_of_its_providers(matrix: Matrix, target
 
 
 def test_a_registrys_base_and_its_packages_are_as_they_were_locked(matrix: Matrix) -> None:
-    facts = LockFacts(
+    lock = Lock(
         base="debian:bookworm-slim", base_digest=f"sha256:{'1' * 64}", debs=(Deb("tini", "0.19.0-1", "2" * 64),)
     )
-    text = render_dockerfile(matrix, matrix.variant("cpu"), "registry", {}, facts)
+    text = render_dockerfile(matrix, matrix.variant("cpu"), "registry", {}, lock)
     assert f"FROM debian:bookworm-slim@sha256:{'1' * 64} AS base" in text
     assert " tini=0.19.0-1" in text
 
@@ -98,6 +100,6 @@ def test_an_image_with_debuggers_has_a_name_lock_and_environment_of_its_own(matr
     plain, debug = matrix.variant("cpu"), matrix.variant("cpu", with_debug=True)
     assert debug == matrix.variant("cpu", f"{plain.name}-debug")
     assert set(debug.packages) - set(plain.packages) == {"gdb"}
-    assert "slipway:cpu" not in image_tags(matrix, debug, "a")
+    assert "slipway:cpu" not in image_tags(matrix, debug, Lock())
     assert "RAY_DEBUG_POST_MORTEM=1" in render_dockerfile(matrix, debug, "bootstrap", {})
     assert "RAY_DEBUG_POST_MORTEM" not in render_dockerfile(matrix, plain, "bootstrap", {})

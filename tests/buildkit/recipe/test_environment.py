@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from buildkit.errors import MatrixError
 from buildkit.recipe.dockerfile import image_manifest, render_dockerfile
 from buildkit.recipe.environment import FABRICS, VERSIONED, EnvEntry, parse_environment
+from buildkit.recipe.lock import Lock
 from buildkit.recipe.matrix import Matrix
 from entrypoints.host.settings import table_settings
 
@@ -95,7 +96,7 @@ def test_what_always_holds_is_baked_and_nothing_else(matrix: Matrix, target: str
 
 
 def test_manifest_carries_name_value_when_reason_source(matrix: Matrix) -> None:
-    entries = image_manifest(matrix, matrix.variant("rocm"), "registry", "")["env"]
+    entries = image_manifest(matrix, matrix.variant("rocm"), "registry", Lock())["env"]
     assert {tuple(entry) for entry in entries} == {("name", "value", "when", "reason", "source")}
     msccl = next(entry for entry in entries if entry["name"] == "RCCL_MSCCL_ENABLE")
     assert msccl["when"] == {"rocm": "<7.1.1"}

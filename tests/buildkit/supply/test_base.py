@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 
 from buildkit.errors import BaseError, LockError
-from buildkit.recipe.lock import Deb, LockFacts
+from buildkit.recipe.lock import Deb, Lock
 from buildkit.recipe.matrix import Base, Matrix, load_matrix
 from buildkit.running.engine import Docker, LocalImage
 from buildkit.supply.base import bootstrap, choose_provider
 
 NOBODY = "127.0.0.1:1/debian:bookworm-slim"  # a port at which no registry listens
-LOCKED = LockFacts(base=NOBODY, base_digest=f"sha256:{'1' * 64}", debs=(Deb("tini", "1", "2"),))
+LOCKED = Lock(base=NOBODY, base_digest=f"sha256:{'1' * 64}", debs=(Deb("tini", "1", "2"),))
 
 
 class EngineWithImages(Docker):

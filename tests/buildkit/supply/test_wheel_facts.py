@@ -8,7 +8,8 @@ import pytest
 
 from buildkit.errors import LockError
 from buildkit.host.settings import HostSettings
-from buildkit.supply.wheel_facts import Pin, is_named, library_architectures, read_wheel_facts
+from buildkit.recipe.lock import Pin
+from buildkit.supply.wheel_facts import is_named, library_architectures, read_wheel_facts
 
 METADATA = """Metadata-Version: 2.1
 Name: thing

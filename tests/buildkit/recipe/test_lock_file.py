@@ -1,0 +1,74 @@
+"""A lock that no longer fits the matrix or the templates is refused, and the error names the command that mends it."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from buildkit.errors import LockError
+from buildkit.recipe.lock import Lock, format_lock
+from buildkit.recipe.lock_file import inputs_digest, lock_path, read_lock, template_digest
+from buildkit.recipe.matrix import load_matrix
+
+
+@pytest.fixture
+def locked(project: Path) -> Path:
+    """The small project with templates of its own and a current lock."""
+    templates = project / "images" / "templates"
+    source = templates.resolve()
+    templates.unlink()
+    shutil.copytree(source, templates)
+    matrix = load_matrix(project)
+    variant = matrix.variant("cpu")
+    lock = Lock(inputs=inputs_digest(matrix, variant), template=template_digest(matrix, variant))
+    path = lock_path(matrix, variant)
+    path.parent.mkdir(parents=True)
+    path.write_text(format_lock(lock, variant.identifier))
+    return project
+
+
+def read(project: Path) -> Lock:
+    matrix = load_matrix(project)
+    return read_lock(matrix, matrix.variant("cpu"))
+
+
+def append(name: str, text: str) -> Callable[[Path], None]:
+    def edit(project: Path) -> None:
+        path = project / "images" / name
+        path.write_text(path.read_text() + text)
+
+    return edit
+
+
+def test_a_current_lock_is_read(locked: Path) -> None:
+    assert read(locked).inputs
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (append("templates/Dockerfile.j2", "\nRUN true\n"), "other templates"),
+        (append("templates/base_bootstrap.j2", "\nRUN true\n"), "other templates"),
+        (append("templates/install-wheels", "true\n"), "other templates"),
+        (append("env/cpu.toml", '[[env]]\nname = "A"\nvalue = "1"\nreason = "x"\nsource = "https://x"\n'), "templates"),
+        (append("matrix.toml", 'packages = ["gdb"]\n'), "does not match"),
+    ],
+)
+def test_a_lock_is_refused_after_a_change_of_what_goes_into_the_image(
+    locked: Path, edit: Callable[[Path], None], words: str
+) -> None:
+    edit(locked)
+    with pytest.raises(LockError, match=words) as caught:
+        read(locked)
+    assert caught.value.hint == "run `buildkit lock --target cpu --variant small`"
+
+
+def test_a_comment_in_a_template_changes_no_image(locked: Path) -> None:
+    append("templates/Dockerfile.j2", "\n# a comment\n")(locked)
+    assert read(locked).inputs
+
+
+def test_a_missing_lock_is_named(project: Path) -> None:
+    with pytest.raises(LockError, match=r"images/locks/cpu/small\.txt: no lock for cpu-small"):
+        read(project)
