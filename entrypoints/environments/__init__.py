@@ -1,56 +1,24 @@
-"""Where are we? The registry of environments and the choice between them."""
+"""The registry of environments, and the choice between those that are there."""
 
+import importlib
+import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from entrypoints.environments.azureml import AzureMl
-from entrypoints.environments.base import Allocation, Environment
-from entrypoints.environments.compose import Compose
+from entrypoints.environments.base import Allocation, Environment, by_precedence
 from entrypoints.environments.explicit import HEAD, NODES, Explicit
-from entrypoints.environments.flux import Flux
-from entrypoints.environments.grid_engine import GridEngine
-from entrypoints.environments.hydra import Hydra
-from entrypoints.environments.indexed_job import IndexedJob
-from entrypoints.environments.jobset import JobSet
-from entrypoints.environments.kubeflow import Kubeflow
-from entrypoints.environments.kuberay import ADDRESS, KubeRay
-from entrypoints.environments.leader_worker_set import LeaderWorkerSet
-from entrypoints.environments.lsf import Lsf
-from entrypoints.environments.mvapich import Mvapich
-from entrypoints.environments.open_mpi import OpenMpi
-from entrypoints.environments.pals import Pals
-from entrypoints.environments.pbs import Pbs
+from entrypoints.environments.kuberay import ADDRESS
 from entrypoints.environments.process_view import ProcessView
-from entrypoints.environments.prrte import Prrte
-from entrypoints.environments.pytorchjob import PyTorchJob
-from entrypoints.environments.runpod import RunPod
-from entrypoints.environments.sagemaker import SageMaker
-from entrypoints.environments.single import Single
-from entrypoints.environments.skypilot import SkyPilot
-from entrypoints.environments.slurm import Slurm
-from entrypoints.environments.torchrun import Torchrun
-from entrypoints.environments.vertex_ai import VertexAi
-from entrypoints.environments.volcano import Volcano
 from entrypoints.errors import DetectionError, NotYetThereError
 
 __all__ = ["REGISTRY", "Allocation", "Detection", "Environment", "ProcessView", "detect"]
 
-REGISTRY: tuple[type[Environment], ...] = (
-    # What the user says, and a Ray cluster that exists already.
-    *(Explicit, KubeRay),
-    # Resource managers know all nodes of the job.
-    *(Slurm, Lsf, Pbs, GridEngine, Flux),
-    # Managed services name the head, which the launchers below them often do not.
-    *(SageMaker, AzureMl, VertexAi, SkyPilot, RunPod),
-    # MPI launchers know what they started. Those that set others' variables too come first.
-    *(OpenMpi, Prrte, Mvapich, Pals, Hydra),
-    # Kubernetes, the more specific controller first: most are built from Indexed Jobs.
-    *(LeaderWorkerSet, Volcano, PyTorchJob, Kubeflow, JobSet, IndexedJob),
-    # Variables that all of the above, and their hooks, may also set.
-    *(Torchrun, Compose, Single),
-)
-"""In order of precedence."""
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")
+
+REGISTRY: tuple[type[Environment], ...] = by_precedence()
+"""All environments, in order of precedence: each module of this folder defines at most one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +42,7 @@ def detect(variables: Mapping[str, str], hostname: str, root: Path = Path("/")) 
     runners_up: list[Allocation] = []
     conflicts: list[str] = []
     for environment in REGISTRY:
-        if winner is not None and environment in (Single, Compose):
+        if winner is not None and environment.last_resort:
             continue
         try:
             found = environment.detect(view)

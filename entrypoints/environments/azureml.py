@@ -15,6 +15,7 @@ _HINT = "use distribution PyTorch or MPI with process_count_per_instance 1"
 
 class AzureMl(Environment):
     name = "azureml"
+    precedence = 310
     title = "Azure Machine Learning"
     reads = (*HEAD, COUNT[0], NODE_RANK, *NUMBERS, RUN)
     beware = "AZ_BATCH_MASTER_NODE carries a port; on one node the MPI master is called `localhost`."

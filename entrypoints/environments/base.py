@@ -83,9 +83,28 @@ class Allocation:
 
 
 class Environment(ABC):
-    """One way in which nodes can learn of each other. Subclasses stand in `environments.REGISTRY`."""
+    """One way in which nodes learn of each other. Each subclass is one file of this folder, found by itself."""
 
     name: ClassVar[str]
+    precedence: ClassVar[int]
+    """Its place in the order of detection, lowest first. No two environments share a number.
+
+    | from | kind |
+    | --- | --- |
+    | 100 | what the user says, and Ray clusters that exist already |
+    | 200 | resource managers: they know all nodes of the job |
+    | 300 | managed services: they name the head, which the launchers below them often do not |
+    | 400 | MPI launchers: they know what they started; those that set others' variables come first |
+    | 500 | Kubernetes' controllers, the more specific ones first: most are built from Indexed Jobs |
+    | 600 | variables that all of the above, and their hooks, may also set |
+    | 900 | one node |
+    """
+    last_resort: ClassVar[bool] = False
+    """Whether it is asked only if no other environment is there."""
+    job_id_variable: ClassVar[str] = ""
+    """A scheduler's variable with the job's id, which is equal on all nodes."""
+    array_index_variable: ClassVar[str] = ""
+    """The variable with the index in a job array: its elements share the job's id and run side by side."""
     title: ClassVar[str]
     """What people call it."""
     reads: ClassVar[tuple[str, ...]]
@@ -101,9 +120,29 @@ class Environment(ABC):
     """The real system under which tests start `launch`; else only its recorded or documented variables are known."""
 
     @classmethod
+    def scheduler_job_id(cls, variables: Mapping[str, str]) -> str | None:
+        """The scheduler's job id, with the index in an array; None without a job of this scheduler."""
+        job_id = variables.get(cls.job_id_variable)
+        if not job_id:
+            return None
+        index = variables.get(cls.array_index_variable, "")
+        return f"{job_id}.{index}" if index.isdigit() and index != "0" else job_id
+
+    @classmethod
     @abstractmethod
     def detect(cls, view: ProcessView) -> Allocation | None:
         """Return what this environment says, or None where it is not there.
 
         Raises DetectionError where it is there but its variables are malformed or lack this node's identity.
         """
+
+
+def by_precedence() -> tuple[type[Environment], ...]:
+    """All environments, in the order of detection."""
+    return tuple(sorted(Environment.__subclasses__(), key=lambda environment: environment.precedence))
+
+
+def scheduler_job_id(variables: Mapping[str, str]) -> str | None:
+    """The id of the scheduler's job around this process. Unlike the launchers' own ids it is equal on all nodes."""
+    found = (environment.scheduler_job_id(variables) for environment in by_precedence())
+    return next((job_id for job_id in found if job_id is not None), None)

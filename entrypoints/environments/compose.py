@@ -17,6 +17,8 @@ SERVICE = "SLIPWAY_SERVICE"
 
 class Compose(Environment):
     name = "compose"
+    last_resort = True
+    precedence = 610
     title = "Docker Compose, Swarm"
     reads = (SERVICE, NODES, "DNS: tasks.<service>")
     beware = "Replicas appear in DNS one after the other: `launch` waits until as many are there as --nodes says."

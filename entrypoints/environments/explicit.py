@@ -6,12 +6,12 @@ A host list may be Slurm's short form (`gpu-[0-3]`); a host file has one host a 
 
 import hashlib
 
-from entrypoints.environments.base import Allocation, Environment
-from entrypoints.environments.mpi import scheduler_job_id
+from entrypoints.environments.base import Allocation, Environment, scheduler_job_id
 from entrypoints.environments.process_view import ProcessView, Reader, distinct, rank_of
 from entrypoints.errors import DetectionError
 from entrypoints.hostlist import HostlistError, expand
 
+JOB_ID = "SLIPWAY_JOB_ID"
 HOSTS = "SLIPWAY_HOSTS"
 HOST_FILE = "SLIPWAY_HOSTFILE"
 HEAD = "SLIPWAY_HEAD"
@@ -23,6 +23,8 @@ _ALL_THREE = f"{HEAD}, {NODES} and {NODE_RANK} belong together; or list the node
 
 class Explicit(Environment):
     name = "explicit"
+    precedence = 100
+    job_id_variable = JOB_ID
     title = "Your own list"
     reads = (HOSTS, HOST_FILE, NODE_RANK, HEAD, NODES)
     beware = "Every node gets the same list; a host that is not in it is refused."

@@ -22,6 +22,8 @@ _HINT = "start one task per node: flux run -N NODES --tasks-per-node=1 launch ..
 
 class Flux(Environment):
     name = "flux"
+    precedence = 240
+    job_id_variable = JOB_ID
     title = "Flux (jobs and batch scripts)"
     reads = (JOB_ID, NODE_COUNT, SIZE, TASK, LOCAL_RANK, URI, "flux getattr hostlist")
     beware = (

@@ -5,8 +5,10 @@ own disk. `mpirun` hands the variable on to all tasks; `qrsh -inherit` only with
 take the command's words apart again.
 """
 
+from collections.abc import Mapping
+
 from entrypoints.environments.base import Allocation, Environment
-from entrypoints.environments.mpi import array_job_id, local_rank, started_by_mpi
+from entrypoints.environments.mpi import local_rank, started_by_mpi
 from entrypoints.environments.process_view import ProcessView, Reader, distinct, rank_of
 from entrypoints.errors import DetectionError
 
@@ -28,6 +30,9 @@ _START = f"{_MPIRUN} launch ..., or for each host: qrsh -inherit -noshell -V HOS
 
 class GridEngine(Environment):
     name = "grid_engine"
+    precedence = 230
+    job_id_variable = JOB_ID
+    array_index_variable = ARRAY_TASK
     title = "Grid Engine"
     reads = (JOB_ID, ARRAY_TASK, PARALLEL_ENVIRONMENT, HOST_FILE, SCRIPT)
     beware = (
@@ -37,6 +42,12 @@ class GridEngine(Environment):
     run_under = "Grid Engine 8.1.9"
     start = _SCRIPT
     source = "https://manpages.debian.org/bookworm/gridengine-client/submit.1.en.html"
+
+    @classmethod
+    def scheduler_job_id(cls, variables: Mapping[str, str]) -> str | None:
+        """None without one of Grid Engine's own variables, as other programs set JOB_ID too."""
+        own = any(variables.get(name) for name in (HOST_FILE, PARALLEL_ENVIRONMENT, ARRAY_TASK))
+        return super().scheduler_job_id(variables) if own else None
 
     @classmethod
     def detect(cls, view: ProcessView) -> Allocation | None:
@@ -52,7 +63,7 @@ class GridEngine(Environment):
             warnings.append(f"a job script runs on the first host only: start the others too, with {_START}")
         return Allocation(
             environment=cls.name,
-            job_id=array_job_id(view.variables, JOB_ID),
+            job_id=cls.scheduler_job_id(view.variables) or view.variables[JOB_ID],
             node_count=len(hosts),
             node_rank=rank,
             local_rank=local_rank(reader),

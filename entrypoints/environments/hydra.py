@@ -9,6 +9,7 @@ NUMBERS = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 
 class Hydra(Environment):
     name = "hydra"
+    precedence = 440
     title = "Hydra (MPICH, Intel MPI)"
     reads = NUMBERS
     beware = "Nothing names the head: set SLIPWAY_HEAD. Slurm and Flux set PMI_RANK too; they outrank Hydra."

@@ -23,6 +23,7 @@ and in the Job: spec.template.spec.subdomain: JOB"""
 
 class IndexedJob(Environment):
     name = "indexed_job"
+    precedence = 550
     title = "Kubernetes Indexed Job"
     reads = (INDEX, NODES, "host name", "/etc/hosts")
     beware = (

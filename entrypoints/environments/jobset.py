@@ -20,6 +20,7 @@ _POD = re.compile(r"(.+)-(\d+)-(\d+)")
 
 class JobSet(Environment):
     name = "jobset"
+    precedence = 540
     title = "Kubernetes JobSet"
     reads = (INDEX, NODES, "host name", NAME, PODS_PER_JOB)
     beware = "The index counts within one Job of the set: with several replicas of it say how many pods each has."

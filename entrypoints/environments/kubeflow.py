@@ -13,6 +13,7 @@ _HINT = "these are set by the trainer's torch runtime: see `kubectl describe tra
 
 class Kubeflow(Environment):
     name = "kubeflow"
+    precedence = 530
     title = "Kubeflow Trainer v2"
     reads = (NODE_COUNT, NODE_RANK, HEAD)
     beware = "The JobSet below has an index too, but no size; PET_NPROC_PER_NODE is torchrun's and means nothing here."

@@ -12,6 +12,7 @@ _PORT = "6379"
 
 class KubeRay(Environment):
     name = "kuberay"
+    precedence = 110
     title = "KubeRay (attach)"
     reads = (ADDRESS, *HEAD, CLUSTER)
     beware = (

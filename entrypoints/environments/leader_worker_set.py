@@ -15,6 +15,7 @@ _NEWER = f"use LeaderWorkerSet 0.6 or newer, or hand in the label leaderworkerse
 
 class LeaderWorkerSet(Environment):
     name = "leader_worker_set"
+    precedence = 500
     title = "Kubernetes LeaderWorkerSet"
     reads = (LEADER, SIZE, INDEX)
     beware = "The group size counts the leader too. Every replica of the set is a job of its own."

@@ -5,11 +5,12 @@ which holds the batch script and runs no task.
 """
 
 from entrypoints.environments.base import Allocation, Environment
-from entrypoints.environments.mpi import array_job_id, local_rank, started_by_mpi
+from entrypoints.environments.mpi import local_rank, started_by_mpi
 from entrypoints.environments.process_view import ProcessView, Reader, distinct, nodes_of_tasks, rank_of
 from entrypoints.errors import DetectionError
 
 JOB_ID = "LSB_JOBID"
+ARRAY_INDEX = "LSB_JOBINDEX"
 HOST_FILE = "LSB_DJOB_HOSTFILE"
 SLOTS = "LSB_MCPU_HOSTS"
 HOSTS = "LSB_HOSTS"
@@ -22,6 +23,9 @@ _HINT = f"start one task per host: {_ONE_PER_HOST}, or jsrun -r 1 -a 1 launch ..
 
 class Lsf(Environment):
     name = "lsf"
+    precedence = 210
+    job_id_variable = JOB_ID
+    array_index_variable = ARRAY_INDEX
     title = "LSF (mpirun, blaunch, jsrun)"
     reads = (JOB_ID, HOST_FILE, SLOTS, HOSTS, BLAUNCH_TASK, *JSM)
     beware = "One process is started, on the first host. jsrun's list begins with the launch node, which runs no task."
@@ -31,10 +35,10 @@ class Lsf(Environment):
     @classmethod
     def detect(cls, view: ProcessView) -> Allocation | None:
         reader = Reader(view.variables)
-        job_id = reader.text(JOB_ID)
+        job_id = cls.scheduler_job_id(view.variables)
         if job_id is None:
             return None
-        job_id = array_job_id(view.variables, JOB_ID)
+        reader.text(JOB_ID)
         hosts, source = _hosts(view, reader)
         if view.variables.get(JSM[0]):
             return _below_jsrun(view, reader, job_id, hosts, source)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from entrypoints.environments.base import Allocation
+from entrypoints.environments.base import Allocation, scheduler_job_id
 from entrypoints.environments.process_view import ProcessView, Reader, nodes_of_tasks
 from entrypoints.errors import DetectionError
 
@@ -15,10 +15,6 @@ LOCAL_RANK = (
     "PALS_LOCAL_RANKID",
     "MPI_LOCALRANKID",
 )
-_JOB_ID = ("SLIPWAY_JOB_ID", "SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID", "FLUX_JOB_ID")
-_ARRAY_INDEX = {"LSB_JOBID": "LSB_JOBINDEX", "JOB_ID": "SGE_TASK_ID"}
-_OF_GRID_ENGINE = ("PE_HOSTFILE", "PE", "SGE_TASK_ID")
-"""JOB_ID alone is anybody's."""
 ONE_PER_NODE = "start one task per node: mpirun --map-by ppr:1:node, mpiexec -ppn 1"
 
 
@@ -30,20 +26,6 @@ def started_by_mpi(variables: Mapping[str, str]) -> bool:
 def local_rank(reader: Reader) -> int:
     """This task's rank on its node, by whichever MPI launcher started it; 0 without one."""
     return reader.number(*LOCAL_RANK) or 0
-
-
-def scheduler_job_id(variables: Mapping[str, str]) -> str | None:
-    """The id of the scheduler's job around this one: equal on all nodes, though the launchers' own ids may differ."""
-    names = [name for name in _JOB_ID if variables.get(name)]
-    if variables.get("JOB_ID") and any(variables.get(name) for name in _OF_GRID_ENGINE):
-        names.append("JOB_ID")
-    return array_job_id(variables, names[0]) if names else None
-
-
-def array_job_id(variables: Mapping[str, str], name: str) -> str:
-    """The job id in this variable, with the index in an array: its elements share the id and run side by side."""
-    index = variables.get(_ARRAY_INDEX.get(name, ""), "")
-    return f"{variables[name]}.{index}" if index.isdigit() and index != "0" else variables[name]
 
 
 def by_tasks(

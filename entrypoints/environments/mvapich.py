@@ -9,6 +9,7 @@ NUMBERS = ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_R
 
 class Mvapich(Environment):
     name = "mvapich"
+    precedence = 420
     title = "MVAPICH2"
     reads = NUMBERS
     beware = "Nothing names the head: set SLIPWAY_HEAD on every node."

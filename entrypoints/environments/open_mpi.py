@@ -24,6 +24,7 @@ _NAMESPACE = re.compile(r"(?:prterun|prte|mpirun|mpiexec)-(.+)-\d+@\d+")
 
 class OpenMpi(Environment):
     name = "open_mpi"
+    precedence = 400
     title = "Open MPI 4 and 5"
     reads = (*NUMBERS, URI, NAMESPACE)
     beware = (

@@ -1,7 +1,7 @@
 """HPE's PALS, the mpiexec of Cray systems without Slurm."""
 
-from entrypoints.environments.base import Allocation, Environment
-from entrypoints.environments.mpi import ONE_PER_NODE, scheduler_job_id
+from entrypoints.environments.base import Allocation, Environment, scheduler_job_id
+from entrypoints.environments.mpi import ONE_PER_NODE
 from entrypoints.environments.process_view import ProcessView, Reader
 from entrypoints.errors import DetectionError
 
@@ -15,6 +15,7 @@ LOCAL_SIZE = ("PMI_LOCAL_SIZE", "PALS_LOCAL_SIZE")
 
 class Pals(Environment):
     name = "pals"
+    precedence = 430
     title = "PALS (HPE Cray)"
     reads = (RANK, NODE_RANK, LOCAL_RANK, JOB_ID, SIZE[0], LOCAL_SIZE[0])
     beware = "Nothing names the head: below PBS the node file does; else set SLIPWAY_HEAD."

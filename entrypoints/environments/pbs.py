@@ -18,6 +18,8 @@ _ONE_PER_NODE = "mpirun --map-by ppr:1:node launch ..., or pbsdsh -u launch ..."
 
 class Pbs(Environment):
     name = "pbs"
+    precedence = 220
+    job_id_variable = JOB_ID
     title = "PBS, Torque"
     reads = (JOB_ID, NODE_FILE, TASK)
     beware = "The node file has a line per slot and may exist on the first node only; mount it into the container."

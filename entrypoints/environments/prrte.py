@@ -1,8 +1,8 @@
 """PRRTE's prterun without Open MPI around it: a rank, but no size."""
 
-from entrypoints.environments.base import Allocation, Environment
+from entrypoints.environments.base import Allocation, Environment, scheduler_job_id
 from entrypoints.environments.explicit import NODES
-from entrypoints.environments.mpi import ONE_PER_NODE, scheduler_job_id
+from entrypoints.environments.mpi import ONE_PER_NODE
 from entrypoints.environments.open_mpi import NAMESPACE, launcher
 from entrypoints.environments.process_view import ProcessView, Reader
 
@@ -12,6 +12,7 @@ RANK = "PMIX_RANK"
 
 class Prrte(Environment):
     name = "prrte"
+    precedence = 410
     title = "PRRTE"
     reads = (LAUNCHED, RANK, NAMESPACE, NODES)
     beware = "The number of nodes is only known through PMIx: say it with --nodes, and start one task per node."

@@ -17,6 +17,7 @@ _HINT = "these are set by the training operator; hand all of MASTER_ADDR, WORLD_
 
 class PyTorchJob(Environment):
     name = "pytorchjob"
+    precedence = 520
     title = "Kubeflow PyTorchJob, PAI-DLC"
     reads = (*HEAD, *NODE_COUNT, *NODE_RANK)
     beware = "RANK and WORLD_SIZE count pods; the master may be told that it is `localhost`."

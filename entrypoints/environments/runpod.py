@@ -13,6 +13,7 @@ _HINT = "an Instant Cluster sets it on every pod"
 
 class RunPod(Environment):
     name = "runpod"
+    precedence = 340
     title = "RunPod Instant Clusters"
     reads = (HEAD[0], NODE_RANK, COUNT)
     beware = "WORLD_SIZE counts GPUs; eth0 is the way outside, the cluster's own network is ens1 and above."

@@ -18,6 +18,7 @@ CONFIG = "/opt/ml/input/config/resourceconfig.json"
 
 class SageMaker(Environment):
     name = "sagemaker"
+    precedence = 300
     title = "Amazon SageMaker"
     reads = (CONFIG, HOSTS, CURRENT, JOB[0])
     beware = "Hosts are sorted by number, not as text: algo-2 comes before algo-10."

@@ -12,6 +12,8 @@ RANKS = ("NODE_RANK", "PET_NODE_RANK", "GROUP_RANK", "RANK")
 
 class Single(Environment):
     name = "single"
+    last_resort = True
+    precedence = 900
     title = "One node"
     reads = ()
     beware = "Taken when nothing else is found: look at `launch explain` if you expected several nodes."

@@ -14,6 +14,7 @@ _HINT = "SkyPilot sets it in `run:`; hand SKYPILOT_* into the container"
 
 class SkyPilot(Environment):
     name = "skypilot"
+    precedence = 330
     title = "SkyPilot"
     reads = (ADDRESSES, NODE_RANK, COUNT, TASK[0])
     beware = "The addresses are lines of one variable; SKYPILOT_NUM_GPUS_PER_NODE means GPUs, not tasks."

@@ -26,6 +26,8 @@ _START_WITH_SRUN = "start one task per node with srun --ntasks-per-node=1, and h
 
 class Slurm(Environment):
     name = "slurm"
+    precedence = 200
+    job_id_variable = JOB_ID
     title = "Slurm"
     reads = (JOB_ID, STEP_ID, *NODE_COUNT[:2], *NODE_LIST[:2], NODE_RANK, LOCAL_RANK, NODE_NAME, RESTARTS)
     beware = (

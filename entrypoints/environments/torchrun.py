@@ -21,6 +21,7 @@ _NAME_THE_NODES = "set NNODES, NODE_RANK and MASTER_ADDR, or SLIPWAY_HOSTS and S
 
 class Torchrun(Environment):
     name = "torchrun"
+    precedence = 600
     title = "torchrun-style variables"
     reads = (*NODE_COUNT, *NODE_RANK, *HEAD, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     beware = "RANK and WORLD_SIZE may count nodes or processes: believed only beside LOCAL_RANK and LOCAL_WORLD_SIZE."

@@ -13,6 +13,7 @@ JOB = ("CLOUD_ML_JOB_ID", "AIP_TRAINING_JOB_ID")
 
 class VertexAi(Environment):
     name = "vertex_ai"
+    precedence = 320
     title = "Google Vertex AI"
     reads = (SPEC, JOB[0])
     beware = "The index counts within one worker pool: the nodes are all pools in order."

@@ -18,6 +18,7 @@ _FOLDER = "/etc/volcano"
 
 class Volcano(Environment):
     name = "volcano"
+    precedence = 510
     title = "Volcano, ModelArts"
     reads = (INDEX[0], "VC_<TASK>_HOSTS", "/etc/volcano/<task>.host")
     beware = "VC_TASK_INDEX counts within one kind of task: with several kinds the pod's own name decides."

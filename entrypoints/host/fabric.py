@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from entrypoints.host.gpus import Gpu, find_gpus
+from entrypoints.host.accelerators import Gpu, find_gpus
 from entrypoints.host.hca import find_hcas
 from entrypoints.host.interfaces import INTERFACE, default_route, guess_interface
 from entrypoints.host.rails import HCAS, Choice, choose

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from entrypoints.errors import UsageError
-from entrypoints.host.gpus import Gpu
+from entrypoints.host.accelerators import Gpu
 from entrypoints.host.hca import Hca
 from entrypoints.host.tree import natural
 

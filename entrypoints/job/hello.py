@@ -4,13 +4,13 @@ import os
 import platform
 import time
 from collections.abc import Mapping
-from pathlib import Path
 
+from entrypoints.host.accelerators import ACCELERATORS, count_gpus, may_use_gpus
+from entrypoints.host.tree import Tree
 from entrypoints.host.versions import installed
 from entrypoints.job.node import Node
 from entrypoints.wire.channel import Message
 
-_VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 _MUST_AGREE = {
     "job_id": "job",
     "node_count": "number of nodes",
@@ -31,7 +31,7 @@ def say_hello(node: Node) -> Message:
         "local_rank": node.allocation.local_rank,
         "hostname": node.hostname,
         "cpus": len(os.sched_getaffinity(0)),
-        "gpus": usable_gpus(node.options.ray.gpus if node.options.ray else None, node.host.target, node.environment),
+        "gpus": usable_gpus(_named_gpus(node), node.host.target, node.environment, Tree()),
         "fabric": node.host.fabric.summary(),
         "unfit": list(node.unfit),
         "clock": time.time(),
@@ -64,14 +64,18 @@ def unverified(ours: Message, theirs: Message) -> str:
     return ""
 
 
-def usable_gpus(named: int | None, target: str | None, variables: Mapping[str, str], root: Path = Path("/")) -> int:
-    """The GPUs that Ray is to find on this node: those that the user named, else all; none with a cpu image."""
+def _named_gpus(node: Node) -> int | None:
+    return node.options.ray.gpus if node.options.ray else None
+
+
+def usable_gpus(named: int | None, target: str | None, variables: Mapping[str, str], tree: Tree) -> int:
+    """How many GPUs Ray should find on this node: as many as the user named, else all; none in a cpu image."""
     if named is not None:
         return named
-    if target == "cpu":
+    if not may_use_gpus(target):
         return 0
-    count = count_gpus(root)
-    for name in _VISIBLE:
+    count = count_gpus(tree)
+    for name in [name for row in ACCELERATORS for name in row.visible_variables]:
         if name in variables:
             count = min(count, len([device for device in variables[name].split(",") if device.strip()]))
     return count
@@ -85,12 +89,3 @@ def missing_gpus(announced: Mapping[str, int], found: Mapping[str, int]) -> str:
     if not fewer:  # hosts have other names for Ray
         return f"Ray found {sum(found.values())} of {sum(announced.values())} GPUs"
     return "Ray found " + ", ".join(f"{found[host]} of {count} GPUs on {host}" for host, count in fewer.items())
-
-
-def count_gpus(root: Path = Path("/")) -> int:
-    """GPUs that this container can open: NVIDIA's device files, or AMD's nodes in the kernel's topology."""
-    nvidia = [path for path in root.glob("dev/nvidia*") if path.name.removeprefix("nvidia").isdigit()]
-    if nvidia:
-        return len(nvidia)
-    ids = root.glob("sys/class/kfd/kfd/topology/nodes/*/gpu_id")
-    return sum(path.read_text(encoding="ascii").strip() != "0" for path in ids)

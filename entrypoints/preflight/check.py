@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from entrypoints.environments import Allocation
+from entrypoints.host.accelerators import Accelerator, accelerator_of, may_use_gpus
 from entrypoints.host.settings import Host
 from entrypoints.host.tree import Tree
 
@@ -54,8 +55,13 @@ class NodeFacts:
 
     @property
     def rdma(self) -> bool:
-        """Whether the training's traffic is to go over RDMA adapters; without GPUs it is Gloo's, over sockets."""
-        return self.host.fabric.kind != "ethernet" and self.target != "cpu"
+        """Whether training uses RDMA adapters. Without GPUs it uses Gloo, over sockets."""
+        return self.host.fabric.kind != "ethernet" and may_use_gpus(self.target)
+
+    @property
+    def accelerator(self) -> Accelerator | None:
+        """The accelerator that the image is for; None for the cpu image and outside an image."""
+        return accelerator_of(self.target)
 
     @property
     def gpus(self) -> int:

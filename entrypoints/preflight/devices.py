@@ -3,60 +3,44 @@
 import ctypes
 import errno
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
 from entrypoints.host.versions import release
 from entrypoints.preflight.check import Finding, NodeFacts, Verdict, ok, skip
 
-_MINIMUM_DRIVER = ((13, (580,)), (12, (525,)), (11, (450,)))
-"""NVIDIA's driver for each CUDA major version:
-https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html"""
-_OLD_AMDGPU = (6, 10)
-"""Kernel drivers before it (ROCm 6.3) are outside the range that ROCm 7's user space supports:
-https://rocm.docs.amd.com/projects/install-on-linux/en/latest/reference/user-kernel-space-compat-matrix.html"""
-
 
 def gpu_access(facts: NodeFacts) -> Finding:
-    if facts.target == "rocm":
-        return _amd(facts)
-    if facts.target == "cuda":
-        return _nvidia(facts)
-    return skip("gpu", "this image uses none")
-
-
-def _amd(facts: NodeFacts) -> Finding:
-    flags = "--device /dev/kfd --device /dev/dri"
-    kfd = facts.tree.path("dev/kfd")
-    if not kfd.exists():
-        return Finding(
-            "gpu", Verdict.FAIL, "/dev/kfd is not there", f"run the container with {flags}; is amdgpu loaded?"
-        )
-    renders = sorted(facts.tree.path("dev/dri").glob("renderD*"))
-    if not renders:
-        return Finding("gpu", Verdict.FAIL, "/dev/dri has no render node", f"run the container with {flags}")
-    for device in (kfd, *renders):
-        if not os.access(device, os.R_OK | os.W_OK):
-            gid = device.stat().st_gid
-            return Finding(
-                "gpu", Verdict.FAIL, f"{_name(facts, device)} belongs to group {gid}, which this user is not in",
-                f"run the container with --group-add {gid}, the host's number: names differ between host and image",
-            )  # fmt: skip
-    return ok("gpu", f"{len(renders)} render nodes")
-
-
-def _nvidia(facts: NodeFacts) -> Finding:
-    devices = [path for path in facts.tree.path("dev").glob("nvidia*") if path.name.removeprefix("nvidia").isdigit()]
+    """Whether this process can open the GPUs' device files."""
+    accelerator = facts.accelerator
+    if accelerator is None:
+        return skip("gpu", "this image uses no GPU")
+    flags = f"run the container with {accelerator.run_flags}"
+    for name in accelerator.shared_devices:
+        if not facts.tree.exists(name):
+            fix = f"{flags}, and check that the host has loaded the {accelerator.vendor} driver"
+            return Finding("gpu", Verdict.FAIL, f"/{name} is missing", fix)
+    shared = [facts.tree.path(name) for name in accelerator.shared_devices]
+    devices = facts.tree.matching(accelerator.gpu_devices)
     if not devices:
-        return Finding(
-            "gpu", Verdict.FAIL, "no /dev/nvidia0", "run the container with --gpus all (NVIDIA Container Toolkit)"
-        )
-    for device in sorted(devices):
+        return Finding("gpu", Verdict.FAIL, f"no device file matches /{accelerator.gpu_devices}", flags)
+    for device in (*shared, *devices):
         if not os.access(device, os.R_OK | os.W_OK):
-            return Finding(
-                "gpu", Verdict.FAIL, f"{_name(facts, device)} cannot be opened", "run the container with --gpus all"
-            )
-    return ok("gpu", f"{len(devices)} GPUs")
+            return _closed(facts, device, flags)
+    return ok("gpu", f"{len(devices)} {accelerator.vendor} GPUs")
+
+
+def _closed(facts: NodeFacts, device: Path, flags: str) -> Finding:
+    """The finding for a device file that this user cannot open: a missing group if the group may open it."""
+    status = device.stat()
+    if not status.st_mode & stat.S_IWGRP:
+        return Finding("gpu", Verdict.FAIL, f"{_name(facts, device)} cannot be opened", flags)
+    gid = status.st_gid
+    return Finding(
+        "gpu", Verdict.FAIL, f"{_name(facts, device)} belongs to group {gid}, and this user is not in it",
+        f"run the container with --group-add {gid}; use the number, as group names differ between host and image",
+    )  # fmt: skip
 
 
 def _name(facts: NodeFacts, path: Path) -> str:
@@ -64,46 +48,30 @@ def _name(facts: NodeFacts, path: Path) -> str:
 
 
 def driver(facts: NodeFacts) -> Finding:
-    """The host's kernel driver against the image's CUDA or ROCm."""
-    if facts.target == "cuda":
-        return _nvidia_driver(facts)
-    if facts.target == "rocm":
-        return _amd_driver(facts)
-    return skip("driver", "this image needs none")
-
-
-def _nvidia_driver(facts: NodeFacts) -> Finding:
-    text = facts.tree.text("proc/driver/nvidia/version")
-    cuda = facts.host.versions.get("cuda")
-    if text is None:
+    """Whether the host's kernel driver is new enough for the image's user-space stack."""
+    accelerator = facts.accelerator
+    if accelerator is None:
+        return skip("driver", "this image needs no driver")
+    vendor, component = accelerator.vendor, accelerator.component.upper()
+    if not facts.tree.exists(accelerator.driver_path):
         return Finding(
-            "driver", Verdict.FAIL, "no NVIDIA driver is loaded on this host", "install it, or use the cpu image"
+            "driver", Verdict.FAIL, f"the {vendor} driver is not loaded on this host", accelerator.driver_fix
         )
-    version = next((word for word in text.split() if word[:1].isdigit() and word.count(".") >= 1), "")
-    needed = next((least for major, least in _MINIMUM_DRIVER if cuda and release(cuda)[:1] == (major,)), None)
-    if needed is None or not version:
-        return ok("driver", f"NVIDIA {version or 'of unknown version'}")
-    if release(version) < needed:
-        return Finding(
-            "driver", Verdict.FAIL, f"NVIDIA {version} is too old for the image's CUDA {cuda}, which needs {needed[0]}",
-            "update the host's driver, or use a variant with an older CUDA: buildkit targets",
-        )  # fmt: skip
-    return ok("driver", f"NVIDIA {version}, CUDA {cuda}")
-
-
-def _amd_driver(facts: NodeFacts) -> Finding:
-    version, rocm = facts.tree.text("sys/module/amdgpu/version"), facts.host.versions.get("rocm", "unknown")
-    if not facts.tree.exists("sys/class/kfd"):
-        return Finding(
-            "driver", Verdict.FAIL, "no AMD driver is loaded on this host", "load amdgpu, or use the cpu image"
-        )
-    if version is None:
-        return ok("driver", f"amdgpu of the kernel itself, ROCm {rocm}")
-    if release(rocm) >= (7,) and release(version) < _OLD_AMDGPU:
-        return Finding(
-            "driver", Verdict.WARN, f"amdgpu {version} is older than ROCm {rocm} supports", "update amdgpu-dkms"
-        )
-    return ok("driver", f"amdgpu {version}, ROCm {rocm}")
+    text = facts.tree.text(accelerator.driver_version_file) or ""
+    version = next((word for word in text.split() if word[:1].isdigit() and "." in word), "")
+    stack = facts.host.versions.get(accelerator.component)
+    if not version or stack is None:
+        return ok("driver", f"{vendor} {version or 'driver of unknown version'}, {component} {stack or 'unknown'}")
+    major = release(stack)[:1]
+    needed = next((least for bound, least in accelerator.minimum_drivers if major >= (bound,)), ())
+    if release(version) >= needed:
+        return ok("driver", f"{vendor} {version}, {component} {stack}")
+    least = ".".join(map(str, needed))
+    return Finding(
+        "driver", Verdict.FAIL if accelerator.driver_required else Verdict.WARN,
+        f"the {vendor} driver {version} is too old for the image's {component} {stack}, which needs {least} or newer",
+        f"update the host's driver, or use a variant with an older {component}: buildkit targets",
+    )  # fmt: skip
 
 
 def rdma(facts: NodeFacts, load: Callable[[str], object] = ctypes.CDLL) -> Finding:

@@ -22,7 +22,11 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-SIZES = {"gloo": 16 * 1024**2, "nccl": 256 * 1024**2}
+from entrypoints.host.accelerators import ACCELERATORS, accelerator_of
+from entrypoints.host.settings import read_manifest
+from entrypoints.host.tree import Tree
+
+CPU_SIZE, GPU_SIZE = 16 * 1024**2, 256 * 1024**2
 """Bytes of the buffer."""
 ROUNDS = 5
 ALL_PAIRS = 16
@@ -65,12 +69,11 @@ class Rank:
     def fabric(self) -> str:
         """Which network this node's adapters are for."""
         from entrypoints.host.fabric import detect_fabric
-        from entrypoints.host.tree import Tree
 
         return detect_fabric(Tree(), os.environ).kind
 
-    def measure(self, backend: str, where: str, rank: int, size: int) -> tuple[float, str]:
-        """Seconds for one sum over all ranks, and NCCL's log."""
+    def measure(self, backend: str, device: str, where: str, rank: int, size: int) -> tuple[float, str]:
+        """Seconds for one sum over all ranks, and NCCL's log, which is empty for other libraries."""
         log = Path(tempfile.mkstemp(prefix="slipway-nccl-")[1])
         os.environ |= {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": str(log)}
         import torch
@@ -78,16 +81,14 @@ class Rank:
 
         distributed.init_process_group(backend, init_method=f"tcp://{where}", rank=rank, world_size=size)
         try:
-            device = "cuda" if backend == "nccl" else "cpu"
-            buffer = torch.ones(SIZES[backend] // 4, dtype=torch.float32, device=device)
+            buffer = torch.ones(_buffer_size(device) // 4, dtype=torch.float32, device=device)
             distributed.all_reduce(buffer)  # connects
             distributed.barrier()
             begin = time.perf_counter()
             for _ in range(ROUNDS):
                 distributed.all_reduce(buffer)
             distributed.barrier()
-            if backend == "nccl":
-                torch.cuda.synchronize()
+            _ = buffer[0].item()  # waits until the device has finished
             return (time.perf_counter() - begin) / ROUNDS, log.read_text(encoding="utf-8", errors="replace")
         finally:
             distributed.destroy_process_group()
@@ -124,7 +125,7 @@ def try_pair(first: dict[str, Any], second: dict[str, Any]) -> Pair:
 def measure_pair(first: dict[str, Any], second: dict[str, Any]) -> Pair:
     """Raises ray.exceptions.RayError if a rank fails, GetTimeoutError if the pair hangs."""
     each = int(min(node["Resources"].get("GPU", 0) for node in (first, second)))
-    backend = "nccl" if each else "gloo"
+    backend, device = _library() if each else ("gloo", "cpu")
     ranks = [
         Actor.options(
             num_gpus=1 if each else 0,
@@ -135,7 +136,7 @@ def measure_pair(first: dict[str, Any], second: dict[str, Any]) -> Pair:
     ]
     try:
         where = ray.get(ranks[0].address.remote(), timeout=PATIENCE)
-        calls = [rank.measure.remote(backend, where, index, len(ranks)) for index, rank in enumerate(ranks)]
+        calls = [rank.measure.remote(backend, device, where, index, len(ranks)) for index, rank in enumerate(ranks)]
         results = ray.get(calls, timeout=PATIENCE)
         kinds = ray.get([rank.fabric.remote() for rank in ranks], timeout=PATIENCE)
     finally:
@@ -143,10 +144,20 @@ def measure_pair(first: dict[str, Any], second: dict[str, Any]) -> Pair:
             ray.kill(rank)
     seconds = max(seconds for seconds, _ in results)
     share = 2 * (len(ranks) - 1) / len(ranks)
-    transport = transport_of(results[0][1]) if backend == "nccl" else "gloo"
+    transport = transport_of(results[0][1]) if each else backend
     hosts = (first["NodeManagerHostname"], second["NodeManagerHostname"])
-    speed = SIZES[backend] / seconds * share / 1e9
+    speed = _buffer_size(device) / seconds * share / 1e9
     return Pair(hosts, backend, round(speed, 3), transport, fallback(transport, kinds))
+
+
+def _library() -> tuple[str, str]:
+    """torch.distributed's backend and torch's device for the GPUs of this image; outside an image those of CUDA."""
+    row = accelerator_of(read_manifest(Tree()).get("target")) or ACCELERATORS[0]
+    return row.backend, row.device
+
+
+def _buffer_size(device: str) -> int:
+    return CPU_SIZE if device == "cpu" else GPU_SIZE
 
 
 def fallback(transport: str, kinds: Sequence[str]) -> str:

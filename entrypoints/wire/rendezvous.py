@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from entrypoints.environments import Allocation
-from entrypoints.environments.mpi import scheduler_job_id
+from entrypoints.environments.base import scheduler_job_id
 from entrypoints.errors import PeersMissingError, TokenError
 from entrypoints.host.interfaces import address_of, guess_interface
 from entrypoints.host.tree import Tree

@@ -4,7 +4,9 @@ from pathlib import Path
 import pytest
 
 from entrypoints.environments import REGISTRY, detect
+from entrypoints.environments.base import scheduler_job_id
 from entrypoints.errors import DetectionError, NotYetThereError
+from tests.entrypoints.conftest import REPOSITORY
 
 SLURM = {
     "SLURM_JOB_ID": "77",
@@ -35,15 +37,47 @@ MPI = {
 }
 
 
-def test_order_is_precedence() -> None:
-    order = [environment.name for environment in REGISTRY]
-    assert (order[:3], order[-1]) == (["explicit", "kuberay", "slurm"], "single")
-    for first, second in [
-        ("slurm", "open_mpi"), ("lsf", "open_mpi"), ("pbs", "pals"), ("flux", "hydra"), ("grid_engine", "open_mpi"),
-        ("azureml", "open_mpi"), ("mvapich", "hydra"), ("pals", "hydra"), ("volcano", "pytorchjob"),
-        ("kubeflow", "jobset"), ("jobset", "indexed_job"), ("pytorchjob", "torchrun"), ("hydra", "torchrun"),
-    ]:  # fmt: skip
-        assert order.index(first) < order.index(second)
+ORDER = (
+    *("explicit", "kuberay"),
+    *("slurm", "lsf", "pbs", "grid_engine", "flux"),
+    *("sagemaker", "azureml", "vertex_ai", "skypilot", "runpod"),
+    *("open_mpi", "prrte", "mvapich", "pals", "hydra"),
+    *("leader_worker_set", "volcano", "pytorchjob", "kubeflow", "jobset", "indexed_job"),
+    *("torchrun", "compose", "single"),
+)
+"""A new environment may come between any two, but the order of these stays."""
+
+
+def test_the_order_of_detection_stays() -> None:
+    assert tuple(environment.name for environment in REGISTRY if environment.name in ORDER) == ORDER
+
+
+def test_the_order_of_detection_is_total() -> None:
+    assert len({environment.precedence for environment in REGISTRY}) == len(REGISTRY)
+    assert REGISTRY[-1].name == "single"
+
+
+def test_every_file_of_the_folder_with_an_environment_is_in_the_registry() -> None:
+    folder = REPOSITORY / "entrypoints" / "environments"
+    files = {path.stem for path in folder.glob("*.py") if "(Environment):" in path.read_text(encoding="utf-8")}
+    assert files == {environment.name for environment in REGISTRY}
+
+
+@pytest.mark.parametrize(
+    ("variables", "job_id"),
+    [
+        ({"SLIPWAY_JOB_ID": "mine", "SLURM_JOB_ID": "5"}, "mine"),
+        ({"LSB_JOBID": "5", "LSB_JOBINDEX": "3"}, "5.3"),
+        ({"LSB_JOBID": "5", "LSB_JOBINDEX": "0"}, "5"),
+        ({"JOB_ID": "5", "SGE_TASK_ID": "undefined"}, "5"),
+        ({"JOB_ID": "5", "PE": "mpi", "SGE_TASK_ID": "2"}, "5.2"),
+        ({"JOB_ID": "5"}, None),
+        ({"SLURM_JOB_ID": ""}, None),
+        ({}, None),
+    ],
+)
+def test_the_schedulers_job_id_tells_jobs_apart(variables: dict[str, str], job_id: str | None) -> None:
+    assert scheduler_job_id(variables) == job_id
 
 
 @pytest.mark.parametrize(

@@ -111,10 +111,10 @@ def test_the_users_choice_against_rdma_is_respected(tmp_path: Path) -> None:
 
 def test_rocm_devices_name_the_flag_that_is_missing(tmp_path: Path) -> None:
     facts = facts_of(tmp_path, "rocm")
-    assert gpu_access(facts).message == "/dev/kfd is not there"
+    assert gpu_access(facts).message == "/dev/kfd is missing"
     tree = hosts.mi300x(tmp_path)
     tree.write("dev/kfd", "")
-    assert gpu_access(facts).message == "/dev/dri has no render node"
+    assert gpu_access(facts).message == "no device file matches /dev/dri/renderD*"
     tree.write("dev/dri/renderD128", "")
     assert gpu_access(facts).verdict is Verdict.OK
 
@@ -124,10 +124,11 @@ def test_a_foreign_render_group_is_named_by_its_number(tmp_path: Path, monkeypat
     tree = hosts.mi300x(tmp_path)
     tree.write("dev/kfd", "")
     tree.write("dev/dri/renderD128", "")
+    (tmp_path / "dev/dri/renderD128").chmod(0o660)
     monkeypatch.setattr("os.access", lambda path, _: "renderD" not in str(path))
     found = gpu_access(facts_of(tmp_path, "rocm"))
     gid = (tmp_path / "dev/dri/renderD128").stat().st_gid
-    assert found.message == f"/dev/dri/renderD128 belongs to group {gid}, which this user is not in"
+    assert found.message == f"/dev/dri/renderD128 belongs to group {gid}, and this user is not in it"
     assert f"--group-add {gid}" in found.fix
 
 

@@ -2,7 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from entrypoints.job.hello import count_gpus, missing_gpus, usable_gpus
+from entrypoints.host.accelerators import count_gpus
+from entrypoints.host.tree import Tree
+from entrypoints.job.hello import missing_gpus, usable_gpus
 from entrypoints.ray import object_store as memory
 
 GIB = 1024**3
@@ -59,10 +61,11 @@ def test_counts_gpus(tmp_path: Path, files: dict[str, str], count: int) -> None:
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text, encoding="ascii")
-    assert count_gpus(tmp_path) == usable_gpus(None, "cuda", {}, tmp_path) == count
-    assert usable_gpus(None, "cuda", {"CUDA_VISIBLE_DEVICES": "1"}, tmp_path) == min(count, 1)
-    assert usable_gpus(None, "cpu", {}, tmp_path) == 0
-    assert usable_gpus(5, "cuda", {}, tmp_path) == 5
+    tree = Tree(tmp_path)
+    assert count_gpus(tree) == usable_gpus(None, "cuda", {}, tree) == count
+    assert usable_gpus(None, "cuda", {"CUDA_VISIBLE_DEVICES": "1"}, tree) == min(count, 1)
+    assert usable_gpus(None, "cpu", {}, tree) == 0
+    assert usable_gpus(5, "cuda", {}, tree) == 5
 
 
 def test_gpus_that_ray_does_not_see_are_named() -> None:
