@@ -9,15 +9,15 @@ from rich.table import Table
 
 from buildkit.commands.options import AsJson, Project, emit, open_matrix, table_console
 from buildkit.errors import MatrixError
-from buildkit.host.doctor import FAIL, OK, WARN, Check, examine, find
 from buildkit.host.machine import read_machine
 from buildkit.recipe.matrix import Matrix
+from buildkit.running.doctor import FAIL, OK, WARN, HostCheck, examine, find
 
 STYLES = {OK: "green", WARN: "yellow", FAIL: "bold red"}
 
 
 def doctor(as_json: AsJson = False, project: Project = None) -> None:
-    """Check whether this host can build and run the images; exits with 1 when something fails."""
+    """HostCheck whether this host can build and run the images; exits with 1 when something fails."""
     matrix, trouble = open_or_none(project)
     checks = [*trouble, *examine(find(read_machine(), matrix))]
     if as_json:
@@ -27,14 +27,14 @@ def doctor(as_json: AsJson = False, project: Project = None) -> None:
     raise typer.Exit(1 if any(check.status == FAIL for check in checks) else 0)
 
 
-def open_or_none(project: Path | None) -> tuple[Matrix | None, list[Check]]:
+def open_or_none(project: Path | None) -> tuple[Matrix | None, list[HostCheck]]:
     try:
         return open_matrix(project), []
     except MatrixError as error:
-        return None, [Check("project", FAIL, str(error), error.hint)]
+        return None, [HostCheck("project", FAIL, str(error), error.hint)]
 
 
-def show(checks: list[Check]) -> None:
+def show(checks: list[HostCheck]) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("check", "status", "found", "fix"):
         table.add_column(column, overflow="fold")

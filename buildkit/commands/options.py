@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from buildkit.errors import UsageError
+from buildkit.host.accelerators import ACCELERATORS
 from buildkit.recipe.matrix import Matrix, find_root, load_matrix
 
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -17,7 +18,7 @@ errors = Console(stderr=True, highlight=False, soft_wrap=True)
 Project = Annotated[
     Path | None, typer.Option(help="The Slipway checkout; found from the current folder when not given.")
 ]
-TargetName = Annotated[str, typer.Option("--target", "-t", help="cpu, cuda or rocm.")]
+TargetName = Annotated[str, typer.Option("--target", "-t", help=f"{', '.join(ACCELERATORS)}.")]
 VariantName = Annotated[
     str | None, typer.Option("--variant", help="A variant of the target; its first when not given.")
 ]

@@ -34,10 +34,11 @@ from buildkit.commands.options import (
     table_console,
 )
 from buildkit.errors import UsageError
+from buildkit.host.accelerators import Flag
 from buildkit.host.machine import Machine
 from buildkit.recipe.matrix import Matrix
 from buildkit.running.engine import ENGINES, Docker, open_engine
-from buildkit.running.flags import Flag, RunRequest, container_flags, new_job_name
+from buildkit.running.flags import RunRequest, container_flags, new_job_name
 from buildkit.running.formats import TEMPLATED, TEXTS, apptainer_flags, enroot_flags, podman_flags
 from buildkit.running.nodes import dry_run as preview
 from buildkit.running.nodes import run_nodes
@@ -94,7 +95,7 @@ def run(
     if dry_run and not shown:
         sys.stdout.write(preview(ENGINES.get(engine, Docker), request, machine))
         return
-    flags = translated(shown, container_flags(request, machine), machine)
+    flags = translated(shown, request.target, container_flags(request, machine), machine)
     if as_json:
         emit(description(shown or "docker", request, flags, written(matrix, shown or "docker", request, machine)))
     elif explain:
@@ -103,12 +104,12 @@ def run(
         sys.stdout.write(written(matrix, shown or "docker", request, machine))
 
 
-def translated(shown: str | None, flags: tuple[Flag, ...], machine: Machine) -> tuple[Flag, ...]:
+def translated(shown: str | None, target: str, flags: tuple[Flag, ...], machine: Machine) -> tuple[Flag, ...]:
     """The flags in the words of the format where it has flags of its own, else in docker's."""
     if shown == "podman":
         return podman_flags(flags, machine)
     if shown == "apptainer":
-        return apptainer_flags(flags)
+        return apptainer_flags(flags, target)
     return enroot_flags(flags) if shown == "enroot" else flags
 
 

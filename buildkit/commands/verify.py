@@ -21,7 +21,7 @@ from buildkit.running.engine import open_engine
 
 def verify(
     target: Annotated[
-        str | None, typer.Option("--target", "-t", help="Build twice and compare: cpu, cuda or rocm.")
+        str | None, typer.Option("--target", "-t", help="Build this target's image twice and compare the bytes.")
     ] = None,
     variant: VariantName = None,
     base: BaseChoice = "auto",

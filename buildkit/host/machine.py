@@ -1,14 +1,16 @@
 """What a host offers to containers: GPUs, their device files and groups, fabric, memory, limits.
 
-Everything is read below a root directory, so that a recorded tree stands for a host. Sources: the kernel's proc(5),
-/sys/class/infiniband and /sys/class/kfd (Documentation/ABI), NVIDIA's /proc/driver/nvidia, CDI's specification folders.
+Everything is read below a root directory, so that tests can use recorded trees. Sources: the kernel's proc(5) and
+/sys/class/infiniband (Documentation/ABI), CDI's specification folders. What is GPU-specific is in accelerators.py.
 """
 
 import os
-import re
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from buildkit.host.accelerators import ACCELERATORS, Accelerator, Gpus
+from buildkit.host.files import entries, found, read_text
 
 CDI_FOLDERS = ("etc/cdi", "var/run/cdi", "run/cdi")
 TOOLKIT = ("usr/bin/nvidia-container-runtime", "usr/bin/nvidia-ctk", "usr/local/bin/nvidia-ctk")
@@ -18,16 +20,16 @@ AMAZON = "0x1d0f"  # PCI vendor of the Elastic Fabric Adapter
 
 @dataclass(frozen=True)
 class Machine:
-    """`device_groups` are numbers, as a group's name may mean another one in a container; `memlock` is the hard limit
-    in bytes, None for unlimited; `fabric` is one of FABRICS; what is not there is None, empty or 0."""
+    """Facts of a host; what is absent is None, empty or 0.
+
+    `gpus` has an entry per target. `device_groups` are numbers, as a name may mean another group in a container.
+    `memlock` is the hard limit in bytes, None for unlimited. `fabric` is one of FABRICS.
+    """
 
     cpus: int
     ram_bytes: int
     shm_bytes: int | None
-    nvidia_driver: str | None
-    nvidia_gpus: int
-    amd_driver: str | None
-    amd_architectures: tuple[str, ...]
+    gpus: Mapping[str, Gpus]
     render_nodes: tuple[str, ...]
     device_groups: tuple[int, ...]
     fabric: str
@@ -47,8 +49,10 @@ class Machine:
     def rootless(self) -> bool:
         return self.uid != 0
 
-    def gpus(self, target: str) -> int:
-        return {"cuda": self.nvidia_gpus, "rocm": len(self.amd_architectures)}.get(target, 0)
+    @property
+    def accelerator(self) -> Accelerator | None:
+        """The kind of the GPUs in this machine; None without GPUs."""
+        return next((row for target, row in ACCELERATORS.items() if self.gpus[target].count), None)
 
 
 def read_machine(root: Path = Path("/")) -> Machine:
@@ -58,10 +62,7 @@ def read_machine(root: Path = Path("/")) -> Machine:
         cpus=os.cpu_count() or 1 if root == Path("/") else read_text(root / "proc/cpuinfo").count("processor\t"),
         ram_bytes=read_ram(root),
         shm_bytes=read_shm(root),
-        nvidia_driver=found(r"(\d+\.\d+(?:\.\d+)?)", read_text(root / "proc/driver/nvidia/version")),
-        nvidia_gpus=len(list(entries(root / "proc/driver/nvidia/gpus"))),
-        amd_driver=read_text(root / "sys/module/amdgpu/version") or None,
-        amd_architectures=tuple(amd_architectures(root)),
+        gpus={target: accelerator.read(root) for target, accelerator in ACCELERATORS.items()},
         render_nodes=tuple(f"/dev/dri/{path.name}" for path in entries(root / "dev/dri") if "render" in path.name),
         device_groups=read_device_groups(root),
         fabric=fabric,
@@ -77,26 +78,6 @@ def read_machine(root: Path = Path("/")) -> Machine:
         uid=os.getuid(),
         gid=os.getgid(),
     )
-
-
-def entries(folder: Path) -> Iterator[Path]:
-    try:
-        yield from sorted(folder.iterdir())
-    except OSError:
-        return
-
-
-def read_text(path: Path) -> str:
-    """Empty where there is no such file, or none for us: an unset GID slot, for one, answers with EINVAL."""
-    try:
-        return path.read_text(errors="replace").strip()
-    except OSError:
-        return ""
-
-
-def found(pattern: str, text: str) -> str | None:
-    match = re.search(pattern, text, re.MULTILINE)
-    return match[1] if match else None
 
 
 def read_ram(root: Path) -> int:
@@ -121,15 +102,6 @@ def read_cgroup(root: Path) -> int | None:
     if (root / "sys/fs/cgroup/cgroup.controllers").exists():
         return 2
     return 1 if (root / "sys/fs/cgroup/memory").is_dir() else None
-
-
-def amd_architectures(root: Path) -> Iterator[str]:
-    """One name for each GPU of the kernel's compute topology, whose CPU nodes have no `gpu_id`."""
-    for node in entries(root / "sys/class/kfd/kfd/topology/nodes"):
-        if read_text(node / "gpu_id") in ("", "0"):
-            continue
-        number = int(found(r"^gfx_target_version (\d+)", read_text(node / "properties")) or 0)
-        yield f"gfx{number // 10000}{number // 100 % 100:x}{number % 100:x}"
 
 
 def read_device_groups(root: Path) -> tuple[int, ...]:

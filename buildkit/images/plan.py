@@ -19,14 +19,15 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from buildkit.host.accelerators import ACCELERATORS
 from buildkit.recipe.dockerfile import render_dockerfile
 from buildkit.recipe.lock import Lock, WheelFacts
 from buildkit.recipe.matrix import Matrix, Variant
 from buildkit.supply.wheels import layer_of, split_by_layer
 
 COMPILED = 1.06  # bytes of compiled code per byte of Python source, as measured on the cpu image
+COLLECTIVES = "|".join(row.collectives for row in ACCELERATORS.values() if row.collectives)
 SYSTEM = 2**20  # bytes of a virtual environment before anything is in it
-OLDEST_DRIVER = {"12": "525.60.13", "13": "580.65.06"}  # Linux, per CUDA major
 CODE = ("entrypoints", "trainer")
 
 
@@ -40,7 +41,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Check:
+class PlanCheck:
     """`status` is ok, warn or fail."""
 
     name: str
@@ -55,7 +56,7 @@ class Plan:
     target: str
     variant: str
     layers: tuple[Layer, ...]
-    checks: tuple[Check, ...]
+    checks: tuple[PlanCheck, ...]
     changed: tuple[str, ...]
 
     @property
@@ -133,7 +134,7 @@ def digest(*parts: str) -> str:
 # ---- checks ----
 
 
-def check_python(_matrix: Matrix, variant: Variant, lock: Lock) -> Check:
+def check_python(_matrix: Matrix, variant: Variant, lock: Lock) -> PlanCheck:
     python = variant.base.python
     refusing = [
         f"{wheel.name} needs Python {wheel.requires_python}"
@@ -143,7 +144,7 @@ def check_python(_matrix: Matrix, variant: Variant, lock: Lock) -> Check:
     return verdict("python", refusing, f"{python} suits every wheel")
 
 
-def check_dependencies(_matrix: Matrix, variant: Variant, lock: Lock) -> Check:
+def check_dependencies(_matrix: Matrix, variant: Variant, lock: Lock) -> PlanCheck:
     """Whether the pins are what torch, vLLM, Ray and Transformers say they need."""
     left_out = {canonicalize_name(name) for name in variant.exclude}
     broken, satisfied, locked = [], 0, lock.versions
@@ -176,20 +177,21 @@ def applies(requirement: Requirement, variant: Variant) -> bool:
     return requirement.marker.evaluate(environment)
 
 
-def check_collectives(_matrix: Matrix, _variant: Variant, lock: Lock) -> Check:
-    owners = owners_of(lock, re.compile(r"lib(nccl|rccl)\.so"))
+def check_collectives(_matrix: Matrix, _variant: Variant, lock: Lock) -> PlanCheck:
+    owners = owners_of(lock, re.compile(rf"lib({COLLECTIVES})\.so"))
     several = [f"NCCL is in several wheels: {', '.join(sorted(owners))}"] if len(owners) > 1 else []
     return verdict("one NCCL or RCCL", several, f"in {next(iter(owners))}" if owners else "none among the wheels")
 
 
-def check_cuda(_matrix: Matrix, _variant: Variant, lock: Lock) -> Check:
+def check_cuda(_matrix: Matrix, _variant: Variant, lock: Lock) -> PlanCheck:
     majors = cuda_majors(lock)
     several = [f"wheels of several CUDA majors: {', '.join(sorted(majors))}"] if len(majors) > 1 else []
     return verdict("one CUDA major", several, f"CUDA {next(iter(majors))}" if majors else "no CUDA among the wheels")
 
 
-def check_driver(_matrix: Matrix, variant: Variant, lock: Lock) -> Check:
-    needed = [OLDEST_DRIVER[major] for major in cuda_majors(lock) if major in OLDEST_DRIVER]
+def check_driver(_matrix: Matrix, variant: Variant, lock: Lock) -> PlanCheck:
+    oldest = ACCELERATORS["cuda"].oldest_driver
+    needed = [oldest[major] for major in cuda_majors(lock) if major in oldest]
     wrong = [
         f"the variant says driver {variant.driver or 'none'}, its CUDA needs {driver}"
         for driver in needed
@@ -198,29 +200,25 @@ def check_driver(_matrix: Matrix, variant: Variant, lock: Lock) -> Check:
     return verdict("driver", wrong, f"{variant.driver} or newer" if variant.driver else "none needed")
 
 
-def check_architectures(_matrix: Matrix, variant: Variant, lock: Lock) -> Check:
-    """Machine code for an architecture runs on later ones of the same major as well (CUDA's binary compatibility)."""
-    wanted = [name for name in variant.architectures if name.startswith("sm_")]
+def check_architectures(_matrix: Matrix, variant: Variant, lock: Lock) -> PlanCheck:
+    """Whether the wheels that hold GPU code hold it for each of the variant's architectures, where that is known."""
+    runs_on = ACCELERATORS[variant.target].code_runs_on
+    wanted = variant.architectures if runs_on else ()
     missing = [
         f"{wheel.name} has no code for {name} (has {', '.join(wheel.architectures)})"
         for wheel in lock.wheels.values()
         for name in wanted
-        if wheel.architectures and not any(runs_on(has, name) for has in wheel.architectures)
+        if runs_on and wheel.architectures and not any(runs_on(has, name) for has in wheel.architectures)
     ]
     return verdict("GPU architectures", missing, ", ".join(wanted) or "none asked for")
 
 
-def runs_on(code: str, device: str) -> bool:
-    has, wants = int(code.removeprefix("sm_")), int(device.removeprefix("sm_"))
-    return has // 10 == wants // 10 and has <= wants
-
-
-def check_rocm(matrix: Matrix, variant: Variant, _lock: Lock) -> Check:
+def check_rocm(matrix: Matrix, variant: Variant, _lock: Lock) -> PlanCheck:
     if not variant.rocm:
-        return Check("ROCm", "ok", "none in this variant")
+        return PlanCheck("ROCm", "ok", "none in this variant")
     supported = matrix.rocm_architectures.get(variant.rocm, ())
     if not supported:
-        return Check("ROCm", "warn", f"no list of architectures for ROCm {variant.rocm} in images/matrix.toml")
+        return PlanCheck("ROCm", "warn", f"no list of architectures for ROCm {variant.rocm} in images/matrix.toml")
     wrong = [f"ROCm {variant.rocm} does not support {name}" for name in variant.architectures if name not in supported]
     return verdict("ROCm", wrong, f"{variant.rocm} supports {', '.join(variant.architectures)}")
 
@@ -238,11 +236,11 @@ def owners_of(lock: Lock, library: re.Pattern[str]) -> set[str]:
     return {wheel.name for wheel in lock.wheels.values() for name in wheel.libraries if library.match(name)}
 
 
-def verdict(name: str, problems: list[str], fine: str) -> Check:
-    return Check(name, "fail", "; ".join(problems)) if problems else Check(name, "ok", fine)
+def verdict(name: str, problems: list[str], fine: str) -> PlanCheck:
+    return PlanCheck(name, "fail", "; ".join(problems)) if problems else PlanCheck(name, "ok", fine)
 
 
-CHECKS: tuple[Callable[[Matrix, Variant, Lock], Check], ...] = (
+CHECKS: tuple[Callable[[Matrix, Variant, Lock], PlanCheck], ...] = (
     check_python,
     check_dependencies,
     check_collectives,

@@ -63,7 +63,7 @@ def verify_image(matrix: Matrix, variant: Variant, engine: Engine, base: str = "
         archives = [Path(folder, f"{number}.tar") for number in (1, 2)]
         for archive in archives:
             engine.build(replace(request, archive=archive, no_cache=True))
-        first, second = map(Layout, archives)
+        first, second = map(OciLayout, archives)
         difference = None if first.digest == second.digest else find_difference(first, second)
         if provider == "bootstrap" and difference is None:
             again = bootstrap(variant, Path(folder), lock.debs, lock.epoch).tar
@@ -73,7 +73,7 @@ def verify_image(matrix: Matrix, variant: Variant, engine: Engine, base: str = "
         )
 
 
-class Layout:
+class OciLayout:
     """An OCI image layout in a tar (https://github.com/opencontainers/image-spec/blob/main/image-layout.md)."""
 
     def __init__(self, path: Path) -> None:
@@ -124,7 +124,7 @@ def describe(member: tarfile.TarInfo, content: bytes) -> str:
     return words.rstrip()
 
 
-def find_difference(first: Layout, second: Layout) -> Difference:
+def find_difference(first: OciLayout, second: OciLayout) -> Difference:
     """The first file that differs, in the first layer that does."""
     for number, (one, other) in enumerate(zip(first.layers, second.layers, strict=False), start=1):
         if one == other:

@@ -12,14 +12,15 @@ from typing import Any
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from buildkit.errors import MatrixError
+from buildkit.host.accelerators import ACCELERATORS
+from buildkit.host.machine import FABRICS
 
 KEYS = ("name", "value", "when", "reason", "source")
-VERSIONED = ("rocm", "cuda", "nccl", "vllm", "ray")
-FABRICS = ("infiniband", "roce", "efa", "ethernet")
+VERSIONED = (*(row.runtime for row in ACCELERATORS.values() if row.runtime), "nccl", "vllm", "ray")
 CONDITIONS = ("arch", *VERSIONED, "fabric")
 # Operators on plain release numbers only, so that `launch` can compare them with the standard library.
 SPECIFIER = re.compile(r"(>=|<=|==|!=|>|<)\s*\d+(\.\d+)*")
-ARCHITECTURE = re.compile(r"gfx[0-9a-f]+|sm_\d+")
+ARCHITECTURE = re.compile("|".join(row.architecture for row in ACCELERATORS.values() if row.architecture))
 NAME = re.compile(r"[A-Z][A-Z0-9_]*")
 
 

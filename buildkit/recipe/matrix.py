@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from buildkit.errors import MatrixError, UsageError
+from buildkit.host.accelerators import ACCELERATORS
 from buildkit.recipe.environment import EnvEntry, parse_environment
 
 STATUSES = ("proven", "untested")
@@ -180,6 +181,11 @@ def read_target(
     name: str, table: dict[str, Any], bases: dict[str, Base], packages: dict[str, list[str]], path: Path
 ) -> Target:
     where = f"targets.{name}"
+    if name not in ACCELERATORS:
+        raise MatrixError(
+            f"{path}: {where}: buildkit knows no accelerator `{name}`",
+            f"add a row to buildkit/host/accelerators.py; known: {', '.join(ACCELERATORS)}",
+        )
     apt = tuple(sorted({*packages.get("common", []), *packages.get(name, [])}))
     variants = {}
     for key, entry in table_of(table, "variants", path, where).items():

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from buildkit.errors import BuildError, EngineError, UsageError
+from buildkit.host.accelerators import Flag
 from buildkit.host.machine import Machine
-from buildkit.running.flags import Flag
 from buildkit.running.formats import podman_flags
 
 ANSWER_TIMEOUT = 30  # seconds for an engine to say that it is there

@@ -10,32 +10,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from buildkit.errors import RunError, UsageError
+from buildkit.host.accelerators import ACCELERATORS, TRACE, Devices, Flag
 from buildkit.host.machine import Machine
+from buildkit.host.shared_memory import shm_size
 
-# Ray's own numbers (ray/_private/ray_constants.py): the object store's share of RAM, and its limit.
-OBJECT_STORE_SHARE = 0.3
-OBJECT_STORE_LIMIT = 200 * 10**9
-SHM_SHARE = 0.8  # of /dev/shm, which `launch` gives to the object store
-NCCL_SHM = 2**30  # bytes that NCCL and the workers' own queues ask for
-STACK = 2**26  # bytes; NVIDIA's and AMD's recipes agree on it
 OPEN_FILES = 2**20
 STOP_SECONDS = 120  # from SIGTERM to SIGKILL: a checkpoint must fit in
 LAUNCH_SECONDS = 10  # of them, for `launch` to end Ray and itself
-TRACE = "SYS_PTRACE"
 GPUS_ASSUMED = 8  # of a node that is not this one
-
-
-@dataclass(frozen=True)
-class Flag:
-    """One option of `docker run`; `value` is empty for a switch."""
-
-    name: str
-    value: str
-    reason: str
-
-    @property
-    def words(self) -> tuple[str, ...]:
-        return (f"--{self.name}", self.value) if self.value else (f"--{self.name}",)
 
 
 @dataclass(frozen=True)
@@ -79,27 +61,22 @@ def check_volumes(volumes: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(checked)
 
 
-def shm_size(ram_bytes: int, nodes: int = 1) -> int:
-    """Bytes of /dev/shm for one of `nodes` that share a machine: Ray's object store and NCCL's buffers fit in.
-
-    Docker's own 64 MB makes NCCL fail and Ray spill to disk. The memory is only taken when it is used.
-    """
-    store = min(OBJECT_STORE_SHARE * ram_bytes / nodes, OBJECT_STORE_LIMIT)
-    return int(store / SHM_SHARE) + NCCL_SHM
-
-
 def assume(
     machine: Machine, target: str, gpus: int | None = None, memory: int | None = None, fabric: str | None = None
 ) -> Machine:
     """The machine with what is said about the nodes on which the job will really run; raises `UsageError`."""
-    if gpus is not None and target == "cpu":
-        raise UsageError("--gpus: target cpu uses none", "leave it out, or choose --target cuda or rocm")
-    if target == "cuda" and gpus is not None:
-        machine = replace(machine, nvidia_gpus=gpus)
-    if target == "rocm" and gpus is not None:
-        known = machine.amd_architectures or ("gfx942",)
-        nodes = tuple(f"/dev/dri/renderD{128 + index}" for index in range(gpus))
-        machine = replace(machine, amd_architectures=(known[0],) * gpus, render_nodes=nodes)
+    accelerator = ACCELERATORS[target]
+    if gpus is not None:
+        if not accelerator.has_gpus:
+            others = " or ".join(name for name, row in ACCELERATORS.items() if row.has_gpus)
+            raise UsageError(f"--gpus: target {target} uses none", f"leave it out, or choose --target {others}")
+        here = machine.gpus[target]
+        names = (here.architectures or (accelerator.assumed_architecture,))[:1] * gpus
+        assumed = replace(here, count=gpus, architectures=names if names[0] else ())
+        machine = replace(machine, gpus={**machine.gpus, target: assumed})
+        if accelerator.render_nodes:
+            nodes = tuple(f"/dev/dri/renderD{128 + index}" for index in range(gpus))
+            machine = replace(machine, render_nodes=nodes)
     if memory is not None:
         machine = replace(machine, ram_bytes=memory)
     if fabric is not None:
@@ -137,11 +114,10 @@ def container_flags(
 
 
 def accelerator_flags(request: RunRequest, machine: Machine, nodes: int, rank: int) -> list[Flag]:
-    if request.target == "cuda":
-        return nvidia_flags(share(machine.nvidia_gpus, request.gpus, nodes, rank))
-    if request.target == "rocm":
-        return amd_flags(share(len(machine.render_nodes), request.gpus, nodes, rank), machine)
-    return []
+    accelerator = ACCELERATORS[request.target]
+    count = len(machine.render_nodes) if accelerator.render_nodes else machine.gpus[request.target].count
+    chosen = share(count, request.gpus, nodes, rank)
+    return accelerator.flags(Devices(chosen, machine.render_nodes, machine.device_groups))
 
 
 def share(count: int, wanted: int | None, nodes: int, rank: int) -> tuple[int, ...] | None:
@@ -152,37 +128,8 @@ def share(count: int, wanted: int | None, nodes: int, rank: int) -> tuple[int, .
     return tuple(range(rank * each, (rank + 1) * each))
 
 
-def nvidia_flags(devices: tuple[int, ...] | None) -> list[Flag]:
-    chosen = f'"device={",".join(map(str, devices))}"' if devices else "all"
-    return [
-        Flag("gpus", chosen, "the NVIDIA container toolkit hands in devices and the driver's libraries"),
-        *LIMITS,
-    ]
-
-
-def amd_flags(devices: tuple[int, ...] | None, machine: Machine) -> list[Flag]:
-    render = [machine.render_nodes[index] for index in devices] if devices else ["/dev/dri"]
-    return [
-        Flag("device", "/dev/kfd", "ROCm's compute interface, one for all GPUs"),
-        *(Flag("device", path, "the GPUs' render nodes") for path in render),
-        *(
-            Flag("group-add", str(gid), "owns the GPU devices here; a name would mean another number in the image")
-            for gid in machine.device_groups
-        ),
-        Flag("cap-add", TRACE, "processes of a node read each other's GPU buffers (IPC handles, CMA)"),
-        Flag("security-opt", "seccomp=unconfined", "docker's filter blocks calls by which ROCm maps and places memory"),
-        *LIMITS,
-    ]
-
-
-LIMITS = (
-    Flag("ulimit", "memlock=-1", "pinned buffers for GPU and network may not be limited"),
-    Flag("ulimit", f"stack={STACK}", "deep recursion in compilers and NCCL's helper threads"),
-)
-
-
 def fabric_flags(machine: Machine, target: str) -> list[Flag]:
-    if target == "cpu" or not machine.rdma_devices:
+    if not ACCELERATORS[target].has_gpus or not machine.rdma_devices:
         return []
     flags = [
         Flag("device", "/dev/infiniband", "the RDMA adapters; without them NCCL falls back to TCP sockets"),

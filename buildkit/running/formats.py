@@ -14,8 +14,9 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from buildkit.errors import UsageError
+from buildkit.host.accelerators import ACCELERATORS, Flag
 from buildkit.host.machine import Machine
-from buildkit.running.flags import GPUS_ASSUMED, STOP_SECONDS, Flag, RunRequest, container_flags
+from buildkit.running.flags import GPUS_ASSUMED, STOP_SECONDS, RunRequest, container_flags
 
 HOSTS = (
     Flag("env", "SLIPWAY_HOSTS", "the nodes, the head first, from your environment"),
@@ -92,15 +93,12 @@ def podman_text(request: RunRequest, machine: Machine, flags: tuple[Flag, ...]) 
     return hosts_first(request) + line
 
 
-def apptainer_flags(flags: Iterable[Flag]) -> tuple[Flag, ...]:
+def apptainer_flags(flags: Iterable[Flag], target: str) -> tuple[Flag, ...]:
     """Apptainer keeps the host's devices, /dev/shm, network, user and limits: GPUs, mounts and variables are left."""
-    translated: list[Flag] = []
+    gpus = ACCELERATORS[target].apptainer
+    translated = [gpus] if gpus else []
     for flag in flags:
-        if flag.name == "gpus":
-            translated.append(Flag("nv", "", "the driver's libraries and devices"))
-        elif flag.name == "device" and flag.value == "/dev/kfd":
-            translated.append(Flag("rocm", "", "the GPUs' devices"))
-        elif flag.name == "volume":
+        if flag.name == "volume":
             translated.append(Flag("bind", flag.value, flag.reason))
         elif flag.name == "env" and "=" in flag.value:
             translated.append(flag)
@@ -117,7 +115,7 @@ def apptainer_text(request: RunRequest, _machine: Machine, flags: tuple[Flag, ..
         hosts_first(request)
         + f"# {name} comes from `apptainer build {name} docker-daemon:{request.image}`.\n"
         + "# Devices, /dev/shm, network and limits are this host's own: `ulimit -l unlimited` first if it is lower.\n"
-        + command_line(("apptainer", "run"), apptainer_flags(flags), (name, *request.words()))
+        + command_line(("apptainer", "run"), apptainer_flags(flags, request.target), (name, *request.words()))
     )
 
 
@@ -166,11 +164,11 @@ def kubernetes_text(
         raise UsageError(
             f"--name {request.name}: Kubernetes does not take it", "use at most 52 small letters, digits and dashes"
         )
-    resources = {"cuda": "nvidia.com/gpu", "rocm": "amd.com/gpu"}
+    accelerator = ACCELERATORS[request.target]
     limits: dict[str, int] = {}
-    if request.target in resources:
-        limits[resources[request.target]] = request.gpus or machine.gpus(request.target) or GPUS_ASSUMED
-    if request.target != "cpu" and machine.fabric != "ethernet":
+    if accelerator.has_gpus:
+        limits[accelerator.resource] = request.gpus or machine.gpus[request.target].count or GPUS_ASSUMED
+    if accelerator.has_gpus and machine.fabric != "ethernet":
         efa = machine.fabric == "efa"
         limits["vpc.amazonaws.com/efa" if efa else rdma_resource] = max(len(machine.hcas), 1) if efa else 1
     values: dict[str, Any] = {
@@ -180,7 +178,7 @@ def kubernetes_text(
         "volumes": [kubernetes_volume(index, volume) for index, volume in enumerate(request.volumes)],
         "environment": dict(variable.partition("=")[::2] for variable in request.environment),
         "hosts": ",".join(f"{request.name}-{rank}.{request.name}" for rank in range(request.nodes)),
-        "host_network": request.target != "cpu" and machine.fabric in ("infiniband", "roce"),
+        "host_network": accelerator.has_gpus and machine.fabric in ("infiniband", "roce"),
         "stop_seconds": STOP_SECONDS,
     }
     return templates(images).get_template("kubernetes.yaml.j2").render(values)

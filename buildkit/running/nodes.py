@@ -12,9 +12,10 @@ from dataclasses import replace
 from types import FrameType
 
 from buildkit.errors import RunError
+from buildkit.host.accelerators import Flag
 from buildkit.host.machine import Machine, read_machine
 from buildkit.running.engine import Engine
-from buildkit.running.flags import Flag, RunRequest, check_volumes, container_flags
+from buildkit.running.flags import RunRequest, check_volumes, container_flags
 
 log = logging.getLogger(__name__)
 

@@ -11,16 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from buildkit.errors import UsageError
+from buildkit.host.accelerators import ACCELERATORS, Flag
 from buildkit.host.machine import Machine
-from buildkit.running.flags import (
-    GPUS_ASSUMED,
-    NCCL_SHM,
-    OBJECT_STORE_LIMIT,
-    OBJECT_STORE_SHARE,
-    SHM_SHARE,
-    Flag,
-    RunRequest,
-)
+from buildkit.host.shared_memory import NCCL_SHM, OBJECT_STORE_LIMIT, OBJECT_STORE_SHARE, SHM_SHARE
+from buildkit.running.flags import GPUS_ASSUMED, RunRequest
 from buildkit.running.flags import container_flags as all_flags
 from buildkit.running.formats import apptainer_flags, enroot_flags, image_file, podman_flags, templates
 
@@ -57,8 +51,8 @@ def sbatch_options(request: RunRequest, machine: Machine, options: SlurmOptions)
     yield "job-name", request.name
     yield "nodes", str(request.nodes)
     yield "ntasks-per-node", "1"
-    if request.target != "cpu":
-        yield "gpus-per-node", str(request.gpus or machine.gpus(request.target) or GPUS_ASSUMED)
+    if ACCELERATORS[request.target].has_gpus:
+        yield "gpus-per-node", str(request.gpus or machine.gpus[request.target].count or GPUS_ASSUMED)
     if options.cpus_per_task:
         yield "cpus-per-task", str(options.cpus_per_task)
     yield "mem", options.mem
@@ -79,6 +73,7 @@ def slurm_text(request: RunRequest, machine: Machine, images: Path, options: Slu
     check(request, options)
     values = {
         "request": request,
+        "accelerator": ACCELERATORS[request.target],
         "options": options,
         "sbatch": [
             f"--{name}={value}" if value else f"--{name}" for name, value in sbatch_options(request, machine, options)
@@ -133,7 +128,7 @@ def step_words(request: RunRequest, machine: Machine, options: SlurmOptions) -> 
     """What `srun` starts on each node, as shell words."""
     command, container = request.words(options.warning), options.container
     if container == "apptainer":
-        flags = (word for flag in apptainer_flags(fixed_flags(request, machine)) for word in flag.words)
+        flags = (word for flag in apptainer_flags(fixed_flags(request, machine), request.target) for word in flag.words)
         return shlex.join(["apptainer", "run", *flags, image_file(request.image, ".sif"), *command])
     if container == "pyxis":
         return shlex.join([*pyxis_words(request), "tini", "-g", "--", "launch", *command])
@@ -152,7 +147,7 @@ def pyxis_words(request: RunRequest) -> list[str]:
 
 
 def shm_expression() -> str:
-    """Bytes of shared memory, computed by awk on the node as flags.shm_size does it here."""
+    """Bytes of shared memory, computed by awk on the node as `shm_size` does it here."""
     return (
         "awk '/^MemTotal/ { store = $2 * 1024 * "
         f"{OBJECT_STORE_SHARE}; if (store > {OBJECT_STORE_LIMIT}) store = {OBJECT_STORE_LIMIT}; "

@@ -19,11 +19,13 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from remotezip import RemoteZip, RemoteZipError
 
 from buildkit.errors import LockError
+from buildkit.host.accelerators import ACCELERATORS
 from buildkit.host.settings import HostSettings
 from buildkit.recipe.lock import Pin, WheelFacts
 from buildkit.supply.simple_index import TIMEOUT, offered_wheels
 
-LIBRARY = re.compile(r"lib(?:nccl|rccl|cudart|amdhip64)\.so\.\d+")
+LIBRARIES = "|".join(name for row in ACCELERATORS.values() for name in (row.collectives, row.runtime_library) if name)
+LIBRARY = re.compile(rf"lib(?:{LIBRARIES})\.so\.\d+")
 SMALLEST = 2**20  # bytes of a library that may hold GPU code
 SPREAD = {"purelib": "", "platlib": "", "data": "../../../", "scripts": "../../../bin/"}
 FATBIN = struct.pack("<I", 0xBA55ED50)  # begins the GPU code of one or several architectures in a library

@@ -2,13 +2,14 @@ from pathlib import Path
 
 import pytest
 
+from buildkit.host.accelerators import Gpus
 from buildkit.host.machine import read_machine
 from tests.buildkit.hosts import BARE, DGX, MI300X, P5, Host, own_devices
 
 
 def test_a_host_that_lacks_everything_is_described_as_that(tmp_path: Path) -> None:
     machine = read_machine(tmp_path)
-    assert (machine.nvidia_gpus, machine.amd_architectures, machine.fabric, machine.hcas) == (0, (), "ethernet", ())
+    assert (set(machine.gpus.values()), machine.fabric, machine.hcas) == ({Gpus()}, "ethernet", ())
     assert machine.ram_bytes == 0
     assert machine.cgroup is None
     assert not machine.rdma_devices
@@ -22,7 +23,7 @@ def test_this_host_is_readable() -> None:
 
 def test_nvidia_with_infiniband(tmp_path: Path) -> None:
     machine = read_machine(DGX.write(tmp_path))
-    assert (machine.nvidia_driver, machine.nvidia_gpus) == ("580.95.05", 8)
+    assert machine.gpus["cuda"] == Gpus(8, "580.95.05")
     assert machine.fabric == "infiniband"
     assert machine.hcas == tuple(f"mlx5_{index}" for index in range(8)), "the Ethernet storage adapter is not one"
     assert machine.container_toolkit
@@ -33,8 +34,7 @@ def test_nvidia_with_infiniband(tmp_path: Path) -> None:
 
 def test_amd_with_roce(tmp_path: Path) -> None:
     machine = read_machine(MI300X.write(tmp_path))
-    assert machine.amd_architectures == ("gfx942",) * 8
-    assert machine.amd_driver == "6.12.12"
+    assert machine.gpus["rocm"] == Gpus(8, "6.12.12", ("gfx942",) * 8)
     assert machine.render_nodes[0] == "/dev/dri/renderD128"
     assert machine.fabric == "roce"
     assert machine.memlock == 8388608
@@ -44,7 +44,7 @@ def test_amd_with_roce(tmp_path: Path) -> None:
     ("number", "name"), [(90402, "gfx942"), (90010, "gfx90a"), (90500, "gfx950"), (100300, "gfx1030")]
 )
 def test_architectures_have_their_usual_names(tmp_path: Path, number: int, name: str) -> None:
-    assert read_machine(Host(amd=1, gfx_target=number).write(tmp_path)).amd_architectures == (name,)
+    assert read_machine(Host(amd=1, gfx_target=number).write(tmp_path)).gpus["rocm"].architectures == (name,)
 
 
 def test_efa_is_told_from_other_adapters(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from typer.testing import CliRunner
 
 from buildkit.cli import app
 from buildkit.errors import LockError
-from buildkit.images.plan import Plan, make_plan, record_build, runs_on
+from buildkit.host.accelerators import same_cuda_major
+from buildkit.images.plan import Plan, make_plan, record_build
 from buildkit.recipe.lock import Deb, Lock, Pin, WheelFacts, format_lock, parse_lock
 from buildkit.recipe.lock_file import lock_path, read_lock
 from buildkit.recipe.matrix import Matrix
@@ -110,7 +111,7 @@ def test_missing_code_for_an_architecture_is_named(matrix: Matrix, tmp_path: Pat
     ("code", "device", "runs"), [("sm_80", "sm_86", True), ("sm_86", "sm_80", False), ("sm_80", "sm_90", False)]
 )
 def test_code_runs_on_later_devices_of_its_major(code: str, device: str, runs: bool) -> None:
-    assert runs_on(code, device) == runs
+    assert same_cuda_major(code, device) == runs
 
 
 def test_plan_prints_one_document() -> None:

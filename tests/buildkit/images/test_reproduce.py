@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from buildkit.images.reproduce import Layout, find_difference
+from buildkit.images.reproduce import OciLayout, find_difference
 
 Files = dict[str, tuple[bytes, int]]  # name: content and time
 
@@ -19,7 +19,7 @@ def add(archive: tarfile.TarFile, name: str, content: bytes, mtime: int = 0) -> 
     archive.addfile(member, io.BytesIO(content))
 
 
-def layout(path: Path, *layers: Files, config: str = "same") -> Layout:
+def layout(path: Path, *layers: Files, config: str = "same") -> OciLayout:
     """An OCI image layout whose layers hold the given files."""
     blobs: list[bytes] = []
     for files in layers:
@@ -37,7 +37,7 @@ def layout(path: Path, *layers: Files, config: str = "same") -> Layout:
         add(archive, "index.json", json.dumps({"manifests": [{"digest": digest}]}).encode())
         for name, blob in zip([*digests, digest], [*blobs, manifest], strict=True):
             add(archive, f"blobs/{name.replace(':', '/')}", blob)
-    return Layout(path)
+    return OciLayout(path)
 
 
 BASE: Files = {"etc/os-release": (b"debian", 1)}

@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 from buildkit.commands.options import parse_size
 from buildkit.errors import RunError, UsageError
+from buildkit.host.accelerators import Flag
 from buildkit.host.machine import Machine, read_machine
-from buildkit.running.flags import Flag, RunRequest, assume, check_volumes, container_flags, shm_size
+from buildkit.host.shared_memory import shm_size
+from buildkit.running.flags import RunRequest, assume, check_volumes, container_flags
 from tests.buildkit.hosts import BARE, DGX, MI300X, P5, Host
 
 HOSTS = {"bare": BARE, "dgx": DGX, "mi300x": MI300X, "p5": P5}

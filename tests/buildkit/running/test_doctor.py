@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from buildkit.host.doctor import CHECKS, FAIL, OK, WARN, Check, EngineFacts, Findings, examine
 from buildkit.host.machine import read_machine
 from buildkit.recipe.matrix import Matrix
+from buildkit.running.doctor import CHECKS, FAIL, OK, WARN, EngineFacts, Findings, HostCheck, examine
 from tests.buildkit.hosts import BARE, DGX, MI300X, P5, Host
 
 ROOT = Path(__file__).parents[3]
@@ -22,11 +22,14 @@ DOCKER = EngineFacts("docker", "26.1.5", "/var/lib/docker")
 def findings(root: Path, matrix: Matrix | None, host: Host = BARE, **changes: Any) -> Findings:
     machine = replace(read_machine(host.write(root)), device_groups=(44, 109), shm_bytes=2**50)
     found = Findings(machine, matrix, (DOCKER,), "github.com/docker/buildx 0.13.1", 500 * 2**30, True, False)
+    if driver := changes.pop("driver", None):
+        machine = replace(machine, gpus={**machine.gpus, "cuda": replace(machine.gpus["cuda"], driver=driver)})
+    found = replace(found, machine=machine)
     machine_changes = {key: changes.pop(key) for key in list(changes) if hasattr(machine, key)}
     return replace(found, machine=replace(machine, **machine_changes), **changes)
 
 
-def check(name: str, found: Findings) -> Check:
+def check(name: str, found: Findings) -> HostCheck:
     return next(check for check in examine(found) if check.check == name)
 
 
@@ -58,8 +61,8 @@ def test_every_complaint_has_a_fix(tmp_path: Path) -> None:
         ("disk", BARE, {"free_bytes": 20 * 2**30}, WARN, "for cuda "),
         ("disk", BARE, {"free_bytes": 2**30}, FAIL, "for cpu "),
         ("gpu driver", BARE, {}, WARN, "cpu"),
-        ("gpu driver", DGX, {"nvidia_driver": "535.183.01"}, FAIL, "580.65.06"),
-        ("gpu driver", DGX, {"nvidia_driver": "580.65.06"}, OK, ""),
+        ("gpu driver", DGX, {"driver": "535.183.01"}, FAIL, "580.65.06"),
+        ("gpu driver", DGX, {"driver": "580.65.06"}, OK, ""),
         ("container toolkit", DGX, {"container_toolkit": False, "cdi": False}, FAIL, "nvidia-container-toolkit"),
         ("container toolkit", DGX, {"cdi": False, "engines": (EngineFacts("podman", "5"),)}, WARN, "nvidia-ctk cdi"),
         ("render group", MI300X, {"render_nodes": ()}, FAIL, "modprobe amdgpu"),

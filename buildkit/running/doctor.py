@@ -14,9 +14,11 @@ from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
-from buildkit.host.machine import Machine, read_text
+from buildkit.host.accelerators import ACCELERATORS
+from buildkit.host.files import read_text
+from buildkit.host.machine import Machine
+from buildkit.host.shared_memory import shm_size
 from buildkit.recipe.matrix import Matrix
-from buildkit.running.flags import shm_size
 
 OK, WARN, FAIL = "ok", "warn", "fail"
 PROBE_TIMEOUT = 3  # seconds for an engine to answer
@@ -24,7 +26,7 @@ ENGINES = ("docker", "podman")
 
 
 @dataclass(frozen=True)
-class Check:
+class HostCheck:
     check: str
     status: str
     found: str
@@ -106,58 +108,58 @@ def free_bytes(path: Path) -> int:
         return 0
 
 
-def examine(findings: Findings) -> list[Check]:
+def examine(findings: Findings) -> list[HostCheck]:
     return [check(findings) for check in CHECKS]
 
 
-def check_engine(findings: Findings) -> Check:
+def check_engine(findings: Findings) -> HostCheck:
     working = [engine for engine in findings.engines if not engine.problem]
     if working:
-        return Check("engine", OK, ", ".join(f"{engine.name} {engine.version}" for engine in working))
+        return HostCheck("engine", OK, ", ".join(f"{engine.name} {engine.version}" for engine in working))
     if findings.engines:
         found = "; ".join(f"{engine.name}: {engine.problem}" for engine in findings.engines)
-        return Check("engine", FAIL, found, "start it (`systemctl start docker`), and be in the group docker")
-    return Check("engine", FAIL, "none", "install Docker or Podman; on Debian as root `ci/engine COMMAND` does it")
+        return HostCheck("engine", FAIL, found, "start it (`systemctl start docker`), and be in the group docker")
+    return HostCheck("engine", FAIL, "none", "install Docker or Podman; on Debian as root `ci/engine COMMAND` does it")
 
 
-def check_buildx(findings: Findings) -> Check:
+def check_buildx(findings: Findings) -> HostCheck:
     if findings.buildx:
-        return Check("buildx", OK, findings.buildx)
+        return HostCheck("buildx", OK, findings.buildx)
     if not any(engine.name == "docker" and not engine.problem for engine in findings.engines):
-        return Check("buildx", OK, "not needed: no docker answers")
-    return Check("buildx", WARN, "none", "install docker-buildx; without it images are not the same bytes twice")
+        return HostCheck("buildx", OK, "not needed: no docker answers")
+    return HostCheck("buildx", WARN, "none", "install docker-buildx; without it images are not the same bytes twice")
 
 
-def check_disk(findings: Findings) -> Check:
+def check_disk(findings: Findings) -> HostCheck:
     free = findings.free_bytes / 2**30
     if findings.matrix is None:
-        return Check("disk", WARN, f"{free:.0f} GiB free", "run from a checkout to compare it with the targets")
+        return HostCheck("disk", WARN, f"{free:.0f} GiB free", "run from a checkout to compare it with the targets")
     needs = {name: target.disk_gib for name, target in findings.matrix.targets.items()}
     missing = [f"{name} {gib} GiB" for name, gib in needs.items() if gib > free]
     if not missing:
-        return Check("disk", OK, f"{free:.0f} GiB free, enough for every target")
+        return HostCheck("disk", OK, f"{free:.0f} GiB free, enough for every target")
     status = FAIL if len(missing) == len(needs) else WARN
     fix = f"free some for {', '.join(missing)}: `docker system df` shows what takes it"
-    return Check("disk", status, f"{free:.0f} GiB free", fix)
+    return HostCheck("disk", status, f"{free:.0f} GiB free", fix)
 
 
-def check_driver(findings: Findings) -> Check:
-    """The NVIDIA driver against the least of each cuda variant; AMD's user space fits drivers of a year around it."""
-    machine = findings.machine
-    if machine.nvidia_driver is None:
-        if machine.amd_architectures:
-            found = f"amdgpu {machine.amd_driver or 'of the kernel'}, {len(machine.amd_architectures)} GPUs"
-            return Check("gpu driver", OK, f"{found} ({', '.join(sorted(set(machine.amd_architectures)))})")
-        return Check("gpu driver", WARN, "no GPU", "enough to build, and to run target cpu; cuda and rocm need one")
-    found = f"NVIDIA {machine.nvidia_driver}, {machine.nvidia_gpus} GPUs"
-    cuda = findings.matrix.targets.get("cuda") if findings.matrix else None
-    variants = cuda.variants.values() if cuda else []
-    too_new = [variant for variant in variants if older(machine.nvidia_driver, variant.driver)]
+def check_driver(findings: Findings) -> HostCheck:
+    """The driver against the oldest that each variant accepts, where the matrix names one."""
+    accelerator = findings.machine.accelerator
+    if accelerator is None:
+        others = " and ".join(name for name, row in ACCELERATORS.items() if row.has_gpus)
+        return HostCheck("gpu driver", WARN, "no GPU", f"enough to build, and to run target cpu; {others} need one")
+    gpus = findings.machine.gpus[accelerator.target]
+    kinds = f" ({', '.join(sorted(set(gpus.architectures)))})" if gpus.architectures else ""
+    found = f"{accelerator.driver_module} {gpus.driver or 'of the kernel'}, {gpus.count} GPUs{kinds}"
+    target = findings.matrix.targets.get(accelerator.target) if findings.matrix else None
+    variants = target.variants.values() if target else []
+    too_new = [variant for variant in variants if gpus.driver and older(gpus.driver, variant.driver)]
     if not too_new:
-        return Check("gpu driver", OK, found)
+        return HostCheck("gpu driver", OK, found)
     least = ", ".join(f"{variant.name} needs {variant.driver}" for variant in too_new)
     status = FAIL if len(too_new) == len(variants) else WARN
-    return Check("gpu driver", status, found, f"update the driver: {least}")
+    return HostCheck("gpu driver", status, found, f"update the driver: {least}")
 
 
 def older(driver: str, minimum: str) -> bool:
@@ -167,84 +169,89 @@ def older(driver: str, minimum: str) -> bool:
         return False
 
 
-def check_toolkit(findings: Findings) -> Check:
+def check_toolkit(findings: Findings) -> HostCheck:
     machine = findings.machine
-    if not machine.nvidia_gpus:
-        return Check("container toolkit", OK, "not needed: no NVIDIA GPU")
+    if not (machine.accelerator and machine.accelerator.container_toolkit):
+        return HostCheck("container toolkit", OK, "not needed: no NVIDIA GPU")
     found = [name for name, here in (("runtime", machine.container_toolkit), ("CDI", machine.cdi)) if here]
     if not found:
-        return Check("container toolkit", FAIL, "none", "install nvidia-container-toolkit, restart the engine")
+        return HostCheck("container toolkit", FAIL, "none", "install nvidia-container-toolkit, restart the engine")
     if any(engine.name == "podman" for engine in findings.engines) and not machine.cdi:
         fix = "podman takes GPUs by CDI: `nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml`"
-        return Check("container toolkit", WARN, ", ".join(found), fix)
-    return Check("container toolkit", OK, ", ".join(found))
+        return HostCheck("container toolkit", WARN, ", ".join(found), fix)
+    return HostCheck("container toolkit", OK, ", ".join(found))
 
 
-def check_render(findings: Findings) -> Check:
+def check_render(findings: Findings) -> HostCheck:
     machine = findings.machine
-    if not machine.amd_architectures:
-        return Check("render group", OK, "not needed: no AMD GPU")
+    if not (machine.accelerator and machine.accelerator.render_nodes):
+        return HostCheck("render group", OK, "not needed: no GPU here is used through /dev/dri")
     if not machine.render_nodes:
-        return Check("render group", FAIL, "no /dev/dri/renderD*", "load the driver (`modprobe amdgpu`)")
+        fix = f"load the driver (`modprobe {machine.accelerator.driver_module}`)"
+        return HostCheck("render group", FAIL, "no /dev/dri/renderD*", fix)
     groups = ", ".join(map(str, machine.device_groups)) or "root only"
     if not machine.device_groups:
         fix = 'give the devices to a group: udev\'s rule is KERNEL=="renderD*", GROUP="render", MODE="0660"'
-        return Check("render group", WARN, groups, fix)
-    return Check("render group", OK, f"GID {groups}")
+        return HostCheck("render group", WARN, groups, fix)
+    return HostCheck("render group", OK, f"GID {groups}")
 
 
-def check_fabric(findings: Findings) -> Check:
+def check_fabric(findings: Findings) -> HostCheck:
     machine = findings.machine
     if not machine.hcas:
-        return Check("infiniband", OK, "no active RDMA adapter: NCCL will use TCP")
+        return HostCheck("infiniband", OK, "no active RDMA adapter: NCCL will use TCP")
     found = f"{machine.fabric}: {', '.join(machine.hcas)}"
     if not machine.rdma_devices:
-        return Check("infiniband", FAIL, f"{found}, but no /dev/infiniband", "load the module (`modprobe ib_uverbs`)")
-    return Check("infiniband", OK, found)
+        return HostCheck(
+            "infiniband", FAIL, f"{found}, but no /dev/infiniband", "load the module (`modprobe ib_uverbs`)"
+        )
+    return HostCheck("infiniband", OK, found)
 
 
-def check_shm(findings: Findings) -> Check:
+def check_shm(findings: Findings) -> HostCheck:
     machine = findings.machine
     needed = shm_size(machine.ram_bytes)
     found = "no /dev/shm" if machine.shm_bytes is None else f"{machine.shm_bytes / 2**30:.1f} GiB"
     if machine.shm_bytes is not None and machine.shm_bytes >= needed:
-        return Check("shm", OK, found)
+        return HostCheck("shm", OK, found)
     fix = (
         f"for apptainer and enroot, which use the host's: `mount -o remount,size={needed} /dev/shm`; "
         "docker's and podman's flags give containers their own"
     )
-    return Check("shm", WARN, found, fix)
+    return HostCheck("shm", WARN, found, fix)
 
 
-def check_memlock(findings: Findings) -> Check:
+def check_memlock(findings: Findings) -> HostCheck:
     limit = findings.machine.memlock
     if limit is None:
-        return Check("memlock", OK, "unlimited")
+        return HostCheck("memlock", OK, "unlimited")
     fix = "`* - memlock unlimited` in /etc/security/limits.conf: podman without root and apptainer cannot raise it"
-    return Check("memlock", WARN, f"{limit / 2**20:.0f} MiB", fix)
+    return HostCheck("memlock", WARN, f"{limit / 2**20:.0f} MiB", fix)
 
 
-def check_cgroup(findings: Findings) -> Check:
+def check_cgroup(findings: Findings) -> HostCheck:
     version = findings.machine.cgroup
     if version == 2:
-        return Check("cgroup", OK, "version 2")
+        return HostCheck("cgroup", OK, "version 2")
     fix = "boot with systemd.unified_cgroup_hierarchy=1; podman without root cannot limit memory without it"
-    return Check("cgroup", WARN, f"version {version}" if version else "none", fix)
+    return HostCheck("cgroup", WARN, f"version {version}" if version else "none", fix)
 
 
-def check_base(findings: Findings) -> Check:
+def check_base(findings: Findings) -> HostCheck:
     if findings.mmdebstrap:
-        return Check("mmdebstrap", OK, "installed: bases can be made without a registry")
-    return Check("mmdebstrap", WARN, "none", "where no registry answers: `apt-get install mmdebstrap`")
+        return HostCheck("mmdebstrap", OK, "installed: bases can be made without a registry")
+    return HostCheck("mmdebstrap", WARN, "none", "where no registry answers: `apt-get install mmdebstrap`")
 
 
-def check_numa(findings: Findings) -> Check:
-    if findings.machine.amd_architectures and findings.numa_balancing:
-        return Check("numa balancing", WARN, "on", "AMD's guide turns it off: `sysctl kernel.numa_balancing=0`")
-    return Check("numa balancing", OK, "on" if findings.numa_balancing else "off")
+def check_numa(findings: Findings) -> HostCheck:
+    accelerator = findings.machine.accelerator
+    if accelerator and accelerator.numa_balancing_hurts and findings.numa_balancing:
+        fix = f"{accelerator.vendor}'s guide turns it off: `sysctl kernel.numa_balancing=0`"
+        return HostCheck("numa balancing", WARN, "on", fix)
+    return HostCheck("numa balancing", OK, "on" if findings.numa_balancing else "off")
 
 
-CHECKS: tuple[Callable[[Findings], Check], ...] = (
+CHECKS: tuple[Callable[[Findings], HostCheck], ...] = (
     check_engine,
     check_buildx,
     check_disk,
