@@ -19,7 +19,7 @@ from buildkit.commands.options import (
 )
 from buildkit.errors import UsageError
 from buildkit.publishing.check import ATTACHMENTS
-from buildkit.publishing.release import Request, check_access, publish_image, tags_for
+from buildkit.publishing.publish import ReleaseRequest, check_access, publish_image, tags_for
 from buildkit.publishing.signature import Signer
 from buildkit.registry.reference import parse_reference
 from buildkit.running.engine import Docker
@@ -57,7 +57,7 @@ def publish(
     if repository.tag or repository.digest:
         raise UsageError(f"--registry {registry} names a tag", f"tags are made here: write {repository.name}")
     matrix = open_matrix(project)
-    request = Request(
+    request = ReleaseRequest(
         matrix,
         matrix.variant(target, variant),
         repository,
@@ -79,7 +79,7 @@ def publish(
         sys.stdout.write(f"{publication.repository}:{tag}\n")
 
 
-def describe(request: Request) -> dict[str, Any]:
+def describe(request: ReleaseRequest) -> dict[str, Any]:
     """What `publish` would do. The digest in the tags is that of the image, which exists only once it is built."""
     tags = tags_for(request, "IMAGE")
     return {

@@ -11,7 +11,7 @@ from rich.markup import escape
 from buildkit.commands.options import AsJson, BaseChoice, Project, RegistryCa, VariantName, emit, errors, open_matrix
 from buildkit.errors import PlanError, TrustError, UsageError
 from buildkit.images.reproduce import Difference, verify_image
-from buildkit.publishing.check import Report, check_published
+from buildkit.publishing.check import VerificationReport, check_published
 from buildkit.publishing.signature import Trust
 from buildkit.registry.client import Registry
 from buildkit.registry.credentials import read_credentials
@@ -80,7 +80,7 @@ def verify_published(published: str, trust: Trust, registry_ca: Path | None, qui
         raise TrustError(f"{reference} does not pass: {failed}", "do not use this image; see above what was found")
 
 
-def show(report: Report, reference: Reference) -> None:
+def show(report: VerificationReport, reference: Reference) -> None:
     for check in report.checks:
         mark = "[green]ok[/]  " if check.passed else "[bold red]FAIL[/]"
         errors.print(f"{mark} {check.name:15} {escape(check.detail)}")

@@ -1,1 +1,1 @@
-"""Publishing an image: release, bill of materials, provenance, signature and the check of all of it."""
+"""Publishing an image: release, bills of materials, provenance, signature, and verification."""

@@ -1,7 +1,7 @@
-"""Checks a published image from outside, with nothing but the registry and cosign: no engine, no checkout.
+"""Verifies a published image with the registry and cosign alone: no engine, no checkout.
 
-What is checked: the manifest and every blob against their digests, the signature over the image and its attachments,
-both bills of materials against what the layers contain, the provenance, and that all of them name one lock.
+The manifest and every blob must have their digests, the signature must cover the image and its attachments, both bills
+of materials must list exactly the packages in the layers, and labels, documents and provenance must name the same lock.
 """
 
 import json
@@ -17,18 +17,18 @@ from buildkit.publishing.signature import Trust, signed_annotations
 from buildkit.registry.client import Registry
 from buildkit.registry.content import INDEX, Descriptor, Manifest, read_object
 
-# What is attached, and the name of the annotation under which its digest is signed.
+# Kind of attachment: its media type, and the annotation that carries its signed digest.
 ATTACHMENTS = {
     "cyclonedx": (sbom.MEDIA_TYPES["cyclonedx"], "dev.slipway.sbom.cyclonedx"),
     "spdx": (sbom.MEDIA_TYPES["spdx"], "dev.slipway.sbom.spdx"),
     "provenance": (provenance.MEDIA_TYPE, "dev.slipway.provenance"),
 }
-LABELS = ("target", "variant", "lock")  # of the image, `dev.slipway.…`; its manifest file says the same
+LABELS = ("target", "variant", "lock")  # `dev.slipway.…`; /etc/slipway/image.json has the same values
 
 
 @dataclass(frozen=True)
-class Check:
-    """`detail` says what was found, or why the check failed."""
+class ImageCheck:
+    """The result of one check. `detail` is the finding, or the reason for the failure."""
 
     name: str
     passed: bool
@@ -36,10 +36,10 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Report:
+class VerificationReport:
     reference: str
     digest: str
-    checks: tuple[Check, ...]
+    checks: tuple[ImageCheck, ...]
 
     @property
     def passed(self) -> bool:
@@ -47,8 +47,8 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Image:
-    """A published image: its manifest and labels. `inventory` is None where the layers were not read."""
+class PublishedImage:
+    """The manifest and labels of an image in a registry. `inventory` is None until the layers are read."""
 
     manifest: Manifest
     labels: Mapping[str, str]
@@ -59,13 +59,13 @@ class Image:
         return self.manifest.descriptor.digest
 
 
-def find_image(registry: Registry, name: str) -> Image:
-    """The image of a tag or digest, its layers unread. Raises `RegistryError` when it is absent or damaged."""
+def find_image(registry: Registry, name: str) -> PublishedImage:
+    """The image of a tag or digest, without its layers. Raises `RegistryError` when it is absent or damaged."""
     manifest = registry.manifest(name)
     if manifest is None:
         raise RegistryError(
             f"{registry.reference.host} has no {name} in {registry.reference.repository}",
-            "check the name; what was never promoted has only its staging tag",
+            "check the name; an image that was not promoted has only its staging tag",
         )
     if "layers" not in manifest.content:
         kind = "an index of images" if manifest.descriptor.media_type == INDEX else manifest.descriptor.media_type
@@ -73,26 +73,26 @@ def find_image(registry: Registry, name: str) -> Image:
             f"{registry.reference.name}: {name} is {kind}, not an image", "name one image by its digest"
         )
     config = read_object(registry.blob(manifest.config))
-    return Image(manifest, (config.get("config") or {}).get("Labels") or {})
+    return PublishedImage(manifest, (config.get("config") or {}).get("Labels") or {})
 
 
-def read_layers(registry: Registry, image: Image) -> Image:
-    """Reads every layer to its end, checking its digest, and says what is inside."""
+def read_layers(registry: Registry, image: PublishedImage) -> PublishedImage:
+    """The image with its inventory. Reads every layer to its end and checks its digest."""
     files: dict[str, bytes] = {}
     for layer in image.manifest.layers:
         with closing(registry.open_blob(layer)) as stream:
             try:
                 apply_layer(files, stream.as_file())
             finally:
-                stream.check()  # that its digest is wrong says more than that it cannot be read
-    return Image(image.manifest, image.labels, read_inventory(files))
+                stream.check()  # a wrong digest explains why the layer cannot be read
+    return PublishedImage(image.manifest, image.labels, read_inventory(files))
 
 
-def fetch_attachment(registry: Registry, image: Image, artifact: Descriptor) -> bytes:
-    """The content of an attachment, once it is certain that it refers to this image."""
+def fetch_attachment(registry: Registry, image: PublishedImage, artifact: Descriptor) -> bytes:
+    """The content of an attachment. Raises `TrustError` unless it refers to this image."""
     manifest = registry.manifest(artifact.digest)
     if manifest is None:
-        raise TrustError(f"{artifact.digest} is listed but not there", "publish the image again")
+        raise TrustError(f"{artifact.digest} is listed, but the registry does not have it", "publish the image again")
     if manifest.content.get("subject", {}).get("digest") != image.digest:
         raise TrustError(f"{artifact.digest} belongs to another image", "do not use this image")
     if len(manifest.layers) != 1:
@@ -100,21 +100,23 @@ def fetch_attachment(registry: Registry, image: Image, artifact: Descriptor) -> 
     return registry.blob(manifest.layers[0])
 
 
-def check_published(registry: Registry, name: str, trust: Trust, ca: Path | None = None, quick: bool = False) -> Report:
-    """Every check, in an order in which each may rely on those before it; a failed one does not hide the next.
+def check_published(
+    registry: Registry, name: str, trust: Trust, ca: Path | None = None, quick: bool = False
+) -> VerificationReport:
+    """The result of every check. A failed check does not stop the later ones.
 
-    `quick` leaves the layers where they are: it asks only whether they exist, and no bill of materials is compared.
-    Raises `RegistryError` when there is no such image or no answer.
+    `quick` asks whether the layers exist without reading them, and compares no bill of materials with them.
+    Raises `RegistryError` when the image is absent or the registry does not answer.
     """
     image = find_image(registry, name)
-    checks = [Check("manifest", True, f"{image.digest}, {len(image.manifest.layers)} layers")]
+    checks = [ImageCheck("manifest", True, f"{image.digest}, {len(image.manifest.layers)} layers")]
     reading = check_existence if quick else read_layers
     try:
         image = reading(registry, image)
         size = sum(layer.size for layer in image.manifest.layers)
-        checks.append(Check("layers", True, f"{size / 1e6:.1f} MB, {'present' if quick else 'every byte read'}"))
+        checks.append(ImageCheck("layers", True, f"{size / 1e6:.1f} MB, {'present' if quick else 'every byte read'}"))
     except BuildkitError as error:
-        checks.append(Check("layers", False, str(error)))
+        checks.append(ImageCheck("layers", False, str(error)))
 
     signed: dict[str, str] = {}
 
@@ -127,7 +129,7 @@ def check_published(registry: Registry, name: str, trust: Trust, ca: Path | None
     def attachment(kind: str) -> bytes:
         artifact = referrers.get(signed.get(ATTACHMENTS[kind][1], ""))
         if artifact is None:
-            raise TrustError("none that the signature names is attached to the image", "publish the image again")
+            raise TrustError("no attachment of the image has the signed digest", "publish the image again")
         return fetch_attachment(registry, image, artifact)
 
     steps: dict[str, Callable[[], str]] = {
@@ -138,64 +140,62 @@ def check_published(registry: Registry, name: str, trust: Trust, ca: Path | None
         "provenance": lambda: check_provenance(image, attachment("provenance")),
     }
     checks += [run_check(step, work) for step, work in steps.items()]
-    return Report(str(registry.reference), image.digest, tuple(checks))
+    return VerificationReport(str(registry.reference), image.digest, tuple(checks))
 
 
-def run_check(name: str, work: Callable[[], str]) -> Check:
+def run_check(name: str, work: Callable[[], str]) -> ImageCheck:
     try:
-        return Check(name, True, work())
+        return ImageCheck(name, True, work())
     except (TrustError, RegistryError) as error:
-        return Check(name, False, str(error))
+        return ImageCheck(name, False, str(error))
 
 
-def check_existence(registry: Registry, image: Image) -> Image:
+def check_existence(registry: Registry, image: PublishedImage) -> PublishedImage:
     absent = [layer.digest for layer in image.manifest.layers if not registry.has_blob(layer)]
     if absent:
-        raise TrustError(f"the registry lacks {', '.join(absent)}", "publish the image again")
+        raise TrustError(f"the registry does not have {', '.join(absent)}", "publish the image again")
     return image
 
 
-def check_labels(image: Image) -> str:
+def check_labels(image: PublishedImage) -> str:
     lock = image.labels.get("dev.slipway.lock", "")
     if not lock.startswith("sha256:"):
-        raise TrustError(
-            "the image has no label dev.slipway.lock", "only images that `buildkit build` made can be checked"
-        )
+        raise TrustError("the image has no label dev.slipway.lock", "only images from `buildkit build` can be verified")
     if image.inventory is not None:
-        said = image.inventory.manifest
-        other = [name for name in LABELS if image.labels.get(f"dev.slipway.{name}") != said.get(name)]
-        if other:
+        inside = image.inventory.manifest
+        different = [name for name in LABELS if image.labels.get(f"dev.slipway.{name}") != inside.get(name)]
+        if different:
             raise TrustError(
-                f"labels and /etc/slipway/image.json differ in {', '.join(other)}", "do not use this image"
+                f"labels and /etc/slipway/image.json differ in {', '.join(different)}", "do not use this image"
             )
     return f"{image.labels.get('org.opencontainers.image.title', 'untitled')}, lock {lock[:19]}"
 
 
-def check_sbom(image: Image, content: bytes) -> str:
-    """Whether the document lists exactly what is installed, and names the image's lock."""
+def check_sbom(image: PublishedImage, content: bytes) -> str:
+    """A summary. Raises `TrustError` unless the document lists exactly the installed packages and the image's lock."""
     try:
         document = json.loads(content)
-        listed = sbom.listed(document)
-        tied = image.labels["dev.slipway.lock"] in content.decode()
+        listed = sbom.listed_purls(document)
+        names_lock = image.labels["dev.slipway.lock"] in content.decode()
     except (ValueError, KeyError, TypeError) as error:
-        raise TrustError(f"the document cannot be understood: {error!r}", "publish the image again") from error
-    if not tied:
+        raise TrustError(f"the document cannot be read: {error!r}", "publish the image again") from error
+    if not names_lock:
         raise TrustError("the document names another lock than the image", "do not use this image")
     if image.inventory is None:
-        return f"{len(listed)} packages listed, not compared"
-    found = sbom.installed(image.inventory)
+        return f"{len(listed)} packages listed, not compared with the layers"
+    found = sbom.installed_purls(image.inventory)
     if odd := sorted(listed ^ found):
-        raise TrustError(f"{len(odd)} packages differ from what is installed, first {odd[0]}", "do not use this image")
+        raise TrustError(f"{len(odd)} packages differ from those installed, first {odd[0]}", "do not use this image")
     return f"{len(listed)} packages, exactly those installed"
 
 
-def check_provenance(image: Image, content: bytes) -> str:
+def check_provenance(image: PublishedImage, content: bytes) -> str:
     lock = image.labels.get("dev.slipway.lock", "")
     revision = image.labels.get("org.opencontainers.image.revision", "")
     return provenance.check_statement(content, image.digest, lock, revision)
 
 
-def matching_signature(registry: Registry, image: Image, trust: Trust, ca: Path | None) -> dict[str, str]:
+def matching_signature(registry: Registry, image: PublishedImage, trust: Trust, ca: Path | None) -> dict[str, str]:
     """The annotations of the newest signature that names an attachment of each kind."""
     named = [name for _, name in ATTACHMENTS.values()]
     for annotations in reversed(signed_annotations(registry.reference.at(image.digest), trust, ca)):

@@ -1,7 +1,7 @@
-"""What is inside an image, read from its layers as files: nothing of the image is run.
+"""The inventory of an image, read from the files in its layers: nothing of the image is run.
 
 Debian packages come from dpkg's status file, wheels from their dist-info folders (core metadata 2.4,
-https://packaging.python.org/en/latest/specifications/core-metadata/), the rest from the image's own manifest.
+https://packaging.python.org/en/latest/specifications/core-metadata/), everything else from /etc/slipway/image.json.
 """
 
 import json
@@ -24,9 +24,9 @@ RELEASE = "usr/lib/os-release"
 METADATA = re.compile(r"opt/slipway/venv/lib/python[0-9.]+/site-packages/[^/]+\.dist-info/METADATA")
 FIELD = re.compile(r"^([A-Za-z-]+): (.*)$", re.MULTILINE)
 BLOCK = 2**20  # bytes read at once
-WHITEOUT, OPAQUE = ".wh.", ".wh..wh..opq"  # how a layer removes what is below it (OCI image specification, layer.md)
+WHITEOUT, OPAQUE = ".wh.", ".wh..wh..opq"  # delete files of lower layers (OCI image specification, layer.md)
 
-# Licence names in wheels' old `License:` field and classifiers that mean one SPDX identifier and nothing else.
+# Licence names in wheels' old `License:` field and classifiers that stand for exactly one SPDX identifier.
 SPDX_NAMES = {
     "apache 2.0": "Apache-2.0",
     "apache license 2.0": "Apache-2.0",
@@ -49,8 +49,8 @@ SPDX_NAMES = {
 
 
 @dataclass(frozen=True, order=True)
-class Wheel:
-    """`license` is an SPDX expression, or empty where the wheel names none; then `license_name` has its own words."""
+class InstalledWheel:
+    """`license` is an SPDX expression. Without one it is empty, and `license_name` has the wheel's own wording."""
 
     name: str
     version: str
@@ -59,8 +59,8 @@ class Wheel:
 
 
 @dataclass(frozen=True, order=True)
-class Package:
-    """A Debian package. `source` and `source_version` are those of the source package it was built from."""
+class DebianPackage:
+    """`source` and `source_version` name the source package from which it was built."""
 
     name: str
     version: str
@@ -75,16 +75,16 @@ class Inventory:
 
     system: str
     release: str
-    packages: tuple[Package, ...]
-    wheels: tuple[Wheel, ...]
+    packages: tuple[DebianPackage, ...]
+    wheels: tuple[InstalledWheel, ...]
     manifest: dict[str, Any] = field(default_factory=dict)
 
 
 def read_inventory(files: Mapping[str, bytes]) -> Inventory:
-    """`files` is what `apply_layer` has kept. Raises `InventoryError` where the image is none of ours."""
+    """The inventory in the files that `apply_layer` kept. Raises `InventoryError` for an image of another tool."""
     for path in (MANIFEST, STATUS):
         if path not in files:
-            raise InventoryError(f"the image has no /{path}", "only images that `buildkit build` made can be described")
+            raise InventoryError(f"the image has no /{path}", "only images from `buildkit build` have an inventory")
     try:
         manifest = json.loads(files[MANIFEST])
     except ValueError as error:
@@ -103,9 +103,9 @@ def read_inventory(files: Mapping[str, bytes]) -> Inventory:
 
 
 def apply_layer(files: dict[str, bytes], layer: BinaryIO) -> None:
-    """Adds the files of interest in a layer (a tar, gzipped or not) to those of the layers below it.
+    """Updates `files`, the relevant files of the lower layers, with those of a layer (a tar, gzipped or not).
 
-    Raises `InventoryError` when it cannot be read.
+    Raises `InventoryError` when the layer cannot be read.
     """
     try:
         with tarfile.open(fileobj=layer, mode="r|*", bufsize=BLOCK) as archive:
@@ -118,11 +118,11 @@ def apply_layer(files: dict[str, bytes], layer: BinaryIO) -> None:
                     if content := archive.extractfile(member) if member.isfile() else None:
                         files[str(path)] = content.read()
     except (tarfile.TarError, EOFError) as error:
-        raise InventoryError(f"a layer of the image is no tar archive: {error}", "push the image again") from error
+        raise InventoryError(f"a layer of the image is not a tar archive: {error}", "push the image again") from error
 
 
 def read_local(binary: str, image: str) -> Inventory:
-    """What is inside an image that the engine has. `binary` is the engine's client; nothing of the image is run."""
+    """The inventory of an image in the engine's store. `binary` is the engine's client; nothing of the image is run."""
     created = subprocess.run([binary, "create", image, "true"], capture_output=True, text=True, check=False)
     if created.returncode != 0:
         raise InventoryError(f"there is no image {image}: {created.stderr.strip()}", "`buildkit build` makes one")
@@ -152,14 +152,14 @@ def read_release(text: str) -> dict[str, str]:
     return {name: value.strip("\"'") for name, _, value in lines}
 
 
-def read_packages(status: str) -> Iterator[Package]:
+def read_packages(status: str) -> Iterator[DebianPackage]:
     """The installed packages of dpkg's status file (deb-control(5) paragraphs)."""
     for paragraph in status.split("\n\n"):
         fields = {match[1]: match[2] for match in FIELD.finditer(paragraph)}
         if not fields.get("Status", "").endswith(" ok installed"):  # `install`, or `hold`
             continue
         source, _, version = (fields.get("Source") or fields["Package"]).partition(" ")
-        yield Package(
+        yield DebianPackage(
             fields["Package"],
             fields["Version"],
             fields["Architecture"],
@@ -168,16 +168,16 @@ def read_packages(status: str) -> Iterator[Package]:
         )
 
 
-def read_wheel(metadata: str) -> Wheel:
+def read_wheel(metadata: str) -> InstalledWheel:
     headers = HeaderParser().parsestr(metadata)
     name, version = canonicalize_name(headers["Name"]), headers["Version"]
     if expression := headers["License-Expression"]:
-        return Wheel(name, version, expression)
+        return InstalledWheel(name, version, expression)
     classifiers = [
         line.split(" :: ")[-1] for line in headers.get_all("Classifier", []) if line.startswith("License ::")
     ]
-    spoken = [text for text in (headers["License"] or "", *classifiers) if text and "\n" not in text and len(text) < 80]
-    known = {SPDX_NAMES[text.lower()] for text in spoken if text.lower() in SPDX_NAMES}
+    named = [text for text in (headers["License"] or "", *classifiers) if text and "\n" not in text and len(text) < 80]
+    known = {SPDX_NAMES[text.lower()] for text in named if text.lower() in SPDX_NAMES}
     if len(known) == 1:
-        return Wheel(name, version, known.pop())
-    return Wheel(name, version, "", spoken[0] if spoken else "")
+        return InstalledWheel(name, version, known.pop())
+    return InstalledWheel(name, version, "", named[0] if named else "")

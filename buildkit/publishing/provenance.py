@@ -1,4 +1,4 @@
-"""How an image came to be: SLSA provenance v1 in an in-toto statement.
+"""The record of an image's build: SLSA provenance v1 in an in-toto statement.
 
 https://slsa.dev/spec/v1.0/provenance and https://github.com/in-toto/attestation/blob/main/spec/v1/statement.md
 """
@@ -18,8 +18,11 @@ BUILD_TYPE = "https://slipway.dev/buildkit/publish/v1"
 
 
 @dataclass(frozen=True)
-class Origin:
-    """What went in. `changed`: the checkout had uncommitted changes. `lock` is `sha256:…`; times are RFC 3339."""
+class BuildRecord:
+    """The inputs and times of a build. `changed`: the checkout had uncommitted changes. `lock` is `sha256:…`.
+
+    `started` and `finished` are RFC 3339, `source_date` is in seconds since 1970.
+    """
 
     target: str
     variant: str
@@ -38,7 +41,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class Builder:
-    """Who built it: a CI run where its variables are set, else this tool on somebody's machine."""
+    """The CI job that built the image, or this tool on a person's machine."""
 
     identifier: str
     invocation: str
@@ -46,7 +49,7 @@ class Builder:
 
 
 def read_builder(environ: Mapping[str, str] = os.environ) -> Builder:
-    """GitHub's and GitLab's own variables name the workflow, the run and the repository."""
+    """The builder, from the variables of GitHub or GitLab; without them, the local one."""
     if environ.get("GITHUB_ACTIONS") == "true":
         source = f"{environ['GITHUB_SERVER_URL']}/{environ['GITHUB_REPOSITORY']}"
         workflow = f"{environ['GITHUB_SERVER_URL']}/{environ.get('GITHUB_WORKFLOW_REF', environ['GITHUB_REPOSITORY'])}"
@@ -58,12 +61,12 @@ def read_builder(environ: Mapping[str, str] = os.environ) -> Builder:
     return Builder("https://slipway.dev/buildkit/local", "", "git+https://slipway.dev/source")
 
 
-def statement(name: str, digest: str, origin: Origin, builder: Builder) -> dict[str, Any]:
-    """`name` is the image's repository, `digest` that of its manifest."""
-    source: dict[str, Any] = {"uri": builder.source, "digest": {"gitCommit": origin.revision}, "name": "source"}
-    if origin.changed:
+def statement(name: str, digest: str, record: BuildRecord, builder: Builder) -> dict[str, Any]:
+    """The in-toto statement. `name` is the image's repository, `digest` that of its manifest."""
+    source: dict[str, Any] = {"uri": builder.source, "digest": {"gitCommit": record.revision}, "name": "source"}
+    if record.changed:
         source["annotations"] = {"uncommittedChanges": True}
-    metadata = {"invocationId": builder.invocation, "startedOn": origin.started, "finishedOn": origin.finished}
+    metadata = {"invocationId": builder.invocation, "startedOn": record.started, "finishedOn": record.finished}
     algorithm, _, value = digest.partition(":")
     return {
         "_type": STATEMENT,
@@ -72,32 +75,32 @@ def statement(name: str, digest: str, origin: Origin, builder: Builder) -> dict[
         "predicate": {
             "buildDefinition": {
                 "buildType": BUILD_TYPE,
-                "externalParameters": {"target": origin.target, "variant": origin.variant},
-                "internalParameters": {"baseProvider": origin.base_provider, "sourceDateEpoch": origin.source_date},
+                "externalParameters": {"target": record.target, "variant": record.variant},
+                "internalParameters": {"baseProvider": record.base_provider, "sourceDateEpoch": record.source_date},
                 "resolvedDependencies": [
-                    *([source] if origin.revision else []),
+                    *([source] if record.revision else []),
                     {
                         "name": "lock",
-                        "uri": f"file:{origin.lock_path}",
-                        "digest": {"sha256": origin.lock.removeprefix("sha256:")},
+                        "uri": f"file:{record.lock_path}",
+                        "digest": {"sha256": record.lock.removeprefix("sha256:")},
                     },
-                    base_dependency(origin),
+                    base_dependency(record),
                 ],
             },
             "runDetails": {
-                "builder": {"id": builder.identifier, "version": {"slipway": origin.version}},
+                "builder": {"id": builder.identifier, "version": {"slipway": record.version}},
                 "metadata": {name: value for name, value in metadata.items() if value},
             },
         },
     }
 
 
-def base_dependency(origin: Origin) -> dict[str, Any]:
-    """With its digest where it came from a registry; a bootstrapped one is bound by the lock, package by package."""
-    base = {"name": "base", "uri": f"pkg:generic/{origin.base}"}
-    if origin.base_provider != "registry":
+def base_dependency(record: BuildRecord) -> dict[str, Any]:
+    """The base, with its digest if it comes from a registry; the lock binds the packages of a bootstrapped base."""
+    base = {"name": "base", "uri": f"pkg:generic/{record.base}"}
+    if record.base_provider != "registry":
         return base
-    return {**base, "digest": {"sha256": origin.base_digest.removeprefix("sha256:")}}
+    return {**base, "digest": {"sha256": record.base_digest.removeprefix("sha256:")}}
 
 
 def encode(document: Mapping[str, Any]) -> bytes:
@@ -105,7 +108,7 @@ def encode(document: Mapping[str, Any]) -> bytes:
 
 
 def check_statement(content: bytes, digest: str, lock: str, revision: str) -> str:
-    """What the statement says in a line. Raises `TrustError` unless it is about this image, its lock and its source."""
+    """A summary in one line. Raises `TrustError` unless the statement names this image, its lock and its commit."""
     try:
         document = json.loads(content)
         kinds = (document["_type"], document["predicateType"])
@@ -119,9 +122,9 @@ def check_statement(content: bytes, digest: str, lock: str, revision: str) -> st
             "source revision": revision == inputs.get("source", {}).get("gitCommit", ""),
         }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise TrustError(f"the provenance cannot be understood: {error!r}", "publish the image again") from error
+        raise TrustError(f"the provenance cannot be read: {error!r}", "publish the image again") from error
     if kinds != (STATEMENT, PREDICATE):
-        raise TrustError(f"the provenance is of another kind: {kinds}", "publish the image again")
+        raise TrustError(f"the provenance has an unknown type: {kinds}", "publish the image again")
     if wrong := [name for name, same in found.items() if not same]:
         raise TrustError(f"the provenance is about another {' and another '.join(wrong)}", "do not use this image")
     return f"built by {builder} from {revision[:12] or 'no commit'}"

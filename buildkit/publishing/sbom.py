@@ -1,4 +1,4 @@
-"""Bills of materials: CycloneDX 1.6 and SPDX 2.3, the same facts in both, the same bytes for the same image.
+"""Bills of materials in CycloneDX 1.6 and SPDX 2.3: the same facts in both, the same bytes for the same image.
 
 Formats: https://cyclonedx.org/docs/1.6/json/ and https://spdx.github.io/spdx-spec/v2.3/.
 """
@@ -12,18 +12,20 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from buildkit.publishing.inventory import Inventory, Package, Wheel
+from buildkit.publishing.inventory import DebianPackage, InstalledWheel, Inventory
 from buildkit.recipe.lock import Lock
 
 MEDIA_TYPES = {"cyclonedx": "application/vnd.cyclonedx+json", "spdx": "application/spdx+json"}
-PLACE = "https://slipway.dev/sbom"  # name space of the documents' identifiers; nothing is served there
+NAMESPACE = "https://slipway.dev/sbom"  # of the documents' identifiers; nothing is served there
 
 
 @dataclass(frozen=True)
 class Bill:
-    """What a document says. `created` is the image's own date (RFC 3339, UTC); `digest` that of its OCI manifest, or
-    empty for an image that no registry has. `hashes` maps a distribution to the sha256 that the lock accepts for it,
-    `debs` name and version of a Debian package to the sha256 of its file.
+    """The facts in a document.
+
+    `created` is the image's date (RFC 3339, UTC), `digest` that of its OCI manifest, empty if no registry has it.
+    `hashes` maps a distribution to the sha256 values that the lock accepts, `debs` the name and version of a Debian
+    package to the sha256 of its file.
     """
 
     title: str
@@ -36,7 +38,7 @@ class Bill:
 
 
 def describe_image(inventory: Inventory, labels: Mapping[str, str], lock: Lock, digest: str = "") -> Bill:
-    """`labels` are the image's; `lock` is the one that it was built from."""
+    """The bill of an image. `labels` are its labels; `lock` is the lock that it was built from."""
     return Bill(
         title=labels["org.opencontainers.image.title"],
         version=labels["org.opencontainers.image.version"],
@@ -53,19 +55,19 @@ def encode(document: Mapping[str, Any]) -> bytes:
 
 
 def identity(bill: Bill) -> uuid.UUID:
-    """The same image has the same identity, another one another."""
+    """An identifier that depends on every fact of the bill."""
     content = hashlib.sha256(repr(bill).encode())
-    return uuid.uuid5(uuid.NAMESPACE_URL, f"{PLACE}/{content.hexdigest()}")
+    return uuid.uuid5(uuid.NAMESPACE_URL, f"{NAMESPACE}/{content.hexdigest()}")
 
 
 # ---- package URLs (https://github.com/package-url/purl-spec) ---------------------------------------------------------
 
 
-def wheel_purl(wheel: Wheel) -> str:
+def wheel_purl(wheel: InstalledWheel) -> str:
     return f"pkg:pypi/{wheel.name}@{quote(wheel.version, safe='')}"
 
 
-def package_purl(package: Package, inventory: Inventory) -> str:
+def package_purl(package: DebianPackage, inventory: Inventory) -> str:
     distro = f"{inventory.system}-{inventory.release}"
     name = quote(package.name, safe="")
     return (
@@ -89,7 +91,9 @@ def cyclonedx(bill: Bill) -> dict[str, Any]:
         "name": bill.title,
         "version": bill.version,
         "purl": image_purl(bill),
-        "properties": [{"name": f"dev.slipway.{name}", "value": value} for name, value in facts(inventory).items()],
+        "properties": [
+            {"name": f"dev.slipway.{name}", "value": value} for name, value in lock_and_base(inventory).items()
+        ],
     }
     components = [
         {"type": "operating-system", "bom-ref": "base", "name": inventory.system, "version": inventory.release},
@@ -111,8 +115,8 @@ def cyclonedx(bill: Bill) -> dict[str, Any]:
     }
 
 
-def facts(inventory: Inventory) -> dict[str, str]:
-    """What ties a document to the lock and the base that the image was built from."""
+def lock_and_base(inventory: Inventory) -> dict[str, str]:
+    """The image's lock, base, target and variant, from its own manifest file."""
     base = inventory.manifest["base"]
     return {
         "base": f"{base['name']} ({base['provider']})",
@@ -122,14 +126,14 @@ def facts(inventory: Inventory) -> dict[str, str]:
     }
 
 
-def cyclonedx_package(package: Package, bill: Bill) -> dict[str, Any]:
+def cyclonedx_package(package: DebianPackage, bill: Bill) -> dict[str, Any]:
     purl = package_purl(package, bill.inventory)
     component = {"type": "library", "bom-ref": purl, "name": package.name, "version": package.version, "purl": purl}
     digest = bill.debs.get((package.name, package.version))
     return {**component, "hashes": [{"alg": "SHA-256", "content": digest}]} if digest else component
 
 
-def cyclonedx_wheel(wheel: Wheel, hashes: tuple[str, ...]) -> dict[str, Any]:
+def cyclonedx_wheel(wheel: InstalledWheel, hashes: tuple[str, ...]) -> dict[str, Any]:
     purl = wheel_purl(wheel)
     component: dict[str, Any] = {
         "type": "library",
@@ -145,7 +149,7 @@ def cyclonedx_wheel(wheel: Wheel, hashes: tuple[str, ...]) -> dict[str, Any]:
     checksums = [{"alg": "SHA-256", "content": digest} for digest in hashes]
     if len(checksums) == 1:
         component["hashes"] = checksums
-    elif checksums:  # one of these files is the installed one: the lock accepts each of them
+    elif checksums:  # the lock accepts several files; one of them is installed
         component["externalReferences"] = [{"type": "distribution", "url": purl, "hashes": checksums}]
     return component
 
@@ -158,7 +162,7 @@ def spdx(bill: Bill) -> dict[str, Any]:
     licenses = extracted_licenses(inventory.wheels)
     image = {
         **spdx_package("image", bill.title, bill.version, image_purl(bill), "CONTAINER"),
-        "comment": "; ".join(f"{name}: {value}" for name, value in facts(inventory).items()),
+        "comment": "; ".join(f"{name}: {value}" for name, value in lock_and_base(inventory).items()),
     }
     base = spdx_package("base", inventory.system, inventory.release, "", "OPERATING_SYSTEM")
     parts = [
@@ -171,7 +175,7 @@ def spdx(bill: Bill) -> dict[str, Any]:
         "dataLicense": "CC0-1.0",
         "SPDXID": "SPDXRef-DOCUMENT",
         "name": bill.title,
-        "documentNamespace": f"{PLACE}/{unique}",
+        "documentNamespace": f"{NAMESPACE}/{unique}",
         "creationInfo": {"created": bill.created, "creators": ["Tool: slipway-buildkit"]},
         "packages": [image, *parts],
         **({"hasExtractedLicensingInfos": licenses} if licenses else {}),
@@ -182,8 +186,8 @@ def spdx(bill: Bill) -> dict[str, Any]:
     }
 
 
-def extracted_licenses(wheels: Iterable[Wheel]) -> list[dict[str, str]]:
-    """Licences that wheels name by a reference of their own (SPDX 2.3, clause 10): their text is in the wheel."""
+def extracted_licenses(wheels: Iterable[InstalledWheel]) -> list[dict[str, str]]:
+    """Licences that wheels name by a LicenseRef (SPDX 2.3, clause 10); their text is in the wheel."""
     names = sorted({name for wheel in wheels for name in re.findall(r"LicenseRef-[A-Za-z0-9.-]+", wheel.license)})
     return [
         {"licenseId": name, "name": name, "extractedText": "See the licence files inside the wheel."} for name in names
@@ -213,8 +217,8 @@ def spdx_package(identifier: str, name: str, version: str, purl: str, purpose: s
     return package
 
 
-def spdx_deb(package: Package, bill: Bill) -> dict[str, Any]:
-    # `+` and `_` both become `-` in an identifier, so g++ and g-- must be told apart by more than their names.
+def spdx_deb(package: DebianPackage, bill: Bill) -> dict[str, Any]:
+    # `+` and `_` both become `-` in an identifier: a hash of the full name keeps identifiers unique.
     unique = hashlib.sha256(f"{package.name}:{package.architecture}".encode()).hexdigest()[:8]
     purl = package_purl(package, bill.inventory)
     digest = bill.debs.get((package.name, package.version))
@@ -225,7 +229,7 @@ def spdx_deb(package: Package, bill: Bill) -> dict[str, Any]:
     }
 
 
-def spdx_wheel(wheel: Wheel, hashes: tuple[str, ...]) -> dict[str, Any]:
+def spdx_wheel(wheel: InstalledWheel, hashes: tuple[str, ...]) -> dict[str, Any]:
     package = spdx_package(f"wheel-{wheel.name}", wheel.name, wheel.version, wheel_purl(wheel), "LIBRARY")
     if wheel.license:
         package["licenseDeclared"] = wheel.license
@@ -241,8 +245,8 @@ def spdx_wheel(wheel: Wheel, hashes: tuple[str, ...]) -> dict[str, Any]:
 # ---- reading back ----------------------------------------------------------------------------------------------------
 
 
-def listed(document: Mapping[str, Any]) -> set[str]:
-    """The package URLs of what a document of either format says is in the image."""
+def listed_purls(document: Mapping[str, Any]) -> set[str]:
+    """The package URLs that a document lists as part of the image, in either format."""
     if "bomFormat" in document:
         return {part["purl"] for part in document["components"] if "purl" in part}
     return {
@@ -253,8 +257,8 @@ def listed(document: Mapping[str, Any]) -> set[str]:
     }
 
 
-def installed(inventory: Inventory) -> set[str]:
-    """The package URLs of what is in the image."""
+def installed_purls(inventory: Inventory) -> set[str]:
+    """The package URLs of the wheels and Debian packages in the image."""
     return {
         *(wheel_purl(wheel) for wheel in inventory.wheels),
         *(package_purl(package, inventory) for package in inventory.packages),

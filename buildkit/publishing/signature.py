@@ -1,7 +1,6 @@
-"""Signs images with cosign (https://docs.sigstore.dev/cosign/): by a key, or keyless by the identity of a CI job.
+"""Signs images with cosign (https://docs.sigstore.dev/cosign/): by a key, or keyless with a CI job's identity.
 
-One signature binds the image and what is attached to it: the digests of the attachments are annotations, and
-annotations are part of what is signed.
+One signature covers the image and its attachments: their digests are annotations, and cosign signs annotations too.
 """
 
 import json
@@ -22,9 +21,9 @@ HINT = "install cosign 2.5 or newer (Debian 13: `apt-get install cosign`; `ci/to
 
 @dataclass(frozen=True)
 class Signer:
-    """`key` is a file or whatever cosign takes as --key (env://, awskms:// …); without one it signs keyless.
+    """`key` is a file or another value of cosign's --key (env://, awskms:// …); without it, cosign signs keyless.
 
-    A key signs offline and tells no public log; keyless needs an identity token and writes to Sigstore's log.
+    A key signs offline and writes to no public log. Keyless needs an identity token and writes to Sigstore's log.
     """
 
     key: str = ""
@@ -37,7 +36,7 @@ class Signer:
 
 @dataclass(frozen=True)
 class Trust:
-    """Whose signature counts: that of a public key, or of an identity and its issuer in Sigstore's log.
+    """The trusted signer: a public key, or an identity and its issuer in Sigstore's log.
 
     With `pattern`, identity and issuer are regular expressions.
     """
@@ -51,8 +50,8 @@ class Trust:
         by_key, by_identity = bool(self.key), bool(self.identity or self.issuer)
         if by_key == by_identity or bool(self.identity) != bool(self.issuer):
             raise UsageError(
-                "it is not said whose signature to trust",
-                "name --key cosign.pub, or --certificate-identity URL with --certificate-oidc-issuer URL",
+                "exactly one trusted signer must be named",
+                "name either --key cosign.pub, or --certificate-identity URL and --certificate-oidc-issuer URL",
             )
 
     def arguments(self) -> list[str]:
@@ -64,22 +63,22 @@ class Trust:
 
 
 def sign(reference: Reference, signer: Signer, annotations: Mapping[str, str], ca: Path | None = None) -> None:
-    """Signs a manifest, named by digest, together with the annotations. Raises `SignatureError`."""
+    """Signs a manifest, named by digest, and the annotations. Raises `SignatureError`."""
     marks = [part for name, value in sorted(annotations.items()) for part in ("-a", f"{name}={value}")]
     done = cosign([*signer.arguments(), *marks, *connection(reference, ca), str(reference)])
     if done.returncode != 0:
         raise SignatureError(
-            f"cosign could not sign {reference}: {last_words(done)}",
+            f"cosign could not sign {reference}: {reason(done)}",
             "check the key and COSIGN_PASSWORD; keyless needs an identity token (GitHub: `id-token: write`)",
         )
 
 
 def signed_annotations(reference: Reference, trust: Trust, ca: Path | None = None) -> list[dict[str, str]]:
-    """The annotations of every signature of this manifest that counts. Raises `TrustError` when there is none."""
+    """The annotations of every trusted signature of this manifest. Raises `TrustError` when there is none."""
     done = cosign([*trust.arguments(), "--output=json", *connection(reference, ca), str(reference)])
     if done.returncode != 0:
         whom = f"the key {trust.key}" if trust.key else trust.identity
-        raise TrustError(f"no signature by {whom}: {last_words(done)}", "do not use this image")
+        raise TrustError(f"no signature by {whom}: {reason(done)}", "do not use this image")
     payloads = json.loads(done.stdout)
     return [
         payload.get("optional") or {}
@@ -93,8 +92,8 @@ def public_key(signer: Signer) -> str:
     done = cosign(["public-key", "--key", signer.key])
     if done.returncode != 0:
         raise SignatureError(
-            f"the key {signer.key} cannot be used: {last_words(done)}",
-            "make one with `cosign generate-key-pair`; its password goes into COSIGN_PASSWORD",
+            f"the key {signer.key} cannot be used: {reason(done)}",
+            "`cosign generate-key-pair` makes a key; put its password into COSIGN_PASSWORD",
         )
     return done.stdout
 
@@ -118,12 +117,12 @@ def cosign(arguments: list[str]) -> subprocess.CompletedProcess[str]:
     except subprocess.TimeoutExpired as error:
         raise SignatureError(
             f"cosign {arguments[0]} did not end within {DEADLINE} s",
-            "can it reach the registry, and Sigstore if keyless?",
+            "check that this host reaches the registry and, for keyless signing, Sigstore",
         ) from error
 
 
-def last_words(done: subprocess.CompletedProcess[str]) -> str:
-    """What cosign gives as the reason: it says it twice, first in words of its own."""
+def reason(done: subprocess.CompletedProcess[str]) -> str:
+    """cosign's reason for a failure: its first `Error:` line, or its last line."""
     lines = [line for line in done.stderr.splitlines() if line.strip() and not line.startswith("WARNING")]
     errors = [line.removeprefix("Error: ") for line in lines if line.startswith("Error: ")]
     return (errors or lines or [f"status {done.returncode}"])[0 if errors else -1]

@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 import trustme
 
-from buildkit.publishing.check import Image
-from buildkit.publishing.provenance import Origin
+from buildkit.publishing.check import PublishedImage
+from buildkit.publishing.provenance import BuildRecord
 from buildkit.publishing.release import Tags, choose_tags, read_staged, release
 from buildkit.publishing.signature import Signer, Trust
 from buildkit.recipe.lock import parse_lock
@@ -296,8 +296,8 @@ def push_image(
 
 
 @pytest.fixture
-def origin() -> Origin:
-    return Origin(
+def record() -> BuildRecord:
+    return BuildRecord(
         target="cpu",
         variant="small",
         version="0.1.0",
@@ -318,7 +318,7 @@ def tags_of(digest: str) -> Tags:
     return choose_tags("cpu", "small", True, "0.1.0", LOCK_DIGEST, digest)
 
 
-def stage(registry: Registry) -> tuple[Image, Tags]:
+def stage(registry: Registry) -> tuple[PublishedImage, Tags]:
     """An image under its staging tag, read back."""
     digest = push_image(registry, "first")
     tags = replace(tags_of(digest), staging="first")
@@ -368,8 +368,8 @@ def own_login(own_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.fixture
-def released(own_server: Server, own_login: None, origin: Origin, signer: Signer) -> tuple[Registry, Tags]:
+def released(own_server: Server, own_login: None, record: BuildRecord, signer: Signer) -> tuple[Registry, Tags]:
     registry = connect(own_server, "slipway", patience=1)
     image, tags = stage(registry)
-    release(registry, image, tags, origin, LOCK, signer, own_server.ca)
+    release(registry, image, tags, record, LOCK, signer, own_server.ca)
     return registry, tags

@@ -8,7 +8,7 @@ import pytest
 from buildkit.errors import TrustError
 from buildkit.publishing import sbom
 from buildkit.publishing.check import (
-    Image,
+    PublishedImage,
     check_labels,
     check_published,
     check_sbom,
@@ -35,16 +35,16 @@ FORMATS = {"cyclonedx": sbom.cyclonedx, "spdx": sbom.spdx}
 
 
 @pytest.fixture
-def image(registry: Registry) -> Image:
+def image(registry: Registry) -> PublishedImage:
     return stage(registry)[0]
 
 
-def with_extra_wheel(registry: Registry) -> Image:
+def with_extra_wheel(registry: Registry) -> PublishedImage:
     digest = push_image(registry, "larger", [*base_layers(), wheel_metadata("extra", "1")])
     return read_layers(registry, find_image(registry, digest))
 
 
-def document(image: Image, kind: str) -> dict[str, Any]:
+def document(image: PublishedImage, kind: str) -> dict[str, Any]:
     assert image.inventory
     return FORMATS[kind](sbom.describe_image(image.inventory, image.labels, LOCK, image.digest))
 
@@ -56,17 +56,17 @@ def attach(registry: Registry, subject: Descriptor) -> Descriptor:
 # ---- attachments -----------------------------------------------------------------------------------------------------
 
 
-def test_attachment_of_the_image_is_fetched(registry: Registry, image: Image) -> None:
+def test_attachment_of_the_image_is_fetched(registry: Registry, image: PublishedImage) -> None:
     assert fetch_attachment(registry, image, attach(registry, image.manifest.descriptor)) == b"{}"
 
 
-def test_attachment_of_another_image_is_refused(registry: Registry, image: Image) -> None:
+def test_attachment_of_another_image_is_refused(registry: Registry, image: PublishedImage) -> None:
     other = find_image(registry, push_image(registry, "other", labels={**LABELS, "dev.slipway.variant": "other"}))
     with pytest.raises(TrustError, match="belongs to another image"):
         fetch_attachment(registry, image, attach(registry, other.manifest.descriptor))
 
 
-def test_manifest_without_a_subject_is_no_attachment(registry: Registry, image: Image) -> None:
+def test_manifest_without_a_subject_is_no_attachment(registry: Registry, image: PublishedImage) -> None:
     with pytest.raises(TrustError, match="belongs to another image"):
         fetch_attachment(registry, image, image.manifest.descriptor)
 
@@ -75,27 +75,27 @@ def test_manifest_without_a_subject_is_no_attachment(registry: Registry, image: 
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_sbom_of_the_image_passes(image: Image, kind: str) -> None:
+def test_sbom_of_the_image_passes(image: PublishedImage, kind: str) -> None:
     assert check_sbom(image, sbom.encode(document(image, kind))) == "4 packages, exactly those installed"
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_sbom_that_omits_an_installed_package_is_refused(registry: Registry, image: Image, kind: str) -> None:
+def test_sbom_that_omits_an_installed_package_is_refused(registry: Registry, image: PublishedImage, kind: str) -> None:
     larger = with_extra_wheel(registry)
     with pytest.raises(TrustError, match=r"1 packages differ .*pkg:pypi/extra@1"):
         check_sbom(larger, sbom.encode(document(image, kind)))
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_sbom_that_lists_an_absent_package_is_refused(registry: Registry, image: Image, kind: str) -> None:
+def test_sbom_that_lists_an_absent_package_is_refused(registry: Registry, image: PublishedImage, kind: str) -> None:
     larger = with_extra_wheel(registry)
     with pytest.raises(TrustError, match=r"1 packages differ .*pkg:pypi/extra@1"):
         check_sbom(image, sbom.encode(document(larger, kind)))
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_sbom_of_another_lock_is_refused(image: Image, kind: str) -> None:
-    other = Image(image.manifest, {**image.labels, "dev.slipway.lock": OTHER_LOCK}, image.inventory)
+def test_sbom_of_another_lock_is_refused(image: PublishedImage, kind: str) -> None:
+    other = PublishedImage(image.manifest, {**image.labels, "dev.slipway.lock": OTHER_LOCK}, image.inventory)
     with pytest.raises(TrustError, match="another lock"):
         check_sbom(other, sbom.encode(document(image, kind)))
 
@@ -104,16 +104,16 @@ def test_sbom_of_another_lock_is_refused(image: Image, kind: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "value"), [("target", "cuda"), ("variant", "other"), ("lock", OTHER_LOCK)])
-def test_label_that_contradicts_the_image_is_refused(image: Image, name: str, value: str) -> None:
+def test_label_that_contradicts_the_image_is_refused(image: PublishedImage, name: str, value: str) -> None:
     check_labels(image)
-    changed = Image(image.manifest, {**image.labels, f"dev.slipway.{name}": value}, image.inventory)
+    changed = PublishedImage(image.manifest, {**image.labels, f"dev.slipway.{name}": value}, image.inventory)
     with pytest.raises(TrustError, match=f"differ in {name}"):
         check_labels(changed)
 
 
-def test_image_without_a_lock_label_is_refused(image: Image) -> None:
+def test_image_without_a_lock_label_is_refused(image: PublishedImage) -> None:
     with pytest.raises(TrustError, match=r"no label dev\.slipway\.lock"):
-        check_labels(Image(image.manifest, {}, None))
+        check_labels(PublishedImage(image.manifest, {}, None))
 
 
 def test_published_image_whose_labels_lie_fails(registry: Registry, shared_server: Server, trust: Trust) -> None:

@@ -38,7 +38,7 @@ def test_dry_run_says_what_would_be_pushed() -> None:
         (["publish", "--target", "cpu", "--registry", "slipway", "--key", "k"], "names no image"),
         (["publish", "--target", "gpu", "--registry", "localhost/slipway", "--key", "k"], "there is no target"),
         (["verify", "--published", "localhost/slipway", "--key", "k"], "names no tag or digest"),
-        (["verify", "--published", "localhost/slipway:cpu"], "whose signature to trust"),
+        (["verify", "--published", "localhost/slipway:cpu"], "exactly one trusted signer"),
         (["sbom", "--target", "cpu", "--format", "swid"], "there is no format"),
     ],
 )

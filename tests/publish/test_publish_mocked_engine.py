@@ -12,7 +12,8 @@ import pytest
 
 from buildkit.errors import BuildkitError, PublishError, RegistryError
 from buildkit.images.build import BuildResult
-from buildkit.publishing.release import Request, Tags, publish_image, tags_for
+from buildkit.publishing.publish import ReleaseRequest, publish_image, tags_for
+from buildkit.publishing.release import Tags
 from buildkit.publishing.signature import Signer
 from buildkit.recipe.dockerfile import git
 from buildkit.recipe.lock_file import read_lock
@@ -43,7 +44,7 @@ class MockedEngine(Docker):
 class Publisher:
     """`tested` are the images that the smoke tests saw; `tags_then` the registry's tags at that time."""
 
-    request: Request
+    request: ReleaseRequest
     server: Server
     tags: Tags
     digest: str = ""
@@ -75,14 +76,14 @@ class Publisher:
 def publisher(own_server: Server, own_login: None, signer: Signer, monkeypatch: pytest.MonkeyPatch) -> Publisher:
     matrix = load_matrix(ROOT)
     reference = connect(own_server, REPOSITORY).reference
-    request = Request(matrix, matrix.variant("cpu"), reference, signer, own_server.ca)
+    request = ReleaseRequest(matrix, matrix.variant("cpu"), reference, signer, own_server.ca)
     publisher = Publisher(request, own_server, tags_for(request, IMAGE_ID))
 
     def build(*_: object) -> BuildResult:
         return BuildResult("cpu", request.variant.name, (), IMAGE_ID, 1, 1.0, "bootstrap")
 
-    monkeypatch.setattr("buildkit.publishing.release.build_image", build)
-    monkeypatch.setattr("buildkit.publishing.release.run_container_tests", publisher.run_smoke_tests)
+    monkeypatch.setattr("buildkit.publishing.publish.build_image", build)
+    monkeypatch.setattr("buildkit.publishing.publish.run_container_tests", publisher.run_smoke_tests)
     return publisher
 
 

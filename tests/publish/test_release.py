@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from buildkit.errors import BuildkitError, PublishError, RegistryError, TrustError
-from buildkit.publishing.check import Report, check_published
-from buildkit.publishing.provenance import Origin
-from buildkit.publishing.release import Request, Tags, choose_tags, registry_speaks_first, release
+from buildkit.publishing.check import VerificationReport, check_published
+from buildkit.publishing.provenance import BuildRecord
+from buildkit.publishing.publish import ReleaseRequest, registry_errors_first
+from buildkit.publishing.release import Tags, choose_tags, release
 from buildkit.publishing.signature import Signer, Trust
 from buildkit.recipe.matrix import load_matrix
 from buildkit.registry.client import Registry
@@ -38,7 +39,7 @@ from tests.publish.conftest import (
 ALL_CHECKS = ["manifest", "layers", "labels", "signature", "sbom cyclonedx", "sbom spdx", "provenance"]
 
 
-def failures(report: Report) -> dict[str, str]:
+def failures(report: VerificationReport) -> dict[str, str]:
     return {check.name: check.detail for check in report.checks if not check.passed}
 
 
@@ -51,10 +52,10 @@ def test_tags_name_target_variant_lock_and_content() -> None:
 
 
 def test_released_image_passes_every_check(
-    registry: Registry, origin: Origin, signer: Signer, trust: Trust, login: None, shared_server: Server
+    registry: Registry, record: BuildRecord, signer: Signer, trust: Trust, login: None, shared_server: Server
 ) -> None:
     image, tags = stage(registry)
-    publication = release(registry, image, tags, origin, LOCK, signer, shared_server.ca)
+    publication = release(registry, image, tags, record, LOCK, signer, shared_server.ca)
     assert publication.digest == image.digest
     for tag in tags.promoted:
         found = registry.manifest(tag)
@@ -66,22 +67,22 @@ def test_released_image_passes_every_check(
 
 
 def test_releasing_again_changes_nothing(
-    registry: Registry, origin: Origin, signer: Signer, login: None, shared_server: Server
+    registry: Registry, record: BuildRecord, signer: Signer, login: None, shared_server: Server
 ) -> None:
     image, tags = stage(registry)
-    first = release(registry, image, tags, origin, LOCK, signer, shared_server.ca)
-    later = replace(origin, finished="2026-11-22T00:00:00Z")
+    first = release(registry, image, tags, record, LOCK, signer, shared_server.ca)
+    later = replace(record, finished="2026-11-22T00:00:00Z")
     assert release(registry, image, tags, later, LOCK, signer, shared_server.ca) == first
     assert len(registry.referrers(image.digest)) == 3
 
 
 def test_immutable_tag_is_never_moved(
-    registry: Registry, origin: Origin, signer: Signer, login: None, shared_server: Server
+    registry: Registry, record: BuildRecord, signer: Signer, login: None, shared_server: Server
 ) -> None:
     image, tags = stage(registry)
     other = push_image(registry, tags.immutable, labels={**LABELS, "org.opencontainers.image.version": "9"})
     with pytest.raises(PublishError, match="exists with other content"):
-        release(registry, image, tags, origin, LOCK, signer, shared_server.ca)
+        release(registry, image, tags, record, LOCK, signer, shared_server.ca)
     found = registry.manifest(tags.immutable)
     assert found
     assert found.descriptor.digest == other
@@ -111,19 +112,19 @@ class DoomedRegistry(Registry):
 
 @pytest.mark.parametrize("survives", [1, 3])
 def test_registry_killed_between_staging_and_promotion(
-    own_server: Server, own_login: None, origin: Origin, signer: Signer, trust: Trust, survives: int
+    own_server: Server, own_login: None, record: BuildRecord, signer: Signer, trust: Trust, survives: int
 ) -> None:
     """It dies right after the first attachment, or after the last one, before the signature."""
     image, tags = stage(connect(own_server, "slipway"))
     doomed = DoomedRegistry(own_server, survives)
     with pytest.raises(BuildkitError):
-        release(doomed, image, tags, origin, LOCK, signer, own_server.ca)
+        release(doomed, image, tags, record, LOCK, signer, own_server.ca)
     assert doomed.attached == survives
     assert own_server.tags("slipway").isdisjoint(tags.promoted)
 
     own_server.start()
     again = connect(own_server, "slipway")
-    release(again, image, tags, origin, LOCK, signer, own_server.ca)
+    release(again, image, tags, record, LOCK, signer, own_server.ca)
     assert own_server.tags("slipway") >= set(tags.promoted)
     assert failures(check_published(again, "cpu", trust, own_server.ca)) == {}
 
@@ -133,11 +134,11 @@ def test_registry_that_is_gone_says_more_than_the_engine_that_could_not_push(
 ) -> None:
     matrix = load_matrix(ROOT)
     repository = connect(own_server, "slipway").reference
-    request = Request(matrix, matrix.variant("cpu"), repository, signer, own_server.ca)
-    with pytest.raises(PublishError, match="status 1"), registry_speaks_first(request):
+    request = ReleaseRequest(matrix, matrix.variant("cpu"), repository, signer, own_server.ca)
+    with pytest.raises(PublishError, match="status 1"), registry_errors_first(request):
         raise PublishError("status 1")
     own_server.kill()
-    with pytest.raises(RegistryError, match=f"{own_server.host} did not answer"), registry_speaks_first(request):
+    with pytest.raises(RegistryError, match=f"{own_server.host} did not answer"), registry_errors_first(request):
         raise PublishError("status 1")
 
 
@@ -147,7 +148,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from buildkit.registry.credentials import read_credentials
-from buildkit.publishing.provenance import Origin
+from buildkit.publishing.provenance import BuildRecord
 from buildkit.publishing.release import Tags, read_staged, release
 from buildkit.recipe.lock import parse_lock
 from buildkit.registry.reference import parse_reference
@@ -164,12 +165,12 @@ tags = Tags(**given["tags"])
 image = read_staged(registry, tags)
 print("staged", flush=True)
 sys.stdin.readline()
-release(registry, image, tags, Origin(**given["origin"]), parse_lock(given["lock"]), Signer(given["key"]), ca)
+release(registry, image, tags, BuildRecord(**given["record"]), parse_lock(given["lock"]), Signer(given["key"]), ca)
 """
 
 
 def test_interrupted_publisher_promotes_nothing_and_running_again_finishes(
-    own_server: Server, own_login: None, origin: Origin, signer: Signer, trust: Trust
+    own_server: Server, own_login: None, record: BuildRecord, signer: Signer, trust: Trust
 ) -> None:
     registry = connect(own_server, "slipway")
     _, tags = stage(registry)
@@ -177,7 +178,7 @@ def test_interrupted_publisher_promotes_nothing_and_running_again_finishes(
         "repository": f"{own_server.host}/slipway",
         "ca": str(own_server.ca),
         "tags": tags.__dict__,
-        "origin": origin.__dict__,
+        "record": record.__dict__,
         "lock": LOCK.text,
         "key": signer.key,
     }
@@ -282,7 +283,7 @@ def test_strangers_key_does_not_count(released: tuple[Registry, Tags], own_serve
 )
 def test_provenance_of_another_build_is_neither_signed_nor_promoted(
     registry: Registry,
-    origin: Origin,
+    record: BuildRecord,
     signer: Signer,
     login: None,
     shared_server: Server,
@@ -292,7 +293,7 @@ def test_provenance_of_another_build_is_neither_signed_nor_promoted(
 ) -> None:
     image, tags = stage(registry)
     with pytest.raises(TrustError, match=f"about another {what}"):
-        release(registry, image, tags, replace(origin, **{field: value}), LOCK, signer, shared_server.ca)
+        release(registry, image, tags, replace(record, **{field: value}), LOCK, signer, shared_server.ca)
     assert registry.manifest(tags.immutable) is None
 
 

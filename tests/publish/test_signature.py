@@ -33,8 +33,8 @@ def test_keyless_needs_the_log() -> None:
 @pytest.mark.parametrize(
     "values", [{}, {"identity": "a"}, {"issuer": "a"}, {"key": "a", "identity": "b", "issuer": "c"}]
 )
-def test_whom_to_trust_is_said_in_exactly_one_way(values: dict[str, str]) -> None:
-    with pytest.raises(UsageError, match="whose signature to trust"):
+def test_trust_needs_exactly_one_signer(values: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match="exactly one trusted signer"):
         Trust(**values)
 
 
