@@ -129,12 +129,10 @@ def shared_memory(key: str, value: str, given: Given) -> Translation:
     return only("false")(key, value, given)
 
 
-def loggers(key: str, value: str, _given: Given) -> Translation:
+def loggers(_key: str, value: str, _given: Given) -> Translation:
     names = [name.strip(" \"'") for name in value.strip("[]\"' ").split(",") if name.strip(" \"'")]
-    chosen = [name for name in names if name in ("wandb", "mlflow")]
-    others = ", ".join(name for name in names if name not in ("console", "tensorboard", "file", *chosen))
-    note = f"{key}: console, metrics.jsonl and TensorBoard are always written; {others} is not known here"
-    return Translation({"trainer.loggers": f"[{','.join(chosen)}]"}, note if others else "")
+    others = [name for name in names if name not in ("console", "tensorboard", "file")]  # always written
+    return Translation({"trainer.loggers": f"[{','.join(others)}]"})
 
 
 def devices(key: str, value: str, _given: Given) -> Translation:

@@ -137,8 +137,10 @@ def _kinds(annotation: Any) -> list[str]:
     if origin is Literal:
         return [" | ".join(str(argument) for argument in arguments)]
     if origin in (list, tuple):
-        return [f"list of {_kinds(arguments[0])[0]}s"]
+        kind = _kinds(arguments[0])[0]
+        return [f"list of {kind}" if get_origin(arguments[0]) is Literal else f"list of {kind}s"]
     names = {"int": "integer", "float": "number", "bool": "true or false", "str": "text", "NoneType": "null"}
+    names["Pattern"] = "regular expression"
     return [names.get(annotation.__name__, annotation.__name__.lower())]
 
 
@@ -169,11 +171,18 @@ def _nearest(key: str, known: Sequence[str]) -> str:
 def _explain(error: ValidationError, given: Mapping[str, str], known: Mapping[str, Setting]) -> tuple[str, str]:
     """Message and hint for what pydantic found; settings that clash carry no key of their own."""
     problems: dict[str, str] = {}
+    nearest: list[str] = []
     for detail in error.errors():
         key = ".".join(str(part) for part in detail["loc"])
         key = next((name for name in known if key == name or key.startswith(f"{name}.")), key)
         value = f"{key}={given[key]}" if key in given else key
         reason = f"expected {known[key].expected}" if key in known else detail["msg"].removeprefix("Value error, ")
         problems.setdefault(key, f"{value}: {reason}" if value else reason)
+        if detail["type"] == "literal_error":
+            choices = known[key].expected.removeprefix("list of ").removesuffix(" or null").split(" | ")
+            near = difflib.get_close_matches(str(detail["input"]), choices, n=1)
+            nearest += [f"did you mean {name}?" for name in near]
     described = [f"{key}: {known[key].description}" for key in problems if key in known and known[key].description]
-    return "; ".join(problems.values()), "; ".join(described) or "`python -m trainer config SECTION` explains settings"
+    return "; ".join(problems.values()), "; ".join(
+        [*nearest, *described]
+    ) or "`python -m trainer config SECTION` explains settings"

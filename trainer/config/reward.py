@@ -1,27 +1,92 @@
-"""The settings of a reward model."""
+"""The settings of the reward: the rule or the user's function, and a reward model."""
 
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
-from pydantic import Field
+from pydantic import Field, create_model, model_validator
 
+from trainer.config.custom_code import CustomCode
+from trainer.config.rows import RewardRule, find_rows
 from trainer.config.section import Section
+
+RULES = find_rows("trainer.rewards.rules", RewardRule)
+if TYPE_CHECKING:
+    RuleName = str
+else:
+    RuleName = Literal[tuple(RULES)]
 
 
 class RewardModelConfig(Section):
     """A sequence classifier with one label, whole on each device of `device_mapping.reward`."""
 
-    path: Path | None = Field(None, description="its directory; null: there is no reward model")
-    weight: float = Field(1.0, description="of its score in the reward, beside reward.weight")
+    path: Path | None = Field(None, description="its directory; null: no reward model")
+    weight: float = Field(1.0, description="weight of its score in the reward, besides reward.weight")
     dtype: Literal["float32", "bfloat16"] | None = Field(
         None, description="type of its weights and activations; model.dtype when not given"
     )
     input: Literal["tokens", "text"] | None = Field(
         None,
-        description="what it reads: the policy's tokens as they are, or the messages through its own chat template; "
+        description="what it reads: the policy's tokens, or the messages through its own chat template; "
         "when not given, tokens if it has the policy's vocabulary",
     )
     max_length: int | None = Field(
-        None, gt=0, description="tokens; of more than that, the last ones count. As many as it has positions for"
+        None,
+        gt=0,
+        description="tokens it reads, the last ones of a longer text; its number of positions when not given",
     )
     micro_batch_size: int = Field(16, gt=0, description="texts per forward pass")
+
+
+AnySection = TypeVar("AnySection", bound=Section)
+
+
+def _with_parameters(section: type[AnySection]) -> type[AnySection]:
+    """The section with one more setting per parameter of a rule."""
+    fields: dict[str, Any] = {
+        name: (parameter.type | None, Field(parameter.default, description=f"{rule.name}: {parameter.description}"))
+        for rule in RULES.values()
+        for name, parameter in rule.parameters.items()
+    }
+    return create_model(section.__name__, __base__=section, __module__=section.__module__, **fields)
+
+
+@_with_parameters
+class RewardConfig(Section):
+    name: RuleName = Field("gsm8k", description="rule that scores a response: trainer/rewards/rules/")
+    weight: float = Field(
+        1.0, description="weight of the rule's or function's score beside a reward model's; 0: the model alone"
+    )
+    model: RewardModelConfig = RewardModelConfig()
+    custom_function: CustomCode = Field(
+        CustomCode(),
+        description="a function (data_source, solution_str, ground_truth, extra_info) -> score",
+    )
+    processes: int | None = Field(
+        None,
+        gt=0,
+        description="processes per node for custom_function and rules that may hang; one per core when not given",
+    )
+    timeout: float = Field(10.0, gt=0, description="seconds after which a reward counts as failed")
+    failure_score: float = Field(0.0, description="score of a response whose reward raised or timed out")
+    overlong_buffer: int = Field(
+        0, ge=0, description="tokens before data.max_response_length from which a response is penalised (DAPO); 0: none"
+    )
+    overlong_penalty: float = Field(1.0, ge=0, description="penalty of a response of data.max_response_length tokens")
+
+    @model_validator(mode="after")
+    def _rule_has_its_parameters(self) -> Self:
+        own = RULES[self.name].parameters
+        for parameter in own:
+            if getattr(self, parameter) is None:
+                raise ValueError(f"reward.name={self.name} needs reward.{parameter}")
+        for rule in RULES.values():
+            for parameter in rule.parameters.keys() - own.keys():
+                if getattr(self, parameter) != rule.parameters[parameter].default:
+                    raise ValueError(f"reward.{parameter} belongs to reward.name={rule.name}, not to {self.name}")
+        return self
+
+    @model_validator(mode="after")
+    def _something_scores(self) -> Self:
+        if self.weight == 0 and self.model.path is None:
+            raise ValueError("reward.weight=0 leaves nothing to score with: set reward.model.path")
+        return self

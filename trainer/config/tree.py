@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -10,8 +10,9 @@ from trainer.config.custom_code import CustomCode as CustomCode
 from trainer.config.device_mapping import DeviceMappingConfig
 from trainer.config.lora import LoraConfig
 from trainer.config.profiler import ProfilerConfig
-from trainer.config.reward import RewardModelConfig
+from trainer.config.reward import RewardConfig as RewardConfig
 from trainer.config.rollout import RolloutConfig as RolloutConfig
+from trainer.config.rows import Row, find_rows
 from trainer.config.section import Section
 from trainer.config.sharding import ShardingConfig
 from trainer.config.watchdogs import WatchdogsConfig
@@ -20,6 +21,12 @@ from trainer.errors import ConfigError
 
 Aggregation = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean"]
 KlEstimator = Literal["k1", "k2", "k3"]
+
+
+if TYPE_CHECKING:
+    LoggerName = str
+else:
+    LoggerName = Literal[tuple(find_rows("trainer.records.loggers", Row))]
 
 
 class DataConfig(Section):
@@ -173,30 +180,6 @@ class AlgorithmConfig(Section):
     )
 
 
-class RewardConfig(Section):
-    name: Literal["gsm8k", "exact_match", "regex"] = Field("gsm8k", description="rule that scores a response")
-    pattern: str | None = Field(
-        None, description="regex: what the last match of this, or of its first group, is must be the ground truth"
-    )
-    weight: float = Field(
-        1.0, description="of the rule's or the function's score where a reward model adds its own; 0: the model alone"
-    )
-    model: RewardModelConfig = RewardModelConfig()
-    custom_function: CustomCode = Field(
-        CustomCode(),
-        description="a function (data_source, solution_str, ground_truth, extra_info) -> score",
-    )
-    processes: int | None = Field(
-        None, gt=0, description="processes per node for custom_function and regex; as many as the node has cores"
-    )
-    timeout: float = Field(10.0, gt=0, description="seconds after which a reward counts as failed")
-    failure_score: float = Field(0.0, description="score of a response whose reward raised or took too long")
-    overlong_buffer: int = Field(
-        0, ge=0, description="tokens before data.max_response_length in which a response starts to cost (DAPO); 0: none"
-    )
-    overlong_penalty: float = Field(1.0, ge=0, description="what a response of data.max_response_length tokens costs")
-
-
 class TrainerConfig(Section):
     output_dir: Path = Field(Path("runs"), description="where the run's directory is made")
     run_id: str | None = Field(None, description="name of the run's directory; the start time when not given")
@@ -211,9 +194,8 @@ class TrainerConfig(Section):
         1, ge=0, description="asynchronous: updates by which the weights behind a token may be older than the learner"
     )
     project_name: str = Field("slipway", description="where loggers file the run")
-    loggers: list[Literal["wandb", "mlflow"]] = Field(
-        [],
-        description="where metrics go besides console, metrics.jsonl and TensorBoard; see trainer/records/loggers.py",
+    loggers: list[LoggerName] = Field(
+        [], description="where metrics go besides console, metrics.jsonl and TensorBoard: trainer/records/loggers/"
     )
     total_steps: int | None = Field(None, gt=0, description="steps to train; outranks total_epochs")
     total_epochs: int = Field(1, gt=0, description="passes over the training prompts")
@@ -338,10 +320,6 @@ class Config(RunConfig):
             )
         if buffer > longest:
             raise ValueError(f"reward.overlong_buffer={buffer} exceeds data.max_response_length={longest}")
-        if self.reward.name == "regex" and self.reward.pattern is None:
-            raise ValueError("reward.name=regex needs reward.pattern")
-        if self.reward.weight == 0 and self.reward.model.path is None:
-            raise ValueError("reward.weight=0 leaves nothing to score with: set reward.model.path")
         if self.trainer.critic_warmup and not self.needs_critic:
             raise ValueError(f"trainer.critic_warmup: algorithm.advantage={algorithm.advantage} has no critic")
         if algorithm.kl_control == "adaptive" and algorithm.kl_coefficient == 0:

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from trainer.data.answers import final_answer
 from trainer.data.schema import Row, read_parquet, write_rows
 from trainer.errors import DataError
-from trainer.rewards.rules import final_answer
 
 _HINT = "the input is GSM8K as published: parquet or jsonl with question and answer, each answer ending in `#### N`"
 _INSTRUCTION = 'Let\'s think step by step and output the final answer after "####".'

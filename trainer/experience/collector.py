@@ -21,7 +21,7 @@ from trainer.data.prefetch import Prefetcher
 from trainer.experience.conversations import Conversations
 from trainer.experience.trajectory import Trajectory
 from trainer.models.files import decode, load_tokenizer
-from trainer.rewards.rules import Answer, Scored
+from trainer.rewards.answer import Answer, Scored
 from trainer.rollout.engines import Engines, split
 from trainer.rollout.sampling import request_seed
 

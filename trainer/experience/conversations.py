@@ -16,7 +16,8 @@ from trainer.experience.environment import (
     environment_class,
 )
 from trainer.experience.trajectory import Trajectory
-from trainer.rewards.rules import Answer, Scored, as_score
+from trainer.rewards.answer import Answer, Scored
+from trainer.rewards.function import as_score
 from trainer.rollout.engines import Engines
 
 

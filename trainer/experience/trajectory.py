@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from itertools import compress
 
 from trainer.experience.environment import Environment
-from trainer.rewards.rules import Scored
+from trainer.rewards.answer import Scored
 from trainer.rollout.sampling import Request, Response
 
 

@@ -11,11 +11,12 @@ from typing import Any, Self
 
 from torch.utils.tensorboard import SummaryWriter
 
+from trainer.config.rows import find_rows
 from trainer.config.tree import RunConfig
 from trainer.errors import CheckpointError, ConfigError
 from trainer.records.atomic import atomic_file
 from trainer.records.console import RUN_COLUMNS, Column, Progress, progress
-from trainer.records.loggers import open_loggers
+from trainer.records.logger import LoggerRow
 
 METRICS, SAMPLES, CONFIG, TENSORBOARD = "metrics.jsonl", "samples.jsonl", "config.json", "tensorboard"
 
@@ -49,7 +50,11 @@ class Tracker:
                 hint="set another trainer.run_id, or continue that run with trainer.resume=CHECKPOINT",
             )
         run_dir.mkdir(parents=True, exist_ok=True)
-        self._loggers = open_loggers(config.trainer.loggers, run_dir, config)
+        settings = config.model_dump(mode="json")
+        loggers = find_rows("trainer.records.loggers", LoggerRow)
+        self._loggers = [
+            loggers[name].open(run_dir, config.trainer.project_name, settings) for name in config.trainer.loggers
+        ]
         if resumed_step is not None:
             for path in (metrics, run_dir / SAMPLES):
                 _cut(path, resumed_step)

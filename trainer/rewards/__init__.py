@@ -1,1 +1,1 @@
-"""Scoring responses: rules, custom functions and reward models."""
+"""Scores for responses: rules, custom functions and reward models."""

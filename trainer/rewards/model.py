@@ -12,11 +12,11 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from trainer.config.tree import Config
 from trainer.errors import DataError
 from trainer.models.files import reads_tokens
-from trainer.rewards.rules import Answer
+from trainer.rewards.answer import Answer
 
 
 class RewardModel:
-    """Scores prompts and responses on one device. Raises DataError if the model has no trained head of one label."""
+    """Scores prompts and responses on one device. Raises DataError if the model has no trained head with one label."""
 
     def __init__(self, config: Config, device: torch.device) -> None:
         settings = config.reward.model
@@ -32,10 +32,10 @@ class RewardModel:
         self._reads_tokens = reads_tokens(config)
 
     def score(self, answers: Sequence[Answer]) -> list[float]:
-        """The score of each answer, in their order: the classifier's logit."""
+        """The classifier's logit for each answer, in order."""
         texts = [self._tokens(answer)[-(self._positions or 0) :] for answer in answers]
         scores = torch.zeros(len(texts))
-        order = sorted(range(len(texts)), key=lambda row: len(texts[row]))  # rows of nearly one length share a pass
+        order = sorted(range(len(texts)), key=lambda row: len(texts[row]))  # texts of similar length share a pass
         for start in range(0, len(order), self._rows):
             rows = order[start : start + self._rows]
             scores[rows] = self._forward([texts[row] for row in rows])
@@ -43,36 +43,36 @@ class RewardModel:
 
     @torch.no_grad()
     def _forward(self, texts: Sequence[Sequence[int]]) -> Tensor:
-        """The logits of some texts, [texts] float32."""
+        """The logits, [texts] float32."""
         longest = max(map(len, texts))
         padding = self._padding(texts)
         tokens = torch.tensor([[*text, *[padding] * (longest - len(text))] for text in texts])
         mask = torch.tensor([[1] * len(text) + [0] * (longest - len(text)) for text in texts])
-        # Decoders score at the last token that is not this one.
+        # Decoders score at the last token that differs from the padding token.
         self._model.config.get_text_config().pad_token_id = padding
         logits = self._model(input_ids=tokens.to(self._device), attention_mask=mask.to(self._device)).logits
         return logits.squeeze(-1).float().cpu()
 
     def _padding(self, texts: Sequence[Sequence[int]]) -> int:
-        """A token that none of the texts has: the tokenizer's own may well be the end token, at which to score."""
-        there = {token for text in texts for token in text}
+        """A token that no text contains. The tokenizer's own may be the end token, which is the one to score at."""
+        used = {token for text in texts for token in text}
         own = self._tokenizer.pad_token_id
-        if own is not None and own not in there:
+        if own is not None and own not in used:
             return int(own)
-        return next(token for token in range(self._vocabulary) if token not in there)
+        return next(token for token in range(self._vocabulary) if token not in used)
 
     def _tokens(self, answer: Answer) -> list[int]:
         if self._reads_tokens:
             return [*answer.prompt_ids, *answer.response_ids]
-        if self._tokenizer.chat_template is None:  # as a pair, which is how such models are trained
+        if self._tokenizer.chat_template is None:  # as a pair: such models are trained on pairs
             return list(self._tokenizer(answer.messages[-1]["content"], answer.response)["input_ids"])
         messages = [*answer.messages, {"role": "assistant", "content": answer.response}]
         try:
             text = self._tokenizer.apply_chat_template(messages, tokenize=False)
         except (TemplateError, ValueError) as error:
             raise DataError(
-                f"{self._path}: the reward model's chat template does not take this prompt: {error}",
-                hint="give its tokenizer a chat_template that does, or set reward.model.input=tokens",
+                f"{self._path}: the reward model's chat template rejects this prompt: {error}",
+                hint="give its tokenizer a chat_template that accepts it, or set reward.model.input=tokens",
             ) from error
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
@@ -84,13 +84,13 @@ def _load(path: Path, dtype: torch.dtype) -> Any:
         )
     except (OSError, ValueError, KeyError) as error:
         raise DataError(
-            f"reward.model.path={path}: no sequence classifier that Transformers can load: {error}",
+            f"reward.model.path={path}: Transformers cannot load a sequence classifier: {error}",
             hint="name a directory with config.json and *.safetensors that every node can read",
         ) from error
     if found["missing_keys"]:
         raise DataError(
             f"reward.model.path={path}: its weights lack {', '.join(sorted(found['missing_keys'])[:3])}: "
             "its scores would be random",
-            hint="use a model that was trained to score, with its head",
+            hint="use a model that was trained to score and was saved with its head",
         )
     return model.eval()

@@ -1,4 +1,4 @@
-"""Reward functions in processes of their own: one that hangs, raises or dies costs one sample, not the run."""
+"""Reward functions in processes of their own: a call that hangs, raises or dies costs one sample, not the run."""
 
 import subprocess
 import sys
@@ -12,16 +12,16 @@ from typing import Any, Self
 
 from trainer.config.tree import RewardConfig
 from trainer.errors import ConfigError, RewardError, WorkerError
-from trainer.rewards.rules import Answer, Reply, Scored
+from trainer.rewards.answer import Answer, Reply, Scored
 
-START_SECONDS = 120.0  # to import what the user's file imports
+START_SECONDS = 120.0  # the user's file may import a lot
 
 
 class RewardProcess:
-    """One process; it works on one answer at a time."""
+    """One process, which scores one answer at a time."""
 
     def __init__(self, settings: RewardConfig) -> None:
-        """Starts it. Raises ConfigError if the function cannot be had, WorkerError if the process does not start."""
+        """Starts it. Raises ConfigError if the function cannot be loaded, WorkerError if the process does not start."""
         ours, theirs = socketpair()
         with theirs:
             command = [sys.executable, "-m", "trainer.rewards.process", str(theirs.fileno())]
@@ -32,12 +32,12 @@ class RewardProcess:
         try:
             self.connection.send(settings)
             if not self.connection.poll(START_SECONDS):
-                raise WorkerError(f"a reward process has not started within {START_SECONDS:g} s")
+                raise WorkerError(f"a reward process did not start within {START_SECONDS:g} s")
             reply: Reply = self.connection.recv()
         except (EOFError, OSError) as error:
             self.kill()
             raise WorkerError(
-                "a reward process ended at its start", hint="its output is in the worker's log"
+                "a reward process ended while starting", hint="see its output in the worker's log"
             ) from error
         except WorkerError:
             self.kill()
@@ -47,7 +47,7 @@ class RewardProcess:
             raise ConfigError(*reply.refusal)
 
     def start(self, row: int, answer: Answer, timeout: float) -> None:
-        """Gives it an answer to score."""
+        """Sends it an answer to score."""
         self.row, self.deadline = row, time.monotonic() + timeout
         self.connection.send(answer)
 
@@ -58,7 +58,7 @@ class RewardProcess:
 
 
 class RewardPool:
-    """Some of these processes; a context manager. Lost ones are replaced."""
+    """A number of reward processes; a context manager. Processes that die or time out are replaced."""
 
     def __init__(self, settings: RewardConfig, processes: int) -> None:
         self._settings = settings
@@ -78,7 +78,7 @@ class RewardPool:
             self._idle.pop().kill()
 
     def score(self, answers: Sequence[Answer]) -> list[Scored]:
-        """The reward of each answer, in their order. Raises RewardError for one that is no finite number."""
+        """The reward of each answer, in order. Raises RewardError if a score is not a finite number."""
         waiting = deque(enumerate(answers))
         scored: dict[int, Scored] = {}
         busy: list[RewardProcess] = []
@@ -97,14 +97,14 @@ class RewardPool:
         return [scored[row] for row in range(len(answers))]
 
     def _finished(self, busy: Sequence[RewardProcess]) -> list[RewardProcess]:
-        """Those that have answered, died or run out of time; waits for the first."""
+        """The processes that answered, died or timed out; waits until there is one."""
         first = min(process.deadline for process in busy)
         ready = wait([process.connection for process in busy], max(0.0, first - time.monotonic()))
         now = time.monotonic()
         return [process for process in busy if process.connection in ready or process.deadline <= now]
 
     def _result(self, process: RewardProcess) -> Scored:
-        """What a finished process has to say; it is used again unless it is lost."""
+        """The result of a finished process, which becomes idle unless it is lost."""
         if not process.connection.poll():
             process.kill()
             return self._failed(f"no reward within {self._settings.timeout:g} s")
@@ -112,7 +112,7 @@ class RewardPool:
             reply: Reply = process.connection.recv()
         except (EOFError, OSError):
             process.kill()
-            return self._failed("the reward's process died")
+            return self._failed("the reward process died")
         self._idle.append(process)
         if reply.refusal:
             raise RewardError(*reply.refusal)

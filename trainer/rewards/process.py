@@ -1,7 +1,7 @@
-"""A process that calls a reward function: `python -m trainer.rewards.process SOCKET`, started by the pool.
+"""A process that calls a reward function. The pool starts it: `python -m trainer.rewards.process SOCKET`.
 
-The settings come first, then one `Answer` at a time; each is answered with a `Reply`. Whatever the function prints
-goes to standard error.
+It receives the settings, then one `Answer` at a time, and sends a `Reply` to each. Output of the function goes to
+standard error.
 """
 
 import os
@@ -10,11 +10,12 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from trainer.errors import RewardError, TrainerError
-from trainer.rewards.rules import Reply, as_score, reward_function
+from trainer.rewards.answer import Reply
+from trainer.rewards.function import as_score, reward_function
 
 
 def serve(connection: "Connection[Any, Any]") -> None:
-    """Answers until the other end closes."""
+    """Scores answers until the other end closes."""
     try:
         reward = reward_function(connection.recv())
     except TrainerError as error:
@@ -30,7 +31,7 @@ def serve(connection: "Connection[Any, Any]") -> None:
             reply = Reply(as_score(reward(answer), answer))
         except RewardError as error:
             reply = Reply(refusal=(str(error), error.hint))
-        except Exception as error:  # noqa: BLE001 - a user's function may raise anything, and it costs one sample
+        except Exception as error:  # noqa: BLE001 - a user's function may raise anything; it costs one sample
             reply = Reply(failure=f"{type(error).__name__}: {error}")
         connection.send(reply)
 

@@ -1,12 +1,13 @@
-"""What scores responses: a rule or the user's function, a reward model, or both. Without a model it needs no torch."""
+"""The reward role: scores by a rule or the user's function, a reward model, or both; imports torch for a model only."""
 
 import os
 from collections.abc import Sequence
 
 from trainer.cluster.place import RankPlace
 from trainer.config.tree import Config
+from trainer.rewards.answer import Answer, Scored
+from trainer.rewards.function import as_score, needs_processes, reward_function, weighted_sums
 from trainer.rewards.pool import RewardPool
-from trainer.rewards.rules import Answer, Scored, as_score, combined, needs_processes, reward_function
 
 
 class RewardWorker:
@@ -26,9 +27,9 @@ class RewardWorker:
             self._model = RewardModel(config, torch.device(place.device))
 
     def score(self, answers: Sequence[Answer]) -> list[Scored]:
-        """The reward of each answer, in their order. Raises RewardError for one that is no finite number."""
+        """The reward of each answer, in order. Raises RewardError if a score is not a finite number."""
         ruled = self._ruled(answers)
-        return ruled if self._model is None else combined(ruled, self._model.score(answers), self._settings)
+        return ruled if self._model is None else weighted_sums(ruled, self._model.score(answers), self._settings)
 
     def _ruled(self, answers: Sequence[Answer]) -> list[Scored]:
         if self._pool is not None:

@@ -19,7 +19,7 @@ from trainer.data.schema import read_parquet
 from trainer.models.files import decode
 from trainer.models.small import ModelShape, build_tokenizer, create_model, save_model
 from trainer.records.console import Column, progress
-from trainer.rewards.rules import gsm8k
+from trainer.rewards.rules.gsm8k import gsm8k
 
 _HINT = "make the file with `python -m trainer data arithmetic`"
 _IGNORED = -100  # cross_entropy's mark for positions without a target

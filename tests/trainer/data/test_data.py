@@ -13,7 +13,7 @@ from trainer.data.dataset import PromptSampler
 from trainer.data.gsm8k import convert_gsm8k
 from trainer.data.schema import read_parquet
 from trainer.errors import CheckpointError, DataError
-from trainer.rewards.rules import gsm8k
+from trainer.rewards.rules.gsm8k import gsm8k
 
 COLUMNS = ("data_source", "prompt", "ability", "reward_model", "extra_info")
 

@@ -14,7 +14,7 @@ from trainer.errors import RewardError
 from trainer.experience.collector import Collector, Earned, Experience, Prompts, done
 from trainer.experience.trajectory import Trajectory
 from trainer.models.small import build_tokenizer
-from trainer.rewards.rules import Answer, Scored
+from trainer.rewards.answer import Answer, Scored
 
 
 class PlayedRewards:

@@ -16,8 +16,9 @@ from trainer.experience.collector import Collector, Prompts, mean_parts
 from trainer.experience.trajectory import Trajectory
 from trainer.models.files import check_models, parameter_count, reads_tokens
 from trainer.models.small import ModelShape, build_tokenizer, create_model, save_model
+from trainer.rewards.answer import Answer, Scored
+from trainer.rewards.function import weighted_sums
 from trainer.rewards.model import RewardModel
-from trainer.rewards.rules import Answer, Scored, combined
 from trainer.roles.reward import RewardWorker
 
 PLACE = RankPlace(0, 1, "here", "cpu")
@@ -122,7 +123,7 @@ def test_rule_and_model_are_weighed(policy: Path, judge: Path) -> None:
 
 def test_a_score_that_is_no_number_is_refused(policy: Path, judge: Path) -> None:
     with pytest.raises(RewardError, match=r"the reward model .*judge returned nan") as caught:
-        combined([Scored(1.0)], [float("nan")], settings(policy, judge).reward)
+        weighted_sums([Scored(1.0)], [float("nan")], settings(policy, judge).reward)
     assert "float32" in caught.value.hint
 
 

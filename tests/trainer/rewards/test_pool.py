@@ -8,8 +8,8 @@ import pytest
 
 from trainer.config.tree import CustomCode, RewardConfig
 from trainer.errors import ConfigError, RewardError
+from trainer.rewards.answer import Answer
 from trainer.rewards.pool import RewardPool
-from trainer.rewards.rules import Answer
 
 FUNCTION = """
 import os
@@ -62,7 +62,7 @@ def test_a_reward_that_hangs_raises_or_dies_costs_its_own_sample_only(pool: Rewa
     assert [one.failure for one in found if one.failure] == [
         "no reward within 1 s",
         "KeyError: 'no such thing'",
-        "the reward's process died",
+        "the reward process died",
     ]
     assert [one.value for one in pool.score(answers("right", "right", "right"))] == [3.0, 3.0, 3.0]
 

@@ -1,9 +1,17 @@
+"""Rules on responses, and the settings that choose them."""
+
+import pickle
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainer.config.overrides import parse_overrides
 from trainer.config.tree import RewardConfig
-from trainer.rewards.rules import Answer, final_answer, reward_function
+from trainer.data.answers import final_answer
+from trainer.errors import ConfigError
+from trainer.rewards.answer import Answer
+from trainer.rewards.function import reward_function
 
 
 def score(name: str, response: str, truth: str, pattern: str | None = None) -> float:
@@ -55,3 +63,26 @@ def test_exact_match_ignores_space_at_the_ends_only() -> None:
 )
 def test_a_regular_expression_finds_the_answer(pattern: str, response: str, expected: float) -> None:
     assert score("regex", response, "4", pattern) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "hint"),
+    [
+        (["reward.name=gsm"], "reward.name=gsm: expected exact_match | gsm8k | regex", "did you mean gsm8k?"),
+        (["reward.name=regex"], "reward.name=regex needs reward.pattern", ""),
+        (["reward.pattern=x"], "reward.pattern belongs to reward.name=regex, not to gsm8k", ""),
+        (["reward.name=regex", "reward.pattern=("], "reward.pattern=(: expected regular expression", "Python's syntax"),
+        (["trainer.loggers=[wand]"], "expected list of mlflow | wandb", "did you mean wandb?"),
+    ],
+)
+def test_a_wrong_name_or_parameter_is_refused(arguments: list[str], message: str, hint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_overrides(arguments)
+    assert message in str(caught.value)
+    assert hint in caught.value.hint
+
+
+def test_a_parameter_survives_the_way_to_a_worker_and_to_a_file() -> None:
+    settings = RewardConfig(name="regex", pattern=r"\d+")
+    assert pickle.loads(pickle.dumps(settings)) == settings
+    assert RewardConfig.model_validate_json(settings.model_dump_json()) == settings

@@ -23,7 +23,7 @@ from trainer.data.preferences import read_pairs
 from trainer.data.schema import read_parquet
 from trainer.errors import DataError
 from trainer.models.small import build_tokenizer
-from trainer.rewards.rules import gsm8k
+from trainer.rewards.rules.gsm8k import gsm8k
 from trainer.runs.dpo import DpoConfig, pair_batch
 
 

@@ -1,0 +1,1 @@
+"""Loggers for metrics, one file each. The file defines `ROW`, a `trainer.records.logger.LoggerRow`."""

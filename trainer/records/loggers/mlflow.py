@@ -1,0 +1,32 @@
+"""MLflow. MLFLOW_TRACKING_URI … say where the metrics go."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from trainer.records.logger import LoggerRow, load_package
+
+
+class MlflowLogger:
+    def __init__(self, run_dir: Path, project: str, settings: Mapping[str, Any]) -> None:
+        self._mlflow = load_package("mlflow")
+        self._mlflow.set_experiment(project)
+        self._mlflow.start_run(run_name=run_dir.name)
+        self._mlflow.log_params(dict(_leaves(settings, "")))
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._mlflow.log_metrics(dict(metrics), step=step)
+
+    def close(self, failed: bool) -> None:
+        self._mlflow.end_run("FAILED" if failed else "FINISHED")
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+ROW = LoggerRow(name="mlflow", open=MlflowLogger)

@@ -1,0 +1,45 @@
+"""What is scored, and what comes back."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A response with what scoring needs. Only reward models use the tokens, and the messages of the prompt."""
+
+    response: str
+    ground_truth: str
+    data_source: str = ""
+    extra_info: Mapping[str, Any] = field(default_factory=dict)
+    prompt_ids: Sequence[int] = ()
+    response_ids: Sequence[int] = ()
+    messages: Sequence[Mapping[str, str]] = ()
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The reward of a response. If scoring failed, `failure` says why and `value` is `reward.failure_score`.
+
+    With a reward model, `parts` holds the scores of rule and model, from which `value` is computed.
+    """
+
+    value: float
+    failure: str = ""
+    parts: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def rule(self) -> float:
+        """The score of the rule or of the user's function."""
+        return self.parts.get("rule", self.value)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a reward process sends: a score; or `failure`, why this response has none; or `refusal`
+    (message, hint), why the run must end."""
+
+    score: float = 0.0
+    failure: str = ""
+    refusal: tuple[str, str] | None = None

@@ -1,0 +1,24 @@
+"""The last match of a regular expression must equal the ground truth."""
+
+import re
+
+from trainer.config.rows import Parameter, RewardRule
+
+
+def last_match(response: str, ground_truth: str, pattern: re.Pattern[str]) -> float:
+    """1.0 if the last match of the pattern, or of its first group if it has one, is the ground truth."""
+    found = [match.group(1 if pattern.groups else 0) for match in pattern.finditer(response)]
+    return float(bool(found) and found[-1] is not None and found[-1].strip() == ground_truth.strip())
+
+
+ROW = RewardRule(
+    name="regex",
+    score=last_match,
+    parameters={
+        "pattern": Parameter(
+            type=re.Pattern[str],
+            description="Python's syntax; its last match, or that of its first group, must be the ground truth",
+        )
+    },
+    may_hang=True,  # a pattern may backtrack for ever
+)
