@@ -1,1 +1,1 @@
-"""Talking to OCI registries."""
+"""A client for OCI image registries."""

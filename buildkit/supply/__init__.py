@@ -1,1 +1,1 @@
-"""Where the parts of an image come from: bases, wheels, and their resolution into a lock."""
+"""Supplies the parts of an image, bases and wheels, and resolves them into a lock."""

@@ -1,4 +1,4 @@
-"""Supplies the base image: from a registry, or made from Debian packages by mmdebstrap where none answers."""
+"""Supplies the base image from a registry, or makes it from Debian packages with mmdebstrap."""
 
 import hashlib
 import logging
@@ -24,14 +24,14 @@ from buildkit.running.engine import Engine, full_name
 
 log = logging.getLogger(__name__)
 
-PATIENCE = 5.0  # seconds in which a registry must say a digest
+PATIENCE = 5.0  # seconds that a registry has to answer with a digest
 LOOPBACK = re.compile(r"(localhost|127\.[0-9.]+|\[::1\])(:|$)")
 
-# What Debian's own slim images leave out as well (https://github.com/debuerreotype/debuerreotype).
+# Debian's own slim images leave out the same paths (https://github.com/debuerreotype/debuerreotype).
 LEFT_OUT = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/info/*", "/usr/share/locale/*", "/usr/share/lintian/*")
 KEPT = ("/usr/share/doc/*/copyright",)
 
-# Run in the new root at the end: what belongs to this host or differs from one run to the next.
+# Runs last in the new root: removes files that belong to this host or differ between runs.
 CLEAN = """
 rm -rf "$1"/etc/apt/sources.list "$1"/etc/apt/sources.list.d/* "$1"/etc/apt/preferences.d/*
 rm -rf "$1"/etc/apt/apt.conf.d/99mmdebstrap "$1"/tmp/slipway-debs
@@ -40,73 +40,73 @@ find "$1"/var/log -type f -delete
 rm -f "$1"/etc/machine-id "$1"/etc/hostname "$1"/etc/resolv.conf
 """
 
-# Run in the new root before that: the record of every installed package, with the checksum of its file.
+# Runs before that in the new root: prints the record of every installed package, with the checksum of its file.
 LIST = "dpkg-query -W -f '${Package}=${Version}\\n' | xargs apt-cache show"
 FIELD = re.compile(r"^(Package|Version|SHA256): (.+)$", re.MULTILINE)
 
 
 def choose_provider(base: Base, requested: str, engine: Engine, lock: Lock) -> tuple[str, str]:
-    """The provider and the reason for it. `auto` takes the first that was locked and can be had.
+    """The provider and the reason for it. `auto` takes the first that is locked and available.
 
-    Raises `BaseError` when none can, `LockError` when what was asked for is not locked.
+    Raises `BaseError` when none is available, `LockError` when the requested provider is not locked.
     """
     if requested != "auto":
         if requested not in base.providers:
             raise BaseError(
                 f"base {base.name} has no provider `{requested}`", f"one of: auto, {', '.join(base.providers)}"
             )
-        if refusal := unlocked(requested, lock):
+        if refusal := lock_refusal(requested, lock):
             raise LockError(f"--base {requested}: {refusal}", f"run `buildkit lock` where {WHERE[requested]}")
-        return requested, "asked for"
+        return requested, "requested"
     refusals: list[str] = []
     for provider in base.providers:
-        refusal = unlocked(provider, lock) or AVAILABLE[provider](lock, engine)
+        refusal = lock_refusal(provider, lock) or AVAILABLE[provider](lock, engine)
         if not refusal:
-            return provider, "; ".join([*refusals, f"{provider} can be had"])
+            return provider, "; ".join([*refusals, f"{provider} is available"])
         refusals.append(f"{provider}: {refusal}")
     raise BaseError(
         f"no provider can supply base {base.name}: {'; '.join(refusals)}",
-        "make a registry reachable, or install mmdebstrap (`apt-get install mmdebstrap`); then `buildkit lock`",
+        "make the registry reachable, or install mmdebstrap (`apt-get install mmdebstrap`); then run `buildkit lock`",
     )
 
 
-def unlocked(provider: str, lock: Lock) -> str:
-    """Why the lock does not bind this provider's base; empty when it does."""
+def lock_refusal(provider: str, lock: Lock) -> str:
+    """The reason why the lock does not pin this provider's base; empty if it does."""
     if provider == "registry":
         return "" if lock.base_digest else f"the lock has no digest of {lock.base}"
     return "" if lock.debs else "the lock has no Debian packages"
 
 
 def registry_digest(base: Base) -> str:
-    """The digest that the base's tag has now, for all platforms, unless the matrix names it. Raises `RegistryError`."""
-    return parse_reference(full_name(base.image)).digest or ask(base.image).descriptor.digest
+    """The digest in the matrix, or else the tag's current digest, for all platforms. Raises `RegistryError`."""
+    return parse_reference(full_name(base.image)).digest or base_manifest(base.image).descriptor.digest
 
 
-def ask(image: str) -> Manifest:
-    """What a registry says of a base's image. Raises `RegistryError`."""
+def base_manifest(image: str) -> Manifest:
+    """The manifest of a base's image in its registry. Raises `RegistryError`."""
     reference = parse_reference(full_name(image))
     if reference.host == "docker.io":
         reference = replace(reference, host="registry-1.docker.io")
     credentials = read_credentials(reference.host)
 
-    def answer(asked: Reference) -> Manifest | None:
-        return Registry(asked, credentials, patience=PATIENCE).manifest(asked.digest or asked.tag)
+    def fetch(image: Reference) -> Manifest | None:
+        return Registry(image, credentials, patience=PATIENCE).manifest(image.digest or image.tag)
 
     try:
-        found = answer(reference)
+        found = fetch(reference)
     except RegistryError:
         if not LOOPBACK.match(reference.host):
             raise
-        found = answer(replace(reference, secure=False))  # as engines do on their own host
+        found = fetch(replace(reference, secure=False))  # engines fall back to HTTP on their own host, too
     if found is None:
-        raise RegistryError(f"{reference.host} has no {image}", "see `image` of the base in images/matrix.toml")
+        raise RegistryError(f"{reference.host} has no {image}", "check the base's `image` in images/matrix.toml")
     return found
 
 
 def registry_refusal(lock: Lock, engine: Engine) -> str:
     if engine.find(lock.base_reference) is None:
         try:
-            ask(lock.base_reference)
+            base_manifest(lock.base_reference)
         except RegistryError as error:
             return str(error)
     return ""
@@ -125,7 +125,7 @@ AVAILABLE: dict[str, Callable[[Lock, Engine], str]] = {
 
 @dataclass(frozen=True)
 class Bootstrapped:
-    """A root file system as a tar, and the Debian packages in it."""
+    """A root file system as a tar, and its Debian packages."""
 
     tar: Path
     debs: tuple[Deb, ...]
@@ -140,8 +140,8 @@ class Bootstrapped:
 def bootstrap(variant: Variant, cache: Path, locked: tuple[Deb, ...], epoch: int) -> Bootstrapped:
     """A root file system with the variant's packages, made once per package set and kept in `cache`.
 
-    With `locked` packages it holds exactly those; without, the newest. Raises `BaseError` when mmdebstrap fails,
-    `LockError` when the mirror no longer has what was locked; a failed one leaves nothing behind.
+    It has exactly the `locked` packages, or the newest if none are given. Raises `BaseError` when mmdebstrap fails,
+    `LockError` when the mirror no longer has the locked packages; a failure leaves no file behind.
     """
     if variant.base.bootstrap is None:
         raise BaseError(f"base {variant.base.name} cannot be bootstrapped", "use --base registry")
@@ -150,9 +150,9 @@ def bootstrap(variant: Variant, cache: Path, locked: tuple[Deb, ...], epoch: int
     tar = cache / "bases" / f"{variant.base.name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.tar"
     index = tar.with_suffix(".debs")
     if locked and tar.is_file() and index.is_file():
-        log.info("base: %s, made before", tar.name)
+        log.info("base: using %s from the cache", tar.name)
         return Bootstrapped(tar, read_debs(index.read_text()))
-    log.info("base: making %s from %d Debian packages and what they need", variant.base.name, len(variant.packages))
+    log.info("base: making %s from %d Debian packages and their dependencies", variant.base.name, len(variant.packages))
     tar.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="slipway-base-", dir=tar.parent) as folder:
         made, listing = run_mmdebstrap(command, variant, Path(folder), locked, epoch)
@@ -180,7 +180,7 @@ def run_mmdebstrap(
     pins.write_text(
         "".join(f"Package: {deb.name}\nPin: version {deb.version}\nPin-Priority: 1001\n\n" for deb in locked)
     )
-    hooks = [  # without root, commands in them cannot reach our files: upload and download can
+    hooks = [  # without root, hooks cannot reach this host's files; upload and download can
         f"--setup-hook=upload {shlex.quote(str(pins))} /etc/apt/preferences.d/slipway-lock",
         f'--customize-hook=chroot "$1" sh -c {shlex.quote(LIST)} >"$1"/tmp/slipway-debs',
         f"--customize-hook=download /tmp/slipway-debs {shlex.quote(str(listing))}",
@@ -193,26 +193,26 @@ def run_mmdebstrap(
     if done.returncode != 0:
         reason = "\n".join(f"  {line}" for line in done.stderr.strip().splitlines()[-8:])
         raise BaseError(
-            f"mmdebstrap could not make {variant.base.name}:\n{reason}", "check apt's sources (`apt-get update`)"
+            f"mmdebstrap could not make {variant.base.name}:\n{reason}", "check apt's sources with `apt-get update`"
         )
     return tar, listing
 
 
 def read_debs(records: str) -> tuple[Deb, ...]:
-    """Packages in the paragraphs that `apt-cache show` prints; one that several sources offer is named once."""
+    """The packages in the output of `apt-cache show`; a package that several sources offer counts once."""
     paragraphs = (dict(FIELD.findall(paragraph)) for paragraph in records.split("\n\n") if paragraph.strip())
     return tuple(sorted({Deb(fields["Package"], fields["Version"], fields["SHA256"]) for fields in paragraphs}))
 
 
 def drift(variant: Variant, locked: tuple[Deb, ...], found: tuple[Deb, ...]) -> LockError:
-    """What the mirror has instead of what was locked."""
+    """An error that lists the differences between the lock and the mirror."""
     now = {deb.name: deb.version for deb in found}
     missing = [f"{deb.name} {deb.version} (now {now.get(deb.name, 'none')})" for deb in locked if deb not in found]
     added = sorted(set(now) - {deb.name for deb in locked})
-    words = [*missing, *(f"{name} {now[name]} (not locked)" for name in added)]
+    differences = [*missing, *(f"{name} {now[name]} (not locked)" for name in added)]
     return LockError(
-        f"the mirror has other packages than the lock of {variant.identifier}: {', '.join(words[:8])}"
-        + (f" and {len(words) - 8} more" if len(words) > 8 else ""),
+        f"the mirror has other packages than the lock of {variant.identifier}: {', '.join(differences[:8])}"
+        + (f" and {len(differences) - 8} more" if len(differences) > 8 else ""),
         f"run `buildkit lock --upgrade --target {variant.target} --variant {variant.name}`, or point apt at "
-        "snapshot.debian.org as of the lock's date",
+        "snapshot.debian.org at the lock's date",
     )

@@ -1,6 +1,6 @@
-"""Makes a variant's lock: resolves its pins with uv, reads what each wheel brings, and fixes the base image.
+"""Makes a variant's lock: resolves the pins with uv, reads facts from each wheel, and pins the base image.
 
-No address of an index or mirror goes into a lock, so that any mirror can serve it.
+A lock contains no address of an index or mirror, so any mirror can serve it.
 """
 
 import logging
@@ -23,17 +23,17 @@ from buildkit.supply.wheel_facts import read_wheel_facts
 
 log = logging.getLogger(__name__)
 
-SUPPORTED_GLIBC = "x86_64-manylinux_2_36"  # Debian 12's; also the oldest of all bases
+SUPPORTED_GLIBC = "x86_64-manylinux_2_36"  # that of Debian 12, the oldest of all bases
 
 
 def write_lock(matrix: Matrix, variant: Variant, host: HostSettings, cache: Path, upgrade: bool = False) -> Path:
-    """Brings the variant's lock up to date and returns its path; on any failure the old lock stays as it was.
+    """The path of the variant's lock, brought up to date; on any failure the old lock stays.
 
-    What still matches the matrix keeps its versions; `upgrade` resolves everything anew. Raises LockError, BaseError.
+    Versions that still match the matrix stay; `upgrade` resolves everything again. Raises LockError, BaseError.
     """
     path, old = lock_path(matrix, variant), find_lock(matrix, variant)
     if old.inputs == inputs_digest(matrix, variant) and old.wheels and not upgrade:
-        log.info("lock: the pins are as they were; only the template's digest is renewed (--upgrade resolves anew)")
+        log.info("lock: the pins have not changed; renewing the template's digest only (--upgrade resolves again)")
         digest = old.base_digest or base_digest(variant, "")
         lock = replace(old, template=template_digest(matrix, variant), base_digest=digest)
     else:
@@ -48,7 +48,7 @@ def write_lock(matrix: Matrix, variant: Variant, host: HostSettings, cache: Path
 
 
 def plain_lock(matrix: Matrix, variant: Variant) -> Lock:
-    """The lock of the same variant without debuggers: what both have, they have in the same version."""
+    """The lock of the same variant without debuggers; both get the same versions."""
     return find_lock(matrix, matrix.variant(variant.target, variant.name.removesuffix(DEBUG_SUFFIX)))
 
 
@@ -73,28 +73,28 @@ def gather_facts(
     if variant.base.bootstrap is None:
         return lock
     if digest and (refusal := bootstrap_refusal(lock)):
-        log.warning("lock: %s: it binds %s by its digest alone", refusal, lock.base)
+        log.warning("lock: %s; the lock pins %s by its digest alone", refusal, lock.base)
         return lock
     made = bootstrap(variant, cache, (), epoch)
     return replace(lock, debs=made.debs, base_bytes=made.bytes)
 
 
 def base_digest(variant: Variant, old: str) -> str:
-    """The digest of the base's image now; the old one, or none, where no registry answers and there is another way.
+    """The current digest of the base's image, or the old one (possibly empty) if no registry answers.
 
-    Raises `RegistryError` where the base can only be had from a registry.
+    Raises `RegistryError` for a base that only a registry can supply.
     """
     try:
         return registry_digest(variant.base)
     except RegistryError as error:
         if variant.base.bootstrap is None:
             raise
-        log.warning("lock: %s; the lock %s", error, f"keeps {old}" if old else "binds the Debian packages alone")
+        log.warning("lock: %s; the lock %s", error, f"keeps {old}" if old else "pins the Debian packages alone")
         return old
 
 
 def resolve(matrix: Matrix, variant: Variant, host: HostSettings, preferred: str) -> str:
-    """Hashed requirements as uv resolves them; versions in `preferred` are kept where they still fit."""
+    """Requirements with hashes, resolved by uv, which keeps the versions in `preferred` that still fit."""
     with tempfile.TemporaryDirectory(prefix="slipway-lock-") as folder:
         requirements, overrides, output = (
             Path(folder, name) for name in ("requirements.in", "overrides.txt", "lock.txt")

@@ -1,7 +1,7 @@
-"""The wheels of a distribution that this host can get: from its wheel folders and from simple indexes.
+"""Finds the wheels of a distribution in this host's wheel folders and in simple indexes.
 
 A simple index lists the files of a distribution on one page, as JSON or as HTML
-(https://packaging.python.org/specifications/simple-repository-api/). Vendors' indexes often have HTML alone.
+(https://packaging.python.org/specifications/simple-repository-api/). Vendors' indexes often serve HTML only.
 """
 
 import logging
@@ -29,7 +29,7 @@ TIMEOUT = 60  # seconds without data until a request fails
 
 @dataclass(frozen=True)
 class OfferedWheel:
-    """`location` is a path on this host or a URL. `digests` maps algorithms to values; folders know none."""
+    """`location` is a path on this host or a URL. `digests` are pairs of algorithm and value; folders have none."""
 
     filename: str
     location: str
@@ -41,17 +41,17 @@ class OfferedWheel:
 
 
 def offered_wheels(name: str, host: HostSettings, session: requests.Session) -> Iterator[OfferedWheel]:
-    """Wheels in folders and local indexes first, then those of the remote indexes, the default index last.
+    """Wheels in folders, local indexes, remote indexes and the default index, in this order.
 
-    `name` is normalized. Raises `LockError` where an index sends something else than a simple index's page.
+    `name` is normalized. Raises `LockError` for a server that is no simple index.
     """
-    yield from local_wheels_of(name, host)
+    yield from local_offers(name, host)
     remote = [address for address in host.indexes if address.startswith("http")]
     for address in (*remote, host.default_index or PYPI_SIMPLE_ENDPOINT):
-        yield from remote_wheels(address, name, session)
+        yield from remote_offers(address, name, session)
 
 
-def local_wheels_of(name: str, host: HostSettings) -> Iterator[OfferedWheel]:
+def local_offers(name: str, host: HostSettings) -> Iterator[OfferedWheel]:
     """Wheels of the host's folders, then of its `file:` indexes. `name` is normalized."""
     for folder in host.wheel_folders:
         for path in sorted(folder.glob("*.whl")) if folder.is_dir() else ():
@@ -60,14 +60,14 @@ def local_wheels_of(name: str, host: HostSettings) -> Iterator[OfferedWheel]:
     for index in host.local_indexes:
         page = (index / name / "index.html").absolute()
         if page.is_file():
-            for wheel in wheels_on(ProjectPage.from_html(name, page.read_bytes(), page.as_uri()).packages):
+            for wheel in wheels_among(ProjectPage.from_html(name, page.read_bytes(), page.as_uri()).packages):
                 path = as_path(wheel.location).resolve()
                 if wheel.location.startswith("file:") and path.is_file():
                     yield OfferedWheel(wheel.filename, str(path), wheel.digests)
 
 
-def remote_wheels(address: str, name: str, session: requests.Session) -> Iterator[OfferedWheel]:
-    """An index without the distribution has none; vendors' indexes answer 403 as well as 404 then."""
+def remote_offers(address: str, name: str, session: requests.Session) -> Iterator[OfferedWheel]:
+    """Wheels on an index's page; none after an HTTP error, because indexes answer 403 or 404 for unknown names."""
     index = PyPISimple(address, session=session)
     try:
         page = index.get_project_page(name, timeout=TIMEOUT)
@@ -78,13 +78,13 @@ def remote_wheels(address: str, name: str, session: requests.Session) -> Iterato
         return
     except (ValueError, UnsupportedRepoVersionError) as error:
         raise LockError(
-            f"{index.get_project_url(name)} is no page of a simple index: {error}",
+            f"{index.get_project_url(name)} is not a page of a simple index: {error}",
             "check the indexes in pip's or uv's configuration",
         ) from error
-    yield from wheels_on(page.packages)
+    yield from wheels_among(page.packages)
 
 
-def wheels_on(packages: Iterable[DistributionPackage]) -> Iterator[OfferedWheel]:
+def wheels_among(packages: Iterable[DistributionPackage]) -> Iterator[OfferedWheel]:
     for package in packages:
         if package.filename.endswith(".whl"):
             yield OfferedWheel(package.filename, package.url, tuple(sorted(package.digests.items())))

@@ -1,7 +1,7 @@
-"""Reads what a locked wheel will bring, from the index, before it is installed.
+"""Reads facts of locked wheels from the index, before anything is installed.
 
 A wheel is a zip (https://packaging.python.org/specifications/binary-distribution-format/); its directory of contents is
-at the end, so a few kilobytes by HTTP range requests tell the sizes, the libraries and the metadata.
+at the end, so HTTP range requests for a few kilobytes give sizes, libraries and metadata.
 """
 
 import fnmatch
@@ -28,8 +28,8 @@ LIBRARIES = "|".join(name for row in ACCELERATORS.values() for name in (row.coll
 LIBRARY = re.compile(rf"lib(?:{LIBRARIES})\.so\.\d+")
 SMALLEST = 2**20  # bytes of a library that may hold GPU code
 SPREAD = {"purelib": "", "platlib": "", "data": "../../../", "scripts": "../../../bin/"}
-FATBIN = struct.pack("<I", 0xBA55ED50)  # begins the GPU code of one or several architectures in a library
-CUBIN = 2  # an entry's kind: machine code of one architecture, where 1 is PTX
+FATBIN = struct.pack("<I", 0xBA55ED50)  # marks a library's GPU code for one or more architectures
+CUBIN = 2  # kind of entry: machine code of one architecture; 1 is PTX
 
 
 def read_wheel_facts(
@@ -40,11 +40,10 @@ def read_wheel_facts(
     source_only: Iterable[str],
     roots: frozenset[str],
 ) -> dict[str, WheelFacts]:
-    """Facts of every pin; of `roots` also what they require and for which architectures they hold GPU code.
+    """Facts of every pin; for `roots` also their requirements and the architectures of their GPU code.
 
-    `pruned` are the patterns of what the image leaves out of site-packages, `source_only` of what it does not compile.
-
-    Raises LockError where a wheel cannot be found or read.
+    Patterns: the image leaves `pruned` files out of site-packages and compiles no `source_only` file.
+    Raises `LockError` when a wheel cannot be found or read.
     """
     tags = {tag: rank for rank, tag in enumerate(platform_tags(python))}
     left_out, not_compiled = tuple(pruned), tuple(source_only)
@@ -65,7 +64,7 @@ def read_wheel_facts(
 
 
 def platform_tags(python: str) -> Iterator[Tag]:
-    """Best first: Linux on x86-64 with the glibc of Debian 12."""
+    """The tags of Linux on x86-64 with the glibc of Debian 12, best first."""
     version = tuple(int(part) for part in python.split("."))
     platforms = [f"manylinux_2_{minor}_x86_64" for minor in range(36, 4, -1)]
     for minor, alias in ((17, "manylinux2014"), (12, "manylinux2010"), (5, "manylinux1")):
@@ -130,7 +129,7 @@ def facts_of(
 
 
 def installed_path(path: str) -> str:
-    """Where a file of the wheel goes, seen from site-packages: `x.data/data` is spread over the whole environment."""
+    """The installed path of a wheel's file, relative to site-packages; `x.data/` spreads over the environment."""
     parts = path.split("/")
     if len(parts) > 2 and parts[0].endswith(".data") and parts[1] in SPREAD:
         return SPREAD[parts[1]] + "/".join(parts[2:])
@@ -138,7 +137,7 @@ def installed_path(path: str) -> str:
 
 
 def is_named(path: str, patterns: Iterable[str]) -> bool:
-    """Whether a pattern names the file or a folder above it; `*` stays within one part of a path, as in a shell."""
+    """Whether a pattern matches the file or a folder above it. `*` does not match `/`, as in a shell."""
     parts = path.split("/")
     for pattern in patterns:
         wanted = pattern.split("/")
@@ -148,7 +147,7 @@ def is_named(path: str, patterns: Iterable[str]) -> bool:
 
 
 def architectures(wheel: zipfile.ZipFile, entries: Iterable[zipfile.ZipInfo]) -> set[str]:
-    """`sm_90` and so on: for what the wheel's libraries hold machine code."""
+    """The architectures (`sm_90` …) for which the wheel's libraries have machine code."""
     found: set[str] = set()
     for entry in entries:
         if ".so" in PurePosixPath(entry.filename).name and entry.file_size > SMALLEST:
@@ -157,7 +156,10 @@ def architectures(wheel: zipfile.ZipFile, entries: Iterable[zipfile.ZipInfo]) ->
 
 
 def library_architectures(content: bytes) -> set[str]:
-    """Walks a library's fat binaries: 16 bytes of header, then entries of kind, header size, size and architecture."""
+    """The architectures in a library's fat binaries.
+
+    Each has a header of 16 bytes, then entries with kind, header size, size and architecture.
+    """
     found = set()
     start = content.find(FATBIN)
     while start >= 0:

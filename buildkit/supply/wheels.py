@@ -1,4 +1,4 @@
-"""Finds the wheels of a lock that lie in folders on this host, so that a build can take them from its context."""
+"""Chooses the wheels of a build: those already on this host, and those of each image layer."""
 
 import hashlib
 from collections.abc import Iterable
@@ -11,14 +11,14 @@ from buildkit.errors import MatrixError
 from buildkit.host.settings import HostSettings
 from buildkit.recipe.lock import Pin
 from buildkit.recipe.matrix import WheelLayer
-from buildkit.supply.simple_index import local_wheels_of
+from buildkit.supply.simple_index import local_offers
 
 
 def local_wheels(pins: Iterable[Pin], host: HostSettings) -> list[Path]:
-    """Wheels in the host's wheel folders and `file:` indexes whose sha256 the lock names; each digest once."""
+    """Wheels in the host's wheel folders and `file:` indexes with a locked sha256; each digest once."""
     found: dict[str, Path] = {}
     for pin in pins:
-        for wheel in local_wheels_of(pin.name, host):
+        for wheel in local_offers(pin.name, host):
             path = Path(wheel.location)
             digest = wheel.sha256 or sha256(path)
             if digest in pin.hashes:
@@ -32,7 +32,7 @@ def sha256(path: Path) -> str:
 
 
 def split_by_layer(pins: Iterable[Pin], layers: Iterable[WheelLayer]) -> dict[str, list[Pin]]:
-    """The pins of each layer: a distribution lies in the first layer that names it."""
+    """The pins of each layer; a distribution goes into the first layer with a matching pattern."""
     split: dict[str, list[Pin]] = {layer.name: [] for layer in layers}
     for pin in pins:
         split[layer_of(pin.name, layers)].append(pin)
@@ -44,5 +44,5 @@ def layer_of(distribution: str, layers: Iterable[WheelLayer]) -> str:
         if any(fnmatchcase(canonicalize_name(distribution), pattern) for pattern in layer.distributions):
             return layer.name
     raise MatrixError(
-        f"images/matrix.toml: no wheel layer holds {distribution}", 'end the list of [[wheel_layers]] with one of ["*"]'
+        f"images/matrix.toml: no wheel layer matches {distribution}", 'let the last of [[wheel_layers]] match ["*"]'
     )

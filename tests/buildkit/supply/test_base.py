@@ -10,12 +10,12 @@ from buildkit.recipe.matrix import Base, Matrix, load_matrix
 from buildkit.running.engine import Docker, LocalImage
 from buildkit.supply.base import bootstrap, choose_provider
 
-NOBODY = "127.0.0.1:1/debian:bookworm-slim"  # a port at which no registry listens
-LOCKED = Lock(base=NOBODY, base_digest=f"sha256:{'1' * 64}", debs=(Deb("tini", "1", "2"),))
+ABSENT = "127.0.0.1:1/debian:bookworm-slim"  # no registry listens at this port
+LOCKED = Lock(base=ABSENT, base_digest=f"sha256:{'1' * 64}", debs=(Deb("tini", "1", "2"),))
 
 
 class EngineWithImages(Docker):
-    """What an engine has already; nothing else of it is used."""
+    """Knows which images it has; the tests use nothing else of it."""
 
     def __init__(self, *references: str) -> None:
         self.references = references
@@ -40,20 +40,20 @@ def fake_mmdebstrap(folder: Path, script: str) -> None:
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
 
 
-def test_an_image_that_is_here_is_preferred(base: Base) -> None:
+def test_local_image_is_preferred(base: Base) -> None:
     engine = EngineWithImages(LOCKED.base_reference)
     assert choose_provider(base, "auto", engine, LOCKED)[0] == "registry"
 
 
-def test_a_base_that_is_not_locked_is_not_taken(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_base_that_is_not_locked_is_refused(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
-    with pytest.raises(BaseError, match=f"the lock has no digest of {NOBODY}"):
-        choose_provider(base, "auto", EngineWithImages(NOBODY), replace(LOCKED, base_digest=""))
+    with pytest.raises(BaseError, match=f"the lock has no digest of {ABSENT}"):
+        choose_provider(base, "auto", EngineWithImages(ABSENT), replace(LOCKED, base_digest=""))
     with pytest.raises(LockError, match="the lock has no Debian packages"):
         choose_provider(base, "bootstrap", EngineWithImages(), replace(LOCKED, debs=()))
 
 
-def test_auto_says_why_it_bootstraps(base: Base, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_gives_the_reason_for_bootstrapping(base: Base, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_mmdebstrap(tmp_path, "exit 0")
     monkeypatch.setenv("PATH", str(tmp_path))
     provider, reason = choose_provider(base, "auto", EngineWithImages(), LOCKED)
@@ -61,7 +61,7 @@ def test_auto_says_why_it_bootstraps(base: Base, tmp_path: Path, monkeypatch: py
     assert "127.0.0.1:1 did not answer" in reason
 
 
-def test_no_provider_names_each_refusal(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_without_a_provider_names_each_reason(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(BaseError) as caught:
         choose_provider(base, "auto", EngineWithImages(), LOCKED)
@@ -69,7 +69,7 @@ def test_no_provider_names_each_refusal(base: Base, monkeypatch: pytest.MonkeyPa
     assert "mmdebstrap is not installed" in str(caught.value)
 
 
-def test_failed_bootstrap_leaves_nothing(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_bootstrap_leaves_no_file(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_mmdebstrap(tmp_path, 'for last; do :; done; /bin/echo half > "$last"; echo "E: no such mirror" >&2; exit 25')
     monkeypatch.setenv("PATH", str(tmp_path))
     cache = tmp_path / "cache"
@@ -79,7 +79,7 @@ def test_failed_bootstrap_leaves_nothing(project: Path, tmp_path: Path, monkeypa
     assert list((cache / "bases").iterdir()) == []
 
 
-def test_a_mirror_that_moved_on_is_named_with_the_way_out(
+def test_mirror_without_the_locked_versions_is_named_with_a_fix(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moved = "Package: tini\\nVersion: 2\\nSHA256: bb\\n"

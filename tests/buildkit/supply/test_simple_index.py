@@ -1,5 +1,6 @@
 """Wheels are found through simple indexes, as JSON or HTML, over HTTP or on disk, and read there in parts."""
 
+import gc
 import hashlib
 import http.server
 import io
@@ -15,7 +16,7 @@ import requests
 
 from buildkit.errors import LockError
 from buildkit.host.settings import HostSettings
-from buildkit.supply.simple_index import OfferedWheel, local_wheels_of, offered_wheels, remote_wheels
+from buildkit.supply.simple_index import OfferedWheel, local_offers, offered_wheels, remote_offers
 from buildkit.supply.wheel_facts import Pin, read_wheel_facts
 
 NAME = "some_thing-1.0+cpu-py3-none-any.whl"
@@ -24,7 +25,7 @@ JSON = "application/vnd.pypi.simple.v1+json"
 
 
 def make_wheel() -> bytes:
-    """A wheel of 400 kB, most of which holds nothing that is asked for."""
+    """A wheel of 400 kB; the facts need only a small part of it."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("some_thing/weights.bin", random.Random(0).randbytes(400_000))
@@ -49,7 +50,10 @@ PAGE = {
 
 
 class Index(http.server.ThreadingHTTPServer):
-    """Serves the page of `some-thing` and its wheel; `accepted` and `sent_bytes` are what its clients did."""
+    """Serves the page of `some-thing` and its wheel.
+
+    `accepted` are the Accept headers of its clients; `sent_bytes` counts the bytes of the wheel.
+    """
 
     def __init__(self, kind: str, page: str, ranges: bool = True) -> None:
         super().__init__(("127.0.0.1", 0), IndexHandler)
@@ -129,19 +133,19 @@ def host_with(default: str | None = None, indexes: tuple[str, ...] = (), links: 
 
 
 def test_index_answers_as_json_or_html(index: Index, session: requests.Session) -> None:
-    found = list(remote_wheels(f"{index.address}/simple", "some-thing", session))
+    found = list(remote_offers(f"{index.address}/simple", "some-thing", session))
     assert found == [OfferedWheel(NAME, f"{index.address}/files/{QUOTED}", (("sha256", SHA256),))]
     assert JSON in index.accepted[0]
 
 
 def test_index_without_the_distribution_offers_nothing(index: Index, session: requests.Session) -> None:
-    assert list(remote_wheels(f"{index.address}/simple", "absent", session)) == []
-    assert list(remote_wheels(f"{index.address}/forbidden", "some-thing", session)) == []
+    assert list(remote_offers(f"{index.address}/simple", "absent", session)) == []
+    assert list(remote_offers(f"{index.address}/forbidden", "some-thing", session)) == []
 
 
 def test_server_that_is_no_index_is_named(other_server: Index, session: requests.Session) -> None:
-    with pytest.raises(LockError, match=rf"{other_server.address}/simple/some-thing/ is no page of a simple index"):
-        list(remote_wheels(f"{other_server.address}/simple", "some-thing", session))
+    with pytest.raises(LockError, match=rf"{other_server.address}/simple/some-thing/ is not a page of a simple index"):
+        list(remote_offers(f"{other_server.address}/simple", "some-thing", session))
 
 
 def test_facts_are_read_without_fetching_the_whole_wheel(index: Index) -> None:
@@ -158,10 +162,13 @@ def test_wheel_with_another_hash_than_the_lock_is_not_taken(index: Index) -> Non
         read_wheel_facts([pin], "3.11", host_with(f"{index.address}/simple"), [], [], frozenset())
 
 
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # remotezip leaves the refused answer open
 def test_server_without_ranges_is_named(index_without_ranges: Index) -> None:
     with pytest.raises(LockError, match="range requests") as error:
         read_wheel_facts([PIN], "3.11", host_with(f"{index_without_ranges.address}/simple"), [], [], frozenset())
     assert "HTTP ranges" in error.value.hint
+    del error
+    gc.collect()  # here, where the warning is expected
 
 
 def test_folders_and_local_indexes_come_before_remote_ones(
@@ -184,4 +191,4 @@ def test_local_index_without_the_file_offers_nothing(tmp_path: Path) -> None:
     page = tmp_path / "simple" / "some-thing" / "index.html"
     page.parent.mkdir(parents=True)
     page.write_text(LINKS.replace("../../files/", "http://127.0.0.1:1/files/") + LINKS)
-    assert list(local_wheels_of("some-thing", host_with(indexes=(f"{tmp_path.as_uri()}/simple",)))) == []
+    assert list(local_offers("some-thing", host_with(indexes=(f"{tmp_path.as_uri()}/simple",)))) == []

@@ -35,7 +35,7 @@ def host_with(folder: Path) -> HostSettings:
     return HostSettings(None, (), (str(folder),), (), None, {}, "")
 
 
-def test_sizes_libraries_and_needs_are_read(wheel: Path) -> None:
+def test_sizes_libraries_and_requirements_are_read(wheel: Path) -> None:
     pins = [Pin("thing", "1.0", frozenset())]
     host, roots = host_with(wheel.parent), frozenset({"thing"})
     facts = read_wheel_facts(pins, "3.11", host, ["thing/tests"], ["*/models"], roots)["thing"]
@@ -63,7 +63,7 @@ def test_a_wheel_for_another_python_is_not_taken(wheel: Path) -> None:
         ("a/b/c.so.1", "a/b/*.so", False),
     ],
 )
-def test_a_pattern_stays_within_one_part_of_a_path(path: str, pattern: str, gone: bool) -> None:
+def test_star_does_not_match_a_slash(path: str, pattern: str, gone: bool) -> None:
     assert is_named(path, [pattern]) == gone
 
 
