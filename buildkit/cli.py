@@ -2,7 +2,6 @@
 
 import logging
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -23,8 +22,7 @@ from buildkit.commands.targets import targets
 from buildkit.commands.test import run_tests
 from buildkit.commands.verify import verify
 from buildkit.errors import BuildkitError
-from buildkit.recipe.dockerfile import project_version
-from buildkit.recipe.matrix import find_root
+from buildkit.recipe.project import own_project, project_version
 
 app = typer.Typer(
     help="Build, run and test Slipway's container images.",
@@ -53,7 +51,7 @@ app.command()(verify)
 
 def show_version(wanted: bool) -> None:
     if wanted:
-        sys.stdout.write(f"buildkit {project_version(find_root([Path(__file__).parent]))}\n")
+        sys.stdout.write(f"buildkit {project_version(own_project())}\n")
         raise typer.Exit
 
 

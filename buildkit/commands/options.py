@@ -11,12 +11,13 @@ from rich.console import Console
 
 from buildkit.errors import UsageError
 from buildkit.host.accelerators import ACCELERATORS
-from buildkit.recipe.matrix import Matrix, find_root, load_matrix
+from buildkit.recipe.matrix import Matrix, load_matrix
+from buildkit.recipe.project import find_project
 
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
 
 Project = Annotated[
-    Path | None, typer.Option(help="The Slipway checkout; found from the current folder when not given.")
+    Path | None, typer.Option(help="A Slipway checkout. Default: the one around this folder, else the installed data.")
 ]
 TargetName = Annotated[str, typer.Option("--target", "-t", help=f"{', '.join(ACCELERATORS)}.")]
 VariantName = Annotated[
@@ -42,7 +43,7 @@ RegistryCa = Annotated[
 
 
 def open_matrix(project: Path | None) -> Matrix:
-    return load_matrix(find_root([project] if project else [Path.cwd(), Path(__file__).parent]))
+    return load_matrix(find_project(project, Path.cwd()))
 
 
 def emit(value: Any) -> None:

@@ -15,18 +15,18 @@ from uv import find_uv_bin
 
 from buildkit.errors import BuildError, DiskError
 from buildkit.host.settings import HostSettings, as_shell, read_host
-from buildkit.images.plan import Plan, make_plan, record_build
+from buildkit.images.plan import CODE, Plan, make_plan, record_build
 from buildkit.recipe.dockerfile import image_labels, image_manifest, render_dockerfile
 from buildkit.recipe.lock import Lock
 from buildkit.recipe.lock_file import read_lock
 from buildkit.recipe.matrix import Base, Matrix, Variant
+from buildkit.recipe.project import code_folder
 from buildkit.running.engine import BuildRequest, Engine
 from buildkit.supply.base import bootstrap, choose_provider
 from buildkit.supply.wheels import local_wheels, split_by_layer
 
 log = logging.getLogger(__name__)
 
-CODE = ("entrypoints", "trainer")
 CA_IN_BUILD = "/run/slipway/ca.pem"
 LAUNCH = """#!/opt/slipway/venv/bin/python
 import sys
@@ -131,7 +131,9 @@ def stage(context: Path, matrix: Matrix, variant: Variant, lock: Lock, provider:
     (context / "launch").chmod(0o755)
     link(Path(find_uv_bin()), context / "tools" / "uv")
     for package in CODE:
-        shutil.copytree(matrix.root / package, context / "app" / package, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            code_folder(matrix.root, package), context / "app" / package, ignore=shutil.ignore_patterns("__pycache__")
+        )
     if provider == "bootstrap":
         link(bootstrap(variant, cache_folder(), lock.debs, lock.epoch).tar, context / "rootfs.tar")
 

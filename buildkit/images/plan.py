@@ -23,6 +23,7 @@ from buildkit.host.accelerators import ACCELERATORS
 from buildkit.recipe.dockerfile import render_dockerfile
 from buildkit.recipe.lock import Lock, WheelFacts
 from buildkit.recipe.matrix import Matrix, Variant
+from buildkit.recipe.project import code_folder
 from buildkit.supply.wheels import layer_of, split_by_layer
 
 COMPILED = 1.06  # bytes of compiled code per byte of Python source, as measured on the cpu image
@@ -121,9 +122,10 @@ def installed_bytes(wheel: WheelFacts) -> int:
 
 def code_content(root: Path) -> tuple[int, str]:
     """Bytes and digest of the project's own code."""
-    files = [path for package in CODE for path in sorted((root / package).rglob("*.py"))]
-    contents = [path.read_bytes() for path in files]
-    names = [str(path.relative_to(root)) for path in files]
+    folders = [code_folder(root, package) for package in CODE]
+    files = [(path, path.relative_to(folder.parent)) for folder in folders for path in sorted(folder.rglob("*.py"))]
+    contents = [path.read_bytes() for path, _ in files]
+    names = [str(name) for _, name in files]
     return sum(map(len, contents)), digest(*names, *(hashlib.sha256(content).hexdigest() for content in contents))
 
 

@@ -21,10 +21,10 @@ from buildkit.publishing.check import PublishedImage
 from buildkit.publishing.provenance import BuildRecord
 from buildkit.publishing.release import Publication, Tags, choose_tags, read_staged, release
 from buildkit.publishing.signature import Signer, public_key
-from buildkit.recipe.dockerfile import git, project_version
 from buildkit.recipe.lock import Lock
 from buildkit.recipe.lock_file import lock_path, read_lock
 from buildkit.recipe.matrix import Matrix, Variant
+from buildkit.recipe.project import project_version, source_changed, source_revision
 from buildkit.registry.client import PATIENCE, Registry
 from buildkit.registry.credentials import read_credentials
 from buildkit.registry.reference import Reference
@@ -84,8 +84,8 @@ def publish_image(request: ReleaseRequest, engine: Engine) -> Publication:
         target=variant.target,
         variant=variant.name,
         version=project_version(matrix.root),
-        revision=git(matrix.root, "rev-parse", "HEAD"),
-        changed=bool(git(matrix.root, "status", "--porcelain")),
+        revision=source_revision(matrix.root),
+        changed=source_changed(matrix.root),
         lock=f"sha256:{lock.digest}",
         lock_path=str(lock_path(matrix, variant).relative_to(matrix.root)),
         base=variant.base.image,

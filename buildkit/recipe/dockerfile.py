@@ -1,9 +1,6 @@
 """Renders the Dockerfile of a variant from `images/templates/`, and the manifest that describes the image."""
 
 import json
-import os
-import subprocess
-import tomllib
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,6 +11,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
 from buildkit.errors import MatrixError
 from buildkit.recipe.lock import Lock
 from buildkit.recipe.matrix import Matrix, Variant
+from buildkit.recipe.project import project_version, source_date, source_revision
 
 NOT_LOCKED = Lock()
 
@@ -92,7 +90,7 @@ def image_labels(matrix: Matrix, variant: Variant, manifest: dict[str, Any]) -> 
         "org.opencontainers.image.description": "PPO trainer and a launcher that forms one Ray cluster anywhere",
         "org.opencontainers.image.licenses": "Apache-2.0",
         "org.opencontainers.image.version": manifest["version"],
-        "org.opencontainers.image.revision": git(matrix.root, "rev-parse", "HEAD"),
+        "org.opencontainers.image.revision": source_revision(matrix.root),
         "org.opencontainers.image.created": datetime.fromtimestamp(source_date(matrix.root), UTC).isoformat(),
         "org.opencontainers.image.base.name": variant.base.image,
         "dev.slipway.target": variant.target,
@@ -102,19 +100,3 @@ def image_labels(matrix: Matrix, variant: Variant, manifest: dict[str, Any]) -> 
         "dev.slipway.lock": manifest["lock"],
         "dev.slipway.pins": json.dumps(pins, separators=(",", ":"), sort_keys=True),
     }
-
-
-def project_version(root: Path) -> str:
-    version: str = tomllib.loads((root / "pyproject.toml").read_text())["project"]["version"]
-    return version
-
-
-def source_date(root: Path) -> int:
-    """Seconds since the epoch: `SOURCE_DATE_EPOCH` where set, else the date of the last commit."""
-    return int(os.environ.get("SOURCE_DATE_EPOCH") or git(root, "log", "-1", "--format=%ct") or 0)
-
-
-def git(root: Path, *arguments: str) -> str:
-    """Empty where the project is not a git checkout."""
-    done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=False)
-    return done.stdout.strip()

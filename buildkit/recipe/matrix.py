@@ -2,7 +2,6 @@
 
 import difflib
 import tomllib
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -234,16 +233,3 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise MatrixError(f"{path} is missing", "run from a Slipway checkout, or name it with --project") from None
     except tomllib.TOMLDecodeError as error:
         raise MatrixError(f"{path}: {error}", "mend the TOML at that place") from error
-
-
-def find_root(start: Iterable[Path]) -> Path:
-    """The first of `start` or their parents that holds `images/matrix.toml`; `MatrixError` where none does."""
-    places = list(start)
-    for place in places:
-        for folder in (place, *place.parents):
-            if (folder / "images" / "matrix.toml").is_file():
-                return folder
-    raise MatrixError(
-        f"no images/matrix.toml in or above {', '.join(map(str, places))}",
-        "run from a Slipway checkout, or name it with --project",
-    )

@@ -15,9 +15,9 @@ from buildkit.images.build import BuildResult
 from buildkit.publishing.publish import ReleaseRequest, publish_image, tags_for
 from buildkit.publishing.release import Tags
 from buildkit.publishing.signature import Signer
-from buildkit.recipe.dockerfile import git
 from buildkit.recipe.lock_file import read_lock
 from buildkit.recipe.matrix import load_matrix
+from buildkit.recipe.project import source_revision
 from buildkit.registry.client import Registry
 from buildkit.running.engine import Docker
 from tests.publish.conftest import LABELS, ROOT, Server, base_layers, connect, image_json, push_image
@@ -61,7 +61,7 @@ class Publisher:
         labels = {
             **LABELS,
             "dev.slipway.lock": lock,
-            "org.opencontainers.image.revision": git(ROOT, "rev-parse", "HEAD"),
+            "org.opencontainers.image.revision": source_revision(ROOT),
         }
         layers = [*base_layers(), {"etc/slipway/image.json": json.dumps(image_json(lock))}]
         self.digest = push_image(self.registry, self.tags.staging, layers, labels)

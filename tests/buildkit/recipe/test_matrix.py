@@ -3,7 +3,8 @@ from pathlib import Path
 import pytest
 
 from buildkit.errors import MatrixError, UsageError
-from buildkit.recipe.matrix import Matrix, find_root, load_matrix
+from buildkit.recipe.matrix import Matrix, load_matrix
+from buildkit.recipe.project import find_project
 
 
 def test_repository_has_the_three_targets(matrix: Matrix) -> None:
@@ -61,10 +62,10 @@ def test_malformed_matrix_names_the_place(project: Path, before: str, after: str
 
 def test_root_is_found_from_below(project: Path) -> None:
     below = project / "images" / "env"
-    assert find_root([below]) == project
+    assert find_project(None, below) == project == find_project(below, Path.cwd())
 
 
 def test_no_root_is_an_error_with_a_hint(tmp_path: Path) -> None:
     with pytest.raises(MatrixError) as caught:
-        find_root([tmp_path])
+        find_project(tmp_path, Path.cwd())
     assert "--project" in caught.value.hint

@@ -1,0 +1,78 @@
+"""Finds the project: the checkout that somebody works in, or the copy of its data inside the installed package.
+
+setup.py makes the copy: `images/`, the container tests, `pyproject.toml`, and the commit that the wheel was built from.
+"""
+
+import json
+import os
+import subprocess
+import tomllib
+from pathlib import Path
+
+from buildkit.errors import MatrixError
+
+PACKAGES = Path(__file__).parents[2]  # the folder in which buildkit, entrypoints and trainer lie
+INSTALLED = PACKAGES / "buildkit" / "project"
+MATRIX = Path("images", "matrix.toml")
+
+
+def find_project(explicit: Path | None, current: Path) -> Path:
+    """The project's folder: in or above `explicit`, else in or above `current`, else the one that buildkit came with.
+
+    Raises `MatrixError`.
+    """
+    start = explicit or current
+    for folder in (start, *start.parents):
+        if (folder / MATRIX).is_file():
+            return folder
+    if explicit:
+        raise MatrixError(f"no {MATRIX} in or above {explicit}", "name a Slipway checkout, or leave out --project")
+    return own_project()
+
+
+def own_project() -> Path:
+    """The project that buildkit came with: its checkout, or the data in its wheel. Raises `MatrixError`."""
+    for folder in (PACKAGES, INSTALLED):
+        if (folder / MATRIX).is_file():
+            return folder
+    raise MatrixError(
+        f"the installed package lacks its data: there is no {INSTALLED / MATRIX}",
+        "install slipway-rl again from a wheel that holds it, or name a Slipway checkout with --project",
+    )
+
+
+def code_folder(root: Path, package: str) -> Path:
+    """The folder of `entrypoints` or `trainer` that goes into an image: the project's, or the installed package."""
+    return PACKAGES / package if root == INSTALLED else root / package
+
+
+def project_version(root: Path) -> str:
+    version: str = tomllib.loads((root / "pyproject.toml").read_text())["project"]["version"]
+    return version
+
+
+def source_revision(root: Path) -> str:
+    """The commit that the project is at; empty when it is not a git checkout."""
+    return recorded_source()["revision"] if root == INSTALLED else git(root, "rev-parse", "HEAD")
+
+
+def source_changed(root: Path) -> bool:
+    """Whether the checkout differs from its commit."""
+    return root != INSTALLED and bool(git(root, "status", "--porcelain"))
+
+
+def source_date(root: Path) -> int:
+    """Seconds since the epoch: `SOURCE_DATE_EPOCH` when set, else the date of the commit, else 0."""
+    recorded = recorded_source()["date"] if root == INSTALLED else git(root, "log", "-1", "--format=%ct")
+    return int(os.environ.get("SOURCE_DATE_EPOCH") or recorded or 0)
+
+
+def recorded_source() -> dict[str, str]:
+    source: dict[str, str] = json.loads((INSTALLED / "source.json").read_text())
+    return source
+
+
+def git(root: Path, *arguments: str) -> str:
+    """What git says on stdout; empty when the project is not a git checkout."""
+    done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=False)
+    return done.stdout.strip()

@@ -1,0 +1,143 @@
+"""The wheel in an environment of its own, away from the checkout: both commands work, and `buildkit` finds its data."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from uv import find_uv_bin
+
+ROOT = Path(__file__).parents[2]
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+Installed = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+
+
+def check_output(*command: str | Path, cwd: Path) -> str:
+    done = run(*command, cwd=cwd)
+    assert done.returncode == 0, f"{' '.join(map(str, command))}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files that git knows, so that nothing else can get into the wheel."""
+    folder = tmp_path_factory.mktemp("source")
+    listing = check_output("git", "ls-files", "--cached", "--others", "--exclude-standard", "-z", cwd=ROOT)
+    for name in listing.split("\0"):
+        if name and (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+    return folder
+
+
+def build_wheel(source: Path, into: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", into, source]
+    return run(*command, cwd=into)
+
+
+@pytest.fixture(scope="module")
+def environment(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A virtual environment with the wheel and its dependencies, in the versions of the host's lock."""
+    folder = tmp_path_factory.mktemp("environment")
+    done = build_wheel(source, folder)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    (wheel,) = folder.glob("slipway_rl-*.whl")
+    uv = find_uv_bin()
+    check_output(uv, "venv", "--quiet", "--no-project", "--python", sys.executable, folder / "venv", cwd=folder)
+    options = ["--quiet", "--python", folder / "venv", "--constraint", ROOT / "ci" / "requirements.txt"]
+    check_output(uv, "pip", "install", *options, wheel, cwd=folder)
+    return folder / "venv"
+
+
+@pytest.fixture
+def installed(environment: Path, tmp_path: Path) -> Installed:
+    """Runs an installed command in an empty folder."""
+
+    def start(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return run(environment / "bin" / name, *arguments, cwd=tmp_path)
+
+    return start
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("buildkit --version", f"buildkit {VERSION}"),
+        ("buildkit targets", "ray[default]=="),
+        ("buildkit render --target cpu", 'ENTRYPOINT ["tini", "-g", "--", "launch"]'),
+        ("buildkit plan --target cuda", "one NCCL or RCCL"),
+        ("buildkit run --target cpu --print docker -- train", "docker run --rm"),
+        ("buildkit run --target cuda --gpus 8 --print kubernetes -- train", "nvidia.com/gpu: 8"),
+        ("buildkit slurm --target rocm --nodes 2 -- train", "#SBATCH --nodes=2"),
+        ("buildkit test --help", "smoke"),
+        ("launch --version", f"launch {VERSION}"),
+        ("launch explain", "single"),
+    ],
+)
+def test_commands_work_outside_of_any_checkout(installed: Installed, command: str, words: str) -> None:
+    done = installed(*command.split())
+    assert done.returncode == 0, done.stderr
+    assert words in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def test_the_build_context_holds_the_installed_code(environment: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from buildkit.recipe.matrix import load_matrix;"
+        "from buildkit.recipe.project import find_project; from buildkit.recipe.lock_file import read_lock;"
+        "from buildkit.host.settings import read_host; from buildkit.images.build import stage;"
+        "matrix = load_matrix(find_project(None, Path.cwd())); variant = matrix.variant('cpu');"
+        "stage(Path('context'), matrix, variant, read_lock(matrix, variant), 'registry', read_host({}))"
+    )
+    check_output(environment / "bin" / "python", "-c", code, cwd=tmp_path)
+    app = tmp_path / "context" / "app"
+    for package in ("entrypoints", "trainer"):
+        files = {str(path.relative_to(ROOT)) for path in (ROOT / package).rglob("*") if "__pycache__" not in path.parts}
+        assert {str(path.relative_to(app)) for path in (app / package).rglob("*")} == files
+    assert json.loads((tmp_path / "context" / "image.json").read_text())["version"] == VERSION
+
+
+def test_the_container_tests_are_found(environment: Path, tmp_path: Path) -> None:
+    (project,) = environment.glob("lib/python*/site-packages/buildkit/project")
+    command = ["-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", project / "tests" / "smoke"]
+    assert "test_contents.py" in check_output(environment / "bin" / "python", *command, cwd=tmp_path)
+
+
+def test_a_checkout_around_the_folder_comes_before_the_installed_data(environment: Path, project: Path) -> None:
+    done = run(environment / "bin" / "buildkit", "targets", "--json", cwd=project)
+    assert [entry["variant"] for entry in json.loads(done.stdout)] == ["small"]
+
+
+def test_the_installed_locks_are_not_changed(installed: Installed) -> None:
+    done = installed("buildkit", "lock", "--target", "cpu")
+    assert done.returncode == 2
+    assert "--project" in done.stderr
+
+
+def test_an_installation_without_its_data_says_what_is_missing(environment: Path, tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged"
+    (packages,) = environment.glob("lib/python*/site-packages")
+    shutil.copytree(packages / "buildkit", damaged / "buildkit", ignore=shutil.ignore_patterns("project"))
+    code = f"import sys; sys.path.insert(0, {str(damaged)!r}); from buildkit.cli import main; main()"
+    done = run(environment / "bin" / "python", "-c", code, "targets", cwd=tmp_path)
+    assert done.returncode == 3
+    assert str(damaged / "buildkit" / "project" / "images" / "matrix.toml") in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_wheel_without_its_data_is_not_built(source: Path, tmp_path: Path) -> None:
+    damaged = tmp_path / "source"
+    shutil.copytree(source, damaged, ignore=shutil.ignore_patterns("images", "build"))
+    done = build_wheel(damaged, tmp_path)
+    assert done.returncode != 0
+    assert "images is missing, and a wheel without it cannot build images" in done.stdout + done.stderr
