@@ -1,4 +1,4 @@
-"""Injects faults into two-node jobs with real Ray; prints the table of docs/reliability.md.
+"""Injects faults into two-node jobs with real Ray; prints the table of docs/concepts/reliability.md.
 
     python -m benchmarks.faults [WORD ...]      # only faults whose names hold a word
 

@@ -11,6 +11,7 @@
 | 8 | `BaseError` | no provider could supply the base image |
 | 9 | `RunError` | containers or their network could not be started |
 | 10 | `ExportError` | an image could not be written into a file |
+| 16 | `PlanError` | pins do not fit together, or two builds differ |
 | 20 | `RegistryError` | a registry refuses, is full, does not answer, or holds damaged content |
 | 21 | `InventoryError` | an image's content cannot be described |
 | 22 | `PublishError` | publishing stopped before promotion; nothing was promoted |

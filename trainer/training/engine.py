@@ -276,5 +276,5 @@ def _explained_shortage() -> Iterator[None]:
         raise WorkerError(
             f"the GPU's memory is full: {str(error).split('. Of the allocated')[0]}",
             hint="lower micro_batch_tokens (or micro_batch_size), or set sharding.optimizer_offload=true or "
-            "activation_checkpointing=true, of the actor or the critic; see docs/performance.md, Memory",
+            "activation_checkpointing=true, of the actor or the critic; see docs/guides/tuning.md",
         ) from error

@@ -1,0 +1,58 @@
+"""The reference pages say what the code does."""
+
+import ast
+import importlib.util
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from trainer.records.metrics import METRICS
+
+ROOT = Path(__file__).resolve().parents[2]
+REFERENCE = ROOT / "docs/reference"
+
+
+def pages() -> dict[str, Callable[[], str]]:
+    spec = importlib.util.spec_from_file_location("generate", REFERENCE / "generate.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    made: dict[str, Callable[[], str]] = module.PAGES
+    return made
+
+
+@pytest.mark.parametrize("name", pages())
+def test_page_is_what_the_code_says(name: str) -> None:
+    written = (REFERENCE / name).read_text(encoding="utf-8")
+    assert written == pages()[name](), "run: python docs/reference/generate.py"
+
+
+METRIC = re.compile(
+    r"(actor|critic|reward|rollout|validation|reference|time|throughput|checkpoint|memory|dpo)/[a-z_]*[a-z]"
+)
+
+
+def names_in_the_trainer() -> Iterator[tuple[str, str]]:
+    """Each whole string of the trainer's code that looks like a metric, with its file."""
+    for file in (ROOT / "trainer").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and METRIC.fullmatch(node.value):
+                yield node.value, str(file.relative_to(ROOT))
+
+
+def phases_in_the_trainer() -> set[str]:
+    """Every phase that is timed: `with phase("generate")` records time/generate."""
+    return {
+        f"time/{name}"
+        for file in (ROOT / "trainer").rglob("*.py")
+        if file.name != "sft.py"  # shows its phases on the console and records no metrics
+        for name in re.findall(r"phase\(\"([a-z_]+)\"\)", file.read_text(encoding="utf-8"))
+    }
+
+
+def test_every_metric_in_the_code_is_explained() -> None:
+    assert {(name, file) for name, file in names_in_the_trainer() if name not in METRICS} == set()
+    assert phases_in_the_trainer() - set(METRICS) == set()
