@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from entrypoints import options
+from entrypoints.cli import SUBCOMMANDS
 from tests.entrypoints.conftest import REPOSITORY, Start
 
 
@@ -121,9 +123,29 @@ def test_a_service_whose_replicas_do_not_appear_is_an_error_at_the_deadline(star
     assert "ppo.invalid has 0 addresses so far, not 2, after 0.2 s" in ended.stderr
 
 
-def test_version_and_help(start: Start) -> None:
-    assert start("--version").wait().stdout.startswith("launch ")
-    assert "SLIPWAY_HOSTS" in start("--help").wait().stdout
+def test_the_version_is_the_images_or_else_the_distributions(start: Start, tmp_path: Path) -> None:
+    metadata = tmp_path / "slipway_rl-9.8.7.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text("Metadata-Version: 2.1\nName: slipway-rl\nVersion: 9.8.7\n", encoding="ascii")
+    manifest = Path("/etc/slipway/image.json")
+    expected = json.loads(manifest.read_text(encoding="utf-8"))["version"] if manifest.exists() else "9.8.7"
+    ended = start("--version", PYTHONPATH=f"{tmp_path}:{REPOSITORY}").wait()
+    assert (ended.status, ended.stdout) == (0, f"launch {expected}\n")
+
+
+def test_help_lists_every_subcommand_and_variable(start: Start) -> None:
+    text = start("--help").wait().stdout
+    variables = {value for name, value in vars(options).items() if name.isupper()}
+    not_in_options = {"SLIPWAY_REPORT_DIR", "SLIPWAY_JOB_DIR"}
+    assert [name for name in SUBCOMMANDS if f"launch [options] {name} ..." not in text] == []
+    assert [name for name in variables - not_in_options if name not in text] == []
+
+
+@pytest.mark.parametrize("name", SUBCOMMANDS)
+def test_every_subcommand_has_help_of_its_own(start: Start, name: str) -> None:
+    text = start(name, "--help").wait().stdout
+    assert f"usage: launch {name} " in text
+    assert SUBCOMMANDS[name].purpose in text.replace("\n", " ")
 
 
 def test_an_existing_cluster_is_attached_to(start: Start) -> None:
