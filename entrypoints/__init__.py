@@ -1,1 +1,1 @@
-"""Runs inside the container: finds the peers, forms one Ray cluster and runs the command on it."""
+"""`launch`, the image's entrypoint: finds the job's nodes, forms one Ray cluster and runs the command on it."""

@@ -1,4 +1,4 @@
-"""The `launch` command line. Nothing heavy is imported before it is known to be needed."""
+"""The `launch` command line. Heavy modules are imported only by what needs them."""
 
 import argparse
 import os
@@ -28,8 +28,8 @@ from entrypoints.options import (
 )
 
 _HOW_TO_RUN = "write `launch -- COMMAND ...` or `launch train KEY=VALUE ...`"
-_SAID = {"hosts": HOSTS, "hostfile": HOST_FILE, "node_rank": NODE_RANK, "nodes": NODES, "head": HEAD}
-"""Options that are short for a variable, which every environment may read."""
+_VARIABLES = {"hosts": HOSTS, "hostfile": HOST_FILE, "node_rank": NODE_RANK, "nodes": NODES, "head": HEAD}
+"""Options that set a variable, so that every environment can read it."""
 
 SUBCOMMANDS = {
     "explain": explain.SUBCOMMAND,
@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run `launch`; returns its exit status, as documented in `errors`."""
+    """Run `launch`. Returns its exit status; `errors` lists them."""
     try:
         return _main(list(sys.argv[1:] if arguments is None else arguments), os.environ)
     except LaunchError as error:
@@ -56,7 +56,7 @@ def _main(arguments: list[str], variables: Mapping[str, str]) -> int:
     if parsed.words[:1] and parsed.words[0] in SUBCOMMANDS:
         subcommand = SUBCOMMANDS[parsed.words[0]]
         parser = Parser(prog=f"launch {parsed.words[0]}", description=subcommand.purpose, allow_abbrev=False)
-        _add_place(parser)
+        _add_node_options(parser)
         subcommand.add_arguments(parser)
         rest, parsed.words = parsed.words[1:], []
         parsed = parser.parse_args(rest, parsed)
@@ -73,11 +73,14 @@ def _main(arguments: list[str], variables: Mapping[str, str]) -> int:
 
 
 def _with_options(variables: Mapping[str, str], parsed: argparse.Namespace) -> dict[str, str]:
-    said = {name: getattr(parsed, option) for option, name in _SAID.items()}
-    return {**variables, **{name: value for name, value in said.items() if value is not None}}
+    """The variables, overridden by the options that stand for some of them."""
+    given = {name: getattr(parsed, option) for option, name in _VARIABLES.items()}
+    return {**variables, **{name: value for name, value in given.items() if value is not None}}
 
 
 class Parser(argparse.ArgumentParser):
+    """Raises UsageError instead of exiting."""
+
     def error(self, message: str) -> NoReturn:
         raise UsageError(message, f"see `{self.prog} --help`")
 
@@ -95,69 +98,94 @@ def _parser(variables: Mapping[str, str]) -> Parser:
         prog="launch",
         usage="launch [options] -- COMMAND ...\n       launch [options] train KEY=VALUE ...\n"
         + "".join(f"       launch [options] {name} ...\n" for name in SUBCOMMANDS),
-        description="Find this job's other nodes, form one Ray cluster with them and run a command on its head. "
-        "`train` is short for the trainer. "
+        description="Find this job's other nodes, form one Ray cluster with them and run a command on the head. "
+        "`train` starts the trainer. "
         + " ".join(f"`{name}`: {subcommand.purpose}" for name, subcommand in SUBCOMMANDS.items()),
-        epilog="An option can also be given by the variable in its brackets. Several nodes need a shared secret: "
-        "SLIPWAY_TOKEN or SLIPWAY_TOKEN_FILE.",
+        epilog="The variable in brackets sets the same option. Several nodes need a shared secret: SLIPWAY_TOKEN or "
+        "SLIPWAY_TOKEN_FILE.",
         allow_abbrev=False,
     )
     add = parser.add_argument
     add("--version", action=_ShowVersion, nargs=0, help="print the version and exit")
-    _add_place(parser)
+    _add_node_options(parser)
     add(
         "--deadline",
         metavar="SECONDS",
         type=_seconds,
         default=_variable(variables, DEADLINE, _seconds) or 300.0,
-        help=f"to form the cluster; default 300 [{DEADLINE}]",
+        help=f"time to form the cluster; default: 300 [{DEADLINE}]",
     )
     add(
         "--control-port",
         metavar="PORT",
         type=_port,
         default=_variable(variables, CONTROL_PORT, _port),
-        help=f"where the head listens, the same on all nodes; default from the job id [{CONTROL_PORT}]",
+        help=f"port on which the head listens, equal on all nodes; default: derived from the job id [{CONTROL_PORT}]",
     )
-    add("--grace", metavar="SECONDS", type=_seconds, default=5.0, help="from SIGTERM to SIGKILL, default 5")
-    add("--warning-grace", metavar="SECONDS", type=_seconds, default=120.0, help="the same after SIGUSR1, default 120")
+    add("--grace", metavar="SECONDS", type=_seconds, default=5.0, help="time between SIGTERM and SIGKILL; default: 5")
+    add(
+        "--warning-grace",
+        metavar="SECONDS",
+        type=_seconds,
+        default=120.0,
+        help="the same after SIGUSR1 or SIGUSR2; default: 120",
+    )
     add(
         "--min-nodes",
         metavar="N",
         type=_positive,
         default=_variable(variables, MIN_NODES, _positive),
-        help=f"go on with so many: after a loss the command starts again on the nodes that are left [{MIN_NODES}]",
+        help=f"continue with at least N nodes; when a node is lost, restart the command on the others [{MIN_NODES}]",
     )
-    add("--log-dir", metavar="DIR", default=variables.get(LOG_DIR), help=f"keep every node's logs there [{LOG_DIR}]")
-    add("--no-preflight", action="store_true", help="take part even if the checks of this node fail")
-    add("--no-ray", action="store_true", help="run the command without Ray; on one node without checks, too")
-    add("--num-cpus", metavar="N", type=_count, help="what Ray counts on this node")
-    add("--num-gpus", metavar="N", type=_count, help="what Ray counts on this node")
-    add("--object-store-memory", metavar="BYTES", type=_count, help="default min(30%% of RAM, 80%% of /dev/shm)")
-    add("--dashboard", action="store_true", help="serve Ray's dashboard on the head, on loopback, port 8265 if free")
+    add(
+        "--log-dir",
+        metavar="DIR",
+        default=variables.get(LOG_DIR),
+        help=f"keep the logs of every node in DIR [{LOG_DIR}]",
+    )
+    add("--no-preflight", action="store_true", help="join even if the checks of this node fail")
+    add("--no-ray", action="store_true", help="run the command without Ray; a single node also skips its checks")
+    add("--num-cpus", metavar="N", type=_count, help="CPUs that Ray may use on this node; default: all")
+    add("--num-gpus", metavar="N", type=_count, help="GPUs that Ray may use on this node; default: all")
+    add(
+        "--object-store-memory",
+        metavar="BYTES",
+        type=_count,
+        help="size of Ray's object store; default: min(30%% of RAM, 80%% of /dev/shm)",
+    )
+    add("--dashboard", action="store_true", help="serve Ray's dashboard on the head, on loopback, on port 8265 if free")
     add(
         "--dashboard-address",
         metavar="HOST:PORT",
         type=_address,
         default=_variable(variables, DASHBOARD, _address),
-        help=f"serve it there; 0.0.0.0:8265 for all who reach the head and have the token [{DASHBOARD}]",
+        help=f"serve the dashboard there; 0.0.0.0:8265 serves everyone who has the token [{DASHBOARD}]",
     )
-    add("--ray-debugger-external", action="store_true", help="Ray's own: `ray debug` reaches breakpoints on all nodes")
+    add(
+        "--ray-debugger-external",
+        action="store_true",
+        help="let `ray debug` reach breakpoints on all nodes (Ray's option)",
+    )
     add("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser
 
 
-def _add_place(parser: argparse.ArgumentParser) -> None:
-    """Options that say which nodes there are, and which of them this is."""
+def _add_node_options(parser: argparse.ArgumentParser) -> None:
+    """Options that tell the job's nodes, and which of them this is."""
     add = parser.add_argument
-    add("--hosts", type=_word, metavar="A,B,C", help=f"the nodes, the head first; gpu-[0-3] is understood [{HOSTS}]")
-    add("--hostfile", type=_word, metavar="FILE", help=f"the nodes, one a line, the head first [{HOST_FILE}]")
-    add("--nodes", type=_word, metavar="N", help=f"how many nodes there are, where nothing else says so [{NODES}]")
     add(
-        "--node-rank", type=_word, metavar="N", help=f"which of them this is; else found by the host name [{NODE_RANK}]"
+        "--hosts",
+        type=_word,
+        metavar="A,B,C",
+        help=f"the nodes, the head first; also as a host list: gpu-[0-3] [{HOSTS}]",
     )
-    add("--head", type=_word, metavar="HOST", help=f"the first node, where nothing else names it [{HEAD}]")
-    add("--hostname", type=_word, metavar="NAME", help="this node's own name; default what the system says")
+    add("--hostfile", type=_word, metavar="FILE", help=f"a file with one node per line, the head first [{HOST_FILE}]")
+    add("--nodes", type=_word, metavar="N", help=f"number of nodes, if the environment does not tell it [{NODES}]")
+    add(
+        "--node-rank", type=_word, metavar="N", help=f"rank of this node; default: found by its host name [{NODE_RANK}]"
+    )
+    add("--head", type=_word, metavar="HOST", help=f"the first node, if the environment does not name it [{HEAD}]")
+    add("--hostname", type=_word, metavar="NAME", help="name of this node; default: its host name")
 
 
 def _options(parsed: argparse.Namespace, report_directory: str) -> Options:
@@ -204,9 +232,9 @@ def _variable(variables: Mapping[str, str], name: str, convert: Callable[[str], 
 
 
 def _word(text: str) -> str:
-    """`--hosts "$HOSTS"` without HOSTS would make a job of each node."""
+    """Refuse an empty value: `--hosts "$HOSTS"` with HOSTS unset would make each node a job of its own."""
     if not text.strip():
-        raise argparse.ArgumentTypeError("it is empty")
+        raise argparse.ArgumentTypeError("the value is empty")
     return text
 
 

@@ -1,17 +1,17 @@
-"""Why a launch ends, one class per cause, each with its own exit status.
+"""Errors of `launch`, one class per cause, each with its own exit status.
 
 | status | meaning |
 | --- | --- |
-| the command's own | the command ran; a command killed by signal n counts as 128+n |
+| the command's own | the command ran; 128+n if signal n killed it |
 | 1 | a defect of `launch` itself, with a traceback |
 | 2 | usage: the command line or a `SLIPWAY_` variable cannot be understood |
-| 10 | detection: the scheduler's variables are malformed, contradictory or lack this node's identity |
-| 11 | token: there is no shared secret, or its file cannot be read |
-| 12 | peers missing: not every node met the others before the deadline, or this one was refused |
-| 13 | node lost: a node, or a Ray process on it, died while the job ran |
+| 10 | detection: the scheduler's variables are malformed, contradict each other or lack this node's identity |
+| 11 | token: the nodes share no secret, or its file cannot be read |
+| 12 | peers missing: a node did not connect before the deadline, or the head refused it |
+| 13 | node lost: a node or a Ray process on it died while the job ran |
 | 14 | Ray failed: the cluster could not be formed |
-| 15 | preflight: a node is not fit for the job; the message says how to mend it |
-| 16 | `launch attach`: no cluster of this user, or of that job, runs on this node |
+| 15 | preflight: a node is not fit for the job; the message tells the fix |
+| 16 | `launch attach`: no cluster of this user or job runs on this node |
 | 127 | the command does not exist or cannot be executed |
 | 128+n | `launch` received signal n on any node |
 
@@ -22,7 +22,7 @@ import signal
 
 
 class LaunchError(Exception):
-    """Something a person can act on: what happened, and a hint at what to do.
+    """An error that a person can act on: what happened, and a hint at the fix.
 
     `exit_code` is the status with which every node of the job exits; each cause has its own.
     """
@@ -44,7 +44,7 @@ class DetectionError(LaunchError):
 
 
 class NotYetThereError(DetectionError):
-    """What is missing may appear by itself: worth another try until the deadline."""
+    """Something that may appear later is missing; worth another try until the deadline."""
 
 
 class TokenError(LaunchError):
@@ -76,7 +76,7 @@ class CommandNotFoundError(LaunchError):
 
 
 class StoppedError(LaunchError):
-    """A signal asked this launch to end."""
+    """A signal asked this launch to end. `where` names the node."""
 
     def __init__(self, signal_number: int, where: str) -> None:
         super().__init__(f"{where} received {signal.Signals(signal_number).name}")
@@ -84,7 +84,7 @@ class StoppedError(LaunchError):
 
 
 class JobEndedError(LaunchError):
-    """The head ended the job: its status and, unless the command ended by itself, the cause."""
+    """The head ended the job. The cause is empty if the command ended by itself."""
 
     def __init__(self, exit_code: int, cause: str, hint: str = "") -> None:
         super().__init__(cause, hint)

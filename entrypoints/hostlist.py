@@ -1,8 +1,8 @@
 """Compressed host lists, as Slurm, Flux and ClusterShell write them: `node[01-03,07]-ib,r[1-9/2]n[1-4]`.
 
-The parser is strict, because the first name decides where the head is: what Slurm's own reader would guess at (an
-unclosed bracket, a reversed range) is an error here. Order and duplicates are kept as written. A step follows a slash,
-as in ClusterShell.
+The first name decides which node is the head, so the parser is strict: Slurm's own reader guesses at an unclosed
+bracket or a reversed range, this one raises an error. Order and duplicates stay as written. A step follows a slash, as
+in ClusterShell.
 """
 
 import itertools
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 MAXIMUM_HOSTS = 65_536
-"""More names than any cluster has; a longer expansion is a mistake or a bomb (`n[0-9999999999]`)."""
+"""More than any cluster has; a longer expansion is a mistake or an attack (`n[0-9999999999]`)."""
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]*")
 _RANGE = re.compile(r"(\d+)(?:-(\d+)(?:/(\d+))?)?", re.ASCII)
@@ -19,7 +19,7 @@ _LAST_NUMBER = re.compile(r"(.*?)(\d{1,18})(\D*)", re.ASCII | re.DOTALL)
 
 
 class HostlistError(ValueError):
-    """The text is not a host list; the message says where it goes wrong."""
+    """The text is not a host list; the message quotes the wrong part."""
 
 
 def expand(text: str) -> list[str]:
@@ -31,7 +31,7 @@ def expand(text: str) -> list[str]:
     for item in _split(text):
         if "[" in item or not item or not _NAME.fullmatch(item):
             hosts += _expand_item(item, MAXIMUM_HOSTS - len(hosts))
-        else:  # most of a long list: not worth a closer look
+        else:  # most items of a long list: skip the slow path
             hosts.append(item)
     if len(hosts) > MAXIMUM_HOSTS:
         raise HostlistError(f"more than {MAXIMUM_HOSTS} hosts")
@@ -39,7 +39,7 @@ def expand(text: str) -> list[str]:
 
 
 def _split(text: str) -> list[str]:
-    """Split at the commas outside brackets."""
+    """The items between the commas outside brackets."""
     if "[" not in text and "]" not in text:
         return text.split(",")
     items: list[str] = []
@@ -60,7 +60,7 @@ def _split(text: str) -> list[str]:
 
 
 def _expand_item(item: str, room: int) -> list[str]:
-    """Expand one name with any number of brackets: `rack[1-2]node[01-16]-ib`."""
+    """The names of one item with any number of brackets: `rack[1-2]node[01-16]-ib`."""
     literals = re.split(r"\[.*?\]", item)
     for literal in literals:
         if not _NAME.fullmatch(literal):
@@ -89,7 +89,7 @@ def _expand_item(item: str, room: int) -> list[str]:
 
 
 def _expand_ranges(ranges: str, room: int) -> list[str]:
-    """Expand the inside of one bracket: `01-03,7,10-20/5`; zero padding is as wide as the first number."""
+    """The numbers in one bracket: `01-03,7,10-20/5`. They are zero-padded to the width of a range's first number."""
     numbers: list[str] = []
     for part in ranges.split(","):
         match = _RANGE.fullmatch(part)
@@ -105,20 +105,20 @@ def _expand_ranges(ranges: str, room: int) -> list[str]:
         chosen = range(int(first), int(last) + 1, int(step))
         if len(chosen) > room - len(numbers):
             raise HostlistError(f"more than {MAXIMUM_HOSTS} hosts")
-        numbers += map(f"%0{len(first)}d".__mod__, chosen)  # half the time of an f-string for each
+        numbers += map(f"%0{len(first)}d".__mod__, chosen)  # twice as fast as an f-string for each number
     return numbers
 
 
 @dataclass
 class _Run:
-    """Names that differ only in their last number, which counts up."""
+    """Consecutive names that differ only in their last number."""
 
     prefix: str
     suffix: str
     ranges: list[tuple[str, str]]
 
     def takes(self, prefix: str, number: str, suffix: str) -> bool:
-        """Whether the name is this run's next; if so it is taken in."""
+        """Add the name if it has this run's prefix and suffix; whether it was added."""
         if (prefix, suffix) != (self.prefix, self.suffix):
             return False
         first, last = self.ranges[-1]
@@ -132,14 +132,14 @@ class _Run:
 
     def __str__(self) -> str:
         texts = [first if first == last else f"{first}-{last}" for first, last in self.ranges]
-        lonely = texts == [self.ranges[0][0]]
-        return f"{self.prefix}{texts[0] if lonely else '[' + ','.join(texts) + ']'}{self.suffix}"
+        single = texts == [self.ranges[0][0]]
+        return f"{self.prefix}{texts[0] if single else '[' + ','.join(texts) + ']'}{self.suffix}"
 
 
 def compress(hosts: Iterable[str]) -> str:
-    """The inverse of `expand`: a short list that expands to exactly these names, in this order.
+    """A short host list that expands to exactly these names, in this order.
 
-    Names that share everything but their last number, and follow each other, share a bracket.
+    Adjacent names that differ only in their last number share a bracket.
     """
     runs: list[_Run | str] = []
     for host in hosts:

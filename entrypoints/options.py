@@ -1,4 +1,4 @@
-"""What the user asked for, from the command line and the `SLIPWAY_` variables."""
+"""The options of `launch`, from the command line and the `SLIPWAY_` variables."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,44 +16,46 @@ DASHBOARD = "SLIPWAY_DASHBOARD"
 
 @dataclass(frozen=True)
 class Dashboard:
-    """Where the head serves Ray's dashboard, through which jobs are submitted too."""
+    """The address at which the head serves Ray's dashboard, which also accepts submitted jobs."""
 
     host: str = "127.0.0.1"
     port: int | None = None
-    """None takes Ray's own, 8265, or another if a second job on this host has that already."""
+    """None takes Ray's default, 8265, or another port if 8265 is taken."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RayOptions:
-    """None leaves the choice to Ray, or for the object store to `memory`."""
+    """Ray's options. None leaves the choice to Ray, for the object store to `ray.object_store`."""
 
     cpus: int | None = None
     gpus: int | None = None
     object_store_memory: int | None = None
     """Bytes."""
     dashboard: Dashboard | None = None
-    """None serves none."""
+    """None for no dashboard."""
     debugger_external: bool = False
-    """Ray's legacy debugger listens on all addresses, without asking for a token: `ray debug` reaches every node."""
+    """Whether Ray's legacy debugger listens on all addresses, without a token: `ray debug` then reaches every node."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
+    """All options of a launch."""
+
     command: tuple[str, ...]
     control_port: int | None = None
     deadline: float = 300.0
-    """Seconds for everything before the command: meeting, Ray, the check that all nodes are there."""
+    """Seconds for everything before the command: meeting, starting Ray, waiting for all nodes in Ray."""
     grace: float = 5.0
-    """Seconds between SIGTERM and SIGKILL for the command. With Ray's 2 s it fits the 10 s of `docker stop`."""
+    """Seconds between SIGTERM and SIGKILL for the command. With 2 s for Ray it fits into the 10 s of `docker stop`."""
     warning_grace: float = 120.0
     """The same after a scheduler's warning signal, SIGUSR1 or SIGUSR2."""
     min_nodes: int | None = None
-    """As many nodes are enough: go on with those that came, and start the command again when one is lost."""
+    """Continue with at least this many nodes, and restart the command when one is lost. None needs all of them."""
     log_directory: Path | None = None
-    """Where each node keeps its own log and Ray's, in a folder of its own."""
+    """Each node keeps its log and Ray's in a folder below it."""
     preflight: bool = True
-    """False lets a node take part that preflight finds unfit."""
+    """False lets a node join that preflight finds unfit."""
     report_directory: Path = Path()
-    """Where the head says which hosts are unfit."""
+    """The head writes the report on unfit hosts there."""
     ray: RayOptions | None = RayOptions()
     """None runs the command without Ray."""

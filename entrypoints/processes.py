@@ -1,9 +1,9 @@
-"""All processes that this launch started, however deep, and their end.
+"""The processes below this launch: starting, watching and ending them.
 
-`launch` makes itself the reaper of its descendants (PR_SET_CHILD_SUBREAPER): a daemon that one of them leaves behind
-becomes its child instead of init's. So what is below it in the process tree is exactly what it started, the death of a
-daemon arrives as SIGCHLD with its status, and "none is left" is the kernel's own answer. A marker in the environment
-would not do: Ray's agents overwrite theirs when they set their titles.
+`launch` makes itself the reaper of its descendants (PR_SET_CHILD_SUBREAPER): an orphaned daemon becomes its child
+instead of init's. The tree below `launch` is therefore exactly what it started, SIGCHLD reports the death of a daemon
+with its status, and the kernel itself tells when none is left. A marker in the environment would not work: Ray's agents
+overwrite their environment when they set their titles.
 """
 
 import asyncio
@@ -22,15 +22,15 @@ from entrypoints.errors import CommandNotFoundError
 
 _PR_SET_CHILD_SUBREAPER = 36
 _KILL_ROUND = 0.2
-"""Seconds between two rounds of SIGKILL: whoever forks while being killed is met in the next."""
+"""Seconds between two rounds of SIGKILL: the next round reaches processes that were forked during the last."""
 _KILL_LIMIT = 5.0
-"""Seconds until a process that SIGKILL does not end (it hangs in the kernel) is given up."""
+"""Seconds until `launch` gives up on a process that hangs in the kernel and survives SIGKILL."""
 
 log = logging.getLogger(__name__)
 
 
 class Process:
-    """A child: its id and, once it has ended, its exit status (128+n for signal n)."""
+    """A child process: its id and, once it has ended, its exit status (128+n for signal n)."""
 
     def __init__(self, pid: int, popen: "subprocess.Popen[bytes] | None" = None) -> None:
         self.pid = pid
@@ -38,18 +38,19 @@ class Process:
         self._popen = popen
 
     def record(self, wait_status: int) -> None:
+        """Store the status that `waitpid` returned."""
         code = os.waitstatus_to_exitcode(wait_status)
         if self._popen is not None:
-            self._popen.returncode = code  # or it would wait for the child once more
+            self._popen.returncode = code  # else Popen would wait for the child again
         if not self.ended.done():
             self.ended.set_result(code if code >= 0 else 128 - code)
 
     async def status(self) -> int:
-        """Wait for the end; being cancelled while waiting does not touch the process."""
+        """Wait for the end and return the exit status. Cancelling the wait leaves the process alone."""
         return await asyncio.shield(self.ended)
 
     async def end(self, grace: float) -> None:
-        """SIGTERM to the process's group, SIGKILL after `grace` seconds; returns when the process is gone."""
+        """Send SIGTERM to the process's group, SIGKILL after `grace` seconds, and wait until the process is gone."""
         for number, patience in ((signal.SIGTERM, grace), (signal.SIGKILL, _KILL_LIMIT)):
             if self.ended.done():
                 return
@@ -59,7 +60,7 @@ class Process:
 
 
 class ProcessTree:
-    """The descendants of this process. One per process, inside a running event loop."""
+    """The descendants of this process. Create one per process, inside a running event loop."""
 
     def __init__(self) -> None:
         if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
@@ -78,13 +79,13 @@ class ProcessTree:
     ) -> Process:
         """Start a child in its own process group.
 
-        With `output` it has no input and writes there; otherwise it inherits all three streams. In the `foreground` it
-        also gets the terminal, if there is one. Raises CommandNotFoundError.
+        With `output` the child writes there and has no input; otherwise it inherits all three streams. With
+        `foreground` it also gets the terminal, if there is one. Raises CommandNotFoundError.
         """
         stdin = None if output is None else subprocess.DEVNULL
         terminal = foreground and _owns_terminal()
         if terminal:
-            signal.signal(signal.SIGTSTP, signal.SIG_IGN)  # Ctrl-Z: nobody could continue the command
+            signal.signal(signal.SIGTSTP, signal.SIG_IGN)  # ignore Ctrl-Z: nothing could continue the command
         self._childless.clear()
         try:
             popen = subprocess.Popen(
@@ -99,7 +100,7 @@ class ProcessTree:
         return process
 
     def adopted(self, names: Sequence[str]) -> dict[str, Process]:
-        """The children with these names that others started and left to us, to be watched from now on."""
+        """The orphans with these names that became children of this process, by name; watched from now on."""
         found = {}
         for pid in _children().get(os.getpid(), []):
             name = _name(pid)
@@ -108,7 +109,7 @@ class ProcessTree:
         return found
 
     async def end_all(self, grace: float) -> None:
-        """SIGTERM to all descendants, SIGKILL after `grace` seconds, until none is left."""
+        """Send SIGTERM to all descendants, then SIGKILL after `grace` seconds until none is left."""
         self._reap()
         _signal(_descendants(), signal.SIGTERM)
         if await self._gone_within(grace):
@@ -141,7 +142,7 @@ class ProcessTree:
 
 
 def _children() -> dict[int, list[int]]:
-    """Process ids by the id of their parent, for all processes that can be seen."""
+    """The ids of all visible processes, by the id of their parent."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
@@ -149,8 +150,8 @@ def _children() -> dict[int, list[int]]:
         try:
             stat = (entry / "stat").read_text(encoding="utf-8", errors="replace")
         except (FileNotFoundError, ProcessLookupError):
-            continue  # it ended while we looked
-        parent = int(stat.rpartition(")")[2].split()[1])  # the name before it may hold anything
+            continue  # it has ended meanwhile
+        parent = int(stat.rpartition(")")[2].split()[1])  # the name before it may contain spaces and brackets
         children.setdefault(parent, []).append(int(entry.name))
     return children
 
@@ -177,7 +178,7 @@ def _signal(pids: Sequence[int], number: signal.Signals) -> None:
 
 
 def _owns_terminal() -> bool:
-    """Whether standard input is a terminal, and ours to hand on."""
+    """Whether standard input is a terminal that this process controls."""
     try:
         return os.tcgetpgrp(0) == os.getpgrp()
     except OSError:
@@ -185,13 +186,13 @@ def _owns_terminal() -> bool:
 
 
 def _give_terminal(group: int) -> None:
-    """Let the command's group read from the terminal and get its Ctrl-C, as a shell would."""
+    """Make the group the terminal's foreground group, as a shell would: it reads input and gets Ctrl-C."""
     os.tcsetpgrp(0, group)
-    os.killpg(group, signal.SIGCONT)  # it may have read, and been stopped for it, before it had the terminal
+    os.killpg(group, signal.SIGCONT)  # it was stopped if it read before it had the terminal
 
 
 def take_terminal() -> None:
-    """Take the terminal back after the command, so that the shell above finds it as it was."""
-    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # a background process that does this would be stopped
+    """Take the terminal back after the command, so that the parent shell can use it."""
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # else tcsetpgrp would stop a background process
     with contextlib.suppress(OSError):  # there is no terminal
         os.tcsetpgrp(0, os.getpgrp())

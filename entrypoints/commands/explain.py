@@ -41,9 +41,11 @@ def explain(
     warnings = [*allocation.all_warnings, *host.warnings]
     settings = [*host.settings, *(host.interface_settings() if allocation.node_count > 1 else [])]
     if control >= floor:
-        warnings.append(f"control port {control} is in the ephemeral range, which starts at {floor}: it may be taken")
+        warnings.append(f"control port {control} may be taken: it is in the ephemeral range, which starts at {floor}")
     if allocation.head is None and not variables.get(JOB_DIR):
-        warnings.append(f"{allocation.environment} names no head: set SLIPWAY_HEAD everywhere, or share a {JOB_DIR}")
+        warnings.append(
+            f"{allocation.environment} does not name the head: set SLIPWAY_HEAD on every node, or share a {JOB_DIR}"
+        )
     block = ray_blocks(allocation.job_id, allocation.node_rank, floor)[0]
     return {
         "environment": allocation.environment,
@@ -69,10 +71,10 @@ def explain(
 
 def _in_force(setting: Setting, variables: Mapping[str, str]) -> dict[str, str]:
     """The value that children get: the user's if set, else ours."""
-    said = variables.get(setting.name)
-    if said is None or said == setting.value:
+    value = variables.get(setting.name)
+    if value is None or value == setting.value:
         return {"name": setting.name, "value": setting.value, "reason": setting.reason}
-    return {"name": setting.name, "value": said, "reason": f"set already; else {setting.value}: {setting.reason}"}
+    return {"name": setting.name, "value": value, "reason": f"set by you instead of {setting.value}: {setting.reason}"}
 
 
 def _brief(allocation: Allocation) -> dict[str, Any]:

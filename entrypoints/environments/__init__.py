@@ -23,19 +23,19 @@ REGISTRY: tuple[type[Environment], ...] = by_precedence()
 
 @dataclass(frozen=True, kw_only=True)
 class Detection:
-    """The allocation that won, and what else was seen."""
+    """The winning allocation, and the others that were found."""
 
     allocation: Allocation
     runners_up: tuple[Allocation, ...]
     conflicts: tuple[str, ...]
-    """Where a runner-up says something else, as sentences."""
+    """A sentence for each contradiction between the winner and a runner-up."""
 
 
 def detect(variables: Mapping[str, str], hostname: str, root: Path = Path("/")) -> Detection:
-    """Ask every environment, in order; the first that is there wins.
+    """Ask every environment in order; the first that is present wins.
 
-    Raises DetectionError if the environment that should win is malformed: falling through to the next one could start
-    one job per node where one job over all nodes was meant. NotYetThereError, one of them, is worth another try.
+    Raises DetectionError if the environment that should win is malformed: skipping it could start one job per node
+    instead of one job over all nodes. Its subclass NotYetThereError is worth another try.
     """
     view = ProcessView(variables=variables, hostname=hostname, root=root)
     winner: Allocation | None = None
@@ -52,7 +52,7 @@ def detect(variables: Mapping[str, str], hostname: str, root: Path = Path("/")) 
             if winner is None:
                 raise
             if winner.environment == Explicit.name:
-                continue  # often the reason why the user says it all
+                continue  # often the reason why the user lists the hosts
             conflicts.append(f"{environment.name} cannot be used ({error.message}); {winner.environment} wins")
             continue
         if found is None:
@@ -64,20 +64,22 @@ def detect(variables: Mapping[str, str], hostname: str, root: Path = Path("/")) 
         else:
             runners_up.append(found)
             conflicts += _differences(winner, found)
-    assert winner is not None, "the last environment is always there"
+    assert winner is not None, "the last environment is always present"
     return Detection(allocation=winner, runners_up=tuple(runners_up), conflicts=tuple(conflicts))
 
 
 def _as_the_user_says(view: ProcessView, found: Allocation) -> Allocation:
-    """Attach where the user names a cluster and no hosts, name the head where the environment cannot, and compare the
-    number of nodes with what was asked for."""
+    """Apply what the user says: a cluster to attach to, a head that the environment does not name, a number of nodes.
+
+    Raises DetectionError if the number differs from the environment's.
+    """
     if found.environment != Explicit.name:
         found = replace(found, attach=view.variables.get(ADDRESS) or found.attach)
     expected = view.variables.get(NODES, "").strip()
     if expected and not found.attach and expected != str(found.node_count):
         raise DetectionError(
             f"{NODES} is {expected}, but {found.environment} says {found.node_count} nodes ({found.reason})",
-            hint="leave it unset where the environment knows the number, or list the nodes in SLIPWAY_HOSTS",
+            hint="unset it, as the environment knows the number, or list the nodes in SLIPWAY_HOSTS",
         )
     head = view.variables.get(HEAD, "").strip()
     if found.hosts is not None or not head:
@@ -86,7 +88,7 @@ def _as_the_user_says(view: ProcessView, found: Allocation) -> Allocation:
 
 
 def _differences(winner: Allocation, other: Allocation) -> list[str]:
-    questions = {"node_count": "nodes", "node_rank": "node rank"}  # a head may be spelled in several right ways
+    questions = {"node_count": "nodes", "node_rank": "node rank"}  # not the head: it may have several correct names
     return [
         f"{label}: {winner.environment} says {getattr(winner, field)} ({winner.reason}), "
         f"{other.environment} says {getattr(other, field)} ({other.reason}); {winner.environment} wins"

@@ -18,7 +18,7 @@ class AzureMl(Environment):
     precedence = 310
     title = "Azure Machine Learning"
     reads = (*HEAD, COUNT[0], NODE_RANK, *NUMBERS, RUN)
-    beware = "AZ_BATCH_MASTER_NODE carries a port; on one node the MPI master is called `localhost`."
+    caveats = "AZ_BATCH_MASTER_NODE includes a port. On a single node the MPI master is `localhost`."
     start = "command: LAUNCH   # distribution: {type: pytorch, process_count_per_instance: 1}"
     source = "https://learn.microsoft.com/azure/machine-learning/how-to-train-distributed-gpu"
 

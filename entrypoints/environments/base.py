@@ -1,4 +1,4 @@
-"""What every environment answers."""
+"""The base class of environments, and the allocation that they return."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from entrypoints.errors import DetectionError
 
 @dataclass(frozen=True, kw_only=True)
 class Allocation:
-    """What one environment says about this job, and where it read that."""
+    """One environment's answer: the job's nodes, this process's place among them, and the variables that told it."""
 
     environment: str
     job_id: str
@@ -19,19 +19,19 @@ class Allocation:
     node_count: int
     node_rank: int
     local_rank: int = 0
-    """Several tasks may run on one node; only task 0 forms Ray, the others wait."""
+    """The rank of this task on its node. Only task 0 forms Ray; the others wait."""
     task_count: int | None = None
-    """Tasks on all nodes together, where the environment says so."""
+    """The number of tasks on all nodes together; None if unknown."""
     hosts: tuple[str, ...] | None = None
-    """In order of rank; None where the environment names only the head."""
+    """The hosts in order of rank; None if the environment names only the head."""
     head: str | None
-    """Name or address of node rank 0, as its peers can resolve it; None where the environment does not say."""
+    """Name or address of node rank 0 that its peers can resolve; None if the environment does not tell it."""
     other_heads: tuple[str, ...] = ()
-    """Further names or addresses of the head: not every one may be reachable from every node."""
+    """Further names or addresses of the head; some nodes may reach only some of them."""
     attach: str | None = None
-    """The address of a Ray cluster that exists already and is to be used instead of forming one."""
+    """The address of an existing Ray cluster to use instead of forming one."""
     alone: str = ""
-    """The line that starts one task on every node, if this process is certainly the only one that was started."""
+    """The command that starts one task on every node, if this process is certainly the only one; else empty."""
     warnings: tuple[str, ...] = ()
     variables: Mapping[str, str]
     """The variables that decided, with their values."""
@@ -51,43 +51,48 @@ class Allocation:
 
     @property
     def is_head(self) -> bool:
+        """Whether this task leads the job."""
         return self.node_rank == 0 and self.local_rank == 0
 
     @property
     def reason(self) -> str:
-        """The deciding variables as a person would write them."""
+        """The deciding variables as `NAME=value`."""
         return " ".join(f"{name}={value}" for name, value in self.variables.items()) or "nothing else is set"
 
     @property
     def all_warnings(self) -> tuple[str, ...]:
+        """The warnings, with one if other nodes were not started."""
         if not self.alone or self.attach:
             return self.warnings
-        return (f"{self.node_count} nodes are allotted, but only this process was started: write {self.alone}",
+        return (f"{self.node_count} nodes are allocated, but only this process was started: write {self.alone}",
                 *self.warnings)  # fmt: skip
 
     @property
     def heads(self) -> tuple[str, ...]:
-        """All names and addresses of the head, the likeliest first. Raises DetectionError where there are none."""
+        """All names and addresses of the head, the likeliest first. Raises DetectionError if there is none."""
         if self.head is None:
             raise DetectionError(
-                f"{self.environment} names no head for {self.node_count} nodes ({self.reason})",
-                hint="set SLIPWAY_HEAD everywhere (mpiexec -genv SLIPWAY_HEAD $(hostname)), or share a SLIPWAY_JOB_DIR",
+                f"{self.environment} does not name the head of {self.node_count} nodes ({self.reason})",
+                hint="set SLIPWAY_HEAD on each node (mpiexec -genv SLIPWAY_HEAD $(hostname)), or use a SLIPWAY_JOB_DIR",
             )
         return (self.head, *self.other_heads)
 
     def host(self, rank: int) -> str | None:
-        """The name of a node, where the environment knows it."""
+        """The host of a rank; None if unknown."""
         if self.hosts is not None:
             return self.hosts[rank]
         return self.head if rank == 0 else None
 
 
 class Environment(ABC):
-    """One way in which nodes learn of each other. Each subclass is one file of this folder, found by itself."""
+    """A scheduler, launcher or service that tells a process its job's nodes.
+
+    Each subclass is one file of this folder, which the registry finds by itself.
+    """
 
     name: ClassVar[str]
     precedence: ClassVar[int]
-    """Its place in the order of detection, lowest first. No two environments share a number.
+    """The position in the order of detection, lowest first. No two environments share a number.
 
     | from | kind |
     | --- | --- |
@@ -95,29 +100,29 @@ class Environment(ABC):
     | 200 | resource managers: they know all nodes of the job |
     | 300 | managed services: they name the head, which the launchers below them often do not |
     | 400 | MPI launchers: they know what they started; those that set others' variables come first |
-    | 500 | Kubernetes' controllers, the more specific ones first: most are built from Indexed Jobs |
-    | 600 | variables that all of the above, and their hooks, may also set |
+    | 500 | Kubernetes' controllers, specific ones first, because most are built from Indexed Jobs |
+    | 600 | variables that all of the above and their hooks may also set |
     | 900 | one node |
     """
     last_resort: ClassVar[bool] = False
-    """Whether it is asked only if no other environment is there."""
+    """Whether it is asked only if no other environment is present."""
     job_id_variable: ClassVar[str] = ""
     """A scheduler's variable with the job's id, which is equal on all nodes."""
     array_index_variable: ClassVar[str] = ""
     """The variable with the index in a job array: its elements share the job's id and run side by side."""
     title: ClassVar[str]
-    """What people call it."""
+    """Its usual name."""
     reads: ClassVar[tuple[str, ...]]
-    """The variables and files that decide, for the documentation."""
-    beware: ClassVar[str]
-    """What its variables do not mean, though one might think so."""
+    """The deciding variables and files, for the documentation."""
+    caveats: ClassVar[str]
+    """Common misreadings of its variables, and limits of its detection."""
     start: ClassVar[str]
-    """A line that starts one task on every node; LAUNCH stands for `launch …` in the image."""
+    """A command that starts one task on every node; LAUNCH stands for `launch …` in the image."""
     source: ClassVar[str]
-    """Where its variables are documented."""
+    """The page that documents its variables."""
 
     run_under: ClassVar[str] = ""
-    """The real system under which tests start `launch`; else only its recorded or documented variables are known."""
+    """The real system under which tests start `launch`; empty if tests use recorded variables only."""
 
     @classmethod
     def scheduler_job_id(cls, variables: Mapping[str, str]) -> str | None:
@@ -131,9 +136,9 @@ class Environment(ABC):
     @classmethod
     @abstractmethod
     def detect(cls, view: ProcessView) -> Allocation | None:
-        """Return what this environment says, or None where it is not there.
+        """The allocation, or None if this environment is not present.
 
-        Raises DetectionError where it is there but its variables are malformed or lack this node's identity.
+        Raises DetectionError if it is present but its variables are malformed or lack this node's identity.
         """
 
 

@@ -1,7 +1,7 @@
 """Docker Compose and Swarm: the replicas of one service, found through Docker's own DNS.
 
-`tasks.<service>` (Swarm) and `<service>` (Compose) resolve to all replicas' addresses. The nodes are these addresses in
-order of number; this node is the one that has one of them.
+`tasks.<service>` (Swarm) and `<service>` (Compose) resolve to the addresses of all replicas. The nodes are these
+addresses in numerical order; this node is the one whose address it has.
 """
 
 import ipaddress
@@ -21,7 +21,7 @@ class Compose(Environment):
     precedence = 610
     title = "Docker Compose, Swarm"
     reads = (SERVICE, NODES, "DNS: tasks.<service>")
-    beware = "Replicas appear in DNS one after the other: `launch` waits until as many are there as --nodes says."
+    caveats = "Replicas appear in DNS one after the other. `launch` waits until there are as many as --nodes."
     start = "docker service create --replicas 2 -e SLIPWAY_SERVICE={{.Service.Name}} -e SLIPWAY_NODES=2 IMAGE …"
     source = "https://docs.docker.com/engine/swarm/networking/"
 
@@ -31,7 +31,7 @@ class Compose(Environment):
         service = reader.text(SERVICE)
         if service is None:
             return None
-        count = reader.required_number(NODES, hint=f"give --nodes or {NODES}: how many replicas {service} has")
+        count = reader.required_number(NODES, hint=f"set --nodes or {NODES} to the number of replicas of {service}")
         name, found = _addresses(service)
         if len(found) < count:
             raise NotYetThereError(f"{name} has {len(found)} addresses so far, not {count}")
@@ -39,7 +39,7 @@ class Compose(Environment):
             raise DetectionError(f"{name} has {len(found)} addresses, but {NODES} is {count}: {', '.join(found)}")
         mine = [address for address in found if address in view.addresses]
         if len(mine) != 1:
-            raise DetectionError(f"none of {name}'s addresses is this node's: {', '.join(found)}")
+            raise DetectionError(f"none of the addresses of {name} is this node's: {', '.join(found)}")
         reader.used[name] = ",".join(found)
         return Allocation(
             environment=cls.name,
@@ -53,7 +53,7 @@ class Compose(Environment):
 
 
 def _addresses(service: str) -> tuple[str, list[str]]:
-    """The name that resolves, and its addresses in order of number."""
+    """The name that resolves, and its addresses in numerical order."""
     for name in (f"tasks.{service}", service):
         try:
             entries = socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)

@@ -1,7 +1,7 @@
-"""The user lists the hosts, the head first: `--hosts`, `--hostfile`, or the head and a number.
+"""The user names the nodes: a list of hosts with the head first, or the head, the number of nodes and the rank.
 
-A host list may be Slurm's short form (`gpu-[0-3]`); a host file has one host a line, as for MPI: what follows the name
-(`slots=8`, `:8`) and comments are skipped.
+A list may use Slurm's short form (`gpu-[0-3]`). A host file has one host per line, as for MPI; slots (`slots=8`, `:8`)
+and comments are ignored.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ HEAD = "SLIPWAY_HEAD"
 NODES = "SLIPWAY_NODES"
 NODE_RANK = "SLIPWAY_NODE_RANK"
 
-_ALL_THREE = f"{HEAD}, {NODES} and {NODE_RANK} belong together; or list the nodes in {HOSTS}"
+_ALL_THREE = f"set all of {HEAD}, {NODES} and {NODE_RANK}, or list the nodes in {HOSTS}"
 
 
 class Explicit(Environment):
@@ -27,9 +27,9 @@ class Explicit(Environment):
     job_id_variable = JOB_ID
     title = "Your own list"
     reads = (HOSTS, HOST_FILE, NODE_RANK, HEAD, NODES)
-    beware = "Every node gets the same list; a host that is not in it is refused."
+    caveats = "Give every node the same list. A host that is not in it is refused."
     run_under = "two containers"
-    start = "SLIPWAY_HOSTS=gpu-[0-1] LAUNCH   # on each of them, by ssh or docker run"
+    start = "SLIPWAY_HOSTS=gpu-[0-1] LAUNCH   # on each host, by ssh or docker run"
     source = "docs/design.md"
 
     @classmethod
@@ -46,7 +46,7 @@ class Explicit(Environment):
         elif view.hostname in hosts and hosts.index(view.hostname) != rank:
             raise DetectionError(
                 f"{NODE_RANK} is {rank}, but {source} has {view.hostname} as node {hosts.index(view.hostname)}",
-                hint=f"leave {NODE_RANK} unset: the host name tells it; or say another --hostname",
+                hint=f"unset {NODE_RANK}, as the host name tells the rank, or set another --hostname",
             )
         if rank >= len(hosts):
             raise DetectionError(
@@ -89,14 +89,14 @@ def _listed(text: str) -> tuple[str, ...]:
     if not all(hosts):
         raise DetectionError(f"{HOSTS} is {text!r}: a host name is empty", hint=f"write {HOSTS}=head,worker-1")
     if blank := next((host for host in hosts if len(host.split()) > 1), None):
-        raise DetectionError(f"{HOSTS}: {blank!r} is no host name", hint="separate the names by commas")
+        raise DetectionError(f"{HOSTS}: {blank!r} is not a host name", hint="separate the names by commas")
     if repeated := {host for host in hosts if hosts.count(host) > 1}:
         raise DetectionError(f"{HOSTS} is {text!r}: {min(repeated)} is listed twice")
     return hosts
 
 
 def _by_number(reader: Reader, view: ProcessView, rank: int | None) -> Allocation | None:
-    """The head's name, the number of nodes and this node's rank. Fewer of them only help other environments."""
+    """The allocation from head, number of nodes and rank. Without a rank, the others only supplement an environment."""
     if rank is None:
         return None
     return Allocation(

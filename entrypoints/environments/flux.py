@@ -1,7 +1,7 @@
-"""Flux: tasks of `flux run`, and batch scripts, in which Flux unsets nearly everything.
+"""Flux: tasks of `flux run`, and batch scripts, in which Flux unsets nearly all variables.
 
-FLUX_JOB_ID is text (`ƒ2mLc…`), not a number. The hosts are not in the environment: `flux` itself is asked for them,
-where the container has it; without it the head must be named.
+FLUX_JOB_ID is text (`ƒ2mLc…`), not a number. No variable tells the hosts: the `flux` command does, if the container has
+it. Otherwise the user must name the head.
 """
 
 from entrypoints.environments.base import Allocation, Environment
@@ -26,9 +26,9 @@ class Flux(Environment):
     job_id_variable = JOB_ID
     title = "Flux (jobs and batch scripts)"
     reads = (JOB_ID, NODE_COUNT, SIZE, TASK, LOCAL_RANK, URI, "flux getattr hostlist")
-    beware = (
-        "FLUX_JOB_ID is not a number, and is unset in batch scripts. The hosts come from the `flux` command; without "
-        "it name the head in SLIPWAY_HEAD."
+    caveats = (
+        "FLUX_JOB_ID is not a number, and it is unset in batch scripts. The hosts come from the `flux` command; "
+        "without it, set SLIPWAY_HEAD."
     )
     start = "flux run -N2 --tasks-per-node=1 LAUNCH"
     source = "https://flux-framework.readthedocs.io/projects/flux-core/en/latest/man7/flux-environment.html"
@@ -45,7 +45,7 @@ class Flux(Environment):
         if local is None:
             if size != count:
                 raise DetectionError(f"{LOCAL_RANK} is not set for {size} tasks on {count} nodes", hint=_HINT)
-            local = 0  # one task a node
+            local = 0  # one task per node
         task = reader.required_number(TASK, hint=_HINT)
         if size % count:
             raise DetectionError(f"{SIZE} is {size}, not a multiple of {NODE_COUNT} {count}", hint=_HINT)
@@ -66,7 +66,7 @@ class Flux(Environment):
 
 
 def _batch_script(view: ProcessView, reader: Reader) -> Allocation | None:
-    """The first process of a `flux batch` or `flux alloc` instance; None where no broker answers."""
+    """The allocation of a `flux batch` or `flux alloc` instance's first process; None if no broker answers."""
     if reader.text(URI) is None:
         return None
     hosts = _hosts(view, ("flux", "getattr", "hostlist"))

@@ -1,8 +1,8 @@
 """Grid Engine and its descendants (Son of Grid Engine, Univa, Altair).
 
-PE_HOSTFILE has a line per host: name, slots, queue, processors. The file lies in the spool of the first host, often its
-own disk. `mpirun` hands the variable on to all tasks; `qrsh -inherit` only with -V, and without -noshell it has a shell
-take the command's words apart again.
+PE_HOSTFILE has one line per host: name, slots, queue, processors. The file is in the spool directory of the first host,
+often on its local disk. `mpirun` passes the variable to all tasks, `qrsh -inherit` only with -V. Without -noshell, a
+shell splits the command's words again.
 """
 
 from collections.abc import Mapping
@@ -35,9 +35,9 @@ class GridEngine(Environment):
     array_index_variable = ARRAY_TASK
     title = "Grid Engine"
     reads = (JOB_ID, ARRAY_TASK, PARALLEL_ENVIRONMENT, HOST_FILE, SCRIPT)
-    beware = (
-        "NSLOTS counts slots, and NHOSTS is 1 on every host but the first. The host file often lies on the first host "
-        "only: tasks of `qrsh -inherit` get their hosts from --hosts."
+    caveats = (
+        "NSLOTS counts slots, and NHOSTS is 1 on every host but the first. The host file is often on the first host "
+        "only, so tasks of `qrsh -inherit` get their hosts from --hosts."
     )
     run_under = "Grid Engine 8.1.9"
     start = _SCRIPT
@@ -60,7 +60,7 @@ class GridEngine(Environment):
         rank = rank_of(view, hosts, HOST_FILE) if len(hosts) > 1 else 0
         warnings = []
         if len(hosts) > 1 and rank == 0 and not started_by_mpi(view.variables) and reader.text(SCRIPT) != "QRSH":
-            warnings.append(f"a job script runs on the first host only: start the others too, with {_START}")
+            warnings.append(f"a job script runs on the first host only; start all hosts with {_START}")
         return Allocation(
             environment=cls.name,
             job_id=cls.scheduler_job_id(view.variables) or view.variables[JOB_ID],
@@ -84,8 +84,8 @@ def _hosts(view: ProcessView, reader: Reader) -> tuple[str, ...] | None:
     if started_by_mpi(view.variables):
         return None
     if path is None:
-        raise DetectionError(f"this task of {parallel} was told no {HOST_FILE}", hint=f"start it with {_START}")
+        raise DetectionError(f"{HOST_FILE} is not set for this task of {parallel}", hint=f"start it with {_START}")
     raise DetectionError(
         f"{HOST_FILE} is {path}, which cannot be read here",
-        hint=f"mount it into the container of the first host; start the tasks with {_START}",
+        hint=f"mount it into the first host's container, and start the tasks with {_START}",
     )

@@ -12,7 +12,7 @@ class Hydra(Environment):
     precedence = 440
     title = "Hydra (MPICH, Intel MPI)"
     reads = NUMBERS
-    beware = "Nothing names the head: set SLIPWAY_HEAD. Slurm and Flux set PMI_RANK too; they outrank Hydra."
+    caveats = "No variable names the head: set SLIPWAY_HEAD. Slurm and Flux set PMI_RANK too and take precedence."
     run_under = "MPICH 4.0"
     start = "mpiexec -ppn 1 -genv SLIPWAY_HEAD $(hostname) LAUNCH"
     source = "https://github.com/pmodels/mpich/blob/main/doc/wiki/how_to/Using_the_Hydra_Process_Manager.md"

@@ -1,6 +1,7 @@
 """A Kubernetes Job with completionMode Indexed: an index, a host name, and no size.
 
-The head is `<job>-0.<subdomain>`, which exists only with a headless Service; the pod's own full name tells both.
+The head is `<job>-0.<subdomain>`, which resolves only with a headless Service. The pod's full name tells job and
+subdomain.
 """
 
 import re
@@ -12,8 +13,8 @@ from entrypoints.errors import DetectionError
 
 INDEX = "JOB_COMPLETION_INDEX"
 
-SAY_THE_SIZE = f"the size is in no variable: give --nodes, or env: [{{name: {NODES}, value: '2'}}]"
-HEADLESS_SERVICE = """the pods need names; add a headless Service and name it in the pod template:
+SET_THE_SIZE = f"no variable tells the size: set --nodes, or env: [{{name: {NODES}, value: '2'}}]"
+HEADLESS_SERVICE = """the pods need names: add a headless Service and name it in the pod template
   apiVersion: v1
   kind: Service
   metadata: {name: JOB}
@@ -26,9 +27,9 @@ class IndexedJob(Environment):
     precedence = 550
     title = "Kubernetes Indexed Job"
     reads = (INDEX, NODES, "host name", "/etc/hosts")
-    beware = (
-        "The size is in no variable: say --nodes. The head's name needs a headless Service with "
-        "publishNotReadyAddresses, or a name asked for too early stays unknown for a while."
+    caveats = (
+        "No variable tells the size: set --nodes. The head's name needs a headless Service. Set its "
+        "publishNotReadyAddresses, or name servers cache that an early name is unknown."
     )
     start = "command: LAUNCH   # completionMode: Indexed, subdomain: SERVICE, env SLIPWAY_NODES"
     source = "https://kubernetes.io/docs/tasks/job/job-with-pod-to-pod-communication/"
@@ -39,7 +40,7 @@ class IndexedJob(Environment):
         index = reader.number(INDEX)
         if index is None:
             return None
-        count = reader.required_number(NODES, hint=SAY_THE_SIZE)
+        count = reader.required_number(NODES, hint=SET_THE_SIZE)
         name, subdomain = pod_name(view, reader)
         job = name.removesuffix(f"-{index}")
         if job == name:
@@ -49,7 +50,7 @@ class IndexedJob(Environment):
         head = reader.text(HEAD) or (f"{job}-0.{subdomain}" if subdomain else None)
         if head is None and count > 1:
             raise DetectionError(
-                f"the other pods of {job} have no names here", hint=HEADLESS_SERVICE.replace("JOB", job)
+                f"the other pods of {job} have no resolvable names", hint=HEADLESS_SERVICE.replace("JOB", job)
             )
         return Allocation(
             environment=cls.name,
@@ -63,9 +64,9 @@ class IndexedJob(Environment):
 
 
 def pod_name(view: ProcessView, reader: Reader) -> tuple[str, str | None]:
-    """This pod's host name and its subdomain, which the kubelet writes into /etc/hosts."""
+    """This pod's host name and its subdomain, which is in /etc/hosts; None without a subdomain."""
     reader.used["hostname"] = view.hostname
     full = view.hostname if "." in view.hostname else view.fully_qualified() or view.hostname
     name, _, domain = full.partition(".")
-    subdomain = re.sub(r"\.svc\..*$", "", domain)  # other namespaces resolve it with theirs, our own without as well
+    subdomain = re.sub(r"\.svc\..*$", "", domain)  # pods of this namespace resolve the short form too
     return name, subdomain or None

@@ -1,13 +1,13 @@
 """Kubernetes JobSet: Indexed Jobs with pod names `<jobset>-<job>-<job index>-<pod index>.<subdomain>`.
 
-The subdomain is the JobSet's name unless changed, which tells these pods from those of an Indexed Job called `train-0`.
+By default the subdomain is the JobSet's name. It tells these pods from those of an Indexed Job called `train-0`.
 """
 
 import re
 
 from entrypoints.environments.base import Allocation, Environment
 from entrypoints.environments.explicit import NODES
-from entrypoints.environments.indexed_job import INDEX, SAY_THE_SIZE, pod_name
+from entrypoints.environments.indexed_job import INDEX, SET_THE_SIZE, pod_name
 from entrypoints.environments.process_view import ProcessView, Reader
 from entrypoints.errors import DetectionError
 
@@ -23,7 +23,7 @@ class JobSet(Environment):
     precedence = 540
     title = "Kubernetes JobSet"
     reads = (INDEX, NODES, "host name", NAME, PODS_PER_JOB)
-    beware = "The index counts within one Job of the set: with several replicas of it say how many pods each has."
+    caveats = "The index counts within one Job of the set. With several Jobs, set SLIPWAY_PODS_PER_JOB."
     start = "command of the replicated Job: LAUNCH   # env SLIPWAY_NODES"
     source = "https://jobset.sigs.k8s.io/docs/concepts/"
 
@@ -42,13 +42,13 @@ class JobSet(Environment):
         per_job = reader.number(PODS_PER_JOB)
         if job_index > 0 and per_job is None:
             raise DetectionError(
-                f"{name} belongs to job {job_index} of the set: its rank depends on how many pods a job has",
+                f"{name} belongs to job {job_index} of the set: its rank depends on the number of pods per job",
                 hint=f"set {PODS_PER_JOB} to the Job's completions",
             )
         return Allocation(
             environment=cls.name,
             job_id=f"{jobset}.{view.variables.get(RESTART, '')}",
-            node_count=reader.required_number(NODES, hint=SAY_THE_SIZE),
+            node_count=reader.required_number(NODES, hint=SET_THE_SIZE),
             node_rank=job_index * (per_job or 0) + index,
             head=f"{job}-0-0.{subdomain or jobset}",
             variables=reader.used,

@@ -8,7 +8,7 @@ NODE_RANK = "PET_NODE_RANK"
 HEAD = "PET_MASTER_ADDR"
 MARKS = ("KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX")
 
-_HINT = "these are set by the trainer's torch runtime: see `kubectl describe trainjob`"
+_HINT = "the trainer's torch runtime sets these variables: see `kubectl describe trainjob`"
 
 
 class Kubeflow(Environment):
@@ -16,7 +16,7 @@ class Kubeflow(Environment):
     precedence = 530
     title = "Kubeflow Trainer v2"
     reads = (NODE_COUNT, NODE_RANK, HEAD)
-    beware = "The JobSet below has an index too, but no size; PET_NPROC_PER_NODE is torchrun's and means nothing here."
+    caveats = "The underlying JobSet has an index too, but no size. PET_NPROC_PER_NODE is for torchrun only."
     start = "spec.trainer.command: LAUNCH"
     source = "https://www.kubeflow.org/docs/components/trainer/user-guides/pytorch/"
 

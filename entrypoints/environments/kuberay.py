@@ -1,4 +1,4 @@
-"""KubeRay: the pods' Ray cluster exists already, so the command only attaches to it."""
+"""KubeRay: the pods form a Ray cluster already, so the command only attaches to it."""
 
 from entrypoints.environments.base import Allocation, Environment
 from entrypoints.environments.process_view import ProcessView, Reader
@@ -15,9 +15,9 @@ class KubeRay(Environment):
     precedence = 110
     title = "KubeRay (attach)"
     reads = (ADDRESS, *HEAD, CLUSTER)
-    beware = (
-        "The operator starts Ray in every pod: `launch` forms nothing there and runs the command against that cluster. "
-        "RAY_ADDRESS does the same in every environment but your own list."
+    caveats = (
+        "The operator starts Ray in every pod, so `launch` only runs the command against that cluster. RAY_ADDRESS has "
+        "the same effect in every environment except your own list."
     )
     start = "kubectl exec HEAD_POD -- LAUNCH   # or a RayJob with entrypoint: LAUNCH"
     source = "https://docs.ray.io/en/latest/cluster/kubernetes/user-guides/config.html"
@@ -36,7 +36,7 @@ class KubeRay(Environment):
         return Allocation(
             environment=cls.name,
             job_id=cluster or attach,
-            node_count=1,  # the cluster has more, but this command is one and runs here
+            node_count=1,  # the cluster has more nodes, but the command runs here only
             node_rank=0,
             head=head or attach.rpartition(":")[0].strip("[]"),
             attach=attach,

@@ -1,4 +1,4 @@
-"""Kubernetes LeaderWorkerSet: each group of one leader and its workers is a job of its own."""
+"""Kubernetes LeaderWorkerSet: each group of a leader and its workers is one job."""
 
 import re
 
@@ -10,7 +10,7 @@ LEADER = "LWS_LEADER_ADDRESS"
 SIZE = "LWS_GROUP_SIZE"
 INDEX = "LWS_WORKER_INDEX"
 
-_NEWER = f"use LeaderWorkerSet 0.6 or newer, or hand in the label leaderworkerset.sigs.k8s.io/worker-index as {INDEX}"
+_NEWER = f"use LeaderWorkerSet 0.6 or newer, or pass the label leaderworkerset.sigs.k8s.io/worker-index as {INDEX}"
 
 
 class LeaderWorkerSet(Environment):
@@ -18,7 +18,7 @@ class LeaderWorkerSet(Environment):
     precedence = 500
     title = "Kubernetes LeaderWorkerSet"
     reads = (LEADER, SIZE, INDEX)
-    beware = "The group size counts the leader too. Every replica of the set is a job of its own."
+    caveats = "The group size includes the leader. Each replica of the set is a separate job."
     start = "command of leaderTemplate and workerTemplate: LAUNCH"
     source = "https://lws.sigs.k8s.io/docs/reference/labels-annotations-and-environment-variables/"
 
@@ -43,6 +43,8 @@ def _rank_by_name(view: ProcessView, reader: Reader, leader: str) -> int:
     """Pods are named `set-group` (the leader) and `set-group-index`."""
     match = re.fullmatch(re.escape(leader.split(".")[0]) + r"(?:-(\d+))?", view.hostname.split(".")[0])
     if match is None:
-        raise DetectionError(f"{INDEX} is not set, and {view.hostname} is no pod of the leader {leader}", hint=_NEWER)
+        raise DetectionError(
+            f"{INDEX} is not set, and {view.hostname} is not a pod of the leader {leader}", hint=_NEWER
+        )
     reader.used["hostname"] = view.hostname
     return int(match[1] or 0)

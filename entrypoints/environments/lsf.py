@@ -1,7 +1,7 @@
 """IBM Spectrum LSF: `mpirun`, `blaunch` on each host, or `jsrun` (Spectrum MPI's job step manager).
 
-LSF starts one process, on the first host; its lists have an entry per slot. jsrun's hosts come after the launch node,
-which holds the batch script and runs no task.
+LSF starts one process, on the first host; its lists have one entry per slot. With jsrun, the list starts with the
+launch node, which runs the batch script and no task.
 """
 
 from entrypoints.environments.base import Allocation, Environment
@@ -28,7 +28,10 @@ class Lsf(Environment):
     array_index_variable = ARRAY_INDEX
     title = "LSF (mpirun, blaunch, jsrun)"
     reads = (JOB_ID, HOST_FILE, SLOTS, HOSTS, BLAUNCH_TASK, *JSM)
-    beware = "One process is started, on the first host. jsrun's list begins with the launch node, which runs no task."
+    caveats = (
+        "LSF starts one process, on the first host. With jsrun, the list starts with the launch node, which runs no "
+        "task."
+    )
     start = _ONE_PER_HOST.replace("launch ...", "LAUNCH")
     source = "https://www.ibm.com/docs/en/spectrum-lsf/10.1.0?topic=variables-environment-variable-reference"
 
@@ -58,7 +61,7 @@ class Lsf(Environment):
 
 
 def _hosts(view: ProcessView, reader: Reader) -> tuple[tuple[str, ...], str]:
-    """The hosts in LSF's order, and the variable that they come from."""
+    """The hosts in LSF's order, and the variable that tells them."""
     if (path := reader.text(HOST_FILE)) and (lines := view.lines(path)):
         return distinct([line.split()[0] for line in lines]), HOST_FILE
     reader.used.pop(HOST_FILE, None)
@@ -67,13 +70,13 @@ def _hosts(view: ProcessView, reader: Reader) -> tuple[tuple[str, ...], str]:
         if len(names) != len(slots) or not all(slot.isdigit() for slot in slots):
             raise DetectionError(f"{SLOTS} is {text!r}, not pairs of a host and its slots")
         return distinct(names), SLOTS
-    return distinct(reader.required(HOSTS, hint=f"hand {SLOTS} into the container").split()), HOSTS
+    return distinct(reader.required(HOSTS, hint=f"pass {SLOTS} into the container").split()), HOSTS
 
 
 def _below_jsrun(view: ProcessView, reader: Reader, job_id: str, hosts: tuple[str, ...], source: str) -> Allocation:
     task, size = (reader.required_number(name, hint=_HINT) for name in JSM[:2])
     local, local_size = (reader.number(name) for name in JSM[2:])
-    if local is None or local_size is None:  # the hosts behind the launch node share the tasks
+    if local is None or local_size is None:  # the hosts after the launch node share the tasks
         local_size = max(1, size // max(1, len(hosts) - 1))
         local = task % local_size
     count, rank = nodes_of_tasks(task, size, local, local_size)
@@ -82,7 +85,7 @@ def _below_jsrun(view: ProcessView, reader: Reader, job_id: str, hosts: tuple[st
     if len(hosts) > count:
         raise DetectionError(f"{source} lists {len(hosts)} hosts, but jsrun uses {count} of them", hint=_HINT)
     named = [host.split(".")[0] for host in hosts]
-    if view.hostname.split(".")[0] in named:  # jsrun may number the hosts in an order of its own
+    if view.hostname.split(".")[0] in named:  # jsrun may number the hosts in another order
         rank = named.index(view.hostname.split(".")[0])
     return Allocation(
         environment=Lsf.name,

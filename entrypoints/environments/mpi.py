@@ -1,4 +1,4 @@
-"""What the MPI launchers have in common, also for the schedulers above them."""
+"""Variables and rules that the MPI launchers share."""
 
 from collections.abc import Mapping
 
@@ -7,8 +7,8 @@ from entrypoints.environments.process_view import ProcessView, Reader, nodes_of_
 from entrypoints.errors import DetectionError
 
 STARTED = ("OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PALS_RANKID", "MPI_LOCALNRANKS", "MPI_LOCALRANKID")
-"""Variables of which at least one is there in every task that an MPI launcher started. PMI_RANK is not among them:
-schedulers set it too, for tasks that they start themselves."""
+"""Every task of an MPI launcher has at least one of these variables. PMI_RANK is not among them, because schedulers set
+it for their own tasks too."""
 LOCAL_RANK = (
     "OMPI_COMM_WORLD_LOCAL_RANK",
     "MV2_COMM_WORLD_LOCAL_RANK",
@@ -24,7 +24,7 @@ def started_by_mpi(variables: Mapping[str, str]) -> bool:
 
 
 def local_rank(reader: Reader) -> int:
-    """This task's rank on its node, by whichever MPI launcher started it; 0 without one."""
+    """This task's rank on its node according to its MPI launcher; 0 without one."""
     return reader.number(*LOCAL_RANK) or 0
 
 
@@ -36,9 +36,9 @@ def by_tasks(
     heads: tuple[str, ...],
     job_id: str,
 ) -> Allocation:
-    """What an MPI launcher's four numbers say: rank, size, local rank and local size.
+    """The allocation from an MPI launcher's four numbers: rank, size, local rank and local size.
 
-    `heads` are the names or addresses of the first node, as far as the launcher tells.
+    `heads` are the names or addresses of the first node that the launcher tells.
     """
     task, size, local = (reader.required_number(name, hint=ONE_PER_NODE) for name in names[:3])
     local_size = reader.number(names[3])

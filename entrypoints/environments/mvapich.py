@@ -1,4 +1,4 @@
-"""MVAPICH2's mpirun_rsh and mpiexec: four numbers, no head."""
+"""MVAPICH2's mpirun_rsh and mpiexec: four numbers and no head."""
 
 from entrypoints.environments.base import Allocation, Environment
 from entrypoints.environments.mpi import by_tasks
@@ -12,7 +12,7 @@ class Mvapich(Environment):
     precedence = 420
     title = "MVAPICH2"
     reads = NUMBERS
-    beware = "Nothing names the head: set SLIPWAY_HEAD on every node."
+    caveats = "No variable names the head: set SLIPWAY_HEAD on every node."
     start = "mpirun_rsh -np 2 -hostfile HOSTS SLIPWAY_HEAD=$(head -n1 HOSTS) LAUNCH"
     source = "https://mvapich.cse.ohio-state.edu/userguide/"
 

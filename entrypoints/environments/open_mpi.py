@@ -1,7 +1,7 @@
 """Open MPI's mpirun: version 4 (ORTE) and version 5 (PRRTE).
 
-Version 4 tells the launcher's addresses in OMPI_MCA_orte_hnp_uri. Version 5 tells its host name in PMIX_NAMESPACE,
-which version 4 has too, as a number. The launcher runs on the first node unless it was called from elsewhere.
+OMPI_MCA_orte_hnp_uri has the launcher's addresses in version 4, PMIX_NAMESPACE its host name in version 5 (in version 4
+a number). The launcher runs on the first node, unless it was called from another host.
 """
 
 import re
@@ -27,9 +27,9 @@ class OpenMpi(Environment):
     precedence = 400
     title = "Open MPI 4 and 5"
     reads = (*NUMBERS, URI, NAMESPACE)
-    beware = (
-        "The launcher's first address may be unroutable, so all are tried. Called from a login node, mpirun is not on "
-        "the first node: set SLIPWAY_HEAD. Environment variables travel only with -x."
+    caveats = (
+        "The launcher's first address may be unreachable, so `launch` tries all. If you call mpirun on a login node, "
+        "set SLIPWAY_HEAD. mpirun passes environment variables only with -x."
     )
     run_under = "Open MPI 4.1"
     start = "mpirun --map-by ppr:1:node -x SLIPWAY_TOKEN LAUNCH"
@@ -45,7 +45,7 @@ class OpenMpi(Environment):
 
 
 def launcher(reader: Reader) -> tuple[tuple[str, ...], str]:
-    """The launcher's names or addresses, and an id of this run."""
+    """The launcher's names or addresses, and an id of the run."""
     uri = reader.text(URI)
     if uri is None:
         namespace = reader.text(NAMESPACE) or ""

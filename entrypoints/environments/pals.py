@@ -18,7 +18,7 @@ class Pals(Environment):
     precedence = 430
     title = "PALS (HPE Cray)"
     reads = (RANK, NODE_RANK, LOCAL_RANK, JOB_ID, SIZE[0], LOCAL_SIZE[0])
-    beware = "Nothing names the head: below PBS the node file does; else set SLIPWAY_HEAD."
+    caveats = "No variable names the head. In a PBS job the node file does; otherwise set SLIPWAY_HEAD."
     start = "mpiexec -ppn 1 --env SLIPWAY_HEAD=$(hostname) LAUNCH"
     source = "https://cpe.ext.hpe.com/docs/latest/pals/index.html"
 

@@ -1,7 +1,7 @@
 """PBS Professional, OpenPBS and Torque.
 
-PBS_NODEFILE has a line per slot (mpiprocs), and often exists on the first node only: elsewhere the MPI launcher that
-started the task has to say where it is.
+PBS_NODEFILE has one line per slot (mpiprocs) and often exists on the first node only. On the others the variables of
+the MPI launcher that started the task must tell the node.
 """
 
 from entrypoints.environments.base import Allocation, Environment
@@ -22,7 +22,7 @@ class Pbs(Environment):
     job_id_variable = JOB_ID
     title = "PBS, Torque"
     reads = (JOB_ID, NODE_FILE, TASK)
-    beware = "The node file has a line per slot and may exist on the first node only; mount it into the container."
+    caveats = "The node file has one line per slot and may exist on the first node only. Mount it into the container."
     start = "mpirun --map-by ppr:1:node LAUNCH"
     source = "https://2021.help.altair.com/2021.1/PBSProfessional/PBSUserGuide2021.1.pdf"
 
@@ -32,7 +32,7 @@ class Pbs(Environment):
         job_id = reader.text(JOB_ID)
         if job_id is None:
             return None
-        path = reader.required(NODE_FILE, hint="hand the PBS_ variables into the container")
+        path = reader.required(NODE_FILE, hint="pass the PBS_ variables into the container")
         lines = view.lines(path)
         if not lines:
             if started_by_mpi(view.variables):

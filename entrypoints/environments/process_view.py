@@ -1,4 +1,4 @@
-"""Where `launch` finds itself, as environments may look at it, and the two ways in which they read it."""
+"""One process's view of its node, and readers of variables and host lists for environments."""
 
 import re
 import shutil
@@ -10,21 +10,21 @@ from pathlib import Path
 from entrypoints.errors import DetectionError
 
 _PATIENCE = 5.0
-"""Seconds for a scheduler's own command to answer."""
+"""Seconds in which a scheduler's command must answer."""
 _LOCAL_ADDRESS = re.compile(r"\|-- (\S+)\s+/32 host LOCAL")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessView:
-    """One node, as seen by one process. Nothing here is read before it is asked for."""
+    """The variables, host name and files that one process sees. Files are read on demand."""
 
     variables: Mapping[str, str]
     hostname: str
     root: Path = Path("/")
-    """Files are read below it, so that a recorded place can be looked at."""
+    """The root directory of all files, so that tests can use recorded ones."""
 
     def lines(self, path: str) -> list[str] | None:
-        """The lines of a file that say something; None if it cannot be read here."""
+        """The stripped, non-empty lines of a file; None if it cannot be read here."""
         try:
             text = (self.root / path.lstrip("/")).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):
@@ -32,7 +32,7 @@ class ProcessView:
         return [line.strip() for line in text.splitlines() if line.strip()]
 
     def ask(self, *command: str) -> str | None:
-        """What a scheduler's own program prints; None if it is not there or fails."""
+        """The output of a scheduler's program; None if it is missing or fails."""
         program = shutil.which(command[0], path=self.variables.get("PATH", ""))
         if program is None:
             return None
@@ -51,7 +51,7 @@ class ProcessView:
         return frozenset(found for found in _LOCAL_ADDRESS.findall(text) if not found.startswith("127."))
 
     def fully_qualified(self) -> str | None:
-        """The name that /etc/hosts gives this host, if it is longer than the host name: pods are told theirs there."""
+        """This host's full name in /etc/hosts, where the kubelet writes a pod's; None if there is none."""
         for line in self.lines("/etc/hosts") or ():
             _, *names = line.split("#")[0].split() or [""]
             if self.hostname in names:
@@ -60,14 +60,14 @@ class ProcessView:
 
 
 class Reader:
-    """Reads variables and remembers which were used; an empty value counts as unset."""
+    """Reads variables and remembers which it used. An empty value counts as unset."""
 
     def __init__(self, variables: Mapping[str, str]) -> None:
         self._variables = variables
         self.used: dict[str, str] = {}
 
     def text(self, *names: str) -> str | None:
-        """The first of these variables that is set."""
+        """The first of these variables that is set; None if none is."""
         for name in names:
             if value := self._variables.get(name, "").strip():
                 self.used[name] = value
@@ -75,7 +75,7 @@ class Reader:
         return None
 
     def number(self, *names: str) -> int | None:
-        """The first of these variables that is set, as a whole number."""
+        """The same as a whole number. Raises DetectionError if it is not one."""
         text = self.text(*names)
         if text is None:
             return None
@@ -85,14 +85,14 @@ class Reader:
         return int(text)
 
     def required(self, *names: str, hint: str) -> str:
-        """Like text(), for what must never be guessed."""
+        """Like `text`, but raises DetectionError if none is set."""
         text = self.text(*names)
         if text is None:
             raise DetectionError(f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} not set", hint=hint)
         return text
 
     def required_number(self, *names: str, hint: str) -> int:
-        """Like number(), for what must never be guessed: a wrong identity is worse than none."""
+        """Like `number`, but raises DetectionError if none is set: a wrong identity is worse than none."""
         self.required(*names, hint=hint)
         number = self.number(*names)
         assert number is not None
@@ -100,14 +100,14 @@ class Reader:
 
 
 def distinct(hosts: Sequence[str]) -> tuple[str, ...]:
-    """Each host once, where it comes first: schedulers write a line per slot."""
+    """Each host once, in order of first appearance: schedulers write one line per slot."""
     return tuple(dict.fromkeys(hosts))
 
 
 def rank_of(view: ProcessView, hosts: Sequence[str], source: str) -> int:
-    """This node's place in a list: by its full name, an unambiguous short name, or one of its addresses.
+    """This node's index in a list of hosts: by its full name, an unambiguous short name, or an address.
 
-    Raises DetectionError if it is not there, or there twice.
+    Raises DetectionError if the list lacks this node or contains it twice.
     """
     if view.hostname in hosts:
         return hosts.index(view.hostname)
@@ -118,19 +118,19 @@ def rank_of(view: ProcessView, hosts: Sequence[str], source: str) -> int:
     if len(matches) != 1:
         raise DetectionError(
             f"this host is {view.hostname}, which is {'ambiguous' if matches else 'not'} in {source}={','.join(hosts)}",
-            hint=f"say which of them it is with --node-rank or SLIPWAY_NODE_RANK (0 to {len(hosts) - 1})",
+            hint=f"set its rank with --node-rank or SLIPWAY_NODE_RANK (0 to {len(hosts) - 1})",
         )
     return matches[0]
 
 
 def nodes_of_tasks(rank: int, size: int, local_rank: int, local_size: int) -> tuple[int, int]:
-    """Node count and node rank where tasks are numbered node by node: the common "block" placement.
+    """Node count and node rank if tasks are numbered node by node, the common "block" placement.
 
-    Raises DetectionError for any other placement, in which ranks say nothing about nodes.
+    Raises DetectionError for any other placement, in which ranks do not tell the nodes.
     """
     if local_size < 1 or size % local_size or rank % local_size != local_rank:
         raise DetectionError(
-            f"task {rank} of {size} is task {local_rank} of {local_size} on its node: that does not tell the nodes",
+            f"task {rank} of {size} is task {local_rank} of {local_size} on its node, which does not tell the nodes",
             hint="start one task per node (mpirun --map-by ppr:1:node, mpiexec -ppn 1, --ntasks-per-node=1)",
         )
     return size // local_size, rank // local_size

@@ -1,4 +1,4 @@
-"""PRRTE's prterun without Open MPI around it: a rank, but no size."""
+"""PRRTE's prterun without Open MPI: a rank, but no size."""
 
 from entrypoints.environments.base import Allocation, Environment, scheduler_job_id
 from entrypoints.environments.explicit import NODES
@@ -15,7 +15,7 @@ class Prrte(Environment):
     precedence = 410
     title = "PRRTE"
     reads = (LAUNCHED, RANK, NAMESPACE, NODES)
-    beware = "The number of nodes is only known through PMIx: say it with --nodes, and start one task per node."
+    caveats = "Only PMIx knows the number of nodes: set --nodes, and start one task per node."
     start = "prterun --map-by ppr:1:node -x SLIPWAY_TOKEN LAUNCH"
     source = "https://docs.prrte.org/en/latest/"
 
@@ -28,7 +28,7 @@ class Prrte(Environment):
         return Allocation(
             environment=cls.name,
             job_id=scheduler_job_id(view.variables) or job_id,
-            node_count=reader.required_number(NODES, hint=f"say it with --nodes, and {ONE_PER_NODE}"),
+            node_count=reader.required_number(NODES, hint=f"set --nodes, and {ONE_PER_NODE}"),
             node_rank=reader.required_number(RANK, hint=ONE_PER_NODE),
             head=heads[0] if heads else None,
             other_heads=heads[1:],

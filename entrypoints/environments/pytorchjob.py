@@ -1,7 +1,7 @@
-"""Kubeflow's PyTorchJob, and Alibaba's PAI-DLC, which names its variables alike.
+"""Kubeflow's PyTorchJob, and Alibaba's PAI-DLC with the same variables.
 
-RANK and WORLD_SIZE count **pods** here, not processes, unless the operator also sets torchrun's PET_ variables. The
-sign is the master's name, `<job>-master-0`. Below torchrun (LOCAL_RANK) they count processes again: not this one.
+RANK and WORLD_SIZE count **pods** here, not processes. The master's name, `<job>-master-0`, identifies this
+environment. Workers of torchrun have LOCAL_RANK and are not part of it: for them RANK and WORLD_SIZE count processes.
 """
 
 from entrypoints.environments.base import Allocation, Environment
@@ -12,7 +12,7 @@ NODE_COUNT = ("PET_NNODES", "WORLD_SIZE")
 NODE_RANK = ("PET_NODE_RANK", "RANK")
 
 _MASTER = "-master-0"
-_HINT = "these are set by the training operator; hand all of MASTER_ADDR, WORLD_SIZE and RANK into the container"
+_HINT = "the training operator sets these variables; pass MASTER_ADDR, WORLD_SIZE and RANK into the container"
 
 
 class PyTorchJob(Environment):
@@ -20,7 +20,7 @@ class PyTorchJob(Environment):
     precedence = 520
     title = "Kubeflow PyTorchJob, PAI-DLC"
     reads = (*HEAD, *NODE_COUNT, *NODE_RANK)
-    beware = "RANK and WORLD_SIZE count pods; the master may be told that it is `localhost`."
+    caveats = "RANK and WORLD_SIZE count pods. On the master, MASTER_ADDR may be `localhost`."
     start = "command of the Master and Worker templates: LAUNCH"
     source = "https://www.kubeflow.org/docs/components/trainer/legacy-v1/user-guides/pytorch/"
 

@@ -16,7 +16,7 @@ class RunPod(Environment):
     precedence = 340
     title = "RunPod Instant Clusters"
     reads = (HEAD[0], NODE_RANK, COUNT)
-    beware = "WORLD_SIZE counts GPUs; eth0 is the way outside, the cluster's own network is ens1 and above."
+    caveats = "WORLD_SIZE counts GPUs. eth0 leads to the internet; the cluster's network is ens1 and above."
     start = "container start command: LAUNCH"
     source = "https://docs.runpod.io/instant-clusters/configuration"
 

@@ -1,6 +1,7 @@
-"""Amazon SageMaker training jobs and HyperPod's managed ones: `algo-1`, `algo-2` …
+"""Amazon SageMaker training jobs, HyperPod's managed ones too: `algo-1`, `algo-2` …
 
-SageMaker's own tools sort the list as text (`algo-10` before `algo-2`); all nodes must agree, so numbers count here.
+All nodes must agree on an order. Hosts are sorted by number, while SageMaker's own tools sort them as text (`algo-10`
+before `algo-2`).
 """
 
 import json
@@ -21,7 +22,7 @@ class SageMaker(Environment):
     precedence = 300
     title = "Amazon SageMaker"
     reads = (CONFIG, HOSTS, CURRENT, JOB[0])
-    beware = "Hosts are sorted by number, not as text: algo-2 comes before algo-10."
+    caveats = "Hosts are sorted by number, not as text: algo-2 comes before algo-10."
     start = "ContainerEntrypoint: LAUNCH"
     source = "https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-training-algo-running-container.html"
 
@@ -76,5 +77,5 @@ def _names(source: str, text: str) -> list[str]:
 
 
 def _natural(host: str) -> list[tuple[int, str]]:
-    """Sort key in which numbers count as numbers."""
+    """A sort key that compares numbers by value."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", host)]

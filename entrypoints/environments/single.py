@@ -1,4 +1,4 @@
-"""One node, on its own: what is left when nothing else is there."""
+"""A single node: used if no other environment is present."""
 
 import secrets
 
@@ -7,7 +7,7 @@ from entrypoints.environments.process_view import ProcessView
 from entrypoints.errors import DetectionError
 
 RANKS = ("NODE_RANK", "PET_NODE_RANK", "GROUP_RANK", "RANK")
-"""What a node of several would have, though the rest of its variables be lost."""
+"""One of these above 0 shows that there are other nodes, even if the other variables are missing."""
 
 
 class Single(Environment):
@@ -16,7 +16,7 @@ class Single(Environment):
     precedence = 900
     title = "One node"
     reads = ()
-    beware = "Taken when nothing else is found: look at `launch explain` if you expected several nodes."
+    caveats = "Used if nothing else is found. If you expected several nodes, check `launch explain`."
     run_under = "one container"
     start = "LAUNCH"
     source = "docs/design.md"
@@ -27,11 +27,11 @@ class Single(Environment):
             if view.variables.get(name, "").strip("0").isdigit():
                 raise DetectionError(
                     f"{name} is {view.variables[name]}, so there are other nodes, but nothing says how many",
-                    hint=f"hand NNODES and MASTER_ADDR into the container too; for a node on its own unset {name}",
+                    hint=f"pass NNODES and MASTER_ADDR into the container too; for a single node unset {name}",
                 )
         return Allocation(
             environment=cls.name,
-            job_id=secrets.token_hex(4),  # nobody else needs to know it, but two jobs on one host must differ
+            job_id=secrets.token_hex(4),  # no peer needs it, but two jobs on one host must differ
             node_count=1,
             node_rank=0,
             hosts=(view.hostname,),

@@ -9,7 +9,7 @@ NODE_RANK = "SKYPILOT_NODE_RANK"
 COUNT = "SKYPILOT_NUM_NODES"
 TASK = ("SKYPILOT_TASK_ID", "SKYPILOT_INTERNAL_JOB_ID")
 
-_HINT = "SkyPilot sets it in `run:`; hand SKYPILOT_* into the container"
+_HINT = "SkyPilot sets it in `run:`; pass SKYPILOT_* into the container"
 
 
 class SkyPilot(Environment):
@@ -17,7 +17,7 @@ class SkyPilot(Environment):
     precedence = 330
     title = "SkyPilot"
     reads = (ADDRESSES, NODE_RANK, COUNT, TASK[0])
-    beware = "The addresses are lines of one variable; SKYPILOT_NUM_GPUS_PER_NODE means GPUs, not tasks."
+    caveats = "One variable has one address per line. SKYPILOT_NUM_GPUS_PER_NODE counts GPUs, not tasks."
     start = "run: docker run --network host --env-file <(env | grep -E '^(SKYPILOT|SLIPWAY)_' …) IMAGE …"
     source = "https://docs.skypilot.co/en/latest/running-jobs/environment-variables.html"
 

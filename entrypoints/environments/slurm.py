@@ -1,8 +1,8 @@
 """Slurm, from its variables alone: containers rarely have `scontrol`.
 
-The step's variables outrank the job's, as a step may use fewer nodes. The rank is SLURM_NODEID; SLURM_PROCID counts
-tasks, several of which may share a node. `mpirun` below Slurm is different: it starts a step of its own on all nodes
-but the first, so only the job's list and the node's own name are right on every node.
+The step's variables outrank the job's, because a step may use fewer nodes. The rank is SLURM_NODEID; SLURM_PROCID
+counts tasks, and several may share a node. Under `mpirun`, which starts its own step on all nodes but the first, only
+the job's list and the node's name are right on every node.
 """
 
 from entrypoints.environments.base import Allocation, Environment
@@ -21,7 +21,7 @@ LOCAL_RANK = "SLURM_LOCALID"
 NODE_NAME = "SLURMD_NODENAME"
 RESTARTS = "SLURM_RESTART_COUNT"
 
-_START_WITH_SRUN = "start one task per node with srun --ntasks-per-node=1, and hand SLURM_* into the container"
+_START_WITH_SRUN = "start one task per node with srun --ntasks-per-node=1, and pass SLURM_* into the container"
 
 
 class Slurm(Environment):
@@ -30,9 +30,9 @@ class Slurm(Environment):
     job_id_variable = JOB_ID
     title = "Slurm"
     reads = (JOB_ID, STEP_ID, *NODE_COUNT[:2], *NODE_LIST[:2], NODE_RANK, LOCAL_RANK, NODE_NAME, RESTARTS)
-    beware = (
-        "SLURM_PROCID and SLURM_NTASKS count tasks. enroot and pyxis also set MASTER_ADDR, RANK and WORLD_SIZE: Slurm "
-        "outranks them. Without srun an sbatch script is one process on the first node."
+    caveats = (
+        "SLURM_PROCID and SLURM_NTASKS count tasks. enroot and pyxis also set MASTER_ADDR, RANK and WORLD_SIZE; Slurm "
+        "takes precedence. Without srun, an sbatch script is one process on the first node."
     )
     run_under = "Slurm 22.05"
     start = "srun --ntasks-per-node=1 LAUNCH"
@@ -45,13 +45,13 @@ class Slurm(Environment):
         if job_id is None:
             return None
         if restarts := reader.number(RESTARTS):
-            job_id = f"{job_id}+{restarts}"  # a task that a requeue left over must not meet the new ones
+            job_id = f"{job_id}+{restarts}"  # a task left from before a requeue must not meet the new ones
         if started_by_mpi(view.variables):
             return _below_mpirun(view, reader, job_id)
         count = reader.required_number(*NODE_COUNT, hint=_START_WITH_SRUN)
         hosts = _hosts(reader, NODE_LIST)
         step_id = reader.text(STEP_ID)
-        if step_id is None:  # a batch script or salloc's shell: the only process there is
+        if step_id is None:  # a batch script or salloc's shell: the job's only process
             rank = reader.number(NODE_RANK) or 0
             alone = f"srun --nodes={count} --ntasks-per-node=1 launch ..." if count > 1 else ""
         else:

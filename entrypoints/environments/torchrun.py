@@ -1,9 +1,9 @@
-"""torchrun-style variables, as torchrun, Kubeflow's trainers and many job templates set them.
+"""The variables of torchrun, which Kubeflow's trainers and many job templates set too.
 
-- `PET_*`: torchrun's own options as variables (Kubeflow Trainer v2); they count nodes.
+- `PET_*`: torchrun's options as variables (Kubeflow Trainer v2); they count nodes.
 - `NNODES`, `NODE_RANK`, `MASTER_ADDR`: the usual hand-written template; they count nodes.
-- `GROUP_RANK`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, `WORLD_SIZE`: what torchrun gives its workers; WORLD_SIZE counts
-  processes there. PyTorchJob and PAI-DLC count **nodes** in RANK and WORLD_SIZE, so those two are believed only beside
+- `GROUP_RANK`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, `WORLD_SIZE`: torchrun sets them for its workers; WORLD_SIZE counts
+  processes. PyTorchJob and PAI-DLC count **nodes** in RANK and WORLD_SIZE, so these two count only together with
   LOCAL_RANK and LOCAL_WORLD_SIZE: https://pytorch.org/docs/stable/elastic/run.html#environment-variables
 """
 
@@ -24,8 +24,10 @@ class Torchrun(Environment):
     precedence = 600
     title = "torchrun-style variables"
     reads = (*NODE_COUNT, *NODE_RANK, *HEAD, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    beware = "RANK and WORLD_SIZE may count nodes or processes: believed only beside LOCAL_RANK and LOCAL_WORLD_SIZE."
-    start = "NNODES=2 NODE_RANK=0 MASTER_ADDR=gpu-0 LAUNCH   # on each node with its rank"
+    caveats = (
+        "RANK and WORLD_SIZE may count nodes or processes, so they need LOCAL_RANK and LOCAL_WORLD_SIZE beside them."
+    )
+    start = "NNODES=2 NODE_RANK=0 MASTER_ADDR=gpu-0 LAUNCH   # on each node, with its rank"
     source = "https://pytorch.org/docs/stable/elastic/run.html#environment-variables"
 
     @classmethod
@@ -52,7 +54,7 @@ class Torchrun(Environment):
 
 
 def _by_nodes(reader: Reader) -> tuple[int, int, int] | None:
-    """Node count, node rank and local rank from variables that count nodes."""
+    """Node count, node rank and local rank from variables that count nodes; None if they are unset."""
     if reader.text(*NODE_COUNT) is None:
         return None
     count = reader.number(*NODE_COUNT) or 0

@@ -1,4 +1,4 @@
-"""Google Vertex AI custom jobs: CLUSTER_SPEC holds the worker pools and this task's place in them."""
+"""Google Vertex AI custom jobs: CLUSTER_SPEC has the worker pools and this task's index."""
 
 import json
 from typing import Any
@@ -16,7 +16,7 @@ class VertexAi(Environment):
     precedence = 320
     title = "Google Vertex AI"
     reads = (SPEC, JOB[0])
-    beware = "The index counts within one worker pool: the nodes are all pools in order."
+    caveats = "The index counts within one worker pool. The nodes are all pools in order."
     start = "containerSpec.command: LAUNCH"
     source = "https://cloud.google.com/vertex-ai/docs/training/distributed-training"
 
@@ -50,4 +50,4 @@ def _parse(text: str) -> tuple[dict[str, list[str]], str, int]:
         pools = {str(name): [str(host) for host in hosts] for name, hosts in document["cluster"].items()}
         return pools, str(document["task"]["type"]), int(document["task"]["index"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DetectionError(f"{SPEC} is not what Vertex AI writes: {text[:80]!r}") from error
+        raise DetectionError(f"{SPEC} does not have Vertex AI's format: {text[:80]!r}") from error

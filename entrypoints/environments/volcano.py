@@ -1,7 +1,7 @@
 """Volcano jobs (plug-ins svc and env), and Huawei's ModelArts, which sets the same variables.
 
-Each kind of task has its own list, VC_<TASK>_HOSTS, and its own numbering, VC_TASK_INDEX; the nodes of the job are all
-lists together, beginning with the task that is called master, head, leader, launcher or chief.
+Each kind of task has its own list, VC_<TASK>_HOSTS, and its own numbering, VC_TASK_INDEX. The job's nodes are all lists
+together, starting with the task called master, head, leader, launcher or chief.
 """
 
 import re
@@ -21,7 +21,7 @@ class Volcano(Environment):
     precedence = 510
     title = "Volcano, ModelArts"
     reads = (INDEX[0], "VC_<TASK>_HOSTS", "/etc/volcano/<task>.host")
-    beware = "VC_TASK_INDEX counts within one kind of task: with several kinds the pod's own name decides."
+    caveats = "VC_TASK_INDEX counts within one kind of task. With several kinds, the pod's name decides."
     start = "command of every task: LAUNCH   # plugins: {svc: [], env: []}"
     source = "https://github.com/volcano-sh/volcano/blob/master/docs/user-guide/how_to_use_env_plugin.md"
 
@@ -53,7 +53,7 @@ def _order(task: str) -> tuple[bool, str]:
 
 
 def _hosts(view: ProcessView, reader: Reader, task: str) -> list[str]:
-    """One kind's list: in the variable, or in the file that follows changes of scale."""
+    """The hosts of one kind of task: from the variable, else from the file, which follows changes of scale."""
     text = reader.text(f"VC_{task}_HOSTS") or ""
     path = f"{_FOLDER}/{task.lower().replace('_', '-')}.host"
     found = [host.strip() for host in text.split(",") if host.strip()] or view.lines(path)

@@ -1,1 +1,1 @@
-"""What this host is, and the environment variables that follow from it."""
+"""This host: its devices, network and image, and the environment variables that follow from them."""

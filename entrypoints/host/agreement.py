@@ -1,4 +1,4 @@
-"""Do all nodes have the same network? The odd one is named before training finds it the hard way."""
+"""Compares the nodes' networks when they meet, and names the nodes that differ."""
 
 import json
 from collections import Counter
@@ -9,10 +9,10 @@ _LABELS = {"kind": "fabric is", "hcas": "adapters are", "gid_index": "GID index 
 
 
 def odd_ones(summaries: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Sentences about the nodes whose summary differs from what most nodes have; of two halves the first counts.
+    """A sentence for each value in which a node differs from most nodes. In a tie the first node's value wins.
 
-    `summaries` maps a node's name to `Fabric.summary()`, in order of rank. They come from other nodes: any value may be
-    missing.
+    `summaries` maps each node's name to its `Fabric.summary()`, in order of rank. Other nodes sent them, so any value
+    may be missing.
     """
     found = []
     for key, label in _LABELS.items():

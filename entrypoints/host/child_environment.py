@@ -1,4 +1,4 @@
-"""The environment variables that children get: the image's settings, places to write, and none of the secrets."""
+"""The environment of child processes: the image's variables and writable directories, without the secrets."""
 
 import os
 import pwd
@@ -18,15 +18,15 @@ CACHES = {
     "VLLM_CACHE_ROOT": "vllm",
     "MPLCONFIGDIR": "matplotlib",
 }
-"""Variables that move a library's cache, and the folder of each below the cache directory."""
+"""The variables that move each library's cache, and its folder below the cache directory."""
 
 _OF_OTHER_LAUNCHERS = ("SLURM_", "PMI", "OMPI_", "MPI", "PRTE_", "PALS_", "MV2_")
 
 
 def child_environment(variables: Mapping[str, str], settings: Sequence[Setting] = ()) -> dict[str, str]:
-    """What every child starts from: the user's variables outrank the image's, the host's and ours.
+    """The environment of every child: the user's variables, then those of host and image, then ours.
 
-    Raises UsageError if there is no place to write.
+    Raises UsageError if no cache directory can be written.
     """
     environment = apply(variables, settings)
     environment.pop(TOKEN, None)
@@ -35,7 +35,7 @@ def child_environment(variables: Mapping[str, str], settings: Sequence[Setting] 
 
 
 def writable_places(environment: Mapping[str, str]) -> dict[str, str]:
-    """Where libraries may write, if the home directory is no place for that or the user chose another."""
+    """Cache variables, if the home directory is not writable or the user chose a cache directory; else none."""
     if CACHE_DIR not in environment and _home_is_writable(environment):
         return {}
     root = _cache_root(environment)
@@ -44,7 +44,7 @@ def writable_places(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _home(environment: Mapping[str, str]) -> dict[str, str]:
-    """A home and a name for a user id that the image does not know; `getpass.getuser()` fails without."""
+    """HOME if it is not writable, and a user name if /etc/passwd lacks this user id: `getpass.getuser()` needs one."""
     found = {}
     if not _home_is_writable(environment):
         home = _cache_root(environment) / "home"
@@ -67,7 +67,7 @@ def _home_is_writable(environment: Mapping[str, str]) -> bool:
 
 
 def _make_private(directory: Path, *, chosen: bool) -> None:
-    """Create it for this user only. The name that we choose is predictable, so somebody else's folder is refused."""
+    """Create it for this user only. Our default name is predictable, so a folder of another user is refused."""
     hint = f"set {CACHE_DIR} to a writable directory"
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -75,9 +75,9 @@ def _make_private(directory: Path, *, chosen: bool) -> None:
     except OSError as error:
         raise UsageError(f"cannot create {directory}: {error.strerror}", hint) from error
     if not (owned and os.access(directory, os.W_OK | os.X_OK)):
-        raise UsageError(f"{directory} is not this user's to write", hint)
+        raise UsageError(f"{directory} belongs to another user or is not writable", hint)
 
 
 def without_launchers(environment: Mapping[str, str]) -> dict[str, str]:
-    """Drop the variables of Slurm and MPI: an MPI_Init below Ray would join the job that started `launch`."""
+    """The environment without variables of Slurm and MPI: MPI_Init below Ray would join the job around `launch`."""
     return {name: value for name, value in environment.items() if not name.startswith(_OF_OTHER_LAUNCHERS)}

@@ -1,4 +1,4 @@
-"""The network between the nodes: what the host has, what of it training should use, and as which variables."""
+"""The fabric, the network between nodes: this host's adapters, GPUs and interface, and which of them to use."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -7,7 +7,7 @@ from typing import Any
 from entrypoints.host.accelerators import Gpu, find_gpus
 from entrypoints.host.hca import find_hcas
 from entrypoints.host.interfaces import INTERFACE, default_route, guess_interface
-from entrypoints.host.rails import HCAS, Choice, choose
+from entrypoints.host.rails import HCAS, RailChoice, choose
 from entrypoints.host.tree import Tree
 
 __all__ = ["Fabric", "detect_fabric"]
@@ -15,21 +15,22 @@ __all__ = ["Fabric", "detect_fabric"]
 
 @dataclass(frozen=True, kw_only=True)
 class Fabric:
-    """One host's adapters, GPUs and the interface on which the nodes meet."""
+    """One host's adapters and GPUs, and the interface over which the nodes meet."""
 
-    choice: Choice
+    choice: RailChoice
     gpus: tuple[Gpu, ...]
     interface: str | None
     interface_reason: str
     chosen_interface: str | None = None
-    """The user's word."""
+    """The interface that the user named."""
 
     @property
     def kind(self) -> str:
+        """`infiniband`, `roce`, `efa` or `ethernet`."""
         return self.choice.kind
 
     def summary(self) -> dict[str, Any]:
-        """What nodes compare when they meet: it must be alike on all of them."""
+        """The values that should be equal on all nodes, which they compare when they meet."""
         return {
             "kind": self.kind,
             "hcas": [hca.name for hca in self.choice.hcas],
@@ -49,12 +50,12 @@ class Fabric:
 
 
 def detect_fabric(tree: Tree, variables: Mapping[str, str]) -> Fabric:
-    """Look at the host below the tree's root. Raises UsageError if the user's choice cannot be met."""
+    """The fabric of the host in the tree. Raises UsageError if the user named an adapter that cannot be used."""
     gpus = find_gpus(tree)
     wanted = variables.get(HCAS, "").strip() or None
     choice = choose(find_hcas(tree), gpus, default_route(tree), wanted)
     interface, reason = guess_interface(tree)
     said = variables.get(INTERFACE, "").strip() or None
     if said:
-        interface, reason = said, f"{INTERFACE} says so"
+        interface, reason = said, f"set by {INTERFACE}"
     return Fabric(choice=choice, gpus=gpus, interface=interface, interface_reason=reason, chosen_interface=said)

@@ -1,18 +1,18 @@
-"""From what was found to environment variables, each with its reason."""
+"""Environment variables for the chosen adapters and interface, each with its reason."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from entrypoints.host.rails import Choice
+from entrypoints.host.rails import RailChoice
 from entrypoints.host.versions import release
 
 _NCCL_CHOOSES = (2, 21)
-"""From this version on NCCL finds the GID index of RoCE v2 by itself; a wrong one hangs or falls back."""
+"""Since this version NCCL finds the GID index of RoCE v2 itself. A wrong index hangs or falls back to sockets."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One environment variable that depends on this host."""
+    """An environment variable that depends on this host, and the reason for its value."""
 
     name: str
     value: str
@@ -20,18 +20,18 @@ class Setting:
 
 
 def apply(environment: Mapping[str, str], settings: Sequence[Setting]) -> dict[str, str]:
-    """The environment with these settings, except where it has a word of its own. Of several for one name the first."""
+    """The environment with the settings that it lacks. Of several settings for one name the first wins."""
     chosen = {setting.name: setting.value for setting in reversed(settings)}
     return chosen | dict(environment)
 
 
-def fabric_settings(choice: Choice, nccl: str | None) -> tuple[list[Setting], list[str]]:
-    """What the adapters ask for, and warnings. `nccl` is NCCL's or RCCL's version, None where not known."""
+def fabric_settings(choice: RailChoice, nccl: str | None) -> tuple[list[Setting], list[str]]:
+    """Settings for the adapters, and warnings. `nccl` is the version of NCCL or RCCL, None if unknown."""
     hcas = choice.hcas
     if choice.kind == "ethernet":
         if not choice.excluded:
             return [], []
-        reason = "no adapter of this host is fit: " + "; ".join(f"{name}: {rule}" for name, rule in choice.excluded)
+        reason = "no adapter of this host is usable: " + "; ".join(f"{name}: {rule}" for name, rule in choice.excluded)
         return [Setting("NCCL_IB_DISABLE", "1", reason)], []
     if choice.kind == "efa":
         reason = f"{len(hcas)} EFA devices: RDMA for NCCL's network plug-in"
@@ -43,7 +43,9 @@ def fabric_settings(choice: Choice, nccl: str | None) -> tuple[list[Setting], li
     names = ",".join(f"{hca.name}:{hca.port}" if several else hca.name for hca in hcas)
     ports = ",".join(f"{hca.name}:{hca.port}" for hca in hcas)
     found = [
-        Setting("NCCL_IB_HCA", f"={names}", f"{reason}; = for exact names, as mlx5_1 would also mean mlx5_10"),
+        Setting(
+            "NCCL_IB_HCA", f"={names}", f"{reason}; = matches exact names, otherwise mlx5_1 would match mlx5_10 too"
+        ),
         Setting("UCX_NET_DEVICES", ports, reason),
         Setting("NVSHMEM_HCA_LIST", ports, reason),
     ]
@@ -54,7 +56,7 @@ def fabric_settings(choice: Choice, nccl: str | None) -> tuple[list[Setting], li
 
 
 def interface_settings(interface: str | None, reason: str) -> list[Setting]:
-    """Which interface the libraries use to find each other."""
+    """Settings that make the libraries connect over this interface; none without one."""
     if interface is None:
         return []
     return [
@@ -64,7 +66,7 @@ def interface_settings(interface: str | None, reason: str) -> list[Setting]:
     ]
 
 
-def _gid_index(choice: Choice, nccl: str | None) -> tuple[list[Setting], list[str]]:
+def _gid_index(choice: RailChoice, nccl: str | None) -> tuple[list[Setting], list[str]]:
     without = [hca.name for hca in choice.hcas if hca.roce_v2 is None]
     warnings = [f"{', '.join(without)}: no RoCE v2 address, so traffic cannot be routed"] if without else []
     if nccl is None or release(nccl) >= _NCCL_CHOOSES:
@@ -72,8 +74,8 @@ def _gid_index(choice: Choice, nccl: str | None) -> tuple[list[Setting], list[st
     indices = {hca.roce_v2 for hca in choice.hcas if hca.roce_v2 is not None}
     if len(indices) != 1:
         if indices:
-            warnings.append(f"NCCL {nccl} takes one GID index, but the adapters' differ: {sorted(indices)}")
+            warnings.append(f"NCCL {nccl} takes one GID index, but the adapters need different ones: {sorted(indices)}")
         return [], warnings
-    reason = f"RoCE v2 over IPv4 on every rail; NCCL {nccl} cannot find it by itself, 2.21 and newer can"
+    reason = f"RoCE v2 over IPv4 on every rail; NCCL {nccl} cannot find the index itself, 2.21 and newer can"
     index = str(indices.pop())
     return [Setting("NCCL_IB_GID_INDEX", index, reason), Setting("NVSHMEM_IB_GID_INDEX", index, reason)], warnings

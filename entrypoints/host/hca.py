@@ -1,4 +1,4 @@
-"""The RDMA adapters of this host, one entry for each port.
+"""The RDMA adapters (HCAs) of this host, one entry per port.
 
 https://docs.kernel.org/admin-guide/abi-stable-files.html (sysfs-class-infiniband)
 """
@@ -14,7 +14,7 @@ _VIRTUAL_FUNCTIONS = {
     "0x15b3": {"0x1012", "0x1014", "0x1016", "0x1018", "0x101a", "0x101c", "0x101e"},  # mlx5
     "0x14e4": {"0x16dc", "0x16e1", "0x1806", "0x1807", "0x1808", "0x1809", "0x1819", "0x181b"},  # bnxt
 }
-"""Device ids by vendor. A machine that was handed a virtual function sees no physical one beside it, only its id."""
+"""Ids of virtual functions by vendor. A virtual machine sees no physical function beside them, so only ids tell."""
 _IPV4_MAPPED = "0000:0000:0000:0000:0000:ffff:"
 _MOST_GIDS = 16
 
@@ -31,13 +31,13 @@ class Hca:
     rate: float
     """Gbit/s."""
     netdev: str | None
-    """The network interface on the same port."""
+    """The network interface of the port."""
     mtu: int | None
     """Bytes, of the network interface."""
     virtual: bool
-    """A slice of an adapter (SR-IOV), or a hypervisor's."""
+    """Whether it is a virtual function (SR-IOV) or a hypervisor's adapter."""
     roce_v2: int | None
-    """The first GID of type RoCE v2 with an IPv4 address, as an index; None on InfiniBand, and where there is none."""
+    """The index of the first GID of type RoCE v2 with an IPv4 address; None on InfiniBand or without such a GID."""
     roce_v1: bool
     """Whether any GID is of RoCE v1."""
     numa_node: int | None
@@ -45,7 +45,7 @@ class Hca:
 
 
 def find_hcas(tree: Tree) -> tuple[Hca, ...]:
-    """All ports of all adapters, active or not, in the order of their names."""
+    """All ports of all adapters, active or not, ordered by name."""
     return tuple(
         _read(tree, name, port)
         for name in tree.names(_CLASS)
@@ -82,14 +82,14 @@ def _read(tree: Tree, name: str, port: str) -> Hca:
 
 
 def _by_slot(tree: Tree, device: str) -> tuple[str, ...]:
-    """The PCI path by the slot that the device names, where the tree holds no link to it."""
+    """The PCI path by the device's slot name, for a tree without the link to it."""
     lines = (tree.text(f"{device}/uevent") or "").splitlines()
     slot = next((line.partition("=")[2] for line in lines if line.startswith("PCI_SLOT_NAME=")), None)
     return tree.pci_path(f"sys/bus/pci/devices/{slot}") if slot else ()
 
 
 def _netdev(tree: Tree, name: str, port: str) -> str | None:
-    """The GID table names it; IPoIB devices are found below the PCI device, by their port."""
+    """The port's network interface: named in the GID table or, for IPoIB, below the PCI device."""
     if found := tree.text(f"{_CLASS}/{name}/ports/{port}/gid_attrs/ndevs/0"):
         return found
     netdevs = tree.names(f"{_CLASS}/{name}/device/net")

@@ -1,4 +1,4 @@
-"""Network interfaces: the one with the default route, and the one that has an address."""
+"""Network interfaces of this host, by route and by address."""
 
 import fcntl
 import socket
@@ -11,16 +11,16 @@ INTERFACE = "SLIPWAY_INTERFACE"
 _SIOCGIFADDR = 0x8915
 _LINK_SCOPE = "20"
 _INSIDE = ("lo", "docker", "virbr", "veth", "br-", "cni", "flannel", "cali", "tunl", "podman")
-"""How interfaces begin that never leave the host."""
+"""Prefixes of interfaces whose traffic never leaves the host."""
 
 
 def guess_interface(tree: Tree) -> tuple[str | None, str]:
-    """The interface with the default route, else the first that is up; and why."""
+    """The interface with the default route, else the first that is up, with the reason."""
     if name := default_route(tree):
         return name, "it has the default route"
     for name in tree.names("sys/class/net"):
         if not name.startswith(_INSIDE) and tree.text(f"sys/class/net/{name}/operstate") == "up":
-            return name, "the first that is up; there is no default route"
+            return name, "the first interface that is up, without a default route"
     return None, "no interface is up"
 
 
@@ -32,14 +32,14 @@ def default_route(tree: Tree) -> str | None:
 
 
 def interface_of(address: str) -> str | None:
-    """The interface of this host that has this address; None if none has it."""
+    """The interface of this host with this address; None if there is none."""
     if ":" in address:
         return next((name for name, other in _ipv6_addresses() if other == address), None)
     return next((name for _, name in socket.if_nameindex() if _ipv4_address(name) == address), None)
 
 
 def address_of(interface: str) -> str | None:
-    """The address of an interface of this host: IPv4, IPv6 where it has nothing else, None if it has none."""
+    """An interface's IPv4 address, else its IPv6 address; None if it has none."""
     return _ipv4_address(interface) or next((address for name, address in _ipv6_addresses() if name == interface), None)
 
 
@@ -58,6 +58,6 @@ def _ipv4_address(interface: str) -> str | None:
 
 
 def _ipv6_addresses() -> list[tuple[str, str]]:
-    """Interfaces and addresses, without those that hold on one link only: they mean nothing without its name."""
+    """Pairs of interface and address, without link-local addresses, which mean nothing without the interface."""
     rows = [line.split() for line in (Tree().text("proc/net/if_inet6") or "").splitlines()]
     return [(row[5], str(IPv6Address(int(row[0], 16)))) for row in rows if row[3] != _LINK_SCOPE]

@@ -1,4 +1,4 @@
-"""Which adapters carry the training's traffic, each refusal with its rule, in the order of the GPUs next to them."""
+"""The choice of rails: the adapters that carry the training's traffic, ordered by the GPUs next to them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,27 +9,29 @@ from entrypoints.host.hca import Hca
 from entrypoints.host.tree import natural
 
 HCAS = "SLIPWAY_HCAS"
-"""The user's choice: names to take, or after `^` names to leave out; `none` for no RDMA at all."""
+"""The user's choice: names to use, or names to leave out after `^`; `none` disables RDMA."""
 
 _SAME_ROOT, _SAME_SOCKET, _ELSEWHERE = 100, 200, 300
 _SLOW = 0.5
-"""An adapter with this share of the fastest one's rate or less is not one of the rails."""
+"""An adapter is not a rail if its rate is at most this share of the fastest adapter's."""
 
 
 @dataclass(frozen=True)
-class Choice:
+class RailChoice:
+    """The rails of a host, and the adapters that were left out."""
+
     kind: str
     """`infiniband`, `roce`, `efa` or `ethernet`."""
     hcas: tuple[Hca, ...]
     """The rails, in order."""
     excluded: tuple[tuple[str, str], ...]
-    """Names, with ports where there are several, and the rule that left each out."""
+    """The other adapters, each with the rule that excluded it. Names include the port if an adapter has several."""
 
 
-def choose(hcas: Sequence[Hca], gpus: Sequence[Gpu], default_route: str | None, wanted: str | None) -> Choice:
-    """Apply the rules one after the other; the user's word (`wanted`) replaces all of them but «active».
+def choose(hcas: Sequence[Hca], gpus: Sequence[Gpu], default_route: str | None, wanted: str | None) -> RailChoice:
+    """The rails after applying all rules. The user's choice (`wanted`) replaces every rule but that a port be active.
 
-    Raises UsageError if the user names an adapter that is not there or not active.
+    Raises UsageError if the user names an adapter that does not exist or is not active.
     """
     excluded: list[tuple[str, str]] = []
 
@@ -41,11 +43,11 @@ def choose(hcas: Sequence[Hca], gpus: Sequence[Gpu], default_route: str | None, 
     left = _as_wanted(left, hcas, wanted, keep) if wanted is not None else _by_rules(left, gpus, default_route, keep)
     kind = _kind(left)
     order = sorted(left, key=lambda hca: (_nearest_gpu(hca, gpus)[1], natural(hca.name), hca.port))
-    return Choice(kind, tuple(order), tuple(excluded))
+    return RailChoice(kind, tuple(order), tuple(excluded))
 
 
 def label(hca: Hca, hcas: Sequence[Hca]) -> str:
-    """Its name, with the port if the adapter has several."""
+    """The adapter's name, with the port if it has several."""
     ports = sum(other.name == hca.name for other in hcas)
     return f"{hca.name}:{hca.port}" if ports > 1 else hca.name
 
@@ -60,7 +62,7 @@ def _as_wanted(left: list[Hca], hcas: Sequence[Hca], wanted: str, keep: Keep) ->
     known = {hca.name for hca in left} | {f"{hca.name}:{hca.port}" for hca in left}
     if missing := [name for name in names if name not in known]:
         there = ", ".join(dict.fromkeys(label(hca, hcas) for hca in left)) or "none"
-        raise UsageError(f"{HCAS} names {missing[0]}, which is no active adapter of this host", f"active: {there}")
+        raise UsageError(f"{HCAS} names {missing[0]}, which is not an active adapter of this host", f"active: {there}")
     named = [hca for hca in left if hca.name in names or f"{hca.name}:{hca.port}" in names]
     take_named = not wanted.startswith("^")
     return keep(left, f"{HCAS}={wanted}", lambda hca: (hca in named) == take_named)
@@ -71,19 +73,19 @@ def _by_rules(left: list[Hca], gpus: Sequence[Gpu], default_route: str | None, k
         return keep(left, "EFA carries the traffic here", lambda hca: hca.link_layer == "efa")
     left = keep(
         left,
-        "an Ethernet virtual function: a slice of an adapter that the cloud's own network uses",
+        "an Ethernet virtual function of an adapter that carries the cloud's own network",
         lambda hca: not (hca.virtual and hca.link_layer != "infiniband"),
     )
     if any(not hca.virtual for hca in left):
-        left = keep(left, "a virtual function, beside physical adapters", lambda hca: not hca.virtual)
+        left = keep(left, "a virtual function, and there are physical adapters", lambda hca: not hca.virtual)
     if any(hca.link_layer == "infiniband" for hca in left):
         left = keep(
-            left, "Ethernet, beside InfiniBand: storage or management", lambda hca: hca.link_layer == "infiniband"
+            left, "Ethernet, and there is InfiniBand: storage or management", lambda hca: hca.link_layer == "infiniband"
         )
     if any(_beside_a_gpu(hca, gpus) for hca in left):
         left = keep(
             left,
-            "shares no PCIe switch with a GPU, as others do: storage or management",
+            "shares no PCIe switch with a GPU, and others do: storage or management",
             lambda hca: _beside_a_gpu(hca, gpus),
         )
     if any(hca.netdev != default_route for hca in left):
@@ -108,7 +110,7 @@ def _kind(left: Sequence[Hca]) -> str:
 
 
 def _distance(hca: Hca, gpu: Gpu) -> int:
-    """Bridges between the two; much more where they meet only above the root port."""
+    """Bridges between the two, or a large number if they share only the root complex or nothing."""
     common = 0
     for ours, theirs in zip(hca.pci_path, gpu.pci_path, strict=False):
         if ours != theirs:
@@ -126,5 +128,5 @@ def _beside_a_gpu(hca: Hca, gpus: Sequence[Gpu]) -> bool:
 
 
 def _nearest_gpu(hca: Hca, gpus: Sequence[Gpu]) -> tuple[int, int]:
-    """Distance and index of the nearest GPU; of several equally near ones the first."""
+    """Distance and index of the nearest GPU, the first of several equally near ones."""
     return min(((_distance(hca, gpu), index) for index, gpu in enumerate(gpus)), default=(_ELSEWHERE, 0))

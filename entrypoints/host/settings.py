@@ -1,4 +1,4 @@
-"""What this host is, and which environment variables follow from it: from its network, and from the image's table."""
+"""This host as a whole, and the environment variables that follow from its network and from the image's table."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -18,11 +18,13 @@ IMAGE_MANIFEST = "etc/slipway/image.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
+    """One host and the image that runs on it."""
+
     fabric: Fabric
     architectures: tuple[str, ...]
     """Of the GPUs: `gfx942`, `sm_90`."""
     versions: Mapping[str, str]
-    """Of rocm, cuda, nccl, vllm and ray, as far as the image says."""
+    """Versions of rocm, cuda, nccl, vllm and ray, without those that are unknown."""
     target: str | None
     """The image's: `cpu`, `cuda` or `rocm`; None outside an image."""
     slipway: str | None
@@ -30,20 +32,20 @@ class Host:
     image: str | None
     """Which image build this is (`image_identity`); None outside an image."""
     settings: tuple[Setting, ...]
-    """What the host and the image ask for; the socket interface is not among them, as it depends on the peers."""
+    """Settings for this host and image, except for the socket interface, which depends on the peers."""
     warnings: tuple[str, ...]
 
     def interface_settings(self, interface: str | None = None, reason: str = "") -> list[Setting]:
-        """For the given interface, or for the one that is likely to be used."""
+        """Settings for the given interface, or for the one that the host is likely to use."""
         if interface is not None:
             return interface_settings(interface, reason)
         return interface_settings(self.fabric.interface, self.fabric.interface_reason)
 
 
 def examine_host(tree: Tree, variables: Mapping[str, str]) -> Host:
-    """Look at devices, driver files and the image's manifest. Raises UsageError.
+    """The host in the tree: its devices, driver files and image manifest. Raises UsageError.
 
-    A recorded tree that holds a manifest is judged for that image, any other for the image that this process runs in.
+    A recorded tree with a manifest is examined for that image, any other for the image of this process.
     """
     fabric = detect_fabric(tree, variables)
     document = read_manifest(tree)
@@ -53,7 +55,7 @@ def examine_host(tree: Tree, variables: Mapping[str, str]) -> Host:
     foreign = foreign_settings(found)
     from_fabric = [setting for setting in from_fabric if not setting.name.startswith(foreign)]
     from_table = table_settings(document.get("env", []), found, versions, fabric.kind)
-    settings = {setting.name: setting for setting in reversed([*from_fabric, *from_table])}  # the first counts
+    settings = {setting.name: setting for setting in reversed([*from_fabric, *from_table])}  # the first of a name wins
     return Host(
         fabric=fabric,
         architectures=found,
@@ -78,16 +80,16 @@ def read_manifest(tree: Tree) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise UsageError(f"{manifest} cannot be read: {error}", "the image is damaged: build it again") from error
+        raise UsageError(f"{manifest} cannot be read: {error}", "the image is damaged: rebuild it") from error
     if not isinstance(document, dict):
-        raise UsageError(f"{manifest} is not an image's description", "the image is damaged: build it again")
+        raise UsageError(f"{manifest} is not an image manifest", "the image is damaged: rebuild it")
     return document
 
 
 def table_settings(
     entries: Sequence[Mapping[str, Any]], architectures: Sequence[str], versions: Mapping[str, str], fabric: str
 ) -> list[Setting]:
-    """The entries of the image's table whose conditions all hold here, in their order."""
+    """The entries of the image's table whose conditions all hold here, in order."""
     return [
         Setting(entry["name"], entry["value"], entry["reason"])
         for entry in entries
@@ -96,7 +98,7 @@ def table_settings(
 
 
 def holds(key: str, value: Any, architectures: Sequence[str], versions: Mapping[str, str], fabric: str) -> bool:
-    """Whether one condition is met. What is not known meets none; nor does a key of a newer table."""
+    """Whether one condition holds. A condition on an unknown fact or an unknown key never holds."""
     match key:
         case "arch":
             return any(architecture.startswith(tuple(value)) for architecture in architectures)

@@ -1,4 +1,4 @@
-"""The host's device files below a root directory: `/`, or a recorded tree."""
+"""The files below a root directory that describe a host: `/`, or a recorded tree."""
 
 import os
 from dataclasses import dataclass
@@ -9,36 +9,38 @@ from entrypoints.errors import UsageError
 
 @dataclass(frozen=True)
 class Tree:
-    """Reads `sys/…`, `proc/…` and `dev/…`. What is absent or unreadable is None or empty: drivers leave much out."""
+    """Reads `sys/…`, `proc/…` and `dev/…`. Drivers omit many files, so a missing or unreadable one is None or empty."""
 
     root: Path = Path("/")
 
     @classmethod
     def at(cls, root: Path) -> "Tree":
-        """The tree at a directory that holds `sys`, or is one itself. Raises UsageError."""
+        """The tree at a directory that contains `sys`, or that is one. Raises UsageError."""
         if not root.is_dir():
-            raise UsageError(f"{root} is not a directory", "give a directory that holds sys/, as `/` does")
+            raise UsageError(f"{root} is not a directory", "give a directory that contains sys/, as `/` does")
         return cls(root)
 
     def path(self, name: str) -> Path:
+        """The real path of `sys/…`, `proc/…` or `dev/…`."""
         first, _, rest = name.partition("/")
         if first == "sys" and not (self.root / "sys").is_dir():
             return self.root / rest
         return self.root / name
 
     def text(self, name: str) -> str | None:
-        """A file's text without the line's end. An unset GID slot raises EINVAL: it says nothing either."""
+        """A file's text without the final newline; None if it cannot be read, like an unset GID slot (EINVAL)."""
         try:
             return self.path(name).read_text(encoding="utf-8", errors="replace").strip()
         except OSError:
             return None
 
     def number(self, name: str) -> int | None:
+        """A file's content as an integer; None if it is none."""
         text = self.text(name)
         return int(text) if text and text.lstrip("-").isdigit() else None
 
     def names(self, name: str) -> list[str]:
-        """The entries of a directory, `mlx5_2` before `mlx5_10`."""
+        """The names in a directory in natural order: `mlx5_2` before `mlx5_10`."""
         try:
             return sorted((entry.name for entry in self.path(name).iterdir()), key=natural)
         except OSError:
@@ -49,10 +51,11 @@ class Tree:
         return sorted(self.root.glob(pattern))
 
     def exists(self, name: str) -> bool:
+        """Whether the file or directory exists."""
         return self.path(name).exists()
 
     def pci_path(self, name: str) -> tuple[str, ...]:
-        """The PCI bridges above a device and itself, from the root complex down; empty if the tree does not tell."""
+        """The PCI bridges above a device and the device, from the root complex down; empty if the tree lacks them."""
         real = Path(os.path.realpath(self.path(name)))
         parts = real.parts
         roots = [index for index, part in enumerate(parts) if part.startswith("pci") and ":" in part]
@@ -60,7 +63,7 @@ class Tree:
 
 
 def natural(name: str) -> list[tuple[int, str]]:
-    """A sort key in which numbers count as numbers."""
+    """A sort key that compares numbers by value."""
     pieces: list[tuple[int, str]] = []
     digits = ""
     for character in name + "\0":

@@ -37,7 +37,7 @@ def image_identity(manifest: Mapping[str, Any]) -> str | None:
 
 
 def release(version: str) -> tuple[int, ...]:
-    """The leading numbers of a version, without zeros at their end: `2.13.0+cu130` is (2, 13)."""
+    """The leading numbers of a version without trailing zeros: `2.13.0+cu130` is (2, 13)."""
     numbers: list[int] = []
     for part in version.split("."):
         digits = part[: len(part) - len(part.lstrip("0123456789"))]

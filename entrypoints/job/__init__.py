@@ -1,1 +1,1 @@
-"""One job: electing the head, meeting, supervising the nodes, ending together."""
+"""One job from start to end: the nodes meet, form Ray, run the command and end together."""

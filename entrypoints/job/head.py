@@ -1,4 +1,4 @@
-"""The head, node rank 0: meets the others, forms Ray, runs the command and says how it ended."""
+"""The head, node rank 0: meets the other nodes, forms Ray, runs the command and tells all nodes how it ended."""
 
 import asyncio
 import contextlib
@@ -22,13 +22,13 @@ from entrypoints.wire.secret import ray_token
 
 _ALONE = "127.0.0.1"
 _LOOK_AGAIN = 0.5
-"""Seconds between two looks whether a peer that we wait for is still there."""
+"""Seconds between two checks that the awaited peer is still connected."""
 
 log = logging.getLogger(__name__)
 
 
 async def lead(node: Node, token: str, *, listen: bool) -> int:
-    """Run the job from its head; returns the command's status. Raises LaunchError for every other end."""
+    """Run the job from its head. Returns the command's status; raises LaunchError if the job ends any other way."""
     launch_id = secrets.token_hex(8)
     meeting = Meeting(node, token, launch_id, say_hello(node))
     try:
@@ -60,7 +60,7 @@ async def _lead(node: Node, meeting: Meeting, secret: str, listen: bool) -> int:
 
 
 async def _run_once(node: Node, meeting: Meeting, secret: str) -> int | None:
-    """Form Ray of the nodes that are here and run the command; None if a node was lost that the job can do without."""
+    """Form Ray on the connected nodes and run the command. None if a node was lost and enough nodes are left."""
     meeting.loss.clear()
     peers = [meeting.peers[rank] for rank in sorted(meeting.peers)]
     work = asyncio.create_task(_form_and_run(node, peers, secret))
@@ -68,7 +68,7 @@ async def _run_once(node: Node, meeting: Meeting, secret: str) -> int | None:
     try:
         await asyncio.wait({work, loss}, return_when=asyncio.FIRST_COMPLETED)
         if work.done() and work.result() != 0 and node.options.min_nodes is not None:
-            # The command may notice a lost node before we do.
+            # The command may have failed because of a lost node that the head has not noticed yet.
             await asyncio.wait({loss}, timeout=SILENCE)
         if not loss.done():
             return work.result()
@@ -79,7 +79,7 @@ async def _run_once(node: Node, meeting: Meeting, secret: str) -> int | None:
 
 
 async def _cancelled(work: asyncio.Task[Any]) -> None:
-    """Cancel it and wait until it has cleaned up, even if cancelled meanwhile: its command is saving its state."""
+    """Cancel the task and wait for its clean-up, even if cancelled meanwhile: the command may be saving its state."""
     if work.done():
         return
     work.cancel()
@@ -90,7 +90,7 @@ async def _cancelled(work: asyncio.Task[Any]) -> None:
         except asyncio.CancelledError as error:
             interrupted = error
     if not work.cancelled() and (failure := work.exception()):
-        log.warning("while ending: %s", failure)
+        log.warning("error during clean-up: %s", failure)
     if interrupted is not None:
         raise interrupted
 
@@ -104,7 +104,7 @@ async def _form_and_run(node: Node, peers: list[Peer], secret: str) -> int:
 
 
 async def _stop_ray(node: Node, meeting: Meeting) -> None:
-    """End Ray on all nodes that are left, so that the next cluster starts clean; some may be lost meanwhile."""
+    """End Ray on all remaining nodes, so that the next cluster starts clean. Nodes may be lost meanwhile."""
     node.extend_deadline()
     if node.options.ray is None:
         return
@@ -120,7 +120,7 @@ async def _stop_ray(node: Node, meeting: Meeting) -> None:
 
 
 async def _form_ray(node: Node, peers: list[Peer], ray: RayNode) -> str:
-    """Start Ray everywhere; returns its address once it says itself that all nodes are alive."""
+    """Start Ray on all nodes. Returns its address once Ray lists all of them as alive."""
     waiting_for = "Ray on the head"
     try:
         async with asyncio.timeout(node.seconds_left):
@@ -142,13 +142,13 @@ async def _form_ray(node: Node, peers: list[Peer], ray: RayNode) -> str:
     node.let_attach(cluster)
     if url := ray.dashboard_url:
         log.info(
-            "Ray's dashboard is at %s; on this node `launch attach -- printenv RAY_AUTH_TOKEN` says its token", url
+            "Ray's dashboard is at %s; `launch attach -- printenv RAY_AUTH_TOKEN` on this node prints its token", url
         )
     return cluster
 
 
 def _check_gpus(node: Node, peers: list[Peer], found: Mapping[str, int]) -> None:
-    """Whether Ray has every GPU that the nodes announced: a job that asks for one more waits for ever."""
+    """Raise RayFailedError if Ray lacks a GPU that a node announced: a job that needs it would wait forever."""
     announced = Counter({node.hostname: say_hello(node)["gpus"]})
     for peer in peers:
         announced[peer.hostname] += peer.gpus
@@ -161,15 +161,15 @@ def _check_gpus(node: Node, peers: list[Peer], found: Mapping[str, int]) -> None
 
 
 def _head_address(peers: list[Peer]) -> str:
-    """The address on which the head was actually reached."""
+    """The head's address that the peers reached, the first of several."""
     addresses = list(dict.fromkeys(peer.channel.local_address for peer in peers))
     if len(addresses) > 1:
-        log.warning("the head was reached on %s; Ray gets the first", ", ".join(addresses))
+        log.warning("the nodes reached the head at several addresses, %s; Ray uses the first", ", ".join(addresses))
     return addresses[0] if addresses else _ALONE
 
 
 async def run_command(node: Node, environment: Mapping[str, str]) -> int:
-    """Run the command in the foreground; returns its status. Being cancelled ends it. Raises CommandNotFoundError."""
+    """Run the command in the foreground and return its status. Cancellation ends it. Raises CommandNotFoundError."""
     process = node.process_tree.spawn(node.options.command, environment, foreground=True)
     try:
         return await process.status()

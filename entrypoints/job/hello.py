@@ -1,4 +1,4 @@
-"""What a node says about itself when it meets the head, and what the head cannot accept."""
+"""The hello with which a node introduces itself to the head, and the head's reasons to refuse it."""
 
 import os
 import platform
@@ -20,12 +20,12 @@ _MUST_AGREE = {
     "image": "image",
 }
 
-
 MOST_SKEW = 60.0
-"""Seconds between two nodes' clocks; with more, tokens expire and logs mislead."""
+"""Most seconds between two nodes' clocks. Beyond that tokens expire and logs mislead."""
 
 
 def say_hello(node: Node) -> Message:
+    """This node's hello: who it is, what it has, and the versions that must agree."""
     return {
         "rank": node.allocation.node_rank,
         "local_rank": node.allocation.local_rank,
@@ -45,7 +45,7 @@ def say_hello(node: Node) -> Message:
 
 
 def objection(ours: Message, theirs: Message) -> str | None:
-    """Why this node cannot take part, or None. `theirs` is proven to come from one who knows the token."""
+    """Why the head refuses a node, or None. The sender of `theirs` has proved that it knows the token."""
     for field, label in _MUST_AGREE.items():
         if ours[field] != theirs.get(field):
             there, here = ("none" if value is None else value for value in (theirs.get(field), ours[field]))
@@ -82,10 +82,10 @@ def usable_gpus(named: int | None, target: str | None, variables: Mapping[str, s
 
 
 def missing_gpus(announced: Mapping[str, int], found: Mapping[str, int]) -> str:
-    """What Ray lacks of the GPUs that the hosts announced, in words; empty if it has them all."""
+    """A sentence about the GPUs that hosts announced and Ray did not find; empty if it found all."""
     if sum(found.values()) >= sum(announced.values()):
         return ""
     fewer = {host: count for host, count in announced.items() if found.get(host, count) < count}
-    if not fewer:  # hosts have other names for Ray
+    if not fewer:  # Ray calls the hosts by other names
         return f"Ray found {sum(found.values())} of {sum(announced.values())} GPUs"
     return "Ray found " + ", ".join(f"{found[host]} of {count} GPUs on {host}" for host, count in fewer.items())

@@ -1,4 +1,4 @@
-"""From a detected place to an exit status: which part this process plays."""
+"""From a detected environment to an exit status: this process leads the job or follows its head."""
 
 import asyncio
 import logging
@@ -25,13 +25,13 @@ from entrypoints.wire.rendezvous import meeting_place, shared_home
 from entrypoints.wire.secret import load_token, make_token
 
 _LOOK_AGAIN = 0.5
-"""Seconds between two looks at a name server that does not know all nodes yet."""
+"""Seconds between two attempts to detect an environment that is not complete yet."""
 
 log = logging.getLogger(__name__)
 
 
 def locate(variables: Mapping[str, str], hostname: str, deadline: float) -> Detection:
-    """Detect where this is, for as long as the deadline allows what is missing to appear. Raises DetectionError."""
+    """Detect the environment, retrying until the deadline while something is missing. Raises DetectionError."""
     give_up = time.monotonic() + deadline
     while True:
         try:
@@ -43,7 +43,7 @@ def locate(variables: Mapping[str, str], hostname: str, deadline: float) -> Dete
 
 
 def launch(detection: Detection, options: Options, hostname: str, variables: Mapping[str, str]) -> int:
-    """Play this node's part; returns the job's exit status. Raises LaunchError."""
+    """Run this node's part of the job and return the job's exit status. Raises LaunchError."""
     allocation = detection.allocation
     rank, logs = allocation.node_rank, options.log_directory
     folder = log_folder(logs, rank, hostname) if logs is not None else None
@@ -54,14 +54,14 @@ def launch(detection: Detection, options: Options, hostname: str, variables: Map
     if options.min_nodes is not None and options.min_nodes > allocation.node_count and not allocation.attach:
         raise UsageError(
             f"--min-nodes is {options.min_nodes}, but {allocation.environment} says {allocation.node_count} nodes",
-            hint="look at `launch explain` if you expected more",
+            hint="`launch explain` shows why; check it if you expected more nodes",
         )
     if allocation.alone and not allocation.attach:
         raise DetectionError(
-            f"{allocation.environment} allotted {allocation.node_count} nodes, but only this process was started",
+            f"{allocation.environment} allocated {allocation.node_count} nodes, but only this process was started",
             hint=f"write {allocation.alone}",
         )
-    if not allocation.attach:  # then it says something else, and Ray reads it too
+    if not allocation.attach:  # Ray reads it too, and it names another cluster
         variables = {name: value for name, value in variables.items() if name != ADDRESS}
     elif not allocation.is_head:
         log.info("%s=%s exists already: the command runs on node 0 only", ADDRESS, allocation.attach)
@@ -80,7 +80,7 @@ def launch(detection: Detection, options: Options, hostname: str, variables: Map
 
 
 def _meeting_directory(variables: Mapping[str, str]) -> Path | None:
-    """Where the head leaves the token: where the user says, or without any token in a home that all nodes share."""
+    """The directory for the head's note: the user's, else a shared home if no token is set, else None."""
     if chosen := variables.get(JOB_DIR):
         return Path(chosen)
     if variables.get(TOKEN) or variables.get(TOKEN_FILE):
@@ -93,16 +93,16 @@ async def _launch(
 ) -> int:
     attach = allocation.attach
     if not allocation.is_head and not attach:
-        _ = allocation.heads  # without one there is nobody to look for
+        _ = allocation.heads  # raises if no head is known
     host = examine_host(Tree(), variables)
     for setting in host.settings:
-        if variables.get(setting.name) != setting.value:  # what the image brings already needs no words
+        if variables.get(setting.name) != setting.value:  # the image sets some already; do not log those
             log.info("%s", _shown(setting, variables))
     for text in host.warnings:
         log.warning("%s", text)
-    # A lone command without Ray may be anything, `nvidia-smi` on a host without a GPU too: it runs as it is.
-    asked = options.preflight and not attach and (options.ray is not None or allocation.node_count > 1)
-    unfit = _preflight(allocation, options, host, variables) if asked else []
+    # A single command without Ray may be anything, even `nvidia-smi` on a host without GPU: run it without checks.
+    wanted = options.preflight and not attach and (options.ray is not None or allocation.node_count > 1)
+    unfit = _preflight(allocation, options, host, variables) if wanted else []
     node = Node(allocation, options, host, hostname, child_environment(variables, host.settings), unfit)
     try:
         if attach:
@@ -111,7 +111,7 @@ async def _launch(
         if not allocation.is_head:
             assert token is not None
             return await follow(node, token)
-        # A lone node listens as well if it shares a token: further tasks on it may want to wait for the end.
+        # A single node with a token listens too: other tasks on it may connect and wait for the end.
         listen = token is not None and allocation.environment != Single.name
         return await lead(node, token or make_token(), listen=listen)
     finally:
@@ -121,7 +121,7 @@ async def _launch(
 def _preflight(
     allocation: Allocation, options: Options, host: Host, variables: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """Run the checks of this node; returns the hard failures, which the head hears of when it is met."""
+    """Run this node's checks and log the problems. Returns the failures, which the node reports to the head."""
     findings = run_checks(gather_facts(Tree(), host, allocation, variables, options.control_port))
     for finding in findings:
         if finding.verdict in (Verdict.WARN, Verdict.FAIL):
@@ -130,7 +130,7 @@ def _preflight(
 
 
 def _shown(setting: Setting, variables: Mapping[str, str]) -> str:
-    """A setting with its reason, or with what the user said instead."""
-    said = variables.get(setting.name, setting.value)
-    instead = "" if said == setting.value else f" (yours; else {setting.value})"
-    return f"{setting.name}={said}{instead}: {setting.reason}"
+    """A variable with its reason, marked if the user set another value."""
+    value = variables.get(setting.name, setting.value)
+    instead = "" if value == setting.value else f" (set by you instead of {setting.value})"
+    return f"{setting.name}={value}{instead}: {setting.reason}"

@@ -1,6 +1,6 @@
-"""Where the nodes meet: the head's side of the control channels.
+"""The head's side of the control channels: accepts nodes, watches them, and tells them how the job ended.
 
-Each contact ends as a peer, as a waiting task, or as the recorded cause why the node is still missing.
+Each connection becomes a peer, a waiting task, or a recorded reason why a node is missing.
 """
 
 import asyncio
@@ -15,33 +15,33 @@ from entrypoints.wire.channel import LONGEST_LINE, Channel, ChannelLostError, Me
 from entrypoints.wire.network import is_own, resolve
 
 _LINGER = 20.0
-"""Seconds that a job which ended well waits for tasks that have not shown up yet."""
+"""Seconds that the head waits, after the command has ended, for tasks that have not connected yet."""
 _GOODBYE = 1.0
-"""Seconds for the others to hang up once they know how the job ended."""
+"""Seconds in which the others must hang up once they know how the job ended."""
 _MOST_REFUSED = 20
-"""Lines about refused nodes in the final message; anybody who reaches the port can add to them."""
+"""Most lines about refused nodes in the final message. Anyone who reaches the port can cause one."""
 _BACKLOG = 4096
-"""Connections that wait to be accepted: a scheduler starts thousands of nodes in the same second."""
+"""Connections that may wait to be accepted: schedulers start thousands of nodes in the same second."""
 _DNS_PATIENCE = 3.0
-"""Seconds for looking up the missing hosts' names, after the deadline."""
+"""Seconds for resolving the missing hosts' names after the deadline."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
 class Peer:
-    """Another node, connected."""
+    """Another node that is connected to the head."""
 
     rank: int
     hostname: str
     channel: Channel
     equipment: str
-    """What it has, for people."""
+    """Its CPUs and GPUs, as text."""
     gpus: int
     fabric: Message
     """Its `Fabric.summary()`."""
     unfit: list[Message]
-    """What its preflight found that must stop the job."""
+    """Its preflight's failures; any of them stops the job."""
     ray_started: asyncio.Event = field(default_factory=asyncio.Event)
     ray_stopped: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -51,7 +51,7 @@ class Peer:
 
 
 class Meeting:
-    """The head's roster and the server behind it."""
+    """The connected nodes and the server that accepts them."""
 
     def __init__(self, node: Node, token: str, launch_id: str, hello: Message) -> None:
         self.peers: dict[int, Peer] = {}
@@ -59,16 +59,16 @@ class Meeting:
         self._token = token
         self._launch_id = launch_id
         self._hello = hello
-        """What the head would say about itself: the others are compared with it."""
+        """The head's own hello, with which the others must agree."""
         self._members: dict[Channel, asyncio.Task[None]] = {}
-        """Who hears how the job ends: the peers, and further tasks on any node, with the task that listens to each."""
+        """Channels that hear how the job ended (peers and further tasks of any node), each with its listening task."""
         self._causes: dict[int, str] = {}
-        """Why a rank is still missing."""
+        """The reason why each missing rank is missing."""
         self._refused: dict[str, None] = {}
-        """Who was refused for a rank that is not missing; an ordered set."""
+        """Refusals for ranks that are not missing; an ordered set."""
         self._complete = asyncio.Event()
         self.loss = asyncio.Event()
-        """A node was lost that the job can do without."""
+        """Set when a node is lost and enough nodes are left."""
         self._everybody = asyncio.Event()
         self._over = False
         self._server: asyncio.Server | None = None
@@ -85,18 +85,18 @@ class Meeting:
             ) from error
 
     async def gather(self) -> list[Peer]:
-        """Wait for all nodes; returns them in order of rank.
+        """Wait for all nodes and return them in order of rank.
 
-        Raises PeersMissingError at the deadline, naming each missing node with the cause.
+        Raises PeersMissingError at the deadline, naming each missing node with the reason.
         """
         expected = self._node.allocation.node_count - 1
-        log.info("waiting for %d more on port %d", expected, self._node.control_port)
+        log.info("waiting for %d more nodes on port %d", expected, self._node.control_port)
         try:
             await asyncio.wait_for(self._complete.wait(), self._node.seconds_left)
         except TimeoutError:
             missing, refused = await self._missing()
             if self._node.options.min_nodes is not None and len(self.peers) >= self._enough:
-                log.warning("going on with %d of %d nodes", len(self.peers) + 1, expected + 1)
+                log.warning("continuing with %d of %d nodes", len(self.peers) + 1, expected + 1)
                 for line in missing:
                     log.warning("without %s", line)
                 self._complete.set()
@@ -110,29 +110,29 @@ class Meeting:
 
     @property
     def _enough(self) -> int:
-        """Peers without which the job cannot go on."""
+        """The number of peers that the job needs."""
         least = self._node.options.min_nodes or self._node.allocation.node_count
         return max(1, min(least, self._node.allocation.node_count)) - 1
 
     def _lose(self, peer: Peer, error: LaunchError) -> None:
-        """A peer is gone after all had met: the job's end, unless enough nodes are left."""
+        """Handle the loss of a peer after all had met: end the job, unless enough nodes are left."""
         if self._over or self.peers.get(peer.rank) is not peer:
             return
         if self._node.options.min_nodes is None or len(self.peers) - 1 < self._enough:
             self._node.fail(error)
             return
         del self.peers[peer.rank]
-        peer.channel.send(exit=error.exit_code, cause=error.message)  # it may still be there, and wait for this
-        log.warning("%s; going on with %d nodes", error.message, len(self.peers) + 1)
+        peer.channel.send(exit=error.exit_code, cause=error.message)  # it may still be connected and wait for this
+        log.warning("%s; continuing with %d nodes", error.message, len(self.peers) + 1)
         self.loss.set()
 
     def _all_tasks_here(self) -> bool:
         return len(self._members) + 1 >= (self._node.allocation.task_count or 1)
 
     async def end(self, status: int, cause: str) -> None:
-        """Tell everybody how the job ended, and close."""
+        """Tell all nodes how the job ended, and close."""
         if not cause and self._server is not None and not self._all_tasks_here():
-            # A command that took a moment only: a task that comes later would look for us until its deadline.
+            # After a short command, a late task would look for the head until its deadline.
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._everybody.wait(), _LINGER)
         self._over = True
@@ -141,7 +141,7 @@ class Meeting:
         for channel in self._members:
             channel.send(exit=status, cause=cause)
         if self._members:
-            # They hang up. Hanging up here first could cut off the message before it is read.
+            # Let them hang up: closing first could drop the message before they read it.
             await asyncio.wait(self._members.values(), timeout=_GOODBYE)
         for task in self._serving:
             task.cancel()
@@ -155,7 +155,7 @@ class Meeting:
         try:
             await self._welcome(channel)
         except ChannelLostError as lost:
-            log.debug("a connection from %s came to nothing: %s", channel.peer_address, lost)
+            log.debug("a connection from %s failed: %s", channel.peer_address, lost)
         finally:
             await channel.close()
 
@@ -177,7 +177,7 @@ class Meeting:
             self._everybody.set()
         try:
             if hello["local_rank"] > 0:
-                while True:  # it only waits for the end
+                while True:  # such a task only waits for the end
                     await channel.receive()
             equipment = f"{hello['cpus']} CPUs, {hello['gpus']} GPUs"
             has = (equipment, hello["gpus"], hello["fabric"], hello["unfit"])
@@ -186,7 +186,7 @@ class Meeting:
             del self._members[channel]
 
     def _double(self, hello: Message) -> str | None:
-        """Two nodes with one rank: the first keeps it."""
+        """The objection to a second node with the same rank; None for the first."""
         if hello["local_rank"] > 0:
             return None
         taken = {0: self._node.hostname} | {rank: peer.hostname for rank, peer in self.peers.items()}
@@ -194,7 +194,7 @@ class Meeting:
         return f"rank {hello['rank']} is already taken by {holder}" if holder is not None else None
 
     async def _keep(self, peer: Peer) -> None:
-        """Listen to a peer until it is gone. Once all have met, its loss is the job's."""
+        """Listen to a peer until its channel is lost. Once all nodes have met, that is the loss of a node."""
         self.peers[peer.rank] = peer
         self._causes.pop(peer.rank, None)
         log.info("%s joined from %s: %s", peer.name, peer.channel.peer_address, peer.equipment)
@@ -211,7 +211,7 @@ class Meeting:
             else:
                 del self.peers[peer.rank]
                 self._causes[peer.rank] = f"joined, then lost: {lost}"
-                log.warning("%s left again: %s", peer.name, lost)
+                log.warning("%s disconnected: %s", peer.name, lost)
 
     def _hear(self, peer: Peer, message: Message) -> None:
         if message.get("ray") == "started":
@@ -224,7 +224,7 @@ class Meeting:
             peer.ray_stopped.set()
 
     def _record(self, hello: Message, why: str) -> None:
-        """Remember why a node was refused. Its hello may be a stranger's: believe no type in it."""
+        """Remember why a node was refused. Its hello may come from a stranger, so no type in it is certain."""
         rank = hello.get("rank")
         host = "".join(letter for letter in str(hello.get("hostname"))[:64] if letter.isalnum() or letter in "-._")
         log.warning("refused %s: %s", host, why)
@@ -237,14 +237,14 @@ class Meeting:
             self._causes[rank] = f"refused: {why}"
 
     async def _missing(self) -> tuple[list[str], list[str]]:
-        """Who is missing, and what else may be the reason, as lines."""
+        """Lines about the missing nodes, and lines about other possible reasons."""
         allocation = self._node.allocation
         ranks = [rank for rank in range(1, allocation.node_count) if rank not in self.peers]
         lines = [f"{node_name(rank, allocation.host(rank))}: {await self._cause(rank)}" for rank in ranks]
         return lines, [*self._refused, *await self._wrong_place()]
 
     async def _wrong_place(self) -> list[str]:
-        """Whether the others look for the head at a host that is not this one."""
+        """A line if the head's name belongs to another host, so that the others connect there."""
         head = self._node.allocation.head
         if head is None:
             return []
@@ -254,7 +254,7 @@ class Meeting:
             return []
         if not found or any(is_own(address) for address in found):
             return []
-        return [f"this is node 0, but {head} is no address of this host: do two nodes claim rank 0?"]
+        return [f"this is node 0, but {head} is not an address of this host: do two nodes claim rank 0?"]
 
     async def _cause(self, rank: int) -> str:
         if cause := self._causes.get(rank):

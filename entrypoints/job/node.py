@@ -1,4 +1,4 @@
-"""What every node of a job has, head or not: its place, its processes, its Ray, and the one thing that ends it."""
+"""State and duties that the head and the workers share: processes, Ray, signals, and the first failure."""
 
 import asyncio
 import logging
@@ -22,17 +22,17 @@ from entrypoints.ray.node import RayNode
 from entrypoints.ray.ports import control_port, free_ray_ports
 
 RAY_GRACE = 2.0
-"""Seconds that Ray's processes get between SIGTERM and SIGKILL; nothing in them outlives the job."""
+"""Seconds between SIGTERM and SIGKILL for Ray's processes, which hold nothing that outlives the job."""
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 WARNING_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
-"""What schedulers send some time before the end: the command gets SIGTERM, and as much time as it was told it has."""
+"""Schedulers send these some time before the end. The command then gets SIGTERM and the longer grace."""
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
 class Node:
-    """This node. Steps are awaited through `unless_failed`, so that whatever fails first ends the job."""
+    """This node of the job. Await its steps through `unless_failed`, so that the first failure ends the job."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Node:
     ) -> None:
         self.allocation = allocation
         self.unfit = unfit
-        """What preflight found that must stop the job."""
+        """Preflight's failures; any of them stops the job."""
         self.options = options
         self.host = host
         self.hostname = hostname
@@ -66,7 +66,7 @@ class Node:
 
     @property
     def local_address(self) -> tuple[str, int] | None:
-        """From where to connect, if the user chose an interface. Raises UsageError if it has no address."""
+        """The address to connect from if the user chose an interface. Raises UsageError if it has no address."""
         chosen = self.host.fabric.chosen_interface
         if chosen is None:
             return None
@@ -74,17 +74,17 @@ class Node:
         if address is None:
             there = ", ".join(name for _, name in socket.if_nameindex() if address_of(name))
             raise UsageError(
-                f"{INTERFACE} is {chosen}, which has no address here", f"interfaces that have one: {there}"
+                f"{INTERFACE} is {chosen}, which has no address here", f"interfaces with an address: {there}"
             )
         return address, 0
 
     @property
     def seconds_left(self) -> float:
-        """Until the deadline of the formation; never negative."""
+        """Seconds until the deadline for forming the cluster; never negative."""
         return max(0.0, self._deadline - time.monotonic())
 
     def use_interface_of(self, address: str) -> None:
-        """Have the libraries use the interface with this address: a peer was reached over it, so it is proven."""
+        """Make the libraries use the interface with this address, over which a peer was reached."""
         interface = interface_of(address)
         if interface is None or interface == "lo":
             return
@@ -94,16 +94,16 @@ class Node:
             log.info("%s=%s: %s", setting.name, self.environment[setting.name], setting.reason)
 
     def extend_deadline(self) -> None:
-        """Allow as much time for another formation as for the first."""
+        """Restart the deadline for forming another cluster."""
         self._deadline = time.monotonic() + self.options.deadline
 
     def fail(self, error: LaunchError) -> None:
-        """End this node's part for this reason; the first reason counts."""
+        """End this node's part with this error, unless another error came first."""
         if not self._failure.done():
             self._failure.set_result(error)
 
     async def unless_failed(self, step: Coroutine[Any, Any, T]) -> T:
-        """Await a step; if the node fails meanwhile, cancel it, let it clean up and raise the failure."""
+        """Await a step. If the node fails meanwhile, cancel the step, wait for its clean-up and raise the failure."""
         task = asyncio.create_task(step)
         futures: set[asyncio.Future[Any]] = {task, self._failure}
         await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
@@ -111,12 +111,12 @@ class Node:
             task.cancel()
             await asyncio.wait({task})
             if not task.cancelled() and (error := task.exception()):
-                log.warning("while ending: %s", error)
+                log.warning("error during clean-up: %s", error)
             raise self._failure.result()
         return task.result()
 
     def make_ray(self, token: str) -> RayNode:
-        """Prepare Ray on this node, with ports that are free now."""
+        """Prepare Ray on this node, on ports that are free now."""
         assert self.options.ray is not None
         job_id, rank = self.allocation.job_id, self.allocation.node_rank
         ports = free_ray_ports(job_id, rank, self.options.ray.cpus)
@@ -125,13 +125,13 @@ class Node:
         return self.ray
 
     def watch_ray(self) -> None:
-        """From now on the death of Ray's vital processes is the loss of this node. Raises RayFailedError."""
+        """From now on the death of a vital Ray process loses this node. Raises RayFailedError if one is dead."""
         assert self.ray is not None
         for name, process in self.ray.watched().items():
             self.beside(self._watch(self.ray, name, process))
 
     def let_attach(self, cluster: str) -> None:
-        """From now on `launch attach` on this node reaches the cluster."""
+        """Let `launch attach` on this node find the cluster."""
         assert self.ray is not None
         leave_note(self.ray.directory, self.allocation.job_id, self.ray.client_environment(cluster))
 
@@ -141,18 +141,18 @@ class Node:
         if status > 128:
             cause = f"killed by {signal.Signals(status - 128).name}"
         if status == 128 + signal.SIGKILL:
-            hint = "often the kernel, out of memory: see `dmesg` on that node"
+            hint = "often the kernel's out-of-memory killer: see `dmesg` on that node"
         ray.report_last_words(name)
         raise NodeLostError(f"{self.name} lost: its {name} died ({cause})", hint)
 
     def beside(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do this beside the current step; its failure is the node's."""
+        """Run this concurrently with the current step. Its failure fails the node."""
         task = asyncio.create_task(work)
         self._beside.add(task)
         task.add_done_callback(self._take_over)
 
     def _take_over(self, task: asyncio.Task[None]) -> None:
-        """An error that nobody foresaw ends the node too: it must not go on without what was to be done."""
+        """Fail the node if background work failed, even with an unexpected error."""
         if task.cancelled() or not (error := task.exception()):
             return
         if isinstance(error, LaunchError):
@@ -161,7 +161,7 @@ class Node:
             self._failure.set_exception(error)
 
     def heed_warning(self, number: int) -> None:
-        """If some node received a scheduler's warning, the command gets the time that it announces."""
+        """Extend the command's grace if the signal, on any node, is a scheduler's warning."""
         if number in WARNING_SIGNALS:
             self.grace = self.options.warning_grace
 
@@ -171,11 +171,11 @@ class Node:
         self.fail(StoppedError(number, self.name))
 
     async def clean(self) -> None:
-        """End every process that is left and remove what Ray wrote."""
+        """End all processes and remove Ray's directory."""
         await self.end_ray()
 
     async def end_ray(self) -> None:
-        """End Ray and all else that this node started; keep its logs if that was asked for."""
+        """End Ray and every other process of this node. Keep Ray's logs if the user asked for them."""
         for task in self._beside:
             task.cancel()
         await asyncio.gather(*self._beside, return_exceptions=True)
@@ -188,5 +188,5 @@ class Node:
 
 
 def node_name(rank: int, host: str | None) -> str:
-    """How messages name a node."""
+    """The name of a node in messages."""
     return f"node {rank} ({host})" if host else f"node {rank}"

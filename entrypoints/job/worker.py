@@ -1,4 +1,4 @@
-"""Every other task: finds the head, does what it says and ends as it says."""
+"""Every task but the head: finds the head, follows its orders and ends with the job's status."""
 
 import asyncio
 import logging
@@ -14,17 +14,17 @@ from entrypoints.wire.network import connect, is_loopback, resolve
 from entrypoints.wire.secret import ray_token
 
 _CONNECT_PATIENCE = 5.0
-"""Seconds for one attempt: a packet filter that drops packets answers nothing."""
+"""Seconds for one attempt: a firewall that drops packets never answers."""
 _RETRY = 0.5
 """Seconds between two attempts: the head may start later than its workers."""
 _SLACK = 2.0
-"""Seconds on top of the command's grace for the head to tell how the job ended."""
+"""Seconds beyond the command's grace in which the head must tell how the job ended."""
 
 log = logging.getLogger(__name__)
 
 
 async def follow(node: Node, token: str) -> int:
-    """Take part in a job led elsewhere; returns the command's status. Raises LaunchError for every other end."""
+    """Follow the head of the job. Returns the command's status; raises LaunchError if the job ends any other way."""
     channel, launch_id = await node.unless_failed(_find_head(node, token))
     head = node_name(0, node.allocation.head)
     log.info("met %s at %s", head, channel.peer_address)
@@ -44,9 +44,9 @@ async def follow(node: Node, token: str) -> int:
 
 
 async def _find_head(node: Node, token: str) -> tuple[Channel, str]:
-    """Connect until the deadline; returns the channel and the launch's id. Raises PeersMissingError.
+    """Try to connect until the deadline. Returns the channel and the launch's id. Raises PeersMissingError.
 
-    Once met, the head's deadline counts.
+    After that the head's own deadline applies.
     """
     where = f"{bracketed(node.allocation.heads[0])}:{node.control_port}"
     reported = ""
@@ -61,7 +61,7 @@ async def _find_head(node: Node, token: str) -> tuple[Channel, str]:
         if node.seconds_left <= _RETRY:
             raise PeersMissingError(
                 f"{node.name} did not reach the head at {where} within {node.options.deadline:g} s: {cause}",
-                "start the head too, and let its control port through the firewall",
+                "check that the head has started and that its firewall lets the control port through",
             )
         if cause != reported:
             log.info("waiting for the head at %s: %s", where, cause)
@@ -70,7 +70,7 @@ async def _find_head(node: Node, token: str) -> tuple[Channel, str]:
 
 
 async def _meet(node: Node, token: str) -> tuple[Channel, str]:
-    """One attempt at the head's addresses."""
+    """Try the head's addresses once."""
     addresses = await _addresses(node)
     streams = await connect(addresses, node.control_port, limit=LONGEST_LINE, local_addr=node.local_address)
     channel = Channel(*streams)
@@ -83,7 +83,7 @@ async def _meet(node: Node, token: str) -> tuple[Channel, str]:
 
 
 async def _addresses(node: Node) -> list[str]:
-    """The addresses of all the head's names. Raises OSError if no name has one."""
+    """The addresses of all names of the head. Raises OSError if none resolves."""
     found: list[str] = []
     problem: OSError | None = None
     for name in node.allocation.heads:
@@ -112,7 +112,7 @@ def _cause(error: OSError | TimeoutError | ChannelLostError) -> str:
 
 
 async def _obey(node: Node, channel: Channel, secret: str) -> tuple[int, str]:
-    """Follow the head's orders until it says how the job ended: status and cause. Raises ChannelLostError."""
+    """Follow the head's orders. Returns the status and cause with which the job ended. Raises ChannelLostError."""
     while True:
         message = await channel.receive()
         if "start_ray" in message:
@@ -135,9 +135,9 @@ async def _join_ray(node: Node, channel: Channel, cluster: str, secret: str) -> 
 
 
 async def _report(node: Node, channel: Channel, error: LaunchError) -> None:
-    """Tell the head why this node must stop, and wait until it has ended the command.
+    """Tell the head why this node stops, and wait until the head has ended the command.
 
-    Raises JobEndedError if the job ended with another status than this node's own.
+    Raises JobEndedError if the job ended with another status.
     """
     channel.send(failed=error.message, hint=error.hint, status=error.exit_code)
     try:

@@ -1,4 +1,4 @@
-"""Is this node fit? Small checks, all run before the nodes meet; hard failures stop the launch and name the fix."""
+"""Checks of this node that run before the nodes meet. A failure stops the launch and tells the fix."""
 
 import json
 import logging
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 def gather_facts(
     tree: Tree, host: Host, allocation: Allocation, variables: Mapping[str, str], chosen_port: int | None
 ) -> NodeFacts:
-    """What the checks look at."""
+    """The facts that the checks need."""
     return NodeFacts(
         tree=tree,
         host=host,
@@ -55,12 +55,12 @@ def gather_facts(
 
 
 def run_checks(facts: NodeFacts) -> list[Finding]:
-    """Ask every check, in order."""
+    """The findings of all checks, in order."""
     return [check(facts) for check in CHECKS]
 
 
 def as_table(findings: Sequence[Finding]) -> str:
-    """For people, one check a line, with what to do about it below."""
+    """The findings as text, one check per line, with its fix below."""
     lines = []
     for finding in findings:
         lines.append(f"{finding.verdict:<5} {finding.check:<10} {finding.message}")
@@ -70,14 +70,14 @@ def as_table(findings: Sequence[Finding]) -> str:
 
 
 def failures(findings: Sequence[Finding]) -> list[dict[str, Any]]:
-    """The hard ones, as other nodes are told of them."""
+    """The failures among the findings, as documents for other nodes."""
     return [finding.document() for finding in findings if finding.verdict is Verdict.FAIL]
 
 
 def refuse(failed: Mapping[str, Sequence[Mapping[str, Any]]], directory: Path) -> None:
-    """Stop the launch if any host failed, with a report in `directory`. `failed` maps host names to `failures`.
+    """Raise PreflightError if any host failed, with a line for each failure, and write a report to `directory`.
 
-    Raises PreflightError with a line for each failure.
+    `failed` maps host names to their `failures`.
     """
     bad = {host: found for host, found in failed.items() if found}
     if not bad:
@@ -85,19 +85,19 @@ def refuse(failed: Mapping[str, Sequence[Mapping[str, Any]]], directory: Path) -
     lines = [f"  {host}: {found['check']}: {found['message']}" for host, list_ in bad.items() for found in list_]
     fixes = dict.fromkeys(str(found["fix"]) for list_ in bad.values() for found in list_ if found["fix"])
     where = write_report(failed, directory)
-    noted = f"; {where} lists them, for --exclude" if where else ""
+    noted = f"; {where} lists them for the scheduler's --exclude" if where else ""
     raise PreflightError(
         f"{len(bad)} of {len(failed)} hosts are not fit{noted}\n" + "\n".join(lines), "; ".join(fixes) or "see above"
     )
 
 
 def write_report(failed: Mapping[str, Sequence[Mapping[str, Any]]], directory: Path) -> Path | None:
-    """Write the report and the list of failing hosts, a name a line; None if the directory cannot be written."""
+    """Write the report and the list of failing hosts. Returns the list's path, None if it cannot be written."""
     try:
         (directory / REPORT).write_text(json.dumps(failed, indent=2) + "\n", encoding="utf-8")
         list_ = directory / FAILING_HOSTS
         list_.write_text("".join(f"{host}\n" for host, found in failed.items() if found), encoding="utf-8")
     except OSError as error:
-        log.warning("no report in %s: %s", directory, error.strerror)
+        log.warning("cannot write a report to %s: %s", directory, error.strerror)
         return None
     return list_

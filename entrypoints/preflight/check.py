@@ -1,4 +1,4 @@
-"""What a check is: a small question about this node, with an answer and, where it is bad, the way to mend it."""
+"""Checks and findings: a check examines one fact of this node and finds it good, or tells the fix."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -16,18 +16,20 @@ MIB = 1024**2
 
 
 class Verdict(StrEnum):
+    """How bad a finding is."""
+
     OK = "ok"
     WARN = "warn"
-    """Works, but slower or less safely than it could."""
+    """The job works, but slower or less safely than it could."""
     FAIL = "fail"
     """The job would hang or break later."""
     SKIP = "skip"
-    """The question does not arise here."""
+    """The check does not apply here."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found; `fix` says what to do about it."""
+    """The result of a check. `fix` tells what to do about a problem."""
 
     check: str
     verdict: Verdict
@@ -35,12 +37,13 @@ class Finding:
     fix: str = ""
 
     def document(self) -> dict[str, Any]:
+        """The finding for JSON."""
         return {**asdict(self), "verdict": str(self.verdict)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeFacts:
-    """All that checks look at."""
+    """The facts about this node that checks examine."""
 
     tree: Tree
     host: Host
@@ -50,7 +53,7 @@ class NodeFacts:
     """`cpu`, `cuda` or `rocm`; None outside an image."""
     control_port: int
     chosen_port: int | None = None
-    """The same, if the user said it."""
+    """The control port if the user chose it."""
     temporary: Path = Path("/tmp")
 
     @property
@@ -65,11 +68,12 @@ class NodeFacts:
 
     @property
     def gpus(self) -> int:
+        """The number of GPUs that the drivers report."""
         return len(self.host.fabric.gpus)
 
     @property
     def severe(self) -> Verdict:
-        """How bad a slow or broken network is: alone a node does not need it."""
+        """The verdict on a slow or broken network: a failure, but only a warning for a single node."""
         return Verdict.FAIL if self.allocation.node_count > 1 else Verdict.WARN
 
 
@@ -77,8 +81,10 @@ Check = Callable[[NodeFacts], Finding]
 
 
 def ok(check: str, message: str) -> Finding:
+    """A finding without a problem."""
     return Finding(check, Verdict.OK, message)
 
 
 def skip(check: str, message: str) -> Finding:
+    """A finding for a check that does not apply."""
     return Finding(check, Verdict.SKIP, message)

@@ -1,4 +1,4 @@
-"""GPUs and RDMA adapters: can this process open them, and are driver and libraries fit for the image?"""
+"""Checks of GPUs and RDMA adapters: device files, driver, libraries."""
 
 import ctypes
 import errno
@@ -75,15 +75,15 @@ def driver(facts: NodeFacts) -> Finding:
 
 
 def rdma(facts: NodeFacts, load: Callable[[str], object] = ctypes.CDLL) -> Finding:
-    """Whether NCCL can use the adapters that the host has. If not, it takes sockets without a word: much slower."""
+    """Whether NCCL can use the host's adapters. Otherwise it silently uses sockets, which are much slower."""
     if not facts.rdma:
-        return skip("rdma", "no RDMA adapter here, or an image without GPUs")
+        return skip("rdma", "no RDMA adapter, or an image without GPUs")
     kind = facts.host.fabric.kind
     fallback = f"the host has {len(facts.host.fabric.choice.hcas)} {kind} adapters, but NCCL would silently use sockets"
     devices = sorted(facts.tree.path("dev/infiniband").glob("uverbs*"))
     flag = "run the container with --device /dev/infiniband --cap-add IPC_LOCK"
     if not devices:
-        return Finding("rdma", facts.severe, f"{fallback}: /dev/infiniband is not in this container", flag)
+        return Finding("rdma", facts.severe, f"{fallback}: the container has no /dev/infiniband", flag)
     for device in devices:
         if not os.access(device, os.R_OK | os.W_OK):
             why = os.strerror(errno.EACCES).lower()

@@ -1,4 +1,4 @@
-"""Shared memory and the kernel's limits for this process, which a container gets from its run flags."""
+"""Checks of shared memory and of this process's limits, which run flags set in a container."""
 
 import os
 import resource
@@ -7,15 +7,16 @@ from pathlib import Path
 from entrypoints.preflight.check import GIB, MIB, Finding, NodeFacts, Verdict, ok, skip
 
 NCCL_SHARED_MEMORY = 1 * GIB
-"""NCCL asks for it: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html#shared-memory"""
+"""NCCL requires it: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html#shared-memory"""
 STACK = 64 * MIB
 MEMLOCK = 8 * GIB
-"""Less than that cannot register the buffers of a training job for RDMA."""
+"""Enough to register a training job's buffers for RDMA."""
 LEAST_FILES, ENOUGH_FILES = 4_096, 65_536
-"""Ray keeps a few connections for each of its workers and peers."""
+"""Ray keeps a few connections per worker and per peer."""
 
 
 def shared_memory(facts: NodeFacts, directory: Path = Path("/dev/shm")) -> Finding:
+    """Whether /dev/shm is large enough for NCCL and Ray's object store."""
     try:
         status = os.statvfs(directory)
     except OSError as error:
@@ -26,7 +27,7 @@ def shared_memory(facts: NodeFacts, directory: Path = Path("/dev/shm")) -> Findi
 
 
 def judge_shared_memory(size: int, gpus: int) -> Finding:
-    """`size` in bytes, of /dev/shm as a whole."""
+    """The finding for a /dev/shm of `size` bytes."""
     words = f"/dev/shm has {size // MIB} MiB"
     if gpus and size < NCCL_SHARED_MEMORY:
         return Finding(
@@ -40,42 +41,47 @@ def judge_shared_memory(size: int, gpus: int) -> Finding:
 
 
 def locked_memory(facts: NodeFacts) -> Finding:
+    """Whether enough memory may be locked for RDMA."""
     return judge_locked_memory(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0], facts)
 
 
 def judge_locked_memory(limit: int, facts: NodeFacts) -> Finding:
-    """`limit` in bytes; negative is unlimited."""
+    """The finding for a limit of `limit` bytes; negative is unlimited."""
     if not facts.rdma:
-        return skip("memlock", "no RDMA adapter here, or an image without GPUs")
+        return skip("memlock", "no RDMA adapter, or an image without GPUs")
     if limit < 0 or limit >= MEMLOCK:
         return ok("memlock", "unlimited" if limit < 0 else f"{limit // GIB} GiB")
     return Finding(
         "memlock", facts.severe,
-        f"only {limit // 1024} KiB may be locked: RDMA cannot register buffers, and NCCL takes sockets or fails",
+        f"only {limit // 1024} KiB may be locked: RDMA cannot register buffers, so NCCL uses sockets or fails",
         "run the container with --ulimit memlock=-1 --cap-add IPC_LOCK",
     )  # fmt: skip
 
 
 def stack(facts: NodeFacts) -> Finding:
+    """Whether the stack limit suits GPU libraries."""
     return judge_stack(resource.getrlimit(resource.RLIMIT_STACK)[0], facts.gpus)
 
 
 def judge_stack(limit: int, gpus: int) -> Finding:
+    """The finding for a limit of `limit` bytes; negative is unlimited."""
     if not gpus:
-        return skip("stack", "no GPU here")
+        return skip("stack", "no GPU")
     if 0 <= limit < STACK:
         return Finding("stack", Verdict.WARN, f"{limit // MIB} MiB", f"run the container with --ulimit stack={STACK}")
     return ok("stack", "unlimited" if limit < 0 else f"{limit // MIB} MiB")
 
 
 def open_files(_facts: NodeFacts) -> Finding:
+    """Whether enough files may be open for Ray."""
     return judge_open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))
 
 
 def judge_open_files(soft: int, hard: int) -> Finding:
+    """The finding for these limits; negative is unlimited."""
     fix = f"run the container with --ulimit nofile={ENOUGH_FILES * 16}"
     if 0 <= hard < LEAST_FILES:
-        return Finding("nofile", Verdict.FAIL, f"at most {hard} files may be open: Ray runs out of them", fix)
+        return Finding("nofile", Verdict.FAIL, f"at most {hard} files may be open: too few for Ray", fix)
     if 0 <= soft < LEAST_FILES:
-        return Finding("nofile", Verdict.WARN, f"only {soft} files may be open, of {hard} that are allowed", fix)
+        return Finding("nofile", Verdict.WARN, f"only {soft} files may be open, although {hard} are allowed", fix)
     return ok("nofile", f"{soft} files")

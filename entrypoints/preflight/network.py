@@ -1,8 +1,8 @@
-"""How fast is the network between each two nodes? A program that `launch preflight --network` runs on the head.
+"""Measures the network between each pair of nodes. `launch preflight --network` runs this program on the head.
 
-For each pair, one process a GPU (or one a node, on CPU) joins a process group and sums a buffer over all: NCCL on GPUs,
-Gloo elsewhere. NCCL's own log says over what it went: sockets on a host that has RDMA adapters are a failure. Needs Ray
-and torch, which the images have, and a cluster to attach to.
+For each pair, one process per GPU (on CPU one per node) joins a process group and sums a buffer over all ranks, with
+NCCL on GPUs and Gloo on CPU. NCCL's log tells the transport; sockets on a host with RDMA adapters are a failure. The
+program needs Ray and torch, which the images have, and a running cluster.
 """
 
 import argparse
@@ -27,12 +27,12 @@ from entrypoints.host.settings import read_manifest
 from entrypoints.host.tree import Tree
 
 CPU_SIZE, GPU_SIZE = 16 * 1024**2, 256 * 1024**2
-"""Bytes of the buffer."""
+"""Bytes in the buffer."""
 ROUNDS = 5
 ALL_PAIRS = 16
-"""Up to so many nodes every pair is measured; above, each node with the next one."""
+"""Up to this many nodes every pair is measured, with more each node and the next one."""
 SLOW = 0.5
-"""A pair with less than this share of the median is slow."""
+"""A pair is slow below this share of the median."""
 PATIENCE = 120.0
 """Seconds for one pair."""
 _TRANSPORT = re.compile(r"(?:Using network|via NET/)\s*([A-Za-z_]+)")
@@ -41,7 +41,7 @@ PREFLIGHT_FAILED = 15
 
 @dataclass(frozen=True)
 class Pair:
-    """The measure of two nodes."""
+    """The measurement of two nodes."""
 
     hosts: tuple[str, str]
     backend: str
@@ -49,15 +49,15 @@ class Pair:
     """Bus bandwidth, comparable between numbers of ranks:
     https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md"""
     transport: str
-    """What NCCL used (`IB`, `Socket`, `Libfabric`); `gloo` on CPU."""
+    """NCCL's transport (`IB`, `Socket`, `Libfabric`); `gloo` on CPU."""
     problem: str = ""
 
 
 class Rank:
-    """One process of a process group; an actor of Ray's."""
+    """A Ray actor that is one rank of a process group."""
 
     def address(self) -> str:
-        """An address of this node and a port that is free now."""
+        """This node's address with a port that is free now."""
         import socket
 
         from entrypoints.host.interfaces import bracketed
@@ -67,7 +67,7 @@ class Rank:
             return f"{bracketed(ray.util.get_node_ip_address())}:{probe.getsockname()[1]}"
 
     def fabric(self) -> str:
-        """Which network this node's adapters are for."""
+        """The kind of this node's fabric."""
         from entrypoints.host.fabric import detect_fabric
 
         return detect_fabric(Tree(), os.environ).kind
@@ -99,31 +99,31 @@ Actor = ray.remote(num_cpus=0)(Rank)
 
 
 def transport_of(log: str) -> str:
-    """What NCCL's log says that it used; `none` if it needed no network."""
+    """The transport in NCCL's log; `none` if it used no network."""
     found = _TRANSPORT.findall(log)
     return str(found[-1]) if found else "none"
 
 
 def pairs_of(nodes: Sequence[Any]) -> list[tuple[Any, Any]]:
-    """Which nodes to measure together."""
+    """The pairs of nodes to measure."""
     if len(nodes) <= ALL_PAIRS:
         return list(itertools.combinations(nodes, 2))
     return [(node, nodes[(index + 1) % len(nodes)]) for index, node in enumerate(nodes)]
 
 
 def try_pair(first: dict[str, Any], second: dict[str, Any]) -> Pair:
-    """The measure, or what went wrong: a link that carries nothing is what we look for."""
+    """The measurement, or a pair with the problem if it failed."""
     try:
         return measure_pair(first, second)
     except ray.exceptions.RayError as error:
         words = str(error).strip().splitlines() or [type(error).__name__]
         hangs = isinstance(error, ray.exceptions.GetTimeoutError)
-        problem = f"nothing came through within {PATIENCE:g} s" if hangs else f"it failed: {words[-1]}"
+        problem = f"no data arrived within {PATIENCE:g} s" if hangs else f"it failed: {words[-1]}"
         return Pair((first["NodeManagerHostname"], second["NodeManagerHostname"]), "none", 0.0, "nothing", problem)
 
 
 def measure_pair(first: dict[str, Any], second: dict[str, Any]) -> Pair:
-    """Raises ray.exceptions.RayError if a rank fails, GetTimeoutError if the pair hangs."""
+    """The measurement. Raises ray.exceptions.RayError if a rank fails, GetTimeoutError if the pair hangs."""
     each = int(min(node["Resources"].get("GPU", 0) for node in (first, second)))
     backend, device = _library() if each else ("gloo", "cpu")
     ranks = [
@@ -161,7 +161,7 @@ def _buffer_size(device: str) -> int:
 
 
 def fallback(transport: str, kinds: Sequence[str]) -> str:
-    """What is wrong if NCCL uses sockets where there are RDMA adapters; empty if nothing is."""
+    """The problem if NCCL used sockets although the hosts have RDMA adapters; else empty."""
     rdma = [kind for kind in kinds if kind != "ethernet"]
     if transport.lower() == "socket" and rdma:
         return f"NCCL fell back to sockets although the hosts have {rdma[0]} adapters: see `launch preflight` there"
@@ -169,7 +169,7 @@ def fallback(transport: str, kinds: Sequence[str]) -> str:
 
 
 def judge(pairs: Sequence[Pair]) -> list[str]:
-    """The hosts that are to blame: those all of whose pairs are slow or have a problem, else both of such a pair."""
+    """The failing hosts: those whose pairs are all slow or broken, and both hosts of any other such pair."""
     median = statistics.median(pair.gigabytes_per_second for pair in pairs)
     bad = [pair for pair in pairs if pair.problem or pair.gigabytes_per_second < SLOW * median]
     hosts = dict.fromkeys(host for pair in bad for host in pair.hosts)
@@ -186,7 +186,7 @@ def main() -> int:
     ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
     nodes = sorted((node for node in ray.nodes() if node["Alive"]), key=lambda node: node["NodeManagerHostname"])
     if len(nodes) < 2:
-        sys.stderr.write("error: there is one node only, so no network to measure\n")
+        sys.stderr.write("error: the cluster has a single node, so there is no network to measure\n")
         return 2
     pairs = [try_pair(first, second) for first, second in pairs_of(nodes)]
     failing = judge(pairs)
@@ -195,7 +195,7 @@ def main() -> int:
         (arguments.output / "network.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
         (arguments.output / "failing_hosts.txt").write_text("".join(f"{host}\n" for host in failing), encoding="utf-8")
     except OSError as error:
-        sys.stderr.write(f"no report in {arguments.output}: {error.strerror}\n")
+        sys.stderr.write(f"cannot write a report to {arguments.output}: {error.strerror}\n")
     lines = [
         f"{' - '.join(pair.hosts)}  {pair.gigabytes_per_second:.2f} GB/s  {pair.backend} over {pair.transport}"
         + (f"  {pair.problem}" if pair.problem else "")

@@ -1,4 +1,4 @@
-"""Places to write, ports to listen on, and what an earlier start of this job may have left."""
+"""Checks of disk space, ports, and processes that an earlier start of this job left."""
 
 import os
 import tempfile
@@ -13,7 +13,7 @@ LEAST_DISK, ENOUGH_DISK = 1 * GIB, 10 * GIB
 
 
 def disk(facts: NodeFacts) -> Finding:
-    """Ray's session, spilled objects and the caches lie there."""
+    """Whether /tmp can be written and has room for Ray's session, spilled objects and caches."""
     directory = facts.temporary
     try:
         with tempfile.TemporaryFile(dir=directory):
@@ -30,11 +30,11 @@ def disk(facts: NodeFacts) -> Finding:
 
 
 def judge_disk(free: int, directory: Path) -> Finding:
-    """`free` in bytes."""
+    """The finding for `free` bytes in a directory."""
     words = f"{directory} has {free / GIB:.1f} GiB free"
     if free < LEAST_DISK:
         return Finding(
-            "disk", Verdict.FAIL, f"{words}, Ray needs 1", f"make room on {directory}, or mount a larger one there"
+            "disk", Verdict.FAIL, f"{words}, Ray needs 1", f"free space in {directory}, or mount a larger disk there"
         )
     if free < ENOUGH_DISK:
         return Finding("disk", Verdict.WARN, words, f"mount a larger {directory} if the job spills objects")
@@ -42,12 +42,12 @@ def judge_disk(free: int, directory: Path) -> Finding:
 
 
 def ports(facts: NodeFacts) -> Finding:
-    """The control port on the head, and a block for Ray everywhere."""
+    """Whether the control port is free on the head, and a block of ports for Ray on every node."""
     allocation, floor = facts.allocation, ephemeral_floor()
     if allocation.is_head and allocation.node_count > 1 and not can_bind(facts.control_port):
         return Finding(
             "ports", Verdict.FAIL, f"control port {facts.control_port} is taken",
-            "choose another on all nodes: --control-port; who has it: ss -tlnp",
+            "choose another on all nodes with --control-port; `ss -tlnp` tells which process has it",
         )  # fmt: skip
     try:
         block = free_ray_ports(allocation.job_id, allocation.node_rank)
@@ -56,16 +56,16 @@ def ports(facts: NodeFacts) -> Finding:
     words = f"control {facts.control_port}, Ray {block.base}-{block.workers.stop - 1}"
     if facts.control_port >= floor:
         return Finding(
-            "ports", Verdict.WARN, f"{words}; the kernel hands out ports from {floor} on, the control port too",
-            "choose a control port below it: --control-port",
+            "ports", Verdict.WARN, f"{words}; the control port is in the ephemeral range, which starts at {floor}",
+            "choose a control port below it with --control-port",
         )  # fmt: skip
     return ok("ports", words)
 
 
 def leftovers(facts: NodeFacts, processes: Path = Path("/proc")) -> Finding:
-    """Processes of a Ray that an earlier start of this job left on this node."""
+    """Whether an earlier start of this job left Ray processes on this node."""
     if facts.allocation.local_rank > 0:
-        return skip("leftovers", "the node's first task looks")
+        return skip("leftovers", "only the node's first task checks")
     prefix = directory_prefix(facts.allocation.job_id, facts.allocation.node_rank, facts.chosen_port)
     found = [entry.name for entry in processes.iterdir() if entry.name.isdigit() and prefix in _command_line(entry)]
     if not found:
@@ -80,4 +80,4 @@ def _command_line(process: Path) -> str:
     try:
         return (process / "cmdline").read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return ""  # it ended while we looked
+        return ""  # it has ended meanwhile

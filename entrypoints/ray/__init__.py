@@ -1,1 +1,1 @@
-"""The Ray cluster of a job: its processes, ports, directories, and commands beside it."""
+"""The Ray cluster of a job: its processes, ports and directories, and attaching to it."""

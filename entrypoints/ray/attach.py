@@ -1,7 +1,7 @@
-"""`launch attach`: a command beside a running job, on any of its nodes: `ray status`, `ray job submit`, a shell.
+"""Attaching a command to a running job on one of its nodes: `ray status`, `ray job submit`, a shell.
 
-Each node leaves a note in its own Ray directory, which only its user can enter: what a program needs to reach the
-cluster, Ray's token among it. The note goes with the directory when the job ends.
+Each node leaves a note with the cluster's address and token in its Ray directory, which only its user can enter. The
+note disappears with the directory when the job ends.
 """
 
 import json
@@ -24,36 +24,37 @@ class ClusterNote:
 
     job_id: str
     launch: int
-    """Process id of the `launch` whose cluster it is."""
+    """Process id of the `launch` that formed the cluster."""
     environment: dict[str, str]
-    """What a program needs to reach the cluster."""
+    """The variables with which a program reaches the cluster."""
 
 
 def leave_note(directory: Path, job_id: str, environment: Mapping[str, str]) -> None:
-    temporary = directory / f".{_NOTE}"  # the note appears whole
+    """Write this node's note into its Ray directory, readable by this user only."""
+    temporary = directory / f".{_NOTE}"  # renamed below, so that nobody reads half a note
     temporary.touch(mode=0o600)
     temporary.write_text(json.dumps(asdict(ClusterNote(job_id, os.getpid(), dict(environment)))), encoding="utf-8")
     temporary.replace(directory / _NOTE)
 
 
 def find_note(job: str | None, root: Path = Path("/tmp")) -> ClusterNote:
-    """The note of the one cluster that runs on this node, or of the one that this job has. Raises NoClusterError."""
+    """The note of the user's only cluster on this node, or of the given job's. Raises NoClusterError."""
     notes = [note for path in sorted(root.glob(f"{PATTERN}/{_NOTE}")) if (note := _read(path)) is not None]
     fitting = [note for note in notes if job is None or job in (note.job_id, plain_job_id(note.job_id))]
-    if len({note.environment["RAY_ADDRESS"] for note in fitting}) == 1:  # two nodes of one job may share a machine
-        return max(fitting, key=lambda note: len(note.environment))  # the head knows the dashboard
+    if len({note.environment["RAY_ADDRESS"] for note in fitting}) == 1:  # two nodes of one job may share a host
+        return max(fitting, key=lambda note: len(note.environment))  # the head's note also has the dashboard
     there = ", ".join(dict.fromkeys(plain_job_id(note.job_id) for note in notes)) or "none"
     if fitting:
-        raise NoClusterError(f"several clusters of yours run on this node: {there}", "choose one: --job ID")
+        raise NoClusterError(f"several clusters of yours run on this node: {there}", "choose one with --job ID")
     wanted = f"no cluster of job {job}" if job else "no cluster of yours"
     raise NoClusterError(
-        f"{wanted} runs on this node (of yours: {there})",
-        "go to one of the job's nodes, into its container, as its user: docker exec CONTAINER launch attach -- COMMAND",
+        f"{wanted} runs on this node (your jobs here: {there})",
+        "run it as the job's user in a container of the job: docker exec CONTAINER launch attach -- COMMAND",
     )
 
 
 def attach(note: ClusterNote, command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
-    """Become the command, or a shell if there is none. Raises CommandNotFoundError."""
+    """Replace this process by the command, or by a shell if it is empty. Raises CommandNotFoundError."""
     words = list(command) or [environment.get("SHELL") or "/bin/sh"]
     try:
         os.execvpe(words[0], words, {**environment, **note.environment})
@@ -62,12 +63,12 @@ def attach(note: ClusterNote, command: Sequence[str], environment: Mapping[str, 
 
 
 def plain_job_id(job_id: str) -> str:
-    """The id as its user knows it: without Slurm's step and the count of restarts."""
+    """The id as users know it: without Slurm's step and restart count."""
     return re.sub(r"(\+\d+)?(\.\d+)?$", "", job_id)
 
 
 def _read(path: Path) -> ClusterNote | None:
-    """None if the note is another user's, or its launch is gone."""
+    """None if the note belongs to another user or its launch has ended."""
     try:
         if path.stat().st_uid != os.getuid():
             return None

@@ -1,4 +1,4 @@
-"""How this node's Ray directories are called: short, as the paths of Ray's sockets have 107 bytes."""
+"""Names of this node's Ray directories. They are short, as a socket's path has at most 107 bytes."""
 
 import hashlib
 import re
@@ -7,9 +7,9 @@ PATTERN = "slipway-ray-*"
 
 
 def directory_prefix(job_id: str, node_rank: int, chosen_port: int | None) -> str:
-    """How the names begin of those that this node makes for this job.
+    """The prefix of the directories that this node creates for this job.
 
-    Two jobs with the same hosts at once need control ports of their own, which tell them apart here too.
+    Two jobs on the same hosts at the same time need different control ports, so the port tells them apart here too.
     """
-    job = re.sub(r"\+\d+", "", job_id)  # all starts of a requeued job alike, so that the next finds what one left
+    job = re.sub(r"\+\d+", "", job_id)  # equal for all starts of a requeued job, so that the next finds leftovers
     return f"{PATTERN.rstrip('*')}{hashlib.sha256(f'{job} {chosen_port}'.encode()).hexdigest()[:6]}-{node_rank}-"

@@ -1,7 +1,7 @@
-"""Wait until a Ray cluster has so many nodes, then say their GPUs: `gcs.py HOST:PORT COUNT`, run by `ray_node`.
+"""Wait until a Ray cluster has COUNT nodes and print the GPUs of each host: `gcs.py HOST:PORT COUNT`.
 
-A process of its own, as importing Ray takes a second and its client blocks for as long as the cluster does not answer.
-The caller's deadline ends it.
+`ray.node` runs it as a process of its own: importing Ray takes a second, and its client blocks while the cluster does
+not answer. The caller's deadline ends it.
 """
 
 import json
@@ -11,12 +11,12 @@ import time
 from ray._raylet import GcsClient
 
 _INTERVAL = 0.2
-"""Seconds between two questions; Ray offers nothing to wait for here."""
+"""Seconds between two queries; Ray offers no event to wait for."""
 _ALIVE = 0  # rpc::GcsNodeInfo::ALIVE
 
 
 def wait_for_nodes(address: str, count: int) -> dict[str, int]:
-    """The GPUs of each host, as Ray counts them."""
+    """The number of GPUs that Ray counts on each host, by host name."""
     client = GcsClient(address=address)
     while True:
         nodes = client.get_all_node_info(timeout=5)

@@ -1,4 +1,4 @@
-"""One node's part of the Ray cluster: `ray start` with everything pinned, and the processes to watch afterwards."""
+"""One node's part of the Ray cluster: `ray start` with explicit ports and directories, and the processes to watch."""
 
 import asyncio
 import json
@@ -21,12 +21,12 @@ from entrypoints.ray.ports import RayPorts, can_bind
 WATCHED = ("raylet", "gcs_server")
 _HEAD_ONLY = ("gcs", "client_server", "dashboard", "dashboard_metrics")
 _PATIENCE = {"RAY_worker_register_timeout_seconds": "300"}
-"""Unless the user says otherwise. Ray starts a worker for each CPU at once: hundreds of them that import Python from a
-slow disk need longer than its 60 s."""
+"""Defaults that the user can override. Ray starts a worker for each CPU at once: hundreds of them that import Python
+from a slow disk need more than its default of 60 s."""
 _DASHBOARD_PORT = 8265
-"""Ray's own, which its users know by heart."""
+"""Ray's default."""
 _LAST_WORDS = 10
-"""Lines of a failed program's output that are shown."""
+"""Most lines of a failed program's output that are logged."""
 _RAY_ERROR = re.compile(r"\[\S+ \S+ [ECF] ")
 """The start of a line at level error, check or fatal: `[2026-11-21 07:21:39,858 E 23180 23180] …`."""
 
@@ -34,12 +34,13 @@ log = logging.getLogger(__name__)
 
 
 def ray_authentication(token: str) -> dict[str, str]:
-    """Said on every node and to the command: left unsaid, a head may ask for tokens that its workers do not send."""
+    """The variables for token authentication. They are set everywhere: otherwise a head may require tokens that its
+    workers do not send."""
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
 
 
 class RayNode:
-    """Ray on this node. Its processes belong to the process_tree, which ends them."""
+    """Ray on this node. The process tree owns its processes and ends them."""
 
     def __init__(
         self,
@@ -50,12 +51,12 @@ class RayNode:
         token: str,
         prefix: str = "slipway-ray-",
     ) -> None:
-        """Raises RayFailedError if there is no place to write."""
+        """Raises RayFailedError if /tmp cannot be written."""
         self._process_tree = process_tree
         self._options = options
         self._ports = ports
         self._dashboard: Dashboard | None = None
-        """With its port; on the head only."""
+        """The dashboard with its port; None on workers."""
         self._authentication = ray_authentication(token)
         self._environment = (
             _PATIENCE
@@ -63,14 +64,14 @@ class RayNode:
             | {
                 **self._authentication,
                 "RAY_USAGE_STATS_ENABLED": "0",
-                "RAY_enable_autoscaler_v2": "1",  # `ray status` asks GCS itself; the first needs a process beside it
+                "RAY_enable_autoscaler_v2": "1",  # with it `ray status` needs no monitor process
                 "DASHBOARD_METRIC_PORT": str(ports.named["dashboard_metrics"]),
             }
         )
         self.directory = _make_directory(prefix)
 
     async def start_head(self, address: str) -> str:
-        """Start Ray's head; returns the cluster's address. Raises RayFailedError."""
+        """Start Ray's head and return the cluster's address. Raises RayFailedError."""
         ports = self._ports.named
         dashboard = self._dashboard = (
             _with_port(self._options.dashboard, self._ports) if self._options.dashboard else None
@@ -83,7 +84,7 @@ class RayNode:
             f"--include-dashboard={str(dashboard is not None).lower()}",
             f"--dashboard-host={dashboard.host if dashboard else '127.0.0.1'}",
             f"--dashboard-port={dashboard.port if dashboard else ports['dashboard']}",
-            "--no-monitor",  # it would only ask for nodes that nobody starts
+            "--no-monitor",  # there is no autoscaler
         )
         return f"{bracketed(address)}:{ports['gcs']}"
 
@@ -118,21 +119,21 @@ class RayNode:
 
     @property
     def dashboard_url(self) -> str | None:
-        """As seen from the head itself; None on the others."""
+        """The dashboard's URL on the head; None on workers."""
         if self._dashboard is None:
             return None
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._dashboard.host, self._dashboard.host)
         return f"http://{bracketed(host)}:{self._dashboard.port}"
 
     def client_environment(self, cluster: str) -> dict[str, str]:
-        """What a program on this node needs to reach the cluster, as a driver or by `ray job submit`."""
+        """The variables with which a program on this node reaches the cluster, as a driver or by `ray job submit`."""
         found = {"RAY_ADDRESS": cluster, **self._authentication}
         if url := self.dashboard_url:
             found["RAY_API_SERVER_ADDRESS"] = url
         return found
 
     async def wait_for_nodes(self, cluster: str, count: int) -> dict[str, int]:
-        """Wait until the cluster itself says that all nodes are alive; returns the GPUs it sees on each host.
+        """Wait until Ray lists all nodes as alive. Returns the number of GPUs that it counts on each host.
 
         The caller sets the deadline.
         """
@@ -142,7 +143,7 @@ class RayNode:
         return gpus
 
     async def _run(self, command: list[str], what: str) -> list[str]:
-        """Run one of Ray's programs to its end; returns what it said. Raises RayFailedError with the last of that."""
+        """Run one of Ray's programs and return its output lines. Raises RayFailedError with the last line."""
         output = self.directory / f"{what.replace(' ', '-')}.log"
         with output.open("wb") as file:
             process = self._process_tree.spawn(command, self._environment, output=file)
@@ -155,11 +156,11 @@ class RayNode:
         if status != 0:
             for line in lines[-_LAST_WORDS:]:
                 log.error("%s: %s", what, line)
-            raise RayFailedError(f"{what} failed with status {status}: {lines[-1] if lines else 'it said nothing'}")
+            raise RayFailedError(f"{what} failed with status {status}: {lines[-1] if lines else 'it printed nothing'}")
         return lines
 
     def watched(self) -> dict[str, Process]:
-        """Ray's vital processes on this node, by name. Raises RayFailedError if there are none already."""
+        """Ray's vital processes on this node, by name. Raises RayFailedError if the raylet has already died."""
         found = self._process_tree.adopted(WATCHED)
         if "raylet" not in found:
             self.report_last_words("raylet")
@@ -167,30 +168,31 @@ class RayNode:
         return found
 
     def report_last_words(self, name: str) -> None:
-        """Log the last errors of a Ray process, as its log goes with the directory."""
+        """Log the last errors of a Ray process, because its log is removed with the directory."""
         lines = _lines(self.directory / "session_latest" / "logs" / f"{name}.out")
         for line in [line for line in lines if _RAY_ERROR.match(line)][-_LAST_WORDS:]:
             log.error("%s: %s", name, line)
 
     def keep_logs(self, folder: Path) -> None:
-        """Copy the logs of Ray's processes, as they go with the directory."""
+        """Copy the logs of Ray's processes, because they are removed with the directory."""
         logs = self.directory / "session_latest" / "logs"
         if not logs.exists():
             return
         try:
             shutil.copytree(logs, folder / "ray", dirs_exist_ok=True, ignore_dangling_symlinks=True)
         except (OSError, shutil.Error) as error:
-            log.warning("Ray's logs are not kept in %s: %s", folder, error)
+            log.warning("cannot keep Ray's logs in %s: %s", folder, error)
 
     def remove_directory(self) -> None:
+        """Remove Ray's directory, with a warning if that fails."""
         try:
             shutil.rmtree(self.directory)
         except OSError as error:
-            log.warning("%s is left behind: %s", self.directory, error)
+            log.warning("cannot remove %s: %s", self.directory, error)
 
 
 def _make_directory(prefix: str) -> Path:
-    """Not below TMPDIR: the paths of Ray's sockets have 107 bytes, 64 of which Ray uses up itself."""
+    """Create Ray's directory in /tmp, not in TMPDIR: a socket's path has 107 bytes, and Ray needs 64 of them."""
     try:
         return Path(tempfile.mkdtemp(prefix=prefix, dir="/tmp"))
     except OSError as error:
@@ -198,13 +200,13 @@ def _make_directory(prefix: str) -> Path:
 
 
 def _with_port(dashboard: Dashboard, ports: RayPorts) -> Dashboard:
-    """The port that was asked for, else the well-known one unless another job on this host has it."""
+    """The dashboard with a port: the user's, else Ray's default if it is free, else one of this job's."""
     port = dashboard.port or (_DASHBOARD_PORT if can_bind(_DASHBOARD_PORT) else ports.named["dashboard"])
     return Dashboard(dashboard.host, port)
 
 
 def _lines(path: Path) -> list[str]:
-    """The lines that say something; none if the program never wrote them."""
+    """The non-empty lines of a file; none if it does not exist."""
     if not path.exists():
         return []
     return [line for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]

@@ -1,4 +1,4 @@
-"""How much memory Ray's object store gets."""
+"""The size of Ray's object store."""
 
 import os
 from dataclasses import dataclass
@@ -12,18 +12,20 @@ _MIB = 1024**2
 
 @dataclass(frozen=True)
 class ObjectStoreSize:
+    """A size and the reason for it."""
+
     size: int
     """Bytes."""
     reason: str
 
 
 def choose_object_store(requested: int | None) -> ObjectStoreSize:
-    """What was asked for, else min(30 % of RAM, 80 % of /dev/shm).
+    """The requested size in bytes, else min(30 % of RAM, 80 % of /dev/shm).
 
-    A store larger than /dev/shm would be put on disk below /tmp, where it is slow and fills the container's layer.
+    Ray puts a store larger than /dev/shm on disk in /tmp, where it is slow and fills the container's layer.
     """
     if requested is not None:
-        return ObjectStoreSize(requested, "as asked for")
+        return ObjectStoreSize(requested, "requested")
     memory, shared = available_memory(), free_shared_memory()
     size = min(memory * 3 // 10, shared * 8 // 10)
     which = (
@@ -32,14 +34,14 @@ def choose_object_store(requested: int | None) -> ObjectStoreSize:
     if size < RAY_MINIMUM:
         return ObjectStoreSize(
             RAY_MINIMUM,
-            f"Ray's minimum, as {which} is less; it lies on disk in /tmp and is slow: run the container with a larger "
+            f"Ray's minimum, because {which} is less; it is slow, on disk in /tmp: run the container with a larger "
             "--shm-size or --ipc=host",
         )
     return ObjectStoreSize(size, which)
 
 
 def available_memory() -> int:
-    """RAM in bytes, or the container's limit where that is lower."""
+    """RAM in bytes, or the container's limit if that is lower."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for path in _CGROUP_LIMITS:
         if path.exists():
@@ -49,7 +51,7 @@ def available_memory() -> int:
 
 
 def free_shared_memory() -> int:
-    """Free bytes in /dev/shm; 0 where there is none."""
+    """Free bytes in /dev/shm; 0 if it does not exist."""
     try:
         status = os.statvfs("/dev/shm")
     except FileNotFoundError:

@@ -1,8 +1,8 @@
-"""Which ports a job uses: derived from the job's id, below the range from which the kernel picks ports by itself.
+"""A job's ports: derived from its id, and below the ephemeral range, from which the kernel picks ports by itself.
 
-Ray's defaults are shared by every Ray on a host, and a port checked and then bound inside the ephemeral range can be
-taken in between. The control port must be known to all nodes beforehand, so it depends on the job alone. All others are
-each node's own choice, told to the peers: a node takes the first free block, starting at one derived from job and rank.
+All Ray clusters on a host share Ray's defaults, and a port inside the ephemeral range can be taken between a check and
+the bind. All nodes must know the control port beforehand, so it depends on the job alone. Each node chooses the other
+ports itself: the first free block, starting at a block derived from job and rank.
 """
 
 import hashlib
@@ -17,9 +17,9 @@ CONTROL_PORTS = range(20_000, 21_000)
 _NAMED = 20
 """Ports of a node for Ray's own processes."""
 _LEAST_WORKERS, _WORKERS_PER_CPU = 480, 2
-"""Ports for Ray's worker processes: Ray starts one for each CPU at once, and actors come on top."""
+"""Ports for Ray's worker processes: Ray starts one for each CPU at once, and each actor needs one more."""
 _CEILING = 32_768
-"""Linux's default ephemeral floor; blocks lie between this, or the host's lower floor, and the control ports."""
+"""Linux's default start of the ephemeral range. Blocks lie below it, or below the host's if lower."""
 _LOWEST = 2_048
 _EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
@@ -33,6 +33,7 @@ class RayPorts:
 
     @property
     def named(self) -> dict[str, int]:
+        """The ports of Ray's own processes, by name."""
         names = (
             "gcs",
             "node_manager",
@@ -49,22 +50,24 @@ class RayPorts:
 
     @property
     def workers(self) -> range:
+        """The ports of Ray's worker processes."""
         return range(self.base + _NAMED, self.base + self.size)
 
     def free(self) -> bool:
-        """Whether all named ports can be bound now; those of workers are tried by Ray itself, one by one."""
+        """Whether all named ports can be bound now. Ray itself tries those of workers one by one."""
         return all(can_bind(port) for port in self.named.values())
 
 
 def control_port(job_id: str) -> int:
+    """The default control port of a job."""
     return CONTROL_PORTS[_number(job_id) % len(CONTROL_PORTS)]
 
 
 def ray_blocks(job_id: str, node_rank: int, floor: int, cpus: int | None = None) -> list[RayPorts]:
-    """All blocks below the ephemeral floor, this node's first choice in front.
+    """All blocks below the ephemeral range, this node's first choice first. `floor` is where the range starts.
 
-    They have room for this host's CPUs unless Ray is told of others. Ranks start at different blocks, as two containers
-    of one job may share a host's network.
+    Each block has room for `cpus` workers, by default for this host's. Ranks start at different blocks, because two
+    containers of one job may share a host's network. Raises RayFailedError if no block fits.
     """
     ceiling = min(floor, _CEILING)
     size = _NAMED + max(_LEAST_WORKERS, _WORKERS_PER_CPU * (cpus or os.cpu_count() or 1))
@@ -82,19 +85,19 @@ def ray_blocks(job_id: str, node_rank: int, floor: int, cpus: int | None = None)
 
 
 def free_ray_ports(job_id: str, node_rank: int, cpus: int | None = None) -> RayPorts:
-    """The first free one of `ray_blocks`. Raises RayFailedError without one."""
+    """The first free block of `ray_blocks`. Raises RayFailedError if none is free."""
     blocks = ray_blocks(job_id, node_rank, ephemeral_floor(), cpus)
     for block in blocks:
         if block.free():
             return block
     raise RayFailedError(
         f"none of {len(blocks)} blocks of ports is free below {ephemeral_floor()}",
-        hint="other jobs' processes may be left on this host: see `ss -tlnp`",
+        hint="other jobs may have left processes on this host: see `ss -tlnp`",
     )
 
 
 def ephemeral_floor() -> int:
-    """The first port that the kernel hands out by itself; per network namespace."""
+    """The first port of the ephemeral range of this network namespace."""
     return int(_EPHEMERAL_RANGE.read_text(encoding="ascii").split()[0])
 
 
@@ -103,6 +106,7 @@ def _number(job_id: str) -> int:
 
 
 def can_bind(port: int) -> bool:
+    """Whether the port is free on all IPv4 addresses of this host."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

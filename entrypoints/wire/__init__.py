@@ -1,1 +1,1 @@
-"""How nodes find, reach and trust each other."""
+"""The network between nodes: name resolution, connections, the shared secret, the control channel."""

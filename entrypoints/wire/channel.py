@@ -6,7 +6,8 @@ The handshake is mutual and comes first:
     worker  {"hello": {…}, "nonce": nonce, "proof": HMAC(token, worker, nonces, hello)}
     head    {"welcome": {…}, "proof": HMAC(token, head, nonces, welcome)}   or   {"refused": why}
 
-What follows is not signed or encrypted: whoever can alter a TCP stream between the nodes can do worse to Ray's own.
+Later messages are neither signed nor encrypted: whoever can alter a TCP stream between the nodes can attack Ray's own
+streams too.
 """
 
 import asyncio
@@ -22,22 +23,22 @@ PROTOCOL = 1
 HEARTBEAT = 2.0
 """Seconds between two heartbeats."""
 SILENCE = 10.0
-"""Seconds without a word after which the other side counts as lost: below Ray's own 15 to 65 s."""
+"""Seconds without a message after which the other side counts as lost; less than Ray's own 15 to 65 s."""
 LONGEST_LINE = 65_536
 """Bytes; the limit of the streams on both sides."""
 Message = dict[str, Any]
 
 
 class ChannelLostError(Exception):
-    """The other side is gone; the message says how that was noticed."""
+    """The other side is gone. The message tells how that was noticed."""
 
 
 class RefusedError(Exception):
-    """The other side does not want us, or we do not trust it."""
+    """The other side refused this one, or this one does not trust it."""
 
 
 class Channel:
-    """One connection. `receive` is called by one task at a time; `send` by any."""
+    """One connection. One task at a time may call `receive`; any task may call `send`."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -48,15 +49,16 @@ class Channel:
 
     @property
     def local_address(self) -> str:
-        """The address of this side, as seen by the connection."""
+        """This side's address of the connection."""
         return _plain(self._writer.get_extra_info("sockname")[0])
 
     @property
     def peer_address(self) -> str:
+        """The other side's address of the connection."""
         return _plain(self._writer.get_extra_info("peername")[0])
 
     def send(self, **message: Any) -> None:
-        """Queue a message; a broken connection is noticed by `receive`."""
+        """Queue a message. If the connection is broken, `receive` raises."""
         if not self._writer.is_closing():
             self._writer.write(json.dumps(message).encode() + b"\n")
 
@@ -71,7 +73,7 @@ class Channel:
             except OSError as error:
                 raise ChannelLostError(f"connection broken: {error.strerror or error}") from error
             except ValueError:
-                raise ChannelLostError("it sent a line that is too long") from None
+                raise ChannelLostError("it sent an overlong line") from None
             if not line.endswith(b"\n"):
                 raise ChannelLostError("connection closed")
             message = _decode(line)
@@ -79,6 +81,7 @@ class Channel:
                 return message
 
     def start_heartbeat(self) -> None:
+        """Send heartbeats from now on."""
         self._beating = asyncio.create_task(self._beat())
 
     async def _beat(self) -> None:
@@ -87,7 +90,7 @@ class Channel:
             await asyncio.sleep(HEARTBEAT)
 
     async def close(self, within: float = 1.0) -> None:
-        """Hand over what is queued, for at most `within` seconds, and close."""
+        """Send the queued messages, for at most `within` seconds, and close."""
         if self._beating is not None:
             self._beating.cancel()
         with contextlib.suppress(OSError, TimeoutError):
@@ -99,10 +102,10 @@ class Channel:
 
 
 async def greet(channel: Channel, token: str) -> tuple[Message, "Answer"]:
-    """The head's part: challenge, and check the answer.
+    """The head's side of the handshake: send a challenge and check the proof.
 
-    Returns what the worker says about itself and how to answer it. Raises ChannelLostError, or RefusedError with the
-    hello as its second argument.
+    Returns the worker's hello and the object to answer it with. Raises ChannelLostError, or RefusedError with the hello
+    as its second argument.
     """
     challenge = nonce()
     channel.send(challenge=challenge, protocol=PROTOCOL)
@@ -118,23 +121,25 @@ async def greet(channel: Channel, token: str) -> tuple[Message, "Answer"]:
 
 
 class Answer:
-    """The head's last line of the handshake."""
+    """The head's last message of the handshake: welcome or refusal."""
 
     def __init__(self, channel: Channel, token: str, nonces: tuple[str, str]) -> None:
         self._channel, self._token, self._nonces = channel, token, nonces
 
     def welcome(self, welcome: Mapping[str, Any]) -> None:
+        """Accept the worker and prove that the head knows the token too."""
         self._channel.send(welcome=welcome, proof=proof(self._token, "head", self._nonces, welcome))
         self._channel.start_heartbeat()
 
     def refuse(self, why: str) -> None:
+        """Refuse the worker and tell it the reason."""
         self._channel.send(refused=why)
 
 
 async def introduce(channel: Channel, token: str, hello: Message) -> Message:
-    """The worker's part: prove, and check the head's proof. Returns the head's welcome.
+    """The worker's side of the handshake: prove knowledge of the token and check the head's proof.
 
-    Raises ChannelLostError, or RefusedError where trying again cannot help.
+    Returns the head's welcome. Raises ChannelLostError, or RefusedError if another attempt cannot help.
     """
     opening = await channel.receive()
     challenge = opening.get("challenge")
@@ -165,5 +170,5 @@ def _decode(line: bytes) -> Message:
 
 
 def _plain(address: str) -> str:
-    """An IPv4 address that came in through an IPv6 socket, as IPv4."""
+    """The IPv4 address in an IPv4-mapped IPv6 address; any other address unchanged."""
     return address.removeprefix("::ffff:")

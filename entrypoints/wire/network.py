@@ -1,4 +1,4 @@
-"""Names, addresses and connections, without letting a slow name server hold up the end of the program."""
+"""Name resolution and connections. A slow name server never delays the end of the program."""
 
 import asyncio
 import contextlib
@@ -10,8 +10,8 @@ import threading
 async def resolve(host: str, port: int) -> list[str]:
     """The host's addresses. Raises OSError (socket.gaierror) if it has none.
 
-    asyncio's own look-up runs in a pool that is waited for at exit, which a dead name server can stretch over minutes;
-    this thread is a daemon.
+    asyncio's own resolver uses a thread pool that Python joins at exit, which takes minutes if the name server is dead.
+    This function uses a daemon thread.
     """
     loop = asyncio.get_running_loop()
     result: asyncio.Future[list[str]] = loop.create_future()
@@ -28,9 +28,9 @@ async def resolve(host: str, port: int) -> list[str]:
         addresses, failure = None, None
         try:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            found.sort(key=lambda entry: entry[0] != socket.AF_INET)  # Ray is at home in IPv4
+            found.sort(key=lambda entry: entry[0] != socket.AF_INET)  # IPv4 first: Ray works best with it
             addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
-        except (OSError, UnicodeError) as error:  # UnicodeError: a name that IDNA cannot encode
+        except (OSError, UnicodeError) as error:  # UnicodeError: IDNA cannot encode the name
             failure = error if isinstance(error, OSError) else OSError(f"not a host name: {error}")
         if not loop.is_closed():
             loop.call_soon_threadsafe(settle, addresses, failure)
@@ -42,10 +42,10 @@ async def resolve(host: str, port: int) -> list[str]:
 async def connect(
     addresses: list[str], port: int, *, limit: int, local_addr: tuple[str, int] | None = None
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Streams to the first of the addresses that answers. Raises the first address's OSError, `filename` its address.
+    """Streams to the first address that answers. If none does, raises the first OSError, its `filename` the address.
 
-    A host that begins to listen while its addresses are tried would be reached at a later one, an IPv6 address say,
-    although it has a better one by now: those that refused are asked once more.
+    A host may start to listen while its addresses are tried, and then answer on a later, worse one (say IPv6). So the
+    addresses that refused are tried once more.
     """
     problem: OSError | None = None
     refused: list[str] = []
@@ -68,12 +68,12 @@ async def connect(
 
 
 def is_loopback(address: str | None) -> bool:
-    """Whether an address reaches nobody but this node. /etc/hosts of Debian has 127.0.1.1 for the host's own name."""
+    """Whether an address reaches only this node. Debian's /etc/hosts maps the host's own name to 127.0.1.1."""
     return address is not None and ipaddress.ip_address(address).is_loopback
 
 
 def is_own(address: str) -> bool:
-    """Whether this host has the address: only then can a socket be bound to it, or, without IPv6, be made at all."""
+    """Whether this host has the address, that is, can bind a socket to it."""
     try:
         with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.bind((address, 0))

@@ -1,8 +1,8 @@
-"""A directory that all nodes share as their meeting place: the head leaves the token and its addresses there.
+"""A shared directory as meeting place: the head leaves a note there with the token and its addresses.
 
-It serves where no user handed out a token, and where no scheduler names the head. The file is the user's alone (0600),
-appears whole or not at all, and is gone when the job ends. Where the job has no id of its own (a bare mpiexec) the
-directory must be the job's own.
+It is used if the user gave no token, or if no scheduler names the head. Only the user can read the note (0600); it
+appears atomically and is removed when the job ends. Without a job id (a bare mpiexec) the directory must serve this job
+alone.
 """
 
 import contextlib
@@ -26,14 +26,14 @@ from entrypoints.options import JOB_DIR
 from entrypoints.wire.secret import make_token
 
 _LOOK_AGAIN = 0.5
-"""Seconds between two looks: shared file systems offer nothing to wait for."""
-_OF_NETWORKS = {
+"""Seconds between two attempts: shared file systems offer no event to wait for."""
+_NETWORK_FILE_SYSTEMS = {
     *("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "fuse.ceph-fuse", "fuse.glusterfs"),
     *("pvfs2", "orangefs", "panfs", "wekafs", "afs", "cifs", "smb3"),
 }
-"""File systems, as the kernel names them, that all nodes of a cluster are likely to share."""
+"""File systems that the nodes of a cluster usually share, by their names in the kernel."""
 _OLDEST = 600.0
-"""Seconds by which a note may be older than this launch and still be of it: nodes start at different times."""
+"""Most seconds by which a valid note is older than this launch: nodes start at different times."""
 
 log = logging.getLogger(__name__)
 
@@ -51,9 +51,9 @@ class HeadNote:
 def meeting_place(
     directory: Path, allocation: Allocation, token: str | None, deadline: float
 ) -> Iterator[tuple[Allocation, str]]:
-    """The allocation with a head, and the job's token: the head leaves both there, the others find them.
+    """The allocation with a head, and the job's token: the head writes its note, the others read it.
 
-    What the environment or the user says already stands. Raises TokenError or PeersMissingError.
+    A head or token that is known already stays. Raises TokenError or PeersMissingError.
     """
     if allocation.is_head:
         token = token or make_token()
@@ -72,25 +72,25 @@ def meeting_place(
 
 
 def shared_home(variables: Mapping[str, str], tree: Tree) -> Path | None:
-    """A folder of the job's user that all nodes see, where a scheduler tells one job from the next: no step of theirs.
+    """`~/.slipway`, if home is on a network file system and the scheduler provides a job id; else None.
 
-    It lies in the home directory, if that is on a network's file system. Raises TokenError if it cannot be made.
+    Raises TokenError if it cannot be created.
     """
     home = variables.get("HOME", "")
-    if not home or scheduler_job_id(variables) is None or _file_system(home, tree) not in _OF_NETWORKS:
+    if not home or scheduler_job_id(variables) is None or _file_system(home, tree) not in _NETWORK_FILE_SYSTEMS:
         return None
     folder = Path(home, ".slipway")
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
         raise TokenError(
-            f"{folder} cannot be made: {error.strerror}", f"set SLIPWAY_TOKEN on every node, or {JOB_DIR}"
+            f"cannot create {folder}: {error.strerror}", f"set SLIPWAY_TOKEN on every node, or {JOB_DIR}"
         ) from error
     return folder
 
 
 def _file_system(path: str, tree: Tree) -> str:
-    """The type of the file system with this path; of several mounts the deepest, and of those the last, counts."""
+    """The type of the path's file system: that of the deepest mount, the last one if several share its path."""
     mounts = [line.split() for line in (tree.text("proc/self/mountinfo") or "").splitlines()]
     kinds = {fields[4]: fields[fields.index("-") + 1] for fields in mounts if "-" in fields[5:]}
     above = [point for point in kinds if Path(os.path.realpath(path)).is_relative_to(point)]
@@ -107,12 +107,13 @@ def own_addresses() -> list[str]:
 
 
 def note_path(directory: Path, job_id: str) -> Path:
+    """The note of a job; characters that a file name should not have become `_`."""
     name = "".join(letter if letter.isalnum() or letter in "-._" else "_" for letter in job_id)
     return directory / f"slipway-{name}.json"
 
 
 def leave(directory: Path, job_id: str, token: str, heads: Sequence[str]) -> Path:
-    """Write the note, readable for this user only. Raises TokenError if the directory cannot be written."""
+    """Write the note, readable by this user only. Raises TokenError if the directory cannot be written."""
     path = note_path(directory, job_id)
     try:
         handle, temporary = tempfile.mkstemp(prefix=path.name, dir=directory)  # 0600 from the start
@@ -121,13 +122,14 @@ def leave(directory: Path, job_id: str, token: str, heads: Sequence[str]) -> Pat
         Path(temporary).replace(path)
     except OSError as error:
         raise TokenError(
-            f"{JOB_DIR}={directory} cannot be written: {error.strerror}", "share a directory of yours"
+            f"{JOB_DIR}={directory} cannot be written: {error.strerror}",
+            "choose a directory that you can write on all nodes",
         ) from error
     return path
 
 
 def find(directory: Path, job_id: str, deadline: float) -> HeadNote:
-    """Wait for the head's note. Raises PeersMissingError at the deadline, TokenError if others may have written it."""
+    """Wait for the head's note. Raises PeersMissingError at the deadline, TokenError if others can write it."""
     path = note_path(directory, job_id)
     began, give_up = time.time(), time.monotonic() + deadline
     log.info("waiting for the head's note %s", path)
@@ -137,7 +139,8 @@ def find(directory: Path, job_id: str, deadline: float) -> HeadNote:
             return HeadNote(str(document["token"]), tuple(str(head) for head in document["heads"]))
         if time.monotonic() > give_up:
             raise PeersMissingError(
-                f"the head left no note {path} within {deadline:g} s", f"start the head too, with the same {JOB_DIR}"
+                f"the head left no note {path} within {deadline:g} s",
+                f"check that the head started with the same {JOB_DIR}",
             )
         time.sleep(_LOOK_AGAIN)
 
@@ -153,5 +156,5 @@ def _read(path: Path) -> dict[str, Any] | None:
             f"{path} cannot be read: {error}", "only the job's user may write in that directory"
         ) from error
     if status.st_mode & 0o077 or status.st_uid != os.getuid():
-        raise TokenError(f"{path} is not this user's alone", "remove it, and share a directory that is yours alone")
+        raise TokenError(f"others can read or own {path}", "remove it, and choose a directory that only you can write")
     return document if isinstance(document, dict) else None

@@ -1,4 +1,4 @@
-"""The job's shared secret: where it comes from, and how nodes prove that they know it without sending it."""
+"""The job's shared secret: reading it, and proving knowledge of it without sending it."""
 
 import hashlib
 import hmac
@@ -19,9 +19,9 @@ _GIVE_A_TOKEN = (
 
 
 def load_token(variables: Mapping[str, str], *, required: bool) -> str | None:
-    """The token from the environment or its file.
+    """The token from the environment or its file; None if there is none.
 
-    Raises TokenError if there is none though it is required, or its file cannot be read.
+    Raises TokenError if it is required and missing, or if its file is unreadable, empty or readable by others.
     """
     if token := variables.get(TOKEN, "").strip():
         return token
@@ -46,27 +46,29 @@ def load_token(variables: Mapping[str, str], *, required: bool) -> str | None:
 
 
 def make_token() -> str:
-    """For a job that nobody joins."""
+    """A new random token."""
     return secrets.token_hex(32)
 
 
 def nonce() -> str:
+    """A new random challenge."""
     return secrets.token_hex(32)
 
 
 def proof(token: str, role: str, nonces: tuple[str, str], payload: Mapping[str, Any]) -> str:
-    """HMAC-SHA256 over who speaks, both sides' nonces and what is said.
+    """HMAC-SHA256 over the speaker's role, both nonces and the payload.
 
-    The role keeps a head's proof from being played back as a worker's; the nonces keep old proofs from being used.
+    The role prevents replaying a head's proof as a worker's; the nonces prevent replaying old proofs.
     """
     statement = json.dumps([role, *nonces, payload], sort_keys=True)
     return hmac.new(token.encode(), statement.encode(), hashlib.sha256).hexdigest()
 
 
 def proves(claim: object, token: str, role: str, nonces: tuple[str, str], payload: Mapping[str, Any]) -> bool:
+    """Whether the claim is the right `proof`, compared in constant time."""
     return isinstance(claim, str) and hmac.compare_digest(claim.encode(), proof(token, role, nonces, payload).encode())
 
 
 def ray_token(token: str, launch_id: str) -> str:
-    """Ray's own token for this one launch; knowing it does not reveal the shared secret."""
+    """Ray's token for this launch. It does not reveal the shared secret."""
     return hmac.new(token.encode(), f"ray {launch_id}".encode(), hashlib.sha256).hexdigest()

@@ -21,7 +21,7 @@ from tests.entrypoints.conftest import REPOSITORY, Start
         (["--", "true"], {"SLIPWAY_DEADLINE": "-3"}, 2, "SLIPWAY_DEADLINE: '-3' is not a number of seconds"),
         (["--", "true"], {"SLIPWAY_CONTROL_PORT": "99999"}, 2, "SLIPWAY_CONTROL_PORT: '99999' is not a port"),
         (["--hosts", "a,b", "--", "true"], {}, 10, "which is not in SLIPWAY_HOSTS=a,b"),
-        (["--hosts", "a b", "--node-rank", "0", "--", "true"], {}, 10, "'a b' is no host name"),
+        (["--hosts", "a b", "--node-rank", "0", "--", "true"], {}, 10, "'a b' is not a host name"),
         (["--min-nodes", "0", "--", "true"], {}, 2, "'0' is not a whole number above 0"),
         (["--min-nodes", "2", "--", "true"], {}, 2, "--min-nodes is 2, but single says 1 nodes"),
         (["--hosts", "a,b", "--node-rank", "0", "--", "true"], {}, 11, "error: the nodes share no token"),
@@ -172,7 +172,7 @@ def test_a_batch_script_may_attach_without_srun(start: Start) -> None:
 def test_an_option_whose_variable_was_empty_is_refused(start: Start, option: str) -> None:
     ended = start(option, "", "explain").wait()  # `--hosts "$HOSTS"`: without it each node would be a job of its own
     assert ended.status == 2
-    assert f"argument {option}: it is empty" in ended.stderr
+    assert f"argument {option}: the value is empty" in ended.stderr
 
 
 def test_a_token_file_that_others_can_read_is_refused(start: Start, tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def test_two_jobs_side_by_side_do_not_disturb_each_other(cluster: Cluster) -> No
 def test_a_batch_script_without_srun_is_told_the_line(cluster: Cluster) -> None:
     script = f"sbatch --wait -N2 --output=/tmp/out --wrap '{LAUNCH} explain; {LAUNCH} -- true'"
     ended = cluster.run(f"{script}; cat /tmp/out", SLIPWAY_TOKEN=TOKEN)
-    assert "2 nodes are allotted, but only this process was started" in ended.output, ended.output
+    assert "2 nodes are allocated, but only this process was started" in ended.output, ended.output
     assert "hint: write srun --nodes=2 --ntasks-per-node=1 launch ..." in ended.output
 
 
@@ -86,5 +86,5 @@ def test_mpich_without_a_head_is_told_what_to_say(cluster: Cluster) -> None:
         f"mpiexec.hydra -hosts n1,n2 -ppn 1 -n 2 {LAUNCH} --deadline 3 --no-ray -- true", SLIPWAY_TOKEN=TOKEN
     )
     assert ended.status != 0
-    assert "hydra names no head for 2 nodes" in ended.output
+    assert "hydra does not name the head of 2 nodes" in ended.output
     assert "-genv SLIPWAY_HEAD $(hostname)" in ended.output

@@ -164,7 +164,7 @@ def without(variables: Mapping[str, str], *names: str) -> dict[str, str]:
         ({"PBS_JOBID": "1"}, "PBS_NODEFILE is not set"),
         ({"PBS_JOBID": "1", "PBS_NODEFILE": "/nowhere"}, "PBS_NODEFILE is /nowhere, which cannot be read here"),
         ({"JOB_ID": "1", "PE_HOSTFILE": "/nowhere"}, "PE_HOSTFILE is /nowhere, which cannot be read here"),
-        ({"JOB_ID": "1", "SGE_TASK_ID": "undefined", "PE": "mpi"}, "this task of mpi was told no PE_HOSTFILE"),
+        ({"JOB_ID": "1", "SGE_TASK_ID": "undefined", "PE": "mpi"}, "PE_HOSTFILE is not set for this task of mpi"),
         ({"FLUX_JOB_ID": "f1", "FLUX_JOB_NNODES": "2"}, "FLUX_TASK_RANK is not set"),
         (
             {"FLUX_JOB_ID": "f1", "FLUX_JOB_NNODES": "2", "FLUX_JOB_SIZE": "4", "FLUX_TASK_RANK": "1"},
@@ -176,12 +176,12 @@ def without(variables: Mapping[str, str], *names: str) -> dict[str, str]:
         ({**MPI, "OMPI_COMM_WORLD_SIZE": "3"}, "task 2 of 3 is task 0 of 2 on its node"),
         ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "MPI_LOCALRANKID is not set"),
         ({"PRTE_LAUNCHED": "1", "PMIX_RANK": "0"}, "SLIPWAY_NODES is not set"),
-        ({"LWS_LEADER_ADDRESS": "v-0.v", "LWS_GROUP_SIZE": "2"}, "me is no pod of the leader v-0.v"),
+        ({"LWS_LEADER_ADDRESS": "v-0.v", "LWS_GROUP_SIZE": "2"}, "me is not a pod of the leader v-0.v"),
         ({"JOB_COMPLETION_INDEX": "1"}, "SLIPWAY_NODES is not set"),
         ({"JOB_COMPLETION_INDEX": "1", "SLIPWAY_NODES": "2"}, "this pod is called me"),
         ({"SM_HOSTS": "algo-1", "SM_CURRENT_HOST": "algo-1"}, "not a JSON list of host names"),
         ({"SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-2"}, "not in SM_HOSTS=algo-1"),
-        ({"CLUSTER_SPEC": '{"workerpool0": 1}'}, "not what Vertex AI writes"),
+        ({"CLUSTER_SPEC": '{"workerpool0": 1}'}, "does not have Vertex AI's format"),
         ({"SKYPILOT_NODE_IPS": "a\nb", "SKYPILOT_NODE_RANK": "0", "SKYPILOT_NUM_NODES": "3"}, "lists 2: a b"),
         ({"VC_WORKER_HOSTS": "a,b", "VC_TASK_INDEX": "2"}, "node rank 2 is not below 2 nodes"),
         ({"PRIMARY_ADDR": "a", "NUM_NODES": "2"}, "NODE_RANK is not set"),
@@ -308,7 +308,7 @@ def test_replicas_of_a_service_are_found_by_its_name(monkeypatch: pytest.MonkeyP
 def test_a_head_that_nobody_names_is_an_error_only_where_it_is_needed() -> None:
     found = detect({"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"}, "me").allocation
     assert found.head is None
-    with pytest.raises(DetectionError, match="hydra names no head for 2 nodes"):
+    with pytest.raises(DetectionError, match="hydra does not name the head of 2 nodes"):
         _ = found.heads
 
 

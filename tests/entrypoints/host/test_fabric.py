@@ -78,7 +78,7 @@ def test_gid_indices_that_differ_are_a_warning(tmp_path: Path) -> None:
     (types / "2").write_text("RoCE v2\n", encoding="ascii")
     host = examine(tree, "2.20.5")
     assert "NCCL_IB_GID_INDEX" not in values(host)
-    assert host.warnings == ("NCCL 2.20.5 takes one GID index, but the adapters' differ: [2, 3]",)
+    assert host.warnings == ("NCCL 2.20.5 takes one GID index, but the adapters need different ones: [2, 3]",)
 
 
 def test_a_rail_with_roce_v1_only_is_a_warning(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_virtual_functions_beside_their_adapter_are_left_out(tmp_path: Path) -> 
     (tmp_path / "sys/devices/pci0000:10/0000:10:01.0/0000:11:00.1/physfn").symlink_to("../0000:11:00.0")
     host = examine(tree)
     assert values(host)["NCCL_IB_HCA"] == "=mlx5_0"
-    assert excluded(host) == {"mlx5_1": "a virtual function, beside physical adapters"}
+    assert excluded(host) == {"mlx5_1": "a virtual function, and there are physical adapters"}
 
 
 def test_no_fabric_needs_no_word_about_it(tmp_path: Path) -> None:
@@ -159,13 +159,13 @@ def test_the_users_word_replaces_the_rules(tmp_path: Path, wanted: str, rails: s
 
 @pytest.mark.parametrize("wanted", ["mlx5_2", "mlx5_99", "^ib0"])
 def test_an_adapter_that_cannot_be_used_is_an_error(tmp_path: Path, wanted: str) -> None:
-    with pytest.raises(UsageError, match=f"SLIPWAY_HCAS names {wanted.lstrip('^')}, which is no active adapter"):
+    with pytest.raises(UsageError, match=f"SLIPWAY_HCAS names {wanted.lstrip('^')}, which is not an active adapter"):
         examine(hosts.dgx_h100(tmp_path), SLIPWAY_HCAS=wanted)
 
 
 def test_the_interface_can_be_said(tmp_path: Path) -> None:
     fabric = detect_fabric(Tree(hosts.dgx_h100(tmp_path).root), {"SLIPWAY_INTERFACE": "bond0"})
-    assert (fabric.interface, fabric.interface_reason) == ("bond0", "SLIPWAY_INTERFACE says so")
+    assert (fabric.interface, fabric.interface_reason) == ("bond0", "set by SLIPWAY_INTERFACE")
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ def test_explain_shows_the_fabric_of_a_recorded_host(start: Start, tmp_path: Pat
     assert len(document["fabric"]["gpus"]) == 8
     env = {entry["name"]: entry for entry in document["env"]}
     assert env["NCCL_IB_HCA"]["value"] == "mlx5_0"
-    assert env["NCCL_IB_HCA"]["reason"].startswith("set already; else =mlx5_0,mlx5_3")
+    assert env["NCCL_IB_HCA"]["reason"].startswith("set by you instead of =mlx5_0,mlx5_3")
     assert env["GLOO_SOCKET_IFNAME"]["value"] == "eno3"
     assert "default route" in env["GLOO_SOCKET_IFNAME"]["reason"]
     shown = start("explain", "--sysfs-root", str(tmp_path / "dgx"), **said).wait().stdout

@@ -89,7 +89,7 @@ def test_a_head_elsewhere_than_its_name_says_so(start_node: Start) -> None:
     hosts = {"SLIPWAY_HOSTS": "203.0.113.7,worker-1.invalid"}
     told = start_node(0, "--no-ray", "--", "true", SLIPWAY_DEADLINE="1", **hosts).wait()
     assert told.status == 12
-    assert "this is node 0, but 203.0.113.7 is no address of this host: do two nodes claim rank 0?" in told.stderr
+    assert "this is node 0, but 203.0.113.7 is not an address of this host: do two nodes claim rank 0?" in told.stderr
 
 
 def test_nodes_of_another_job_are_refused(start_node: Start) -> None:
@@ -252,7 +252,7 @@ def test_with_enough_nodes_left_the_command_starts_again(start_node: Start) -> N
     ended = head.wait()
     assert (ended.status, workers[1].wait().status) == (7, 7)
     assert "node 1 (" in ended.stderr
-    assert "going on with 2 nodes" in ended.stderr
+    assert "continuing with 2 nodes" in ended.stderr
 
 
 def test_with_too_few_nodes_left_the_job_ends(start_node: Start) -> None:
@@ -280,7 +280,7 @@ def test_enough_nodes_at_the_deadline_are_enough(start_node: Start) -> None:
     head = start_node(0, "--no-ray", "--min-nodes", "2", "--", "sh", "-c", "exit $SLIPWAY_NODE_COUNT", **hosts)
     ended = head.wait()
     assert (ended.status, worker.wait().status) == (2, 2)
-    assert "going on with 2 of 3 nodes" in ended.stderr
+    assert "continuing with 2 of 3 nodes" in ended.stderr
     assert "without node 2 (worker-2.invalid): never connected; name does not resolve" in ended.stderr
 
 
@@ -342,7 +342,7 @@ def test_a_note_that_others_can_read_is_refused(start: Start, tmp_path: Path) ->
     (tmp_path / "slipway-hydra.json").write_text("{}", encoding="ascii")
     ended = start_mpi_task(start, 1, tmp_path, "--", "true").wait()
     assert ended.status == 11
-    assert "is not this user's alone" in ended.stderr
+    assert "others can read or own " in ended.stderr
 
 
 def test_a_directory_that_cannot_be_written_is_no_meeting_place(start: Start) -> None:
@@ -361,4 +361,4 @@ def test_an_interface_without_an_address_is_an_error(start_node: Start) -> None:
     ended = start_node(1, "--no-ray", "--", "true", SLIPWAY_INTERFACE="ib7").wait()
     assert ended.status == 2
     assert "SLIPWAY_INTERFACE is ib7, which has no address here" in ended.stderr
-    assert "interfaces that have one: lo" in ended.stderr
+    assert "interfaces with an address: lo" in ended.stderr

@@ -58,7 +58,7 @@ def test_one_bad_link_between_good_hosts_names_both() -> None:
 @pytest.mark.parametrize(
     ("error", "problem"),
     [
-        (ray.exceptions.GetTimeoutError("Get timed out"), "nothing came through within 120 s"),
+        (ray.exceptions.GetTimeoutError("Get timed out"), "no data arrived within 120 s"),
         (ray.exceptions.OutOfMemoryError("the kernel ended it"), "it failed: the kernel ended it"),
     ],
 )

@@ -89,7 +89,10 @@ def test_adapters_that_the_container_cannot_open_are_a_fallback_that_is_named(tm
     hosts.dgx_h100(tmp_path)
     found = rdma(facts_of(tmp_path))
     assert found.verdict is Verdict.FAIL
-    assert "has 8 infiniband adapters, but NCCL would silently use sockets: /dev/infiniband is not" in found.message
+    assert (
+        "has 8 infiniband adapters, but NCCL would silently use sockets: the container has no /dev/infiniband"
+        in found.message
+    )
     assert "--device /dev/infiniband" in found.fix
 
 

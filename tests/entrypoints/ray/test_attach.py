@@ -71,7 +71,7 @@ def test_without_a_cluster_attach_says_where_to_go(start: Start) -> None:
     ended = start("attach", "--job", "none-such", "--", "true").wait()
     assert ended.status == 16
     assert "error: no cluster of job none-such runs on this node" in ended.stderr
-    assert "hint: go to one of the job's nodes" in ended.stderr
+    assert "hint: run it as the job's user in a container of the job" in ended.stderr
 
 
 def test_a_dashboard_needs_host_and_port(start: Start) -> None:

@@ -180,7 +180,7 @@ def test_after_a_loss_a_clean_cluster_of_the_nodes_that_are_left_runs_the_comman
     assert head.read_line().startswith("1 ")
     ended = head.wait()
     assert ended.status == 0
-    assert "lost: its raylet died (killed by SIGKILL); going on with 1 nodes" in ended.stderr
+    assert "lost: its raylet died (killed by SIGKILL); continuing with 1 nodes" in ended.stderr
     assert worker.wait().status == 13
     assert list((tmp_path / "logs").glob("node0-*/ray/gcs_server*"))
     assert list((tmp_path / "logs").glob("node1-*/ray/raylet*"))
