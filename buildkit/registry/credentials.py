@@ -67,7 +67,7 @@ def authorize(
         session.auth = Bearer(fetch_token(session, challenge, credentials, reference))
     else:
         raise RegistryError(
-            f"{reference.host} wants a password, and docker's configuration has none for it",
+            f"{reference.host} wants a password, and docker's configuration has none",
             f"run `docker login {reference.host}`",
         )
 

@@ -1,4 +1,4 @@
-"""A real registry (Debian's docker-registry) with TLS and a password, and small images made by hand to put into it."""
+"""A real registry (Debian's docker-registry) with TLS and a password, and small hand-made images."""
 
 import base64
 import gzip
@@ -100,9 +100,9 @@ class Server:
         return self.folder / "storage"
 
     def stored_bytes(self) -> int:
-        """What was received so far, while the registry moves and deletes its upload folders."""
+        """Bytes received so far, read while the registry moves and deletes its upload folders."""
         size = 0
-        for folder, _, names in os.walk(self.storage):  # passes over folders that vanish meanwhile
+        for folder, _, names in os.walk(self.storage):  # skips folders that vanish meanwhile
             with suppress(FileNotFoundError):
                 size += sum(Path(folder, name).stat().st_size for name in names if name == "data")
         return size
@@ -183,7 +183,7 @@ def make_server(
 
 @pytest.fixture(scope="session")
 def shared_server(tmp_path_factory: pytest.TempPathFactory, authority: trustme.CA) -> Iterator[Server]:
-    """One for all tests that leave it running and whole; each has a repository of its own."""
+    """For tests that do not harm it; each has its own repository."""
     server = make_server(tmp_path_factory.mktemp("registry"), authority)
     server.start()
     yield server
@@ -192,7 +192,7 @@ def shared_server(tmp_path_factory: pytest.TempPathFactory, authority: trustme.C
 
 @pytest.fixture
 def own_server(tmp_path: Path, authority: trustme.CA) -> Iterator[Server]:
-    """One that the test may kill, freeze or damage."""
+    """For a test that kills, freezes or damages it."""
     folder = tmp_path / "registry"
     folder.mkdir()
     server = make_server(folder, authority)
@@ -202,7 +202,7 @@ def own_server(tmp_path: Path, authority: trustme.CA) -> Iterator[Server]:
 
 
 def docker_config(folder: Path, host: str, password: str = PASSWORD) -> Path:
-    """What `docker login` writes."""
+    """A folder with the configuration that `docker login` writes."""
     auth = base64.b64encode(f"{USER}:{password}".encode()).decode()
     (folder / "config.json").write_text(json.dumps({"auths": {host: {"auth": auth}}}))
     return folder
@@ -215,7 +215,7 @@ def connect(server: Server, repository: str, patience: float = 10.0, password: s
 
 @pytest.fixture
 def registry(shared_server: Server, request: pytest.FixtureRequest) -> Registry:
-    """A repository of the test's own in the shared registry."""
+    """The test's own repository in the shared registry."""
     return connect(shared_server, f"test/{request.node.name.split('[')[0].replace('_', '-')}")
 
 
@@ -243,7 +243,7 @@ def image_json(lock: str = LOCK_DIGEST) -> dict[str, Any]:
 
 
 def base_layers() -> list[dict[str, str]]:
-    """Layers as files: a base, a layer of wheels, and one that replaces a wheel and describes the image."""
+    """The files of three layers: a base, wheels, and a layer that deletes a wheel and adds the image's manifest."""
     return [
         {
             "usr/lib/os-release": 'PRETTY_NAME="Debian GNU/Linux 12"\nID=debian\nVERSION_ID="12"\n',
@@ -276,7 +276,7 @@ LABELS = {
 def push_image(
     registry: Registry, tag: str, layers: list[dict[str, str]] | None = None, labels: dict[str, str] | None = None
 ) -> str:
-    """Pushes an image made of layers of files; its digest."""
+    """The digest of an image that is made of these layers and pushed."""
     blobs = [
         registry.put_blob(make_layer(files), "application/vnd.oci.image.layer.v1.tar+gzip")
         for files in layers or base_layers()
@@ -354,7 +354,7 @@ def trust(keys: Path) -> Trust:
 
 @pytest.fixture
 def login(shared_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """cosign reads the password where docker keeps it."""
+    """Stores the password where docker and cosign read it."""
     folder = tmp_path / "docker"
     folder.mkdir()
     monkeypatch.setenv("DOCKER_CONFIG", str(docker_config(folder, shared_server.host)))

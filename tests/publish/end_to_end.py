@@ -1,6 +1,7 @@
-"""The real cpu image into a real registry through `ci/publish`, with the registry killed in the middle of the push.
+"""`ci/publish` puts the real cpu image into a real registry, which is killed in the middle of the first push.
 
-Needs a container engine and minutes, so plain `pytest` leaves it alone: `ci/engine pytest tests/publish/end_to_end.py`.
+Needs a container engine and minutes, so plain `pytest` does not collect it. Run it with
+`ci/engine pytest tests/publish/end_to_end.py`.
 """
 
 import os
@@ -15,7 +16,7 @@ import pytest
 from tests.publish.conftest import PASSWORD, ROOT, USER, Server, docker_config
 
 REPOSITORY = "team/slipway"
-SOME_LAYERS = 30e6  # bytes in the registry's storage by which the push is in full swing
+SOME_LAYERS = 30e6  # bytes in the registry's storage that show that the push has started
 
 
 def start_publishing(server: Server, key: Path) -> subprocess.Popen[str]:
@@ -55,7 +56,7 @@ def test_killed_push_promotes_nothing_and_publishing_again_finishes(
 ) -> None:
     publisher = start_publishing(own_server, keys / "cosign.key")
     wait_for_push(own_server, publisher)
-    own_server.kill()  # the engine would ask for it again for a minute: nobody waits that long
+    own_server.kill()  # the engine would retry for a minute; a person would interrupt it
     time.sleep(1)
     os.killpg(publisher.pid, signal.SIGINT)
     publisher.communicate(timeout=60)

@@ -1,4 +1,4 @@
-"""What each check of a published image compares: a single difference is enough to fail it."""
+"""Each check of a published image fails on a single difference."""
 
 import json
 from typing import Any

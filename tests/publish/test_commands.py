@@ -1,4 +1,4 @@
-"""`buildkit publish` and `buildkit verify` as a person types them."""
+"""`buildkit publish` and `buildkit verify` on the command line."""
 
 import json
 import os
@@ -19,7 +19,7 @@ def buildkit(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
 
-def test_dry_run_says_what_would_be_pushed() -> None:
+def test_dry_run_prints_tags_and_attachments() -> None:
     done = buildkit("publish", "--target", "cpu", "--registry", "localhost:5000/slipway", "--key", "k", "--dry-run")
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)
@@ -42,7 +42,7 @@ def test_dry_run_says_what_would_be_pushed() -> None:
         (["sbom", "--target", "cpu", "--format", "swid"], "there is no format"),
     ],
 )
-def test_what_cannot_be_understood_is_a_usage_error(arguments: list[str], words: str) -> None:
+def test_bad_arguments_are_a_usage_error(arguments: list[str], words: str) -> None:
     done = buildkit(*arguments)
     assert done.returncode == 2
     assert words in done.stderr
@@ -65,7 +65,7 @@ def test_verify_prints_the_digest_to_use(released: tuple[Registry, Tags], own_se
     assert report["digest"] == found.descriptor.digest
 
 
-def test_verify_ends_with_its_own_status_when_the_image_is_another(
+def test_verify_exits_with_24_for_another_image(
     released: tuple[Registry, Tags], own_server: Server, keys: Path
 ) -> None:
     registry, _ = released

@@ -1,4 +1,4 @@
-"""SLSA provenance: whom it names as builder, what went in, and what it is refused for."""
+"""SLSA provenance: the builder and the inputs that it names, and statements that are refused."""
 
 from dataclasses import replace
 from typing import Any
@@ -71,7 +71,7 @@ def test_statement_is_about_the_image_its_source_and_its_lock(record: BuildRecor
     assert run["metadata"]["startedOn"] == "2026-11-21T10:00:00Z"
 
 
-def test_uncommitted_changes_are_told(record: BuildRecord) -> None:
+def test_uncommitted_changes_are_recorded(record: BuildRecord) -> None:
     document = statement("r.example/s", DIGEST, replace(record, changed=True), BUILDER)
     source = document["predicate"]["buildDefinition"]["resolvedDependencies"][0]
     assert source["annotations"] == {"uncommittedChanges": True}
@@ -82,7 +82,7 @@ def test_checkout_without_git_names_no_commit(record: BuildRecord) -> None:
     assert "no commit" in check_statement(provenance.encode(document), DIGEST, LOCK_DIGEST, "")
 
 
-def test_good_statement_is_told_in_a_line(record: BuildRecord) -> None:
+def test_good_statement_has_a_summary(record: BuildRecord) -> None:
     content = provenance.encode(statement("r.example/s", DIGEST, record, BUILDER))
     line = check_statement(content, DIGEST, LOCK_DIGEST, REVISION)
     assert line == f"built by https://ci.example/workflow from {REVISION[:12]}"
@@ -103,6 +103,6 @@ def test_statement_about_something_else_is_refused(record: BuildRecord, argument
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b'{"subject": 1}', b"\xff", b'{"_type": [], "subject": [{}]}'])
-def test_what_is_no_statement_is_refused(content: bytes) -> None:
+def test_other_content_is_refused(content: bytes) -> None:
     with pytest.raises(TrustError, match="cannot be read"):
         check_statement(content, DIGEST, LOCK_DIGEST, REVISION)

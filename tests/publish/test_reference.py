@@ -1,4 +1,4 @@
-"""Names of images in registries."""
+"""Image names in registries."""
 
 import pytest
 from hypothesis import given
@@ -23,7 +23,7 @@ DIGEST = "sha256:" + "0" * 64
         ("https://r.example/s", Reference("r.example", "s")),
     ],
 )
-def test_reference_is_understood(text: str, reference: Reference) -> None:
+def test_reference_is_parsed(text: str, reference: Reference) -> None:
     assert parse_reference(text) == reference
 
 
@@ -40,13 +40,13 @@ def test_reference_is_understood(text: str, reference: Reference) -> None:
         "",
     ],
 )
-def test_what_names_no_image_is_refused(text: str) -> None:
+def test_other_text_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="names no image"):
         parse_reference(text)
 
 
 @given(st.from_regex(REFERENCE, fullmatch=True))
-def test_what_is_understood_is_said_the_same_way(text: str) -> None:
+def test_reference_survives_a_round_trip(text: str) -> None:
     try:
         reference = parse_reference(text)
     except UsageError:

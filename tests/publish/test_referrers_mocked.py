@@ -1,4 +1,4 @@
-"""The referrers API of OCI 1.1, which Debian's docker-registry lacks: the registry here is a small stand-in."""
+"""The referrers API of OCI 1.1. Debian's docker-registry lacks it, so the registry here is a small stand-in."""
 
 import json
 import threading

@@ -19,7 +19,7 @@ from buildkit.supply.base import registry_digest
 from tests.publish.conftest import PASSWORD, USER, Server, connect, docker_config, make_server, push_image
 
 
-def test_what_is_pushed_comes_back(registry: Registry) -> None:
+def test_pushed_blob_comes_back(registry: Registry) -> None:
     blob = registry.put_blob(b"content", "text/plain")
     assert registry.has_blob(blob)
     assert registry.blob(blob) == b"content"
@@ -39,7 +39,7 @@ def test_manifest_keeps_its_bytes(registry: Registry) -> None:
     assert registry.manifest(digest) == found
 
 
-def test_a_base_is_locked_by_the_digest_that_its_registry_has(
+def test_base_is_locked_by_its_digest_in_the_registry(
     registry: Registry, shared_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     digest = push_image(registry, "slim")
@@ -91,13 +91,13 @@ def test_unknown_authority_is_named(shared_server: Server, tmp_path: Path) -> No
     assert "--registry-ca" in error.value.hint
 
 
-def test_registry_that_is_not_there_is_named(shared_server: Server) -> None:
+def test_absent_registry_is_named(shared_server: Server) -> None:
     reference = replace(connect(shared_server, "test/absent").reference, host="127.0.0.1:1")
     with pytest.raises(RegistryError, match=r"127\.0\.0\.1:1 did not answer POST .*Connection refused"):
         Registry(reference, Credentials(), None, patience=0.5).check_access()
 
 
-def test_registry_that_comes_back_is_asked_again(own_server: Server) -> None:
+def test_request_is_repeated_until_the_registry_is_back(own_server: Server) -> None:
     registry = connect(own_server, "test/restart", patience=20)
     own_server.kill()
     threading.Timer(0.5, own_server.start).start()
@@ -182,7 +182,7 @@ def test_blob_larger_than_its_descriptor_is_refused_before_its_end(registry: Reg
     stream.close()
 
 
-def test_frozen_registry_does_not_hold_us_for_ever(own_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frozen_registry_is_given_up(own_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("buildkit.registry.transport.TIMEOUT", (0.5, 0.5))
     registry = connect(own_server, "test/frozen", patience=1)
     own_server.signal(signal.SIGSTOP)
@@ -206,17 +206,17 @@ def test_attachments_are_found_through_the_fallback_tag(registry: Registry) -> N
     assert registry.blob(manifest.layers[0]) == b"one"
 
 
-def test_nothing_refers_to_a_fresh_image(registry: Registry) -> None:
+def test_fresh_image_has_no_referrers(registry: Registry) -> None:
     assert registry.referrers(push_image(registry, "latest")) == []
 
 
 @pytest.mark.parametrize("value", [{}, {"mediaType": "a", "digest": "b", "size": "c"}, None, "text", {"size": 1}])
-def test_what_is_no_descriptor_is_refused(value: Any) -> None:
+def test_other_value_than_a_descriptor_is_refused(value: Any) -> None:
     with pytest.raises(RegistryError, match="no valid OCI descriptor"):
         Descriptor.read(value)
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"[]", b"", b"\xff"])
-def test_what_is_no_json_object_is_refused(body: bytes) -> None:
+def test_other_body_than_a_json_object_is_refused(body: bytes) -> None:
     with pytest.raises(RegistryError, match="sent no JSON"):
         read_object(body)

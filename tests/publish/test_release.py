@@ -1,4 +1,4 @@
-"""From a staged image to a promoted one, and what a stranger can check. Registry, cosign and keys are real."""
+"""A staged image becomes a promoted one, and verification finds every change. Registry, cosign and keys are real."""
 
 import json
 import os
@@ -114,7 +114,7 @@ class DoomedRegistry(Registry):
 def test_registry_killed_between_staging_and_promotion(
     own_server: Server, own_login: None, record: BuildRecord, signer: Signer, trust: Trust, survives: int
 ) -> None:
-    """It dies right after the first attachment, or after the last one, before the signature."""
+    """It dies after the first attachment, or after the last one, before the signature."""
     image, tags = stage(connect(own_server, "slipway"))
     doomed = DoomedRegistry(own_server, survives)
     with pytest.raises(BuildkitError):
@@ -129,9 +129,7 @@ def test_registry_killed_between_staging_and_promotion(
     assert failures(check_published(again, "cpu", trust, own_server.ca)) == {}
 
 
-def test_registry_that_is_gone_says_more_than_the_engine_that_could_not_push(
-    own_server: Server, own_login: None, signer: Signer
-) -> None:
+def test_error_of_an_absent_registry_replaces_the_engines(own_server: Server, own_login: None, signer: Signer) -> None:
     matrix = load_matrix(ROOT)
     repository = connect(own_server, "slipway").reference
     request = ReleaseRequest(matrix, matrix.variant("cpu"), repository, signer, own_server.ca)
@@ -190,7 +188,7 @@ def test_interrupted_publisher_promotes_nothing_and_running_again_finishes(
     assert publisher.stdout
     assert publisher.stdin
     assert publisher.stdout.readline() == "staged\n"
-    own_server.signal(signal.SIGSTOP)  # the registry holds the publisher in the middle of a request
+    own_server.signal(signal.SIGSTOP)  # the publisher's next request hangs
     publisher.stdin.write("go\n")
     publisher.stdin.flush()
     time.sleep(0.5)
@@ -204,7 +202,7 @@ def test_interrupted_publisher_promotes_nothing_and_running_again_finishes(
     assert failures(check_published(registry, "cpu", trust, own_server.ca)) == {}
 
 
-# ---- what a stranger finds out ---------------------------------------------------------------------------------------
+# ---- what verification finds -----------------------------------------------------------------------------------------
 
 
 def test_manifest_changed_in_the_storage_is_refused(
@@ -244,7 +242,7 @@ def test_layer_changed_in_the_storage_is_found(
     assert "tampered with or damaged" in found["layers"]
 
 
-def test_layer_that_is_gone_is_found_without_reading_layers(
+def test_missing_layer_is_found_without_reading_layers(
     released: tuple[Registry, Tags], own_server: Server, trust: Trust
 ) -> None:
     registry, _ = released
@@ -256,7 +254,7 @@ def test_layer_that_is_gone_is_found_without_reading_layers(
 
 
 def test_swapped_sbom_is_found(released: tuple[Registry, Tags], own_server: Server, trust: Trust) -> None:
-    """Who can push may attach another bill of materials, and take the true one out of the list; the signature tells."""
+    """With write access, somebody attaches another bill and removes the true one from the list of referrers."""
     registry, _ = released
     manifest = registry.manifest("cpu")
     assert manifest
@@ -269,7 +267,9 @@ def test_swapped_sbom_is_found(released: tuple[Registry, Tags], own_server: Serv
     assert set(found) == {"sbom cyclonedx"}
 
 
-def test_strangers_key_does_not_count(released: tuple[Registry, Tags], own_server: Server, tmp_path: Path) -> None:
+def test_signature_is_not_accepted_with_another_key(
+    released: tuple[Registry, Tags], own_server: Server, tmp_path: Path
+) -> None:
     environment = {**os.environ, "COSIGN_PASSWORD": ""}
     subprocess.run(["cosign", "generate-key-pair"], cwd=tmp_path, env=environment, check=True, capture_output=True)
     registry, _ = released

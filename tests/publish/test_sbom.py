@@ -37,7 +37,7 @@ def document(request: pytest.FixtureRequest, bill: sbom.Bill) -> dict[str, Any]:
     return made
 
 
-def test_inventory_has_what_the_topmost_layers_leave() -> None:
+def test_inventory_honours_deletions_by_upper_layers() -> None:
     inventory = read(base_layers())
     assert (inventory.system, inventory.release) == ("debian", "12")
     assert [wheel.name for wheel in inventory.wheels] == ["torch", "typing-extensions"]
@@ -88,8 +88,8 @@ def test_spdx_document_passes_its_validator(bill: sbom.Bill) -> None:
     assert [message.validation_message for message in validate_full_spdx_document(document)] == []
 
 
-def test_spdx_document_is_spelled_as_spdx_tools_would(bill: sbom.Bill) -> None:
-    """Its validator forgives spellings that the JSON schema of SPDX 2.3 does not."""
+def test_spdx_document_is_written_as_by_spdx_tools(bill: sbom.Bill) -> None:
+    """Their validator accepts spellings that the JSON schema of SPDX 2.3 refuses."""
     document = sbom.spdx(bill)
     written = DocumentConverter().convert(JsonLikeDictParser().parse(document))
     for package in written["packages"]:
@@ -103,7 +103,7 @@ def in_order(document: dict[str, Any]) -> dict[str, Any]:
     return {**document, "relationships": relationships}
 
 
-def test_licence_of_a_wheels_own_is_told_where_to_find() -> None:
+def test_licence_reference_of_a_wheel_is_explained() -> None:
     expression = "License-Expression: LicenseRef-NVIDIA-Proprietary"
     layers = [*base_layers(), wheel_metadata("nvidia-nccl-cu13", "2.28", expression)]
     document = sbom.spdx(sbom.describe_image(read(layers), LABELS, LOCK, DIGEST))
@@ -112,7 +112,7 @@ def test_licence_of_a_wheels_own_is_told_where_to_find() -> None:
     assert [message.validation_message for message in validate_full_spdx_document(parsed)] == []
 
 
-def test_document_lists_what_is_installed_and_nothing_else(document: dict[str, Any], bill: sbom.Bill) -> None:
+def test_document_lists_exactly_the_installed_packages(document: dict[str, Any], bill: sbom.Bill) -> None:
     assert sbom.listed_purls(document) == sbom.installed_purls(bill.inventory)
     assert sbom.listed_purls(document) == {
         "pkg:pypi/torch@2.13.0%2Bcpu",
@@ -126,7 +126,7 @@ def test_document_names_lock_base_image_and_hashes(document: dict[str, Any]) -> 
     text = sbom.encode(document).decode()
     for fact in (LOCK_DIGEST, "debian12 (bootstrap)", "d" * 64, "1" * 64, "2" * 64, "3" * 64, "4" * 64):
         assert fact in text
-    assert "5" * 64 not in text, "the hash of another version than the installed one"
+    assert "5" * 64 not in text, "this is the hash of another version than the installed one"
 
 
 def test_document_is_the_same_each_time(bill: sbom.Bill) -> None:

@@ -1,4 +1,4 @@
-"""Token authentication, as most public registries have it: docker-registry trusts a token server that runs here."""
+"""Token authentication, as in most public registries: docker-registry trusts a token server in this process."""
 
 import base64
 import json
@@ -29,7 +29,7 @@ def encode(content: bytes) -> str:
 
 
 class TokenServer(ThreadingHTTPServer):
-    """Gives whoever has the password a token for what is asked (https://distribution.github.io/distribution/spec/auth/jwt/)."""
+    """Exchanges the password for a token of the requested scope (https://distribution.github.io/distribution/spec/auth/jwt/)."""
 
     def __init__(self, authority: trustme.CA) -> None:
         super().__init__(("127.0.0.1", 0), TokenHandler)
@@ -95,7 +95,7 @@ def server(tmp_path: Path, authority: trustme.CA, token_server: TokenServer) -> 
     server.kill()
 
 
-def test_token_is_fetched_for_what_is_asked(server: Server, token_server: TokenServer) -> None:
+def test_token_has_the_requested_scope(server: Server, token_server: TokenServer) -> None:
     registry = connect(server, "team/slipway")
     digest = push_image(registry, "latest")
     found = registry.manifest("latest")
@@ -124,5 +124,5 @@ def test_password_is_not_sent_to_a_token_server_without_https(tmp_path: Path, au
                 connect(server, "team/slipway", patience=0.1).check_access()
         finally:
             server.kill()
-        with pytest.raises(BlockingIOError):  # nobody has connected
+        with pytest.raises(BlockingIOError):  # nothing connected
             listener.accept()
