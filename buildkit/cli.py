@@ -65,7 +65,7 @@ def common(
 
 
 def main() -> None:
-    """The console script. A `BuildkitError` becomes `error:` and `hint:` and its exit code; Ctrl-C becomes 130."""
+    """The console script. Prints a `BuildkitError` as `error:` and `hint:` and exits with its code; 130 on Ctrl-C."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     logging.getLogger("docker").setLevel(logging.WARNING)
     try:

@@ -1,4 +1,4 @@
-"""The command `build`: a variant becomes an image."""
+"""The command `build`."""
 
 import sys
 from dataclasses import asdict
@@ -30,11 +30,11 @@ def build(
     variant: VariantName = None,
     with_debug: WithDebug = False,
     base: BaseChoice = "auto",
-    tag: Annotated[list[str] | None, typer.Option("--tag", help="A further tag; may be repeated.")] = None,
-    no_cache: Annotated[bool, typer.Option("--no-cache", help="Build every layer anew.")] = False,
-    progress: Annotated[str, typer.Option(help="auto, plain or tty, as docker's own.")] = "auto",
+    tag: Annotated[list[str] | None, typer.Option("--tag", help="Additional tag. Repeatable.")] = None,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Rebuild every layer.")] = False,
+    progress: Annotated[str, typer.Option(help="Progress output, as in docker: auto, plain or tty.")] = "auto",
     engine: EngineName = "auto",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be built, and build nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be built.")] = False,
     as_json: AsJson = False,
     project: Project = None,
 ) -> None:

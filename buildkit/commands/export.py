@@ -1,4 +1,4 @@
-"""The command `export`: a built image as one file."""
+"""The command `export`."""
 
 import sys
 from pathlib import Path
@@ -17,7 +17,7 @@ def export(
     target: TargetName,
     form: Annotated[str, typer.Option("--format", help=f"{', '.join(FORMATS)}.")] = "oci",
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The file; named after the image when not given.")
+        Path | None, typer.Option("--output", "-o", help="Output file. Default: named after the image.")
     ] = None,
     variant: VariantName = None,
     image: ImageName = None,
@@ -25,7 +25,7 @@ def export(
     as_json: AsJson = False,
     project: Project = None,
 ) -> None:
-    """Write a built image into one file: an archive for other engines, or an image for enroot or apptainer."""
+    """Write a built image to a file: an archive for other engines, or an image for enroot or apptainer."""
     if form not in FORMATS:
         raise UsageError(f"--format {form}: there is no such format", f"one of: {', '.join(FORMATS)}")
     chosen = open_matrix(project).variant(target, variant)

@@ -1,4 +1,4 @@
-"""What `run` and `slurm` share: the options of a job, its request, and the machine that it runs on."""
+"""Shared by `run` and `slurm`: the options of a job, its request, and the machine that it runs on."""
 
 from pathlib import Path
 from typing import Annotated
@@ -11,18 +11,22 @@ from buildkit.host.machine import FABRICS, Machine, read_machine
 from buildkit.recipe.matrix import Variant
 from buildkit.running.flags import RunRequest, assume, caller
 
-Volumes = Annotated[list[str] | None, typer.Option("--volume", "-v", help="HOST:CONTAINER[:ro], on every node.")]
-DataFolder = Annotated[Path | None, typer.Option("--data", help="A folder that the job reads, as /data.")]
-OutputFolder = Annotated[Path | None, typer.Option("--output", help="A folder that the job writes to, as /runs.")]
-Variables = Annotated[list[str] | None, typer.Option("--env", "-e", help="NAME=VALUE, on every node.")]
-JobName = Annotated[str | None, typer.Option("--name", help="Name of the job; containers are NAME-node0 and so on.")]
-User = Annotated[str | None, typer.Option("--user", "-u", help="uid:gid; the caller's own when not given.")]
-Gpus = Annotated[int | None, typer.Option("--gpus", min=1, help="GPUs of each node, where it is not this machine.")]
-Memory = Annotated[
-    str | None, typer.Option("--memory", help="RAM of each node, like 2t, where it is not this machine.")
+Volumes = Annotated[
+    list[str] | None, typer.Option("--volume", "-v", help="Mount HOST:CONTAINER[:ro] on every node. Repeatable.")
 ]
-Fabric = Annotated[str | None, typer.Option("--fabric", help=f"{', '.join(FABRICS)}: of the nodes, if not as here.")]
-Command = Annotated[list[str] | None, typer.Argument(help="What `launch` gets, after `--`.", metavar="COMMAND…")]
+DataFolder = Annotated[Path | None, typer.Option("--data", help="Folder with input data, mounted read-only at /data.")]
+OutputFolder = Annotated[Path | None, typer.Option("--output", help="Folder for results, mounted at /runs.")]
+Variables = Annotated[list[str] | None, typer.Option("--env", "-e", help="Set NAME=VALUE on every node. Repeatable.")]
+JobName = Annotated[str | None, typer.Option("--name", help="Job name. Containers are named NAME-node0, NAME-node1, …")]
+User = Annotated[str | None, typer.Option("--user", "-u", help="uid:gid inside the container. Default: yours.")]
+Gpus = Annotated[int | None, typer.Option("--gpus", min=1, help="GPUs per node, if the job runs on other machines.")]
+Memory = Annotated[
+    str | None, typer.Option("--memory", help="RAM per node, like 2t, if the job runs on other machines.")
+]
+Fabric = Annotated[
+    str | None, typer.Option("--fabric", help=f"Fabric of the nodes, if the job runs elsewhere: {', '.join(FABRICS)}.")
+]
+Command = Annotated[list[str] | None, typer.Argument(help="Command for `launch`, after `--`.", metavar="COMMAND…")]
 
 
 def make_request(

@@ -1,4 +1,4 @@
-"""The command `lock`: pins in, hashes out."""
+"""The command `lock`."""
 
 import sys
 from typing import Annotated
@@ -17,10 +17,12 @@ def lock(
     target: TargetName,
     variant: VariantName = None,
     with_debug: WithDebug = False,
-    upgrade: Annotated[bool, typer.Option("--upgrade", help="Take the newest that fits, not what was locked.")] = False,
+    upgrade: Annotated[
+        bool, typer.Option("--upgrade", help="Take the newest versions that fit instead of the locked ones.")
+    ] = False,
     project: Project = None,
 ) -> None:
-    """Resolve a variant's pins into its lock: every wheel and Debian package with its hash, no address in it."""
+    """Resolve a variant's pins into its lock file: every wheel and Debian package with its hash."""
     matrix = open_matrix(project)
     if matrix.root == INSTALLED:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""What the commands share: their options, where they find the project, and how they print."""
+"""Options and output that several commands share."""
 
 import json
 import re
@@ -20,16 +20,16 @@ Project = Annotated[
     Path | None, typer.Option(help="A Slipway checkout. Default: the one around this folder, else the installed data.")
 ]
 TargetName = Annotated[str, typer.Option("--target", "-t", help=f"{', '.join(ACCELERATORS)}.")]
-VariantName = Annotated[
-    str | None, typer.Option("--variant", help="A variant of the target; its first when not given.")
-]
+VariantName = Annotated[str | None, typer.Option("--variant", help="Variant of the target. Default: its first.")]
 WithDebug = Annotated[
-    bool, typer.Option("--with-debug", help="With debugpy, py-spy, gdb and Ray's post-mortem debugger.")
+    bool, typer.Option("--with-debug", help="Add debugpy, py-spy, gdb and Ray's post-mortem debugger.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
-BaseChoice = Annotated[str, typer.Option("--base", help="auto, registry or bootstrap.")]
-EngineName = Annotated[str, typer.Option("--engine", help="auto, docker or podman.")]
-ImageName = Annotated[str | None, typer.Option("--image", help="Another image than the target's own.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print a JSON document.")]
+BaseChoice = Annotated[
+    str, typer.Option("--base", help="Where the base image comes from: auto, registry or bootstrap.")
+]
+EngineName = Annotated[str, typer.Option("--engine", help="Container engine: auto, docker or podman.")]
+ImageName = Annotated[str | None, typer.Option("--image", help="Image to use. Default: the variant's own tag.")]
 RegistryCa = Annotated[
     Path | None,
     typer.Option(
@@ -37,7 +37,7 @@ RegistryCa = Annotated[
         envvar="SLIPWAY_REGISTRY_CA",
         exists=True,
         dir_okay=False,
-        help="PEM file with the registry's authority; docker's own for it, or the system's, when not given.",
+        help="PEM file of the registry's CA. Default: docker's for that registry, else the system's.",
     ),
 ]
 
@@ -54,11 +54,11 @@ def parse_size(text: str, option: str) -> int:
     """Bytes of a size in docker's notation: 1024 is the step from k to m, g and t."""
     match = re.fullmatch(r"(\d+)\s*([kmgt]?)i?b?", text.lower())
     if match is None:
-        raise UsageError(f"{option} {text}: no size", "write it like 512g or 2t")
+        raise UsageError(f"{option} {text}: not a size", "write it like 512g or 2t")
     bytes_of_unit: int = 1024 ** " kmgt".index(match[2] or " ")
     return int(match[1]) * bytes_of_unit
 
 
 def table_console(width: int = 160) -> Console:
-    """Tables for a terminal have its width, those for a file `width` columns."""
+    """A console as wide as the terminal, or `width` columns wide when stdout is a file."""
     return Console(width=None if sys.stdout.isatty() else width)

@@ -1,4 +1,4 @@
-"""The command `plan`: what a build will do, before it is done."""
+"""The command `plan`."""
 
 from dataclasses import asdict
 from typing import Any
@@ -31,7 +31,7 @@ def plan(
     as_json: AsJson = False,
     project: Project = None,
 ) -> None:
-    """Show the layers of a build with their predicted sizes, what is new in them, and whether the pins fit together."""
+    """Show the layers of a build, their predicted sizes, which of them are new, and whether the pins are compatible."""
     matrix = open_matrix(project)
     chosen = matrix.variant(target, variant, with_debug)
     planned = make_plan(matrix, chosen, read_lock(matrix, chosen), cache_folder())
@@ -42,7 +42,7 @@ def plan(
     failed = [check.name for check in planned.checks if check.status == "fail"]
     if failed:
         raise PlanError(
-            f"{chosen.identifier} does not fit together: {', '.join(failed)}",
+            f"the pins of {chosen.identifier} are incompatible: {', '.join(failed)}",
             "change the pins in images/matrix.toml, then run `buildkit lock`",
         )
 

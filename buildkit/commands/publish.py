@@ -1,4 +1,4 @@
-"""The command `publish`: an image goes to a registry."""
+"""The command `publish`."""
 
 import sys
 from dataclasses import asdict

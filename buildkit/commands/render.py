@@ -1,4 +1,4 @@
-"""The command `render`: a Dockerfile to look at."""
+"""The command `render`."""
 
 import sys
 
@@ -19,7 +19,7 @@ def render(
     as_json: AsJson = False,
     project: Project = None,
 ) -> None:
-    """Print the complete Dockerfile of a variant. `--base auto` shows the preferred provider and asks no engine."""
+    """Print the Dockerfile of a variant. `--base auto` shows the preferred provider."""
     matrix = open_matrix(project)
     chosen = matrix.variant(target, variant)
     provider = chosen.base.providers[0] if base == "auto" else base
@@ -37,7 +37,7 @@ def render(
 
 
 def lock_or_empty(matrix: Matrix, variant: Variant) -> Lock:
-    """A Dockerfile can be looked at before its variant was ever locked; building it cannot."""
+    """The lock, or an empty one: a Dockerfile can be shown before its variant is locked."""
     try:
         return read_lock(matrix, variant)
     except BuildkitError as error:

@@ -1,4 +1,4 @@
-"""The command `run`: the image on one or several nodes of this machine, or written down for elsewhere."""
+"""The command `run`: starts the image on this machine, or prints how to start it elsewhere."""
 
 import sys
 from typing import Annotated, Any
@@ -50,9 +50,7 @@ FORMATS = (*TEXTS, *TEMPLATED, "slurm")
 def run(
     target: TargetName,
     command: Command = None,
-    nodes: Annotated[
-        int, typer.Option(min=1, help="Containers to start, each one node, on a network of their own.")
-    ] = 1,
+    nodes: Annotated[int, typer.Option(min=1, help="Number of nodes: containers on a network of their own.")] = 1,
     variant: VariantName = None,
     with_debug: WithDebug = False,
     image: ImageName = None,
@@ -67,23 +65,25 @@ def run(
     fabric: Fabric = None,
     engine: EngineName = "auto",
     shown: Annotated[
-        str | None, typer.Option("--print", help=f"Run nothing; print how to, for {', '.join(FORMATS)}.")
+        str | None, typer.Option("--print", help=f"Print how to run it instead: {', '.join(FORMATS)}.")
     ] = None,
-    explain: Annotated[bool, typer.Option("--explain", help="Run nothing; show each flag with its reason.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Run nothing; print what would be run.")] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Show each container flag with its reason; run nothing.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands; run nothing.")] = False,
     as_json: AsJson = False,
     project: Project = None,
 ) -> None:
-    """Run the image's launcher on one or several nodes of this machine; exits with the command's status.
+    """Run a job on one or several simulated nodes of this machine. Exits with the command's status.
 
-    With --print, --explain, --json or --dry-run nothing is run.
+    --print, --explain, --json and --dry-run only print; they run nothing.
     """
     if shown is not None and shown not in FORMATS:
         raise UsageError(f"--print {shown}: there is no such format", f"one of: {', '.join(FORMATS)}")
     matrix = open_matrix(project)
     described = bool(shown or explain or dry_run or as_json)
     if not command and not described:
-        raise UsageError("there is no command", "add what `launch` shall run: `-- train KEY=VALUE…` or `-- explain`")
+        raise UsageError("no command given", "add the command for `launch`: `-- train KEY=VALUE…` or `-- explain`")
     default = "slipway" if shown else new_job_name()
     request = make_request(
         matrix.variant(target, variant, with_debug), image, command, nodes, volume, data, output, env, user,
@@ -105,7 +105,7 @@ def run(
 
 
 def translated(shown: str | None, target: str, flags: tuple[Flag, ...], machine: Machine) -> tuple[Flag, ...]:
-    """The flags in the words of the format where it has flags of its own, else in docker's."""
+    """The flags as the format writes them; docker's for formats without flags of their own."""
     if shown == "podman":
         return podman_flags(flags, machine)
     if shown == "apptainer":

@@ -1,4 +1,4 @@
-"""The command `sbom`: the bill of materials of a built image."""
+"""The command `sbom`."""
 
 import sys
 from typing import Annotated
@@ -22,7 +22,7 @@ def sbom(
     kind: Annotated[str, typer.Option("--format", help="cyclonedx or spdx, as JSON.")] = "cyclonedx",
     project: Project = None,
 ) -> None:
-    """Print the bill of materials of a built image: its wheels, Debian packages and base."""
+    """Print the bill of materials (SBOM) of a built image: wheels, Debian packages and base."""
     if kind not in FORMATS:
         raise UsageError(f"there is no format `{kind}`", f"one of: {', '.join(FORMATS)}")
     matrix = open_matrix(project)

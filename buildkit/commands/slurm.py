@@ -1,4 +1,4 @@
-"""The command `slurm`: the batch script of a job."""
+"""The command `slurm`."""
 
 import sys
 from dataclasses import asdict
@@ -23,35 +23,35 @@ from buildkit.running.slurm import CONTAINERS, SlurmOptions, slurm_text
 def slurm(
     target: TargetName,
     command: Command = None,
-    nodes: Annotated[int, typer.Option(min=1, help="Nodes of the job, one task on each.")] = 1,
+    nodes: Annotated[int, typer.Option(min=1, help="Number of nodes, with one task on each.")] = 1,
     variant: VariantName = None,
     image: ImageName = None,
-    container: Annotated[str, typer.Option(help=f"What starts the image: {', '.join(CONTAINERS)}.")] = "docker",
+    container: Annotated[str, typer.Option(help=f"Container runtime on the nodes: {', '.join(CONTAINERS)}.")] = "docker",
     volume: Volumes = None,
     data: DataFolder = None,
     output: OutputFolder = None,
     env: Variables = None,
-    name: Annotated[str | None, typer.Option(help="Name of the job.")] = None,
+    name: Annotated[str | None, typer.Option(help="Job name.")] = None,
     gpus: Gpus = None,
     time: Annotated[str | None, typer.Option(help="Time limit, like 12:00:00 or 3-00:00:00.")] = None,
     partition: Annotated[str | None, typer.Option(help="Partition.")] = None,
     account: Annotated[str | None, typer.Option(help="Account.")] = None,
     qos: Annotated[str | None, typer.Option(help="Quality of service.")] = None,
-    constraint: Annotated[str | None, typer.Option(help="Features that the nodes must have.")] = None,
-    nodelist: Annotated[str | None, typer.Option(help="These nodes, like gpu-[0,1].")] = None,
-    exclude: Annotated[str | None, typer.Option(help="Not these nodes.")] = None,
-    cpus_per_task: Annotated[int | None, typer.Option(min=1, help="CPUs of each node.")] = None,
-    mem: Annotated[str, typer.Option(help="Memory of each node; 0 is all of it.")] = "0",
-    exclusive: Annotated[bool, typer.Option(help="No other job on the nodes.")] = True,
+    constraint: Annotated[str | None, typer.Option(help="Features that nodes must have.")] = None,
+    nodelist: Annotated[str | None, typer.Option(help="Nodes to use, like gpu-[0,1].")] = None,
+    exclude: Annotated[str | None, typer.Option(help="Nodes to avoid.")] = None,
+    cpus_per_task: Annotated[int | None, typer.Option(min=1, help="CPUs per node.")] = None,
+    mem: Annotated[str, typer.Option(help="Memory per node; 0 means all of it.")] = "0",
+    exclusive: Annotated[bool, typer.Option(help="Share the nodes with no other job.")] = True,
     log: Annotated[str, typer.Option(help="File for the job's output.")] = "slurm-%j.out",
     warning: Annotated[
-        int, typer.Option(min=1, help="Seconds before the limit in which a checkpoint is written.")
+        int, typer.Option(min=1, help="Seconds before the time limit at which the job is asked to write a checkpoint.")
     ] = 120,
-    requeue: Annotated[bool, typer.Option(help="Back into the queue when the time was up.")] = True,
+    requeue: Annotated[bool, typer.Option(help="Requeue the job when its time is up.")] = True,
     as_json: AsJson = False,
     project: Project = None,
 ) -> None:
-    """Write the batch script of a job for Slurm on stdout."""
+    """Print a Slurm batch script for the job."""
     matrix = open_matrix(project)
     request = make_request(
         matrix.variant(target, variant), image, command, nodes, volume, data, output, env, None, name, gpus, "slipway"

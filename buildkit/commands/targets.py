@@ -1,4 +1,4 @@
-"""The command `targets`: what can be built."""
+"""The command `targets`."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from buildkit.recipe.matrix import Variant
 
 
 def targets(as_json: AsJson = False, project: Project = None) -> None:
-    """List what can be built: targets, variants, their pins and whether they are proven."""
+    """List targets and variants with their pins and status (proven or untested)."""
     matrix = open_matrix(project)
     variants = [variant for target in matrix.targets.values() for variant in target.variants.values()]
     if as_json:

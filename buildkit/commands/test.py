@@ -1,4 +1,4 @@
-"""The command `test`: the container tests against a built image."""
+"""The command `test`."""
 
 from typing import Annotated
 
@@ -15,11 +15,11 @@ def run_tests(
     variant: VariantName = None,
     with_debug: WithDebug = False,
     image: ImageName = None,
-    tier: Annotated[str, typer.Option(help="smoke (one container), cluster (two nodes) or all.")] = "all",
+    tier: Annotated[str, typer.Option(help="Which tests: smoke (one container), cluster (two nodes) or all.")] = "all",
     pytest_arguments: Annotated[list[str] | None, typer.Argument(help="Passed on to pytest, after `--`.")] = None,
     project: Project = None,
 ) -> None:
-    """Run the container tests against a built image; exits with pytest's status."""
+    """Run the container tests against a built image. Exits with pytest's status."""
     matrix = open_matrix(project)
     chosen = matrix.variant(target, variant, with_debug)
     tiers = choose_tiers(tier)

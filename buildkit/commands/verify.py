@@ -1,4 +1,4 @@
-"""The command `verify`: proof of an image, by building it twice or by looking at it in a registry."""
+"""The command `verify`: builds an image twice and compares it, or checks one in a registry."""
 
 import sys
 from dataclasses import asdict
@@ -28,18 +28,24 @@ def verify(
     project: Project = None,
     published: Annotated[
         str | None,
-        typer.Option(help="Check what a registry holds: HOST[:PORT]/REPOSITORY with :TAG or @DIGEST.", metavar="REF"),
+        typer.Option(help="Check a published image: HOST[:PORT]/REPOSITORY with :TAG or @DIGEST.", metavar="REF"),
     ] = None,
-    key: Annotated[str | None, typer.Option(help="The publisher's public key, a file or what cosign takes.")] = None,
-    certificate_identity: Annotated[str | None, typer.Option(help="Keyless: who must have signed.")] = None,
-    certificate_oidc_issuer: Annotated[str | None, typer.Option(help="Keyless: who vouches for that identity.")] = None,
+    key: Annotated[
+        str | None, typer.Option(help="The publisher's public key: a file, or any key reference of cosign's.")
+    ] = None,
+    certificate_identity: Annotated[
+        str | None, typer.Option(help="Keyless: the identity that must have signed.")
+    ] = None,
+    certificate_oidc_issuer: Annotated[str | None, typer.Option(help="Keyless: the issuer of that identity.")] = None,
     registry_ca: RegistryCa = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Published: only see that the layers are there.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Published: check that the layers exist without downloading them.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Prove an image: `--target` builds it twice and compares the bytes, `--published` checks one in a registry."""
+    """Verify an image: `--target` builds it twice and compares the bytes, `--published` checks one in a registry."""
     if bool(target) == bool(published):
-        raise UsageError("verify needs either --target or --published", "`buildkit verify --target cpu`, for instance")
+        raise UsageError("verify needs either --target or --published", "for example `buildkit verify --target cpu`")
     if published:
         trust = Trust(key or "", certificate_identity or "", certificate_oidc_issuer or "")
         verify_published(published, trust, registry_ca, quick, as_json)

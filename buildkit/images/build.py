@@ -21,7 +21,7 @@ from buildkit.recipe.lock import Lock
 from buildkit.recipe.lock_file import read_lock
 from buildkit.recipe.matrix import Base, Matrix, Variant
 from buildkit.recipe.project import code_folder
-from buildkit.running.engine import BuildRequest, Engine
+from buildkit.running.engine import BuildRequest, ContainerEngine
 from buildkit.supply.base import bootstrap, choose_provider
 from buildkit.supply.wheels import local_wheels, split_by_layer
 
@@ -64,7 +64,7 @@ def cache_folder() -> Path:
 def build_image(
     matrix: Matrix,
     variant: Variant,
-    engine: Engine,
+    engine: ContainerEngine,
     base: str = "auto",
     tags: tuple[str, ...] = (),
     no_cache: bool = False,
@@ -90,7 +90,7 @@ def build_image(
 
 @contextmanager
 def prepared(
-    matrix: Matrix, variant: Variant, engine: Engine, lock: Lock, base: str
+    matrix: Matrix, variant: Variant, engine: ContainerEngine, lock: Lock, base: str
 ) -> Iterator[tuple[BuildRequest, str]]:
     """A build with its context laid out and its secrets at hand, and the provider of its base."""
     host = read_host()
@@ -104,7 +104,7 @@ def prepared(
         yield BuildRequest(context, (), secrets, arguments), provider
 
 
-def check_disk(matrix: Matrix, variant: Variant, engine: Engine, plan: Plan) -> None:
+def check_disk(matrix: Matrix, variant: Variant, engine: ContainerEngine, plan: Plan) -> None:
     """Raises `DiskError` where less is free than the build needs; a change of code alone needs next to nothing."""
     full = variant.disk_gib or matrix.targets[variant.target].disk_gib
     free, needed = engine.free_bytes(), 1 if set(plan.changed) <= {"code"} else full

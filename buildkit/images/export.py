@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from buildkit.errors import ExportError
-from buildkit.running.engine import Engine
+from buildkit.running.engine import ContainerEngine
 from buildkit.running.nodes import ask, ask_quietly
 
 SQUASHFS = ("sqfstar", "-quiet", "-no-progress", "-comp", "zstd", "-mkfs-time", "0")
@@ -39,7 +39,7 @@ exec {entrypoint} "$@"
 """
 
 
-def export_image(engine: Engine, image: str, form: str, path: Path) -> int:
+def export_image(engine: ContainerEngine, image: str, form: str, path: Path) -> int:
     """Writes the file and returns its size in bytes. Raises `ExportError` for a missing image, tool, or space."""
     found = engine.find(image)
     if found is None:
@@ -65,12 +65,12 @@ def partial(path: Path) -> Iterator[Path]:
         unfinished.unlink(missing_ok=True)
 
 
-def save_docker(engine: Engine, image: str, path: Path) -> None:
+def save_docker(engine: ContainerEngine, image: str, path: Path) -> None:
     form = ("--format", "docker-archive") if engine.name == "podman" else ()
     ask(engine, "save", *form, "--output", str(path), image)
 
 
-def save_oci(engine: Engine, image: str, path: Path) -> None:
+def save_oci(engine: ContainerEngine, image: str, path: Path) -> None:
     """Docker's own archive is an OCI layout too from version 25 on; for older ones skopeo rewrites it."""
     if engine.name == "podman":
         ask(engine, "save", "--format", "oci-archive", "--output", str(path), image)
@@ -88,7 +88,7 @@ def has_member(archive: Path, name: str) -> bool:
         return name in tar.getnames()
 
 
-def save_sif(engine: Engine, image: str, path: Path) -> None:
+def save_sif(engine: ContainerEngine, image: str, path: Path) -> None:
     require("apptainer", "install it where the image is, or export `docker` and run `apptainer build` where it is")
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         archive = Path(folder) / "image.tar"
@@ -96,7 +96,7 @@ def save_sif(engine: Engine, image: str, path: Path) -> None:
         run_tool("apptainer", "build", "--force", str(path), f"docker-archive:{archive}")
 
 
-def save_squashfs(engine: Engine, image: str, path: Path) -> None:
+def save_squashfs(engine: ContainerEngine, image: str, path: Path) -> None:
     """The flattened root file system, with the image's environment and entrypoint where enroot looks for them."""
     require(SQUASHFS[0], "install squashfs-tools 4.5 or newer (`apt-get install squashfs-tools`)")
     facts = engine.inspect(image)
@@ -160,7 +160,7 @@ def run_tool(*command: str) -> None:
         raise ExportError(f"{command[0]} failed: {done.stderr.strip()}", "see its own words")
 
 
-FORMATS: dict[str, Callable[[Engine, str, Path], None]] = {
+FORMATS: dict[str, Callable[[ContainerEngine, str, Path], None]] = {
     "docker": save_docker,
     "oci": save_oci,
     "squashfs": save_squashfs,

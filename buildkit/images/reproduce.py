@@ -19,7 +19,7 @@ from buildkit.images.build import cache_folder, check_disk, prepared
 from buildkit.images.plan import make_plan
 from buildkit.recipe.lock_file import read_lock
 from buildkit.recipe.matrix import Matrix, Variant
-from buildkit.running.engine import Engine
+from buildkit.running.engine import ContainerEngine
 from buildkit.supply.base import bootstrap
 
 
@@ -48,7 +48,7 @@ class Verification:
     seconds: float
 
 
-def verify_image(matrix: Matrix, variant: Variant, engine: Engine, base: str = "auto") -> Verification:
+def verify_image(matrix: Matrix, variant: Variant, engine: ContainerEngine, base: str = "auto") -> Verification:
     """Everything is made twice from one lock and one checkout: a bootstrapped base, then the image.
 
     Raises a `BuildkitError` where the image cannot be built, or not be exported with rewritten times.

@@ -28,7 +28,7 @@ from buildkit.recipe.project import project_version, source_changed, source_revi
 from buildkit.registry.client import PATIENCE, Registry
 from buildkit.registry.credentials import read_credentials
 from buildkit.registry.reference import Reference
-from buildkit.running.engine import Engine
+from buildkit.running.engine import ContainerEngine
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ def check_access(request: ReleaseRequest) -> None:
         public_key(request.signer)
 
 
-def publish_image(request: ReleaseRequest, engine: Engine) -> Publication:
+def publish_image(request: ReleaseRequest, engine: ContainerEngine) -> Publication:
     """Builds, tests, pushes, signs and promotes the image. Raises a `BuildkitError` before anything is promoted."""
     started, clock = now(), time.monotonic()
     registry = connect(request)

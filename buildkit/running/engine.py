@@ -50,7 +50,7 @@ class LocalImage:
     labels: dict[str, str] = field(default_factory=dict)
 
 
-class Engine(ABC):
+class ContainerEngine(ABC):
     name: ClassVar[str]
     storage: ClassVar[str]  # the field of `info` that says where images are kept
     binary: str
@@ -118,7 +118,7 @@ class Engine(ABC):
         return shutil.disk_usage(folder).free if folder.is_dir() else None
 
 
-class Docker(Engine):
+class Docker(ContainerEngine):
     name = "docker"
     storage = "{{.DockerRootDir}}"
 
@@ -158,7 +158,7 @@ class Docker(Engine):
             )
 
 
-class Podman(Engine):
+class Podman(ContainerEngine):
     name = "podman"
     storage = "{{.Store.GraphRoot}}"
 
@@ -177,7 +177,7 @@ class Podman(Engine):
 
 AS_IT_IS = "compression=uncompressed,force-compression=true"  # an archive to compare need not be small
 BUILDX = "install docker-buildx (Debian) or docker-buildx-plugin (Docker's own packages)"
-ENGINES: dict[str, type[Engine]] = {engine.name: engine for engine in (Docker, Podman)}
+ENGINES: dict[str, type[ContainerEngine]] = {engine.name: engine for engine in (Docker, Podman)}
 HINT = "start one (`systemctl start docker`), or install Podman; on Debian `ci/engine COMMAND` starts Docker"
 
 
@@ -202,7 +202,7 @@ def full_name(reference: str) -> str:
     return f"docker.io/{reference}" if slash else f"docker.io/library/{reference}"
 
 
-def open_engine(name: str = "auto") -> Engine:
+def open_engine(name: str = "auto") -> ContainerEngine:
     """The engine of that name; `auto` takes the first that answers. Raises `EngineError` with each refusal."""
     if name != "auto":
         if name not in ENGINES:

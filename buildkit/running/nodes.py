@@ -14,7 +14,7 @@ from types import FrameType
 from buildkit.errors import RunError
 from buildkit.host.accelerators import Flag
 from buildkit.host.machine import Machine, read_machine
-from buildkit.running.engine import Engine
+from buildkit.running.engine import ContainerEngine
 from buildkit.running.flags import RunRequest, check_volumes, container_flags
 
 log = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ FOLLOW_TIMEOUT = 60  # seconds in which the other nodes must end once the head h
 TAIL = 40  # lines of a failed worker that are shown
 
 
-def run_nodes(engine: Engine, request: RunRequest, machine: Machine | None = None) -> int:
+def run_nodes(engine: ContainerEngine, request: RunRequest, machine: Machine | None = None) -> int:
     """Runs the command on `nodes` containers and returns its status; every container and network is gone afterwards.
 
     Raises `RunError` when the image or a volume is missing or a container cannot be started.
@@ -46,7 +46,9 @@ def run_nodes(engine: Engine, request: RunRequest, machine: Machine | None = Non
         return follow(engine, containers)
 
 
-def node_commands(engine: Engine | type[Engine], request: RunRequest, machine: Machine) -> list[list[str]]:
+def node_commands(
+    engine: ContainerEngine | type[ContainerEngine], request: RunRequest, machine: Machine
+) -> list[list[str]]:
     """The `create` command of each node, the head first. The token is not among its words but in the environment."""
     network = request.name if request.nodes > 1 else None
     commands = []
@@ -77,7 +79,7 @@ def node_flags(request: RunRequest, rank: int) -> list[Flag]:
     return flags
 
 
-def dry_run(engine: type[Engine], request: RunRequest, machine: Machine) -> str:
+def dry_run(engine: type[ContainerEngine], request: RunRequest, machine: Machine) -> str:
     """The command lines of a run."""
     lines = [["network", "create", request.name]] if request.nodes > 1 else []
     lines += node_commands(engine, request, machine)
@@ -86,7 +88,7 @@ def dry_run(engine: type[Engine], request: RunRequest, machine: Machine) -> str:
     return "".join(shlex.join([engine.name, *line]) + "\n" for line in lines)
 
 
-def ask(engine: Engine, *arguments: str, environment: Mapping[str, str] | None = None) -> str:
+def ask(engine: ContainerEngine, *arguments: str, environment: Mapping[str, str] | None = None) -> str:
     """The engine's answer; `RunError` with its own words when it refuses."""
     done = engine.call(*arguments, environment=environment)
     if done.returncode != 0:
@@ -97,7 +99,7 @@ def ask(engine: Engine, *arguments: str, environment: Mapping[str, str] | None =
     return done.stdout.strip()
 
 
-def ask_quietly(engine: Engine, *arguments: str) -> None:
+def ask_quietly(engine: ContainerEngine, *arguments: str) -> None:
     """For what cleans up: a container or network that is already gone is no error."""
     done = engine.call(*arguments)
     if done.returncode != 0:
@@ -105,7 +107,7 @@ def ask_quietly(engine: Engine, *arguments: str) -> None:
 
 
 @contextlib.contextmanager
-def signals_reach(engine: Engine, containers: list[str]) -> Iterator[None]:
+def signals_reach(engine: ContainerEngine, containers: list[str]) -> Iterator[None]:
     """SIGINT and SIGTERM stop the head in order, which ends the job on every node; a second one kills."""
     received = 0
 
@@ -126,7 +128,7 @@ def signals_reach(engine: Engine, containers: list[str]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def follow(engine: Engine, containers: list[str]) -> int:
+def follow(engine: ContainerEngine, containers: list[str]) -> int:
     """Starts the head, copies its output to ours until it ends, and waits for the others."""
     head, *workers = containers
     # In a session of its own, so that Ctrl-C reaches us alone.
@@ -145,7 +147,7 @@ def follow(engine: Engine, containers: list[str]) -> int:
     return status
 
 
-def wait_until(engine: Engine, container: str, deadline: float) -> int | str:
+def wait_until(engine: ContainerEngine, container: str, deadline: float) -> int | str:
     """The container's status, or words when it did not end in time and was killed."""
     try:
         return int(engine.call("wait", container, timeout=max(1.0, deadline - time.monotonic())).stdout)

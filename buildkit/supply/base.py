@@ -20,7 +20,7 @@ from buildkit.registry.client import Registry
 from buildkit.registry.content import Manifest
 from buildkit.registry.credentials import read_credentials
 from buildkit.registry.reference import Reference, parse_reference
-from buildkit.running.engine import Engine, full_name
+from buildkit.running.engine import ContainerEngine, full_name
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ LIST = "dpkg-query -W -f '${Package}=${Version}\\n' | xargs apt-cache show"
 FIELD = re.compile(r"^(Package|Version|SHA256): (.+)$", re.MULTILINE)
 
 
-def choose_provider(base: Base, requested: str, engine: Engine, lock: Lock) -> tuple[str, str]:
+def choose_provider(base: Base, requested: str, engine: ContainerEngine, lock: Lock) -> tuple[str, str]:
     """The provider and the reason for it. `auto` takes the first that is locked and available.
 
     Raises `BaseError` when none is available, `LockError` when the requested provider is not locked.
@@ -103,7 +103,7 @@ def base_manifest(image: str) -> Manifest:
     return found
 
 
-def registry_refusal(lock: Lock, engine: Engine) -> str:
+def registry_refusal(lock: Lock, engine: ContainerEngine) -> str:
     if engine.find(lock.base_reference) is None:
         try:
             base_manifest(lock.base_reference)
@@ -112,12 +112,12 @@ def registry_refusal(lock: Lock, engine: Engine) -> str:
     return ""
 
 
-def bootstrap_refusal(_lock: Lock, _engine: Engine | None = None) -> str:
+def bootstrap_refusal(_lock: Lock, _engine: ContainerEngine | None = None) -> str:
     return "" if shutil.which("mmdebstrap") else "mmdebstrap is not installed"
 
 
 WHERE = {"registry": "the base's registry answers", "bootstrap": "mmdebstrap is installed"}
-AVAILABLE: dict[str, Callable[[Lock, Engine], str]] = {
+AVAILABLE: dict[str, Callable[[Lock, ContainerEngine], str]] = {
     "registry": registry_refusal,
     "bootstrap": bootstrap_refusal,
 }
