@@ -26,7 +26,9 @@ def slurm(
     nodes: Annotated[int, typer.Option(min=1, help="Number of nodes, with one task on each.")] = 1,
     variant: VariantName = None,
     image: ImageName = None,
-    container: Annotated[str, typer.Option(help=f"Container runtime on the nodes: {', '.join(CONTAINERS)}.")] = "docker",
+    container: Annotated[
+        str, typer.Option(help=f"Container runtime on the nodes: {', '.join(CONTAINERS)}.")
+    ] = "docker",
     volume: Volumes = None,
     data: DataFolder = None,
     output: OutputFolder = None,
