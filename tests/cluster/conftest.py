@@ -1,4 +1,4 @@
-"""Jobs of several containers on a network of their own. `buildkit test` names the image in SLIPWAY_TEST_IMAGE."""
+"""Jobs of several containers on a private network. `buildkit test` names the image in SLIPWAY_TEST_IMAGE."""
 
 import os
 import secrets
@@ -15,7 +15,7 @@ DEADLINE = 120  # seconds in which a job of these tests must have ended
 
 @dataclass
 class Job:
-    """Nodes node0, node1 … of one job; `environment` and `options` of launch are what every node gets."""
+    """The nodes node0, node1 … of one job. Every node gets the same `environment` and `options`."""
 
     client: docker.DockerClient
     image: str
@@ -64,7 +64,7 @@ def job() -> Iterator[Callable[..., Job]]:
 
     def make(size: int = 2, **environment: str) -> Job:
         network = client.networks.create(f"slipway-test-{secrets.token_hex(4)}", driver="bridge")
-        # These containers get no GPU, and an image for GPUs takes no part without one unless told to.
+        # These containers have no GPU, so preflight would stop an image for GPUs.
         options = () if os.environ.get("SLIPWAY_TEST_TARGET", "cpu") == "cpu" else ("--no-preflight",)
         values = {"SLIPWAY_TOKEN": secrets.token_hex(16), "SLIPWAY_DEADLINE": "90", **environment}
         jobs.append(Job(client, image, network, size, values, options))

@@ -1,4 +1,4 @@
-"""Two containers as two nodes: the cluster forms, statuses travel, losses and refusals are named."""
+"""Two containers as two nodes: forming the cluster, the common status, losses and refusals."""
 
 import time
 from collections.abc import Callable
@@ -74,7 +74,7 @@ def test_a_missing_peer_is_named_at_the_deadline(job: Callable[..., Job]) -> Non
     assert "node2" in nodes.output("node0")
 
 
-def test_a_worker_without_its_head_says_whom_it_could_not_reach(job: Callable[..., Job]) -> None:
+def test_a_worker_names_the_head_that_it_could_not_reach(job: Callable[..., Job]) -> None:
     nodes = job(SLIPWAY_DEADLINE="8")
     nodes.start(1, "--", "true")
     assert nodes.wait() == {"node1": PEERS_MISSING}, nodes.outputs()

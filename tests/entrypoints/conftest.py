@@ -16,7 +16,7 @@ from entrypoints.wire.network import is_own
 
 REPOSITORY = Path(__file__).parents[2]
 PATIENCE = 150.0
-"""Seconds for anything that a test waits for; a machine with nothing else to do needs a tenth."""
+"""Seconds for each wait; an idle machine needs a tenth."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Launch:
         self._popen.send_signal(number)
 
     def read_line(self) -> str:
-        """The next line on stdout, as a way to wait for the command."""
+        """The next line on stdout; waits until the command has printed it."""
         assert self._popen.stdout is not None
         return self._popen.stdout.readline().strip()
 
@@ -70,7 +70,7 @@ class Launch:
 
 
 def _limit(files: int) -> Callable[[], None]:
-    """Let the process to come open only so many files."""
+    """A function that limits the child's open files."""
     return lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
 
 

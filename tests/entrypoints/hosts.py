@@ -1,4 +1,4 @@
-"""Recorded hosts: device trees as the kernel lays them out, made from a few lines each.
+"""Recorded hosts: a few lines each that write device trees in the kernel's layout.
 
 Layouts: https://docs.kernel.org/admin-guide/abi-stable-files.html (sysfs-class-infiniband), and for the machines
 https://docs.nvidia.com/dgx/dgxh100-user-guide/introduction-to-dgxh100.html,
@@ -18,7 +18,7 @@ MELLANOX, BROADCOM, AMAZON = "0x15b3", "0x14e4", "0x1d0f"
 
 @dataclass(frozen=True)
 class HostTree:
-    """Writes below `root` what the kernel would show."""
+    """Writes files below `root` as the kernel would show them."""
 
     root: Path
 
@@ -28,7 +28,7 @@ class HostTree:
         path.write_text(text + "\n", encoding="utf-8")
 
     def image(self, **manifest: Any) -> None:
-        """The manifest of the image that is to run there."""
+        """Write the manifest of the image that runs there."""
         self.write("etc/slipway/image.json", json.dumps({"pins": {}, "env": [], **manifest}))
 
     def link(self, name: str, target: str) -> None:

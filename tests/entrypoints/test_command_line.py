@@ -77,7 +77,7 @@ def test_explain_says_what_was_detected(start: Start) -> None:
     assert 20_000 <= document["ports"]["control"] < 21_000 <= document["ports"]["gcs"] < 32_768
 
 
-def test_explain_is_for_people_too(start: Start) -> None:
+def test_explain_prints_text_by_default(start: Start) -> None:
     ended = start("explain", RAY_ADDRESS="10.0.0.1:6379").wait()
     assert ended.stdout.startswith("environment  single")
     assert "attach       10.0.0.1:6379" in ended.stdout
@@ -89,7 +89,7 @@ def test_explain_loads_nothing_heavy() -> None:
     assert done.stdout == "set()\n"
 
 
-def test_explain_looks_from_another_nodes_eyes(start: Start) -> None:
+def test_explain_can_take_another_nodes_view(start: Start) -> None:
     ended = start("--hosts", "gpu-[0-3]", "explain", "--json", "--hostname", "gpu-2", "--", "echo", "--json").wait()
     document = json.loads(ended.stdout)
     assert (document["node_rank"], document["node_count"], document["head"]) == (2, 4, "gpu-0")
@@ -106,12 +106,12 @@ def test_a_batch_script_without_srun_is_warned_of_by_explain_and_refused_by_laun
     assert "hint: write srun --nodes=2 --ntasks-per-node=1 launch ..." in ended.stderr
 
 
-def test_hosts_prints_a_host_a_line(start: Start) -> None:
+def test_hosts_prints_one_host_per_line(start: Start) -> None:
     assert start("hosts", "n[1-2],login").wait().stdout == "n1\nn2\nlogin\n"
     assert start("hosts", "--compress", "n1", "n2", "login").wait().stdout == "n[1-2],login\n"
 
 
-def test_a_bomb_of_hosts_is_refused(start: Start) -> None:
+def test_too_many_hosts_are_refused(start: Start) -> None:
     ended = start("hosts", "a[1-999999999]").wait()
     assert (ended.status, ended.stdout) == (2, "")
     assert "error: 'a[1-999999999]' is not a host list: more than 65536 hosts" in ended.stderr
@@ -170,7 +170,7 @@ def test_a_batch_script_may_attach_without_srun(start: Start) -> None:
 
 @pytest.mark.parametrize("option", ["--hosts", "--hostfile", "--nodes", "--node-rank", "--head", "--hostname"])
 def test_an_option_whose_variable_was_empty_is_refused(start: Start, option: str) -> None:
-    ended = start(option, "", "explain").wait()  # `--hosts "$HOSTS"`: without it each node would be a job of its own
+    ended = start(option, "", "explain").wait()  # an unset HOSTS in `--hosts "$HOSTS"` would make each node a job
     assert ended.status == 2
     assert f"argument {option}: the value is empty" in ended.stderr
 

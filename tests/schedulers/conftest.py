@@ -16,9 +16,9 @@ from docker.models.containers import Container
 HERE = Path(__file__).parent
 NODES = ("n1", "n2")
 STARTS_WITHIN = 60.0
-"""Seconds for the daemons to come up."""
+"""Seconds in which the daemons must start."""
 RUNS_WITHIN = 100
-"""Seconds for one job."""
+"""Seconds in which a job must end."""
 FURTHER = "gridengine-client gridengine-master gridengine-exec mpich"
 """Packages of the tests marked `full`."""
 SLURM_CONF = """
@@ -33,7 +33,7 @@ PartitionName=all Nodes=ALL
 
 @pytest.fixture(scope="session")
 def scontrol(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, str]]:
-    """The program, and the environment in which it needs no controller."""
+    """The path of scontrol, and the environment in which it needs no controller."""
     program = shutil.which("scontrol")
     if program is None:
         pytest.fail("scontrol is missing: run ci/setup, which installs Debian's slurm-client")
@@ -54,7 +54,7 @@ class Cluster:
     containers: dict[str, Container]
 
     def run(self, command: str, node: str = "n1", **environment: str) -> Ended:
-        """Run a shell command on a node to its end."""
+        """Run a shell command on a node and wait for its end."""
         return self.start(command, node, **environment)()
 
     def start(self, command: str, node: str = "n1", **environment: str) -> "Running":
@@ -76,13 +76,13 @@ class Cluster:
             time.sleep(1)
 
     def ray_processes(self) -> str:
-        """What is left of Ray on any node."""
+        """The Ray processes on all nodes; empty if there are none."""
         look = "pgrep -l -x raylet; pgrep -l -x gcs_server; true"
         return "".join(self.run(look, node).output for node in self.containers)
 
 
 class Running:
-    """A command in a container; calling it waits for the end."""
+    """A command in a container. Call it to wait for the end."""
 
     def __init__(self, popen: "subprocess.Popen[str]") -> None:
         self._popen = popen
@@ -94,7 +94,7 @@ class Running:
 
 @pytest.fixture(scope="session")
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """Two nodes in which all daemons answer."""
+    """Two nodes whose daemons answer."""
     full = any(item.get_closest_marker("full") for item in request.session.items)
     image = os.environ.get("SLIPWAY_TEST_IMAGE", "slipway:cpu")
     client = docker.from_env()
@@ -126,7 +126,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 
 @pytest.fixture
 def no_ray_is_left(cluster: Cluster) -> Iterator[None]:
-    """After the test."""
+    """Fail the test if Ray processes are left after it."""
     yield
     assert cluster.ray_processes() == ""
 

@@ -21,7 +21,7 @@ BY_MPIRUN = f"mpirun.openmpi --map-by ppr:1:node {LAUNCH} --no-ray -- sh -c 'exi
 
 @pytest.fixture(scope="module")
 def grid_engine(cluster: Cluster) -> Cluster:
-    """The cluster's two nodes as hosts of a queue; n1 has the master."""
+    """The cluster's two nodes as hosts of a queue, with the master on n1."""
     for node in cluster.containers:
         started = cluster.run("/usr/local/share/grid_engine/start", node)
         assert started.status == 0, started.output
@@ -33,7 +33,7 @@ def grid_engine(cluster: Cluster) -> Cluster:
 
 
 def submit(cluster: Cluster, script: str) -> tuple[int, str]:
-    """Run a job on both hosts, n2 the first, as its user; returns the status that `qsub` hands on, and the output."""
+    """Run a job on both hosts, n2 first. Returns the status from `qsub`, and the output."""
     cluster.put("/tmp/job.sh", script)
     line = "qsub -sync y -pe one_a_host 2 -masterq all.q@n2 -v SLIPWAY_TOKEN -j y -o /tmp/job.out /tmp/job.sh"
     ended = cluster.run(

@@ -37,7 +37,7 @@ def test_two_jobs_side_by_side_do_not_disturb_each_other(cluster: Cluster) -> No
     assert [job().status for job in jobs] == [3, 4]
 
 
-def test_a_batch_script_without_srun_is_told_the_line(cluster: Cluster) -> None:
+def test_a_batch_script_without_srun_gets_the_line_as_hint(cluster: Cluster) -> None:
     script = f"sbatch --wait -N2 --output=/tmp/out --wrap '{LAUNCH} explain; {LAUNCH} -- true'"
     ended = cluster.run(f"{script}; cat /tmp/out", SLIPWAY_TOKEN=TOKEN)
     assert "2 nodes are allocated, but only this process was started" in ended.output, ended.output
@@ -81,7 +81,7 @@ def test_mpi_over_ssh(cluster: Cluster, line: str, environment: str) -> None:
 
 
 @pytest.mark.full
-def test_mpich_without_a_head_is_told_what_to_say(cluster: Cluster) -> None:
+def test_mpich_without_a_head_gets_a_hint(cluster: Cluster) -> None:
     ended = cluster.run(
         f"mpiexec.hydra -hosts n1,n2 -ppn 1 -n 2 {LAUNCH} --deadline 3 --no-ray -- true", SLIPWAY_TOKEN=TOKEN
     )

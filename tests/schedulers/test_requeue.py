@@ -1,4 +1,4 @@
-"""The batch script of `buildkit slurm` on the real Slurm: warned, it saves, goes back into the queue, and resumes."""
+"""The batch script of `buildkit slurm` on a real Slurm: after a warning it saves, is requeued, and resumes."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -23,11 +23,11 @@ class Rank:
     def work(self):
         self.step += 1
     def state(self):
-        time.sleep(3)  # longer than Ray's own processes live after SIGTERM
+        time.sleep(3)  # longer than Ray's processes live after SIGTERM
         return ray.get_runtime_context().get_node_id(), self.step
 
 ray.init(log_to_driver=False)
-signal.signal(signal.SIGTERM, lambda *_: asked.append(True))  # now: Ray has set its own
+signal.signal(signal.SIGTERM, lambda *_: asked.append(True))  # after Ray has set its own handler
 step = int(saved.read_text()) if saved.exists() else 0
 print("start", os.environ.get("SLURM_RESTART_COUNT", "0"), "at step", step, flush=True)
 ranks = [Rank.remote(step) for _ in range(2)]
@@ -51,7 +51,7 @@ def test_a_warned_job_saves_is_requeued_starts_clean_and_resumes(cluster: Cluste
     cluster.put("/tmp/job.sh", slurm_text(request, machine, IMAGES, options))
     job = cluster.run("PATH=/opt/slipway/venv/bin:$PATH sbatch --parsable /tmp/job.sh").output.strip()
     cluster.wait_until("cat /tmp/warned.out", "working")
-    cluster.run(f"scancel --batch --signal=USR1 {job}")  # as Slurm does 120 s before the time is up
+    cluster.run(f"scancel --batch --signal=USR1 {job}")  # as Slurm does 120 s before the time limit
     cluster.wait_until("cat /tmp/warned.out", "saved step 2 of 2 nodes")
     told = cluster.run("cat /tmp/warned.out").output
     assert "start 0 at step 0" in told

@@ -7,12 +7,12 @@ from entrypoints.hostlist import compress, expand
 
 EXPRESSIONS = 20_000
 BATCH = 500
-"""Expressions for one call of scontrol; it refuses to print more than 64 Ki names."""
+"""Expressions per call of scontrol, which prints at most 64 Ki names."""
 BETWEEN = "between-two-expressions"
 
 
 def random_expression(dice: random.Random) -> str:
-    """What Slurm itself would write: names with up to three brackets, none of them before a suffix."""
+    """A host list as Slurm writes it: names with up to three brackets and no suffix after one."""
     items = []
     for _ in range(dice.randint(1, 3)):
         text = "".join(dice.choices("abnrx-", k=dice.randint(1, 4))).strip("-") or "n"
@@ -53,7 +53,7 @@ def test_equals_scontrol_on_random_expressions(scontrol: tuple[str, dict[str, st
     assert seen == EXPRESSIONS
 
 
-def test_scontrol_understands_what_we_compress(scontrol: tuple[str, dict[str, str]]) -> None:
+def test_scontrol_expands_our_compressed_lists(scontrol: tuple[str, dict[str, str]]) -> None:
     program, environment = scontrol
     dice = random.Random(7)
     for _ in range(50):

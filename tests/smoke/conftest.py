@@ -33,7 +33,7 @@ def target() -> str:
 
 @pytest.fixture
 def start(client: docker.DockerClient, image: Image) -> Iterator[Callable[..., Container]]:
-    """Starts containers of the image with the given launch arguments; all of them are removed at the end."""
+    """Start containers of the image with these arguments of launch. The fixture removes them at the end."""
     started: list[Container] = []
 
     def start(*arguments: str, **options: Any) -> Container:
@@ -48,7 +48,7 @@ def start(client: docker.DockerClient, image: Image) -> Iterator[Callable[..., C
 
 @pytest.fixture(scope="module")
 def sleeper(client: docker.DockerClient, image: Image) -> Iterator[Container]:
-    """One container that runs `sleep` under the launcher, to look around in."""
+    """A container that runs `sleep` under `launch`, for inspection."""
     container = client.containers.run(image.id, ["--no-ray", "--", "sleep", "3600"], detach=True)
     yield container
     container.remove(force=True)

@@ -33,7 +33,7 @@ def mounted(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_download_that_broke_off_goes_on_with_the_next_build(start: Callable[..., Container], mounted: Path) -> None:
+def test_the_next_build_resumes_a_broken_download(start: Callable[..., Container], mounted: Path) -> None:
     def install() -> str:
         container = start(
             "3",

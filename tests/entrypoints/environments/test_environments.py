@@ -203,7 +203,7 @@ def test_disagreement_names_the_winner() -> None:
     assert rank.startswith("node rank: slurm says 2")
 
 
-def test_variables_that_cannot_be_trusted_are_a_conflict_below_a_winner() -> None:
+def test_ambiguous_variables_of_a_runner_up_are_a_conflict() -> None:
     found = detect({**SLURM, "RANK": "0", "WORLD_SIZE": "32", "MASTER_ADDR": "h0"}, "me")
     assert found.allocation.node_count == 4
     (conflict,) = found.conflicts
@@ -244,7 +244,7 @@ def test_agreement_is_no_conflict() -> None:
     assert found.conflicts == ()
 
 
-def test_what_decided_is_remembered() -> None:
+def test_the_deciding_variables_are_kept() -> None:
     found = detect(SLURM, "me").allocation
     assert found.variables["SLURM_STEP_NODELIST"] == "n[01-04]"
     assert "SLURM_JOB_NUM_NODES" not in found.variables
@@ -252,7 +252,7 @@ def test_what_decided_is_remembered() -> None:
     assert found.job_id == "77.0"
 
 
-def test_a_batch_script_waits_for_no_tasks_that_nobody_starts() -> None:
+def test_a_batch_script_does_not_wait_for_other_tasks() -> None:
     script = {"SLURM_JOB_ID": "5", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "n7", "SLURM_NTASKS": "4"}
     assert detect(script, "n7").allocation.task_count is None
     assert detect({**SLURM, "SLURM_STEP_NUM_TASKS": "8"}, "me").allocation.task_count == 8
@@ -271,7 +271,7 @@ def test_nodes_agree_on_the_job() -> None:
         ("a:8\na:8\nme:8\n", ("a", "me")),
     ],
 )
-def test_a_host_file_has_a_host_a_line(tmp_path: Path, text: str, hosts: tuple[str, ...]) -> None:
+def test_a_host_file_has_one_host_per_line(tmp_path: Path, text: str, hosts: tuple[str, ...]) -> None:
     (tmp_path / "hosts").write_text(text, encoding="utf-8")
     found = detect({"SLIPWAY_HOSTFILE": "/hosts"}, "me", tmp_path).allocation
     assert (found.hosts, found.node_rank) == (hosts, 1)
@@ -288,7 +288,7 @@ def test_a_list_of_addresses_finds_this_node_by_its_own(tmp_path: Path) -> None:
 
 
 def test_replicas_of_a_service_are_found_by_its_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    # A name server of Docker's is not here: the answers are what it gives.
+    # Docker's name server is missing here, so its answers are replaced.
     names = {"tasks.ppo": ["10.0.1.10", "10.0.1.9"]}
 
     def answer(name: str, *_: object) -> list[tuple[object, ...]]:
@@ -305,7 +305,7 @@ def test_replicas_of_a_service_are_found_by_its_name(monkeypatch: pytest.MonkeyP
         detect({"SLIPWAY_SERVICE": "ppo", "SLIPWAY_NODES": "3"}, "c0ffee", tmp_path)
 
 
-def test_a_head_that_nobody_names_is_an_error_only_where_it_is_needed() -> None:
+def test_an_unknown_head_is_an_error_only_when_needed() -> None:
     found = detect({"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"}, "me").allocation
     assert found.head is None
     with pytest.raises(DetectionError, match="hydra does not name the head of 2 nodes"):

@@ -20,7 +20,7 @@ CASES = [
     for case in tomllib.loads(path.read_text(encoding="utf-8"))["case"]
 ]
 WITHOUT_RECORD = {"explicit", "compose", "single"}
-"""What needs no other system, or its name server: tested in test_environments.py."""
+"""These need no other system, or a name server: see test_environments.py."""
 
 
 def recorded_place(case: dict[str, Any], root: Path) -> dict[str, str]:

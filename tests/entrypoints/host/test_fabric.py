@@ -1,4 +1,4 @@
-"""What is made of recorded hosts."""
+"""The rails, settings and versions that follow from recorded hosts."""
 
 import json
 from collections.abc import Callable
@@ -122,7 +122,7 @@ def test_virtual_functions_beside_their_adapter_are_left_out(tmp_path: Path) -> 
     assert excluded(host) == {"mlx5_1": "a virtual function, and there are physical adapters"}
 
 
-def test_no_fabric_needs_no_word_about_it(tmp_path: Path) -> None:
+def test_a_host_without_adapters_needs_no_settings(tmp_path: Path) -> None:
     host = examine(hosts.no_fabric(tmp_path))
     assert (host.fabric.kind, host.fabric.interface, host.settings, host.warnings) == ("ethernet", "eno1", (), ())
 
@@ -146,7 +146,7 @@ def test_a_slow_adapter_is_no_rail(tmp_path: Path) -> None:
     ("wanted", "rails"),
     [("mlx5_1,mlx5_7", "=mlx5_1,mlx5_7"), ("mlx5_1:1", "=mlx5_1"), ("^mlx5_0,mlx5_1", None), ("none", "disabled")],
 )
-def test_the_users_word_replaces_the_rules(tmp_path: Path, wanted: str, rails: str | None) -> None:
+def test_the_users_choice_replaces_the_rules(tmp_path: Path, wanted: str, rails: str | None) -> None:
     found = values(examine(hosts.dgx_h100(tmp_path), SLIPWAY_HCAS=wanted))
     if rails == "disabled":
         assert found["NCCL_IB_DISABLE"] == "1"
@@ -163,7 +163,7 @@ def test_an_adapter_that_cannot_be_used_is_an_error(tmp_path: Path, wanted: str)
         examine(hosts.dgx_h100(tmp_path), SLIPWAY_HCAS=wanted)
 
 
-def test_the_interface_can_be_said(tmp_path: Path) -> None:
+def test_the_user_can_choose_the_interface(tmp_path: Path) -> None:
     fabric = detect_fabric(Tree(hosts.dgx_h100(tmp_path).root), {"SLIPWAY_INTERFACE": "bond0"})
     assert (fabric.interface, fabric.interface_reason) == ("bond0", "set by SLIPWAY_INTERFACE")
 
@@ -178,13 +178,13 @@ def test_the_interface_can_be_said(tmp_path: Path) -> None:
         ("NVIDIA RTX A6000", "sm_86"), ("NVIDIA RTX 6000 Ada Generation", "sm_89"), ("NVIDIA Z1", None),
     ],
 )  # fmt: skip
-def test_a_model_tells_its_architecture(tmp_path: Path, model: str, architecture: str | None) -> None:
+def test_the_architecture_follows_from_the_model(tmp_path: Path, model: str, architecture: str | None) -> None:
     HostTree(tmp_path).nvidia_gpu("pci0000:10/0000:10:01.0/0000:11:00.0", model)
     (gpu,) = find_gpus(Tree(tmp_path))
     assert gpu.architecture == architecture
 
 
-def test_the_kernels_number_tells_an_amd_gpus_architecture(tmp_path: Path) -> None:
+def test_an_amd_gpus_architecture_follows_from_the_kernels_number(tmp_path: Path) -> None:
     tree = HostTree(tmp_path)
     for node, target in enumerate((90010, 90402, 90500, 120001), start=1):
         tree.amd_gpu(f"pci0000:00/0000:0{node}:00.0", node, target)

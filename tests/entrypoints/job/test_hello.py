@@ -1,4 +1,4 @@
-"""What two nodes compare when they meet."""
+"""The values that two nodes compare when they meet."""
 
 import time
 from typing import Any

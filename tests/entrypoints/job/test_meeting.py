@@ -1,4 +1,4 @@
-"""Several nodes on loopback without Ray: who meets, who is refused, and how the end reaches everybody."""
+"""Several nodes on loopback without Ray: meeting, refusals, losses, signals and the common exit status."""
 
 import os
 import signal
@@ -28,7 +28,7 @@ def test_the_command_runs_on_the_head_only_and_without_the_secret(start_node: St
     assert worker.wait().stdout == ""
 
 
-def test_a_further_task_on_a_node_waits_and_shares_the_status(start: Start) -> None:
+def test_other_tasks_of_a_node_wait_and_exit_with_the_same_status(start: Start) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
@@ -43,7 +43,7 @@ def test_a_further_task_on_a_node_waits_and_shares_the_status(start: Start) -> N
     assert head.wait().status == 9
 
 
-def test_a_task_that_comes_when_the_command_has_ended_still_hears_the_status(start: Start) -> None:
+def test_a_task_that_connects_after_the_command_gets_its_status(start: Start) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
@@ -51,7 +51,7 @@ def test_a_task_that_comes_when_the_command_has_ended_still_hears_the_status(sta
     step |= {"SLURM_NODEID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLIPWAY_TOKEN": "t", "SLIPWAY_CONTROL_PORT": port}
     head = start("--no-ray", "--", "sh", "-c", "echo ran; exit 9", **step, SLURM_LOCALID="0")
     assert head.read_line() == "ran"
-    time.sleep(1)  # the command is long gone
+    time.sleep(1)  # the command has ended
     task = start("--no-ray", "--", "echo", "twice", **step, SLURM_LOCALID="1")
     assert (task.wait().status, head.wait().status) == (9, 9)
 
@@ -63,7 +63,7 @@ def test_a_missing_node_is_named_with_its_cause(start_node: Start) -> None:
     assert "node 1 (worker-1.invalid): never connected; name does not resolve" in ended.stderr
 
 
-def test_a_wrong_token_is_said_on_both_sides(start_node: Start) -> None:
+def test_both_sides_report_a_wrong_token(start_node: Start) -> None:
     head = start_node(0, "--no-ray", "--", "true", SLIPWAY_DEADLINE="2")
     worker = start_node(1, "--no-ray", "--", "true", SLIPWAY_TOKEN="open barley")
     told, refused = head.wait(), worker.wait()
@@ -85,7 +85,7 @@ def test_a_second_node_with_the_same_rank_is_refused(start_node: Start) -> None:
     assert "was refused as node 1: rank 1 is already taken" in told.stderr
 
 
-def test_a_head_elsewhere_than_its_name_says_so(start_node: Start) -> None:
+def test_a_head_whose_name_belongs_to_another_host_is_reported(start_node: Start) -> None:
     hosts = {"SLIPWAY_HOSTS": "203.0.113.7,worker-1.invalid"}
     told = start_node(0, "--no-ray", "--", "true", SLIPWAY_DEADLINE="1", **hosts).wait()
     assert told.status == 12
@@ -102,7 +102,7 @@ def test_nodes_of_another_job_are_refused(start_node: Start) -> None:
 @pytest.mark.parametrize(
     ("head", "cause"), [("localhost", "connection refused"), ("head.invalid", "its name does not resolve")]
 )
-def test_a_worker_without_a_head_says_why(start_node: Start, head: str, cause: str) -> None:
+def test_a_worker_without_a_head_reports_the_cause(start_node: Start, head: str, cause: str) -> None:
     began = time.monotonic()
     ended = start_node(1, "--no-ray", "--", "true", SLIPWAY_DEADLINE="1", SLIPWAY_HOSTS=f"{head},worker-1").wait()
     assert ended.status == 12
@@ -173,7 +173,7 @@ def test_a_lost_worker_ends_the_job(start_node: Start) -> None:
 
 
 def test_a_lost_head_ends_the_job(start_node: Start) -> None:
-    # Nobody is left to end the command, which outside a container goes on: a short one.
+    # Without the head nothing ends the command, so it must be short.
     head, worker = running_pair(start_node, "echo up; exec sleep 3")
     head.signal(signal.SIGKILL)
     ended = worker.wait()
@@ -221,7 +221,7 @@ def test_a_signal_to_all_nodes_at_once_leaves_the_command_its_time_and_its_worke
     worker = start_node(1, "--no-ray", *grace, *options, "--", "true")
     head = start_node(0, "--no-ray", *grace, *options, "--", "sh", "-c", SAVE)
     assert head.read_line() == "up"
-    worker.signal(number)  # the worker first: the head hears of it before its own signal comes
+    worker.signal(number)  # the worker first, so that the head hears of it before its own signal arrives
     assert head.read_line() == "saving"
     assert worker.running
     head.signal(number)
@@ -231,7 +231,7 @@ def test_a_signal_to_all_nodes_at_once_leaves_the_command_its_time_and_its_worke
 
 
 def test_a_clock_an_hour_off_is_refused(start_node: Start, tmp_path: Path) -> None:
-    # The machine's own clock is left alone: the worker's idea of time is moved.
+    # This changes the worker's `time.time`, not the machine's clock.
     (tmp_path / "sitecustomize.py").write_text("import time\nhere = time.time\ntime.time = lambda: here() + 3600\n")
     head = start_node(0, "--no-ray", "--", "true", SLIPWAY_DEADLINE="3")
     worker = start_node(1, "--no-ray", "--", "true", PYTHONPATH=f"{tmp_path}:{REPOSITORY}")
@@ -241,7 +241,7 @@ def test_a_clock_an_hour_off_is_refused(start_node: Start, tmp_path: Path) -> No
     assert "refused: its clock is 3600 s ahead of the head's" in ended.stderr
 
 
-def test_with_enough_nodes_left_the_command_starts_again(start_node: Start) -> None:
+def test_with_enough_nodes_left_the_command_restarts(start_node: Start) -> None:
     hosts = {"SLIPWAY_HOSTS": "localhost,worker-1.invalid,worker-2.invalid"}
     script = "echo nodes $SLIPWAY_NODE_COUNT; [ $SLIPWAY_NODE_COUNT = 3 ] || exit 7; exec sleep 60"
     workers = [start_node(rank, "--no-ray", "--", "true", **hosts) for rank in (1, 2)]
@@ -263,7 +263,7 @@ def test_with_too_few_nodes_left_the_job_ends(start_node: Start) -> None:
     assert head.wait().status == 13
 
 
-def test_a_worker_that_must_stop_is_a_loss_too(start_node: Start) -> None:
+def test_a_stopped_worker_counts_as_lost(start_node: Start) -> None:
     worker = start_node(1, "--no-ray", "--", "true")
     script = "echo nodes $SLIPWAY_NODE_COUNT; [ $SLIPWAY_NODE_COUNT = 1 ] || exec sleep 60"
     head = start_node(0, "--no-ray", "--min-nodes", "1", "--", "sh", "-c", script)
@@ -285,7 +285,7 @@ def test_enough_nodes_at_the_deadline_are_enough(start_node: Start) -> None:
 
 
 def start_mpi_task(start: Start, rank: int, directory: Path, *arguments: str) -> Launch:
-    """A task of Hydra's, which names neither head nor token."""
+    """Start a task of Hydra, which has neither head nor token."""
     numbers = {"PMI_RANK": str(rank), "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"}
     return start("--no-ray", *arguments, **numbers, SLIPWAY_JOB_DIR=str(directory))
 
@@ -316,7 +316,7 @@ MOUNTS = """21 1 8:1 / / rw - ext4 /dev/sda1 rw
         (JOB, "/ann", "lustre", True),
         (JOB, "", "ext4", False),
         (JOB, "/scratch", "nfs4", False),
-        ({}, "", "nfs4", False),  # nothing tells one job from the next
+        ({}, "", "nfs4", False),  # no job id
         ({"JOB_ID": "5", "PE": "mpi"}, "", "gpfs", True),
     ],
 )
@@ -332,7 +332,7 @@ def test_a_home_on_the_network_serves_a_schedulers_job_as_meeting_place(
     assert found is None or found.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_head_that_leaves_no_note_is_missed_at_the_deadline(start: Start, tmp_path: Path) -> None:
+def test_a_missing_note_is_an_error_at_the_deadline(start: Start, tmp_path: Path) -> None:
     ended = start_mpi_task(start, 1, tmp_path, "--deadline", "1", "--", "true").wait()
     assert ended.status == 12
     assert f"the head left no note {tmp_path}/slipway-hydra.json within 1 s" in ended.stderr
@@ -345,13 +345,13 @@ def test_a_note_that_others_can_read_is_refused(start: Start, tmp_path: Path) ->
     assert "others can read or own " in ended.stderr
 
 
-def test_a_directory_that_cannot_be_written_is_no_meeting_place(start: Start) -> None:
+def test_an_unwritable_job_directory_is_an_error(start: Start) -> None:
     ended = start_mpi_task(start, 0, Path("/proc"), "--", "true").wait()
     assert ended.status == 11
     assert "SLIPWAY_JOB_DIR=/proc cannot be written" in ended.stderr
 
 
-def test_the_interface_that_was_chosen_carries_the_meeting(start_node: Start) -> None:
+def test_nodes_meet_over_the_chosen_interface(start_node: Start) -> None:
     worker = start_node(1, "--no-ray", "--", "true", SLIPWAY_INTERFACE="lo")
     head = start_node(0, "--no-ray", "--", "true")
     assert (head.wait().status, worker.wait().status) == (0, 0)

@@ -1,4 +1,4 @@
-"""One node without Ray: the command, its signals, its terminal and everything it leaves behind."""
+"""One node without Ray: the command, its signals, its terminal and its leftover processes."""
 
 import os
 import pty
@@ -61,7 +61,7 @@ def test_a_schedulers_warning_gives_the_command_time(start: Start, number: signa
     assert (ended.status, ended.stdout) == (128 + number, "saved\n")
 
 
-def test_an_unforeseen_error_beside_the_current_step_is_not_lost() -> None:
+def test_an_unexpected_error_in_background_work_ends_the_node() -> None:
     program = [sys.executable, "-c", UNFORESEEN]
     done = subprocess.run(program, cwd=REPOSITORY, capture_output=True, text=True, timeout=30)
     assert "ZeroDivisionError" in done.stderr.splitlines()[-1]
@@ -77,7 +77,7 @@ def test_the_time_after_a_warning_is_bounded(start: Start) -> None:
     assert 0.5 <= time.monotonic() - began < 10
 
 
-def test_the_log_is_kept_where_asked(start: Start, tmp_path: Path) -> None:
+def test_the_log_is_kept_in_the_log_directory(start: Start, tmp_path: Path) -> None:
     start("--no-ray", "--log-dir", str(tmp_path / "logs"), "--hostname", "here", "--", "/no/such/program").wait()
     kept = (tmp_path / "logs" / "node0-here" / "launch.log").read_text(encoding="utf-8")
     assert "launch[0 head]: single: node 0 of 1 (here)" in kept
@@ -101,7 +101,7 @@ def test_a_command_that_ignores_sigterm_is_killed_after_the_grace(start: Start) 
 
 
 def test_daemons_of_the_command_do_not_survive_it(start: Start) -> None:
-    # A double fork in a session of its own, without the environment, that ignores SIGTERM: only the tree finds it.
+    # A daemon in its own session, without environment, that ignores SIGTERM: only the process tree finds it.
     script = "(trap '' TERM; exec env -i /usr/bin/setsid /bin/sleep 987) & echo $!; exit 5"
     ended = start("--no-ray", "--", "sh", "-c", script).wait()
     assert ended.status == 5
@@ -138,13 +138,13 @@ def test_the_command_has_the_terminal() -> None:
         os.write(terminal, b"\x03")  # Ctrl-C
         read_until(terminal, None)
     finally:
-        os.close(terminal)  # hangs up, which ends the launch if it is still there
+        os.close(terminal)  # the hang-up ends the launch if it still runs
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     assert status == 130
 
 
 def read_until(terminal: int, text: str | None) -> str:
-    """Read until this text, or until the other side closes."""
+    """Everything up to this text, or until the other side closes."""
     seen = ""
     while text is None or text not in seen:
         readable, _, _ = select.select([terminal], [], [], PATIENCE)

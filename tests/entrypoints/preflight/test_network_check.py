@@ -1,4 +1,4 @@
-"""`launch preflight --network`; skipped where Ray and torch are not installed, as they are in the images."""
+"""`launch preflight --network`. Skipped without Ray and torch, which the images have."""
 
 import json
 from pathlib import Path
@@ -42,7 +42,7 @@ def pair(first: str, second: str, speed: float, problem: str = "") -> Pair:
     return Pair((first, second), "nccl", speed, "IB", problem)
 
 
-def test_the_host_all_of_whose_pairs_are_slow_is_to_blame() -> None:
+def test_a_host_whose_pairs_are_all_slow_is_named() -> None:
     speeds = {("a", "b"): 40.0, ("a", "c"): 9.0, ("b", "c"): 8.0, ("a", "d"): 41.0, ("b", "d"): 39.0, ("c", "d"): 9.0}
     assert judge([pair(*names, speed) for names, speed in speeds.items()]) == ["c"]
     assert judge([pair("a", "b", 40.0), pair("a", "c", 39.0), pair("b", "c", 41.0)]) == []
@@ -79,7 +79,7 @@ def test_many_nodes_are_measured_along_a_ring() -> None:
     assert len(pairs_of(range(20))) == 20
 
 
-def test_every_pair_of_nodes_gets_a_figure(start_node: Start, tmp_path: Path) -> None:
+def test_every_pair_of_nodes_is_measured(start_node: Start, tmp_path: Path) -> None:
     variables = {"SLIPWAY_DEADLINE": "120", "OMP_NUM_THREADS": "1"}
     worker = start_node(1, *SMALL, "preflight", "--network", "--json", **variables)
     head = start_node(0, *SMALL, "preflight", "--network", "--json", **variables)

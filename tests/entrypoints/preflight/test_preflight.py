@@ -1,4 +1,4 @@
-"""Each check on its own, then `launch preflight` and a launch that must not start."""
+"""Each check, then `launch preflight` and launches that an unfit node stops."""
 
 import json
 import socket
@@ -97,7 +97,7 @@ def test_adapters_that_the_container_cannot_open_are_a_fallback_that_is_named(tm
 
 
 def test_libraries_that_do_not_load_are_a_fallback_that_is_named(tmp_path: Path) -> None:
-    # The library is not missing on every machine that runs this: the loader is replaced.
+    # Some machines have the library, so the loader is replaced.
     def load(name: str) -> None:
         raise OSError(f"{name}: cannot open shared object file")
 
@@ -123,7 +123,7 @@ def test_rocm_devices_name_the_flag_that_is_missing(tmp_path: Path) -> None:
 
 
 def test_a_foreign_render_group_is_named_by_its_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Root may open everything: what the kernel would say to another user is replaced.
+    # Root may open every file, so the kernel's answer to another user is replaced.
     tree = hosts.mi300x(tmp_path)
     tree.write("dev/kfd", "")
     tree.write("dev/dri/renderD128", "")
@@ -182,7 +182,7 @@ def test_a_taken_control_port_is_a_failure_on_the_head(tmp_path: Path) -> None:
         assert ports(worker).verdict is not Verdict.FAIL
 
 
-def test_a_control_port_that_the_kernel_may_hand_out_is_a_warning(tmp_path: Path) -> None:
+def test_a_control_port_in_the_ephemeral_range_is_a_warning(tmp_path: Path) -> None:
     assert ports(replace(facts_of(tmp_path), control_port=65_000)).verdict is Verdict.WARN
 
 
@@ -248,12 +248,12 @@ def test_an_unfit_worker_stops_the_job_before_it_starts(start_node: Start, tmp_p
     assert (tmp_path / "failing_hosts.txt").read_text(encoding="utf-8").strip()
 
 
-def test_an_unfit_node_may_be_let_through(start_node: Start) -> None:
+def test_no_preflight_lets_an_unfit_node_join(start_node: Start) -> None:
     head = start_node(0, "--no-preflight", "--no-ray", "--", "echo", "ran", SLIPWAY_TEST_NOFILE="1000")
     worker = start_node(1, "--no-ray", "--", "true")
     assert (head.wait().stdout, worker.wait().status) == ("ran\n", 0)
 
 
-def test_a_lone_command_without_ray_is_run_as_it_is(start: Start) -> None:
+def test_a_single_node_without_ray_skips_the_checks(start: Start) -> None:
     ended = start("--no-ray", "--", "echo", "ran", SLIPWAY_TEST_NOFILE="1000").wait()
     assert (ended.status, ended.stdout) == (0, "ran\n")

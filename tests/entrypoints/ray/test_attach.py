@@ -1,4 +1,4 @@
-"""What people do beside a running job: ask Ray for its state, submit jobs, look at the dashboard, debug."""
+"""Work beside a running job: Ray's state, submitted jobs, the dashboard, debuggers."""
 
 import importlib.util
 import itertools
@@ -43,7 +43,7 @@ ray.get(divide.remote(1, 0))
 """
 
 
-def test_the_cluster_of_a_job_is_found_by_the_id_that_its_user_knows(tmp_path: Path) -> None:
+def test_a_cluster_is_found_by_the_plain_job_id(tmp_path: Path) -> None:
     for number, job in enumerate(("41.0", "42+1.0", "f2ab")):
         directory = tmp_path / f"slipway-ray-{number}"
         directory.mkdir()
@@ -56,18 +56,18 @@ def test_the_cluster_of_a_job_is_found_by_the_id_that_its_user_knows(tmp_path: P
         find_note("7", tmp_path)
 
 
-def test_a_note_is_the_users_alone_and_one_whose_launch_is_gone_counts_no_more(tmp_path: Path) -> None:
+def test_a_note_is_private_and_expires_with_its_launch(tmp_path: Path) -> None:
     directory = tmp_path / "slipway-ray-x"
     directory.mkdir()
     leave_note(directory, "1", {"RAY_ADDRESS": "n0:6379"})
     path = directory / "attach.json"
     assert path.stat().st_mode & 0o777 == 0o600
-    path.write_text(path.read_text().replace(str(os.getpid()), str(2**22 + 1)))  # above the kernel's largest id
+    path.write_text(path.read_text().replace(str(os.getpid()), str(2**22 + 1)))  # above the largest process id
     with pytest.raises(NoClusterError, match="no cluster of yours runs on this node"):
         find_note(None, tmp_path)
 
 
-def test_without_a_cluster_attach_says_where_to_go(start: Start) -> None:
+def test_attach_without_a_cluster_tells_where_to_run_it(start: Start) -> None:
     ended = start("attach", "--job", "none-such", "--", "true").wait()
     assert ended.status == 16
     assert "error: no cluster of job none-such runs on this node" in ended.stderr
@@ -90,7 +90,7 @@ class Job:
         )
 
     def run(self, *command: str) -> str:
-        """What a command beside the job prints on both streams."""
+        """Both streams of a command beside the job."""
         process = self.start(*command)
         output, _ = process.communicate(timeout=PATIENCE)
         assert process.returncode == 0, output
@@ -172,7 +172,7 @@ def test_ray_debug_stops_at_a_breakpoint_on_any_node(job: Job, tmp_path: Path) -
 
 
 def read_until(process: "subprocess.Popen[str]", words: str) -> str:
-    """What it prints until these words, which end no line."""
+    """The output up to these words, which need not end a line."""
     assert process.stdout is not None
     seen = ""
     while not seen.endswith(words):
@@ -204,7 +204,7 @@ def test_an_exception_stops_for_rays_distributed_debugger(job: Job, tmp_path: Pa
 
 
 def stopped_worker(job: Job) -> dict[str, Any] | None:
-    """The worker that waits for a debugger, as Ray's state API lists it."""
+    """The worker that waits for a debugger, from Ray's state API; None if there is none."""
     listed = job.run("ray", "list", "workers", "--detail", "--format=json")
     workers = json.loads(listed[listed.index("[") :])
     return next((worker for worker in workers if worker["num_paused_threads"]), None)
@@ -220,7 +220,7 @@ def wait_for(look: Callable[[], Any]) -> Any:
 
 
 class DebugClient:
-    """As much of the Debug Adapter Protocol as an editor speaks when it attaches:
+    """The part of the Debug Adapter Protocol with which an editor attaches:
     https://microsoft.github.io/debug-adapter-protocol/specification.
     """
 
@@ -244,7 +244,7 @@ class DebugClient:
         self._socket.close()
 
     def exception(self) -> tuple[str, str]:
-        """Class and words of the exception at which it stopped."""
+        """Class and message of the exception at which the program stopped."""
         thread = self._wait("event", "stopped")["threadId"]
         self._send("exceptionInfo", threadId=thread)
         found = self._wait("response", "exceptionInfo")

@@ -29,7 +29,7 @@ def test_the_store_fits_into_shared_memory(
     assert reason in store.reason
 
 
-def test_what_was_asked_for_is_taken() -> None:
+def test_a_requested_size_is_used() -> None:
     assert memory.choose_object_store(GIB).size == GIB
 
 

@@ -1,4 +1,4 @@
-"""Real Ray clusters; skipped where Ray is not installed, as it is in the images."""
+"""Real Ray clusters. Skipped without Ray, which the images have."""
 
 import os
 import signal
@@ -31,10 +31,10 @@ SAVE_ON_ALL_NODES = """
 import ray, signal, time
 asked = []
 ray.init(log_to_driver=False, logging_level="ERROR")
-signal.signal(signal.SIGTERM, lambda *_: asked.append(True))  # now: Ray has set its own
+signal.signal(signal.SIGTERM, lambda *_: asked.append(True))  # after Ray has set its own handler
 @ray.remote(num_cpus=1)
 def save():
-    time.sleep(3)  # longer than Ray lives once its own end has come
+    time.sleep(3)  # longer than Ray lives after SIGTERM
     return ray.get_runtime_context().get_node_id()
 print("up", flush=True)
 while not asked:
@@ -45,11 +45,12 @@ print("saved on", len(set(ray.get([save.remote() for _ in range(2)]))), "nodes",
 
 @pytest.fixture(autouse=True)
 def nothing_is_left() -> Iterator[None]:
-    """Every test here ends with no process and no directory of its launches."""
+    """Every test here must end without processes and directories of its launches."""
     before = ray_directories()
     yield
     assert ray_directories() <= before
-    assert not [pid for pid in processes() if any(str(path) in pid[1] for path in ray_directories() - before)]
+    lines = [line for _, line in processes() if "/tmp/slipway-ray-" in line]
+    assert [line for line in lines if not any(str(path) in line for path in before)] == []
 
 
 def ray_directories() -> set[Path]:
@@ -68,7 +69,7 @@ def processes() -> list[tuple[int, str]]:
 
 
 def start_pair(start_node: Start, *command: str) -> tuple[Launch, Launch]:
-    # Ray binds workers to the host's address here; the name in front is for the launches only.
+    # The host names are for `launch` only: Ray binds to the host's address.
     variables = {"SLIPWAY_DEADLINE": "120", "SLURM_JOB_NAME": "outer"}
     worker = start_node(1, *SMALL, "--", "true", **variables)
     return start_node(0, *SMALL, "--", *command, **variables), worker
@@ -167,10 +168,8 @@ def test_the_deadline_covers_ray(start: Start) -> None:
     assert time.monotonic() - began < 10
 
 
-def test_after_a_loss_a_clean_cluster_of_the_nodes_that_are_left_runs_the_command_again(
-    start_node: Start, tmp_path: Path
-) -> None:
-    # A lone node is the smallest cluster that is left; its Ray is a new one.
+def test_after_a_loss_the_command_restarts_on_a_new_cluster(start_node: Start, tmp_path: Path) -> None:
+    # One node is left, which forms a new Ray cluster.
     script = "echo $SLIPWAY_NODE_COUNT $RAY_ADDRESS; [ $SLIPWAY_NODE_COUNT = 1 ] || exec sleep 100"
     variables = {"SLIPWAY_DEADLINE": "120", "SLIPWAY_LOG_DIR": str(tmp_path / "logs")}
     worker = start_node(1, *SMALL, "--", "true", **variables)

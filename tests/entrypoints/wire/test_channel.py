@@ -1,4 +1,4 @@
-"""The handshake, spoken by hand over real sockets."""
+"""The handshake over real sockets, with one side written by hand."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -14,7 +14,7 @@ Side = Callable[[Channel], Awaitable[Any]]
 
 
 def meet(head: Side, worker: Side) -> tuple[Any, Any]:
-    """Run both sides on one connection; an exception is a side's result."""
+    """The results of both sides on one connection; an exception is returned as the result."""
 
     async def both() -> tuple[Any, Any]:
         accepted: asyncio.Queue[Channel] = asyncio.Queue()
@@ -54,7 +54,7 @@ def test_a_head_that_does_not_know_the_token_is_not_believed() -> None:
     async def impostor(channel: Channel) -> None:
         channel.send(challenge="c", protocol=1)
         said = await channel.receive()
-        # What it saw is all it has: the worker's own words and their proof.
+        # It does not know the token, so it can only replay the worker's words and proof.
         channel.send(welcome=said["hello"], proof=said["proof"])
 
     _, result = meet(impostor, lambda channel: introduce(channel, "token", HELLO))

@@ -1,4 +1,4 @@
-"""Which of a host's addresses is connected to, and whose address is whose; real sockets on loopback."""
+"""The choice between a host's addresses, and the owners of addresses, with real sockets on loopback."""
 
 import asyncio
 import socket
@@ -10,7 +10,7 @@ from entrypoints.host.interfaces import address_of, bracketed, interface_of
 from entrypoints.wire.network import connect
 
 NOWHERE = "240.0.0.1"
-"""Of a range that was never given out: no route leads there."""
+"""An address of a reserved range, to which no route leads."""
 
 
 def listen(address: str, port: int = 0) -> socket.socket:
