@@ -76,8 +76,8 @@ def offline_engine(options: argparse.Namespace) -> Any:
 
 def trainers_engine(options: argparse.Namespace) -> Any:
     from trainer.config.tree import Config
+    from trainer.rollout.backends.vllm import VllmEngine
     from trainer.rollout.sampling import Request
-    from trainer.rollout.vllm import VllmEngine
 
     config = Config.model_validate(
         {

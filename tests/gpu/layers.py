@@ -19,6 +19,7 @@ from trainer.config.sharding import ShardingConfig
 from trainer.data.batch import Batch
 from trainer.data.partition import MicroBatchLimit
 from trainer.models.attention import packed_attention
+from trainer.models.backend import training_backend
 from trainer.models.megatron_weights import to_transformers
 from trainer.models.networks import PolicyNetwork
 from trainer.models.packing import PackedRows
@@ -115,11 +116,11 @@ def backends(device: torch.device, family: str, dtype: str, backend: str, split:
 
     def computed(dtype: str, **execution: Any) -> tuple[Tensor, dict[str, Tensor]]:
         made = engine(language_model(family), device, getattr(torch, dtype), **execution)
-        assert bool(made.origins) == (execution.get("backend") == "megatron")
+        assert (made.split_ranks is None) == (execution.get("backend") != training_backend("megatron"))
         return made.forward(rows, MicroBatchLimit(3)), gradients(made, rows, MicroBatchLimit(3))
 
     wanted = computed("float32")
-    own = computed(dtype, backend=backend, sharding=ShardingConfig(tensor_parallel=split))
+    own = computed(dtype, backend=training_backend(backend), sharding=ShardingConfig(tensor_parallel=split))
     found = apart(own, wanted, rows.response_mask)
     if dtype != "float32":
         plain = apart(computed(dtype), wanted, rows.response_mask)

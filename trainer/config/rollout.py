@@ -1,15 +1,21 @@
 """Settings of the engines that sample."""
 
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, model_validator
 
 from trainer.config.custom_code import CustomCode
+from trainer.config.modules import module_names
 from trainer.config.section import Section
+
+if TYPE_CHECKING:
+    EngineName = str
+else:
+    EngineName = Literal["auto", *module_names("rollout/backends")]
 
 
 class RolloutConfig(Section):
-    engine: Literal["auto", "vllm", "transformers"] = Field(
+    engine: EngineName = Field(
         "auto", description="what samples; auto: vLLM where it is installed, else Transformers, which is slower"
     )
     timeout: float | None = Field(

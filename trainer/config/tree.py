@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from trainer.config.custom_code import CustomCode as CustomCode
 from trainer.config.device_mapping import DeviceMappingConfig
 from trainer.config.lora import LoraConfig
+from trainer.config.modules import module_names
 from trainer.config.profiler import ProfilerConfig
 from trainer.config.reward import RewardConfig as RewardConfig
 from trainer.config.rollout import RolloutConfig as RolloutConfig
@@ -19,6 +20,10 @@ from trainer.config.watchdogs import WatchdogsConfig
 from trainer.data.partition import MicroBatchLimit
 from trainer.errors import ConfigError
 
+if TYPE_CHECKING:
+    BackendName = str
+else:
+    BackendName = Literal[module_names("models/backends")]
 Aggregation = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean"]
 KlEstimator = Literal["k1", "k2", "k3"]
 
@@ -84,7 +89,7 @@ class TrainedModelConfig(Section):
         description="share of what the backward pass needs that compiled layers keep. They compute again what is "
         "cheap: at 0.9 what lies between matrix products, a third of all, further down matrix products, too",
     )
-    backend: Literal["fsdp", "megatron"] = Field(
+    backend: BackendName = Field(
         "fsdp",
         description="whose layers compute: fsdp: Transformers'; megatron: Megatron-Core's, where it is installed. "
         "FSDP2 shards the weights of either",
@@ -96,8 +101,6 @@ class TrainedModelConfig(Section):
     def _adapters_are_not_split(self) -> Self:
         if self.lora.rank and self.sharding.tensor_parallel > 1:
             raise ValueError("adapters cannot be split: set lora.rank=0, or sharding.tensor_parallel=1")
-        if self.lora.rank and self.backend == "megatron":
-            raise ValueError("Megatron's layers take no adapters: set lora.rank=0, or backend=fsdp")
         return self
 
     @property

@@ -1,6 +1,5 @@
 """What a model directory says about itself, read before anything is started: what does not fit is refused."""
 
-import importlib.util
 import json
 import math
 import re
@@ -10,16 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trainer.config.tree import Config, ModelConfig
+from trainer.config.tree import Config, ModelConfig, TrainedModelConfig
 from trainer.errors import ConfigError, DataError
+from trainer.models.backend import training_backend
 
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
-MEGATRON_FAMILIES = (
-    "qwen2",
-    "qwen3",
-    "llama",
-    "mistral",
-)  # model_type of what trainer/models/megatron.py is tested with
 # Rows that a thread decodes in one go.
 ROWS_AT_ONCE = 64
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
@@ -61,13 +55,13 @@ def check_models(config: Config) -> None:
     ConfigError if the backend of a role cannot compute it."""
     actor = config.model.directory
     actor_size = _vocabulary_size(actor, "model.path")
-    _check_backend("actor", config.actor.backend, actor)
+    _check_backend("actor", config.actor, actor)
     _check_positions(config, actor)
     if config.reward.model.path is not None:
         _check_reward_model(config, config.reward.model.path)
     critic = config.critic.path
     if config.needs_critic:
-        _check_backend("critic", config.critic.backend, critic or actor)
+        _check_backend("critic", config.critic, critic or actor)
     if not config.needs_critic or critic is None:
         return
     if not _same_words(actor, critic, "critic.path"):
@@ -78,20 +72,14 @@ def check_models(config: Config) -> None:
         )
 
 
-def _check_backend(role: str, backend: str, model: Path) -> None:
-    if backend != "megatron":
-        return
-    if not all(importlib.util.find_spec(name) for name in ("megatron", "megatron.core")):
+def _check_backend(role: str, settings: TrainedModelConfig, model: Path) -> None:
+    backend = training_backend(settings.backend)
+    if settings.lora.rank and not backend.takes_adapters:
         raise ConfigError(
-            f"{role}.backend=megatron: megatron-core is not installed here",
-            hint=f"pip install 'megatron-core>=0.16.1,<0.17' on every node, or set {role}.backend=fsdp",
+            f"{role}.backend={settings.backend} does not support adapters",
+            hint=f"set {role}.lora.rank=0, or {role}.backend=fsdp",
         )
-    family = _read(model / "config.json").get("model_type")
-    if family not in MEGATRON_FAMILIES:
-        raise ConfigError(
-            f"{role}.backend=megatron: {model} is a {family} model",
-            hint=f"use one of {', '.join(MEGATRON_FAMILIES)}, or set {role}.backend=fsdp",
-        )
+    backend.check(role, _read(model / "config.json").get("model_type"))
 
 
 def _check_positions(config: Config, model: Path) -> None:

@@ -9,7 +9,7 @@ from ray import ObjectRef
 from trainer.cluster.place import RankPlace
 from trainer.config.tree import Config
 from trainer.rollout.end_tokens import end_token_ids
-from trainer.rollout.engine import chosen_engine, open_engine
+from trainer.rollout.engine import choose_engine, open_engine
 from trainer.rollout.sampling import Request, Response
 from trainer.training.garbage import collect_garbage
 from trainer.training.process_group import connect_store, name_interface
@@ -22,7 +22,7 @@ class RolloutWorker:
         self._config = config
         self._place = place
         self._channel: WeightChannel | None = None
-        self._chosen = chosen_engine(config.rollout.engine)
+        self._chosen = choose_engine(config.rollout.engine)
         self._engine = open_engine(self._chosen[0], config, place.device, end_token_ids(config.model.directory))
         collect_garbage()  # else while it samples
 

@@ -10,6 +10,7 @@ from trainer.cluster.place import RankPlace
 from trainer.config.tree import ActorConfig, Config, CriticConfig, TrainedModelConfig
 from trainer.data.batch import Batch
 from trainer.errors import DataError
+from trainer.models.backend import training_backend
 from trainer.models.lora import add_adapters
 from trainer.models.networks import empty_language_model, load_language_model
 from trainer.records.profiling import Tracer
@@ -67,12 +68,10 @@ class TrainingWorker:
         return language_model
 
     def read_model(self, path: Path, dtype: torch.dtype, settings: TrainedModelConfig) -> nn.Module:
-        """The model at `path`; without weights where the first rank hands them out, see trainer/training/first_rank.py.
-
-        Before a layer is split, or becomes Megatron's, it must have its weights.
-        """
-        changed = settings.sharding.tensor_parallel > 1 or settings.backend == "megatron"
-        return (load_language_model if changed or self.place.rank == 0 else empty_language_model)(path, dtype)
+        """The model at `path`. Its weights are missing if the first rank broadcasts them; see
+        trainer/training/first_rank.py. A layer must have its weights before it is split or replaced."""
+        needs_weights = settings.sharding.tensor_parallel > 1 or training_backend(settings.backend).needs_weights
+        return (load_language_model if needs_weights or self.place.rank == 0 else empty_language_model)(path, dtype)
 
     def execution(self, settings: TrainedModelConfig) -> Execution:
         """How this rank computes a network with these settings."""
@@ -84,7 +83,7 @@ class TrainingWorker:
             compile_layers=settings.compile and on_gpu,
             activation_memory_budget=settings.activation_memory_budget,
             shares_gpu=self.config.rollout.sleep and on_gpu,
-            backend=settings.backend,
+            backend=training_backend(settings.backend),
             sharding=settings.sharding if on_gpu else settings.sharding.without_offload(),
         )
 

@@ -1,59 +1,82 @@
-"""What every rollout engine can do, and which one a machine has."""
+"""What every rollout engine can do, and which one this machine uses."""
 
 import importlib.util
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
+from trainer.config.modules import module_names
 from trainer.config.tree import Config
 from trainer.errors import ConfigError
 from trainer.rollout.sampling import Request, Response
 from trainer.weights.buckets import SentBucket
 
 
-class Engine(Protocol):
-    """Samples from random weights until they are replaced. Sampling is exact: no top-k, no top-p, no penalties.
+class RolloutEngine(Protocol):
+    """Samples exactly from the policy: no top-k, no top-p, no penalties.
 
-    With adapters it has the frozen weights, from the model's directory, and gets the adapters alone.
+    Its weights are random until the first `replace_weights` or `copy_weights`. A run with adapters is the exception:
+    the engine loads the frozen weights from the model's directory and receives only the adapters.
     """
 
     def generate(self, requests: Sequence[Request]) -> list[Response]:
-        """One response per request, in their order. The same requests and weights give the same responses."""
+        """One response per request, in the same order. The same requests and weights give the same responses."""
         ...
 
     def replace_weights(self, buckets: Iterable[SentBucket]) -> None:
-        """Samples from these weights from now on; they are all that the actor trains. Raises WorkerError."""
+        """Loads everything that the actor trains. Raises WorkerError if a weight is damaged or missing."""
         ...
 
     def copy_weights(self, buckets: Iterable[SentBucket]) -> None:
-        """The same with weights that lie in the memory of the engine's GPU, one that has two names under one of them.
+        """Loads the same from buckets in the memory of the engine's GPU. A tied weight comes under one of its names.
 
-        Drops each bucket before it asks for the next.
+        Releases each bucket before it requests the next. Raises WorkerError if a weight is damaged or missing.
         """
         ...
 
     def sleep(self) -> None:
-        """Gives the GPU's memory to others until the next weights come."""
+        """Frees the GPU's memory for other processes until the next weights arrive."""
         ...
 
 
-def chosen_engine(setting: str) -> tuple[str, str]:
-    """The engine to use here, `vllm` or `transformers`, and why. Raises ConfigError for one that is not installed."""
-    has_vllm = importlib.util.find_spec("vllm") is not None
+@dataclass(frozen=True)
+class EngineRow:
+    """One rollout engine. `open` takes the run's settings, the device and the end tokens, and starts the engine.
+
+    `package` must be installed. `rollout.engine=auto` takes the installed engine with the highest `preference`.
+    """
+
+    open: Callable[[Config, str, Sequence[int]], RolloutEngine]
+    package: str
+    preference: int
+
+
+def engine_rows() -> dict[str, EngineRow]:
+    """Every engine by the name that `rollout.engine` uses: one module each in `trainer/rollout/backends`."""
+    names = module_names("rollout/backends")
+    return {name: importlib.import_module(f"trainer.rollout.backends.{name}").ROW for name in names}
+
+
+def choose_engine(setting: str) -> tuple[str, str]:
+    """The name of the engine to use on this machine, and the reason. `setting` is `rollout.engine`.
+
+    Raises ConfigError if its package is not installed.
+    """
+    rows = engine_rows()
+    by_preference = sorted(rows, key=lambda name: rows[name].preference, reverse=True)
+    installed = [name for name in by_preference if importlib.util.find_spec(rows[name].package) is not None]
     if setting == "auto":
-        return ("vllm", "vLLM is installed") if has_vllm else ("transformers", "vLLM is not installed")
-    if setting == "vllm" and not has_vllm:
+        better = by_preference[: by_preference.index(installed[0])]
+        reason = f"{', '.join(better)} is not installed" if better else f"{installed[0]} is installed"
+        return installed[0], reason
+    if setting not in installed:
         raise ConfigError(
-            "rollout.engine=vllm: vLLM is not installed here", hint="install it, or set rollout.engine=transformers"
+            f"rollout.engine={setting}: {rows[setting].package} is not installed here",
+            hint=f"install it, or set rollout.engine={installed[0]}",
         )
     return setting, f"rollout.engine={setting}"
 
 
-def open_engine(name: str, config: Config, device: str, end_token_ids: Sequence[int]) -> Engine:
-    """Starts an engine in this process, which imports what it needs."""
-    if name == "vllm":
-        from trainer.rollout.vllm import VllmEngine
-
-        return VllmEngine(config, device, end_token_ids)
-    from trainer.rollout.transformers import TransformersEngine
-
-    return TransformersEngine(config, device, end_token_ids)
+def open_engine(name: str, config: Config, device: str, end_token_ids: Sequence[int]) -> RolloutEngine:
+    """Starts the engine of that name in this process."""
+    return engine_rows()[name].open(config, device, end_token_ids)

@@ -17,7 +17,7 @@ from trainer.data.copies import to_device
 from trainer.data.partition import MicroBatchLimit
 from trainer.errors import WorkerError
 from trainer.models.lora import adapted_layers, adapter_weights
-from trainer.models.megatron_weights import Origins, origins, to_transformers
+from trainer.models.megatron_weights import to_transformers
 from trainer.models.packing import PackedRows
 from trainer.models.tensor_parallel import add_gradients_of_heads
 from trainer.training.allocator import give_back_memory
@@ -69,10 +69,8 @@ class TrainingEngine:
         # Looked for once: a walk through all modules takes a millisecond.
         self._sharded_modules = sharded_modules(self.network)
         self._has_adapters = any(adapted_layers(self.network))
-        # By which of Transformers' names the weights of Megatron's layers go, if it has some.
-        self.origins: Origins = {}
-        if execution.backend == "megatron":
-            self.origins = origins(self.network.decoder.config, execution.sharding.tensor_parallel)
+        # How the weights of the backend's layers map to Transformers' weights.
+        self._origins = execution.backend.origins(self.network.decoder.config, execution.sharding.tensor_parallel)
         self.loss_scale = LossScale.of(execution.dtype)
         offloads = execution.sharding
         self._weights = Offload(self.network.parameters if offloads.param_offload else list)
@@ -100,6 +98,14 @@ class TrainingEngine:
         with self._weights.needed(written=True), self._states.needed(written=True) if several else nullcontext():
             yield
         self.release_memory()
+
+    @property
+    def split_ranks(self) -> int | None:
+        """How many ranks split the backend's layers, if a checkpoint can only be loaded with the same number.
+
+        None if weights are stored as Transformers names them: any number of ranks can then load them.
+        """
+        return self.execution.sharding.tensor_parallel if self._origins else None
 
     def forward(self, batch: Batch, limit: MicroBatchLimit) -> Tensor:
         """Log-probs or values of all rows, [rows, response length], on CPU. Every rank calls it."""
@@ -241,7 +247,7 @@ class TrainingEngine:
                 if name in adapted:
                     yield name, adapted[name].merged(self._gather)
                 elif id(weight) not in own:
-                    yield from to_transformers(name, self._gather(weight), self.origins)
+                    yield from to_transformers(name, self._gather(weight), self._origins)
 
     def adapter_weights(self, module: nn.Module) -> list[tuple[str, Tensor]]:
         """The adapters of a part of the network, gathered, named as peft names them. Every rank calls it."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 import torch._functorch.config
@@ -12,7 +13,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from trainer.config.sharding import ShardingConfig
 from trainer.errors import DataError
-from trainer.models.tensor_parallel import split_layers
+from trainer.models.backend import TrainingBackend, training_backend
 
 REPLICATE, SHARD, TENSOR = "replicate", "shard", "tensor"
 
@@ -34,19 +35,14 @@ class Execution:
     compile_layers: bool = False
     activation_memory_budget: float = 0.9
     shares_gpu: bool = False
-    backend: str = "fsdp"
+    backend: TrainingBackend = field(default_factory=partial(training_backend, "fsdp"))
     sharding: ShardingConfig = field(default_factory=ShardingConfig)
 
 
 def shard(network: nn.Module, execution: Execution, mesh: DeviceMesh) -> nn.Module:
     """Spreads each layer's weights, and the rest as one group, over the ranks of a mesh from `device_mesh`."""
     layers, split_over = decoder_layers(network.decoder), mesh[TENSOR] if TENSOR in mesh.mesh_dim_names else None
-    if execution.backend == "megatron":
-        from trainer.models.megatron import use_megatron_layers  # a package that is not installed everywhere
-
-        use_megatron_layers(layers, network.decoder.config, split_over)
-    elif split_over is not None:
-        split_layers(layers, network.decoder.config, split_over)
+    execution.backend.prepare_layers(layers, network.decoder.config, split_over)
     trained = any(parameter.requires_grad for parameter in network.parameters())
     if execution.checkpoint_activations and trained:
         network.decoder.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -61,7 +57,7 @@ def shard(network: nn.Module, execution: Execution, mesh: DeviceMesh) -> nn.Modu
     # Alone, a rank has nothing to gather: converted weights may stay until the pass is over.
     stays = ranks.size() == 1 or execution.sharding.resharding_interval > 1
     for layer in layers:
-        if execution.compile_layers and execution.backend == "fsdp":
+        if execution.compile_layers and execution.backend.compiles_layers:
             layer.compile()
         kept = False if stays else execution.sharding.reshard_after_forward
         fully_shard(layer, mesh=ranks, mp_policy=policy, reshard_after_forward=kept)

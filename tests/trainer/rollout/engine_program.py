@@ -26,7 +26,7 @@ from trainer.models.lora import add_adapters
 from trainer.models.networks import PolicyNetwork, load_language_model
 from trainer.models.small import ModelShape, build_tokenizer, create_model, save_model
 from trainer.rollout.end_tokens import end_token_ids
-from trainer.rollout.engine import Engine, open_engine
+from trainer.rollout.engine import RolloutEngine, open_engine
 from trainer.rollout.sampling import Request, Response, request_seed
 from trainer.training.engine import OptimizerSettings, TrainingEngine
 from trainer.training.process_group import join, open_store
@@ -67,7 +67,7 @@ def difference(trainer: TrainingEngine, sampled: Batch) -> float:
     return float((trainer.forward(sampled, LIMIT) - sampled.rollout_log_probs).abs().max())
 
 
-def sync(trainer: TrainingEngine, engine: Engine, rank: int) -> list[str]:
+def sync(trainer: TrainingEngine, engine: RolloutEngine, rank: int) -> list[str]:
     """Gives the engine what was trained; its names."""
     language_model = trainer.network.language_model
     weights = trainer.adapter_weights(language_model) if rank else trainer.full_weights(language_model)

@@ -20,6 +20,7 @@ from trainer.config.sharding import ShardingConfig
 from trainer.data.batch import Batch
 from trainer.data.partition import MicroBatchLimit
 from trainer.errors import ConfigError
+from trainer.models.backend import training_backend
 from trainer.models.megatron_weights import to_transformers
 from trainer.models.networks import PolicyNetwork, ValueNetwork
 from trainer.training.engine import LossFunction, TrainingEngine
@@ -48,7 +49,9 @@ def language_model(family: str, **more: Any) -> nn.Module:
 
 def execution(backend: str, split: int = 1, checkpoint_activations: bool = False) -> Execution:
     sharding = ShardingConfig(tensor_parallel=split)
-    return Execution(torch.device("cpu"), torch.float32, checkpoint_activations, backend=backend, sharding=sharding)
+    return Execution(
+        torch.device("cpu"), torch.float32, checkpoint_activations, backend=training_backend(backend), sharding=sharding
+    )
 
 
 def actor(family: str, backend: str, split: int = 1, checkpoint_activations: bool = False) -> TrainingEngine:

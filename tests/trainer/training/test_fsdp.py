@@ -249,7 +249,7 @@ def test_a_disk_that_is_full_for_one_rank_fails_the_save_with_its_cause(runs: di
 
 def test_a_checkpoint_of_a_network_of_another_shape_is_refused(runs: dict[int, dict[str, Any]]) -> None:
     fewer, more, narrower = runs[1]["other networks"]
-    assert "it is of a larger network, with language_model.model.layers.1." in fewer
+    assert "its network is larger: it has language_model.model.layers.1." in fewer
     assert "Missing key in checkpoint state_dict: network.language_model.model.layers.2." in more
     assert "Size mismatch between saved" in narrower
 

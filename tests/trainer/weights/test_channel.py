@@ -17,7 +17,7 @@ from trainer.cluster.nodes import ClusterNode, Slot
 from trainer.config.tree import Config
 from trainer.errors import ConfigError, WorkerError
 from trainer.models.small import ModelShape, build_tokenizer, create_model, save_model
-from trainer.rollout.transformers import TransformersEngine
+from trainer.rollout.backends.transformers import TransformersEngine
 from trainer.weights import channel as weight_channel
 from trainer.weights.buckets import Bucket, pack
 from trainer.weights.channel import WeightChannel

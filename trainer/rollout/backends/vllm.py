@@ -1,34 +1,43 @@
-"""vLLM as the rollout engine. It reads `trainer.rollout.process_environment` when it is imported."""
+"""vLLM as the rollout engine.
+
+vLLM reads `trainer.rollout.process_environment` when it is imported, so it is imported when an engine starts.
+"""
 
 from collections.abc import Iterable, Sequence
-
-from vllm import LLM, SamplingParams
-from vllm.lora.request import LoRARequest
-from vllm.outputs import CompletionOutput
+from typing import TYPE_CHECKING
 
 from trainer.config.tree import Config
 from trainer.errors import WorkerError
+from trainer.rollout.engine import EngineRow
 from trainer.rollout.sampling import Request, Response
 from trainer.rollout.vllm_settings import device_settings, weight_settings
-from trainer.rollout.weight_loader import ADAPTERS
 from trainer.weights.buckets import SentBucket
+
+if TYPE_CHECKING:
+    from vllm import SamplingParams
+    from vllm.outputs import CompletionOutput
 
 
 class VllmEngine:
-    """An engine with random weights until they are replaced. Sampling is exact: no top-k, no top-p, no penalties.
+    """A vLLM engine in this process; see `RolloutEngine`.
 
-    With adapters it loads the model, and what comes from the actor are the adapters alone: vLLM computes with them
-    beside the frozen weights, as the actor does. Without them it refuses to sample.
+    With adapters, vLLM applies them beside the frozen weights, as the actor does. It refuses to sample before the first
+    adapters arrive.
     """
 
     def __init__(self, config: Config, device: str, end_token_ids: Sequence[int]) -> None:
+        from vllm import LLM
+        from vllm.lora.request import LoRARequest
+
+        from trainer.rollout.weight_loader import ADAPTERS
+
         self._rollout = config.rollout
         self._max_response_length = config.data.max_response_length
         self._end_token_ids = list(end_token_ids)
         self._sleeps = config.rollout.sleep and device == "cuda"
         self._asleep = False
         self._lora = config.actor.lora if config.actor.lora.rank else None
-        # No file: the worker has them by their number, or it is an error.
+        # vLLM finds the adapters by their number. It must never read the path, so the path does not exist.
         self._adapters = LoRARequest("actor", ADAPTERS, "/adapters/come/from/the/actor") if self._lora else None
         self._engine = LLM(
             model=str(config.model.directory),
@@ -38,9 +47,9 @@ class VllmEngine:
             max_num_seqs=config.rollout.max_num_seqs,
             enforce_eager=config.rollout.eager_on(device),
             enable_sleep_mode=self._sleeps,
-            # Cached blocks would outlive the weights that made them.
+            # Cached blocks would outlive the weights that computed them.
             enable_prefix_caching=False,
-            # Log-probs of the distribution that was sampled from, temperature included.
+            # Log-probs of the distribution that was sampled from, after the temperature.
             logprobs_mode="processed_logprobs",
             worker_extension_cls="trainer.rollout.weight_loader.WeightLoader",
             skip_tokenizer_init=True,
@@ -50,7 +59,7 @@ class VllmEngine:
         )
 
     def generate(self, requests: Sequence[Request]) -> list[Response]:
-        """One response per request, in their order. The same requests and weights give the same responses."""
+        """See `RolloutEngine.generate`."""
         if not requests:
             return []
         sampling = [self._sampling(request) for request in requests]
@@ -58,24 +67,26 @@ class VllmEngine:
         outputs = self._engine.generate(prompts, sampling, use_tqdm=False, lora_request=self._adapters)
         return [_response(output.outputs[0]) for output in outputs]
 
-    def _sampling(self, request: Request) -> SamplingParams:
+    def _sampling(self, request: Request) -> "SamplingParams":
+        from vllm import SamplingParams
+
         return SamplingParams(
             temperature=request.temperature,
             seed=request.seed if request.temperature > 0 else None,
             max_tokens=request.max_tokens or self._max_response_length,
             stop_token_ids=None if self._rollout.ignore_end_tokens else self._end_token_ids,
             ignore_eos=self._rollout.ignore_end_tokens,
-            # Of the sampled token only; costs a pass over the vocabulary, and an object per token on the way back.
+            # 0: the sampled token only. It costs one pass over the vocabulary and one object per token.
             logprobs=0 if self._rollout.log_probs else None,
             detokenize=False,
         )
 
     def replace_weights(self, buckets: Iterable[SentBucket]) -> None:
-        """Samples from these weights from now on; they are all that the actor trains."""
+        """See `RolloutEngine.replace_weights`."""
         self._load("replace", buckets)
 
     def copy_weights(self, buckets: Iterable[SentBucket]) -> None:
-        """The same with weights that lie in the memory of the engine's GPU."""
+        """See `RolloutEngine.copy_weights`."""
         self._load("copy", buckets)
 
     def _load(self, verb: str, buckets: Iterable[SentBucket]) -> None:
@@ -87,9 +98,9 @@ class VllmEngine:
         self._wake("kv_cache")
 
     def sleep(self) -> None:
-        """Gives the GPU's memory to others until the next weights come."""
+        """See `RolloutEngine.sleep`."""
         if self._sleeps and not self._asleep:
-            # Weights that will have changed are forgotten, frozen ones wait in the node's memory.
+            # Level 2 discards the weights, which the next update replaces. Level 1 keeps frozen weights in CPU memory.
             self._engine.sleep(level=1 if self._lora else 2)
             self._asleep = True
 
@@ -99,12 +110,15 @@ class VllmEngine:
             self._asleep = tag != "kv_cache"
 
 
-def _response(output: CompletionOutput) -> Response:
+def _response(output: "CompletionOutput") -> Response:
     token_ids = tuple(output.token_ids)
     if not token_ids:
-        raise WorkerError("the rollout engine returned a response without tokens")
+        raise WorkerError("vLLM returned a response without tokens")
     ended = output.finish_reason == "stop"
     if output.logprobs is None:
         return Response(token_ids, None, ended)
     log_probs = tuple(entry[token].logprob for entry, token in zip(output.logprobs, token_ids, strict=True))
     return Response(token_ids, log_probs, ended)
+
+
+ROW = EngineRow(VllmEngine, package="vllm", preference=1)

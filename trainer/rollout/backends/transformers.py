@@ -1,4 +1,4 @@
-"""Transformers as the rollout engine: slower than vLLM, but there wherever the trainer is."""
+"""Transformers as the rollout engine: slower than vLLM, but available wherever the trainer runs."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,13 +10,14 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 from trainer.config.tree import Config
 from trainer.models.lora import adapter_parameters, add_adapters
 from trainer.models.networks import load_language_model
+from trainer.rollout.engine import EngineRow
 from trainer.rollout.sampling import Request, Response
 from trainer.weights.arrival import check_complete, check_in_place, checked
 from trainer.weights.buckets import Bucket, SentBucket, checksum
 
 
 class TransformersEngine:
-    """Decodes up to `rollout.max_num_seqs` responses side by side, token by token, with a key-value cache."""
+    """Decodes up to `rollout.max_num_seqs` responses in parallel with a key-value cache; see `RolloutEngine`."""
 
     def __init__(self, config: Config, device: str, end_token_ids: Sequence[int]) -> None:
         self._rollout = config.rollout
@@ -27,7 +28,7 @@ class TransformersEngine:
         self._model = _model(config).to(self._device).eval()
 
     def generate(self, requests: Sequence[Request]) -> list[Response]:
-        """One response per request, in their order. The same requests and weights give the same responses."""
+        """See `RolloutEngine.generate`."""
         size = self._rollout.max_num_seqs
         parts = [requests[start : start + size] for start in range(0, len(requests), size)]
         return [response for part in parts for response in self._decode(part)]
@@ -37,23 +38,23 @@ class TransformersEngine:
         limits = torch.tensor([request.max_tokens or self._max_response_length for request in requests])
         tokens, mask = _left_padded([request.prompt for request in requests], self._device)
         temperatures = torch.tensor([request.temperature for request in requests], device=self._device)
-        dice = _dice(requests, int(limits.max())).to(self._device)
+        uniforms = _uniforms(requests, int(limits.max())).to(self._device)
         active = torch.ones(len(requests), dtype=torch.bool, device=self._device)
         limits, cache = limits.to(self._device), DynamicCache()
         chosen, log_probs, lengths = [], [], torch.zeros_like(limits)
-        for place in range(dice.shape[1]):
+        for step in range(uniforms.shape[1]):
             positions = (mask.cumsum(dim=1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
             output = self._model(
                 tokens, mask, position_ids=positions, past_key_values=cache, use_cache=True, logits_to_keep=1
             )
-            token, log_prob = sample(output.logits[:, -1], temperatures, dice[:, place])
+            token, log_prob = sample(output.logits[:, -1], temperatures, uniforms[:, step])
             chosen.append(token)
             log_probs.append(log_prob)
             lengths += active
             active &= ~torch.isin(token, self._end_tokens) & (lengths < limits)
             if not active.any():
                 break
-            # Rows that have ended go on with the others, unread.
+            # Finished rows keep decoding with the rest; `_responses` cuts off the surplus.
             tokens, mask = token.unsqueeze(1), torch.nn.functional.pad(mask, (0, 1), value=1)
         return self._responses(torch.stack(chosen, dim=1), torch.stack(log_probs, dim=1), lengths.tolist())
 
@@ -70,37 +71,37 @@ class TransformersEngine:
         ]
 
     def replace_weights(self, buckets: Iterable[SentBucket]) -> None:
-        """Samples from these weights from now on; they are all that the actor trains."""
-        deque(self._taken(buckets), maxlen=0)
+        """See `RolloutEngine.replace_weights`."""
+        deque(self._loaded(buckets), maxlen=0)
 
     def copy_weights(self, buckets: Iterable[SentBucket]) -> None:
-        """The same with weights that lie in the memory of the engine's GPU."""
-        given = sum(map(_sum, self._taken(buckets)))
-        check_in_place(checksum({id(weight): weight for weight in self._replaceable().values()}.values()), given)
+        """See `RolloutEngine.copy_weights`."""
+        sent_sum = sum(map(_sum, self._loaded(buckets)))
+        check_in_place(checksum({id(weight): weight for weight in self._replaceable().values()}.values()), sent_sum)
 
-    def _taken(self, buckets: Iterable[SentBucket]) -> Iterator[Bucket]:
-        """Copies all weights; each bucket when its own are copied."""
-        self._model.to(self._device)  # frozen weights may have slept elsewhere
+    def _loaded(self, buckets: Iterable[SentBucket]) -> Iterator[Bucket]:
+        """Copies all weights into the model; yields each bucket after copying it."""
+        self._model.to(self._device)  # `sleep` may have moved frozen weights to the CPU
         own = self._replaceable()
         arrived: set[int] = set()
         for sent in buckets:
             bucket = checked(sent)
             arrived |= _copy(bucket, own)
             yield bucket
-            del sent, bucket  # its memory may be wanted for the next
+            del sent, bucket  # frees memory for the next bucket
         check_complete(own, {name for name, weight in own.items() if id(weight) in arrived})
 
     def _replaceable(self) -> dict[str, nn.Parameter]:
-        """The weights that come from the actor, by their names on the way."""
+        """The weights that the actor sends, by the names it sends them under."""
         if self._with_adapters:
             return dict(adapter_parameters(self._model))
         return dict(self._model.named_parameters(remove_duplicate=False))
 
     def sleep(self) -> None:
-        """Gives the GPU's memory to others until the next weights come."""
+        """See `RolloutEngine.sleep`."""
         if self._rollout.sleep and self._device.type == "cuda":
             if self._with_adapters:
-                self._model.to("cpu")  # only the adapters come anew
+                self._model.to("cpu")  # the next update replaces the adapters only
             else:
                 for weight in self._model.parameters():
                     weight.data = weight.data.new_empty(0)
@@ -108,9 +109,9 @@ class TransformersEngine:
 
 
 def _model(config: Config) -> nn.Module:
-    """The model before the first weights come.
+    """The model before the first weights arrive.
 
-    What does not come from the actor is loaded; the rest is random, so that a weight that does not arrive is seen.
+    Frozen weights are loaded from disk. All others stay random, so that a missing weight shows at once.
     """
     directory, lora, dtype = config.model.directory, config.actor.lora, getattr(torch, config.model.dtype)
     if not lora.rank:
@@ -122,14 +123,16 @@ def _model(config: Config) -> nn.Module:
 
 
 def _sum(bucket: Bucket) -> int:
-    """Of the weights in it, as they are summed up in the model."""
+    """Checksum of the bucket's weights, in the form that `check_in_place` compares."""
     return checksum(tensor for _, tensor in bucket.tensors())
 
 
 @torch.no_grad()
 def _copy(bucket: Bucket, own: Mapping[str, nn.Parameter]) -> set[int]:
-    """Puts the bucket's weights in the place of an engine's own; which of these, by their identity: a weight that two
-    parts share may come under one of its names only."""
+    """Replaces an engine's own weights by the bucket's and returns the ids of the replaced parameters.
+
+    Ids, not names: a tied weight may arrive under only one of its names.
+    """
     names = set()
     for name, tensor in bucket.tensors():
         own[name].data = tensor.to(own[name].device, copy=True)
@@ -137,11 +140,11 @@ def _copy(bucket: Bucket, own: Mapping[str, nn.Parameter]) -> set[int]:
     return {id(own[name]) for name in names}
 
 
-def sample(logits: Tensor, temperatures: Tensor, dice: Tensor) -> tuple[Tensor, Tensor]:
-    """A token of each row and its log-prob after the temperature; the likeliest where the temperature is 0.
+def sample(logits: Tensor, temperatures: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """One token per row and its log-prob after the temperature. Temperature 0 takes the most likely token.
 
     Args:
-        logits: [rows, vocabulary]; temperatures: [rows]; dice: [rows] float64, uniform in [0, 1).
+        logits: [rows, vocabulary]; temperatures: [rows]; uniforms: [rows] float64 in [0, 1).
 
     Returns:
         tokens [rows] int64, log-probs [rows] float32.
@@ -149,23 +152,23 @@ def sample(logits: Tensor, temperatures: Tensor, dice: Tensor) -> tuple[Tensor, 
     greedy = temperatures == 0
     log_probs = (logits.float() / temperatures.masked_fill(greedy, 1.0).unsqueeze(1)).log_softmax(dim=1)
     cumulative = log_probs.double().exp().cumsum(dim=1)
-    rolled = torch.searchsorted(cumulative, (dice * cumulative[:, -1]).unsqueeze(1), right=True).squeeze(1)
-    tokens = torch.where(greedy, log_probs.argmax(dim=1), rolled.clamp(max=logits.shape[1] - 1))
+    sampled = torch.searchsorted(cumulative, (uniforms * cumulative[:, -1]).unsqueeze(1), right=True).squeeze(1)
+    tokens = torch.where(greedy, log_probs.argmax(dim=1), sampled.clamp(max=logits.shape[1] - 1))
     return tokens, log_probs.gather(1, tokens.unsqueeze(1)).squeeze(1)
 
 
-def _dice(requests: Sequence[Request], places: int) -> Tensor:
-    """The random numbers of each response, from its own seed alone, [rows, places] float64."""
+def _uniforms(requests: Sequence[Request], length: int) -> Tensor:
+    """Random numbers in [0, 1) for each response, drawn from its own seed, [rows, length] float64."""
     return torch.stack(
         [
-            torch.rand(places, generator=torch.Generator().manual_seed(request.seed), dtype=torch.float64)
+            torch.rand(length, generator=torch.Generator().manual_seed(request.seed), dtype=torch.float64)
             for request in requests
         ]
     )
 
 
 def _left_padded(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Prompts that all end in the last column, and where they are, both [rows, longest] int64."""
+    """Prompts padded on the left with 0, and their attention mask, both [rows, longest] int64."""
     longest = max(len(prompt) for prompt in prompts)
     tokens = torch.zeros(len(prompts), longest, dtype=torch.int64)
     mask = torch.zeros_like(tokens)
@@ -173,3 +176,6 @@ def _left_padded(prompts: Sequence[Sequence[int]], device: torch.device) -> tupl
         tokens[row, longest - len(prompt) :] = torch.tensor(prompt)
         mask[row, longest - len(prompt) :] = 1
     return tokens.to(device), mask.to(device)
+
+
+ROW = EngineRow(TransformersEngine, package="transformers", preference=0)

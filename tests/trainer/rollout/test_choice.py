@@ -1,0 +1,45 @@
+"""Which rollout engine a machine uses. What is installed is simulated: the image always has both packages."""
+
+import importlib.util
+import subprocess
+import sys
+
+import pytest
+from pydantic import ValidationError
+
+from trainer.config.rollout import RolloutConfig
+from trainer.errors import ConfigError
+from trainer.rollout.engine import choose_engine, engine_rows
+
+
+@pytest.fixture
+def without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "vllm" else find(name))
+
+
+def test_the_setting_accepts_every_engine_and_auto_but_nothing_else() -> None:
+    for name in ("auto", *engine_rows()):
+        assert RolloutConfig.model_validate({"engine": name}).engine == name
+    with pytest.raises(ValidationError, match="'auto', 'transformers' or 'vllm'"):
+        RolloutConfig.model_validate({"engine": "vlm"})
+
+
+def test_auto_takes_vllm_where_it_is_installed() -> None:
+    assert choose_engine("auto") == ("vllm", "vllm is installed")
+    assert choose_engine("transformers") == ("transformers", "rollout.engine=transformers")
+
+
+def test_auto_takes_transformers_where_vllm_is_missing_here_simulated(without_vllm: None) -> None:
+    assert choose_engine("auto") == ("transformers", "vllm is not installed")
+
+
+def test_an_engine_that_is_not_installed_is_refused_here_simulated(without_vllm: None) -> None:
+    with pytest.raises(ConfigError, match=r"rollout\.engine=vllm: vllm is not installed here") as caught:
+        choose_engine("vllm")
+    assert caught.value.hint == "install it, or set rollout.engine=transformers"
+
+
+def test_choosing_an_engine_does_not_import_vllm() -> None:
+    program = "import sys, trainer.rollout.engine as e; e.engine_rows(); assert 'vllm' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
