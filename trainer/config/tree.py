@@ -17,7 +17,6 @@ from trainer.config.rows import Row, find_rows
 from trainer.config.section import Section
 from trainer.config.sharding import ShardingConfig
 from trainer.config.watchdogs import WatchdogsConfig
-from trainer.data.partition import MicroBatchLimit
 from trainer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -102,10 +101,6 @@ class TrainedModelConfig(Section):
         if self.lora.rank and self.sharding.tensor_parallel > 1:
             raise ValueError("adapters cannot be split: set lora.rank=0, or sharding.tensor_parallel=1")
         return self
-
-    @property
-    def micro_batch_limit(self) -> MicroBatchLimit:
-        return MicroBatchLimit(self.micro_batch_size, self.micro_batch_tokens)
 
 
 class ActorConfig(TrainedModelConfig):

@@ -21,7 +21,7 @@ from trainer.data.copies import HostCopies
 from trainer.models.export import write_language_model
 from trainer.models.lora import adapters_off, write_adapter
 from trainer.models.networks import PolicyNetwork
-from trainer.roles.worker import TrainingWorker
+from trainer.roles.worker import TrainingWorker, micro_batch_limit
 from trainer.training.allocator import shareable_memory
 from trainer.training.engine import TrainingEngine
 from trainer.training.process_group import open_store
@@ -50,7 +50,7 @@ class ActorWorker(TrainingWorker):
 
     def log_probs(self, batch: Batch) -> Tensor:
         """Log-probs of this rank's responses, [rows, response length]."""
-        return self.engine.forward(batch, self.config.actor.micro_batch_limit)
+        return self.engine.forward(batch, micro_batch_limit(self.config.actor))
 
     def reference_log_probs(self, batch: Batch) -> Tensor:
         """The same without the adapters: those of the model that the run started from."""

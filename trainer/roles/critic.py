@@ -6,7 +6,7 @@ from trainer.algorithms.aggregation import GlobalCount, aggregate, token_mean
 from trainer.algorithms.value_loss import clipped_value_loss
 from trainer.data.batch import Batch
 from trainer.models.networks import ValueNetwork
-from trainer.roles.worker import TrainingWorker
+from trainer.roles.worker import TrainingWorker, micro_batch_limit
 from trainer.training.engine import TrainingEngine
 
 
@@ -19,7 +19,7 @@ class CriticWorker(TrainingWorker):
 
     def values(self, batch: Batch) -> Tensor:
         """Values before each token of this rank's responses, [rows, response length]."""
-        return self.engine.forward(batch, self.config.critic.micro_batch_limit)
+        return self.engine.forward(batch, micro_batch_limit(self.config.critic))
 
     def update(self, batch: Batch) -> dict[str, float]:
         """All optimizer steps of a PPO step on this rank's rows, and their metrics."""

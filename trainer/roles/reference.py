@@ -4,7 +4,7 @@ from torch import Tensor
 
 from trainer.data.batch import Batch
 from trainer.models.networks import PolicyNetwork
-from trainer.roles.worker import TrainingWorker
+from trainer.roles.worker import TrainingWorker, micro_batch_limit
 from trainer.training.engine import TrainingEngine
 
 
@@ -19,4 +19,4 @@ class ReferenceWorker(TrainingWorker):
 
     def reference_log_probs(self, batch: Batch) -> Tensor:
         """Log-probs of this rank's responses, [rows, response length]."""
-        return self.engine.forward(batch, self.config.actor.micro_batch_limit)
+        return self.engine.forward(batch, micro_batch_limit(self.config.actor))

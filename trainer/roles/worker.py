@@ -9,6 +9,7 @@ from torch.distributed import TCPStore
 from trainer.cluster.place import RankPlace
 from trainer.config.tree import ActorConfig, Config, CriticConfig, TrainedModelConfig
 from trainer.data.batch import Batch
+from trainer.data.partition import MicroBatchLimit
 from trainer.errors import DataError
 from trainer.models.backend import training_backend
 from trainer.models.lora import add_adapters
@@ -104,7 +105,7 @@ class TrainingWorker:
         rows = settings.mini_batch_size // self.place.world_size
         with self.engine.stepping(several=settings.ppo_epochs > 1 or len(batch) > rows):
             steps = [
-                self.engine.update(mini_batch, loss_function, settings.micro_batch_limit)
+                self.engine.update(mini_batch, loss_function, micro_batch_limit(settings))
                 for _ in range(settings.ppo_epochs)
                 for mini_batch in batch.micro_batches(rows)
             ]
@@ -140,3 +141,8 @@ class TrainingWorker:
     def _state(self) -> ShardedState:
         assert self._sharded_state is not None, "this role takes no optimizer steps"
         return self._sharded_state
+
+
+def micro_batch_limit(settings: TrainedModelConfig) -> MicroBatchLimit:
+    """How much one forward pass of this role may hold."""
+    return MicroBatchLimit(settings.micro_batch_size, settings.micro_batch_tokens)
