@@ -1,1 +1,1 @@
-"""The rollout engine behind one adapter."""
+"""Sampling responses: rollout engines behind one Protocol, and all engines of a run as one."""

@@ -1,4 +1,4 @@
-"""What is asked of a rollout engine and what it gives back, in our own words."""
+"""Requests to a rollout engine and its responses."""
 
 import hashlib
 from dataclasses import dataclass
@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Request:
-    """One response to one prompt. Temperature 0 is greedy decoding; `seed` matters above it only.
+    """A request for one response. Temperature 0 decodes greedily and ignores `seed`.
 
-    `max_tokens` is None for as many as `data.max_response_length` allows.
+    `max_tokens` None means `data.max_response_length`.
     """
 
     prompt: tuple[int, ...]
@@ -19,9 +19,9 @@ class Request:
 
 @dataclass(frozen=True)
 class Response:
-    """The tokens sampled, the end token included if it was reached, with the log-prob of each after the temperature.
+    """The sampled tokens, including the end token if there is one, and their log-probs after the temperature.
 
-    `log_probs` is None where the engine was told to leave them out. `ended` says that the last one is an end token.
+    `log_probs` is None with `rollout.log_probs=false`. `ended` means that the last token is an end token.
     """
 
     token_ids: tuple[int, ...]
@@ -30,6 +30,7 @@ class Response:
 
 
 def request_seed(seed: int, step: int, prompt: int, sample: int) -> int:
-    """The seed of one response, from nothing but its place in the run: a resumed run samples what it would have."""
+    """The seed of one response. It depends only on the response's position in the run, so a resumed run samples the
+    same responses as an uninterrupted one."""
     digest = hashlib.blake2b(f"{seed}/{step}/{prompt}/{sample}".encode(), digest_size=7).digest()
     return int.from_bytes(digest)

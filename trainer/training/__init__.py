@@ -1,1 +1,1 @@
-"""What a training rank does: models, FSDP, gradients, weights and checkpoints. Knows nothing of Ray."""
+"""The work of a training rank: FSDP, gradients, weights and checkpoints. Does not import Ray."""

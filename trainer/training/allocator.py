@@ -1,7 +1,7 @@
-"""How torch takes memory of a GPU, and gives it back.
+"""How torch allocates GPU memory and frees it.
 
-On NVIDIA's GPUs in segments that grow and shrink page by page. Those of a fixed size keep what lies between live
-tensors; of activations whose sizes change that can be a third.
+On NVIDIA GPUs the trainer uses expandable segments, which grow and shrink page by page. Fixed segments cannot free the
+gaps between live tensors; with activations of changing sizes, the gaps can be a third of the memory.
 https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-cuda-alloc-conf
 """
 
@@ -11,15 +11,18 @@ from contextlib import contextmanager
 
 import torch
 
-# The pages by which segments expand. Each costs a call of the driver, which all ranks of a node wait for one after the
-# other: with torch's 20 MiB, giving 40 GiB back takes one rank 0.15 s, and four at once 0.6 s.
+# Page size of expandable segments. Each page is one driver call, and the driver serves the ranks of a node one at a
+# time: with torch's 20 MiB, freeing 40 GiB takes one rank 0.15 s and four concurrent ranks 0.6 s.
 PAGE_MIB = 128
-# Torch's own, which is also the least that a fixed segment takes.
+# Torch's default, which is also its minimum for fixed segments.
 TORCHS_PAGE_MIB = 20
 
 
 def use_expandable_segments(device: torch.device, expand: bool = True) -> None:
-    """From now on, unless the user's PYTORCH_CUDA_ALLOC_CONF says otherwise. ROCm has no such segments."""
+    """Turns expandable segments on or off, unless the user turned them off in PYTORCH_CUDA_ALLOC_CONF.
+
+    Does nothing on ROCm, which has no such segments.
+    """
     chosen = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
     if device.type != "cuda" or torch.version.hip is not None or "expandable_segments:False" in chosen:
         return
@@ -31,8 +34,11 @@ def use_expandable_segments(device: torch.device, expand: bool = True) -> None:
 
 @contextmanager
 def shareable_memory(device: torch.device) -> Iterator[None]:
-    """What is allocated within can be opened by another process: segments that expand need a right for that (to take
-    file descriptors of other processes, pidfd_getfd) which containers do not have by default."""
+    """Makes allocations inside the block shareable with another process (CUDA IPC).
+
+    Sharing an expandable segment needs the right to take file descriptors of other processes (pidfd_getfd), which
+    containers do not have by default.
+    """
     use_expandable_segments(device, expand=False)
     try:
         yield
@@ -41,11 +47,11 @@ def shareable_memory(device: torch.device) -> Iterator[None]:
 
 
 def give_back_memory() -> None:
-    """Leaves to other processes what torch keeps in store, and what was shared and nobody reads any more.
+    """Returns torch's cached memory, and shared memory that nobody reads any more, to other processes.
 
-    Waits for the GPU first. From a segment that expands, torch takes pages away as soon as the stream that they were
-    allocated in is idle (https://github.com/pytorch/pytorch/issues/196258); FSDP allocates gradients in a stream of its
-    own, and the optimizer reads them in another. Without a GPU there is nothing to give back.
+    Waits for the GPU first: torch unmaps pages of an expandable segment as soon as the stream that allocated them is
+    idle (https://github.com/pytorch/pytorch/issues/196258), but FSDP allocates gradients in its own stream and the
+    optimizer reads them in another. Does nothing without a GPU.
     """
     if not torch.cuda.is_available():
         return

@@ -1,4 +1,4 @@
-"""One rank's share of a network under FSDP2: forward passes, optimizer steps and weights."""
+"""One rank's shard of a network under FSDP2: forward passes, optimizer steps and weights."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -18,21 +18,18 @@ from trainer.data.partition import MicroBatchLimit
 from trainer.errors import WorkerError
 from trainer.models.lora import adapted_layers, adapter_weights
 from trainer.models.megatron_weights import to_transformers
-from trainer.models.packing import PackedRows
 from trainer.models.tensor_parallel import add_gradients_of_heads
 from trainer.training.allocator import give_back_memory
-from trainer.training.first_rank import hand_out, some_rank_is_empty, whole_tensors
+from trainer.training.first_rank import broadcast_from_rank0, some_rank_is_empty, whole_tensors
 from trainer.training.garbage import collect_garbage
 from trainer.training.gradients import global_norm, gradients_of, scale
 from trainer.training.loss_scale import LossScale
+from trainer.training.micro_batches import micro_batches, pack, reduced, rows_of_group
 from trainer.training.offload import Offload
 from trainer.training.sharding import TENSOR, Execution, device_mesh, reshard, shard, sharded_modules
 
-# (network output, micro-batch, what the global mini-batch holds) -> loss, and metrics; both add up over the parts
+# (network output, micro-batch, counts of the global mini-batch) -> loss and metrics; both are summed over micro-batches
 LossFunction = Callable[[Any, Batch, GlobalCount], tuple[Tensor, dict[str, Tensor]]]
-
-# On GPUs packed lines are filled up to a multiple of this: compiled layers then meet few lengths.
-LENGTH_MULTIPLE = 256
 
 
 @dataclass(frozen=True)
@@ -46,8 +43,8 @@ class OptimizerSettings:
 class TrainingEngine:
     """A network sharded over the ranks of the default process group.
 
-    Trained weights and optimizer states stay float32; `execution` says what activations are computed in, and how.
-    What it offloads comes and goes with each method; `stepping` around several of them keeps it.
+    Trained weights and optimizer state are float32; `execution` sets the type of activations and how they are
+    computed. Each method loads what is offloaded and offloads it again; `stepping` keeps it loaded over several calls.
     """
 
     def __init__(self, network: nn.Module, execution: Execution, optimizer: OptimizerSettings | None = None) -> None:
@@ -61,12 +58,12 @@ class TrainingEngine:
         whole = whole_tensors(network) if some_rank_is_empty(network) else None
         self.network = shard(network, execution, mesh)
         if whole is not None:
-            hand_out(self.network, whole, self.device)
-        # The ranks that split matrix products with this one, and how many such groups there are.
+            broadcast_from_rank0(self.network, whole, self.device)
+        # The ranks that split matrix products with this one, and the number of such groups.
         self.peers = mesh[TENSOR].get_group() if TENSOR in mesh.mesh_dim_names else None
         self.groups = self.world_size // execution.sharding.tensor_parallel
         self._holds_whole_weights = (execution.sharding.shard_size or self.world_size) == 1
-        # Looked for once: a walk through all modules takes a millisecond.
+        # Found once: walking through all modules takes a millisecond.
         self._sharded_modules = sharded_modules(self.network)
         self._has_adapters = any(adapted_layers(self.network))
         # How the weights of the backend's layers map to Transformers' weights.
@@ -76,7 +73,7 @@ class TrainingEngine:
         self._weights = Offload(self.network.parameters if offloads.param_offload else list)
         if optimizer is None:
             return
-        # Kernels over many tensors at once cannot mix weights that are split with those that are not.
+        # Fused and foreach kernels cannot mix split and whole weights.
         self._kernels = {
             "fused": self.device.type == "cuda" and self.peers is None,
             "foreach": None if self.peers is None else False,
@@ -91,9 +88,9 @@ class TrainingEngine:
 
     @contextmanager
     def stepping(self, several: bool = True) -> Iterator[None]:
-        """Keeps weights and the optimizer's states on the device for all updates within, then gives memory back.
+        """Keeps weights and optimizer state on the device while the block runs, then frees unused memory.
 
-        A single update has room for the states once it has let go of its activations: so long they stay away.
+        With a single update (`several` is False), optimizer state stays offloaded until activations are freed.
         """
         with self._weights.needed(written=True), self._states.needed(written=True) if several else nullcontext():
             yield
@@ -108,13 +105,13 @@ class TrainingEngine:
         return self.execution.sharding.tensor_parallel if self._origins else None
 
     def forward(self, batch: Batch, limit: MicroBatchLimit) -> Tensor:
-        """Log-probs or values of all rows, [rows, response length], on CPU. Every rank calls it."""
-        batch, own = self._with_peers(batch)
+        """Log-probs or values of all rows, [rows, response length] float32 on CPU. Every rank must call it."""
+        batch, own = rows_of_group(batch, self.peers)
         result = torch.zeros(batch.response_mask.shape, dtype=torch.float32, device=self.device)
-        with torch.no_grad(), _explained_shortage(), self._weights.needed(written=False):
-            for rows in self._micro_batches(batch, limit):
-                output = self.network(self._pack(batch.rows(rows)))
-                # Rows that lie on CPU would make the CPU wait for the GPU before it begins the next part.
+        with torch.no_grad(), _memory_errors_explained(), self._weights.needed(written=False):
+            for rows in micro_batches(batch, limit):
+                output = self.network(pack(batch.rows(rows), self.device))
+                # An index on the CPU would make the CPU wait for the GPU before the next micro-batch.
                 result[to_device(rows, self.device)] = output[0] if isinstance(output, tuple) else output
             found = result[own].cpu()
             reshard(self._sharded_modules)
@@ -124,13 +121,13 @@ class TrainingEngine:
     def update(self, batch: Batch, loss_function: LossFunction, limit: MicroBatchLimit) -> dict[str, float]:
         """One optimizer step on this rank's rows of a mini-batch.
 
-        Returns the loss function's metrics over the global mini-batch, `gradient_norm` before clipping, and `skipped`,
-        1 if that norm is no finite number and the optimizer step was therefore left out. Raises WorkerError for such a
-        norm if it is not to be skipped and, in float16, a smaller loss scale cannot help.
+        Returns the loss function's metrics over the global mini-batch, `gradient_norm` before clipping, and `skipped`:
+        1 if that norm is not finite, so that the optimizer step was left out. Raises WorkerError for such a norm unless
+        `skip_non_finite` is set or, in float16, a smaller loss scale can help.
         """
         assert self.settings is not None
         with self._weights.needed(written=True):
-            with _explained_shortage():
+            with _memory_errors_explained():
                 metrics = self.accumulate_gradients(batch, loss_function, limit)
                 norm = self.clip_gradients()
             finite = norm < float("inf")
@@ -144,49 +141,51 @@ class TrainingEngine:
             self.optimizer.zero_grad()
         if self.loss_scale.dynamic:
             metrics["loss_scale"] = self.loss_scale.value
-        # A norm that is no number would hide the others' mean; the share of skipped steps says that there was one.
+        # A norm that is not finite would spoil the mean over steps; `skipped` reports it instead.
         return {**metrics, "gradient_norm": norm if finite else 0.0, "skipped": float(not finite)}
 
     def _step(self) -> None:
         if not self.optimizer.state:
-            # Made now, they would settle in the memory that activations left, and keep it whole.
+            # New states would otherwise land in cached activation memory, which could then not be freed.
             self.release_memory()
-        with _explained_shortage(), self._states.needed(written=True):
+        with _memory_errors_explained(), self._states.needed(written=True):
             self.optimizer.step()
         if self.device.type == "cuda":
-            # The gradients are freed next; where memory is short, their pages would be taken away while they are read.
+            # The caller frees the gradients next; torch could unmap their pages while kernels still read them.
             torch.cuda.synchronize()
 
     def accumulate_gradients(
         self, batch: Batch, loss_function: LossFunction, limit: MicroBatchLimit
     ) -> dict[str, float]:
-        """Leaves the gradient of the global mini-batch's loss in the parameters, the same for any split of the rows.
+        """Accumulates the gradient of the global mini-batch's loss, which does not depend on how rows are split.
 
-        In float16 it is the gradient times the loss scale.
+        Returns the metrics. In float16 the gradient is multiplied by the loss scale.
         """
         mask = batch.response_mask
-        count = GlobalCount(*self._reduce(torch.stack([mask.sum(), mask.any(dim=1).sum()])).tolist())
+        count = GlobalCount(*reduced(torch.stack([mask.sum(), mask.any(dim=1).sum()])).tolist())
         totals: dict[str, Tensor] = {}
-        batch, _ = self._with_peers(batch)
-        parts = self._micro_batches(batch, limit)
+        batch, _ = rows_of_group(batch, self.peers)
+        parts = micro_batches(batch, limit)
         with self._weights.needed(written=False):
             for number, rows in enumerate(parts, start=1):
                 self._schedule_traffic(number, last=number == len(parts))
                 part = batch.rows(rows)
-                loss, metrics = loss_function(self.network(self._pack(part)), part.to(self.device), count)
-                # FSDP averages gradients over the groups; the loss is already this group's share of the global loss.
+                loss, metrics = loss_function(self.network(pack(part, self.device)), part.to(self.device), count)
+                # FSDP averages gradients over groups, but the loss is already this group's share of the global loss.
                 (loss * (self.groups * self.loss_scale.value)).backward()
                 for name, value in metrics.items():
                     totals[name] = totals.get(name, 0.0) + value.detach().double()
         if self.peers is not None:
             add_gradients_of_heads(self.network.decoder.layers, self.peers)
-        # Read once at the end: each look at a number on a GPU would wait for all work before it.
-        sums = self._reduce(torch.stack(list(totals.values())).cpu()) * (self.groups / self.world_size)
+        # Read once at the end: reading a number waits for all of the GPU's work before it.
+        sums = reduced(torch.stack(list(totals.values())).cpu()) * (self.groups / self.world_size)
         return dict(zip(totals, sums.tolist(), strict=True))
 
     def _schedule_traffic(self, number: int, last: bool) -> None:
-        """Says what FSDP does after the backward pass of a micro-batch. Alone, a rank has nothing to gather: weights
-        stay as they are, and gradients add up in place."""
+        """Sets what FSDP does after the backward pass of micro-batch `number`: reduce gradients, reshard weights.
+
+        A single rank does neither before the last micro-batch, because it has nothing to gather.
+        """
         sharding = self.execution.sharding
 
         def due(interval: int) -> bool:
@@ -195,35 +194,16 @@ class TrainingEngine:
         self.network.set_requires_gradient_sync(due(sharding.gradient_sync_interval))
         self.network.set_reshard_after_backward(due(sharding.resharding_interval))
 
-    def _micro_batches(self, batch: Batch, limit: MicroBatchLimit) -> list[Tensor]:
-        """The rows of each part; every rank gets as many parts, as FSDP's collectives need."""
-        lengths = batch.lengths.tolist()
-        count = int(self._reduce(torch.tensor(limit.parts_needed(lengths)), dist.ReduceOp.MAX))
-        return [torch.tensor(part) for part in limit.split(lengths, count)]
-
-    def _with_peers(self, batch: Batch) -> tuple[Batch, slice]:
-        """The rows of all ranks that compute together with this one, and where its own are among them."""
-        if self.peers is None:
-            return batch, slice(None)
-        batches: list[Any] = [None] * dist.get_world_size(self.peers)
-        dist.all_gather_object(batches, batch, self.peers)
-        start = dist.get_rank(self.peers) * len(batch)
-        return Batch.joined(batches), slice(start, start + len(batch))
-
-    def _pack(self, part: Batch) -> PackedRows:
-        multiple = LENGTH_MULTIPLE if self.device.type == "cuda" else 1
-        return PackedRows.of(part, multiple).to(self.device)
-
     def release_memory(self) -> None:
-        """Looks for garbage, and leaves what torch keeps in store for the next pass to other processes on this GPU."""
+        """Collects garbage and, on a shared GPU, returns torch's cached memory to the other processes."""
         collect_garbage()
         if self.execution.shares_gpu:
             give_back_memory()
 
     def clip_gradients(self) -> float:
-        """Scales all gradients so that their global L2 norm is at most the limit; returns the norm before.
+        """Clips all gradients to the global L2 norm limit and returns the norm before clipping.
 
-        Takes the loss scale off.
+        Divides them by the loss scale.
         """
         assert self.settings is not None
         gradients = gradients_of(self.network.parameters())
@@ -232,11 +212,11 @@ class TrainingEngine:
         return norm
 
     def full_weights(self, module: nn.Module, shared_once: bool = False) -> Iterator[tuple[str, Tensor]]:
-        """Each weight of a part of the network by its name there, gathered, adapters merged in, those of Megatron's
-        layers as Transformers names them. Every rank must exhaust it.
+        """The whole weights of a part of the network by Transformers' names, with adapters merged in.
 
-        A weight that two parts share comes under both names, or once. A rank that holds whole weights gives these
-        themselves, unless they are offloaded: copy what is to outlast the next update.
+        Every rank must exhaust it. A tied weight comes under both names, or under one with `shared_once`. A rank that
+        holds whole weights yields the parameters themselves unless they are offloaded: copy what must survive the next
+        update.
         """
         reshard(self._sharded_modules)
         layers = adapted_layers(module) if self._has_adapters else ()
@@ -250,7 +230,7 @@ class TrainingEngine:
                     yield from to_transformers(name, self._gather(weight), self._origins)
 
     def adapter_weights(self, module: nn.Module) -> list[tuple[str, Tensor]]:
-        """The adapters of a part of the network, gathered, named as peft names them. Every rank calls it."""
+        """Copies of the whole adapters of a part of the network, by peft's names. Every rank must call it."""
         reshard(self._sharded_modules)
         with self._weights.needed(written=False):
             return [(name, tensor.clone()) for name, tensor in adapter_weights(module, self._gather)]
@@ -260,22 +240,16 @@ class TrainingEngine:
             return weight.full_tensor()
         return weight.to_local().clone() if self.execution.sharding.param_offload else weight.to_local()
 
-    def _reduce(self, value: Tensor, operation: Any = dist.ReduceOp.SUM) -> Tensor:
-        """A tensor on CPU, reduced over the ranks."""
-        total = value.clone()
-        dist.all_reduce(total, operation)
-        return total
-
 
 def optimizer_states(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
-    """Every tensor that an optimizer keeps."""
+    """Every tensor of an optimizer's state."""
     for states in optimizer.state.values():
         yield from (state for state in states.values() if isinstance(state, Tensor))
 
 
 @contextmanager
-def _explained_shortage() -> Iterator[None]:
-    """Turns torch's OutOfMemoryError into a WorkerError that says what to lower."""
+def _memory_errors_explained() -> Iterator[None]:
+    """Turns torch's OutOfMemoryError into a WorkerError that names the settings to lower."""
     try:
         yield
     except torch.OutOfMemoryError as error:

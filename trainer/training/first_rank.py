@@ -1,6 +1,6 @@
-"""Weights that the first rank alone has read, handed out to the others.
+"""Broadcasts the weights that only the first rank has read.
 
-A node then needs memory for one whole model, not for one per rank, and the disk is read once.
+A node then holds one whole model in memory instead of one per rank, and the disk is read once.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,20 +14,20 @@ from trainer.errors import DataError
 
 
 def some_rank_is_empty(network: nn.Module) -> bool:
-    """Whether any rank's network has no weights yet, which are then on the device `meta`. Every rank calls it."""
+    """Whether any rank's network has no weights yet (its parameters are on `meta`). Every rank must call it."""
     empty = torch.tensor(int(any(weight.is_meta for weight in network.parameters())))
     dist.all_reduce(empty, dist.ReduceOp.MAX)
     return bool(empty)
 
 
 def whole_tensors(network: nn.Module) -> dict[str, Tensor]:
-    """The first rank's weights and buffers by name, before they are sharded; nothing on other ranks."""
+    """The first rank's weights and buffers by name, taken before sharding; empty on other ranks."""
     return {name: tensor.detach() for name, tensor in _tensors(network)} if dist.get_rank() == 0 else {}
 
 
 @torch.no_grad()
-def hand_out(network: nn.Module, whole: Mapping[str, Tensor], device: torch.device) -> None:
-    """Fills a sharded network from the first rank's `whole_tensors`. Every rank calls it.
+def broadcast_from_rank0(network: nn.Module, whole: Mapping[str, Tensor], device: torch.device) -> None:
+    """Fills a sharded network with the first rank's `whole_tensors`. Every rank must call it.
 
     Raises DataError if the ranks built different networks.
     """
@@ -54,7 +54,7 @@ def _tensors(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _materialise(network: nn.Module, device: torch.device) -> None:
-    """Gives a network on `meta` memory of its own, and ties again what was one weight under several names."""
+    """Allocates memory for a network on `meta` and restores its tied weights."""
     names: dict[int, list[str]] = {}
     for name, weight in network.named_parameters(remove_duplicate=False):
         names.setdefault(id(weight), []).append(name)
@@ -70,6 +70,6 @@ def _check_same(own: Mapping[str, object]) -> None:
     dist.broadcast_object_list(sent, src=0)
     if different := sorted(name for name in {*own, *sent[0]} if own.get(name) != sent[0].get(name)):
         raise DataError(
-            f"rank {dist.get_rank()} has built another network than the first rank, as {different[0]} shows",
-            hint="give every node the same files of the model and the same version of Transformers",
+            f"rank {dist.get_rank()} built a different network than rank 0; the first difference is {different[0]}",
+            hint="give every node the same model files and the same version of Transformers",
         )

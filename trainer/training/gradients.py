@@ -1,4 +1,4 @@
-"""The norm of gradients that are spread over ranks, and scaling them."""
+"""Norm and scaling of sharded gradients."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ def gradients_of(parameters: Iterable[nn.Parameter]) -> list[DTensor]:
 
 
 def global_norm(gradients: Iterable[DTensor]) -> float:
-    """Their L2 norm over all ranks, each of which calls it; they may lie on different meshes."""
+    """The L2 norm of all gradients over all ranks, on any number of meshes. Every rank must call it."""
     by_mesh: dict[object, list[Tensor]] = defaultdict(list)
     for gradient in gradients:
         by_mesh[gradient.device_mesh].append(gradient)
@@ -23,6 +23,6 @@ def global_norm(gradients: Iterable[DTensor]) -> float:
 
 @torch.no_grad()
 def scale(gradients: Iterable[DTensor], factor: float) -> None:
-    """Multiplies them in place."""
+    """Multiplies all gradients by a factor in place."""
     if local := [gradient.to_local() for gradient in gradients]:
         torch._foreach_mul_(local, factor)

@@ -1,4 +1,4 @@
-"""What keeps small gradients alive in float16."""
+"""Dynamic loss scaling, which keeps small gradients from vanishing in float16."""
 
 from dataclasses import dataclass
 
@@ -10,11 +10,11 @@ FIRST_SCALE = 2.0**16
 
 @dataclass
 class LossScale:
-    """The factor of the loss before the backward pass, taken off the gradients before the optimizer step.
+    """The factor that multiplies the loss; gradients are divided by it before the optimizer step.
 
-    Numbers below 6e-8 are 0 in float16, and gradients often are that small. The scale is as large as it can be: halved
-    when a gradient overflows, doubled after `GROWTH_INTERVAL` steps without (Micikevicius et al. 2018,
-    arXiv:1710.03740). The other types have the range of float32: their scale is always 1.
+    Float16 rounds numbers below 6e-8 to 0, and gradients are often that small. The scale is kept as large as possible:
+    it is halved when a gradient overflows and doubled after `GROWTH_INTERVAL` steps without an overflow (Micikevicius
+    et al. 2018, arXiv:1710.03740). For other types, which have the range of float32, it is always 1.
     """
 
     value: float = 1.0
@@ -26,7 +26,7 @@ class LossScale:
         return cls(FIRST_SCALE, dynamic=True) if dtype == torch.float16 else cls()
 
     def accepts(self, finite: bool) -> bool:
-        """Takes note of a step; False if its gradient is no finite number and a smaller scale cannot help."""
+        """Records a step. False if its gradient is not finite and a smaller scale cannot help."""
         if not self.dynamic:
             return finite
         if finite:
@@ -38,7 +38,7 @@ class LossScale:
         return self.value >= 1.0
 
     def state(self) -> torch.Tensor:
-        """What a checkpoint holds."""
+        """The state that a checkpoint stores, [2] float64."""
         return torch.tensor([self.value, self.good_steps], dtype=torch.float64)
 
     def restore(self, state: torch.Tensor) -> None:

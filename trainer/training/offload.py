@@ -1,4 +1,4 @@
-"""Tensors whose memory lies on CPU but for the time in which they are used."""
+"""Tensors that stay in CPU memory while they are not in use."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -11,14 +11,13 @@ from trainer.training.allocator import give_back_memory
 
 
 class Offload:
-    """Keeps the contents of some tensors on CPU, and gives their memory back, until they are needed.
+    """Moves the contents of tensors to the CPU and frees their device memory until they are needed.
 
-    A tensor's memory is emptied and filled again in its place: views of it and FSDP's own references stay valid.
+    The storage of a tensor is resized in place, so views of it and FSDP's own references stay valid.
     """
 
     def __init__(self, tensors: Callable[[], Iterable[Tensor]]) -> None:
-        """`tensors` is asked each time: an optimizer makes its states at its first step. Of none, all this does
-        nothing."""
+        """`tensors` is called each time, because an optimizer creates its state at its first step. It may be empty."""
         self._tensors = tensors
         self._users = 0
         self._written = False
@@ -27,8 +26,10 @@ class Offload:
 
     @contextmanager
     def needed(self, written: bool) -> Iterator[None]:
-        """The contents are there within; it may be entered again within. What is not to be `written` is not copied
-        back: changes to it are lost."""
+        """Holds the contents on the device while the block runs. Blocks may nest.
+
+        Only contents that are `written` are copied back; other changes are lost.
+        """
         if self._users == 0:
             self._fill()
         self._users += 1
@@ -42,7 +43,7 @@ class Offload:
 
     def _fill(self) -> None:
         if self._kept:
-            # What comes back would settle in the memory that activations left, and keep it whole.
+            # The contents would otherwise land in cached activation memory, which could then not be freed.
             give_back_memory()
         for storage, kept in self._kept.values():
             storage.resize_(kept.nbytes)
@@ -59,7 +60,7 @@ class Offload:
             _, kept = known.get(storage._cdata, (None, None))
             copied = kept is not None and not self._written
             if kept is None:
-                # Pinned: copies then run at the full speed of the bus.
+                # Copies to and from pinned memory run at the full speed of the bus.
                 kept = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=local.is_cuda)
             if not copied:
                 kept.untyped_storage().copy_(storage, non_blocking=True)

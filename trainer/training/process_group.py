@@ -1,4 +1,4 @@
-"""How the ranks of one role find each other."""
+"""The process group of one role."""
 
 import logging
 import os
@@ -13,27 +13,27 @@ logger = logging.getLogger(__name__)
 
 
 def open_store(address: str, world_size: int, timeout: float) -> dist.TCPStore:
-    """The store of rank 0, on a port that the operating system picks; `store.port` says which."""
+    """Opens the store at rank 0, on a free port: `store.port`."""
     return dist.TCPStore(
         address, 0, world_size, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout)
     )
 
 
 def connect_store(address: str, port: int, world_size: int, timeout: float) -> dist.TCPStore:
-    """The same store from another rank."""
+    """Connects another rank to the store of rank 0."""
     return dist.TCPStore(
         address, port, world_size, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout)
     )
 
 
 def join(store: dist.TCPStore, rank: int, world_size: int, device: torch.device, address: str, timeout: float) -> None:
-    """Makes the default process group. No collective in it waits longer than `timeout` seconds for a dead peer.
+    """Creates the default process group. Its collectives wait at most `timeout` seconds for a dead peer.
 
-    `address` is this node's own, as its peers reach it.
+    `address` is this node's address as its peers reach it.
     """
     name_interface(address)
     dist.init_process_group(
-        # Checkpoints and token counts are on CPU even where the gradients are not.
+        # Checkpoints and token counts are reduced on the CPU, also where gradients are on GPUs.
         backend="gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl",
         store=store,
         rank=rank,
@@ -44,14 +44,17 @@ def join(store: dist.TCPStore, rank: int, world_size: int, device: torch.device,
 
 
 def name_interface(address: str) -> None:
-    """Tells gloo which interface to use, unless the user did: it takes that of the host name, which Debian resolves to
-    127.0.1.1, unreachable from another node."""
+    """Sets GLOO_SOCKET_IFNAME to the interface with this address, unless the user has set it.
+
+    By default gloo takes the interface of the host name. Debian resolves that to 127.0.1.1, which other nodes cannot
+    reach.
+    """
     if "GLOO_SOCKET_IFNAME" not in os.environ and (interface := interface_of(address)):
         os.environ["GLOO_SOCKET_IFNAME"] = interface
 
 
 def interface_of(address: str) -> str | None:
-    """The network interface that has this IP address; None if no interface has it."""
+    """The network interface with this IP address, or None."""
     for interface, addresses in psutil.net_if_addrs().items():
         if any(entry.family in (socket.AF_INET, socket.AF_INET6) and entry.address == address for entry in addresses):
             return str(interface)

@@ -1,4 +1,4 @@
-"""How a network is spread over the ranks and computed: FSDP2, mixed precision, checkpointing, compilation."""
+"""Sharding a network over ranks and preparing its computation: FSDP2, mixed precision, checkpointing, compilation."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -22,11 +22,11 @@ REPLICATE, SHARD, TENSOR = "replicate", "shard", "tensor"
 class Execution:
     """How a rank computes.
 
-    `dtype` is that of activations and gathered weights. `checkpoint_activations` keeps only each layer's input for the
-    backward pass, for a third more computing. `compile_layers` fuses what lies between the matrix products, and keeps
-    `activation_memory_budget` of what the backward pass needs; what is cheap to compute again goes first.
-    `shares_gpu` gives unused memory back after each pass: other processes on the GPU need it in turn. With `backend`
-    megatron, Megatron-Core's layers take the place of the model's.
+    `dtype` is the type of activations and gathered weights. `checkpoint_activations` keeps only each layer's input for
+    the backward pass and costs a third more computation. `compile_layers` fuses the operations between matrix products.
+    Compiled layers keep the share `activation_memory_budget` of what the backward pass needs and recompute the rest,
+    the cheapest operations first. `shares_gpu` frees cached memory after each pass, for other processes on the GPU.
+    `backend` provides the layers.
     """
 
     device: torch.device
@@ -40,21 +40,21 @@ class Execution:
 
 
 def shard(network: nn.Module, execution: Execution, mesh: DeviceMesh) -> nn.Module:
-    """Spreads each layer's weights, and the rest as one group, over the ranks of a mesh from `device_mesh`."""
+    """Shards the network over a mesh from `device_mesh`: each layer is one unit, all other weights are another."""
     layers, split_over = decoder_layers(network.decoder), mesh[TENSOR] if TENSOR in mesh.mesh_dim_names else None
     execution.backend.prepare_layers(layers, network.decoder.config, split_over)
     trained = any(parameter.requires_grad for parameter in network.parameters())
     if execution.checkpoint_activations and trained:
         network.decoder.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        network.train()  # Transformers checkpoints in training mode only
+        network.train()  # Transformers checkpoints activations only in training mode
     if execution.device.type == "cuda":
-        # What is left in float32, such as gradients of normalisations, may use the matrix units' float32 mode.
+        # Matrix products that stay in float32 may use TF32.
         torch.set_float32_matmul_precision("high")
-    # Read when a layer is compiled, at its first pass.
+    # torch reads this when it compiles a layer, in the first pass.
     torch._functorch.config.activation_memory_budget = execution.activation_memory_budget
     ranks = mesh[REPLICATE, SHARD] if REPLICATE in mesh.mesh_dim_names else mesh[SHARD]
     policy = MixedPrecisionPolicy(param_dtype=execution.dtype, reduce_dtype=torch.float32)
-    # Alone, a rank has nothing to gather: converted weights may stay until the pass is over.
+    # A single rank has nothing to gather, so its converted weights may stay until the pass is over.
     stays = ranks.size() == 1 or execution.sharding.resharding_interval > 1
     for layer in layers:
         if execution.compile_layers and execution.backend.compiles_layers:
@@ -65,8 +65,10 @@ def shard(network: nn.Module, execution: Execution, mesh: DeviceMesh) -> nn.Modu
 
 
 def device_mesh(execution: Execution) -> DeviceMesh:
-    """The ranks by copies of the weights (REPLICATE), their shares (SHARD) and, next to each other, those that split
-    the matrix products (TENSOR); of these dimensions, SHARD and those that have more than one place."""
+    """The mesh of all ranks: copies of the weights (REPLICATE), their shards (SHARD), split matrix products (TENSOR).
+
+    Ranks that split matrix products are adjacent. Dimensions of size 1 are left out, except SHARD.
+    """
     sharding, world_size = execution.sharding, dist.get_world_size()
     copy = sharding.shard_size or world_size
     places = {
@@ -79,18 +81,18 @@ def device_mesh(execution: Execution) -> DeviceMesh:
 
 
 def sharded_modules(network: nn.Module) -> list[FSDPModule]:
-    """The units of sharding: each layer, and the outermost for what is left."""
+    """The sharding units: each layer, and the whole network for all other weights."""
     return [module for module in network.modules() if isinstance(module, FSDPModule)]
 
 
 def reshard(modules: Iterable[FSDPModule]) -> None:
-    """Drops gathered weights; FSDP keeps the outermost after a forward pass."""
+    """Frees gathered weights. FSDP keeps those of the outermost unit after a forward pass."""
     for module in modules:
         module.reshard()
 
 
 def decoder_layers(decoder: nn.Module) -> nn.ModuleList:
-    """The list of transformer layers, the units of sharding. Raises DataError for a model without one."""
+    """The list of transformer layers. Raises DataError if the model has none."""
     layers = getattr(decoder, "layers", None)
     if not isinstance(layers, nn.ModuleList):
         raise DataError(

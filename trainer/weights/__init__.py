@@ -1,1 +1,1 @@
-"""Handing the trained weights to the rollout engines."""
+"""Sending the trained weights to the rollout engines."""

@@ -1,6 +1,6 @@
-"""Weights on their way from the actor to the engines: few large pieces, checked by their sums.
+"""Buckets: the actor's weights packed into a few large blocks with checksums, to be sent to the engines.
 
-Between processes that share a GPU a piece stays where it is and its handle travels (CUDA IPC); otherwise its bytes do.
+Processes on the same GPU share a bucket through a handle (CUDA IPC). All others receive its bytes.
 """
 
 import math
@@ -14,15 +14,15 @@ from torch import Tensor
 from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
 
 BUCKET_BYTES = 512 * 2**20
-# The sum of a bucket is of 64-bit words, which torch adds up as they lie there; it wraps around.
+# A bucket's checksum is the sum of its 64-bit words, modulo 2^64. torch sums them without a conversion.
 WORD_BYTES = 8
-# To add up shorter ones torch first makes 64-bit ones of them: of so many at a time, in 128 MiB.
+# To sum shorter words, torch first converts them to 64 bits; this many at a time take 128 MiB.
 SHORT_WORDS_AT_ONCE = 2**24
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Which weights lie in a bucket, in this order, each from a whole word on; a last word is for the sum of all."""
+    """The weights in a bucket, in order. Each starts at a whole word; the last word holds the checksum."""
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
@@ -30,28 +30,28 @@ class Layout:
 
     @property
     def nbytes(self) -> int:
-        """Of the weights alone."""
+        """Bytes of the weights, without padding and checksum."""
         return sum(math.prod(shape) for shape in self.shapes) * int(self.dtype.itemsize)
 
     @property
     def size(self) -> int:
-        """Of the bucket, in bytes."""
+        """Bytes of the bucket."""
         return sum(self._lengths()) * int(self.dtype.itemsize) + WORD_BYTES
 
     def tensors(self, data: Tensor) -> list[Tensor]:
-        """The weights in a bucket's bytes, whose memory they share."""
+        """The weights as views of a bucket's bytes."""
         pieces = data[:-WORD_BYTES].view(self.dtype).split(self._lengths())
         return [piece[: math.prod(shape)].view(shape) for shape, piece in zip(self.shapes, pieces, strict=True)]
 
     def _lengths(self) -> list[int]:
-        """How many elements each weight takes, up to the next word."""
+        """The number of elements of each weight, padded to a whole word."""
         word = WORD_BYTES // self.dtype.itemsize
         return [-(-math.prod(shape) // word) * word for shape in self.shapes]
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Some weights as bytes, after which comes the sum that they had when they were packed."""
+    """Weights as bytes, followed by the checksum that they were packed with. `data` is [layout.size] uint8."""
 
     layout: Layout
     data: Tensor
@@ -60,65 +60,65 @@ class Bucket:
         return self
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """The weights by name; they share memory with the bucket."""
+        """The weights by name, as views of the bucket."""
         return zip(self.layout.names, self.layout.tensors(self.data), strict=True)
 
     @property
     def packed_sum(self) -> Tensor:
-        """The sum of all words when they were packed; on the bucket's device, as the next."""
+        """The checksum at packing, a 0-dimensional int64 tensor on the bucket's device."""
         return self.data[-WORD_BYTES:].view(torch.int64)[0]
 
     @property
     def sum(self) -> Tensor:
-        """The sum of all words now; another than before means that something was lost on the way."""
+        """The current checksum, in the same form. If it differs from `packed_sum`, the data changed on the way."""
         return self.data[:-WORD_BYTES].view(torch.int64).sum()
 
 
 class SentBucket(Protocol):
-    """What travels: `open` gives the bucket, in this process."""
+    """A bucket as it is sent; `open` returns the bucket in the receiving process."""
 
     def open(self) -> Bucket: ...
 
 
 @dataclass(frozen=True)
 class StoredBucket:
-    """A bucket in numpy: Ray shares such arrays between the processes of a node without a copy."""
+    """A bucket as a numpy array, which Ray shares between the processes of a node without a copy."""
 
     layout: Layout
     data: np.ndarray
 
     def open(self) -> Bucket:
-        """A copy: `data` may lie in read-only shared memory, of which torch makes no safe tensor."""
+        """Copies the data: it may be in read-only shared memory, which torch tensors do not support."""
         return Bucket(self.layout, torch.from_numpy(self.data.copy()))
 
 
 @dataclass(frozen=True)
 class SharedBucket:
-    """A bucket in the memory of a GPU, for another process on the same GPU."""
+    """A handle to a bucket in GPU memory, for another process on the same GPU."""
 
     layout: Layout
     handle: tuple[Any, ...]
 
     def open(self) -> Bucket:
-        """In the memory of the process that made it, which must keep it until all is copied."""
+        """Maps the memory of the sending process, which must keep the bucket until it has been copied."""
         return Bucket(self.layout, rebuild_cuda_tensor(*self.handle))
 
 
 def share(bucket: Bucket) -> SharedBucket:
-    """What another process on this GPU needs to read the bucket, which must outlive its reading."""
+    """A handle for another process on this GPU. The bucket must outlive its use there."""
     _, handle = reduce_tensor(bucket.data)
     return SharedBucket(bucket.layout, handle)
 
 
 def store(bucket: Bucket) -> StoredBucket:
-    """What other processes need to read the bucket anywhere; waits for the GPU."""
+    """The bucket in CPU memory, for processes anywhere. Waits for the GPU."""
     return StoredBucket(bucket.layout, bucket.data.cpu().numpy())
 
 
 def pack(
     weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype, bucket_bytes: int = BUCKET_BYTES
 ) -> Iterator[Bucket]:
-    """Converts weights and groups them into buckets of about `bucket_bytes`; a larger weight is a bucket alone."""
+    """Converts weights to `dtype` and packs them into buckets of at most `bucket_bytes`. A larger weight is alone."""
     pending: list[tuple[str, Tensor]] = []
     size = 0
     for name, tensor in weights:
@@ -133,12 +133,12 @@ def pack(
 
 
 def checksum(tensors: Iterable[Tensor]) -> int:
-    """The sum of all 16-bit words: the same wherever and in whatever order the same weights lie."""
+    """The sum of all 16-bit words, which does not depend on the order or placement of the weights."""
     return int(word_sum(tensors, torch.int16))
 
 
 def word_sum(tensors: Iterable[Tensor], word: torch.dtype) -> Tensor:
-    """The sum of all words of a size, on the tensors' device; 64-bit ones wrap around, and are added up as they lie."""
+    """The sum of all words of type `word` as a 0-dimensional int64 tensor on the tensors' device, modulo 2^64."""
     if word == torch.int64:
         return torch.stack([tensor.view(word).sum() for tensor in tensors]).sum()
     parts = (part for tensor in tensors for part in tensor.view(word).flatten().split(SHORT_WORDS_AT_ONCE))
@@ -150,7 +150,7 @@ def _bucket(weights: list[tuple[str, Tensor]], dtype: torch.dtype) -> Bucket:
     layout = Layout(tuple(name for name, _ in weights), tuple(tuple(tensor.shape) for _, tensor in weights), dtype)
     data = torch.empty(layout.size, dtype=torch.uint8, device=weights[0][1].device)
     if layout.size > layout.nbytes + WORD_BYTES:
-        data.zero_()  # what lies between the weights is added up, too
+        data.zero_()  # the checksum includes the padding between weights
     torch._foreach_copy_(layout.tensors(data), [tensor for _, tensor in weights])
     bucket = Bucket(layout, data)
     bucket.packed_sum.copy_(bucket.sum)

@@ -14,19 +14,19 @@ from torch import Tensor
 from trainer.errors import WorkerError
 from trainer.weights.buckets import Bucket, Layout
 
-# How often it is asked whether a transfer is over: some tenths of a millisecond a bucket, most of them beside the work
-# on the one before.
+# Interval between checks whether a transfer has finished. A bucket takes some tenths of a millisecond, most of it
+# concurrent with work on the previous bucket.
 POLL_SECONDS = 0.0001
 
 
 class WeightChannel:
-    """A process group of its own, in which rank 0 sends. No transfer waits longer than `timeout` seconds for a peer.
+    """A separate process group in which rank 0 sends. Transfers wait at most `timeout` seconds for a peer.
 
-    It is no part of torch's world: engines have process groups of theirs.
+    It is independent of torch's default process group, because engines have their own.
     """
 
     def __init__(self, store: dist.Store, rank: int, size: int, device: torch.device, timeout: float) -> None:
-        """Waits until all have come. Raises WorkerError."""
+        """Waits until all ranks have connected. Raises WorkerError if one does not."""
         self._device = device
         self._timeout = timeout
         try:
@@ -34,42 +34,43 @@ class WeightChannel:
                 _nccl(store, rank, size, timeout) if device.type == "cuda" else _gloo(store, rank, size, timeout)
             )
         except RuntimeError as error:
-            raise WorkerError(f"the channel for weights was not formed: {_first_line(error)}") from error
+            raise WorkerError(f"the weight channel could not be formed: {_first_line(error)}") from error
         self._greet()
 
     def send(self, buckets: Iterable[Bucket]) -> None:
-        """Sends each bucket to all others as soon as it is there, beside the making of the next; they must outlive this
-        call. Raises WorkerError if they are not taken in time."""
+        """Sends each bucket to all other ranks while the next is being packed. Buckets must outlive this call.
+
+        Raises WorkerError if a receiver does not take them in time.
+        """
         for transfer in [self._begin(bucket.data) for bucket in buckets]:
             self._finish(transfer)
 
     def receive(self, layouts: Iterable[Layout]) -> Iterator[Bucket]:
-        """What rank 0 sends, bucket by bucket; the next is on its way before one has arrived, so that the link never
-        waits for this end, and while one is at the consumer's.
+        """Yields the buckets that rank 0 sends. The next transfer is always under way, so the link is never idle.
 
-        A consumer that drops each bucket before it asks for the next has never more than two of them in memory. On a
-        GPU what it does with them must be in the order of its current stream: a dropped bucket's memory takes the next
-        one as soon as that stream is done with it. Raises WorkerError if one does not come in time.
+        At most two buckets are in memory if the consumer drops each one before it asks for the next. On a GPU the
+        consumer must use them on its current stream: the memory of a dropped bucket is reused as soon as that stream
+        has finished with it. Raises WorkerError if a bucket does not arrive in time.
         """
-        expected = map(self._expect, layouts)  # begins a transfer each time it is asked
+        expected = map(self._expect, layouts)  # each `next` starts a transfer
         coming = next(expected, None)
         while coming is not None:
             (bucket, transfer), coming = coming, next(expected, None)
             self._finish(transfer)
             yield bucket
-            del bucket, transfer  # its memory may be wanted for the one after the next
+            del bucket, transfer  # frees memory for the bucket after the next
 
     def close(self) -> None:
-        """Lets go of the peers, also of those that do not answer; they hear of it by losing the connection."""
+        """Aborts the process group without waiting for peers, which then lose the connection."""
         if self._group is not None:
             self._group.abort()
             self._group = None
 
     def _greet(self) -> None:
-        """The first transfer, in which NCCL connects all peers.
+        """Makes the first transfer, in which NCCL connects all peers.
 
-        Should one be lost just then, NCCL would wait for ever where nothing can interrupt it: hence the thread, which
-        is left behind in that case.
+        If a peer dies at that moment, NCCL waits forever and cannot be interrupted. So a thread waits; it is abandoned
+        after the timeout.
         """
         greeted: Future[None] = Future()
         word = torch.zeros(1, dtype=torch.uint8, device=self._device)
@@ -85,47 +86,50 @@ class WeightChannel:
         try:
             greeted.result(self._timeout)
         except TimeoutError as error:
-            raise WorkerError(f"the channel for weights did not connect all within {self._timeout:g} s") from error
+            raise WorkerError(f"not all engines joined the weight channel within {self._timeout:g} s") from error
 
     def _expect(self, layout: Layout) -> tuple[Bucket, dist.Work]:
-        """A bucket, and the transfer that fills it."""
+        """An empty bucket and the transfer that fills it."""
         data = torch.empty(layout.size, dtype=torch.uint8, device=self._device)
         return Bucket(layout, data), self._begin(data)
 
     def _begin(self, data: Tensor) -> dist.Work:
-        """Begins to broadcast from rank 0. NCCL does so on a stream of its own, after what the current stream has to do
-        by now: it neither sends bytes that are not there yet nor writes where someone still reads."""
+        """Starts a broadcast from rank 0.
+
+        NCCL uses its own stream but first waits for the work queued on the current stream. So it neither sends bytes
+        before they are written nor overwrites memory that is still being read.
+        """
         if self._group is None:
-            raise WorkerError("the channel for weights is closed")
+            raise WorkerError("the weight channel is closed")
         try:
             return self._group.broadcast([data], dist.BroadcastOptions())
         except RuntimeError as error:
             raise self._broken(error) from error
 
     def _finish(self, transfer: dist.Work) -> None:
-        """Waits until the bytes are there, also for this process."""
+        """Waits until the transfer has finished and its bytes are visible to the current stream."""
         try:
             self._wait_for(transfer.is_completed)
-            transfer.wait()  # orders the current stream after the transfer; gloo raises here what went wrong
+            transfer.wait()  # orders the current stream after the transfer; gloo raises its errors here
             if self._device.type == "cuda":
-                # NCCL raises nothing: a transfer that failed is completed, too, and may leave a kernel behind that
-                # never ends. The stream tells whether it did.
+                # NCCL reports a failed transfer as completed, but may leave a kernel that never ends. An event on the
+                # stream shows whether it did.
                 self._wait_for(torch.cuda.current_stream().record_event().query)
         except RuntimeError as error:
             raise self._broken(error) from error
 
     def _wait_for(self, done: Callable[[], bool]) -> None:
-        """Asks again and again, the only way to bound a wait that NCCL and gloo share."""
+        """Polls until done: the only wait with a time limit that both NCCL and gloo support."""
         deadline = time.monotonic() + self._timeout
         while not done():
             if time.monotonic() > deadline:
-                self.close()  # else NCCL would go on waiting, and the other peers for this one
-                raise WorkerError(f"weights were not taken by all within {self._timeout:g} s")
+                self.close()  # otherwise NCCL keeps waiting, and so do the other peers
+                raise WorkerError(f"not all engines received the weights within {self._timeout:g} s")
             time.sleep(POLL_SECONDS)
 
     def _broken(self, error: RuntimeError) -> WorkerError:
         self.close()
-        return WorkerError(f"the channel for weights broke: {_first_line(error)}")
+        return WorkerError(f"the weight channel broke: {_first_line(error)}")
 
 
 def _gloo(store: dist.Store, rank: int, size: int, timeout: float) -> dist.ProcessGroupGloo:
@@ -135,7 +139,7 @@ def _gloo(store: dist.Store, rank: int, size: int, timeout: float) -> dist.Proce
 def _nccl(store: dist.Store, rank: int, size: int, timeout: float) -> "dist.ProcessGroupNCCL":
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=2 * timeout)  # the channel's own comes first
-    # Its watchdog would end the process when a peer is lost; the variable is read as the group is made.
+    # NCCL's watchdog would end this process when a peer dies. torch reads the variable when it creates the group.
     name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
     before = os.environ.get(name)
     os.environ[name] = "0"

@@ -1,4 +1,4 @@
-"""Buckets into the weights that a model on a GPU computes with."""
+"""Copies buckets straight into the weights of a model on a GPU."""
 
 import logging
 from collections.abc import Iterable, Sequence
@@ -17,10 +17,11 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Copies:
-    """What a model's loader copied from a bucket, to be copied again from another one with the same layout.
+class RecordedCopies:
+    """The copies that a model's loader made from a bucket, to be repeated with other buckets of the same layout.
 
-    `sources` are shape, stride and offset, in elements. `keeps_words` says that a sum of 64-bit words stays what it is.
+    `sources` are (shape, stride, offset) in elements. `keeps_words` means that no copy splits a 64-bit word, so that
+    sums of 64-bit words can be compared.
     """
 
     targets: Sequence[Tensor]
@@ -35,22 +36,22 @@ class Copies:
 
 
 class InPlaceLoader:
-    """Loads all weights again and again.
+    """Loads all weights of a model, once per update.
 
-    A model's loader decides weight by weight where each goes, which takes Python much longer than it takes the GPU to
-    copy. So what it copies is recorded the first time, and from then on copied all at once. A loader that does more
-    than copy is asked each time.
+    A model's own loader decides in Python where each weight goes, which takes much longer than the copies on the GPU.
+    So the first load records the copies, and later loads repeat them in one batch. A loader that does more than copy
+    is called every time.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._copies: dict[Layout, Copies | None] = {}
+        self._copies: dict[Layout, RecordedCopies | None] = {}
 
     def load(self, buckets: Iterable[SentBucket]) -> None:
-        """Returns when all is copied. Raises WorkerError if the model's weights are then not those that were packed.
+        """Copies all buckets and waits for the copies. Raises WorkerError if the model's weights then differ.
 
-        Both are summed up: by 64-bit words, which is fast, once it is known that all of them stay together. The model's
-        are then summed beside the buckets that are still coming, each when its last part is there.
+        The comparison is by checksum. Once all copies are known to keep 64-bit words whole, those are summed, which is
+        fast. Each of the model's weights is then summed after its last bucket, while later buckets are still arriving.
         """
         parameters = list(self._model.parameters())
         word = torch.int64 if self._keeps_words() else torch.int16
@@ -59,7 +60,7 @@ class InPlaceLoader:
         inside: list[Tensor] = []
         for sent in buckets:
             bucket = sent.open()
-            if bucket.layout not in self._copies:  # nobody knows yet what it writes
+            if bucket.layout not in self._copies:  # its copies are not known yet
                 waiting, inside = {None: parameters}, []
             self._copy(bucket)
             found = bucket.sum
@@ -67,14 +68,16 @@ class InPlaceLoader:
             sums.append(torch.stack([bucket.packed_sum, found, given]))
             if bucket.layout in waiting:
                 inside.append(word_sum(waiting.pop(bucket.layout), word))
-            del sent, bucket  # its memory may be wanted for the next
+            del sent, bucket  # frees memory for the next bucket
         inside += [word_sum(rest, word) for rest in waiting.values()]
-        packed, found, given = torch.stack(sums).sum(dim=0).tolist()  # waits for the copies: now the sender may free
+        packed, found, given = (
+            torch.stack(sums).sum(dim=0).tolist()
+        )  # waits for the copies; the sender may then free its buckets
         check_arrived(found, packed)
         check_in_place(int(torch.stack(inside).sum()), given)
 
     def _by_last_bucket(self, parameters: Sequence[Tensor]) -> dict[Layout | None, list[Tensor]]:
-        """The weights by the bucket that has their last part; under None where that is not known."""
+        """The weights grouped by the bucket that holds their last part; under None if that is not known."""
         last: dict[int, Layout] = {}
         if self._keeps_words():
             for layout, copies in self._copies.items():
@@ -91,7 +94,9 @@ class InPlaceLoader:
         if bucket.layout not in self._copies:
             copies = record(self._model, bucket)
             if copies is None and None not in self._copies.values():
-                logger.info("the engine's model does more than copy its weights: they are loaded one by one each time")
+                logger.info(
+                    "weights go through the engine's own loader in every update, because it does more than copy"
+                )
             self._copies[bucket.layout] = copies
         elif copies := self._copies[bucket.layout]:
             copies.repeat(bucket)
@@ -99,8 +104,8 @@ class InPlaceLoader:
             self._model.load_weights(bucket.tensors())
 
 
-def record(model: nn.Module, bucket: Bucket) -> Copies | None:
-    """Loads a bucket; what was copied, or nothing if that was not the whole bucket, into the model's own weights."""
+def record(model: nn.Module, bucket: Bucket) -> RecordedCopies | None:
+    """Loads a bucket and returns the copies made. None unless they copy the whole bucket into the model's weights."""
     with _Recorder() as recorder, torch.no_grad():
         model.load_weights(bucket.tensors())
     own = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
@@ -113,7 +118,7 @@ def record(model: nn.Module, bucket: Bucket) -> Copies | None:
         return None
     itemsize = bucket.layout.dtype.itemsize
     starts = [(source.data_ptr() - bucket.data.data_ptr()) // itemsize for _, source in copies]
-    return Copies(
+    return RecordedCopies(
         targets=[target.detach().as_subclass(Tensor) for target, _ in copies],
         sources=[(source.shape, source.stride(), start) for start, (_, source) in zip(starts, copies, strict=True)],
         keeps_words=all(map(_is_of_words, chain(*copies, model.parameters()))),
@@ -121,7 +126,7 @@ def record(model: nn.Module, bucket: Bucket) -> Copies | None:
 
 
 class _Recorder(TorchFunctionMode):  # type: ignore[misc]
-    """Keeps what is copied, and whereto."""
+    """Records target and source of every `Tensor.copy_`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -134,14 +139,14 @@ class _Recorder(TorchFunctionMode):  # type: ignore[misc]
 
 
 def _is_plain(target: Tensor, source: Tensor, bucket: Bucket) -> bool:
-    """Whether a copy takes a part of the bucket as it is."""
+    """Whether a copy reads from the bucket and changes neither shape nor type."""
     inside = 0 <= source.data_ptr() - bucket.data.data_ptr() < bucket.layout.size
     same = (target.shape, target.dtype, target.device) == (source.shape, source.dtype, source.device)
     return inside and same and source.dtype == bucket.layout.dtype
 
 
 def _is_of_words(tensor: Tensor) -> bool:
-    """Whether it consists of whole 64-bit words, as they are counted from the beginning of its memory."""
+    """Whether a tensor consists of whole 64-bit words, aligned from the start of its storage."""
     word = WORD_BYTES // tensor.itemsize
     steps = [tensor.storage_offset(), tensor.shape[-1], *tensor.stride()[:-1]] if tensor.dim() else [1]
     return all(step % word == 0 for step in steps) and tensor.stride(-1) == 1

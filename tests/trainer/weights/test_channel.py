@@ -47,7 +47,7 @@ def test_over_gloo_weights_arrive_at_all_and_a_lost_peer_is_noticed_by_all() -> 
     assert stayed[: len(left)] == left == ["same"] * len(left)
     assert len(left) == 2
     # The last bucket misses a receiver: whoever was to hear from it, or through it, hears that the connection is gone.
-    assert "the channel for weights broke" in "".join(sent[1:] + stayed[-1:])
+    assert "the weight channel broke" in "".join(sent[1:] + stayed[-1:])
 
 
 def test_an_engine_has_one_bucket_at_a_time_and_the_next_one_is_on_its_way(tmp_path: Path) -> None:

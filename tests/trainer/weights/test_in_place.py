@@ -122,7 +122,7 @@ def test_what_is_not_as_it_was_packed_is_refused_each_time(times: int, width: in
     changed[-1].data[3] ^= 1
     with pytest.raises(WorkerError, match="weights changed on the way"):
         loader.load(changed)
-    with pytest.raises(WorkerError, match="the engine computes with weights that sum to"):
+    with pytest.raises(WorkerError, match="the weights inside the engine have the checksum"):
         loader.load(packed(model.random(8))[:-1])
 
 
@@ -131,7 +131,7 @@ def test_a_weight_that_no_longer_takes_what_is_copied_is_noticed() -> None:
     loader = InPlaceLoader(model)
     loader.load(packed(model.random(0)))
     model.bias.data = model.bias.data.clone()
-    with pytest.raises(WorkerError, match="the engine computes with weights that sum to"):
+    with pytest.raises(WorkerError, match="the weights inside the engine have the checksum"):
         loader.load(packed(model.random(1)))
 
 
