@@ -1,7 +1,7 @@
-"""Causal attention within each sequence of a packed line, as `packed` in Transformers' registry of attentions.
+"""Causal attention within each sequence of a packed line, registered with Transformers as `packed`.
 
-On GPUs it is torch's variable-length FlashAttention. On CPU, and in float32, the sequences are laid side by side,
-padded on the right, for torch's scaled dot-product attention: under a causal mask no token sees the padding behind it.
+On GPUs it uses torch's variable-length FlashAttention. On CPU and in float32 it pads the sequences on the right and
+uses torch's scaled dot-product attention: under a causal mask no token sees the padding after it.
 """
 
 import inspect
@@ -14,7 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 NAME = "packed"
-# torch 2.11 takes fewer key-value heads as they are; later releases want to be told.
+# torch 2.11 accepts grouped key-value heads; later releases need a flag.
 _GROUPED_HEADS = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
 
 
@@ -30,22 +30,22 @@ def packed_attention(
     max_length_q: int | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of one packed line; what Transformers calls in each layer.
+    """Attention of one packed line. Transformers calls it in each layer.
 
     Args:
         query: [1, heads, tokens, width]; key, value: [1, key-value heads, tokens, width].
-        attention_mask: None, the sequences' bounds take its place.
-        sliding_window: tokens that a token sees at most, itself included; all before it if None.
-        cu_seq_lens_q: [sequences + 1] int32; max_length_q: no sequence is longer.
+        attention_mask: must be None; the sequence bounds replace it.
+        sliding_window: the number of tokens that a token sees, including itself; None: all tokens before it.
+        cu_seq_lens_q: [sequences + 1] int32, the sequence bounds; max_length_q: the longest sequence.
 
     Returns:
-        [1, tokens, heads, width], and None for the attention weights, which never exist.
+        [1, tokens, heads, width], and None in place of attention weights, which are never computed.
     """
     if cu_seq_lens_q is None or max_length_q is None or attention_mask is not None:
-        raise ValueError(f"{NAME} attention needs a packed line's bounds and no mask: call it through PackedRows")
+        raise ValueError(f"{NAME} attention needs sequence bounds and no mask: call it through PackedRows")
     query, key, value = (tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value))
-    # FlashAttention has no float32.
-    attend = _variable_length if query.is_cuda and query.dtype != torch.float32 else _side_by_side
+    # FlashAttention does not support float32.
+    attend = _variable_length if query.is_cuda and query.dtype != torch.float32 else _padded
     return attend(query, key, value, cu_seq_lens_q, max_length_q, scaling, sliding_window).unsqueeze(0), None
 
 
@@ -58,7 +58,7 @@ def _variable_length(
     )
 
 
-def _side_by_side(
+def _padded(
     query: Tensor, key: Tensor, value: Tensor, offsets: Tensor, longest: int, scale: float | None, window: int | None
 ) -> Tensor:
     lengths = offsets.diff().long()

@@ -1,4 +1,4 @@
-"""What a model directory says about itself, read before anything is started: what does not fit is refused."""
+"""Checks model directories before anything starts, and loads tokenizers."""
 
 import json
 import math
@@ -14,45 +14,48 @@ from trainer.errors import ConfigError, DataError
 from trainer.models.backend import training_backend
 
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
-# Rows that a thread decodes in one go.
+# Rows that a thread decodes per call.
 ROWS_AT_ONCE = 64
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
 def with_local_models(config: Config) -> Config:
-    """The same settings with models of the Hugging Face hub, named like `Qwen/Qwen2.5-0.5B`, as directories.
+    """The settings with Hugging Face hub names, such as `Qwen/Qwen2.5-0.5B`, replaced by local directories.
 
-    What the cache lacks is downloaded, unless HF_HUB_OFFLINE is set. Raises DataError for what cannot be had.
+    Downloads missing models unless HF_HUB_OFFLINE is set. Raises DataError if that fails.
     """
     updates: dict[str, Any] = {
         role: section.model_copy(update={"path": _local(section.path, f"{role}.path")})
         for role, section in (("model", config.model), ("critic", config.critic))
         if section.path is not None
     }
-    judge = config.reward.model
-    if judge.path is not None:
-        judge = judge.model_copy(update={"path": _local(judge.path, "reward.model.path")})
-        updates["reward"] = config.reward.model_copy(update={"model": judge})
+    reward_model = config.reward.model
+    if reward_model.path is not None:
+        reward_model = reward_model.model_copy(update={"path": _local(reward_model.path, "reward.model.path")})
+        updates["reward"] = config.reward.model_copy(update={"model": reward_model})
     return config.model_copy(update=updates)
 
 
 def _local(path: Path, setting: str) -> Path:
     if path.expanduser().exists() or _HUB_NAME.fullmatch(str(path)) is None:
         return path
-    from huggingface_hub import snapshot_download  # takes long, and few runs need it
+    from huggingface_hub import snapshot_download  # a slow import that few runs need
 
     try:
         return Path(snapshot_download(str(path), allow_patterns=["*.json", "*.safetensors", "*.txt", "*.jinja"]))
     except (OSError, ValueError) as error:
         raise DataError(
-            f"{setting}={path}: no such directory, and not to be had from the Hugging Face hub: {error}",
+            f"{setting}={path}: no such directory, and the Hugging Face hub did not provide it: {error}",
             hint="name a directory that every node can read, or set HF_HOME to a cache that holds the model",
         ) from error
 
 
 def check_models(config: Config) -> None:
-    """Raises DataError if a model is not there or not of its kind, or the critic's tokens are not the actor's, and
-    ConfigError if the backend of a role cannot compute it."""
+    """Checks every model of a run.
+
+    Raises DataError if a model is missing or of the wrong kind, or if the critic's vocabulary is not the actor's.
+    Raises ConfigError if a role's training backend does not support its model.
+    """
     actor = config.model.directory
     actor_size = _vocabulary_size(actor, "model.path")
     _check_backend("actor", config.actor, actor)
@@ -67,8 +70,8 @@ def check_models(config: Config) -> None:
     if not _same_words(actor, critic, "critic.path"):
         raise DataError(
             f"critic.path={critic} has another vocabulary ({_vocabulary_size(critic, 'critic.path')} tokens) than "
-            f"model.path={actor} ({actor_size} tokens): it would read other words",
-            hint="use a critic of the same model family, or leave critic.path out to start from the actor's model",
+            f"model.path={actor} ({actor_size} tokens): it would misread the actor's tokens",
+            hint="use a critic of the same model family, or omit critic.path to start from the actor's model",
         )
 
 
@@ -90,14 +93,14 @@ def _check_positions(config: Config, model: Path) -> None:
     if positions is not None and longest > positions and not scaled:
         raise DataError(
             f"data.max_prompt_length={config.data.max_prompt_length} and "
-            f"data.max_response_length={config.data.max_response_length} are {longest} tokens, {model} has "
+            f"data.max_response_length={config.data.max_response_length} add up to {longest} tokens, but {model} has "
             f"{positions} positions",
-            hint="lower one of them, or use a model for longer texts",
+            hint="lower one of them, or use a model with more positions",
         )
 
 
 def _same_words(actor: Path, other: Path, setting: str) -> bool:
-    """Whether a token means the same to both; judged by the sizes of their embeddings if one has no tokenizer.json."""
+    """Whether both models use the same vocabulary. Compares embedding sizes if one has no tokenizer.json."""
     size = _vocabulary_size(other, setting)
     ours, theirs = _tokens(actor), _tokens(other)
     if ours is None or theirs is None:
@@ -106,7 +109,7 @@ def _same_words(actor: Path, other: Path, setting: str) -> bool:
 
 
 def reads_tokens(config: Config) -> bool:
-    """Whether the reward model reads the policy's tokens as they are."""
+    """Whether the reward model reads the policy's tokens without re-tokenizing the text."""
     settings = config.reward.model
     if settings.input is not None:
         return settings.input == "tokens"
@@ -120,33 +123,34 @@ def _check_reward_model(config: Config, path: Path) -> None:
     kind, labels = (settings.get("architectures") or ["?"])[0], len(settings.get("id2label") or "01")
     if not kind.endswith("ForSequenceClassification") or labels != 1:
         raise DataError(
-            f"reward.model.path={path}: {kind} with {labels} labels is no reward model",
-            hint="use a sequence classifier (…ForSequenceClassification) with one label, whose logit is the score",
+            f"reward.model.path={path}: {kind} with {labels} labels is not a reward model",
+            hint="use a sequence classifier (…ForSequenceClassification) with one label; its logit is the score",
         )
     if config.reward.model.input == "tokens" and not _same_words(config.model.directory, path, "reward.model.path"):
         raise DataError(
-            f"reward.model.path={path} has another vocabulary than model.path={config.model.directory}: it would read "
-            "other words",
+            f"reward.model.path={path} has another vocabulary than model.path={config.model.directory}: it would "
+            "misread the policy's tokens",
             hint="set reward.model.input=text",
         )
 
 
 def load_tokenizer(settings: ModelConfig) -> Any:
-    """The model's tokenizer, with the pad token that is set. Raises DataError if it cannot serve; see
-    `check_tokenizer`."""
-    from transformers import AutoTokenizer  # takes seconds, in which the workers start
+    """The model's tokenizer, with `model.pad_token` if set. Raises DataError if it is missing or `check_tokenizer`
+    fails."""
+    from transformers import AutoTokenizer  # takes seconds, while the workers start
 
     model = settings.directory
-    if not any((model / name).is_file() for name in _VOCABULARIES):  # of some families Transformers makes an empty one
+    # Transformers creates an empty tokenizer for some model families.
+    if not any((model / name).is_file() for name in _VOCABULARIES):
         raise DataError(
-            f"{model}: no tokenizer, none of {', '.join(_VOCABULARIES)} is there",
+            f"{model}: no tokenizer: none of {', '.join(_VOCABULARIES)} exists",
             hint="copy the tokenizer's files from the model's source",
         )
     try:
         tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise DataError(
-            f"{model}: no tokenizer that Transformers can load: {error}",
+            f"{model}: Transformers cannot load the tokenizer: {error}",
             hint="copy the tokenizer's files from the model's source",
         ) from error
     if settings.pad_token is not None:
@@ -160,39 +164,41 @@ def load_tokenizer(settings: ModelConfig) -> Any:
 
 
 def decode(tokenizer: Any, rows: Sequence[Sequence[int]]) -> list[str]:
-    """The text of each row without special tokens. `batch_decode` goes row by row; here all cores decode, where the
-    tokenizer is a fast one that leaves its texts as they are."""
+    """The text of each row without special tokens.
+
+    `batch_decode` uses one core. This uses all cores if the tokenizer is a fast one without clean-up of spaces.
+    """
     if not tokenizer.is_fast or tokenizer.clean_up_tokenization_spaces:
         return [tokenizer.decode(row, skip_special_tokens=True) for row in rows]
     parts = [rows[start : start + ROWS_AT_ONCE] for start in range(0, len(rows), ROWS_AT_ONCE)]
-    with ThreadPoolExecutor() as threads:  # the tokenizer's own are switched off in the images, for those who fork
+    with ThreadPoolExecutor() as threads:  # the images turn the tokenizer's own threads off, because they break forks
         decoded = threads.map(partial(tokenizer.backend_tokenizer.decode_batch, skip_special_tokens=True), parts)
         return [text for part in decoded for text in part]
 
 
 def check_tokenizer(tokenizer: Any, model: Path) -> None:
-    """Raises DataError for a tokenizer without an end or a pad token, or with tokens that the model does not have."""
+    """Raises DataError if the tokenizer lacks an end or pad token, or has tokens that the model does not embed."""
     settings = _read(model / "generation_config.json") if (model / "generation_config.json").is_file() else {}
     if tokenizer.eos_token_id is None and settings.get("eos_token_id") is None:
         raise DataError(
-            f"{model}: the tokenizer has no end token, so no response would ever end",
+            f"{model}: the tokenizer has no end token, so responses would never end",
             hint="set eos_token in tokenizer_config.json, or eos_token_id in generation_config.json",
         )
     if tokenizer.pad_token_id is None:
         raise DataError(
-            f"{model}: the tokenizer has no pad token, which whoever computes with the trained model in batches needs",
+            f"{model}: the tokenizer has no pad token; users of the trained model need one for batches",
             hint=_pad_hint(tokenizer),
         )
     size = _vocabulary_size(model, "model.path")
     if len(tokenizer) > size:
         raise DataError(
             f"{model}: the tokenizer has {len(tokenizer)} tokens, the model embeds {size}",
-            hint="use the tokenizer that the model was made with, or resize the model's embeddings",
+            hint="use the tokenizer that the model was trained with, or resize the model's embeddings",
         )
 
 
 def _pad_hint(tokenizer: Any) -> str:
-    """How to name a pad token: what is called so, what is reserved for such uses, or what ends texts."""
+    """A hint that suggests a pad token: one with `pad`, `reserved` or `unk` in its name, else the end token."""
     names = sorted(tokenizer.get_vocab(), key=lambda name: (len(name), name))
     fitting = [
         name for word in ("pad", "reserved", "unk") for name in names if name[0] in "<[" and word in name.lower()
@@ -202,15 +208,18 @@ def _pad_hint(tokenizer: Any) -> str:
 
 
 def parameter_count(model: Path) -> int:
-    """How many numbers the model's weight files hold, from their headers; 0 if there is no safetensors file.
+    """The number of parameters in a model's safetensors files, read from their headers; 0 without such files.
 
-    Raises DataError for a damaged one.
+    Raises DataError if a file is damaged.
     """
-    return sum(_numbers_in(file) for file in model.glob("*.safetensors"))
+    return sum(_parameters_in(file) for file in model.glob("*.safetensors"))
 
 
-def _numbers_in(file: Path) -> int:
-    """The format: eight bytes with the length of a JSON object, then that object, with the shape of every tensor."""
+def _parameters_in(file: Path) -> int:
+    """The number of parameters in one file.
+
+    The format: eight bytes with the length of a JSON object, then that object with the shape of every tensor.
+    """
     try:
         with file.open("rb") as opened:
             header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
@@ -222,7 +231,7 @@ def _numbers_in(file: Path) -> int:
 def _vocabulary_size(model: Path, setting: str) -> int:
     config = model / "config.json"
     if not config.is_file():
-        raise DataError(f"{model}: no model, config.json is not there", hint=f"set {setting} to a model directory")
+        raise DataError(f"{model}: no model: config.json is missing", hint=f"set {setting} to a model directory")
     settings = _read(config)
     size = settings.get("vocab_size") or settings.get("text_config", {}).get("vocab_size")
     if not isinstance(size, int):
@@ -231,7 +240,7 @@ def _vocabulary_size(model: Path, setting: str) -> int:
 
 
 def _tokens(model: Path) -> dict[str, int] | None:
-    """Every token with its number; None if there is no tokenizer.json to say so."""
+    """The id of every token, or None if tokenizer.json is missing or has no vocabulary."""
     file = model / "tokenizer.json"
     if not file.is_file():
         return None

@@ -1,7 +1,7 @@
-"""Log-probs and entropy straight from hidden states: the logits exist for one chunk of tokens at a time.
+"""Log-probs and entropy computed from hidden states, with the logits of only one chunk of tokens in memory.
 
-With a vocabulary of 150,000, the logits of 32k tokens are 10 GB in bfloat16, and autograd would keep several of them.
-Here the backward pass computes each chunk's logits again: one matrix product more, and memory of a single chunk.
+With a vocabulary of 150,000, the logits of 32k tokens take 10 GB in bfloat16, and autograd would keep several copies.
+Here the backward pass recomputes the logits chunk by chunk, which costs one more matrix product.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,12 +20,12 @@ def linear_log_probs(
     tokens_per_chunk: int,
     with_entropy: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """`log_probs_and_entropy` of softmax(hidden weight^T / temperature), without holding the logits.
+    """Log-probs and entropy of softmax(hidden weight^T / temperature), without storing all logits.
 
     Args:
-        hidden: [tokens, width]; weight: [vocabulary, width]; both of one float type.
+        hidden: [tokens, width]; weight: [vocabulary, width]; both of the same float type.
         token_ids: [tokens] int64.
-        with_entropy: False saves one of two passes over the logits; the entropy is then 0, and so is its gradient.
+        with_entropy: False saves one of two passes over the logits; the entropy and its gradient are then 0.
 
     Returns:
         log_probs, entropy: [tokens] float32.
@@ -104,9 +104,10 @@ def logit_gradient(
     entropy_gradient: Tensor,
     scale: float,
 ) -> Tensor:
-    """The gradient by the logits, [tokens, V] in their type.
+    """The gradient with respect to the logits, [tokens, V] in their type.
 
-    With p = softmax(scale logits), of the log-prob of y: scale (1[y] - p), and of the entropy H: -scale p (log p + H).
+    With p = softmax(scale logits), the gradient of the log-prob of y is scale (1[y] - p), and the gradient of the
+    entropy H is -scale p (log p + H).
     """
     log_p = logits.float() * scale - normaliser.unsqueeze(-1)
     p = log_p.exp()
@@ -118,12 +119,12 @@ def logit_gradient(
 
 @cache
 def _kernel(function: Callable[..., Any], device: str) -> Callable[..., Any]:
-    """On GPUs the function compiled: one pass over the logits instead of ten."""
+    """The function, compiled on GPUs: one pass over the logits instead of ten."""
     return torch.compile(function) if device == "cuda" else function
 
 
 def _chunks(length: int, size: int) -> Iterator[slice]:
-    """Equal parts of at most `size`, so that compiled code meets few sizes."""
+    """Slices of nearly equal length, at most `size`, so that compiled code sees few sizes."""
     count = max(1, -(-length // size))
     step = max(1, -(-length // count))
     for start in range(0, length, step):
@@ -131,7 +132,7 @@ def _chunks(length: int, size: int) -> Iterator[slice]:
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """total += left @ right, summed up in float32 whatever the factors' type."""
+    """total += left @ right, accumulated in float32 for factors of any type."""
     if left.is_cuda and left.dtype != torch.float32:
         torch.addmm(total, left, right, out_dtype=torch.float32, out=total)
     else:

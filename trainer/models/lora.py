@@ -1,6 +1,6 @@
 """Low-rank adapters (LoRA: Hu et al. 2021, arXiv:2106.09685), in the file format of the library peft.
 
-An adapted layer keeps its name and its weight's; so the network without adapters is the one it was made from.
+An adapted layer keeps its name and the name of its weight, so the names of the frozen network do not change.
 """
 
 import json
@@ -22,9 +22,9 @@ Gather = Callable[[Tensor], Tensor]
 
 
 class LoraLinear(nn.Linear):  # type: ignore[misc]
-    """W x + b + scaling B A x: W [out, in] and b are frozen, A [rank, in] and B [out, rank] are trained in float32.
+    """W x + b + scaling B A x, with frozen W [out, in] and b, and trained float32 A [rank, in] and B [out, rank].
 
-    B starts at zero, so that training starts from the frozen network.
+    B starts at zero, so training starts from the frozen network.
     """
 
     def __init__(self, frozen: nn.Linear, settings: LoraConfig, generator: torch.Generator) -> None:
@@ -44,14 +44,14 @@ class LoraLinear(nn.Linear):  # type: ignore[misc]
         return plain + self.scaling * linear(linear(x, self.lora_A), self.lora_B) if self.enabled else plain
 
     def merged(self, gather: Gather) -> Tensor:
-        """The one weight that does the same, [out, in] float32; `gather` makes a whole tensor of a sharded one."""
+        """W + scaling B A, [out, in] float32. `gather` turns a sharded tensor into a whole one."""
         return gather(self.weight).float() + self.scaling * gather(self.lora_B) @ gather(self.lora_A)
 
 
 def add_adapters(language_model: nn.Module, settings: LoraConfig, seed: int) -> None:
-    """Freezes a language model and puts adapters beside layers of its decoder, the same on every rank.
+    """Freezes a language model and adds adapters to layers of its decoder, equal on every rank.
 
-    Raises ConfigError for a target that no layer is named after.
+    Raises ConfigError if no layer has the name of a target module.
     """
     language_model.requires_grad_(False)
     generator = torch.Generator().manual_seed(seed)
@@ -60,14 +60,14 @@ def add_adapters(language_model: nn.Module, settings: LoraConfig, seed: int) -> 
 
 
 def target_names(model: Path, settings: LoraConfig) -> list[str]:
-    """How the layers that get an adapter are called in the model at `model`, as q_proj."""
+    """The names, such as q_proj, of the layers in the model at `model` that get an adapter."""
     with torch.device("meta"):
         language_model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model, local_files_only=True))
     return sorted({name for _, name, _ in _targets(language_model, settings)})
 
 
 def _targets(language_model: nn.Module, settings: LoraConfig) -> list[tuple[nn.Module, str, nn.Linear]]:
-    """The layers to adapt: each one's parent, its name there, and itself."""
+    """The layers to adapt, as (parent, name, layer)."""
     wanted = set(settings.target_modules)
     found = [
         (parent, name, layer)
@@ -79,7 +79,7 @@ def _targets(language_model: nn.Module, settings: LoraConfig) -> list[tuple[nn.M
     if unknown := wanted - names - {ALL_LINEAR}:
         raise ConfigError(
             f"lora.target_modules: the model has no linear layer {', '.join(sorted(unknown))}",
-            hint=f"its linear layers are {', '.join(sorted(names))}, all of them are {ALL_LINEAR}",
+            hint=f"its linear layers are {', '.join(sorted(names))}; {ALL_LINEAR} selects all of them",
         )
     return [target for target in found if target[1] in wanted or ALL_LINEAR in wanted]
 
@@ -90,7 +90,7 @@ def adapted_layers(module: nn.Module) -> Iterator[tuple[str, LoraLinear]]:
 
 @contextmanager
 def adapters_off(network: nn.Module) -> Iterator[None]:
-    """Within, the network is the frozen one."""
+    """Turns the adapters off while the block runs: the network is then the frozen one."""
     layers = [layer for _, layer in adapted_layers(network)]
     for layer in layers:
         layer.enabled = False
@@ -102,14 +102,14 @@ def adapters_off(network: nn.Module) -> Iterator[None]:
 
 
 def adapter_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """A and B of every adapter under the names that peft gives them."""
+    """A and B of every adapter, by peft's names."""
     for name, layer in adapted_layers(module):
         for part in ("lora_A", "lora_B"):
             yield _peft_name(name, part), getattr(layer, part)
 
 
 def named_adapters(weights: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
-    """A and B of each layer by its name in the model; `weights` have the names that peft gives them."""
+    """A and B of each adapted layer, by the layer's name in the model. The keys of `weights` are peft's names."""
     layers = [name.split(".", 2)[2].rsplit(".", 2)[0] for name in weights]
     return {name: (weights[_peft_name(name, "lora_A")], weights[_peft_name(name, "lora_B")]) for name in layers}
 
@@ -119,12 +119,12 @@ def _peft_name(layer: str, part: str) -> str:
 
 
 def adapter_weights(module: nn.Module, gather: Gather) -> Iterator[tuple[str, Tensor]]:
-    """The same, each one whole. Every rank must exhaust it."""
+    """The whole adapters, by peft's names. Every rank must exhaust it."""
     return ((name, gather(parameter.detach())) for name, parameter in adapter_parameters(module))
 
 
 def write_adapter(weights: Iterable[tuple[str, Tensor]], settings: LoraConfig, base: Path, directory: Path) -> None:
-    """Writes a directory that peft, and what reads its format, lays over the model at `base`."""
+    """Writes an adapter directory in peft's format for the model at `base`."""
     tensors = {name: tensor.cpu().contiguous() for name, tensor in weights}
     targets = sorted({name.split(".")[-3] for name in tensors})
     config = {

@@ -1,8 +1,8 @@
-"""Megatron-Core's transformer layers in the place of a Transformers model's own (package megatron-core).
+"""Replaces the layers of a Transformers model by Megatron-Core's transformer layers (package megatron-core).
 
-Embedding, rotary angles, last normalisation and head stay the model's. What a layer computes of them is Megatron's:
-its normalisations, its attention's projections and its MLP, whose matrices the ranks of a group split. Only the part of
-the attention between the projections is `trainer.models.attention`: Megatron's own would need padded rows or GPUs.
+The embedding, rotary angles, final normalisation and head remain Transformers'. Megatron computes each layer's
+normalisations, attention projections and MLP, whose matrices can be split over ranks. The attention itself is
+`trainer.models.attention`, because Megatron's needs padded rows or GPUs.
 """
 
 import warnings
@@ -41,13 +41,13 @@ with warnings.catch_warnings():
     from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
     from megatron.core.utils import make_viewless_tensor
 
-# It wants CUDA_DEVICE_MAX_CONNECTIONS=1, which FSDP2 would pay for: its collectives have to run beside the layers.
+# Megatron asks for CUDA_DEVICE_MAX_CONNECTIONS=1, which would keep FSDP2's collectives from overlapping with layers.
 warnings.filterwarnings("ignore", message="When using async grad allreduce")
 
 
 @dataclass(frozen=True)
-class Line:
-    """What attention has to know of a packed line, see `PackedRows`; it takes the way of Megatron's attention mask."""
+class PackedLine:
+    """Bounds and rotary angles of a packed line (see `PackedRows`), passed in place of Megatron's attention mask."""
 
     rotation: tuple[Tensor, Tensor]  # cosines and sines, each [1, tokens, head width]
     offsets: Tensor
@@ -55,14 +55,14 @@ class Line:
 
 
 class PackedCore(nn.Module):  # type: ignore[misc]
-    """Rotates queries and keys and attends within each sequence of a packed line."""
+    """Applies rotary embeddings and attends within each sequence of a packed line."""
 
     def __init__(self, **_: Any) -> None:
         super().__init__()
         self.scaling: float | None = None
         self.sliding_window: int | None = None
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, line: Line, **_: Any) -> Tensor:
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, line: PackedLine, **_: Any) -> Tensor:
         """query [tokens, 1, heads, width]; key, value [tokens, 1, key-value heads, width] -> [tokens, 1, all width]."""
         query, key, value = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
         query, key = apply_rotary_pos_emb(query, key, *line.rotation)
@@ -81,10 +81,10 @@ class PackedCore(nn.Module):  # type: ignore[misc]
 
 
 class MegatronLayer(GradientCheckpointingLayer):  # type: ignore[misc]
-    """A layer of Megatron's that is called as Transformers calls its own.
+    """A Megatron layer with the call signature of a Transformers layer.
 
-    Weights that a group of ranks splits are distributed tensors, as FSDP2, optimizer and checkpoints know them; the
-    layer computes with this rank's part of each.
+    Weights split over a group of ranks are distributed tensors, which FSDP2, the optimizer and checkpoints understand.
+    The layer computes with this rank's part of each.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class MegatronLayer(GradientCheckpointingLayer):  # type: ignore[misc]
         mesh: DeviceMesh | None,
         group: dist.ProcessGroup,
     ) -> None:
-        """The layer with the weights of `original`, Transformers' one. Raises ConfigError if some have no place."""
+        """Takes the weights of `original`, a Transformers layer. Raises ConfigError if their names do not match."""
         super().__init__()
         attention = original.self_attn
         with torch.device("meta"):
@@ -106,14 +106,14 @@ class MegatronLayer(GradientCheckpointingLayer):  # type: ignore[misc]
             )
         core = self.megatron.self_attention.core_attention
         core.scaling = attention.scaling
-        # Of a Mistral model it stands in the configuration alone.
+        # Mistral keeps it in the configuration only.
         core.sliding_window = getattr(attention, "sliding_window", getattr(attention.config, "sliding_window", None))
         trained = next(original.parameters()).requires_grad
         weights = to_megatron({name: weight.detach() for name, weight in original.named_parameters()}, table)
         self._check_names(weights)
         for name, (weight, split) in weights.items():
             if split is not None and mesh is not None:
-                # Every rank has read the same weights.
+                # Every rank has read the same weights, so none are sent.
                 weight = distribute_tensor(weight, mesh, [Split(split)], src_data_rank=None)
             module, _, kind = name.rpartition(".")
             setattr(self.megatron.get_submodule(module), kind, nn.Parameter(weight, requires_grad=trained))
@@ -122,8 +122,8 @@ class MegatronLayer(GradientCheckpointingLayer):  # type: ignore[misc]
         own = {name for name, _ in self.megatron.named_parameters()}
         if unlike := own.symmetric_difference(weights):
             raise ConfigError(
-                f"backend=megatron: a layer of this model and Megatron's differ in {', '.join(sorted(unlike))}",
-                hint="set backend=fsdp; layers like those of Qwen2, Qwen3, Llama and Mistral can be Megatron's",
+                f"backend=megatron: this model's layers differ from Megatron's in {', '.join(sorted(unlike))}",
+                hint="set backend=fsdp, or use a model with layers like those of Qwen2, Qwen3, Llama and Mistral",
             )
 
     def forward(
@@ -135,16 +135,18 @@ class MegatronLayer(GradientCheckpointingLayer):  # type: ignore[misc]
         **_: Any,
     ) -> Tensor:
         """hidden_states [1, tokens, width] -> the same."""
-        line = Line(position_embeddings, cu_seq_lens_q, max_length_q)
+        line = PackedLine(position_embeddings, cu_seq_lens_q, max_length_q)
         own = {n: weight.to_local() for n, weight in self.megatron.named_parameters() if isinstance(weight, DTensor)}
         found, _ = functional_call(self.megatron, own, (hidden_states.transpose(0, 1),), {"attention_mask": line})
-        # What FSDP2 puts its hook on may be no view.
+        # FSDP2 puts a hook on the output, which must not be a view.
         return make_viewless_tensor(found.transpose(0, 1), requires_grad=found.requires_grad, keep_graph=True)
 
 
 def use_megatron_layers(layers: nn.ModuleList, config: Any, mesh: DeviceMesh | None) -> None:
-    """Puts Megatron's layers in the place of a Transformers model's, with the same weights, split over the ranks of a
-    mesh if there is one; `config` is the model's. Raises ConfigError."""
+    """Replaces a Transformers model's layers in place by Megatron's with the same weights.
+
+    With a mesh, its ranks split the matrices. `config` is the model's. Raises ConfigError if the layers do not fit.
+    """
     ranks = 1 if mesh is None else mesh.size()
     if mesh is not None:
         check_split(layers, config, ranks)
@@ -175,9 +177,9 @@ def _transformer_config(config: Any, ranks: int, projections_have_bias: bool) ->
         attention_dropout=0.0,
         hidden_dropout=0.0,
         tensor_model_parallel_size=ranks,
-        use_cpu_initialization=True,  # on no device: the weights come from the model
+        use_cpu_initialization=True,  # the layers are created on `meta`, their weights come from the model
         perform_initialization=False,
-        # Kernels of GPUs that come with packages of their own.
+        # These GPU kernels need additional packages.
         bias_activation_fusion=False,
         bias_dropout_fusion=False,
         masked_softmax_fusion=False,

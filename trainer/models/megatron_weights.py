@@ -1,7 +1,7 @@
-"""Which weights of Transformers' layers make up those of Megatron-Core's, and back; nothing here needs Megatron.
+"""Maps weights of Transformers' layers to Megatron-Core's and back, without importing Megatron.
 
-Megatron joins query, key and value projections group by group, a group being a key-value head with its queries, and
-gate and up projections share by share: what each rank has of a matrix is then one piece of it.
+Megatron joins the query, key and value projections group by group (a group is a key-value head with its query heads),
+and the gate and up projections rank by rank. So each rank's part of a joined matrix is one contiguous piece.
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,16 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-LAYER = "megatron"  # what a layer of Megatron's is called within the one whose place it takes
+LAYER = "megatron"  # attribute name of the Megatron layer inside the layer that replaces Transformers'
 KINDS = ("weight", "bias")
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a weight of Megatron's comes from.
+    """The Transformers weights that one Megatron weight is joined from.
 
-    It has the rows of `parts` in turns: of `groups` groups each, and of each group as many rows as `shares` say, one
-    relative to the other. `split` is the dimension along which ranks share it; None: each has the whole.
+    Rows of `parts` alternate in `groups` groups; within a group the number of rows is proportional to `shares`.
+    `split` is the dimension along which ranks split the weight; None: every rank has all of it.
     """
 
     parts: tuple[str, ...]
@@ -29,7 +29,7 @@ class Origin:
     shares: tuple[int, ...] = (1,)
 
     def joined(self, weights: list[Tensor]) -> Tensor:
-        """One weight [rows, …] of the parts' weights."""
+        """Joins the weights of the parts into one weight [rows, …]."""
         if len(weights) == 1:
             return weights[0]
         return torch.cat([weight.unflatten(0, (self.groups, -1)) for weight in weights], dim=1).flatten(0, 1)
@@ -45,8 +45,7 @@ Origins = Mapping[str, Origin]
 
 
 def origins(config: Any, ranks: int) -> Origins:
-    """The modules of Megatron's layer with those of Transformers', for a model's configuration and so many ranks that
-    split it."""
+    """The origin of each module in a Megatron layer, for a model's configuration split over `ranks` ranks."""
     groups = config.num_key_value_heads
     projections = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     shares = (config.num_attention_heads // groups, 1, 1)
@@ -63,8 +62,10 @@ def origins(config: Any, ranks: int) -> Origins:
 
 
 def to_megatron(weights: Mapping[str, Tensor], table: Origins) -> dict[str, tuple[Tensor, int | None]]:
-    """Each of Megatron's weights with its split, for the weights of one of Transformers' layers. What has no place in
-    Megatron's layer keeps its name."""
+    """Converts the weights of one Transformers layer to (Megatron weight, split dimension) by Megatron's names.
+
+    A weight without a counterpart keeps its name.
+    """
     left, found = dict(weights), {}
     for module, origin in table.items():
         for kind in KINDS:
@@ -75,7 +76,7 @@ def to_megatron(weights: Mapping[str, Tensor], table: Origins) -> dict[str, tupl
 
 
 def to_transformers(name: str, weight: Tensor, table: Origins) -> Iterator[tuple[str, Tensor]]:
-    """The whole weights of Transformers that are joined in one of Megatron's; a weight outside its layers stays."""
+    """Separates a whole Megatron weight into Transformers' weights. A weight outside Megatron's layers is unchanged."""
     layer, found, own = name.partition(f".{LAYER}.")
     if not found:
         yield name, weight

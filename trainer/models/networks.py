@@ -1,4 +1,4 @@
-"""The two networks that are trained, both computing on packed rows and giving one number per response token."""
+"""The policy and value networks. Both compute on packed rows and return one number per response token."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,12 +13,12 @@ from trainer.models import attention
 from trainer.models.linear_log_probs import linear_log_probs
 from trainer.models.packing import PackedRows
 
-# Logits of one chunk, in numbers: on GPUs large matrix products pay, and 2^29 numbers of bfloat16 are 1 GiB.
+# Number of logits in one chunk. Large matrix products are efficient on GPUs; 2^29 numbers in bfloat16 are 1 GiB.
 LOGITS_PER_CHUNK = {"cuda": 2**29, "cpu": 2**26}
 
 
 class PolicyNetwork(nn.Module):  # type: ignore[misc]
-    """A causal language model that gives log-probs and entropy of response tokens instead of logits."""
+    """A causal language model that returns log-probs and entropy of response tokens instead of logits."""
 
     def __init__(self, language_model: nn.Module, temperature: float) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class PolicyNetwork(nn.Module):  # type: ignore[misc]
     def forward(self, rows: PackedRows) -> tuple[Tensor, Tensor]:
         """Log-probs and entropy, both [rows, response length] float32 and 0 where masked.
 
-        A pass without gradients is one for log-probs: its entropy is left out, 0 everywhere.
+        A pass without gradients needs no entropy and returns 0 for it.
         """
         hidden = decode(self.decoder, rows)
         weight = self.language_model.get_output_embeddings().weight
@@ -45,9 +45,9 @@ class PolicyNetwork(nn.Module):  # type: ignore[misc]
 
 
 class ValueNetwork(nn.Module):  # type: ignore[misc]
-    """The body of a causal language model with a head that values the state before each response token.
+    """The body of a causal language model with a head that estimates the value of the state before each response token.
 
-    The head starts at zero: the first advantages are then the rewards, not the noise of a random head.
+    The head starts at zero, so the first advantages come from the rewards and not from a random head.
     """
 
     def __init__(self, language_model: nn.Module) -> None:
@@ -62,7 +62,7 @@ class ValueNetwork(nn.Module):  # type: ignore[misc]
 
     def forward(self, rows: PackedRows) -> Tensor:
         """Values, [rows, response length] float32 and 0 where masked."""
-        # In float32: rounded to bfloat16, values near 1 would come in steps of 1/128.
+        # Float32, because bfloat16 rounds values near 1 to steps of 1/128.
         values = nn.functional.linear(decode(self.body, rows).float(), self.head.weight.float())
         return rows.unpack(values.squeeze(-1))
 
@@ -76,7 +76,7 @@ def decode(decoder: nn.Module, rows: PackedRows) -> Tensor:
 
 
 def with_packed_attention(language_model: nn.Module) -> nn.Module:
-    """The same model, computing on packed rows from now on."""
+    """Switches the model to packed attention, in place, and returns it."""
     language_model.set_attn_implementation(attention.NAME)
     return language_model
 
@@ -88,7 +88,7 @@ def load_language_model(path: Path, dtype: torch.dtype = torch.float32) -> nn.Mo
 
 
 def empty_language_model(path: Path, dtype: torch.dtype = torch.float32) -> nn.Module:
-    """The same on the device `meta`, where weights have shapes and no memory. Raises DataError."""
+    """The same model on the device `meta`, without memory for its weights. Raises DataError."""
     with _explained_failure(path), torch.device("meta"):
         config = AutoConfig.from_pretrained(path, local_files_only=True)
         return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
@@ -100,6 +100,6 @@ def _explained_failure(path: Path) -> Iterator[None]:
         yield
     except (OSError, ValueError, KeyError) as error:
         raise DataError(
-            f"{path}: no model that Transformers can load: {error}",
+            f"{path}: Transformers cannot load this model: {error}",
             hint="name a directory with config.json and *.safetensors that every node can read",
         ) from error

@@ -1,4 +1,4 @@
-"""Rows of a batch end to end, without padding: what the networks compute on."""
+"""Packed rows, the networks' input: the rows of a batch end to end, without padding."""
 
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
@@ -14,10 +14,10 @@ from trainer.data.copies import to_device
 class PackedRows:
     """All tokens of some rows in one line.
 
-    Shapes: `token_ids` and `positions` (within the row) [1, tokens] int64; `offsets` [sequences + 1] int32, where each
-    row starts and ends; `predicting` [response tokens] int64, the place in the line that predicts each response token;
-    `targets` [response tokens] int64, those tokens; `places` [response tokens] int64, where each of them belongs in
-    the flattened [rows, response length].
+    Shapes: `token_ids` and `positions` (within the row) [1, tokens] int64; `offsets` [sequences + 1] int32, the bounds
+    of the rows; `predicting` [response tokens] int64, the index in the line that predicts each response token;
+    `targets` [response tokens] int64, the response tokens; `places` [response tokens] int64, their indices in the
+    flattened [rows, response length]. `longest` is the length of the longest row.
     """
 
     token_ids: Tensor
@@ -33,8 +33,8 @@ class PackedRows:
     def of(cls, batch: Batch, multiple: int = 1) -> Self:
         """Packs the rows of a batch on CPU.
 
-        The line is filled up to a `multiple` with a sequence of zeros that nothing reads, and `longest` is rounded up
-        to it: fewer distinct sizes for what is compiled or tuned per size.
+        An unused sequence of zeros pads the line to a multiple of `multiple`, and `longest` is rounded up to one, so
+        that code compiled or tuned per size sees few sizes.
         """
         lengths = batch.lengths
         columns = torch.arange(batch.token_ids.shape[1])
@@ -61,11 +61,11 @@ class PackedRows:
         return replace(self, **{k: to_device(v, device) for k, v in tensors.items() if isinstance(v, Tensor)})
 
     def unpack(self, values: Tensor) -> Tensor:
-        """values [response tokens] at their places in [rows, response length], 0 elsewhere."""
+        """Scatters values [response tokens] into [rows, response length], with 0 elsewhere."""
         return values.new_zeros(self.response_shape).put(self.places, values)
 
     def attention_arguments(self) -> dict[str, Any]:
-        """What `trainer.models.attention` needs, under the names that Transformers hands through to every layer."""
+        """Arguments for `trainer.models.attention`, by the names that Transformers passes on to every layer."""
         return {
             "cu_seq_lens_q": self.offsets,
             "cu_seq_lens_k": self.offsets,

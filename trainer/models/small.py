@@ -1,4 +1,4 @@
-"""A small Qwen2 model with random weights and a tokenizer of its own: enough to run PPO for real on a laptop."""
+"""A small Qwen2 model with random weights and its own tokenizer: enough to run PPO on a laptop."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ _CHAT_TEMPLATE = (
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Sizes of a Qwen2 model; `hidden_size` is split among `attention_heads`."""
+    """Sizes of a Qwen2 model. `hidden_size` is divided among `attention_heads`."""
 
     layers: int = 2
     hidden_size: int = 128
@@ -35,12 +35,12 @@ class ModelShape:
 
 
 def build_tokenizer(texts: Iterable[str], vocabulary_size: int = 512) -> Any:
-    """Qwen2's byte-level BPE tokenizer, its vocabulary trained on `texts` alone.
+    """Qwen2's byte-level BPE tokenizer with a vocabulary trained on `texts` only.
 
-    Any text survives encoding and decoding, frequent words become single tokens, and a number is one token per digit,
-    so that a model can learn arithmetic on digits.
+    Any text survives encoding and decoding. Frequent words are single tokens, and numbers have one token per digit, so
+    that a model can learn arithmetic on digits.
     """
-    # Transformers loads the tokenizer of every Qwen2 model with this class: any other one would come back changed.
+    # Transformers always loads a Qwen2 model's tokenizer with this class; another class would not survive a reload.
     untrained = Qwen2Tokenizer(
         vocab={PAD: 0},
         merges=[],
@@ -75,7 +75,7 @@ def create_model(tokenizer: Any, shape: ModelShape, seed: int) -> Any:
 
 
 def save_model(model: Any, tokenizer: Any, directory: Path) -> None:
-    """Writes model and tokenizer to `directory`, whole or not at all, replacing a model that is there.
+    """Writes model and tokenizer to `directory` atomically, replacing an existing model.
 
     Raises DataError if `directory` holds something else.
     """

@@ -1,7 +1,7 @@
-"""Splitting each layer's matrix products over neighbouring ranks (Megatron-LM: Shoeybi et al. 2019, arXiv:1909.08053).
+"""Tensor parallelism over adjacent ranks (Megatron-LM: Shoeybi et al. 2019, arXiv:1909.08053).
 
-Heads of the attention and columns of the MLP are divided; each ends in a product whose partial sums are added up. What
-is not a matrix of a layer, embeddings and head among them, every rank of the group computes as a whole.
+Attention heads and MLP columns are split over the ranks. Both end in a product whose partial sums are all-reduced.
+Every rank computes everything else in full: embeddings, normalisations and the head.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ from trainer.errors import ConfigError
 
 COLUMNS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
 ROWS = ("self_attn.o_proj", "mlp.down_proj")
-# Weights of a single head's width, the same for every head: each rank has the gradient of its own heads only.
+# Weights that all heads share. Each rank has the gradient of its own heads only.
 OF_EACH_HEAD = (
     "self_attn.q_norm.weight",
     "self_attn.k_norm.weight",
@@ -32,10 +32,13 @@ OF_EACH_HEAD = (
 
 
 def split_layers(layers: nn.ModuleList, config: Any, mesh: DeviceMesh) -> None:
-    """Splits layers over the ranks of a mesh; `config` is the Transformers model's. Raises ConfigError."""
+    """Splits layers in place over the ranks of a mesh. `config` is the model's.
+
+    Raises ConfigError if they do not fit.
+    """
     check_split(layers, config, mesh.size())
     for layer in layers:
-        # An input becomes a distributed tensor once for all that read it: one sum of their gradients, not one each.
+        # Convert an input to a distributed tensor once for all its readers, so their gradients are all-reduced once.
         whole = Replicate()
         plan = {
             "self_attn": PrepareModuleInput(
@@ -45,19 +48,21 @@ def split_layers(layers: nn.ModuleList, config: Any, mesh: DeviceMesh) -> None:
             **{name: ColwiseParallel() for name in COLUMNS},
             **{name: RowwiseParallel() for name in ROWS},
         }
-        parallelize_module(layer, mesh, plan, src_data_rank=None)  # every rank has read the same weights
+        parallelize_module(
+            layer, mesh, plan, src_data_rank=None
+        )  # every rank has read the same weights, so none are sent
 
 
 def check_split(layers: nn.ModuleList, config: Any, ranks: int) -> None:
-    """Raises ConfigError if layers of this model cannot be split over so many ranks."""
+    """Raises ConfigError if these layers cannot be split over `ranks` ranks."""
     known = {*COLUMNS, *ROWS}
     for layer in layers:
         found = {name for name, module in layer.named_modules() if isinstance(module, nn.Linear)}
         if found != known:
             raise ConfigError(
-                f"sharding.tensor_parallel={ranks}: a layer of {type(layer).__name__} has other matrices than "
-                f"{', '.join(sorted(known))}: {', '.join(sorted(found ^ known))}",
-                hint="set it to 1; Qwen2, Qwen3, Llama and Mistral can be split",
+                f"sharding.tensor_parallel={ranks}: {type(layer).__name__} cannot be split: its matrices differ from "
+                f"{', '.join(sorted(known))} in {', '.join(sorted(found ^ known))}",
+                hint="set it to 1, or use a Qwen2, Qwen3, Llama or Mistral model",
             )
     for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
         if (size := getattr(config, name)) % ranks:
@@ -68,7 +73,7 @@ def check_split(layers: nn.ModuleList, config: Any, ranks: int) -> None:
 
 
 def add_gradients_of_heads(layers: nn.ModuleList, group: dist.ProcessGroup) -> None:
-    """Completes the gradients of the weights that all heads share; every rank of the group calls it."""
+    """All-reduces the gradients of the weights that all heads share. Every rank of the group must call it."""
     for gradient in _gradients_of_heads(layers):
         dist.all_reduce(gradient.to_local(), group=group)
 

@@ -70,9 +70,8 @@ class InPlaceLoader:
                 inside.append(word_sum(waiting.pop(bucket.layout), word))
             del sent, bucket  # frees memory for the next bucket
         inside += [word_sum(rest, word) for rest in waiting.values()]
-        packed, found, given = (
-            torch.stack(sums).sum(dim=0).tolist()
-        )  # waits for the copies; the sender may then free its buckets
+        # Waits for the copies. The sender may free its buckets after this.
+        packed, found, given = torch.stack(sums).sum(dim=0).tolist()
         check_arrived(found, packed)
         check_in_place(int(torch.stack(inside).sum()), given)
 

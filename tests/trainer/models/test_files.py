@@ -61,7 +61,7 @@ def test_the_same_words_in_a_larger_embedding_fit(model: Path, tmp_path: Path) -
 
 
 def test_a_missing_or_damaged_model_is_named(model: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"no model, config\.json is not there"):
+    with pytest.raises(DataError, match=r"no model: config\.json is missing"):
         check_models(roles(tmp_path, None))
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(DataError, match="cannot be read"):
@@ -97,7 +97,7 @@ def test_a_model_without_a_tokenizer_is_refused(model: Path, tmp_path: Path) -> 
     (tmp_path / "mute" / "tokenizer.json").unlink()
     with pytest.raises(DataError) as caught:
         load_tokenizer(ModelConfig(path=tmp_path / "mute"))
-    assert f"{tmp_path / 'mute'}: no tokenizer, none of tokenizer.json" in str(caught.value)
+    assert f"{tmp_path / 'mute'}: no tokenizer: none of tokenizer.json" in str(caught.value)
     assert "the model's source" in caught.value.hint
 
 
@@ -105,7 +105,7 @@ def test_prompts_and_responses_longer_than_the_model_s_positions_are_refused(mod
     data = {"max_prompt_length": 500, "max_response_length": 100}
     with pytest.raises(DataError) as caught:
         check_models(Config.model_validate({"model": {"path": model}, "data": data}))
-    assert "are 600 tokens" in str(caught.value)
+    assert "add up to 600 tokens" in str(caught.value)
     assert "has 512 positions" in str(caught.value)
 
 
@@ -135,7 +135,7 @@ def test_a_model_of_the_hub_is_taken_from_the_cache(model: Path, tmp_path: Path)
 
     assert resolved("family/size").stdout.strip() == str(snapshot)
     missing = resolved("family/other").stderr
-    assert "model.path=family/other: no such directory, and not to be had from the Hugging Face hub" in missing
+    assert "model.path=family/other: no such directory, and the Hugging Face hub did not provide it" in missing
     assert resolved(str(model)).stdout.strip() == str(model)
 
 

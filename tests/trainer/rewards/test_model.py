@@ -1,4 +1,4 @@
-"""A reward model on a tiny classifier: what it reads, that batches do not matter, and what is no reward model."""
+"""A reward model on a tiny classifier: what it reads, independence of batches, and models that are refused."""
 
 import json
 from pathlib import Path
@@ -128,7 +128,7 @@ def test_a_score_that_is_no_number_is_refused(policy: Path, judge: Path) -> None
 
 
 def test_what_is_no_reward_model_is_refused_before_anything_starts(policy: Path, judge: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"Qwen2ForCausalLM with 2 labels is no reward model") as caught:
+    with pytest.raises(DataError, match=r"Qwen2ForCausalLM with 2 labels is not a reward model") as caught:
         check_models(settings(policy, policy))
     assert "one label" in caught.value.hint
     two = write_classifier(tmp_path / "two", AutoTokenizer.from_pretrained(policy), labels=2)

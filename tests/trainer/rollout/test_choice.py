@@ -3,10 +3,12 @@
 import importlib.util
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
+import trainer
 from trainer.config.rollout import RolloutConfig
 from trainer.errors import ConfigError
 from trainer.rollout.engine import choose_engine, engine_rows
@@ -41,5 +43,6 @@ def test_an_engine_that_is_not_installed_is_refused_here_simulated(without_vllm:
 
 
 def test_choosing_an_engine_does_not_import_vllm() -> None:
+    root = Path(trainer.__file__).parents[1]  # and not the copy of the trainer in the image
     program = "import sys, trainer.rollout.engine as e; e.engine_rows(); assert 'vllm' not in sys.modules"
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120, cwd=root)
