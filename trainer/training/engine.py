@@ -67,7 +67,7 @@ class TrainingEngine:
         self._sharded_modules = sharded_modules(self.network)
         self._has_adapters = any(adapted_layers(self.network))
         # How the weights of the backend's layers map to Transformers' weights.
-        self._origins = execution.backend.origins(self.network.decoder.config, execution.sharding.tensor_parallel)
+        self.origins = execution.backend.origins(self.network.decoder.config, execution.sharding.tensor_parallel)
         self.loss_scale = LossScale.of(execution.dtype)
         offloads = execution.sharding
         self._weights = Offload(self.network.parameters if offloads.param_offload else list)
@@ -102,7 +102,7 @@ class TrainingEngine:
 
         None if weights are stored as Transformers names them: any number of ranks can then load them.
         """
-        return self.execution.sharding.tensor_parallel if self._origins else None
+        return self.execution.sharding.tensor_parallel if self.origins else None
 
     def forward(self, batch: Batch, limit: MicroBatchLimit) -> Tensor:
         """Log-probs or values of all rows, [rows, response length] float32 on CPU. Every rank must call it."""
@@ -227,7 +227,7 @@ class TrainingEngine:
                 if name in adapted:
                     yield name, adapted[name].merged(self._gather)
                 elif id(weight) not in own:
-                    yield from to_transformers(name, self._gather(weight), self._origins)
+                    yield from to_transformers(name, self._gather(weight), self.origins)
 
     def adapter_weights(self, module: nn.Module) -> list[tuple[str, Tensor]]:
         """Copies of the whole adapters of a part of the network, by peft's names. Every rank must call it."""

@@ -13,10 +13,13 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
+import trainer
 from trainer.config.tree import Config, ModelConfig
 from trainer.errors import DataError
 from trainer.models.files import check_models, check_tokenizer, decode, load_tokenizer
 from trainer.models.small import ModelShape, build_tokenizer, create_model, save_model
+
+ROOT = Path(trainer.__file__).parents[1]  # the tested code, not the copy of the trainer in the image
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +120,7 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(model: Path, tmp
 
 
 def test_a_model_of_the_hub_is_taken_from_the_cache(model: Path, tmp_path: Path) -> None:
-    """In a process of its own: the hub's library reads its variables when it is imported."""
+    """Runs in a separate process, because the hub's library reads its variables when it is imported."""
     snapshot = tmp_path / "hub" / "models--family--size" / "snapshots" / ("0" * 40)
     shutil.copytree(model, snapshot)
     refs = snapshot.parents[1] / "refs"
@@ -131,7 +134,7 @@ def test_a_model_of_the_hub_is_taken_from_the_cache(model: Path, tmp_path: Path)
 
     def resolved(name: str) -> "subprocess.CompletedProcess[str]":
         command = [sys.executable, "-c", code, name]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=ROOT)
 
     assert resolved("family/size").stdout.strip() == str(snapshot)
     missing = resolved("family/other").stderr
