@@ -98,7 +98,7 @@ def test_a_loader_that_does_more_than_copy_is_asked_each_time(
         loader.load(buckets)
         assert model.holds(sent)
         assert model.asked == (seed + 1) * len(buckets)
-    assert "they are loaded one by one" in caplog.text
+    assert "the engine's own loader in every update" in caplog.text
 
 
 def test_weights_that_are_laid_out_anew_are_recorded_anew() -> None:
