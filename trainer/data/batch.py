@@ -1,4 +1,4 @@
-"""The responses of one step, as they travel between the controller and the ranks."""
+"""The batch of one step's responses, which the controller and the ranks exchange."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -15,13 +15,13 @@ from trainer.data.partition import balanced
 
 @dataclass(frozen=True)
 class Batch:
-    """One row per response. A row is its prompt directly followed by its response, padded with 0 on the *right* only.
+    """One row per response: the prompt, directly followed by the response, padded with 0 on the *right* only.
 
     Under a causal mask no token sees the padding after it, so the models need neither an attention mask nor positions.
-    What belongs to response tokens is aligned to the response's start: column t is token t of the response.
+    Tensors of response tokens start with the response: column t is token t of the response.
 
-    Shapes: `token_ids` [rows, length] int64, `prompt_lengths` [rows] int64, `response_mask` [rows, response length]
-    bool, all others [rows, response length] float32 and 0 where masked; they are None until their phase has run.
+    Shapes: `token_ids` [rows, length] int64; `prompt_lengths` [rows] int64; `response_mask` [rows, response length]
+    bool; all others [rows, response length] float32, 0 where masked, and None until their phase has run.
     """
 
     token_ids: Tensor
@@ -43,9 +43,9 @@ class Batch:
         log_probs: Sequence[Sequence[float]] | None,
         masks: Sequence[Sequence[bool]] | None = None,
     ) -> Self:
-        """Pads prompts and their responses, both token ids, with the engine's log-prob of each response token.
+        """Builds a batch from prompts and responses (token ids) and the engine's log-prob of each response token.
 
-        `masks` say which tokens of each response the policy sampled; None means all. Its last token must be one.
+        `masks` mark the response tokens that the policy sampled; None marks all. The last token must be marked.
         """
         masks = masks or [[True] * len(response) for response in responses]
         prompt_lengths, lengths = (np.array([len(row) for row in rows]) for rows in (prompts, responses))
@@ -59,7 +59,7 @@ class Batch:
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
-        """The rows of all parts, which are rows of one batch."""
+        """Concatenates parts of one batch."""
         width = max(part.token_ids.shape[1] for part in parts)
         pad = torch.nn.functional.pad
         wide = [replace(part, token_ids=pad(part.token_ids, (0, width - part.token_ids.shape[1]))) for part in parts]
@@ -70,22 +70,22 @@ class Batch:
 
     @property
     def lengths(self) -> Tensor:
-        """Tokens of each row without padding, [rows]."""
-        # 32-bit columns: a product with 64-bit ones takes six times as long.
+        """The number of tokens in each row without padding, [rows] int64."""
+        # With 64-bit columns the product takes six times as long.
         columns = torch.arange(1, self.response_mask.shape[1] + 1, device=self.response_mask.device, dtype=torch.int32)
         return self.prompt_lengths + (self.response_mask * columns).amax(dim=1)
 
     def with_(self, **tensors: Tensor) -> Self:
-        """The same rows with further tensors."""
+        """The same rows with these tensors added or replaced."""
         return replace(self, **tensors)
 
     def with_only(self, *names: str) -> Self:
-        """The same rows with tokens, lengths and mask, and of all other tensors these alone: less to send."""
+        """The same rows with only the named tensors besides tokens, prompt lengths and mask, to send less data."""
         kept = {name: getattr(self, name) for name in names}
         return type(self)(self.token_ids, self.prompt_lengths, self.response_mask, **kept)
 
     def rows(self, index: slice | Tensor) -> Self:
-        """Some of the rows, without the columns of `token_ids` that are padding in all of them."""
+        """The selected rows, without columns of `token_ids` that are padding in all of them."""
         chosen = self._map(lambda tensor: tensor[index])
         return replace(chosen, token_ids=chosen.token_ids[:, : int(chosen.lengths.max())])
 
@@ -98,10 +98,10 @@ class Batch:
             yield self.rows(slice(start, start + size))
 
     def shards(self, count: int, mini_batch_size: int | None = None) -> list[Tensor]:
-        """The rows of each rank: equally many, with nearly equally many tokens.
+        """The row indices of each rank: the same number of rows, and nearly the same number of tokens.
 
-        With a mini-batch size, a shard holds its rank's rows of the first mini-batch, then of the second and so on:
-        the responses of an optimizer step are the same for any number of ranks. `count` must divide the mini-batch.
+        With a mini-batch size, a shard holds its rank's rows of the first mini-batch, then of the second, and so on. So
+        each optimizer step uses the same responses for any number of ranks. `count` must divide the mini-batch size.
         """
         size, lengths = mini_batch_size or len(self), self.lengths.tolist()
         shards: list[list[int]] = [[] for _ in range(count)]
@@ -112,7 +112,7 @@ class Batch:
         return [torch.tensor(shard) for shard in shards]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """As arrays, whose bytes Ray copies once; of tensors it makes bytes first."""
+        """Pickles tensors as arrays. Ray copies the bytes of an array once, but those of a tensor twice."""
         return _from_arrays, ({name: tensor.numpy() for name, tensor in self._tensors().items()},)
 
     def _tensors(self) -> dict[str, Tensor]:
@@ -124,12 +124,12 @@ class Batch:
 
 
 def _from_arrays(arrays: Mapping[str, np.ndarray]) -> Batch:
-    """Copies: Ray's arrays lie in memory that is shared and read-only."""
+    """Copies the arrays, because Ray's are in read-only shared memory."""
     return Batch(**{name: torch.from_numpy(array.copy()) for name, array in arrays.items()})
 
 
 def _pad(values: Iterator[Any], lengths: np.ndarray, dtype: type[np.generic]) -> Tensor:
-    """The values of all rows, one row after the other, side by side: [rows, longest]."""
+    """Splits a flat sequence of values into rows padded with 0, [rows, longest]."""
     padded = np.zeros((len(lengths), lengths.max()), dtype)
     padded[np.arange(lengths.max()) < lengths[:, None]] = np.fromiter(values, dtype, lengths.sum())
     return torch.from_numpy(padded)

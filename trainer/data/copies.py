@@ -1,4 +1,4 @@
-"""Copies between the node's memory and a device."""
+"""Copies between CPU memory and a device."""
 
 from collections.abc import Sequence
 
@@ -9,8 +9,8 @@ from torch import Tensor
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """The tensor on a device.
 
-    On its way to a GPU it lies in pinned memory: from any other, the driver may first wait for what the GPU still has
-    to do. torch keeps pinned memory until the copy is done, and then for the next one.
+    A copy to a GPU goes through pinned memory. From pageable memory the driver may first wait for the GPU's queued
+    work. torch keeps the pinned memory until the copy is done and then reuses it.
     """
     if device.type == "cuda" and tensor.device.type == "cpu":
         tensor = tensor.pin_memory()
@@ -18,9 +18,9 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 class HostCopies:
-    """Tensors of a GPU in the node's memory, copied beside what the GPU goes on to do.
+    """Copies of GPU tensors in CPU memory, made while the GPU continues to work.
 
-    That memory is pinned, which takes long, and is therefore used again. Tensors that are there already are not copied.
+    The memory is pinned and reused, because pinning is slow. Tensors on the CPU are kept without a copy.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class HostCopies:
         self._stream: torch.cuda.Stream | None = None
 
     def start(self, tensors: Sequence[Tensor]) -> None:
-        """Copies these in place of the ones before. They may be dropped at once, but not be written to."""
+        """Starts copying the tensors, which replace the previous copies. The caller may drop but not modify them."""
         if tensors[0].device.type == "cpu":
             self._copies = list(tensors)
             return
@@ -40,10 +40,10 @@ class HostCopies:
         with torch.cuda.stream(self._stream):
             for copy, tensor in zip(self._copies, tensors, strict=True):
                 copy.copy_(tensor, non_blocking=True)
-                tensor.record_stream(self._stream)  # its memory is not used for others before this copy is done
+                tensor.record_stream(self._stream)  # keeps torch from reusing the memory before the copy is done
 
     def take(self) -> list[Tensor]:
-        """Waits for the copies. They are good until the next ones are started."""
+        """Waits for the copies and returns them. They are valid until the next `start`."""
         if self._stream is not None:
             self._stream.synchronize()
         return self._copies

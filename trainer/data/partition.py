@@ -1,4 +1,4 @@
-"""Which rows share a forward pass, and which rank works on them: parts of nearly equal token counts."""
+"""Splits rows into parts with nearly equal token counts, for micro-batches and for ranks."""
 
 import heapq
 import math
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class MicroBatchLimit:
-    """What one forward pass of a rank may hold: so many rows or, where `tokens` is set, so many tokens."""
+    """The limit of one forward pass of a rank: `tokens` if set, else `rows`."""
 
     rows: int
     tokens: int | None = None
 
     def parts_needed(self, lengths: Sequence[int]) -> int:
-        """The fewest parts that keep the limit; a row longer than the limit is a part alone."""
+        """The smallest number of parts within the limit. A row longer than the limit is a part of its own."""
         if self.tokens is None:
             return math.ceil(len(lengths) / self.rows)
         count = max(1, math.ceil(sum(lengths) / self.tokens))
@@ -26,7 +26,7 @@ class MicroBatchLimit:
         return min(count, len(lengths))
 
     def split(self, lengths: Sequence[int], count: int) -> list[list[int]]:
-        """The rows of each of `count` parts."""
+        """Splits the rows into `count` parts and returns the row indices of each."""
         if self.tokens is not None:
             return balanced(lengths, count)
         size = math.ceil(len(lengths) / count)
@@ -34,18 +34,20 @@ class MicroBatchLimit:
 
 
 def balanced(lengths: Sequence[int], count: int, equal_size: bool = False) -> list[list[int]]:
-    """Splits rows into `count` parts with nearly equal sums of their lengths; every part has a row.
+    """Splits rows into `count` non-empty parts with nearly equal total lengths.
 
-    The largest differencing method (Karmarkar and Karp 1982), for `count` parts: as long as there are several partial
-    solutions, merge the two whose sums differ most, the heaviest part of one with the lightest of the other.
+    Uses the largest differencing method (Karmarkar and Karp 1982) for `count` parts: while there are several partial
+    solutions, it takes the two with the largest difference between parts and merges the heaviest part of one with the
+    lightest of the other, and so on.
 
-    With `equal_size`, which needs a multiple of `count`, every part has equally many rows.
+    With `equal_size` every part has the same number of rows; the number of rows must be a multiple of `count`.
 
-    Returns the parts, each in ascending order; the same for the same lengths.
+    Returns the row indices of each part in ascending order. The result is deterministic.
     """
     if not 0 < count <= len(lengths) or (equal_size and len(lengths) % count):
         raise ValueError(f"{len(lengths)} rows cannot be split into {count} parts (equal sizes: {equal_size})")
-    # A solution is `count` pairs (sum, rows), the heaviest first; the heap serves the one of the largest difference.
+    # A solution is a list of `count` pairs (total length, rows), heaviest first. The heap yields the solution with the
+    # largest difference between its parts.
     order = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
     if equal_size:
         solutions = [[(lengths[row], [row]) for row in order[i : i + count]] for i in range(0, len(order), count)]
