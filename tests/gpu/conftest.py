@@ -1,7 +1,7 @@
-"""GPUs for the tests of this folder, which skip where there are too few.
+"""Fixtures for tests on GPUs, which are skipped if there are too few GPUs.
 
-`SLIPWAY_REHEARSE_ON_CPU=1` runs them all on CPU, over gloo and Ray's object store: only what a GPU alone has differs.
-What a test measured is printed at the end, also when it passed.
+`SLIPWAY_REHEARSE_ON_CPU=1` runs all of them on CPU, over gloo and Ray's object store, without checks that need a GPU.
+Measured values are printed at the end, also for tests that passed.
 """
 
 import os
@@ -17,7 +17,7 @@ from tests.gpu.ranks import Ranks
 from tests.gpu.whole_runs import Machine, write_job
 from tests.trainer.whole_run import Runs
 
-LINE = 400  # characters of a measured value that are shown
+LINE = 400  # longest measured value to print, in characters
 REHEARSAL = os.environ.get("SLIPWAY_REHEARSE_ON_CPU") == "1"
 
 
@@ -26,7 +26,7 @@ def gpus() -> int:
     if REHEARSAL:
         return 2
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's, about drivers and packages of the host
+        warnings.simplefilter("ignore")  # torch warns about the host's drivers and packages
         try:
             import torch
         except ImportError:
@@ -35,8 +35,8 @@ def gpus() -> int:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "gpus(count): NVIDIA GPUs that a test needs; one if it does not say")
-    config.addinivalue_line("markers", "timeout(seconds): pytest-timeout's, which hosts without GPUs can do without")
+    config.addinivalue_line("markers", "gpus(count): NVIDIA GPUs that a test needs; 1 without the marker")
+    config.addinivalue_line("markers", "timeout(seconds): pytest-timeout's; hosts without GPUs may lack it")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -45,9 +45,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             continue
         marker = item.get_closest_marker("gpus")
         needed = marker.args[0] if marker else 1
-        # Other releases of torch and Ray than the image's may be there, with warnings of their own.
+        # The machine may have other releases of torch and Ray than the image, with other warnings.
         item.add_marker(pytest.mark.filterwarnings("default"))
-        item.add_marker(pytest.mark.skipif(gpus() < needed, reason=f"needs {needed} NVIDIA GPU(s), here are {gpus()}"))
+        item.add_marker(pytest.mark.skipif(gpus() < needed, reason=f"needs {needed} NVIDIA GPU(s), found {gpus()}"))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -84,7 +84,7 @@ def two_ranks(device: str) -> Iterator[Ranks]:
 
 @pytest.fixture
 def measure(record_property: Callable[[str, object], None]) -> Callable[..., dict[str, Any]]:
-    """Runs a function of `tests.gpu` on ranks and notes what it found."""
+    """Runs a function of `tests.gpu` on ranks and records its results."""
 
     def run(ranks: Ranks, function: str, **arguments: Any) -> dict[str, Any]:
         found = ranks.run(function, **arguments)

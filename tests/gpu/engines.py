@@ -1,4 +1,4 @@
-"""What a training engine does on a device, by a rank of `tests.gpu.ranks`; each returns figures to judge."""
+"""Measurements of a training engine, run by ranks of `tests.gpu.ranks`. Each function returns figures for a test."""
 
 import gc
 from typing import Any
@@ -21,12 +21,12 @@ OFFLOADS = {"param_offload": True, "optimizer_offload": True}
 
 
 def micro_batches(device: torch.device, dtype: str, **execution: bool) -> dict[str, float]:
-    """The gradients of a mini-batch by the limit of its micro-batches, beside rows one by one in float32."""
+    """Gradients of a mini-batch for several micro-batch limits, compared with single rows in float32."""
     torch._dynamo.reset()
     rows = batch(rows=12)
     limits = {"all": WHOLE, "600": MicroBatchLimit(1, 600), "250": MicroBatchLimit(1, 250)}
     wanted = row_by_row(language_model(FAMILY), rows, device)
-    # On GPUs the kernels of log-probs are always compiled. Here they are, so that only layers are counted below.
+    # Compiles the log-prob kernels first (GPUs always compile them), so that the count below covers layers only.
     plain = engine(language_model(FAMILY), device, getattr(torch, dtype))
     for limit in limits.values():
         plain.forward(rows, limit)
@@ -41,7 +41,7 @@ def micro_batches(device: torch.device, dtype: str, **execution: bool) -> dict[s
 
 
 def float16(device: torch.device) -> dict[str, Any]:
-    """Updates in float16, one of which overflows, and the first gradient beside float32's."""
+    """Updates in float16, one of which overflows; the first gradient is compared with float32's."""
     rows = batch()
     wanted = row_by_row(language_model(FAMILY), rows, device)
     made = engine(language_model(FAMILY), device, torch.float16)
@@ -55,7 +55,7 @@ def float16(device: torch.device) -> dict[str, Any]:
 
 
 def large_network() -> PolicyNetwork:
-    """Some 13 million weights: large beside what rounding up to blocks of memory adds."""
+    """About 13 million weights, so that rounding up to memory blocks hardly matters."""
     torch.manual_seed(0)
     config = AutoConfig.for_model(
         "qwen2",
@@ -71,7 +71,7 @@ def large_network() -> PolicyNetwork:
 
 
 def resident(made: TrainingEngine, device: torch.device) -> dict[str, int]:
-    """Bytes on the device: those in use, and those that no other process can have.
+    """Bytes on the device: those in use, and those unavailable to other processes.
 
     On CPU, where this is rehearsed, only what weights and the optimizer's states hold is known.
     """
@@ -85,8 +85,8 @@ def resident(made: TrainingEngine, device: torch.device) -> dict[str, int]:
 
 
 def trained(device: torch.device, offloaded: bool) -> dict[str, Any]:
-    """Two turns of two updates: losses and log-probs, and the memory within and between the turns."""
-    gc.collect()  # engines of earlier tests
+    """Two turns of two updates: losses, log-probs, and memory during and between turns."""
+    gc.collect()  # frees engines of earlier tests
     rows = batch()
     sharding = ShardingConfig(**(OFFLOADS if offloaded else {}))
     execution = Execution(device, torch.float32, shares_gpu=True, sharding=sharding)
@@ -110,7 +110,7 @@ def trained(device: torch.device, offloaded: bool) -> dict[str, Any]:
 
 
 def reference(device: torch.device, offloaded: bool) -> dict[str, Any]:
-    """Log-probs of a frozen network in bfloat16, twice, and the memory before, within and after."""
+    """Log-probs of a frozen network in bfloat16, twice, and memory before, during and after."""
     gc.collect()
     rows = batch()
     sharding = ShardingConfig(param_offload=offloaded)

@@ -1,4 +1,4 @@
-"""What the tests of this folder compute on a device, by ranks of `tests.gpu.ranks`; each returns figures to judge.
+"""Measurements of layers and attention, run by ranks of `tests.gpu.ranks`. Each function returns figures for a test.
 
 The yardstick is Transformers' eager attention in float32 on the same device, one row at a time.
 """
@@ -33,7 +33,7 @@ WHOLE = MicroBatchLimit(1000)
 
 
 def batch(rows: int = 8, longest: int = 90) -> Batch:
-    """Rows of very different lengths, prompt and response each of up to `longest` tokens."""
+    """Rows of very different lengths; prompt and response have up to `longest` tokens each."""
     generator = torch.Generator().manual_seed(1)
 
     def tokens() -> list[int]:
@@ -45,7 +45,7 @@ def batch(rows: int = 8, longest: int = 90) -> Batch:
 
 
 def exactly() -> None:
-    """Float32 products as float32: the trainer's own choice on GPUs, TF32, would hide what is looked for."""
+    """Turns TF32 off, the trainer's choice on GPUs, whose rounding would hide differences."""
     torch.set_float32_matmul_precision("highest")
 
 
@@ -78,7 +78,7 @@ def gradients_of_loss(model: nn.Module, outputs: tuple[Tensor, Tensor], rows: Ba
 
 
 def gradients(engine: TrainingEngine, rows: Batch, limit: MicroBatchLimit) -> dict[str, Tensor]:
-    """Those of the engine, whole and by Transformers' names, the loss scale taken off."""
+    """The engine's whole gradients by Transformers' names, without the loss scale."""
     engine.accumulate_gradients(rows, loss, limit)
     found = {
         name: part.cpu().clone() / engine.loss_scale.value
@@ -92,7 +92,7 @@ def gradients(engine: TrainingEngine, rows: Batch, limit: MicroBatchLimit) -> di
 def apart(
     found: tuple[Tensor, dict[str, Tensor]], wanted: tuple[Tensor, dict[str, Tensor]], mask: Tensor
 ) -> dict[str, float]:
-    """How far log-probs and gradients are from those wanted; a gradient's distance in shares of its norm."""
+    """Distances of log-probs and gradients from the expected ones; a gradient's is relative to its norm."""
     difference = (found[0] - wanted[0])[mask].abs()
     assert found[1].keys() == wanted[1].keys()
     one, other = (torch.cat([gradients[name].flatten() for name in wanted[1]]) for gradients in (found[1], wanted[1]))
@@ -108,7 +108,7 @@ def apart(
 
 
 def backends(device: torch.device, family: str, dtype: str, backend: str, split: int = 1) -> dict[str, float]:
-    """A backend's layers, and whole ones of Transformers' in the same type, beside Transformers' in float32."""
+    """A backend's layers, and Transformers' in the same type, both compared with Transformers' in float32."""
     world, rank = dist.get_world_size(), dist.get_rank()
     everything = batch()
     share = len(everything) // world
@@ -129,7 +129,7 @@ def backends(device: torch.device, family: str, dtype: str, backend: str, split:
 
 
 def packed_network(device: torch.device, family: str, dtype: str) -> dict[str, float]:
-    """A packed line, filled up as on GPUs, beside its rows one by one in float32."""
+    """A packed line, padded as on GPUs, compared with its rows one by one in float32."""
     rows = batch()
     wanted = row_by_row(language_model(family), rows, device)
     model = language_model(family).to(device, getattr(torch, dtype))
@@ -139,7 +139,7 @@ def packed_network(device: torch.device, family: str, dtype: str) -> dict[str, f
 
 
 def attention(device: torch.device, dtype: str, window: int | None, width: int) -> dict[str, float]:
-    """Attention of a packed line beside the padded way in float32, and how much the window hides."""
+    """Attention of a packed line compared with padded attention in float32, and the share that the window hides."""
     exactly()
     lengths = [1, 300, 17, 64, 130]
     generator = torch.Generator().manual_seed(2)
@@ -155,7 +155,7 @@ def attention(device: torch.device, dtype: str, window: int | None, width: int) 
         output.backward(drawn[3].transpose(1, 2).to(dtype))
         yield from (output.detach().float(), query.grad.float(), key.grad.float(), value.grad.float())
 
-    # From numbers that both types have, so that what is left is their kernels.
+    # Inputs are exact in both types, so that only the kernels differ.
     drawn = [tensor.to(getattr(torch, dtype)).float() for tensor in drawn]
     names = ("output", "query", "key", "value")
     wanted, open_to_all = list(attended(torch.float32, window)), next(attended(torch.float32, None))

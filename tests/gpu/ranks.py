@@ -1,4 +1,4 @@
-"""Processes that stay for many tests, one per rank of a process group, each with a GPU of its own."""
+"""Long-lived processes, one per rank of a process group, each with its own GPU."""
 
 import importlib
 import multiprocessing
@@ -7,7 +7,7 @@ import traceback
 from multiprocessing.connection import Connection
 from typing import Any, Self
 
-# Of a single call, the first of which imports torch and starts the group.
+# Limit of a single call. The first call imports torch and starts the group.
 TIMEOUT = 150.0
 
 
@@ -41,7 +41,7 @@ class Ranks:
                 pipe.send((function, arguments))
             answers = [self._answer(rank) for rank in range(self._size)]
             return dict(answers[0])
-        except BaseException:  # pytest-timeout's and Ctrl-C among them
+        except BaseException:  # includes pytest-timeout's and Ctrl-C
             self._end()
             raise
 
@@ -51,7 +51,7 @@ class Ranks:
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(theirs, rank, self._size, self._device), daemon=True)
             process.start()
-            theirs.close()  # so that its death ends the wait
+            theirs.close()  # so that the wait ends if the process dies
             self._pipes.append(ours)
             self._processes.append(process)
         port = self._answer(0)
@@ -78,8 +78,8 @@ class Ranks:
 
 
 def _serve(pipe: Connection, rank: int, size: int, device: str) -> None:
-    """One rank: joins the others, then answers calls until it is killed."""
-    if device == "cuda":  # as Ray does it: each process sees its own GPU alone
+    """Joins the other ranks, then answers calls until it is killed."""
+    if device == "cuda":  # like Ray: each process sees only its own GPU
         visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(size)))
         os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[rank]
     import torch
@@ -87,7 +87,7 @@ def _serve(pipe: Connection, rank: int, size: int, device: str) -> None:
     from trainer.training.allocator import use_expandable_segments
     from trainer.training.process_group import connect_store, join, open_store
 
-    use_expandable_segments(torch.device(device))  # as the trainer's ranks do
+    use_expandable_segments(torch.device(device))  # like the trainer's ranks
     if device == "cpu":
         torch.set_num_threads(1)
     if rank == 0:
@@ -101,7 +101,7 @@ def _serve(pipe: Connection, rank: int, size: int, device: str) -> None:
         module, _, name = function.rpartition(".")
         try:
             found = getattr(importlib.import_module(module), name)(torch.device(device), **arguments)
-        except Exception:  # noqa: BLE001 - any failure of a test's function is told where the test is
+        except Exception:  # noqa: BLE001 - any failure of a measurement is reported to its test
             pipe.send((None, traceback.format_exc()))
         else:
             pipe.send((found, None))

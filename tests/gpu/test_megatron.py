@@ -1,4 +1,4 @@
-"""Megatron-Core's layers on GPUs against Transformers' own."""
+"""Megatron-Core's layers on GPUs compared with Transformers'."""
 
 import importlib.util
 from collections.abc import Callable
@@ -21,7 +21,7 @@ def assert_near_to_transformers(found: dict[str, float], dtype: str) -> None:
         assert found["log_probs"] < 1e-4
         assert found["gradient of a weight"] < 1e-3
         return
-    # Both round, each in its own places; neither may be much further from float32 than the other.
+    # Both round in different places; neither may be much further from float32 than the other.
     assert found["log_probs, mean"] < 1.5 * found["Transformers' log_probs, mean"]
     assert found["gradient"] < 1.5 * found["Transformers' gradient"]
     assert found["gradient, cosine"] > 0.99
@@ -29,7 +29,7 @@ def assert_near_to_transformers(found: dict[str, float], dtype: str) -> None:
 
 @pytest.mark.parametrize("family", ["Qwen2 and 2.5", "Qwen3", "Llama 3", "Mistral"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_log_probs_and_gradients_are_those_of_transformers_layers(
+def test_log_probs_and_gradients_match_transformers_layers(
     one_rank: Ranks, measure: Measure, family: str, dtype: str
 ) -> None:
     assert_near_to_transformers(
@@ -40,7 +40,7 @@ def test_log_probs_and_gradients_are_those_of_transformers_layers(
 @pytest.mark.gpus(2)
 @pytest.mark.parametrize("family", ["Qwen2 and 2.5", "Qwen3"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_layers_split_over_two_gpus_give_the_same(two_ranks: Ranks, measure: Measure, family: str, dtype: str) -> None:
+def test_layers_split_over_two_gpus_match_too(two_ranks: Ranks, measure: Measure, family: str, dtype: str) -> None:
     assert_near_to_transformers(
         measure(two_ranks, "tests.gpu.layers.backends", backend="megatron", family=family, dtype=dtype, split=2), dtype
     )

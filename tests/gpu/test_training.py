@@ -1,5 +1,4 @@
-"""The training engine on a GPU: attention of every type, adapters aside; see layers.py and engines.py for what is
-computed."""
+"""The training engine on a GPU, without adapters. The measurements are in layers.py and engines.py."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,20 +11,20 @@ pytestmark = pytest.mark.timeout(180)
 
 Measure = Callable[..., dict[str, Any]]
 FAMILIES = ["Qwen2 and 2.5", "Qwen3", "Llama 3", "Mistral"]
-BFLOAT16 = 0.03  # rounding of products of some dozens of numbers, as a share of their norm
+BFLOAT16 = 0.03  # relative rounding error of products of a few dozen numbers
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_float32_rows_packed_give_the_numbers_of_rows_alone(one_rank: Ranks, measure: Measure, family: str) -> None:
-    """FlashAttention has no float32: on GPUs, too, this is the padded way."""
+def test_packed_float32_rows_match_single_rows(one_rank: Ranks, measure: Measure, family: str) -> None:
+    """FlashAttention does not support float32, so GPUs use padded attention here too."""
     found = measure(one_rank, "tests.gpu.layers.packed_network", family=family, dtype="float32")
     assert found["log_probs"] < 1e-4
     assert found["gradient of a weight"] < 1e-3
 
 
 @pytest.mark.parametrize("family", ["Qwen2 and 2.5", "Mistral"])
-def test_bfloat16_rows_packed_are_as_near_as_their_rounding(one_rank: Ranks, measure: Measure, family: str) -> None:
-    """Mistral's window is shorter than most rows."""
+def test_packed_bfloat16_rows_match_single_rows_up_to_rounding(one_rank: Ranks, measure: Measure, family: str) -> None:
+    """Most rows are longer than Mistral's window."""
     found = measure(one_rank, "tests.gpu.layers.packed_network", family=family, dtype="bfloat16")
     assert found["log_probs, mean"] < 0.03
     assert found["gradient, cosine"] > 0.99
@@ -34,13 +33,13 @@ def test_bfloat16_rows_packed_are_as_near_as_their_rounding(one_rank: Ranks, mea
 @pytest.mark.parametrize("window", [None, 1, 7, 64])
 @pytest.mark.parametrize("width", [16, 64, 128])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_variable_length_attention_is_the_padded_one(
+def test_variable_length_attention_matches_padded_attention(
     one_rank: Ranks, measure: Measure, dtype: str, width: int, window: int | None
 ) -> None:
     found = measure(one_rank, "tests.gpu.layers.attention", dtype=dtype, window=window, width=width)
     hidden = found.pop("hidden by the window")
     assert hidden > 0.3 if window else hidden == 0
-    if window == 1:  # a token that sees itself alone: its weight is 1 whatever query and key are
+    if window == 1:  # a token sees only itself: its weight is 1 for any query and key
         del found["query"], found["key"]
     for name, distance in found.items():
         assert distance < BFLOAT16, name
@@ -77,7 +76,7 @@ def test_float16_trains_and_survives_an_overflow(one_rank: Ranks, measure: Measu
     assert found["log_probs, mean"] < 0.01
     assert found["gradient, cosine"] > 0.999
     losses = [step["loss"] for step in found["steps"] if not step["skipped"]]
-    assert len(losses) >= 4  # the first scale may be too large for a step or two
+    assert len(losses) >= 4  # the initial scale may be too large for a step or two
     assert losses == sorted(losses, reverse=True)
     assert found["overflow"]["skipped"] == 1
     assert found["overflow"]["loss_scale"] == 2.0**59

@@ -1,4 +1,4 @@
-"""What the whole runs of this folder learn from, and what they are told."""
+"""Model, data and settings of the whole runs in this folder."""
 
 import json
 from collections.abc import Callable
@@ -9,12 +9,12 @@ from tests.trainer.whole_run import Run, Runs
 
 Record = Callable[[str, object], None]
 
-# Such large steps that engines which missed an update would be far from the actor.
+# Large steps, so that an engine that missed an update is far from the actor.
 FAST = ("actor.learning_rate=3e-3", "critic.learning_rate=1e-2")
 COMMON = (
     "model.dtype=bfloat16",
     "data.max_response_length=32",
-    "rollout.max_num_seqs=32",  # few CUDA graphs to capture
+    "rollout.max_num_seqs=32",  # so that vLLM captures few CUDA graphs
     "actor.micro_batch_tokens=1024",
     "critic.micro_batch_tokens=1024",
     "trainer.total_steps=3",
@@ -42,7 +42,7 @@ SHOWN = (
 
 @dataclass(frozen=True)
 class Machine:
-    """Where whole runs run. `first` and `second` are its devices as `device_mapping` names them."""
+    """The machine of the runs. `first` and `second` are its devices as `device_mapping` names them."""
 
     runs: Runs
     device: str
@@ -50,23 +50,23 @@ class Machine:
     second: str
 
     @property
-    def way_within_a_device(self) -> str:
-        """How weights get to engines on the actor's device."""
+    def transport_within_a_device(self) -> str:
+        """The transport of weights to engines on the actor's device."""
         return "CUDA IPC" if self.device == "cuda" else "Ray's object store"
 
-    def way_between_devices(self, transfer: str) -> str:
-        """The same to another device; `transfer` is `rollout.weight_transfer`."""
+    def transport_between_devices(self, transfer: str) -> str:
+        """The transport to another device; `transfer` is `rollout.weight_transfer`."""
         if self.device == "cuda":
             return "NCCL"
         return "gloo" if transfer == "broadcast" else "Ray's object store"
 
     def on(self, count: int) -> list[str]:
-        """The settings for a run on so many of its devices."""
+        """The settings for a run on `count` devices."""
         return [f"trainer.n_gpus_per_node={count}"] if self.device == "cuda" else [f"trainer.nnodes={count}"]
 
 
 def write_job(directory: Path) -> tuple[Path, list[Path]]:
-    """A small model of which no log-prob is like another, and prompts."""
+    """A small model with clearly different log-probs, and prompts."""
     import torch
 
     from trainer.data.arithmetic import write_arithmetic
@@ -77,7 +77,7 @@ def write_job(directory: Path) -> tuple[Path, list[Path]]:
     shape = ModelShape(hidden_size=256, intermediate_size=512, attention_heads=4, key_value_heads=2)
     model = create_model(tokenizer, shape, seed=0)
     generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():  # a fresh model is so nearly uniform that wrong weights would hardly show
+    with torch.no_grad():  # a new model is almost uniform, so wrong weights would hardly show
         for weight in model.parameters():
             weight += 0.03 * torch.randn(weight.shape, generator=generator)
     save_model(model, tokenizer, directory / "model")
@@ -85,13 +85,13 @@ def write_job(directory: Path) -> tuple[Path, list[Path]]:
 
 
 def shown(row: dict[str, float]) -> str:
-    """What matters of a step, in a line."""
+    """The main metrics of a step, in one line."""
     return json.dumps({name: round(row[name], 5) for name in SHOWN if name in row})
 
 
 @dataclass(frozen=True)
 class Finished:
-    """A run that ended well: what it said, the metrics of each step, and its directory."""
+    """A successful run: its output, the metrics of each step, and its directory."""
 
     said: str
     steps: list[dict[str, float]]
@@ -101,7 +101,7 @@ class Finished:
     def of(cls, run: Run) -> "Finished":
         try:
             said = run.succeed()
-        finally:  # a run that hangs must leave the GPUs to the next
+        finally:  # a run that hangs must free the GPUs for the next
             run.process.kill()
         return cls(said, [row for row in run.metrics() if row["step"] > 0], run.directory)
 

@@ -1,4 +1,4 @@
-"""Batches: padding, sharding and cutting lose and reorder nothing."""
+"""Padding, sharding and trimming a batch neither lose nor reorder tokens."""
 
 import pickle
 
@@ -29,7 +29,7 @@ def contents(batch: Batch) -> list[tuple[list[int], list[int]]]:
 
 @given(st.lists(st.tuples(tokens, tokens), min_size=1, max_size=8))
 @settings(deadline=None)
-def test_rows_come_back_as_they_went_in(rows: list[tuple[list[int], list[int]]]) -> None:
+def test_a_batch_preserves_its_rows(rows: list[tuple[list[int], list[int]]]) -> None:
     batch = make(rows)
     assert contents(batch) == rows
     assert [row for part in batch.micro_batches(3) for row in contents(part)] == rows
@@ -52,7 +52,7 @@ def test_shards_have_nearly_equally_many_tokens() -> None:
     assert max(sums) - min(sums) <= 5
 
 
-def test_columns_that_are_padding_in_all_rows_are_cut() -> None:
+def test_columns_of_padding_are_trimmed() -> None:
     batch = make([([1, 2], [3]), ([1, 2, 3, 4], [5, 6])])
     assert batch.token_ids.shape == (2, 6)
     assert batch.rows(slice(0, 1)).token_ids.shape == (1, 3)
@@ -61,11 +61,11 @@ def test_columns_that_are_padding_in_all_rows_are_cut() -> None:
 
 @given(st.lists(st.tuples(tokens, tokens), min_size=1, max_size=8), st.booleans())
 @settings(deadline=None)
-def test_a_batch_travels_as_arrays_and_can_be_written_where_it_arrives(
+def test_a_pickled_batch_is_sent_as_arrays_and_is_writable_after_arrival(
     rows: list[tuple[list[int], list[int]]], cut: bool
 ) -> None:
     batch = make([([1] * 9, [2]), *rows])
-    batch = batch.rows(slice(1, None)) if cut else batch  # rows that are no longer side by side
+    batch = batch.rows(slice(1, None)) if cut else batch  # rows that are not contiguous in memory
     buffers: list[pickle.PickleBuffer] = []
     data = pickle.dumps(batch, protocol=5, buffer_callback=buffers.append)
     arrived = pickle.loads(data, buffers=[memoryview(buffer).toreadonly() for buffer in buffers])
@@ -77,7 +77,7 @@ def test_a_batch_travels_as_arrays_and_can_be_written_where_it_arrives(
     assert contents(batch)[-1] == rows[-1]
 
 
-def test_what_a_pass_does_not_read_need_not_be_sent() -> None:
+def test_with_only_drops_all_other_tensors() -> None:
     batch = make([([1], [2, 3]), ([4, 5], [6])]).with_(values=torch.ones(2, 2))
     sent = batch.with_only("values", "returns")
     assert contents(sent) == contents(batch)
@@ -86,14 +86,14 @@ def test_what_a_pass_does_not_read_need_not_be_sent() -> None:
     assert sent.returns is None
 
 
-def test_what_a_phase_adds_is_cut_along_with_the_rows() -> None:
+def test_tensors_added_by_a_phase_are_selected_with_the_rows() -> None:
     batch = make([([1], [2]), ([3], [4])]).with_(values=torch.tensor([[1.0], [2.0]]))
     assert batch.rows(torch.tensor([1])).values.tolist() == [[2.0]]
     assert batch.returns is None
 
 
-def test_on_a_host_without_a_gpu_nothing_is_pinned_and_nothing_is_copied() -> None:
-    """Pinned memory, which is for the way to a GPU, needs a driver: asking for it here would be an error."""
+def test_without_a_gpu_nothing_is_pinned_or_copied() -> None:
+    """Pinning memory without a GPU driver raises an error."""
     batch = make([([5, 6], [7]), ([8], [9, 10])])
     packed, cpu = PackedRows.of(batch), torch.device("cpu")
     for rows, moved in ((batch, batch.to(cpu)), (packed, packed.to(cpu))):

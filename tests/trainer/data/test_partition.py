@@ -1,4 +1,4 @@
-"""How rows are shared among forward passes: nothing lost, nothing uneven, limits kept."""
+"""Partitions of rows are complete, balanced and within their limits."""
 
 import pytest
 from hypothesis import given
@@ -33,7 +33,7 @@ def test_parts_of_equal_size_have_equally_many_rows(count: int, size: int, data:
     assert max(sums) - min(sums) <= max(lengths)
 
 
-def test_differencing_balances_better_than_rows_in_turn() -> None:
+def test_differencing_balances_better_than_round_robin() -> None:
     lengths = [900, 800, 700, 600, 500, 400, 300, 200, 100, 50]
 
     def spread(parts: list[list[int]]) -> int:
@@ -59,7 +59,7 @@ def test_a_limit_of_rows_gives_consecutive_parts(lengths: list[int], rows: int) 
     assert len(parts) == limit.parts_needed(lengths)
 
 
-def test_what_cannot_be_split_is_refused() -> None:
+def test_impossible_splits_are_refused() -> None:
     with pytest.raises(ValueError, match="3 rows cannot be split into 4 parts"):
         balanced([1, 2, 3], 4)
     with pytest.raises(ValueError, match="3 rows cannot be split into 2 parts"):

@@ -1,4 +1,4 @@
-"""Every model family from its directory through log-probs and a training step back to a directory."""
+"""Every model family: load, compute log-probs, train one step, export."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,7 +45,7 @@ def one_rank() -> Iterator[None]:
 
 
 def small_model(family: str, **more: Any) -> nn.Module:
-    """With random weights; `more` are fields of its configuration."""
+    """A model with random weights; `more` are fields of its configuration."""
     kind, special = FAMILIES[family]
     torch.manual_seed(0)
     config = AutoConfig.for_model(
@@ -73,7 +73,7 @@ def write_model(directory: Path, family: str) -> None:
 
 @torch.no_grad()
 def transformers_log_probs(directory: Path, rows: Batch, temperature: float) -> Tensor:
-    """The same by Transformers alone, a row at a time."""
+    """The same computed by Transformers, row by row."""
     model = AutoModelForCausalLM.from_pretrained(directory, local_files_only=True, attn_implementation="eager")
     found = torch.zeros(rows.response_mask.shape)
     for row in range(len(rows)):
@@ -85,7 +85,7 @@ def transformers_log_probs(directory: Path, rows: Batch, temperature: float) -> 
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_family_loads_gives_transformers_log_probs_trains_and_is_exported(family: str, tmp_path: Path) -> None:
+def test_a_family_loads_matches_transformers_trains_and_exports(family: str, tmp_path: Path) -> None:
     write_model(tmp_path / "model", family)
     rows, limit = batch(), MicroBatchLimit(ROWS)
     network = PolicyNetwork(load_language_model(tmp_path / "model"), temperature=0.7)

@@ -1,4 +1,4 @@
-"""Models whose words do not fit are refused before anything starts."""
+"""Unsuitable models and tokenizers are refused before anything starts."""
 
 import json
 import os
@@ -43,7 +43,7 @@ def roles(actor: Path, critic: Path | None, **algorithm: str) -> Config:
     return Config.model_validate({"model": {"path": actor}, "critic": {"path": critic}, "algorithm": algorithm})
 
 
-def test_a_critic_with_other_words_is_refused(model: Path, tmp_path: Path) -> None:
+def test_a_critic_with_another_vocabulary_is_refused(model: Path, tmp_path: Path) -> None:
     tokenizer = build_tokenizer(["Quite another text, with other words in it."] * 3, vocabulary_size=300)
     save_model(create_model(tokenizer, ModelShape(), seed=0), tokenizer, tmp_path / "critic")
     with pytest.raises(DataError) as caught:
@@ -51,11 +51,11 @@ def test_a_critic_with_other_words_is_refused(model: Path, tmp_path: Path) -> No
     assert f"critic.path={tmp_path / 'critic'} has another vocabulary" in str(caught.value)
     assert f"model.path={model}" in str(caught.value)
     assert "leave critic.path out" in caught.value.hint
-    check_models(roles(model, tmp_path / "critic", advantage="grpo"))  # which has no critic
+    check_models(roles(model, tmp_path / "critic", advantage="grpo"))  # grpo has no critic
 
 
-def test_the_same_words_in_a_larger_embedding_fit(model: Path, tmp_path: Path) -> None:
-    """Sizes of one family differ in how far they pad their embeddings."""
+def test_the_same_vocabulary_in_a_larger_embedding_is_accepted(model: Path, tmp_path: Path) -> None:
+    """Models of one family pad their embeddings to different sizes."""
     larger = changed(model, tmp_path / "critic", "config.json", lambda c: c.update(vocab_size=c["vocab_size"] + 64))
     check_models(roles(model, larger))
     smaller = changed(model, tmp_path / "small", "config.json", lambda c: c.update(vocab_size=100))
@@ -63,7 +63,7 @@ def test_the_same_words_in_a_larger_embedding_fit(model: Path, tmp_path: Path) -
         check_models(roles(model, smaller))
 
 
-def test_a_missing_or_damaged_model_is_named(model: Path, tmp_path: Path) -> None:
+def test_a_missing_or_damaged_model_is_reported(model: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no model: config\.json is missing"):
         check_models(roles(tmp_path, None))
     (tmp_path / "config.json").write_text("{")
@@ -84,7 +84,7 @@ def test_a_tokenizer_without_an_end_token_is_refused(model: Path, tmp_path: Path
     check_tokenizer(tokenizer, path)
 
 
-def test_a_tokenizer_without_a_pad_token_is_refused_unless_one_is_named(model: Path, tmp_path: Path) -> None:
+def test_a_tokenizer_without_a_pad_token_is_refused_unless_one_is_set(model: Path, tmp_path: Path) -> None:
     path = changed(model, tmp_path / "unpadded", "tokenizer_config.json", lambda c: c.update(pad_token=None))
     with pytest.raises(DataError) as caught:
         load_tokenizer(ModelConfig(path=path))
@@ -144,7 +144,7 @@ def test_a_model_of_the_hub_is_taken_from_the_cache(model: Path, tmp_path: Path)
 
 @pytest.mark.parametrize("rows", [0, 1, 64, 200])
 @pytest.mark.parametrize("cleans_up", [False, True])
-def test_rows_decode_as_they_do_one_by_one(rows: int, cleans_up: bool) -> None:
+def test_rows_decoded_in_parallel_equal_rows_decoded_one_by_one(rows: int, cleans_up: bool) -> None:
     tokenizer = build_tokenizer(["What is 1 + 2 ? #### 3 , isn 't it ."])
     tokenizer.clean_up_tokenization_spaces = cleans_up
     generator = torch.Generator().manual_seed(rows)

@@ -1,4 +1,4 @@
-"""Packed networks against Transformers' own forward pass on one row at a time."""
+"""Networks on packed rows compared with Transformers' forward pass, row by row."""
 
 import pytest
 import torch
@@ -68,9 +68,7 @@ def gradients(model: torch.nn.Module, log_probs: Tensor, entropy: Tensor) -> dic
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("multiple", [1, 8])
-def test_packed_rows_give_the_log_probs_and_gradients_of_each_row_alone(
-    family: str, multiple: int, batch: Batch
-) -> None:
+def test_packed_rows_match_the_log_probs_and_gradients_of_single_rows(family: str, multiple: int, batch: Batch) -> None:
     model = language_model(family)
     expected = one_by_one(model, batch)
     expected_gradients = gradients(model, *expected)
@@ -81,7 +79,7 @@ def test_packed_rows_give_the_log_probs_and_gradients_of_each_row_alone(
         assert_close(gradient, expected_gradients[name], atol=1e-5, rtol=1e-5, msg=lambda t, n=name: f"{n}: {t}")
 
 
-def test_a_sliding_window_hides_what_lies_before_it(batch: Batch) -> None:
+def test_a_sliding_window_hides_earlier_tokens(batch: Batch) -> None:
     model = language_model("mistral", window=3)
     expected, _ = one_by_one(model, batch)
     found, _ = PolicyNetwork(model, TEMPERATURE)(PackedRows.of(batch))
@@ -90,7 +88,7 @@ def test_a_sliding_window_hides_what_lies_before_it(batch: Batch) -> None:
     assert (whole - expected).abs().max() > 1e-4
 
 
-def test_values_do_not_depend_on_the_rows_beside_them(batch: Batch) -> None:
+def test_values_do_not_depend_on_other_rows(batch: Batch) -> None:
     network = ValueNetwork(language_model("qwen2"))
     torch.nn.init.normal_(network.head.weight)
     together = network(PackedRows.of(batch, multiple=16))
@@ -121,7 +119,7 @@ def test_chunks_change_neither_log_probs_nor_gradients(tokens_per_chunk: int, fr
         assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_leaving_out_the_entropy_changes_no_log_prob_and_no_gradient() -> None:
+def test_skipping_the_entropy_changes_neither_log_probs_nor_gradients() -> None:
     hidden, weight = torch.randn(6, 8), torch.randn(20, 8)
     token_ids = torch.randint(0, 20, (6,))
 
@@ -137,7 +135,7 @@ def test_leaving_out_the_entropy_changes_no_log_prob_and_no_gradient() -> None:
 
 
 def test_memory_of_log_probs_does_not_grow_with_tokens_times_vocabulary() -> None:
-    """Counted by what the backward pass keeps: no tensor has a row per token and a column per vocabulary entry."""
+    """No tensor saved for the backward pass has a row per token and a column per vocabulary entry."""
     kept: list[torch.Size] = []
     hidden, weight = torch.randn(40, 8, requires_grad=True), torch.randn(1000, 8, requires_grad=True)
 
@@ -152,7 +150,7 @@ def test_memory_of_log_probs_does_not_grow_with_tokens_times_vocabulary() -> Non
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_cannot_be_split_is_named(family: str) -> None:
+def test_layers_that_cannot_be_split_are_refused(family: str) -> None:
     model = language_model(family)
     layers = model.get_decoder().layers
     check_split(layers, model.config, ranks=2)
@@ -165,7 +163,7 @@ def test_what_cannot_be_split_is_named(family: str) -> None:
         check_split(layers, model.config, ranks=2)
 
 
-def test_an_adapter_for_a_layer_that_does_not_exist_is_refused_with_those_that_do() -> None:
+def test_an_adapter_for_an_unknown_layer_is_refused_and_known_layers_are_listed() -> None:
     with pytest.raises(ConfigError, match="no linear layer query") as caught:
         add_adapters(language_model("qwen2"), LoraConfig(rank=2, target_modules=["query", "v_proj"]), seed=0)
     assert "q_proj" in caught.value.hint

@@ -23,7 +23,7 @@ def test_a_number_is_one_token_per_digit_and_a_frequent_word_one_token() -> None
     assert tokens[-6:] == [" ", "1", "2", "7", "5", " apples"]
 
 
-def test_chats_are_framed_by_single_tokens() -> None:
+def test_chat_roles_are_single_tokens() -> None:
     messages = [{"role": "user", "content": "7?"}, {"role": "assistant", "content": "7"}]
     text = TOKENIZER.apply_chat_template(messages, tokenize=False)
     assert text == "<|user|>7?<|assistant|>7<|end|>"
@@ -34,7 +34,7 @@ def test_chats_are_framed_by_single_tokens() -> None:
 
 def test_a_saved_model_loads_with_the_same_tokens_and_logits(tmp_path: Path) -> None:
     model = create_model(TOKENIZER, ModelShape(hidden_size=64, intermediate_size=128, attention_heads=2), seed=0)
-    for _ in range(2):  # the second time, it replaces the first
+    for _ in range(2):  # the second save replaces the first
         save_model(model, TOKENIZER, tmp_path / "model")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model", local_files_only=True)
@@ -45,7 +45,7 @@ def test_a_saved_model_loads_with_the_same_tokens_and_logits(tmp_path: Path) -> 
     torch.testing.assert_close(loaded(tokens).logits, model(tokens).logits)
 
 
-def test_the_seed_decides_the_weights() -> None:
+def test_the_seed_determines_the_weights() -> None:
     def weights(seed: int) -> torch.Tensor:
         return create_model(TOKENIZER, ModelShape(), seed).get_input_embeddings().weight
 
@@ -53,7 +53,7 @@ def test_the_seed_decides_the_weights() -> None:
     assert not torch.equal(weights(1), weights(2))
 
 
-def test_a_directory_of_something_else_is_left_alone(tmp_path: Path) -> None:
+def test_a_directory_without_a_model_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("years of work")
     with pytest.raises(DataError, match="not a model"):
         save_model(None, None, tmp_path)

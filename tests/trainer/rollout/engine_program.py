@@ -1,4 +1,4 @@
-"""A rollout engine beside a trainer in one process, for test_rollout.py: `engine_program.py DIRECTORY ENGINE RANK`.
+"""A rollout engine and a trainer in one process, for test_rollout.py: `engine_program.py DIRECTORY ENGINE RANK`.
 
 Samples, compares log-probs with the trainer's, trains, syncs and compares again. With a RANK above 0 adapters of that
 rank are trained. Writes DIRECTORY/found.json.
@@ -35,13 +35,13 @@ from trainer.weights.buckets import pack, store
 
 TEMPERATURE = 0.7
 LIMIT = MicroBatchLimit(32)
-END = 7  # a common token, so that responses of all lengths occur
+END = 7  # a common token, so that responses have different lengths
 
 
 def make_model(directory: Path) -> int:
     tokenizer = build_tokenizer(["What is 1 + 2? #### 3"])
     model = create_model(tokenizer, ModelShape(), seed=0)
-    with torch.no_grad():  # a fresh model is so nearly uniform that wrong weights would hardly show
+    with torch.no_grad():  # a new model is almost uniform, so wrong weights would hardly show
         for weight in model.parameters():
             weight += 0.05 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(weight.numel()))
     save_model(model, tokenizer, directory)
@@ -68,7 +68,7 @@ def difference(trainer: TrainingEngine, sampled: Batch) -> float:
 
 
 def sync(trainer: TrainingEngine, engine: RolloutEngine, rank: int) -> list[str]:
-    """Gives the engine what was trained; its names."""
+    """Sends the trained weights to the engine and returns their names."""
     language_model = trainer.network.language_model
     weights = trainer.adapter_weights(language_model) if rank else trainer.full_weights(language_model)
     buckets = [store(bucket) for bucket in pack(weights, torch.float32, bucket_bytes=2**17)]
@@ -130,7 +130,7 @@ def main(directory: Path, name: str, rank: int) -> None:
 
 
 def export(directory: Path, asked: list[Request], weights: list[tuple[str, torch.Tensor]]) -> dict[str, list[int]]:
-    """The first greedy token of each prompt from what the trainer wrote for others to load, and from itself."""
+    """The first greedy token of each prompt, from the exported model and from the trainer."""
     from vllm import LLM, SamplingParams
 
     write_language_model(directory / "model", weights, torch.float32, directory / "export")

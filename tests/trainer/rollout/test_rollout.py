@@ -1,4 +1,4 @@
-"""Both rollout engines against the trainer: the same policy before and after its weights change."""
+"""Both rollout engines compared with the trainer: they sample from its policy before and after an update."""
 
 import json
 import os
@@ -25,7 +25,7 @@ PROGRAM = Path(__file__).with_name("engine_program.py")
 
 @pytest.fixture(scope="module", params=["vllm", "transformers", "transformers with adapters"])
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the engine program found. It has a process to itself: vLLM changes torch wherever it is loaded."""
+    """Results of the engine program. It runs in a separate process, because vLLM changes torch when it is imported."""
     directory = tmp_path_factory.mktemp("engine")
     engine, _, adapters = request.param.partition(" with ")
     subprocess.run(
@@ -37,36 +37,36 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return json.loads((directory / "found.json").read_text())
 
 
-def test_log_probs_equal_the_trainers_once_weights_are_synced(found: dict[str, Any]) -> None:
+def test_log_probs_equal_the_trainer_s_after_a_sync(found: dict[str, Any]) -> None:
     assert found["after the first sync"] < 1e-4
     assert found["after the second sync"] < 1e-4
 
 
-def test_log_probs_show_an_engine_with_other_weights(found: dict[str, Any]) -> None:
-    """Guards the test above: a sync that did nothing would be seen."""
-    assert found.get("before any sync", 1.0) > 0.1  # without adapters: with them an engine has the frozen weights
+def test_log_probs_differ_before_a_sync(found: dict[str, Any]) -> None:
+    """Guards the test above, which would pass without a sync if the weights were equal."""
+    assert found.get("before any sync", 1.0) > 0.1  # with adapters, engines start with the frozen weights
     assert found["trained, not synced"] > 0.1
 
 
-def test_adapters_travel_alone(found: dict[str, Any]) -> None:
-    """Two layers, in each of which four have an adapter, A and B."""
+def test_only_adapters_are_sent(found: dict[str, Any]) -> None:
+    """Two layers, each with four adapted matrices, each with A and B."""
     if "before any sync" in found:
         pytest.skip("all weights are trained")
     assert len(found["sent"]) == 2 * 4 * 2
     assert all(name.endswith(("lora_A.weight", "lora_B.weight")) for name in found["sent"])
 
 
-def test_the_same_requests_give_the_same_responses_whatever_else_is_asked(found: dict[str, Any]) -> None:
+def test_responses_do_not_depend_on_other_requests(found: dict[str, Any]) -> None:
     assert found["responses again"] == found["responses"]
     assert found["responses of a few"] == found["responses"][10:14]
 
 
-def test_another_step_samples_something_else(found: dict[str, Any]) -> None:
+def test_another_step_samples_other_responses(found: dict[str, Any]) -> None:
     pairs = zip(found["responses"], found["responses of the next step"], strict=True)
     assert sum(first == second for first, second in pairs) < 10
 
 
-def test_responses_end_at_an_end_token_or_at_the_limit(found: dict[str, Any]) -> None:
+def test_responses_end_with_an_end_token_or_at_the_limit(found: dict[str, Any]) -> None:
     asked_for, models_own, limit = 7, 1, 16
     assert any(response[-1] == asked_for for response in found["responses"])
     for response in found["responses"]:
@@ -74,14 +74,14 @@ def test_responses_end_at_an_end_token_or_at_the_limit(found: dict[str, Any]) ->
         assert response[-1] in (asked_for, models_own) or len(response) == limit
 
 
-def test_a_request_may_ask_for_fewer_tokens(found: dict[str, Any]) -> None:
+def test_a_request_can_lower_the_token_limit(found: dict[str, Any]) -> None:
     ends = {7, 1}
     for (tokens, ended), whole in zip(found["three tokens"], found["responses"], strict=True):
         assert tokens == whole[:3]
         assert ended == (tokens[-1] in ends)
 
 
-def test_greedy_decoding_needs_no_seed(found: dict[str, Any]) -> None:
+def test_greedy_decoding_ignores_the_seed(found: dict[str, Any]) -> None:
     assert found["greedy"] == found["greedy again"]
     assert found["nothing asked"] == []
 
@@ -92,7 +92,7 @@ def test_vllm_loads_the_exported_model(found: dict[str, Any]) -> None:
     assert found["first tokens of the export"] == found["first tokens of the trainer"]
 
 
-def test_vllm_makes_room_for_the_adapters_of_the_layers_that_have_them(tmp_path: Path) -> None:
+def test_vllm_reserves_memory_for_adapted_layers_only(tmp_path: Path) -> None:
     tokenizer = build_tokenizer(["1 + 2"])
     save_model(create_model(tokenizer, ModelShape(), seed=0), tokenizer, tmp_path / "model")
     sections = {"model": {"path": tmp_path / "model"}, "actor": {"lora": {"rank": 20}}}
@@ -105,7 +105,7 @@ def test_vllm_makes_room_for_the_adapters_of_the_layers_that_have_them(tmp_path:
         weight_settings(Config.model_validate(sections), "cuda")
 
 
-def test_an_engine_that_computes_without_its_adapters_is_noticed() -> None:
+def test_an_engine_that_ignores_its_adapters_is_noticed() -> None:
     a, b = torch.randn(2, 8), torch.randn(4, 2)
     room = [torch.zeros(1, 1, 8, 8), torch.zeros(1, 1, 4, 8)]
     with pytest.raises(WorkerError, match="the weights inside the engine have the checksum 0"):
@@ -114,27 +114,27 @@ def test_an_engine_that_computes_without_its_adapters_is_noticed() -> None:
     check_in_place(checksum(room), checksum([a, b]))
 
 
-def test_every_response_of_a_run_has_its_own_seed() -> None:
+def test_every_response_of_a_run_has_a_different_seed() -> None:
     seeds = {request_seed(*place) for place in [(0, 1, 11, 1), (0, 1, 1, 11), (0, 11, 1, 1), (1, 1, 11, 1)]}
     assert len(seeds) == 4
     assert all(0 <= seed < 2**63 for seed in seeds)
     assert request_seed(0, 1, 11, 1) == request_seed(0, 1, 11, 1)
 
 
-def test_the_users_environment_outranks_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_user_s_environment_takes_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
     assert engine_environment(enforce_eager=True)["VLLM_LOGGING_LEVEL"] == os.environ.get("VLLM_LOGGING_LEVEL", "ERROR")
     monkeypatch.setenv("VLLM_LOGGING_LEVEL", "DEBUG")
     assert engine_environment(enforce_eager=True)["VLLM_LOGGING_LEVEL"] == "DEBUG"
 
 
-def test_only_an_eager_engine_may_not_compile() -> None:
+def test_only_an_eager_engine_disables_compilation() -> None:
     assert engine_environment(enforce_eager=True)["TORCHDYNAMO_DISABLE"] == "1"
     assert "TORCHDYNAMO_DISABLE" not in engine_environment(enforce_eager=False)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("bucket_bytes", "buckets"), [(1, 4), (400, 3), (10**6, 1)])
-def test_weights_survive_their_buckets(dtype: torch.dtype, bucket_bytes: int, buckets: int) -> None:
+def test_weights_are_unchanged_by_buckets(dtype: torch.dtype, bucket_bytes: int, buckets: int) -> None:
     sizes = {torch.float32: (10, 40, 60, 90), torch.bfloat16: (20, 80, 120, 180)}[dtype]
     weights = [(f"weight {size}", torch.randn(2, size // 2).to(dtype)) for size in sizes]
     stored = [store(bucket) for bucket in pack(weights, dtype, bucket_bytes)]
@@ -146,7 +146,7 @@ def test_weights_survive_their_buckets(dtype: torch.dtype, bucket_bytes: int, bu
         assert torch.equal(tensor, unpacked)
 
 
-def test_a_changed_byte_changes_the_sum() -> None:
+def test_a_changed_byte_changes_the_checksum() -> None:
     (bucket,) = map(store, pack([("weight", torch.randn(8))], torch.float32))
     bucket.data[3] ^= 1
     with pytest.raises(WorkerError, match="weights changed on the way"):
@@ -154,7 +154,7 @@ def test_a_changed_byte_changes_the_sum() -> None:
 
 
 @pytest.mark.parametrize("at_once", [1, 5, 1000])
-def test_the_sum_of_weights_does_not_depend_on_how_they_are_cut_or_joined(
+def test_the_checksum_does_not_depend_on_how_weights_are_split_or_joined(
     monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
     monkeypatch.setattr("trainer.weights.buckets.SHORT_WORDS_AT_ONCE", at_once)
@@ -165,7 +165,7 @@ def test_the_sum_of_weights_does_not_depend_on_how_they_are_cut_or_joined(
     assert sum(bucket.packed_sum for bucket in packed) == word_sum([q, k], torch.int64)
 
 
-def test_agreement_counts_ratios_and_ignores_what_is_masked() -> None:
+def test_agreement_counts_ratios_and_ignores_masked_tokens() -> None:
     rollout = torch.tensor([[-1.0, -2.0, 0.0], [-1.0, -3.0, 0.0]])
     trainer = torch.tensor([[-1.0, -2.2, 9.0], [-1.05, -2.8, 9.0]])
     mask = torch.tensor([[True, True, False], [True, True, False]])

@@ -27,7 +27,7 @@ MICRO_BATCHES = (1, 3, ROWS)
 
 
 def sampled() -> Batch:
-    """Rows as a step has them: old and reference log-probs near the network's own, and weights of corrections."""
+    """Rows as in a step: old and reference log-probs near the network's, and correction weights."""
     made, generator = batch(), torch.Generator().manual_seed(2)
 
     def near(centre: float, spread: float) -> Tensor:

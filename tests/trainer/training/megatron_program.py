@@ -1,4 +1,4 @@
-"""Megatron's layers beside Transformers' own on one, two and four ranks, for test_megatron.py:
+"""Megatron's and Transformers' layers on one, two and four ranks, for test_megatron.py:
 `megatron_program.py DIRECTORY`.
 
 Writes what rank 0 found to DIRECTORY/world_WORLD_SIZE.pt. All ranks are forks of this process: importing takes longest.
@@ -29,8 +29,8 @@ from trainer.training.sharded_state import ShardedState
 from trainer.training.sharding import Execution
 
 PARTS = MicroBatchLimit(3)
-HEADS = "Qwen3"  # the family with weights that all heads share
-# By the number of ranks: which families, and how many of the ranks split a layer; the others have rows of their own.
+HEADS = "Qwen3"  # a family with weights that all heads share
+# By number of ranks: (family, ranks that split a layer). All other ranks compute different rows.
 CASES = {
     1: [(family, 1) for family in FAMILIES],
     2: [(HEADS, 1), *((family, 2) for family in FAMILIES)],
@@ -39,7 +39,7 @@ CASES = {
 
 
 def language_model(family: str, **more: Any) -> nn.Module:
-    """A small model of which no weight is 0 or 1."""
+    """A small model without weights of 0 or 1."""
     model = small_model(family, vocab_size=64, pad_token_id=None, **more)
     with torch.no_grad():
         for weight in model.parameters():
@@ -66,7 +66,7 @@ def critic(family: str, backend: str, split: int = 1) -> TrainingEngine:
 
 
 def squares(values: Tensor, part: Batch, count: GlobalCount) -> tuple[Tensor, dict[str, Tensor]]:
-    """The critic's loss here."""
+    """The critic's loss in this test."""
     value = token_mean((values - part.advantages).square(), part.response_mask, count.tokens)
     return value, {"loss": value}
 
@@ -97,7 +97,7 @@ def continuation(engine: TrainingEngine, rows: Batch) -> tuple[list[dict[str, fl
 
 
 def refused_biases() -> str:
-    """What is said to a model whose attention has a bias at its end."""
+    """The error for a model whose attention output has a bias."""
     network = PolicyNetwork(language_model("Llama 3", attention_bias=True), 0.7)
     try:
         TrainingEngine(network, execution("megatron"), SETTINGS)
@@ -156,7 +156,7 @@ def run(rank: int, world_size: int, port: int, directory: Path) -> None:
 
 
 def main(directory: Path) -> None:
-    import trainer.models.megatron  # noqa: F401 - before the forks, and not by the tests, which take warnings for errors
+    import trainer.models.megatron  # noqa: F401 - imported before forking; the tests turn its warnings into errors
 
     for world_size in CASES:
         store = open_store("127.0.0.1", world_size, timeout=60)

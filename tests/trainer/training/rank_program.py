@@ -30,10 +30,10 @@ from trainer.training.sharded_state import ShardedState
 from trainer.training.sharding import Execution
 
 ROWS = 8
-CONTINUES = {1: 2, 4: 1}  # one rank continues what two have saved, four what that one has
+CONTINUES = {1: 2, 4: 1}  # one rank continues from two ranks' checkpoint, four from that one's
 LORA = LoraConfig(rank=2, alpha=6, target_modules=["q_proj", "down_proj"])
 SETTINGS = OptimizerSettings(learning_rate=1e-2, weight_decay=0.01, max_gradient_norm=0.5)
-# Ways to share and keep the weights, none of which may change a gradient; some need four ranks.
+# Shardings and offloads, none of which may change a gradient; some need four ranks.
 SHARDINGS = {
     "sharded anew": ShardingConfig(),
     "not resharded": ShardingConfig(reshard_after_forward=False),
@@ -54,7 +54,7 @@ SHARDINGS_OF_FOUR = SHARDINGS_OF_TWO | {
 
 
 def network(family: str = "qwen2", layers: int = 2, width: int = 64, empty: bool = False) -> PolicyNetwork:
-    """A small network, without weights if the first rank is to hand them out."""
+    """A small network, without weights if the first rank broadcasts them."""
     torch.manual_seed(0)
     config = AutoConfig.for_model(
         family,
@@ -85,7 +85,7 @@ def batch() -> Batch:
 
 
 def loss(output: tuple[Tensor, Tensor], part: Batch, count: GlobalCount) -> tuple[Tensor, dict[str, Tensor]]:
-    """Uses both outputs and is not linear in them."""
+    """A loss that uses both outputs and is not linear in them."""
     log_probs, entropy = output
     values = log_probs * part.advantages + log_probs.square() / 20 - entropy
     value = token_mean(values, part.response_mask, count.tokens)
@@ -112,7 +112,7 @@ def weights(engine: TrainingEngine) -> dict[str, Tensor]:
 
 
 def failed_save(state: ShardedState, directory: Path, rank: int) -> tuple[str, str]:
-    """What the save says whose second rank finds the disk full, as /dev/full always is."""
+    """The error of a save whose second rank writes to /dev/full, a disk that is always full."""
     if rank == 1:
         directory.mkdir()
         (directory / "__1_0.distcp").symlink_to("/dev/full")
@@ -131,23 +131,23 @@ def new_engine(dtype: torch.dtype = torch.float32, **execution: Any) -> Training
 
 
 def lacks_weights(sharding: ShardingConfig) -> bool:
-    """Whether this rank gets its weights from the first one, as in a run."""
+    """Whether this rank receives its weights from the first rank, as in a run."""
     return torch.distributed.get_rank() > 0 and sharding.tensor_parallel == 1
 
 
 def idle_bytes(engine: TrainingEngine) -> tuple[int, int]:
-    """What weights and the optimizer's states take between two methods."""
+    """Bytes of weights and optimizer state between two calls."""
     return held_bytes(engine.network.parameters()), held_bytes(optimizer_states(engine.optimizer))
 
 
 def held_bytes(tensors: Iterable[Tensor]) -> int:
-    """What this rank's shares of some tensors take."""
+    """Bytes of this rank's shards of some tensors."""
     local = (tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors)
     return sum(tensor.detach().untyped_storage().nbytes() for tensor in local)
 
 
 def float16_steps(rows: Batch, limit: MicroBatchLimit) -> list[dict[str, float]]:
-    """A step, one whose scaled gradient overflows, and another."""
+    """One step, a step whose scaled gradient overflows, and another."""
     engine = new_engine(torch.float16)
     first = engine.update(rows, loss, limit)
     engine.loss_scale.value = 2.0**60
@@ -157,7 +157,7 @@ def float16_steps(rows: Batch, limit: MicroBatchLimit) -> list[dict[str, float]]
 
 
 def adapted_network(empty: bool = False) -> PolicyNetwork:
-    """The same network with adapters that already do something."""
+    """The same network with non-zero adapters."""
     language_model = network(empty=empty).language_model
     add_adapters(language_model, LORA, seed=3)
     generator = torch.Generator().manual_seed(4)
@@ -167,7 +167,7 @@ def adapted_network(empty: bool = False) -> PolicyNetwork:
 
 
 def adapted_findings(rows: Batch, limit: MicroBatchLimit, directory: Path) -> dict[str, Any]:
-    """What a network with adapters computes before and after two steps, and again from a checkpoint between them."""
+    """Results of a network with adapters before and after two steps, and again from a checkpoint between them."""
 
     def engine() -> TrainingEngine:
         made = adapted_network(empty=lacks_weights(ShardingConfig()))
@@ -191,7 +191,7 @@ def adapted_findings(rows: Batch, limit: MicroBatchLimit, directory: Path) -> di
 
 
 def refusal(engine: TrainingEngine, directory: Path) -> str:
-    """What is said to a network that the checkpoint is not of."""
+    """The error for a network that does not match the checkpoint."""
     try:
         ShardedState(engine, timeout=60).load(directory)
     except CheckpointError as error:
@@ -235,11 +235,11 @@ def main(rank: int, world_size: int, port: int, directory: Path) -> None:
     else:
         state.load(directory / f"of_{CONTINUES[world_size]}")
     state.start_save(directory / f"of_{world_size}")
-    result["next"] = [engine.update(rows, loss, whole) for _ in range(2)]  # while it is being written
+    result["next"] = [engine.update(rows, loss, whole) for _ in range(2)]  # while the checkpoint is being written
     result["trained"] = weights(engine)
     state.finish_save()
     if world_size == 2:
-        # What was saved, into an engine that has moved on: both must then make the same steps again, exactly.
+        # Loads the checkpoint into an engine that has trained further: it must repeat the same steps exactly.
         state.load(directory / "of_2")
         result["repeated"] = [engine.update(rows, loss, whole) for _ in range(2)]
         result["retrained"] = weights(engine)

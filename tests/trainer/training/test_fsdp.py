@@ -1,4 +1,4 @@
-"""The training engine on one, two and four ranks, against a plain model and against each other."""
+"""The training engine on one, two and four ranks, compared with a plain model and across numbers of ranks."""
 
 import itertools
 import os
@@ -39,14 +39,14 @@ def run_ranks(world_size: int, directory: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
-    """What two ranks found, what one rank found that continued from their checkpoint, and what four from its own."""
+    """Results of two ranks, of one that continued from their checkpoint, and of four that continued from that one's."""
     directory = tmp_path_factory.mktemp("fsdp")
     return {world_size: run_ranks(world_size, directory) for world_size in (2, 1, 4)}
 
 
 @pytest.fixture(scope="module")
 def plain() -> dict[str, Any]:
-    """Log-probs and gradients of the same model and batch without FSDP, packing or chunks, a row at a time."""
+    """Log-probs and gradients of the same model and batch, row by row, without FSDP, packing or chunks."""
     network = rank_program.network()
     model = network.language_model
     model.set_attn_implementation("eager")
@@ -57,7 +57,7 @@ def plain() -> dict[str, Any]:
 
 
 def row_by_row(logits_of: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-    """Log-probs of the batch, and the program's loss, for a model from token ids [1, tokens] to logits."""
+    """Log-probs of the batch and the program's loss, for a model that maps token ids [1, tokens] to logits."""
     batch = rank_program.batch()
     token_count = int(batch.response_mask.sum())
     log_probs = torch.zeros(batch.response_mask.shape)
@@ -76,7 +76,7 @@ def row_by_row(logits_of: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
 
 @pytest.fixture(scope="module")
 def plain_adapted(plain: dict[str, Any]) -> dict[str, Any]:
-    """The same of the model whose weights are W + alpha / rank B A, with the gradients of A and B."""
+    """The same for a model with weights W + alpha / rank B A, with the gradients of A and B."""
     model, parts = plain["network"].language_model, {}
     weights = {name: weight.detach().clone() for name, weight in model.named_parameters()}
     for name, weight in rank_program.adapted_network().language_model.named_parameters():
@@ -114,7 +114,7 @@ def test_gradients_do_not_depend_on_ranks_micro_batches_chunks_or_sharding(
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_offloaded_weights_and_states_take_no_memory_between_turns_and_change_no_number(
+def test_offloading_frees_memory_between_calls_and_changes_no_result(
     runs: dict[int, dict[str, Any]], world_size: int
 ) -> None:
     run = runs[world_size]
@@ -131,7 +131,7 @@ def test_offloaded_weights_and_states_take_no_memory_between_turns_and_change_no
     ("world_size", "sharding"),
     [*itertools.product((2,), rank_program.SHARDINGS_OF_TWO), *itertools.product((4,), rank_program.SHARDINGS_OF_FOUR)],
 )
-def test_copies_and_splits_train_like_one_network(
+def test_replicated_and_split_weights_train_like_one_network(
     runs: dict[int, dict[str, Any]], world_size: int, sharding: str
 ) -> None:
     run = runs[world_size]
@@ -144,7 +144,7 @@ def test_copies_and_splits_train_like_one_network(
     assert_close(run[f"{sharding}, log_probs"], run["sharded anew, log_probs"], atol=1e-3, rtol=0)
 
 
-def test_weights_that_all_heads_share_learn_from_all_heads(runs: dict[int, dict[str, Any]]) -> None:
+def test_weights_shared_by_all_heads_get_gradients_from_all_heads(runs: dict[int, dict[str, Any]]) -> None:
     whole, _ = runs[2]["norms of heads", 1]
     split, _ = runs[2]["norms of heads", 2]
     assert any("q_norm" in name for name in whole)
@@ -152,13 +152,13 @@ def test_weights_that_all_heads_share_learn_from_all_heads(runs: dict[int, dict[
         assert_close(split[name], gradient, atol=1e-6, rtol=0, msg=lambda text, n=name: f"{n}: {text}")
 
 
-def test_a_copy_of_the_weights_is_shared_by_as_many_ranks_as_set(runs: dict[int, dict[str, Any]]) -> None:
+def test_a_copy_of_the_weights_is_sharded_over_shard_size_ranks(runs: dict[int, dict[str, Any]]) -> None:
     weight_bytes = [runs[4][f"{name}, idle bytes"][0] for name in ("two copies of the weights", "sharded anew")]
     assert weight_bytes[0] == 2 * weight_bytes[1]
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_float16_takes_its_scale_off_again_and_lowers_it_after_an_overflow(
+def test_float16_unscales_gradients_and_lowers_the_scale_after_an_overflow(
     runs: dict[int, dict[str, Any]], world_size: int
 ) -> None:
     first, overflow, later = runs[world_size]["float16"]
@@ -170,7 +170,7 @@ def test_float16_takes_its_scale_off_again_and_lowers_it_after_an_overflow(
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_adapters_add_their_product_and_are_all_that_is_trained(
+def test_adapters_add_their_product_and_only_they_are_trained(
     runs: dict[int, dict[str, Any]], plain: dict[str, Any], plain_adapted: dict[str, Any], world_size: int
 ) -> None:
     found, rows = runs[world_size]["lora"], slice(rank_program.ROWS // world_size)
@@ -180,12 +180,12 @@ def test_adapters_add_their_product_and_are_all_that_is_trained(
         assert_close(gradient, plain_adapted["gradients"][name], atol=1e-6, rtol=0, msg=lambda t, n=name: f"{n}: {t}")
     assert metrics["loss"] == pytest.approx(plain_adapted["loss"], abs=1e-6)
     assert_close(found["log_probs"], plain_adapted["log_probs"][rows], atol=1e-5, rtol=0)
-    # Two steps later, the network without its adapters is still the one that it started from.
+    # After two steps the network without adapters is still the starting network.
     assert_close(found["log_probs without"], plain["log_probs"][rows], atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_adapters_are_merged_into_the_weights_and_continue_from_a_checkpoint_of_their_own(
+def test_adapters_are_merged_for_export_and_continue_from_a_checkpoint(
     runs: dict[int, dict[str, Any]], plain: dict[str, Any], world_size: int
 ) -> None:
     found, frozen = runs[world_size]["lora"], plain["network"].language_model.state_dict()
@@ -202,7 +202,7 @@ def test_adapters_are_merged_into_the_weights_and_continue_from_a_checkpoint_of_
     assert saved == {f"network.language_model.{name}" for name in adapter}
 
 
-def test_log_probs_are_those_of_each_row_alone(runs: dict[int, dict[str, Any]], plain: dict[str, Any]) -> None:
+def test_log_probs_match_a_plain_model_row_by_row(runs: dict[int, dict[str, Any]], plain: dict[str, Any]) -> None:
     for name in ("log_probs", "log_probs by tokens"):
         assert_close(runs[1][name], plain["log_probs"], atol=1e-5, rtol=0)
         assert_close(runs[2][name], plain["log_probs"][:4], atol=1e-5, rtol=0)
@@ -210,7 +210,7 @@ def test_log_probs_are_those_of_each_row_alone(runs: dict[int, dict[str, Any]], 
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_gathered_weights_are_the_models_under_their_own_names(
+def test_gathered_weights_have_the_models_names_and_values(
     runs: dict[int, dict[str, Any]], plain: dict[str, Any], world_size: int
 ) -> None:
     expected = plain["network"].language_model.state_dict()
@@ -235,11 +235,11 @@ def test_a_checkpoint_of_two_ranks_continues_on_one_and_then_on_four(
     for others, two in zip(runs[world_size]["next"], runs[2]["next"], strict=True):
         assert others == pytest.approx(two, abs=1e-5)
     for name, weight in runs[2]["trained"].items():
-        # Adam divides by the root of tiny squares, which enlarges rounding: bound it by a share of the learning rate.
+        # Adam divides by the root of tiny squares, which magnifies rounding: bound it by a share of the learning rate.
         assert_close(runs[world_size]["trained"][name], weight, atol=1e-3, rtol=0)
 
 
-def test_a_disk_that_is_full_for_one_rank_fails_the_save_with_its_cause(runs: dict[int, dict[str, Any]]) -> None:
+def test_a_full_disk_at_one_rank_fails_the_save_on_every_rank_with_the_cause(runs: dict[int, dict[str, Any]]) -> None:
     message, hint = runs[2]["full disk"]
     assert "full: cannot be written: rank 1: " in message
     assert "No space left on device" in message
@@ -254,11 +254,11 @@ def test_a_checkpoint_of_a_network_of_another_shape_is_refused(runs: dict[int, d
     assert "Size mismatch between saved" in narrower
 
 
-def test_the_optimizer_s_settings_are_those_of_the_run_not_of_the_checkpoint(runs: dict[int, dict[str, Any]]) -> None:
+def test_the_optimizer_keeps_the_run_s_settings_and_not_the_checkpoint_s(runs: dict[int, dict[str, Any]]) -> None:
     assert runs[2]["learning rate"] == 3e-4
 
 
-def test_a_full_gpu_is_reported_with_what_to_lower_here_by_a_loss_that_pretends(
+def test_a_full_gpu_is_reported_with_the_settings_to_lower_here_simulated_by_a_loss(
     runs: dict[int, dict[str, Any]],
 ) -> None:
     message, hint = runs[1]["shortage"]
@@ -266,12 +266,12 @@ def test_a_full_gpu_is_reported_with_what_to_lower_here_by_a_loss_that_pretends(
     assert "micro_batch_tokens" in hint
 
 
-def test_the_interface_of_an_address_is_found_by_the_address() -> None:
+def test_the_interface_of_an_address_is_found() -> None:
     assert interface_of("127.0.0.1") == "lo"
     assert interface_of("192.0.2.1") is None
 
 
-def test_the_loss_scale_grows_after_many_good_steps_and_gives_up_below_one() -> None:
+def test_the_loss_scale_grows_after_many_good_steps_and_stops_at_one() -> None:
     loss_scale = LossScale.of(torch.float16)
     start = loss_scale.value
     assert all(loss_scale.accepts(finite=True) for _ in range(GROWTH_INTERVAL))

@@ -1,4 +1,4 @@
-"""Megatron-Core's layers against Transformers' own: numbers, names, checkpoints, and a whole run."""
+"""Megatron-Core's layers compared with Transformers': results, weight names, checkpoints and a whole run."""
 
 import importlib.util
 import itertools
@@ -28,7 +28,7 @@ CASES = [(ranks, *case) for ranks, cases in megatron_program.CASES.items() for c
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
-    """What one, two and four ranks found."""
+    """Results of one, two and four ranks."""
     directory = tmp_path_factory.mktemp("megatron")
     path = os.pathsep.join([str(PROGRAM.parents[3]), os.environ.get("PYTHONPATH", "")])
     subprocess.run(
@@ -45,33 +45,33 @@ def assert_all_close(found: dict[str, Tensor], wanted: dict[str, Tensor], atol: 
 
 @pytest.mark.parametrize("role", ["actor", "critic"])
 @pytest.mark.parametrize(("ranks", "family", "split"), CASES)
-def test_log_probs_values_and_gradients_are_those_of_transformers_layers(
+def test_log_probs_values_and_gradients_match_transformers_layers(
     found: dict[int, Any], ranks: int, family: str, split: int, role: str
 ) -> None:
     own, plain = found[ranks][family, split, "megatron"][role], found[1][family, 1, "fsdp"][role]
     assert_close(own["outputs"], plain["outputs"][: megatron_program.ROWS // ranks], atol=1e-5, rtol=0)
     assert_all_close(own["gradients"], plain["gradients"], atol=1e-6)
-    assert own["step"] == pytest.approx(plain["step"], abs=1e-5)  # the norm over all ranks among it
+    assert own["step"] == pytest.approx(plain["step"], abs=1e-5)  # includes the gradient norm over all ranks
 
 
 @pytest.mark.parametrize(("ranks", "family", "split"), CASES)
-def test_weights_keep_transformers_names_and_move_as_its_layers_do(
+def test_weights_keep_transformers_names_and_get_the_same_updates(
     found: dict[int, Any], ranks: int, family: str, split: int
 ) -> None:
     own, plain = found[ranks][family, split, "megatron"], found[1][family, 1, "fsdp"]
     assert_all_close(own["before"], plain["before"], atol=0)
-    # Adam divides by the root of tiny squares, which enlarges rounding: bound it by a share of the learning rate.
+    # Adam divides by the root of tiny squares, which magnifies rounding; the bound is a fraction of the learning rate.
     assert_all_close(own["after"], plain["after"], atol=1e-3)
     assert all(not torch.equal(own["after"][name], weight) for name, weight in own["before"].items())
 
 
-def test_recomputed_activations_and_a_frozen_reference_change_no_number(found: dict[int, Any]) -> None:
+def test_checkpointed_activations_and_a_frozen_reference_change_no_result(found: dict[int, Any]) -> None:
     plain = found[1][HEADS, 1, "megatron"]["actor"]
     assert_all_close(found[1]["checkpointed"]["gradients"], plain["gradients"], atol=1e-7)
     assert torch.equal(found[1]["frozen"], plain["outputs"])
 
 
-def test_a_checkpoint_continues_exactly_and_on_other_numbers_of_ranks(found: dict[int, Any]) -> None:
+def test_a_checkpoint_continues_exactly_on_any_number_of_ranks(found: dict[int, Any]) -> None:
     steps, weights = found[1]["next"]
     assert found[1]["repeated"][0] == steps
     assert_all_close(found[1]["repeated"][1], weights, atol=0)
@@ -84,18 +84,18 @@ def test_a_checkpoint_continues_exactly_and_on_other_numbers_of_ranks(found: dic
         assert_all_close(other_weights, weights, atol=1e-3)
 
 
-def test_a_checkpoint_of_other_layers_or_split_otherwise_is_refused(found: dict[int, Any]) -> None:
+def test_a_checkpoint_of_another_backend_or_split_is_refused(found: dict[int, Any]) -> None:
     assert "it was saved with another training backend" in found[1]["fsdp refuses"]
     assert "it was saved with another training backend" in found[1]["megatron refuses"]
     assert "it was saved with sharding.tensor_parallel=1: set that again" in found[2]["split refuses"]
 
 
-def test_a_layer_with_weights_that_megatron_s_has_not_is_refused(found: dict[int, Any]) -> None:
+def test_a_layer_with_weights_unknown_to_megatron_is_refused(found: dict[int, Any]) -> None:
     assert "Megatron's differ in self_attention.linear_proj.bias" in found[1]["more biases"]
 
 
-def test_projections_are_joined_by_group_and_the_mlp_s_by_rank() -> None:
-    """Four heads of width 1 in two groups, an MLP of width 4 on two ranks; each row has a number of its own."""
+def test_projections_are_joined_by_group_and_mlp_weights_by_rank() -> None:
+    """Four heads of width 1 in two groups, an MLP of width 4 on two ranks; each row has its own number."""
     config = AutoConfig.for_model("qwen2", num_attention_heads=4, num_key_value_heads=2)
     table = origins(config, ranks=2)
     rows = {"self_attn.q_proj": [0, 1, 2, 3], "self_attn.k_proj": [10, 11], "self_attn.v_proj": [20, 21]}
@@ -114,7 +114,7 @@ def test_projections_are_joined_by_group_and_the_mlp_s_by_rank() -> None:
     }
 
 
-def test_a_missing_package_is_named_with_the_fix_here_by_a_search_that_finds_nothing(
+def test_a_missing_package_is_reported_with_the_fix_here_simulated(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text('{"vocab_size": 8, "model_type": "qwen2"}')
@@ -142,7 +142,7 @@ def test_adapters_are_refused_before_anything_starts(tmp_path: Path, role: str) 
 
 
 def test_a_whole_run_with_actor_critic_and_reference_on_megatron(runs: Runs) -> None:
-    """The actor's and the reference's layers are split over both nodes; fewer processes start sooner."""
+    """Actor and reference are split over both nodes. Few processes keep the start short."""
     run = runs.start(
         "megatron",
         "actor.backend=megatron",
@@ -156,9 +156,9 @@ def test_a_whole_run_with_actor_critic_and_reference_on_megatron(runs: Runs) -> 
     )
     run.succeed()
     for row in run.metrics()[1:]:
-        assert row["rollout/log_prob_difference"] < 1e-3  # the engines got the weights by Transformers' names
+        assert row["rollout/log_prob_difference"] < 1e-3  # the engines received the weights by Transformers' names
         assert row["actor/gradient_norm"] > 0
-    assert run.metrics()[2]["critic/gradient_norm"] > 0  # in step 1 there is neither a reward nor a KL to value
+    assert run.metrics()[2]["critic/gradient_norm"] > 0  # in step 1 there is neither a reward nor a KL to learn
     assert run.metrics()[1]["reference/kl"] == pytest.approx(0, abs=1e-6)
     assert abs(run.metrics()[2]["reference/kl"]) > 1e-6
     assert (run.directory / "model" / "model.safetensors").is_file()

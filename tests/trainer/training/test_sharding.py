@@ -1,4 +1,4 @@
-"""Every policy loss through the real engine: 1, 2 and 4 ranks and any micro-batches give one and the same gradient."""
+"""Every policy loss through the real engine: the gradient is the same for 1, 2 and 4 ranks and any micro-batches."""
 
 import os
 import subprocess
@@ -42,9 +42,11 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
 
 @pytest.mark.parametrize("world_size", RANKS)
 @pytest.mark.parametrize(("policy_loss", "mode"), loss_program.CASES)
-def test_the_gradient_depends_on_no_split(found: dict[int, Any], policy_loss: str, mode: str, world_size: int) -> None:
+def test_the_gradient_does_not_depend_on_ranks_or_micro_batches(
+    found: dict[int, Any], policy_loss: str, mode: str, world_size: int
+) -> None:
     gradients, metrics = found[1][policy_loss, mode, loss_program.ROWS]
-    # Sums over tokens are as many times larger than means as there are tokens, and so is their rounding.
+    # A sum over tokens is larger than a mean by the number of tokens, and so is its rounding error.
     scale = max(1.0, max(float(gradient.abs().max()) for gradient in gradients.values()))
     for size in loss_program.MICRO_BATCHES:
         other, other_metrics = found[world_size][policy_loss, mode, size]
@@ -54,7 +56,7 @@ def test_the_gradient_depends_on_no_split(found: dict[int, Any], policy_loss: st
 
 
 def test_losses_and_aggregations_differ_from_each_other(found: dict[int, Any]) -> None:
-    """Else the test above could compare nothing with nothing."""
+    """Guards the test above, which would pass if all gradients were zero."""
     norms = {
         case: sum(float(gradient.square().sum()) for gradient in found[1][*case, loss_program.ROWS][0].values())
         for case in loss_program.CASES

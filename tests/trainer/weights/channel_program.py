@@ -1,4 +1,4 @@
-"""One end of a channel for weights, for test_weight_channel.py: `channel_program.py RANK SIZE PORT`.
+"""One end of a weight channel, for test_channel.py: `channel_program.py RANK SIZE PORT`.
 
 The last bucket is sent by itself, and the last rank leaves before it. Prints a line for each transfer that was sent and
 for each bucket that arrived: whether it is what was sent, or the error.

@@ -1,4 +1,4 @@
-"""Weights into vLLM's own models on CPU, for test_in_place.py: `loader_program.py DIRECTORY`.
+"""Loads weights into vLLM's models on CPU, for test_in_place.py: `loader_program.py DIRECTORY`.
 
 Prints a line for each family: how many buckets there were, and how often vLLM's loader was asked in each of three
 rounds.
@@ -36,7 +36,7 @@ SIZES = {
 }
 MIXTURE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 FAMILIES: dict[str, dict[str, Any]] = {
-    "qwen3_moe": {"head_dim": 16, **MIXTURE},  # first: it brings more process groups than the others need
+    "qwen3_moe": {"head_dim": 16, **MIXTURE},  # first, because it needs more process groups than the others
     "qwen2": {"tie_word_embeddings": True},
     "qwen3": {"head_dim": 16},
     "llama": {},
@@ -55,7 +55,7 @@ def main(directory: Path) -> None:
 
 
 def engine_model(directory: Path) -> nn.Module:
-    """As vLLM would compute with it, on CPU in bfloat16 before it packs the weights for its kernels."""
+    """The model as vLLM builds it, on CPU in bfloat16, before weights are packed for its kernels."""
     arguments = EngineArgs(str(directory), skip_tokenizer_init=True, dtype="bfloat16", enforce_eager=True)
     config: VllmConfig = arguments.create_engine_config()
     with set_current_vllm_config(config):
@@ -72,7 +72,7 @@ def engine_model(directory: Path) -> nn.Module:
 
 
 def rounds(model: nn.Module, weights: list[tuple[str, Tensor]]) -> tuple[int, list[int]]:
-    """How many buckets there are, and how often the model's loader is asked each time they come."""
+    """The number of buckets, and the calls of the model's loader in each update."""
     plain, times = model.load_weights, [0]
 
     def load_weights(given: Iterable[tuple[str, Tensor]]) -> Any:
@@ -85,7 +85,7 @@ def rounds(model: nn.Module, weights: list[tuple[str, Tensor]]) -> tuple[int, li
         for _, weight in weights:
             weight.data.normal_()
         buckets = list(pack(weights, torch.bfloat16, bucket_bytes=2**16))
-        loader.load(buckets)  # compares sums of all weights
+        loader.load(buckets)  # compares checksums
         times.append(0)
     return len(buckets), times[:-1]
 

@@ -1,4 +1,4 @@
-"""Weights from one process to several at once. Over gloo: two GPUs, which NCCL needs, are not at hand."""
+"""The weight channel: one process broadcasts to several. Over gloo, because NCCL needs two GPUs."""
 
 import gc
 import os
@@ -35,23 +35,23 @@ def start(rank: int, port: int) -> "subprocess.Popen[str]":
     )
 
 
-def test_over_gloo_weights_arrive_at_all_and_a_lost_peer_is_noticed_by_all() -> None:
+def test_over_gloo_all_receive_the_weights_and_all_notice_a_lost_peer() -> None:
     sender = start(0, 0)
     assert sender.stdout is not None
     port = int(sender.stdout.readline())
     receivers = [start(1, port), start(2, port)]
     started = time.monotonic()
     sent, stayed, left = (process.communicate(timeout=100)[0].splitlines() for process in (sender, *receivers))
-    assert time.monotonic() - started < 100  # nobody waited for the whole 120 s
+    assert time.monotonic() - started < 100  # no process waited for the 120 s timeout
     assert sent[0] == "sent"
     assert stayed[: len(left)] == left == ["same"] * len(left)
     assert len(left) == 2
-    # The last bucket misses a receiver: whoever was to hear from it, or through it, hears that the connection is gone.
+    # The last bucket lacks a receiver, so every peer that depends on it sees the connection break.
     assert "the weight channel broke" in "".join(sent[1:] + stayed[-1:])
 
 
-def test_an_engine_has_one_bucket_at_a_time_and_the_next_one_is_on_its_way(tmp_path: Path) -> None:
-    """With Transformers, which copies in place on CPU, too."""
+def test_an_engine_holds_one_bucket_while_the_next_is_in_flight(tmp_path: Path) -> None:
+    """Uses Transformers, which copies in place on CPU as well."""
     tokenizer = build_tokenizer(["What is 1 + 2? #### 3"])
     model = create_model(tokenizer, ModelShape(), seed=0)
     save_model(model, tokenizer, tmp_path / "model")
@@ -79,10 +79,10 @@ def test_an_engine_has_one_bucket_at_a_time_and_the_next_one_is_on_its_way(tmp_p
     assert in_memory == [2] * (len(packed) - 1) + [1]
 
 
-def test_a_first_transfer_that_never_returns_is_given_up_with_a_stand_in_for_nccl(
+def test_a_first_transfer_that_never_returns_times_out_with_a_stand_in_for_nccl(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """NCCL connects all peers in it, and waits for ever for one that is gone."""
+    """NCCL connects all peers in the first transfer, and waits forever for a dead one."""
     over = threading.Event()
 
     def broadcast(*_: object) -> None:
@@ -112,7 +112,7 @@ def slots(device: str, *ranks: int) -> list[Slot]:
         ("broadcast", "cpu", (0,), (0,), "gloo", "rollout.weight_transfer=broadcast"),
     ],
 )
-def test_weights_go_by_nccl_where_every_peer_has_a_gpu_of_its_own(
+def test_nccl_is_chosen_if_every_peer_has_its_own_gpu(
     setting: str, device: str, actor: tuple[int, ...], engines: tuple[int, ...], way: str, reason: str
 ) -> None:
     chosen, why = chosen_way(setting, slots(device, *actor), slots(device, *engines), on_shared_gpus=False)
@@ -121,7 +121,7 @@ def test_weights_go_by_nccl_where_every_peer_has_a_gpu_of_its_own(
     assert chosen in WAYS
 
 
-def test_on_shared_gpus_weights_stay_there_and_a_broadcast_that_cannot_be_is_refused() -> None:
+def test_shared_gpus_use_cuda_ipc_and_an_impossible_broadcast_is_refused() -> None:
     same = slots("cuda", 0, 1)
     assert chosen_way("broadcast", same, same, on_shared_gpus=True)[0] == "CUDA IPC"
     with pytest.raises(ConfigError, match="which NCCL refuses"):

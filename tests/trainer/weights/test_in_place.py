@@ -1,4 +1,4 @@
-"""Weights into a model that computes with them: recorded once, then copied at once. On CPU; GPUs have tests/gpu."""
+"""Loading weights in place on CPU: the first load records the copies, later loads repeat them."""
 
 import json
 import os
@@ -23,17 +23,17 @@ PROGRAM = Path(__file__).with_name("loader_program.py")
 
 
 class Fused(nn.Module):
-    """Keeps q and k as one weight, as engines do, and `bias` by itself. Counts how often its loader is asked."""
+    """Joins q and k in one weight, as engines do, and keeps `bias` separate. Counts the calls of its loader."""
 
     def __init__(self, q: int = 8, k: int = 4, width: int = 12) -> None:
         super().__init__()
         self.parts = {"q": (0, q), "k": (q, k)}
         self.qk = nn.Parameter(torch.zeros(q + k, width, dtype=torch.bfloat16), requires_grad=False)
         self.bias = nn.Parameter(torch.zeros(width, dtype=torch.bfloat16), requires_grad=False)
-        self.asked = 0
+        self.calls = 0
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        self.asked += 1
+        self.calls += 1
         for name, weight in weights:
             target = self.qk.data.narrow(0, *self.parts[name]) if name in self.parts else getattr(self, name).data
             self.put(target, weight)
@@ -42,7 +42,7 @@ class Fused(nn.Module):
         target.copy_(weight)
 
     def random(self, seed: int) -> dict[str, Tensor]:
-        """As the actor has them: in parts, in float32."""
+        """The actor's weights: separate and in float32."""
         generator = torch.Generator().manual_seed(seed)
         (_, q), (_, k), width = *self.parts.values(), self.bias.numel()
         shapes = {"q": (q, width), "bias": (width,), "k": (k, width)}
@@ -59,7 +59,7 @@ class Transposing(Fused):
 
 
 class Filling(Fused):
-    """Does more than copy: a recording would not do what it does."""
+    """Its loader does more than copy, so it cannot be recorded."""
 
     def put(self, target: Tensor, weight: Tensor) -> None:
         for place, value in enumerate(weight.flatten().tolist()):
@@ -72,9 +72,7 @@ def packed(weights: dict[str, Tensor], bucket_bytes: int = 250) -> list[Bucket]:
 
 @settings(max_examples=30, deadline=None)
 @given(q=st.integers(1, 9), k=st.integers(1, 9), width=st.integers(1, 17), bucket_bytes=st.integers(1, 1000))
-def test_the_loader_is_asked_once_for_each_bucket_whatever_the_sizes(
-    q: int, k: int, width: int, bucket_bytes: int
-) -> None:
+def test_the_loader_is_called_once_per_bucket_for_any_sizes(q: int, k: int, width: int, bucket_bytes: int) -> None:
     model = Fused(q, k, width)
     loader = InPlaceLoader(model)
     for seed in range(3):
@@ -82,11 +80,11 @@ def test_the_loader_is_asked_once_for_each_bucket_whatever_the_sizes(
         buckets = packed(sent, bucket_bytes)
         loader.load(buckets)
         assert model.holds(sent)
-        assert model.asked == len(buckets)
+        assert model.calls == len(buckets)
 
 
 @pytest.mark.parametrize("kind", [Transposing, Filling])
-def test_a_loader_that_does_more_than_copy_is_asked_each_time(
+def test_a_loader_that_does_more_than_copy_is_called_every_time(
     kind: type[Fused], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -97,23 +95,23 @@ def test_a_loader_that_does_more_than_copy_is_asked_each_time(
         buckets = packed(sent)
         loader.load(buckets)
         assert model.holds(sent)
-        assert model.asked == (seed + 1) * len(buckets)
+        assert model.calls == (seed + 1) * len(buckets)
     assert "the engine's own loader in every update" in caplog.text
 
 
-def test_weights_that_are_laid_out_anew_are_recorded_anew() -> None:
+def test_a_new_layout_is_recorded_again() -> None:
     model = Fused()
     loader = InPlaceLoader(model)
     for bucket_bytes in (250, 10**6, 250, 10**6):
         sent = model.random(bucket_bytes)
         loader.load(packed(sent, bucket_bytes))
         assert model.holds(sent)
-    assert model.asked == 2 + 1
+    assert model.calls == 2 + 1
 
 
 @pytest.mark.parametrize("times", [0, 1, 2], ids=["recorded", "repeated", "repeated again"])
 @pytest.mark.parametrize("width", [12, 13], ids=["by long words", "by short words"])
-def test_what_is_not_as_it_was_packed_is_refused_each_time(times: int, width: int) -> None:
+def test_damaged_and_missing_weights_are_refused_in_every_load(times: int, width: int) -> None:
     model = Fused(width=width)
     loader = InPlaceLoader(model)
     for seed in range(times):
@@ -126,7 +124,7 @@ def test_what_is_not_as_it_was_packed_is_refused_each_time(times: int, width: in
         loader.load(packed(model.random(8))[:-1])
 
 
-def test_a_weight_that_no_longer_takes_what_is_copied_is_noticed() -> None:
+def test_a_weight_that_no_longer_receives_its_copy_is_noticed() -> None:
     model = Fused()
     loader = InPlaceLoader(model)
     loader.load(packed(model.random(0)))
@@ -135,7 +133,7 @@ def test_a_weight_that_no_longer_takes_what_is_copied_is_noticed() -> None:
         loader.load(packed(model.random(1)))
 
 
-def test_long_words_are_added_up_where_they_stay_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_64_bit_words_are_summed_if_copies_keep_them_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     words: list[Any] = []
     plain = in_place.word_sum
     monkeypatch.setattr(in_place, "word_sum", lambda tensors, word: words.append(word) or plain(tensors, word))
@@ -147,7 +145,7 @@ def test_long_words_are_added_up_where_they_stay_together(monkeypatch: pytest.Mo
         assert set(words) == {torch.int64 if width == 12 else torch.int16}
 
 
-def test_a_weight_is_summed_up_when_its_last_part_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_weight_is_summed_after_its_last_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
     happened: list[str] = []
     plain = in_place.word_sum
     model = Fused()
@@ -173,8 +171,8 @@ def test_a_weight_is_summed_up_when_its_last_part_is_there(monkeypatch: pytest.M
         assert happened == ["q comes", "bias comes", "bias", "k comes", "qk"]
 
 
-def test_vllm_s_own_models_are_asked_once(tmp_path: Path) -> None:
-    """In a process of its own: vLLM changes torch wherever it is loaded."""
+def test_loaders_of_vllm_s_models_are_called_once(tmp_path: Path) -> None:
+    """Runs in a separate process, because vLLM changes torch when it is imported."""
     program = [sys.executable, PROGRAM, tmp_path]
     environment = {**os.environ, "PYTHONPATH": str(PROGRAM.parents[3])}
     lines = subprocess.run(program, env=environment, check=True, timeout=280, stdout=subprocess.PIPE, text=True).stdout
