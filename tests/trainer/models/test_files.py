@@ -50,7 +50,7 @@ def test_a_critic_with_another_vocabulary_is_refused(model: Path, tmp_path: Path
         check_models(roles(model, tmp_path / "critic"))
     assert f"critic.path={tmp_path / 'critic'} has another vocabulary" in str(caught.value)
     assert f"model.path={model}" in str(caught.value)
-    assert "leave critic.path out" in caught.value.hint
+    assert "omit critic.path" in caught.value.hint
     check_models(roles(model, tmp_path / "critic", advantage="grpo"))  # grpo has no critic
 
 

@@ -91,7 +91,7 @@ def test_a_checkpoint_of_another_backend_or_split_is_refused(found: dict[int, An
 
 
 def test_a_layer_with_weights_unknown_to_megatron_is_refused(found: dict[int, Any]) -> None:
-    assert "Megatron's differ in self_attention.linear_proj.bias" in found[1]["more biases"]
+    assert "differ from Megatron's in self_attention.linear_proj.bias" in found[1]["more biases"]
 
 
 def test_projections_are_joined_by_group_and_mlp_weights_by_rank() -> None:

@@ -91,7 +91,7 @@ def test_a_first_transfer_that_never_returns_times_out_with_a_stand_in_for_nccl(
 
     stuck = SimpleNamespace(broadcast=broadcast, abort=lambda: None)
     monkeypatch.setattr(weight_channel, "_gloo", lambda *_: stuck)
-    with pytest.raises(WorkerError, match=r"did not connect all within 0\.2 s"):
+    with pytest.raises(WorkerError, match=r"not all engines joined the weight channel within 0\.2 s"):
         WeightChannel(store=None, rank=0, size=2, device=torch.device("cpu"), timeout=0.2)
     over.set()
 
