@@ -77,7 +77,7 @@ def offline_engine(options: argparse.Namespace) -> Any:
 def trainers_engine(options: argparse.Namespace) -> Any:
     from trainer.config.tree import Config
     from trainer.rollout.backends.vllm import VllmEngine
-    from trainer.rollout.sampling import Request
+    from trainer.rollout.sampling import SamplingRequest
 
     config = Config.model_validate(
         {
@@ -97,7 +97,7 @@ def trainers_engine(options: argparse.Namespace) -> Any:
     def generate(prompts: list[list[int]], length: int, log_probs: bool) -> int:
         engine._rollout = config.rollout.model_copy(update={"log_probs": log_probs})
         engine._max_response_length = length
-        requests = [Request(tuple(prompt), 1.0, seed=row) for row, prompt in enumerate(prompts)]
+        requests = [SamplingRequest(tuple(prompt), 1.0, seed=row) for row, prompt in enumerate(prompts)]
         return sum(len(response.token_ids) for response in engine.generate(requests))
 
     return generate

@@ -6,7 +6,7 @@ from itertools import compress
 
 from trainer.experience.environment import Environment
 from trainer.rewards.answer import Scored
-from trainer.rollout.sampling import Request, Response
+from trainer.rollout.sampling import Response, SamplingRequest
 
 
 @dataclass
@@ -32,10 +32,10 @@ class Trajectory:
     environment: Environment | None = None
     scored: Scored | None = None
 
-    def request(self, most: int | None = None) -> Request:
+    def request(self, most: int | None = None) -> SamplingRequest:
         """What is asked of an engine next: to go on where this ends, by at most so many tokens."""
         room = self.limit - len(self.token_ids)
-        return Request(
+        return SamplingRequest(
             (*self.prompt, *self.token_ids),
             self.temperature,
             # Each piece has random numbers of its own; the first those of the response.

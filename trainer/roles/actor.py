@@ -25,14 +25,14 @@ from trainer.roles.worker import TrainingWorker, micro_batch_limit
 from trainer.training.allocator import shareable_memory
 from trainer.training.engine import TrainingEngine
 from trainer.training.process_group import open_store
-from trainer.weights.buckets import Bucket, Layout, SharedBucket, StoredBucket, pack, share, store
+from trainer.weights.buckets import Bucket, BucketLayout, SharedBucket, StoredBucket, pack, share, store
 from trainer.weights.channel import WeightChannel
 
 
 class ActorWorker(TrainingWorker):
     _shared: Sequence[Bucket] = ()
     _packed: list[Bucket]
-    _kept_layouts: Sequence[Layout] = ()
+    _kept_layouts: Sequence[BucketLayout] = ()
     _channel: WeightChannel | None = None
     _channel_store: TCPStore | None = None
 
@@ -119,7 +119,7 @@ class ActorWorker(TrainingWorker):
         timeout = self.config.trainer.worker_timeout / 2  # so that this fails before its caller gives up
         self._channel = WeightChannel(self._channel_store, 0, size, self.device, timeout)
 
-    def pack_weights(self) -> Sequence[Layout]:
+    def pack_weights(self) -> Sequence[BucketLayout]:
         """What engines lack in buckets, ready to be sent; every rank calls it, rank 0 keeps them and says how they are
         laid out, which is the same each time."""
         if self.place.rank == 0:

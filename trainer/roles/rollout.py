@@ -10,10 +10,10 @@ from trainer.cluster.place import RankPlace
 from trainer.config.tree import Config
 from trainer.rollout.end_tokens import end_token_ids
 from trainer.rollout.engine import choose_engine, open_engine
-from trainer.rollout.sampling import Request, Response
+from trainer.rollout.sampling import Response, SamplingRequest
 from trainer.training.garbage import collect_garbage
 from trainer.training.process_group import connect_store, name_interface
-from trainer.weights.buckets import Layout, SharedBucket
+from trainer.weights.buckets import BucketLayout, SharedBucket
 from trainer.weights.channel import WeightChannel
 
 
@@ -30,7 +30,7 @@ class RolloutWorker:
         """The engine's name, and why it was taken."""
         return self._chosen
 
-    def generate(self, requests: Sequence[Request]) -> list[Response]:
+    def generate(self, requests: Sequence[SamplingRequest]) -> list[Response]:
         """One response per request, in their order."""
         return self._engine.generate(requests)
 
@@ -47,7 +47,7 @@ class RolloutWorker:
         store = connect_store(address, port, size, timeout)
         self._channel = WeightChannel(store, rank, size, torch.device(self._place.device), timeout)
 
-    def receive_weights(self, layouts: Sequence[Layout]) -> None:
+    def receive_weights(self, layouts: Sequence[BucketLayout]) -> None:
         """Takes the buckets that the actor sends in that process group, and samples from them from now on."""
         assert self._channel is not None
         take = self._engine.copy_weights if self._place.device == "cuda" else self._engine.replace_weights

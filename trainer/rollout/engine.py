@@ -8,7 +8,7 @@ from typing import Protocol
 from trainer.config.modules import module_names
 from trainer.config.tree import Config
 from trainer.errors import ConfigError
-from trainer.rollout.sampling import Request, Response
+from trainer.rollout.sampling import Response, SamplingRequest
 from trainer.weights.buckets import SentBucket
 
 
@@ -19,7 +19,7 @@ class RolloutEngine(Protocol):
     the engine loads the frozen weights from the model's directory and receives only the adapters.
     """
 
-    def generate(self, requests: Sequence[Request]) -> list[Response]:
+    def generate(self, requests: Sequence[SamplingRequest]) -> list[Response]:
         """One response per request, in the same order. The same requests and weights give the same responses."""
         ...
 

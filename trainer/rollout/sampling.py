@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Request:
+class SamplingRequest:
     """A request for one response. Temperature 0 decodes greedily and ignores `seed`.
 
     `max_tokens` None means `data.max_response_length`.
@@ -15,6 +15,9 @@ class Request:
     temperature: float
     seed: int = 0
     max_tokens: int | None = None
+
+
+Request = SamplingRequest
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ SHORT_WORDS_AT_ONCE = 2**24
 
 
 @dataclass(frozen=True)
-class Layout:
+class BucketLayout:
     """The weights in a bucket, in order. Each starts at a whole word; the last word holds the checksum."""
 
     names: tuple[str, ...]
@@ -49,11 +49,14 @@ class Layout:
         return [-(-math.prod(shape) // word) * word for shape in self.shapes]
 
 
+Layout = BucketLayout
+
+
 @dataclass(frozen=True)
 class Bucket:
     """Weights as bytes, followed by the checksum that they were packed with. `data` is [layout.size] uint8."""
 
-    layout: Layout
+    layout: BucketLayout
     data: Tensor
 
     def open(self) -> "Bucket":
@@ -84,7 +87,7 @@ class SentBucket(Protocol):
 class StoredBucket:
     """A bucket as a numpy array, which Ray shares between the processes of a node without a copy."""
 
-    layout: Layout
+    layout: BucketLayout
     data: np.ndarray
 
     def open(self) -> Bucket:
@@ -96,7 +99,7 @@ class StoredBucket:
 class SharedBucket:
     """A handle to a bucket in GPU memory, for another process on the same GPU."""
 
-    layout: Layout
+    layout: BucketLayout
     handle: tuple[Any, ...]
 
     def open(self) -> Bucket:
@@ -147,7 +150,9 @@ def word_sum(tensors: Iterable[Tensor], word: torch.dtype) -> Tensor:
 
 @torch.no_grad()
 def _bucket(weights: list[tuple[str, Tensor]], dtype: torch.dtype) -> Bucket:
-    layout = Layout(tuple(name for name, _ in weights), tuple(tuple(tensor.shape) for _, tensor in weights), dtype)
+    layout = BucketLayout(
+        tuple(name for name, _ in weights), tuple(tuple(tensor.shape) for _, tensor in weights), dtype
+    )
     data = torch.empty(layout.size, dtype=torch.uint8, device=weights[0][1].device)
     if layout.size > layout.nbytes + WORD_BYTES:
         data.zero_()  # the checksum includes the padding between weights

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainer.errors import WorkerError
-from trainer.weights.buckets import Bucket, Layout
+from trainer.weights.buckets import Bucket, BucketLayout
 
 # Interval between checks whether a transfer has finished. A bucket takes some tenths of a millisecond, most of it
 # concurrent with work on the previous bucket.
@@ -45,7 +45,7 @@ class WeightChannel:
         for transfer in [self._begin(bucket.data) for bucket in buckets]:
             self._finish(transfer)
 
-    def receive(self, layouts: Iterable[Layout]) -> Iterator[Bucket]:
+    def receive(self, layouts: Iterable[BucketLayout]) -> Iterator[Bucket]:
         """Yields the buckets that rank 0 sends. The next transfer is always under way, so the link is never idle.
 
         At most two buckets are in memory if the consumer drops each one before it asks for the next. On a GPU the
@@ -88,7 +88,7 @@ class WeightChannel:
         except TimeoutError as error:
             raise WorkerError(f"not all engines joined the weight channel within {self._timeout:g} s") from error
 
-    def _expect(self, layout: Layout) -> tuple[Bucket, dist.Work]:
+    def _expect(self, layout: BucketLayout) -> tuple[Bucket, dist.Work]:
         """An empty bucket and the transfer that fills it."""
         data = torch.empty(layout.size, dtype=torch.uint8, device=self._device)
         return Bucket(layout, data), self._begin(data)

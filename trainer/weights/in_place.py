@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from trainer.weights.arrival import check_arrived, check_in_place
-from trainer.weights.buckets import WORD_BYTES, Bucket, Layout, SentBucket, word_sum
+from trainer.weights.buckets import WORD_BYTES, Bucket, BucketLayout, SentBucket, word_sum
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class InPlaceLoader:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._copies: dict[Layout, RecordedCopies | None] = {}
+        self._copies: dict[BucketLayout, RecordedCopies | None] = {}
 
     def load(self, buckets: Iterable[SentBucket]) -> None:
         """Copies all buckets and waits for the copies. Raises WorkerError if the model's weights then differ.
@@ -75,13 +75,13 @@ class InPlaceLoader:
         check_arrived(found, packed)
         check_in_place(int(torch.stack(inside).sum()), given)
 
-    def _by_last_bucket(self, parameters: Sequence[Tensor]) -> dict[Layout | None, list[Tensor]]:
+    def _by_last_bucket(self, parameters: Sequence[Tensor]) -> dict[BucketLayout | None, list[Tensor]]:
         """The weights grouped by the bucket that holds their last part; under None if that is not known."""
-        last: dict[int, Layout] = {}
+        last: dict[int, BucketLayout] = {}
         if self._keeps_words():
             for layout, copies in self._copies.items():
                 last |= {target.untyped_storage().data_ptr(): layout for target in copies.targets} if copies else {}
-        grouped: dict[Layout | None, list[Tensor]] = {}
+        grouped: dict[BucketLayout | None, list[Tensor]] = {}
         for parameter in parameters:
             grouped.setdefault(last.get(parameter.untyped_storage().data_ptr()), []).append(parameter)
         return grouped

@@ -14,7 +14,7 @@ from trainer.experience.asynchronous import AsynchronousPipeline
 from trainer.experience.collector import Earned, Experience, Phase, done
 from trainer.experience.conversations import Conversations
 from trainer.experience.trajectory import Trajectory
-from trainer.rollout.sampling import Request, Response
+from trainer.rollout.sampling import Response, SamplingRequest
 
 LAST = 6
 LENGTHS = (3, 17, 1, 9)  # tokens of a step's responses, of which one in four is long
@@ -29,13 +29,13 @@ class PlayedEngines:
         self.updated_after_each_segment = False
         self.during_segment: Callable[[], None] = lambda: None
 
-    def generate(self, requests: Sequence[Request]) -> list[Response]:
+    def generate(self, requests: Sequence[SamplingRequest]) -> list[Response]:
         self.during_segment()
         responses = [self._response(request) for request in requests]
         self.version += self.updated_after_each_segment
         return responses
 
-    def _response(self, request: Request) -> Response:
+    def _response(self, request: SamplingRequest) -> Response:
         left = request.prompt[0] - (len(request.prompt) - 1)
         count = min(left, request.max_tokens or left)
         return Response((self.version,) * count, (-0.5,) * count, ended=count == left)

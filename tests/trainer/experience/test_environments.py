@@ -23,7 +23,7 @@ from trainer.experience.trajectory import Trajectory
 from trainer.models.networks import PolicyNetwork
 from trainer.models.packing import PackedRows
 from trainer.models.small import ModelShape, build_tokenizer, create_model
-from trainer.rollout.sampling import Request, Response
+from trainer.rollout.sampling import Response, SamplingRequest
 from trainer.runs.ppo import token_rewards
 
 CALCULATOR = Path(__file__).parents[3] / "examples" / "calculator" / "environment.py"
@@ -39,11 +39,11 @@ class PlayedEngines:
 
     def __init__(self, tokenizer: Any, lines: Sequence[str]) -> None:
         self.version = 0
-        self.asked: list[Request] = []
+        self.asked: list[SamplingRequest] = []
         self._tokenizer = tokenizer
         self._words = [tokenizer(line + "<|end|>")["input_ids"] for line in lines]
 
-    def generate(self, requests: Sequence[Request]) -> list[Response]:
+    def generate(self, requests: Sequence[SamplingRequest]) -> list[Response]:
         self.asked += requests
         return [self._response(request.max_tokens or 0) for request in requests]
 

@@ -27,7 +27,7 @@ from trainer.models.networks import PolicyNetwork, load_language_model
 from trainer.models.small import ModelShape, build_tokenizer, create_model, save_model
 from trainer.rollout.end_tokens import end_token_ids
 from trainer.rollout.engine import RolloutEngine, open_engine
-from trainer.rollout.sampling import Request, Response, request_seed
+from trainer.rollout.sampling import Response, SamplingRequest, request_seed
 from trainer.training.engine import OptimizerSettings, TrainingEngine
 from trainer.training.process_group import join, open_store
 from trainer.training.sharding import Execution
@@ -48,14 +48,14 @@ def make_model(directory: Path) -> int:
     return len(tokenizer)
 
 
-def requests(vocabulary: int, step: int) -> list[Request]:
+def requests(vocabulary: int, step: int) -> list[SamplingRequest]:
     generator = torch.Generator().manual_seed(1)
     lengths = torch.randint(1, 65, (96,), generator=generator).tolist()
     prompts = [tuple(torch.randint(0, vocabulary, (length,), generator=generator).tolist()) for length in lengths]
-    return [Request(prompt, TEMPERATURE, request_seed(0, step, row, 0)) for row, prompt in enumerate(prompts)]
+    return [SamplingRequest(prompt, TEMPERATURE, request_seed(0, step, row, 0)) for row, prompt in enumerate(prompts)]
 
 
-def batch(asked: list[Request], responses: list[Response]) -> Batch:
+def batch(asked: list[SamplingRequest], responses: list[Response]) -> Batch:
     return Batch.from_responses(
         [request.prompt for request in asked],
         [response.token_ids for response in responses],
@@ -111,7 +111,7 @@ def main(directory: Path, name: str, rank: int) -> None:
     found["responses again"] = [response.token_ids for response in engine.generate(asked)]
     found["responses of the next step"] = [response.token_ids for response in engine.generate(requests(vocabulary, 2))]
     found["responses of a few"] = [response.token_ids for response in engine.generate(asked[10:14])]
-    greedy = [Request(request.prompt, 0.0, seed=row) for row, request in enumerate(asked)]
+    greedy = [SamplingRequest(request.prompt, 0.0, seed=row) for row, request in enumerate(asked)]
     found["greedy"] = [response.token_ids for response in engine.generate(greedy)]
     found["greedy again"] = [response.token_ids for response in engine.generate(greedy)]
     shorter = [replace(request, max_tokens=3) for request in asked]
@@ -129,7 +129,9 @@ def main(directory: Path, name: str, rank: int) -> None:
     (directory / "found.json").write_text(json.dumps(found))
 
 
-def export(directory: Path, asked: list[Request], weights: list[tuple[str, torch.Tensor]]) -> dict[str, list[int]]:
+def export(
+    directory: Path, requests: list[SamplingRequest], weights: list[tuple[str, torch.Tensor]]
+) -> dict[str, list[int]]:
     """The first greedy token of each prompt, from the exported model and from the trainer."""
     from vllm import LLM, SamplingParams
 
@@ -143,13 +145,13 @@ def export(directory: Path, asked: list[Request], weights: list[tuple[str, torch
         enable_chunked_prefill=False,
     )
     token_ids = exported.generate(
-        [{"prompt_token_ids": list(request.prompt)} for request in asked],
+        [{"prompt_token_ids": list(request.prompt)} for request in requests],
         SamplingParams(temperature=0.0, max_tokens=1, detokenize=False),
         use_tqdm=False,
     )
     plain = load_language_model(directory / "model")
     plain.load_state_dict(dict(weights))
-    logits = [plain(torch.tensor([request.prompt])).logits[0, -1] for request in asked]
+    logits = [plain(torch.tensor([request.prompt])).logits[0, -1] for request in requests]
     return {
         "first tokens of the export": [output.outputs[0].token_ids[0] for output in token_ids],
         "first tokens of the trainer": [int(row.argmax()) for row in logits],

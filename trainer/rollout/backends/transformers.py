@@ -11,7 +11,7 @@ from trainer.config.tree import Config
 from trainer.models.lora import adapter_parameters, add_adapters
 from trainer.models.networks import load_language_model
 from trainer.rollout.engine import EngineRow
-from trainer.rollout.sampling import Request, Response
+from trainer.rollout.sampling import Response, SamplingRequest
 from trainer.weights.arrival import check_complete, check_in_place, checked
 from trainer.weights.buckets import Bucket, SentBucket, checksum
 
@@ -27,14 +27,14 @@ class TransformersEngine:
         self._with_adapters = config.actor.lora.rank > 0
         self._model = _model(config).to(self._device).eval()
 
-    def generate(self, requests: Sequence[Request]) -> list[Response]:
+    def generate(self, requests: Sequence[SamplingRequest]) -> list[Response]:
         """See `RolloutEngine.generate`."""
         size = self._rollout.max_num_seqs
         parts = [requests[start : start + size] for start in range(0, len(requests), size)]
         return [response for part in parts for response in self._decode(part)]
 
     @torch.inference_mode()
-    def _decode(self, requests: Sequence[Request]) -> list[Response]:
+    def _decode(self, requests: Sequence[SamplingRequest]) -> list[Response]:
         limits = torch.tensor([request.max_tokens or self._max_response_length for request in requests])
         tokens, mask = _left_padded([request.prompt for request in requests], self._device)
         temperatures = torch.tensor([request.temperature for request in requests], device=self._device)
@@ -157,7 +157,7 @@ def sample(logits: Tensor, temperatures: Tensor, uniforms: Tensor) -> tuple[Tens
     return tokens, log_probs.gather(1, tokens.unsqueeze(1)).squeeze(1)
 
 
-def _uniforms(requests: Sequence[Request], length: int) -> Tensor:
+def _uniforms(requests: Sequence[SamplingRequest], length: int) -> Tensor:
     """Random numbers in [0, 1) for each response, drawn from its own seed, [rows, length] float64."""
     return torch.stack(
         [

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from trainer.config.tree import Config
 from trainer.errors import WorkerError
 from trainer.rollout.engine import EngineRow
-from trainer.rollout.sampling import Request, Response
+from trainer.rollout.sampling import Response, SamplingRequest
 from trainer.rollout.vllm_settings import device_settings, weight_settings
 from trainer.weights.buckets import SentBucket
 
@@ -58,7 +58,7 @@ class VllmEngine:
             **device_settings(config, device),
         )
 
-    def generate(self, requests: Sequence[Request]) -> list[Response]:
+    def generate(self, requests: Sequence[SamplingRequest]) -> list[Response]:
         """See `RolloutEngine.generate`."""
         if not requests:
             return []
@@ -67,7 +67,7 @@ class VllmEngine:
         outputs = self._engine.generate(prompts, sampling, use_tqdm=False, lora_request=self._adapters)
         return [_response(output.outputs[0]) for output in outputs]
 
-    def _sampling(self, request: Request) -> "SamplingParams":
+    def _sampling(self, request: SamplingRequest) -> "SamplingParams":
         from vllm import SamplingParams
 
         return SamplingParams(
