@@ -139,7 +139,7 @@ async def _form_ray(node: Node, peers: list[Peer], ray: RayNode) -> str:
         ) from None
     _check_gpus(node, peers, found)
     log.info("Ray is up on %s: %d nodes, %d GPUs", cluster, len(peers) + 1, sum(found.values()))
-    node.let_attach(cluster)
+    node.allow_attach(cluster)
     if url := ray.dashboard_url:
         log.info(
             "Ray's dashboard is at %s; `launch attach -- printenv RAY_AUTH_TOKEN` on this node prints its token", url

@@ -217,7 +217,7 @@ class Meeting:
         if message.get("ray") == "started":
             peer.ray_started.set()
         elif "failed" in message:
-            self._node.heed_warning(int(message["status"]) - 128)
+            self._node.extend_grace(int(message["status"]) - 128)
             error = JobEndedError(int(message["status"]), str(message["failed"]), str(message.get("hint", "")))
             self._lose(peer, error)
         elif message.get("ray") == "stopped":

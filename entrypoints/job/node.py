@@ -55,7 +55,7 @@ class Node:
         self.ray: RayNode | None = None
         self._deadline = time.monotonic() + options.deadline
         self._failure: asyncio.Future[LaunchError] = asyncio.get_running_loop().create_future()
-        self._beside: set[asyncio.Task[None]] = set()
+        self._background: set[asyncio.Task[None]] = set()
         self.grace = options.grace
         for number in STOP_SIGNALS + WARNING_SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, self._interrupt, number)
@@ -128,9 +128,9 @@ class Node:
         """From now on the death of a vital Ray process loses this node. Raises RayFailedError if one is dead."""
         assert self.ray is not None
         for name, process in self.ray.watched().items():
-            self.beside(self._watch(self.ray, name, process))
+            self.run_in_background(self._watch(self.ray, name, process))
 
-    def let_attach(self, cluster: str) -> None:
+    def allow_attach(self, cluster: str) -> None:
         """Let `launch attach` on this node find the cluster."""
         assert self.ray is not None
         leave_note(self.ray.directory, self.allocation.job_id, self.ray.client_environment(cluster))
@@ -145,10 +145,10 @@ class Node:
         ray.report_last_words(name)
         raise NodeLostError(f"{self.name} lost: its {name} died ({cause})", hint)
 
-    def beside(self, work: Coroutine[Any, Any, None]) -> None:
+    def run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
         """Run this concurrently with the current step. Its failure fails the node."""
         task = asyncio.create_task(work)
-        self._beside.add(task)
+        self._background.add(task)
         task.add_done_callback(self._take_over)
 
     def _take_over(self, task: asyncio.Task[None]) -> None:
@@ -160,14 +160,14 @@ class Node:
         elif not self._failure.done():
             self._failure.set_exception(error)
 
-    def heed_warning(self, number: int) -> None:
+    def extend_grace(self, number: int) -> None:
         """Extend the command's grace if the signal, on any node, is a scheduler's warning."""
         if number in WARNING_SIGNALS:
             self.grace = self.options.warning_grace
 
     def _interrupt(self, number: int) -> None:
         if not self._failure.done():
-            self.heed_warning(number)
+            self.extend_grace(number)
         self.fail(StoppedError(number, self.name))
 
     async def clean(self) -> None:
@@ -176,9 +176,9 @@ class Node:
 
     async def end_ray(self) -> None:
         """End Ray and every other process of this node. Keep Ray's logs if the user asked for them."""
-        for task in self._beside:
+        for task in self._background:
             task.cancel()
-        await asyncio.gather(*self._beside, return_exceptions=True)
+        await asyncio.gather(*self._background, return_exceptions=True)
         await self.process_tree.end_all(RAY_GRACE)
         if self.ray is not None:
             if self.options.log_directory is not None:

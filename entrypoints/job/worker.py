@@ -116,7 +116,7 @@ async def _obey(node: Node, channel: Channel, secret: str) -> tuple[int, str]:
     while True:
         message = await channel.receive()
         if "start_ray" in message:
-            node.beside(_join_ray(node, channel, str(message["start_ray"]), secret))
+            node.run_in_background(_join_ray(node, channel, str(message["start_ray"]), secret))
         elif "stop_ray" in message:
             await node.end_ray()
             channel.send(ray="stopped")
@@ -128,7 +128,7 @@ async def _join_ray(node: Node, channel: Channel, cluster: str, secret: str) -> 
     try:
         await node.make_ray(secret).start_worker(channel.local_address, cluster)
         node.watch_ray()
-        node.let_attach(cluster)
+        node.allow_attach(cluster)
     except RayFailedError as error:
         raise RayFailedError(f"{node.name}: {error.message}", error.hint) from error
     channel.send(ray="started")

@@ -26,7 +26,7 @@ async def divide():
 async def main():
     allocation = Single.detect(ProcessView(variables={}, hostname="here"))
     node = Node(allocation, Options(command=("true",)), None, "here", {})
-    node.beside(divide())
+    node.run_in_background(divide())
     await node.unless_failed(asyncio.sleep(60))
 
 asyncio.run(main())
