@@ -27,12 +27,12 @@ def export(
 ) -> None:
     """Write a built image to a file: an archive for other engines, or an image for enroot or apptainer."""
     if form not in FORMATS:
-        raise UsageError(f"--format {form}: there is no such format", f"one of: {', '.join(FORMATS)}")
+        raise UsageError(f"--format {form}: unknown format", f"one of: {', '.join(FORMATS)}")
     chosen = open_matrix(project).variant(target, variant)
     name = image or f"slipway:{chosen.identifier}"
     path = (output or Path(image_file(name, SUFFIXES[form]))).absolute()
     if not path.parent.is_dir():
-        raise UsageError(f"--output {path}: there is no folder {path.parent}", "make it first")
+        raise UsageError(f"--output {path}: the folder {path.parent} does not exist", "create it first")
     size = export_image(open_engine(engine), name, form, path)
     if as_json:
         emit({"image": name, "format": form, "file": str(path), "bytes": size})

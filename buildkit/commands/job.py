@@ -53,6 +53,6 @@ def make_request(
 
 def make_machine(request: RunRequest, gpus: int | None, memory: str | None, fabric: str | None) -> Machine:
     if fabric is not None and fabric not in FABRICS:
-        raise UsageError(f"--fabric {fabric}: there is no such fabric", f"one of: {', '.join(FABRICS)}")
+        raise UsageError(f"--fabric {fabric}: unknown fabric", f"one of: {', '.join(FABRICS)}")
     size = parse_size(memory, "--memory") if memory else None
     return assume(read_machine(), request.target, gpus, size, fabric)

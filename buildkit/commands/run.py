@@ -79,7 +79,7 @@ def run(
     --print, --explain, --json and --dry-run only print; they run nothing.
     """
     if shown is not None and shown not in FORMATS:
-        raise UsageError(f"--print {shown}: there is no such format", f"one of: {', '.join(FORMATS)}")
+        raise UsageError(f"--print {shown}: unknown format", f"one of: {', '.join(FORMATS)}")
     matrix = open_matrix(project)
     described = bool(shown or explain or dry_run or as_json)
     if not command and not described:

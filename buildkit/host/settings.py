@@ -1,4 +1,4 @@
-"""What this host is configured with: package mirrors, certificates, local wheels, proxies.
+"""The host's configuration: package mirrors, certificates, local wheels, proxies.
 
 A build uses them through secrets and its context, so that it works behind a mirror or offline, and none of it lands in
 the image. Sources: pip's configuration (https://pip.pypa.io/en/stable/topics/configuration/), uv's environment
@@ -21,7 +21,7 @@ LISTS = {"extra-index-url", "find-links", "trusted-host"}
 
 @dataclass(frozen=True)
 class HostSettings:
-    """`indexes`: simple indexes after the default one; those of `file:` and `find_links` are folders on this host."""
+    """`indexes` are simple indexes after the default one. Those with `file:`, and `find_links`, are folders here."""
 
     default_index: str | None
     indexes: tuple[str, ...]
@@ -40,7 +40,7 @@ class HostSettings:
         return tuple(as_path(link) for link in self.find_links if not link.startswith(("http:", "https:")))
 
     def build_environment(self, ca_bundle: str) -> dict[str, str]:
-        """Variables for uv inside a build. Local folders are not in it: their wheels are staged into the context."""
+        """Variables for uv inside a build, without local folders: their wheels are copied into the context."""
         remote = [url for url in self.indexes if not url.startswith("file:")]
         remote_links = [link for link in self.find_links if link.startswith(("http:", "https:"))]
         values = {
@@ -61,7 +61,7 @@ def as_path(location: str) -> Path:
 def read_host(
     environ: Mapping[str, str] = os.environ, root: Path = Path("/"), home: Path | None = None
 ) -> HostSettings:
-    """Reads the configuration as pip and apt would: files from the least to the most specific, then the environment."""
+    """Reads the configuration as pip and apt do: files from the least to the most specific, then the environment."""
     pip = read_pip(environ, root, home or Path.home())
     indexes = (
         environ.get("UV_INDEX", environ.get("UV_EXTRA_INDEX_URL", "")).split() or pip.get("extra-index-url", "").split()
@@ -108,7 +108,7 @@ def find_ca(environ: Mapping[str, str], configured: str | None, root: Path) -> P
 
 
 def read_apt(root: Path) -> str:
-    """The host's Debian sources as one deb822 text: what `apt` here uses, to be used in a build of the same release."""
+    """The host's Debian sources as deb822 text, for builds of the same release."""
     folder = root / "etc/apt/sources.list.d"
     texts = [path.read_text() for path in sorted(folder.glob("debian*.sources"))] if folder.is_dir() else []
     return "\n".join(texts)

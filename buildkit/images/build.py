@@ -1,4 +1,4 @@
-"""Builds an image: everything that goes in is staged into one context folder, then the engine turns it into layers."""
+"""Builds an image: copies all inputs into one context folder, from which the engine builds the layers."""
 
 import json
 import logging
@@ -51,7 +51,7 @@ class BuildResult:
 
 
 def image_tags(matrix: Matrix, variant: Variant, lock: Lock) -> tuple[str, ...]:
-    """The target's moving tag, for its default variant; the variant's; and the immutable one with the lock's digest."""
+    """The tags of a variant: its target's name if it is the default, its own name, and one with the lock's digest."""
     name = f"slipway:{variant.identifier}"
     moving = (f"slipway:{variant.target}",) if matrix.is_default(variant) else ()
     return (*moving, name, f"{name}-{lock.digest[:12]}")
@@ -70,9 +70,9 @@ def build_image(
     no_cache: bool = False,
     progress: str = "auto",
 ) -> BuildResult:
-    """Builds and tags the image. `tags` come on top of the variant's own.
+    """Builds and tags the image. `tags` are added to the variant's own.
 
-    Raises a `BuildkitError` for a stale lock, too little disk, a base that cannot be had, or a failing step.
+    Raises a `BuildkitError` for a stale lock, too little disk space, an unavailable base, or a failing step.
     """
     start = time.monotonic()
     lock = read_lock(matrix, variant)
@@ -84,7 +84,7 @@ def build_image(
     record_build(plan, cache_folder())
     image = engine.find(names[0])
     if image is None:
-        raise BuildError(f"{engine.name} built the image and does not know {names[0]}", f"see `{engine.name} images`")
+        raise BuildError(f"{engine.name} built the image but cannot find {names[0]}", f"see `{engine.name} images`")
     return BuildResult(variant.target, variant.name, names, image.id, image.size, time.monotonic() - start, provider)
 
 
@@ -92,7 +92,7 @@ def build_image(
 def prepared(
     matrix: Matrix, variant: Variant, engine: ContainerEngine, lock: Lock, base: str
 ) -> Iterator[tuple[BuildRequest, str]]:
-    """A build with its context laid out and its secrets at hand, and the provider of its base."""
+    """A build request with its context and secrets in place, and the provider of its base."""
     host = read_host()
     provider, reason = choose_provider(variant.base, base, engine, lock)
     log.info("base: %s (%s)", provider, reason)
@@ -105,18 +105,18 @@ def prepared(
 
 
 def check_disk(matrix: Matrix, variant: Variant, engine: ContainerEngine, plan: Plan) -> None:
-    """Raises `DiskError` where less is free than the build needs; a change of code alone needs next to nothing."""
+    """Raises `DiskError` when the build needs more space than is free; a change of code alone needs very little."""
     full = variant.disk_gib or matrix.targets[variant.target].disk_gib
     free, needed = engine.free_bytes(), 1 if set(plan.changed) <= {"code"} else full
     if free is not None and free < needed * 2**30:
         raise DiskError(
             f"{free / 2**30:.1f} GiB free where the engine keeps images; {variant.identifier} needs {needed} GiB",
-            "free some space: `docker system df` shows what takes it, `docker system prune` removes what nothing uses",
+            "free some space: `docker system df` shows what uses it, `docker system prune` removes unused data",
         )
 
 
 def stage(context: Path, matrix: Matrix, variant: Variant, lock: Lock, provider: str, host: HostSettings) -> None:
-    """Lays out the build context: exactly what goes into the image or is mounted while it is made."""
+    """Fills the build context with exactly what goes into the image or is mounted during the build."""
     shutil.rmtree(context, ignore_errors=True)
     (context / "tools").mkdir(parents=True)
     manifest = image_manifest(matrix, variant, provider, lock)
@@ -139,7 +139,7 @@ def stage(context: Path, matrix: Matrix, variant: Variant, lock: Lock, provider:
 
 
 def stage_wheels(context: Path, matrix: Matrix, lock: Lock, host: HostSettings) -> None:
-    """A requirements file for each layer, and beside it the wheels of it that lie on this host."""
+    """A requirements file for each layer, and those of its wheels that lie on this host."""
     (context / "requirements").mkdir()
     for name, pins in split_by_layer(lock.pins, matrix.wheel_layers).items():
         (context / "requirements" / f"{name}.txt").write_text("".join(pin.text for pin in pins))
@@ -163,7 +163,7 @@ def link(source: Path, target: Path) -> None:
 
 
 def write_secrets(folder: Path, base: Base, host: HostSettings) -> dict[str, Path]:
-    """The host's settings as files that the build may read. An absent one is empty, so that a mount never fails."""
+    """The host's settings as files that the build can read. Absent ones are empty, so that every mount works."""
     contents = {
         "host_environment": as_shell(host.build_environment(CA_IN_BUILD)),
         "ca_bundle": host.ca_bundle.read_text() if host.ca_bundle else "",

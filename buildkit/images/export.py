@@ -1,4 +1,4 @@
-"""Writes a built image into one file for places without a registry or an engine.
+"""Writes a built image to a file, for machines without a registry or an engine.
 
 | format | file | read by |
 | --- | --- | --- |
@@ -7,7 +7,7 @@
 | `squashfs` | root file system as enroot makes it | `enroot create`, pyxis |
 | `sif` | Singularity image | `apptainer run`; needs apptainer here |
 
-A file is complete or absent: it is written beside its place and renamed at the end.
+A file is complete or absent: it is written under another name and renamed at the end.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from buildkit.running.nodes import ask, ask_quietly
 
 SQUASHFS = ("sqfstar", "-quiet", "-no-progress", "-comp", "zstd", "-mkfs-time", "0")
 
-# What enroot runs in a container of ours (https://github.com/NVIDIA/enroot/blob/master/doc/image-format.md).
+# The script that enroot runs in the container (https://github.com/NVIDIA/enroot/blob/master/doc/image-format.md).
 RC = """mkdir -p {folder} 2> /dev/null
 cd {folder} && unset OLDPWD || exit 1
 
@@ -71,7 +71,7 @@ def save_docker(engine: ContainerEngine, image: str, path: Path) -> None:
 
 
 def save_oci(engine: ContainerEngine, image: str, path: Path) -> None:
-    """Docker's own archive is an OCI layout too from version 25 on; for older ones skopeo rewrites it."""
+    """Since version 25, docker's archives are OCI layouts, too; skopeo converts older ones."""
     if engine.name == "podman":
         ask(engine, "save", "--format", "oci-archive", "--output", str(path), image)
         return
@@ -97,7 +97,7 @@ def save_sif(engine: ContainerEngine, image: str, path: Path) -> None:
 
 
 def save_squashfs(engine: ContainerEngine, image: str, path: Path) -> None:
-    """The flattened root file system, with the image's environment and entrypoint where enroot looks for them."""
+    """The flattened root file system, with the image's environment and entrypoint in the files that enroot reads."""
     require(SQUASHFS[0], "install squashfs-tools 4.5 or newer (`apt-get install squashfs-tools`)")
     facts = engine.inspect(image)
     config = facts["Config"] if facts else {}
@@ -109,18 +109,18 @@ def save_squashfs(engine: ContainerEngine, image: str, path: Path) -> None:
 
 
 def stream_tree(source: list[str], sink: list[str], files: dict[str, str]) -> None:
-    """Pipes one program's tar into another's, with `files` put in on the way."""
+    """Pipes a tar stream from one program to another and adds `files` to it."""
     with (
         subprocess.Popen(source, stdout=subprocess.PIPE) as reader,
         subprocess.Popen(sink, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as writer,
     ):
         assert reader.stdout is not None
         assert writer.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # the sink ended early: its status says so
+        with contextlib.suppress(BrokenPipeError):  # the sink ended early; its status tells why
             copy_tree(reader.stdout, writer.stdin, files)
             writer.stdin.close()
     if reader.returncode or writer.returncode:
-        raise ExportError(f"{source[0]} or {sink[0]} failed", "their own words are above")
+        raise ExportError(f"{source[0]} or {sink[0]} failed", "see their messages above")
 
 
 def enroot_files(config: dict[str, Any]) -> dict[str, str]:
@@ -135,7 +135,7 @@ def enroot_files(config: dict[str, Any]) -> dict[str, str]:
 
 
 def copy_tree(source: IO[bytes], sink: IO[bytes], files: dict[str, str]) -> None:
-    """Copies a tar stream; `files` replace or join its members, as root's and readable by all."""
+    """Copies a tar stream; `files` replace or extend its members, owned by root and readable by all."""
     with tarfile.open(fileobj=source, mode="r|") as old, tarfile.open(fileobj=sink, mode="w|") as new:
         for member in old:
             if member.name.removeprefix("./") in files:
@@ -157,7 +157,7 @@ def run_tool(*command: str) -> None:
     require(command[0], f"install {command[0]}")
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise ExportError(f"{command[0]} failed: {done.stderr.strip()}", "see its own words")
+        raise ExportError(f"{command[0]} failed: {done.stderr.strip()}", "see its message")
 
 
 FORMATS: dict[str, Callable[[ContainerEngine, str, Path], None]] = {

@@ -1,6 +1,6 @@
-"""What a build will do: its layers with their sizes and cache keys, and whether the pins fit together.
+"""Plans a build: its layers with their sizes and cache keys, and whether the pins are compatible.
 
-Everything is read from the lock, so that a plan needs neither network nor engine. Sources: the wheels' own metadata
+A plan reads only the lock and needs neither network nor engine. Sources: the wheels' own metadata
 (https://packaging.python.org/specifications/core-metadata/), NVIDIA's CUDA release notes, AMD's compatibility matrix.
 """
 
@@ -28,7 +28,7 @@ from buildkit.supply.wheels import layer_of, split_by_layer
 
 COMPILED = 1.06  # bytes of compiled code per byte of Python source, as measured on the cpu image
 COLLECTIVES = "|".join(row.collectives for row in ACCELERATORS.values() if row.collectives)
-SYSTEM = 2**20  # bytes of a virtual environment before anything is in it
+SYSTEM = 2**20  # bytes of an empty virtual environment
 CODE = ("entrypoints", "trainer")
 
 
@@ -52,7 +52,7 @@ class PlanCheck:
 
 @dataclass(frozen=True)
 class Plan:
-    """`changed` are the layers that the last build on this host does not have."""
+    """`changed` names the layers that differ from the last build on this host."""
 
     target: str
     variant: str
@@ -79,7 +79,7 @@ def make_plan(matrix: Matrix, variant: Variant, lock: Lock, cache: Path) -> Plan
 
 
 def record_build(plan: Plan, cache: Path) -> None:
-    """Remembers what was built, for the next plan."""
+    """Stores the keys of the layers, for the next plan."""
     path = record_path(plan.target, plan.variant, cache)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({layer.name: layer.key for layer in plan.layers}))
@@ -121,7 +121,7 @@ def installed_bytes(wheel: WheelFacts) -> int:
 
 
 def code_content(root: Path) -> tuple[int, str]:
-    """Bytes and digest of the project's own code."""
+    """Size in bytes and digest of the code that goes into the image."""
     folders = [code_folder(root, package) for package in CODE]
     files = [(path, path.relative_to(folder.parent)) for folder in folders for path in sorted(folder.rglob("*.py"))]
     contents = [path.read_bytes() for path, _ in files]
@@ -143,11 +143,11 @@ def check_python(_matrix: Matrix, variant: Variant, lock: Lock) -> PlanCheck:
         for wheel in lock.wheels.values()
         if wheel.requires_python and not SpecifierSet(wheel.requires_python).contains(f"{python}.0")
     ]
-    return verdict("python", refusing, f"{python} suits every wheel")
+    return verdict("python", refusing, f"every wheel accepts {python}")
 
 
 def check_dependencies(_matrix: Matrix, variant: Variant, lock: Lock) -> PlanCheck:
-    """Whether the pins are what torch, vLLM, Ray and Transformers say they need."""
+    """Whether the pins satisfy what torch, vLLM, Ray and Transformers require."""
     left_out = {canonicalize_name(name) for name in variant.exclude}
     broken, satisfied, locked = [], 0, lock.versions
     for wheel in lock.wheels.values():
@@ -161,7 +161,7 @@ def check_dependencies(_matrix: Matrix, variant: Variant, lock: Lock) -> PlanChe
                     f"{wheel.name} needs {requirement.name}{requirement.specifier}, locked: {found or 'none'}"
                 )
             satisfied += 1
-    return verdict("dependencies", broken, f"{satisfied} requirements of the main packages hold")
+    return verdict("dependencies", broken, f"{satisfied} requirements of the main packages are satisfied")
 
 
 def applies(requirement: Requirement, variant: Variant) -> bool:

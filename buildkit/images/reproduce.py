@@ -1,4 +1,4 @@
-"""Builds an image twice without cache and compares every byte; where they differ, names the first file.
+"""Builds an image twice without cache, compares every byte and names the first file that differs.
 
 Source: https://reproducible-builds.org/docs/definition/ and BuildKit's `SOURCE_DATE_EPOCH` and `rewrite-timestamp`
 (https://github.com/moby/buildkit/blob/master/docs/build-repro.md).
@@ -25,7 +25,7 @@ from buildkit.supply.base import bootstrap
 
 @dataclass(frozen=True)
 class Difference:
-    """`layer` counts from 1, the base; 0 is the image's configuration."""
+    """`layer` 1 is the base, 0 the image's configuration."""
 
     layer: int
     file: str
@@ -39,7 +39,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Verification:
-    """`digests` of the two manifests, equal when there is no `difference`."""
+    """`digests` are those of the two manifests; they are equal when there is no `difference`."""
 
     target: str
     variant: str
@@ -49,9 +49,9 @@ class Verification:
 
 
 def verify_image(matrix: Matrix, variant: Variant, engine: ContainerEngine, base: str = "auto") -> Verification:
-    """Everything is made twice from one lock and one checkout: a bootstrapped base, then the image.
+    """Builds everything twice from one lock and one checkout: a bootstrapped base, then the image.
 
-    Raises a `BuildkitError` where the image cannot be built, or not be exported with rewritten times.
+    Raises a `BuildkitError` when the image cannot be built, or cannot be exported with fixed times.
     """
     start = time.monotonic()
     lock = read_lock(matrix, variant)
@@ -99,7 +99,7 @@ class OciLayout:
         return [layer["digest"] for layer in self.manifest["layers"]]
 
     def files(self, digest: str) -> Iterator[tuple[str, str]]:
-        """Names in a layer with all that belongs to each, in the layer's order."""
+        """Name and description of each file in a layer, in the layer's order."""
         with tarfile.open(self.path) as archive:
             blob = archive.extractfile(f"blobs/{digest.replace(':', '/')}")
             with tarfile.open(fileobj=blob, mode="r|*") as layer:
@@ -125,7 +125,7 @@ def describe(member: tarfile.TarInfo, content: bytes) -> str:
 
 
 def find_difference(first: OciLayout, second: OciLayout) -> Difference:
-    """The first file that differs, in the first layer that does."""
+    """The first file that differs, in the first layer that differs."""
     for number, (one, other) in enumerate(zip(first.layers, second.layers, strict=False), start=1):
         if one == other:
             continue
@@ -139,7 +139,7 @@ def find_difference(first: OciLayout, second: OciLayout) -> Difference:
 def compare_layers(
     number: int, first: Iterable[tuple[str, str]], second: Iterable[tuple[str, str]]
 ) -> Difference | None:
-    """The first file, by name, that is not the same in both."""
+    """The first file, by name, that differs."""
     ones, others = dict(first), dict(second)
     for name in sorted({*ones, *others}):
         left, right = ones.get(name, "absent"), others.get(name, "absent")

@@ -1,1 +1,1 @@
-"""What an image is made of: the matrix, the environment tables, the lock, the Dockerfile."""
+"""The recipe of an image: matrix, environment tables, lock, Dockerfile."""

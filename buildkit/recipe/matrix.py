@@ -1,4 +1,4 @@
-"""Reads `images/matrix.toml` and `images/env/*.toml` into frozen data, and refuses what does not fit together."""
+"""Reads and validates `images/matrix.toml` and `images/env/*.toml`."""
 
 import difflib
 import tomllib
@@ -17,13 +17,13 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Base:
-    """A base image: a public reference, and how mmdebstrap makes the same where no registry answers."""
+    """A base image: a public reference, and how mmdebstrap makes the same base without a registry."""
 
     name: str
     image: str
     python: str
     bootstrap: dict[str, str] | None = None
-    vendor: bool = False  # the image brings torch and vLLM of its own
+    vendor: bool = False  # the image contains torch and vLLM
 
     @property
     def providers(self) -> tuple[str, ...]:
@@ -33,11 +33,11 @@ class Base:
 
 @dataclass(frozen=True)
 class Variant:
-    """A set of pins of one target that fit together.
+    """A set of compatible pins of one target.
 
-    `exclude` maps a distribution to the reason why it is left out, `prune` a path in site-packages (with `*`); what the
-    target leaves out is among them.
-    `architectures` are the GPUs it is for, `driver` the oldest driver that runs it, `rocm` the ROCm release inside.
+    `exclude` maps a distribution to the reason for its exclusion, `prune` does the same for a path in site-packages
+    (with `*`); both include the target's. `architectures` are the supported GPUs, `driver` is the oldest driver that
+    works, `rocm` the ROCm release in the image.
     """
 
     target: str
@@ -53,7 +53,7 @@ class Variant:
     driver: str = ""
     rocm: str = ""
     disk_gib: int = 0  # free space that a build needs; the target's when 0
-    debug: bool = False  # carries debuggers
+    debug: bool = False  # contains debuggers
 
     @property
     def identifier(self) -> str:
@@ -82,7 +82,7 @@ class WheelLayer:
 
 @dataclass(frozen=True)
 class Debuggers:
-    """What `--with-debug` adds to a variant."""
+    """Packages and requirements that `--with-debug` adds to a variant."""
 
     requirements: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
@@ -118,9 +118,9 @@ class Matrix:
         return self.root / "images"
 
     def variant(self, target: str, variant: str | None = None, with_debug: bool = False) -> Variant:
-        """The default of a target without a name. A name that ends in `-debug` has the debuggers, too.
+        """The named variant, or the target's default. A name that ends in `-debug` includes the debuggers.
 
-        Raises `UsageError` for an unknown target or variant, naming the nearest one.
+        Raises `UsageError` with the nearest match for an unknown target or variant.
         """
         found = pick(self.targets, target, "target")
         name = (variant or found.default.name).removesuffix(DEBUG_SUFFIX)
@@ -128,11 +128,11 @@ class Matrix:
         return self.debuggers.added_to(chosen) if with_debug or (variant or "").endswith(DEBUG_SUFFIX) else chosen
 
     def is_default(self, variant: Variant) -> bool:
-        """Whether it is what a target's name alone means."""
+        """Whether it is its target's default."""
         return variant.name == self.targets[variant.target].default.name
 
     def env(self, target: str, debug: bool = False) -> tuple[EnvEntry, ...]:
-        """The run-time environment table of a target: what all images have, then its own, then the debuggers'."""
+        """The run-time environment of a target: the common entries, then its own, then the debuggers'."""
         entries: list[EnvEntry] = []
         for name in ("common", target, *(("debug",) if debug else ())):
             path = self.images / "env" / f"{name}.toml"
@@ -149,7 +149,7 @@ def pick(known: dict[str, Value], name: str, kind: str) -> Value:
 
 
 def load_matrix(root: Path) -> Matrix:
-    """Raises `MatrixError` naming file, table and key for whatever is malformed."""
+    """The matrix of a project. Raises `MatrixError` with file, table and key when something is malformed."""
     path = root / "images" / "matrix.toml"
     data = read_toml(path)
     if data.get("schema") != 1:
@@ -209,7 +209,7 @@ def read_target(
 
 
 def build(kind: type[Value], values: dict[str, Any], path: Path, where: str) -> Value:
-    """Makes a data class from a TOML table; a missing or an unknown key is a `MatrixError` that names it."""
+    """A data class from a TOML table. Raises `MatrixError` for a missing or unknown key."""
     try:
         return kind(**values)
     except TypeError as error:
@@ -232,4 +232,4 @@ def read_toml(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise MatrixError(f"{path} is missing", "run from a Slipway checkout, or name it with --project") from None
     except tomllib.TOMLDecodeError as error:
-        raise MatrixError(f"{path}: {error}", "mend the TOML at that place") from error
+        raise MatrixError(f"{path}: {error}", "correct the TOML there") from error

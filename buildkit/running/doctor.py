@@ -1,7 +1,7 @@
-"""Looks whether this host can build and run the images: each check says ok, warn or fail, what it found, and the fix.
+"""Checks whether this host can build and run the images. Each check returns ok, warn or fail, a finding and a fix.
 
-The checks are pure functions of what was found; finding it never fails, it only finds less. `warn` is for what some
-targets or runtimes need, `fail` for what nothing works without, or what is here and broken.
+Checks are pure functions of the findings, and collecting findings never fails. `warn` means that some targets or
+runtimes will not work, `fail` that nothing will, or that something here is broken.
 """
 
 import json
@@ -35,7 +35,7 @@ class HostCheck:
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """What one engine on PATH said; `problem` is empty when it answered."""
+    """The answer of an engine on PATH; `problem` is empty when it works."""
 
     name: str
     version: str = ""
@@ -45,7 +45,7 @@ class EngineFacts:
 
 @dataclass(frozen=True)
 class Findings:
-    """All that the checks look at. `matrix` is None outside a checkout."""
+    """The input of the checks. `matrix` is None when no project was found."""
 
     machine: Machine
     matrix: Matrix | None
@@ -79,7 +79,7 @@ def probe_engine(name: str) -> EngineFacts | None:
     try:
         document: dict[str, Any] = json.loads(info)
     except ValueError:
-        return EngineFacts(name, problem="it is installed and does not answer")
+        return EngineFacts(name, problem="installed, but does not answer")
     if name == "podman":
         version, storage = document.get("version", {}).get("Version"), document.get("store", {}).get("graphRoot")
     else:
@@ -91,7 +91,7 @@ def probe_engine(name: str) -> EngineFacts | None:
 
 
 def answer(*command: str) -> str:
-    """What a command says on stdout; empty when it cannot be started, fails or takes too long."""
+    """A command's stdout; empty when it cannot be started, fails or takes too long."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PROBE_TIMEOUT)
     except (OSError, subprocess.TimeoutExpired):
@@ -100,7 +100,7 @@ def answer(*command: str) -> str:
 
 
 def free_bytes(path: Path) -> int:
-    """Free space where `path` is or would be."""
+    """Free space on the file system of `path`, which need not exist."""
     existing = next(folder for folder in (path, *path.parents) if folder.is_dir())
     try:
         return shutil.disk_usage(existing).free
@@ -216,7 +216,7 @@ def check_shm(findings: Findings) -> HostCheck:
         return HostCheck("shm", OK, found)
     fix = (
         f"for apptainer and enroot, which use the host's: `mount -o remount,size={needed} /dev/shm`; "
-        "docker's and podman's flags give containers their own"
+        "docker and podman give each container its own"
     )
     return HostCheck("shm", WARN, found, fix)
 

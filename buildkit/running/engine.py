@@ -1,7 +1,7 @@
-"""The container engines. Each is one small class around its own command line; the rest never asks which it is.
+"""The container engines: one small class around each command line. Other modules do not know which engine they use.
 
-Docker builds with BuildKit: through buildx, or through the client's integrated one where that is all there is. Podman
-builds with Buildah, needs no daemon, and as a user no root. Both take the same words nearly everywhere.
+Docker builds with BuildKit, through buildx or the client's integrated BuildKit. Podman builds with Buildah and needs
+neither a daemon nor root. Their command lines are the same nearly everywhere.
 """
 
 import json
@@ -21,15 +21,15 @@ from buildkit.host.accelerators import Flag
 from buildkit.host.machine import Machine
 from buildkit.running.formats import podman_flags
 
-ANSWER_TIMEOUT = 30  # seconds for an engine to say that it is there
+ANSWER_TIMEOUT = 30  # seconds for an engine to respond
 INTEGRATED = 22  # the last major version of docker's client that builds with BuildKit without buildx
 
 
 @dataclass(frozen=True)
 class BuildRequest:
-    """`secrets` maps an id to a file whose content the build may read and never keeps.
+    """`secrets` maps an id to a file that the build can read and that stays out of the image.
 
-    With `archive` the image goes into that file, an OCI archive with every time set to SOURCE_DATE_EPOCH or older.
+    With `archive`, the image is written to that file: an OCI archive in which no time is later than SOURCE_DATE_EPOCH.
     """
 
     context: Path
@@ -52,7 +52,7 @@ class LocalImage:
 
 class ContainerEngine(ABC):
     name: ClassVar[str]
-    storage: ClassVar[str]  # the field of `info` that says where images are kept
+    storage: ClassVar[str]  # template for `info` that prints the folder of images
     binary: str
 
     def __init__(self) -> None:
@@ -63,26 +63,26 @@ class ContainerEngine(ABC):
         self.binary = binary
         done = self.call("info", "--format", self.storage, timeout=ANSWER_TIMEOUT)
         if done.returncode != 0 or not done.stdout.strip():
-            words = done.stderr.strip() or "it says nothing"
+            words = done.stderr.strip() or "no output"
             raise EngineError(f"no container engine answers: {self.name}: {words}", HINT)
         self.storage_folder = Path(done.stdout.strip())
 
     @property
     def program(self) -> tuple[str, ...]:
-        """The words that every command line of the engine begins with."""
+        """The start of every command line of the engine."""
         return (self.binary,)
 
     def call(
         self, *arguments: str, environment: Mapping[str, str] | None = None, timeout: float | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """Runs one command to its end and keeps both of its streams; `environment` comes on top of ours."""
+        """Runs a command to its end and captures both streams; `environment` is added to ours."""
         variables = {**os.environ, **(environment or {})}
         command = [*self.program, *arguments]
         return subprocess.run(command, env=variables, capture_output=True, text=True, check=False, timeout=timeout)
 
     @classmethod
     def flags(cls, flags: Iterable[Flag], _machine: Machine) -> tuple[Flag, ...]:
-        """Flags in the engine's own words."""
+        """Docker's flags as this engine writes them."""
         return tuple(flags)
 
     @abstractmethod
@@ -90,18 +90,18 @@ class ContainerEngine(ABC):
         """The command line of a build."""
 
     def build(self, request: BuildRequest) -> None:
-        """Raises `BuildError` with the command that failed; the engine's own output is on stderr by then."""
+        """Builds, with the engine's output on stderr. Raises `BuildError` with the command that failed."""
         command = self.build_command(request)
         environment = {**os.environ, "DOCKER_BUILDKIT": "1"}
         status = subprocess.run(command, env=environment, stdout=2, check=False).returncode
         if status != 0:
             raise BuildError(
                 f"the build ended with status {status}: {shlex.join(command)}",
-                "the failing step is the last one above; the images that were there before are untouched",
+                "the last step above failed; existing images are unchanged",
             )
 
     def inspect(self, reference: str) -> dict[str, Any] | None:
-        """All that the engine knows of an image; None when it is not here."""
+        """The engine's description of a local image; None when there is no such image."""
         done = self.call("image", "inspect", reference)
         if done.returncode != 0:
             return None
@@ -113,7 +113,7 @@ class ContainerEngine(ABC):
         return LocalImage(facts["Id"], facts["Size"], facts["Config"].get("Labels") or {}) if facts else None
 
     def free_bytes(self) -> int | None:
-        """Free space where the engine keeps images; None when the engine is on another machine."""
+        """Free space in the engine's image storage; None when the engine runs on another machine."""
         folder = self.storage_folder
         return shutil.disk_usage(folder).free if folder.is_dir() else None
 
@@ -123,11 +123,11 @@ class Docker(ContainerEngine):
     storage = "{{.DockerRootDir}}"
 
     def build_command(self, request: BuildRequest) -> list[str]:
-        """It needs `DOCKER_BUILDKIT=1` where buildx is absent. Raises `EngineError` without the builder it needs."""
+        """Without buildx it needs `DOCKER_BUILDKIT=1`. Raises `EngineError` when its builder is missing."""
         if request.archive:
             self.check_archive()
             command = [self.binary, "buildx", "build", "--provenance=false"]
-            command.append(f"--output=type=oci,dest={request.archive},rewrite-timestamp=true,{AS_IT_IS}")
+            command.append(f"--output=type=oci,dest={request.archive},rewrite-timestamp=true,{UNCOMPRESSED}")
         elif self.has_buildx():
             command = [self.binary, "buildx", "build", "--load", "--provenance=false"]
         else:
@@ -141,12 +141,12 @@ class Docker(ContainerEngine):
 
     def check_archive(self) -> None:
         if not self.has_buildx():
-            raise EngineError("only buildx writes the same bytes twice, and buildx is not installed", BUILDX)
+            raise EngineError("reproducible builds need buildx, which is not installed", BUILDX)
         if "io.containerd.snapshotter" not in self.call("info", "--format", "{{json .DriverStatus}}").stdout:
             raise EngineError(
-                "docker keeps its images in its old store, which cannot write archives with fixed times",
+                "docker uses its old image store, which cannot set the times in an archive",
                 'put {"features": {"containerd-snapshotter": true}} into /etc/docker/daemon.json and restart docker; '
-                "`SLIPWAY_IMAGE_STORE=containerd ci/engine COMMAND` starts one that has it",
+                "`SLIPWAY_IMAGE_STORE=containerd ci/engine COMMAND` starts such an engine",
             )
 
     def check_integrated(self) -> None:
@@ -164,7 +164,7 @@ class Podman(ContainerEngine):
 
     def build_command(self, request: BuildRequest) -> list[str]:
         if request.archive:
-            raise EngineError("podman's builds are not the same bytes twice", "use --engine docker, with buildx")
+            raise EngineError("podman's builds are not reproducible", "use --engine docker, with buildx")
         command = [self.binary, "build", "--layers", *common_options(request)]
         if date := request.build_args.get("SOURCE_DATE_EPOCH"):
             command.append(f"--timestamp={date}")
@@ -175,7 +175,7 @@ class Podman(ContainerEngine):
         return podman_flags(flags, machine)
 
 
-AS_IT_IS = "compression=uncompressed,force-compression=true"  # an archive to compare need not be small
+UNCOMPRESSED = "compression=uncompressed,force-compression=true"  # the archive is only compared
 BUILDX = "install docker-buildx (Debian) or docker-buildx-plugin (Docker's own packages)"
 ENGINES: dict[str, type[ContainerEngine]] = {engine.name: engine for engine in (Docker, Podman)}
 HINT = "start one (`systemctl start docker`), or install Podman; on Debian `ci/engine COMMAND` starts Docker"
@@ -195,7 +195,7 @@ def common_options(request: BuildRequest) -> list[str]:
 
 
 def full_name(reference: str) -> str:
-    """With the registry that docker means when none is named; podman asks no registry by itself."""
+    """The reference with docker's default registry when it names none; podman has no default registry."""
     first, slash, _ = reference.partition("/")
     if slash and ("." in first or ":" in first or first == "localhost"):
         return reference
@@ -203,10 +203,10 @@ def full_name(reference: str) -> str:
 
 
 def open_engine(name: str = "auto") -> ContainerEngine:
-    """The engine of that name; `auto` takes the first that answers. Raises `EngineError` with each refusal."""
+    """The named engine; `auto` takes the first that answers. Raises `EngineError` with the problem of each."""
     if name != "auto":
         if name not in ENGINES:
-            raise UsageError(f"--engine {name}: there is no such engine", f"one of: auto, {', '.join(ENGINES)}")
+            raise UsageError(f"--engine {name}: unknown engine", f"one of: auto, {', '.join(ENGINES)}")
         return ENGINES[name]()
     refusals = []
     for engine in ENGINES.values():

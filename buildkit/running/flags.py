@@ -1,7 +1,7 @@
-"""What a container of ours needs from its host, as data: each flag of `docker run` with its value and its reason.
+"""The flags of `docker run` that a job needs, each with its value and its reason.
 
-One list serves all: what `buildkit run` starts, what it prints for other runtimes (formats.py), what `--explain` shows.
-No flag is ever `--privileged`: the devices and capabilities below are all that GPUs and InfiniBand need.
+`buildkit run`, its `--explain` and the formats for other runtimes (formats.py) all start from this list. It never
+contains `--privileged`: GPUs and InfiniBand need only the devices and capabilities below.
 """
 
 import os
@@ -15,14 +15,14 @@ from buildkit.host.machine import Machine
 from buildkit.host.shared_memory import shm_size
 
 OPEN_FILES = 2**20
-STOP_SECONDS = 120  # from SIGTERM to SIGKILL: a checkpoint must fit in
-LAUNCH_SECONDS = 10  # of them, for `launch` to end Ray and itself
-GPUS_ASSUMED = 8  # of a node that is not this one
+STOP_SECONDS = 120  # from SIGTERM to SIGKILL: time to write a checkpoint
+LAUNCH_SECONDS = 10  # of these, for `launch` to stop Ray and itself
+GPUS_ASSUMED = 8  # per node, if this machine has none
 
 
 @dataclass(frozen=True)
 class RunRequest:
-    """What is to run. `volumes` and `environment` are in docker's own notation; `shm_bytes` and `gpus` are per node."""
+    """A job. `volumes` and `environment` are written as in docker; `shm_bytes` and `gpus` are per node."""
 
     image: str
     target: str
@@ -38,7 +38,7 @@ class RunRequest:
     token: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
 
     def words(self, seconds: int = STOP_SECONDS) -> tuple[str, ...]:
-        """What the entrypoint gets: the command, with nearly all of the `seconds` between SIGTERM and SIGKILL."""
+        """The entrypoint's arguments: the command, with most of the `seconds` before SIGKILL as its grace period."""
         if "--grace" in self.command:
             return self.command
         return ("--grace", str(max(seconds - LAUNCH_SECONDS, 5)), *self.command)
@@ -49,13 +49,15 @@ def new_job_name() -> str:
 
 
 def check_volumes(volumes: tuple[str, ...]) -> tuple[str, ...]:
-    """Volumes with absolute host paths. Docker would make a missing one as an empty folder; here it is an error."""
+    """Volumes with absolute host paths. A missing path raises `RunError`, where docker creates an empty folder."""
     checked = []
     for volume in volumes:
         source, _, rest = volume.partition(":")
         path = Path(source).resolve()
         if not rest or not os.access(path, os.R_OK):
-            problem = "it names no folder in the container" if not rest else f"{path} is not there or not readable"
+            problem = (
+                "the folder in the container is missing" if not rest else f"{path} does not exist or is not readable"
+            )
             raise RunError(f"--volume {volume}: {problem}", "write HOST:CONTAINER[:ro], with a host path that exists")
         checked.append(f"{path}:{rest}")
     return tuple(checked)
@@ -64,7 +66,7 @@ def check_volumes(volumes: tuple[str, ...]) -> tuple[str, ...]:
 def assume(
     machine: Machine, target: str, gpus: int | None = None, memory: int | None = None, fabric: str | None = None
 ) -> Machine:
-    """The machine with what is said about the nodes on which the job will really run; raises `UsageError`."""
+    """The machine, changed to match the nodes on which the job will run. Raises `UsageError`."""
     accelerator = ACCELERATORS[target]
     if gpus is not None:
         if not accelerator.has_gpus:
@@ -87,27 +89,29 @@ def assume(
 def container_flags(
     request: RunRequest, machine: Machine, network: str | None = "host", rank: int = 0
 ) -> tuple[Flag, ...]:
-    """Everything that node `rank` needs. With the host's network a node has the machine for itself, otherwise the nodes
-    share it; `network` None leaves the engine's own default."""
+    """The flags of node `rank`. With the host's network a node has the machine to itself, else all nodes share it.
+
+    With `network` None the engine uses its default network.
+    """
     nodes_here = 1 if network == "host" else request.nodes
     memory = request.shm_bytes or shm_size(machine.ram_bytes, nodes_here)
     flags = [
         *accelerator_flags(request, machine, nodes_here, rank),
         *fabric_flags(machine, request.target),
-        Flag("shm-size", str(memory), "Ray's object store (30 % of RAM) and NCCL's buffers; docker gives 64 MB"),
-        Flag("ulimit", f"nofile={min(OPEN_FILES, machine.open_files)}", "Ray holds a socket to every worker process"),
-        Flag("stop-timeout", str(STOP_SECONDS), "seconds to write a checkpoint between SIGTERM and SIGKILL"),
+        Flag("shm-size", str(memory), "Ray's object store (30 % of RAM) and NCCL's buffers; docker's default is 64 MB"),
+        Flag("ulimit", f"nofile={min(OPEN_FILES, machine.open_files)}", "Ray keeps a socket to every worker process"),
+        Flag("stop-timeout", str(STOP_SECONDS), "seconds between SIGTERM and SIGKILL, to write a checkpoint"),
     ]
     if network == "host":
         flags.append(
-            Flag("network", "host", "Ray and NCCL use many ports between nodes, RDMA the host's own addresses")
+            Flag("network", "host", "Ray and NCCL use many ports between nodes, and RDMA uses the host's addresses")
         )
     elif network is not None:
-        flags.append(Flag("network", network, "the nodes of this job see each other and nobody else"))
+        flags.append(Flag("network", network, "a network for the nodes of this job only"))
     if request.debug and not any(flag.value == TRACE for flag in flags):
-        flags.append(Flag("cap-add", TRACE, "debuggers look into other processes of the container"))
+        flags.append(Flag("cap-add", TRACE, "debuggers attach to other processes in the container"))
     if request.user:
-        flags.append(Flag("user", request.user, "what the job writes belongs to you"))
+        flags.append(Flag("user", request.user, "files that the job writes belong to you"))
     flags += [Flag("volume", volume, "asked for") for volume in request.volumes]
     flags += [Flag("env", variable, "asked for") for variable in request.environment]
     return tuple(flags)
@@ -121,7 +125,7 @@ def accelerator_flags(request: RunRequest, machine: Machine, nodes: int, rank: i
 
 
 def share(count: int, wanted: int | None, nodes: int, rank: int) -> tuple[int, ...] | None:
-    """The GPUs of node `rank` when `nodes` share this machine's `count`; None for all, also when they are too few."""
+    """The GPUs of node `rank` when `nodes` share this machine's `count`; None means all, or too few to share."""
     each = wanted if wanted is not None else count // nodes
     if each == 0 or each * nodes > count or each == count:
         return None

@@ -1,7 +1,7 @@
-"""Writes a run down for other hands: docker, podman, apptainer and enroot lines, Compose and Kubernetes texts.
+"""Prints a run for other tools: docker, podman, apptainer and enroot commands, Compose and Kubernetes files.
 
-Each format is a function of the request, the machine and its flags (flags.py, docker's words). The longer texts are
-templates in `images/run/`. Slurm's batch script is slurm.py's.
+Each format is a function of the request, the machine and docker's flags (flags.py). Longer texts are templates in
+`images/run/`. slurm.py writes batch scripts.
 """
 
 import json
@@ -19,8 +19,8 @@ from buildkit.host.machine import Machine
 from buildkit.running.flags import GPUS_ASSUMED, STOP_SECONDS, RunRequest, container_flags
 
 HOSTS = (
-    Flag("env", "SLIPWAY_HOSTS", "the nodes, the head first, from your environment"),
-    Flag("env", "SLIPWAY_TOKEN", "the secret by which the nodes know each other, from your environment"),
+    Flag("env", "SLIPWAY_HOSTS", "the nodes, head first, from your environment"),
+    Flag("env", "SLIPWAY_TOKEN", "the job's shared secret, from your environment"),
 )
 KUBERNETES_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,50}[a-z0-9])?")
 RDMA_RESOURCE = "rdma/rdma_shared_device_a"  # the name in NVIDIA's network operator's own example
@@ -31,7 +31,7 @@ def templates(images: Path) -> Environment:
     environment = Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.keep_trailing_newline = True
     environment.filters["json"] = lambda value: json.dumps(value, ensure_ascii=False)
-    # Compose reads `$` as the begin of a variable.
+    # Compose reads `$` as the start of a variable.
     environment.filters["compose"] = lambda value: json.dumps(value, ensure_ascii=False).replace("$", "$$")
     environment.filters["shell"] = shlex.quote
     environment.filters["words"] = lambda words: shlex.join(words)
@@ -39,7 +39,7 @@ def templates(images: Path) -> Environment:
 
 
 def command_line(program: Iterable[str], flags: Iterable[Flag], arguments: Iterable[str]) -> str:
-    """One shell command, a flag a line."""
+    """One shell command with a flag per line."""
     lines = [shlex.join(program), *(shlex.join(flag.words) for flag in flags), shlex.join(arguments)]
     return " \\\n  ".join(line for line in lines if line) + "\n"
 
@@ -48,7 +48,7 @@ def hosts_first(request: RunRequest) -> str:
     if request.nodes == 1:
         return ""
     return (
-        f"# The same line on each of the {request.nodes} machines, after, with one secret for all:\n"
+        f"# Run this on each of the {request.nodes} machines, after setting the same values on all of them:\n"
         "#   export SLIPWAY_HOSTS=first-host,second-host SLIPWAY_TOKEN=$(openssl rand -hex 32)\n"
     )
 
@@ -63,7 +63,7 @@ def docker_text(request: RunRequest, _machine: Machine, flags: tuple[Flag, ...])
 
 
 def podman_flags(flags: Iterable[Flag], machine: Machine) -> tuple[Flag, ...]:
-    """Docker's flags in podman's words. Without root it has no groups and limits but the caller's own to give."""
+    """Docker's flags as podman writes them. Without root, podman can pass on only the caller's groups and limits."""
     translated: list[Flag] = []
     for flag in flags:
         if flag.name == "gpus":
@@ -74,16 +74,14 @@ def podman_flags(flags: Iterable[Flag], machine: Machine) -> tuple[Flag, ...]:
         else:
             translated.append(flag)
     if machine.selinux and any(flag.name == "device" for flag in translated):
-        translated.append(
-            Flag("security-opt", "label=disable", "SELinux here keeps containers from devices and volumes")
-        )
+        translated.append(Flag("security-opt", "label=disable", "SELinux otherwise blocks devices and volumes"))
     return tuple(translated)
 
 
 ROOTLESS = {
-    "group-add": Flag("group-add", "keep-groups", "your own groups own the GPU devices; be in render and video"),
-    "ulimit": Flag("ulimit", "host", "your own limits, the most that podman may give without root"),
-    "user": Flag("userns", "keep-id", "what the job writes belongs to you"),
+    "group-add": Flag("group-add", "keep-groups", "your groups own the GPU devices; join render and video"),
+    "ulimit": Flag("ulimit", "host", "your limits, which podman cannot raise without root"),
+    "user": Flag("userns", "keep-id", "files that the job writes belong to you"),
 }
 
 
@@ -94,7 +92,7 @@ def podman_text(request: RunRequest, machine: Machine, flags: tuple[Flag, ...]) 
 
 
 def apptainer_flags(flags: Iterable[Flag], target: str) -> tuple[Flag, ...]:
-    """Apptainer keeps the host's devices, /dev/shm, network, user and limits: GPUs, mounts and variables are left."""
+    """GPUs, mounts and variables. Apptainer uses the host's devices, /dev/shm, network, user and limits."""
     gpus = ACCELERATORS[target].apptainer
     translated = [gpus] if gpus else []
     for flag in flags:
@@ -113,14 +111,14 @@ def apptainer_text(request: RunRequest, _machine: Machine, flags: tuple[Flag, ..
     name = image_file(request.image, ".sif")
     return (
         hosts_first(request)
-        + f"# {name} comes from `apptainer build {name} docker-daemon:{request.image}`.\n"
-        + "# Devices, /dev/shm, network and limits are this host's own: `ulimit -l unlimited` first if it is lower.\n"
+        + f"# {name} is made by `apptainer build {name} docker-daemon:{request.image}`.\n"
+        + "# Devices, /dev/shm, network and limits are the host's: run `ulimit -l unlimited` first.\n"
         + command_line(("apptainer", "run"), apptainer_flags(flags, request.target), (name, *request.words()))
     )
 
 
 def enroot_flags(flags: Iterable[Flag]) -> tuple[Flag, ...]:
-    """Like Apptainer; GPUs and RDMA come by enroot's hooks, which read variables."""
+    """Mounts and variables. enroot's hooks add GPUs and RDMA, and read variables to do so."""
     translated: list[Flag] = []
     for flag in flags:
         if flag.name == "volume":
@@ -136,7 +134,7 @@ def enroot_text(request: RunRequest, _machine: Machine, flags: tuple[Flag, ...])
     name = image_file(request.image, ".sqsh")
     return (
         hosts_first(request)
-        + f"# {name} comes from `enroot import --output {name} dockerd://{request.image}`.\n"
+        + f"# {name} is made by `enroot import --output {name} dockerd://{request.image}`.\n"
         + command_line(("enroot", "start"), enroot_flags(joined(request, flags)), (name, *request.words()))
     )
 
@@ -159,10 +157,11 @@ def compose_text(request: RunRequest, machine: Machine, _flags: tuple[Flag, ...]
 def kubernetes_text(
     request: RunRequest, machine: Machine, flags: tuple[Flag, ...], images: Path, rdma_resource: str = RDMA_RESOURCE
 ) -> str:
-    """An Indexed Job, the headless service that gives its pods names, and which resources they need."""
+    """An Indexed Job with the resources of its pods, and the headless service that gives them names."""
     if not KUBERNETES_NAME.fullmatch(request.name):
         raise UsageError(
-            f"--name {request.name}: Kubernetes does not take it", "use at most 52 small letters, digits and dashes"
+            f"--name {request.name}: not a name that Kubernetes accepts",
+            "use at most 52 lower-case letters, digits and dashes",
         )
     accelerator = ACCELERATORS[request.target]
     limits: dict[str, int] = {}
@@ -185,7 +184,7 @@ def kubernetes_text(
 
 
 def kubernetes_volume(index: int, volume: str) -> dict[str, Any]:
-    """A path is a folder of every node's own (or of a shared file system), a bare name a claim."""
+    """The pod's volume: a path is a folder of the node, a bare name is a PersistentVolumeClaim."""
     source, _, rest = volume.partition(":")
     mount, _, options = rest.partition(":")
     return {

@@ -1,4 +1,4 @@
-"""Runs an image as one or several nodes on this machine: the same launch path that a cluster takes."""
+"""Runs an image as one or several nodes on this machine, along the same path as on a cluster."""
 
 import contextlib
 import logging
@@ -19,7 +19,7 @@ from buildkit.running.flags import RunRequest, check_volumes, container_flags
 
 log = logging.getLogger(__name__)
 
-FOLLOW_TIMEOUT = 60  # seconds in which the other nodes must end once the head has
+FOLLOW_TIMEOUT = 60  # seconds for the other nodes to end after the head
 TAIL = 40  # lines of a failed worker that are shown
 
 
@@ -60,7 +60,7 @@ def node_commands(
 
 
 def node_flags(request: RunRequest, rank: int) -> list[Flag]:
-    """What makes a container one node of a job on this machine."""
+    """Flags that make a container a node of a job on this machine."""
     node = f"node{rank}"
     flags = [
         Flag("name", f"{request.name}-{node}", "to find it by"),
@@ -89,7 +89,7 @@ def dry_run(engine: type[ContainerEngine], request: RunRequest, machine: Machine
 
 
 def ask(engine: ContainerEngine, *arguments: str, environment: Mapping[str, str] | None = None) -> str:
-    """The engine's answer; `RunError` with its own words when it refuses."""
+    """The engine's answer. Raises `RunError` with the engine's message when it refuses."""
     done = engine.call(*arguments, environment=environment)
     if done.returncode != 0:
         words = done.stderr.strip() or f"status {done.returncode}"
@@ -100,7 +100,7 @@ def ask(engine: ContainerEngine, *arguments: str, environment: Mapping[str, str]
 
 
 def ask_quietly(engine: ContainerEngine, *arguments: str) -> None:
-    """For what cleans up: a container or network that is already gone is no error."""
+    """Cleans up: a container or network that is already gone is no error."""
     done = engine.call(*arguments)
     if done.returncode != 0:
         log.debug("%s: %s", " ".join(arguments), done.stderr.strip())
@@ -108,7 +108,7 @@ def ask_quietly(engine: ContainerEngine, *arguments: str) -> None:
 
 @contextlib.contextmanager
 def signals_reach(engine: ContainerEngine, containers: list[str]) -> Iterator[None]:
-    """SIGINT and SIGTERM stop the head in order, which ends the job on every node; a second one kills."""
+    """SIGINT and SIGTERM stop the head gracefully, which ends the job on every node; a second signal kills."""
     received = 0
 
     def stop(number: int, _frame: FrameType | None) -> None:
@@ -131,12 +131,12 @@ def signals_reach(engine: ContainerEngine, containers: list[str]) -> Iterator[No
 def follow(engine: ContainerEngine, containers: list[str]) -> int:
     """Starts the head, copies its output to ours until it ends, and waits for the others."""
     head, *workers = containers
-    # In a session of its own, so that Ctrl-C reaches us alone.
+    # In its own session, so that Ctrl-C reaches only this process.
     attached = subprocess.Popen([*engine.program, "start", "--attach", head], start_new_session=True)
     ended = attached.wait()
     status = int(ask(engine, "wait", head))
     if ended != 0 and status == 0:
-        raise RunError(f"{engine.name} could not start the container", "its own words are above")
+        raise RunError(f"{engine.name} could not start the container", "see its message above")
     deadline = time.monotonic() + FOLLOW_TIMEOUT
     for rank, worker in enumerate(workers, start=1):
         other = wait_until(engine, worker, deadline)
@@ -148,7 +148,7 @@ def follow(engine: ContainerEngine, containers: list[str]) -> int:
 
 
 def wait_until(engine: ContainerEngine, container: str, deadline: float) -> int | str:
-    """The container's status, or words when it did not end in time and was killed."""
+    """The container's exit status, or a message when it was killed because it did not end in time."""
     try:
         return int(engine.call("wait", container, timeout=max(1.0, deadline - time.monotonic())).stdout)
     except (subprocess.TimeoutExpired, ValueError):

@@ -1,7 +1,7 @@
-"""Writes the batch script for Slurm: one task per node, a checkpoint before the time is up, then back into the queue.
+"""Writes the batch script for Slurm: one task per node, a checkpoint before the time limit, then a requeue.
 
-What only a compute node knows (its RAM, the groups of its GPU devices, whether it has RDMA adapters) the script finds
-out there, as it is usually written on a login node. Options: https://slurm.schedmd.com/sbatch.html.
+Scripts are usually written on a login node. So the script itself finds out on each compute node its RAM, the groups of
+its GPU devices and whether it has RDMA adapters. Options: https://slurm.schedmd.com/sbatch.html.
 """
 
 import re
@@ -22,7 +22,7 @@ CONTAINERS = ("docker", "podman", "apptainer", "enroot", "pyxis", "none")
 TIME = re.compile(r"\d+|\d+:\d\d|\d+:\d\d:\d\d|\d+-\d+(:\d\d(:\d\d)?)?|UNLIMITED")
 WITH_FUNCTION = ("docker", "podman", "enroot")
 FABRIC = ("/dev/infiniband", "IPC_LOCK", "/dev/gdrdrv")
-# Found out on the node, so not in the list of fixed flags.
+# The script finds these on the node.
 ON_THE_NODE = ("shm-size", "group-add", "user", "network")
 
 
@@ -87,12 +87,12 @@ def slurm_text(request: RunRequest, machine: Machine, images: Path, options: Slu
 
 def check(request: RunRequest, options: SlurmOptions) -> None:
     if options.container not in CONTAINERS:
-        raise UsageError(f"--container {options.container}: there is none such", f"one of: {', '.join(CONTAINERS)}")
+        raise UsageError(f"--container {options.container}: unknown runtime", f"one of: {', '.join(CONTAINERS)}")
     if options.time and not TIME.fullmatch(options.time):
-        raise UsageError(f"--time {options.time}: sbatch does not read it", "write 12:00:00, 3-00:00:00 or minutes")
+        raise UsageError(f"--time {options.time}: not a time for sbatch", "write 12:00:00, 3-00:00:00 or minutes")
     texts = [request.name, *(str(value) for value in vars(options).values() if isinstance(value, str))]
     if wrong := next((text for text in texts if re.search(r"\s", text)), None):
-        raise UsageError(f"`{wrong}` has blanks in it", "an #SBATCH line ends its value at the first one")
+        raise UsageError(f"`{wrong}` contains a blank", "a value in an #SBATCH line ends at the first blank")
 
 
 def fixed_flags(request: RunRequest, machine: Machine) -> tuple[Flag, ...]:
@@ -100,7 +100,7 @@ def fixed_flags(request: RunRequest, machine: Machine) -> tuple[Flag, ...]:
 
 
 def node_function(request: RunRequest, machine: Machine, container: str) -> list[str]:
-    """The array of flags in the shell function that starts the container on a node; empty where there is none."""
+    """The flags in the shell function that starts the container; empty for runtimes without such a function."""
     if container not in WITH_FUNCTION:
         return []
     flags: Iterable[Flag] = fixed_flags(request, machine)
@@ -114,8 +114,8 @@ def node_function(request: RunRequest, machine: Machine, container: str) -> list
     shm = str(request.shm_bytes) if request.shm_bytes else f"$({shm_expression()})"
     return [
         *lines,
-        "--network host  # Ray and NCCL use many ports between nodes, RDMA the host's own addresses",
-        f"{user}  # what the job writes belongs to you",
+        "--network host  # Ray and NCCL use many ports between nodes, and RDMA uses the host's addresses",
+        f"{user}  # files that the job writes belong to you",
         f"--shm-size \"{shm}\"  # Ray's object store (30 % of RAM) and NCCL's buffers",
     ]
 
@@ -125,7 +125,7 @@ def line(flag: Flag) -> str:
 
 
 def step_words(request: RunRequest, machine: Machine, options: SlurmOptions) -> str:
-    """What `srun` starts on each node, as shell words."""
+    """The shell words that `srun` starts on each node."""
     command, container = request.words(options.warning), options.container
     if container == "apptainer":
         flags = (word for flag in apptainer_flags(fixed_flags(request, machine), request.target) for word in flag.words)
@@ -139,7 +139,7 @@ def step_words(request: RunRequest, machine: Machine, options: SlurmOptions) -> 
 
 
 def pyxis_words(request: RunRequest) -> list[str]:
-    """pyxis adds its options to srun; the image's entrypoint is written out, as its default differs between sites."""
+    """pyxis' options of srun. Whether pyxis runs the entrypoint differs between sites, so the script spells it out."""
     found = [f"--container-image={request.image}", "--no-container-mount-home", "--no-container-entrypoint"]
     if request.volumes:
         found.append(f"--container-mounts={','.join(request.volumes)}")

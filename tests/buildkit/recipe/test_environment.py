@@ -120,7 +120,7 @@ def test_absent_and_empty_conditions_mean_always() -> None:
         ({"when": {"arch": []}}, ("when.arch", "no list")),
         ({"when": {"arch": ["MI300"]}}, ("when.arch", "'MI300'")),
         ({"when": {"fabric": ["infiband"]}}, ("when.fabric", "'infiband'")),
-        ({"when": "always"}, ("`when` is no table",)),
+        ({"when": "always"}, ("`when` is not a table",)),
         ({"condition": "always"}, ("unknown key `condition`",)),
         ({"value": 1}, ("`value`",)),
         ({"reason": ""}, ("`reason`",)),
@@ -143,7 +143,7 @@ def test_an_unknown_table_is_named() -> None:
 
 
 def test_two_entries_of_one_name_need_two_conditions() -> None:
-    with pytest.raises(MatrixError, match="NCCL_PROTO is there twice"):
+    with pytest.raises(MatrixError, match="NCCL_PROTO appears twice"):
         parse_environment({"env": [ENTRY, ENTRY]}, HERE)
     assert len(parse_environment({"env": [ENTRY, {**ENTRY, "when": {"rocm": "<7"}}]}, HERE)) == 2
 

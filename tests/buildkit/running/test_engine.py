@@ -106,7 +106,7 @@ def test_references_are_completed_as_docker_does(reference: str, full: str) -> N
 def test_an_archive_with_fixed_times_needs_the_containerd_store_played(programs: Path, tmp_path: Path) -> None:
     docker(programs)
     request = replace(REQUEST, archive=tmp_path / "image.tar")
-    with pytest.raises(EngineError, match="old store") as caught:
+    with pytest.raises(EngineError, match="old image store") as caught:
         Docker().build_command(request)
     assert "containerd-snapshotter" in caught.value.hint
     play(programs, "docker", """echo '[["driver-type", "io.containerd.snapshotter.v1"]]'""")

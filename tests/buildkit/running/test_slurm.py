@@ -124,7 +124,7 @@ def test_times_that_sbatch_reads(tmp_path: Path, time: str) -> None:
     [
         (SlurmOptions(time="a day"), "--time"),
         (SlurmOptions(container="lxc"), "--container lxc"),
-        (SlurmOptions(partition="gpu\n#SBATCH --uid=0"), "blanks"),
+        (SlurmOptions(partition="gpu\n#SBATCH --uid=0"), "contains a blank"),
     ],
 )
 def test_what_sbatch_would_refuse_is_refused_first(tmp_path: Path, options: SlurmOptions, words: str) -> None:
