@@ -9,18 +9,25 @@ Runs the trainer's own workers on Ray; each sync is checked by the sum of the we
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from benchmarks.gpu.common import SHAPES, Results, arguments, timed, write_job
 
 if TYPE_CHECKING:
+    from benchmarks.gpu.weights_split import TimedActor, TimedRollout
     from trainer.cluster.nodes import Slot
+    from trainer.cluster.place import RankPlace
     from trainer.cluster.workers import WorkerGroup
     from trainer.config.tree import Config
+    from trainer.roles.actor import ActorWorker
+    from trainer.roles.rollout import RolloutWorker
+
+Actor = TypeVar("Actor", bound="ActorWorker")
+Rollout = TypeVar("Rollout", bound="RolloutWorker")
 
 
 def main() -> None:
@@ -35,7 +42,7 @@ def main() -> None:
 
     from trainer.cluster.nodes import connected, find_nodes, reserve_slots
     from trainer.config.tree import Config
-    from trainer.runs.workers import ROLES
+    from trainer.roles.factories import make_actor, make_rollout
 
     config = Config.model_validate(
         {
@@ -55,39 +62,53 @@ def main() -> None:
         nodes = find_nodes(1, gpus)
         slots = reserve_slots(nodes if gpus else nodes * places, gpus, 300)
         if options.split:
-            from benchmarks.gpu.weights_split import WORKERS, measure, measure_latecomer
+            from benchmarks.gpu.weights_split import measure, measure_latecomer
 
-            actor, rollout = start(config, WORKERS, slots[0], slots[1], job)
+            actor, rollout = start(config, make_timed_actor, make_timed_rollout, slots[0], slots[1], job)
             results.add(shape=options.shape, **measure(actor, rollout, config, options.repeats))
             results.add(shape=options.shape, **measure_latecomer(actor, rollout))
         else:
-            actor, rollout = start(config, ROLES, slots[0], slots[0], job)
+            actor, rollout = start(config, make_actor, make_rollout, slots[0], slots[0], job)
             row = measure_shared(actor, rollout, config, options.repeats, with_parts=not options.cpu)
             results.add(shape=options.shape, **row)
 
 
-def start(
-    config: Config, paths: Mapping[str, str], for_actor: Slot, for_engine: Slot, job: Path
-) -> tuple[WorkerGroup, WorkerGroup]:
-    """An actor and an engine, of the classes at these import paths."""
-    from trainer.cluster.place import RankPlace
-    from trainer.cluster.workers import WorkerGroup
-    from trainer.runs.workers import GPU_SHARES, worker_environment
+def make_timed_actor(config: Config, place: RankPlace) -> TimedActor:
+    from benchmarks.gpu.weights_split import TimedActor
 
-    groups = []
-    for role, slot in (("rollout", for_engine), ("actor", for_actor)):
-        place = RankPlace(0, 1, slot.node.address, slot.device)
-        groups.append(WorkerGroup(role, 300))
-        groups[-1].add(slot, paths[role], [config, place], worker_environment(config, slot), GPU_SHARES[role])
-    rollout, actor = groups
-    actor.call("setup", for_actor.node.address, actor.call("open_store")[0], job)
+    return TimedActor(config, place)
+
+
+def make_timed_rollout(config: Config, place: RankPlace) -> TimedRollout:
+    from benchmarks.gpu.weights_split import TimedRollout
+
+    return TimedRollout(config, place)
+
+
+def start(
+    config: Config,
+    make_actor: Callable[[Config, RankPlace], Actor],
+    make_rollout: Callable[[Config, RankPlace], Rollout],
+    for_actor: Slot,
+    for_engine: Slot,
+    job: Path,
+) -> tuple[WorkerGroup[Actor], WorkerGroup[Rollout]]:
+    """An actor and an engine."""
+    from trainer.runs.workers import connect_ranks, start_group
+
+    placement = {"rollout": [for_engine], "actor": [for_actor]}
+    rollout = start_group("rollout", make_rollout, config, placement)
+    actor = start_group("actor", make_actor, config, placement)
+    connect_ranks([actor], job, 300)
     return actor, rollout
 
 
 def measure_shared(
-    actor: WorkerGroup, rollout: WorkerGroup, config: Config, repeats: int, with_parts: bool
+    actor: WorkerGroup[ActorWorker], rollout: WorkerGroup[RolloutWorker], config: Config, repeats: int, with_parts: bool
 ) -> dict[str, Any]:
     """Medians of a sync on a shared GPU, of its parts, and of the cycle around it."""
+    from trainer.roles.actor import ActorWorker
+    from trainer.roles.rollout import RolloutWorker
     from trainer.rollout.engines import Engines
 
     engines = Engines(rollout, actor, config, on_shared_gpus=with_parts)
@@ -97,11 +118,11 @@ def measure_shared(
     parts: dict[str, list[float]] = {}
     for _ in range(repeats if with_parts else 0):
         begin = time.perf_counter()
-        shared = actor.call("share_weights")[0]
+        shared = actor.call(ActorWorker.share_weights)[0]
         parts.setdefault("share", []).append(time.perf_counter() - begin)
-        parts.setdefault("copy", []).append(timed(partial(rollout.call, "copy_weights", shared)))
-        parts.setdefault("release", []).append(timed(partial(actor.call, "release_weights")))
-    cycles = [(timed(partial(rollout.call, "sleep")), timed(engines.sync_weights)) for _ in range(repeats)]
+        parts.setdefault("copy", []).append(timed(partial(rollout.call, RolloutWorker.copy_weights, shared)))
+        parts.setdefault("release", []).append(timed(partial(actor.call, ActorWorker.release_weights)))
+    cycles = [(timed(partial(rollout.call, RolloutWorker.sleep)), timed(engines.sync_weights)) for _ in range(repeats)]
     asleep, awake = sorted(cycles, key=sum)[len(cycles) // 2]
     return {
         "gib": round(nbytes / 2**30, 2),

@@ -21,8 +21,6 @@ from trainer.rollout.engines import Engines
 from trainer.weights.buckets import Layout
 from trainer.weights.channel import WeightChannel
 
-WORKERS = {"actor": f"{__name__}.TimedActor", "rollout": f"{__name__}.TimedRollout"}
-
 
 class Timed:
     """Mixed into a worker: how long its methods take in its own process, without Ray."""
@@ -61,17 +59,19 @@ class TimedRollout(Timed, RolloutWorker):
     pass
 
 
-def measure(actor: WorkerGroup, rollout: WorkerGroup, config: Config, repeats: int) -> dict[str, Any]:
+def measure(
+    actor: WorkerGroup[TimedActor], rollout: WorkerGroup[TimedRollout], config: Config, repeats: int
+) -> dict[str, Any]:
     """Medians of a sync and its parts, after one to warm up, and how they compare with the bytes over the bandwidth."""
     engines = Engines(rollout, actor, config, on_shared_gpus=False)
     first = timed(engines.start)
     nbytes = int(engines.sync_weights()["rollout/synced_bytes"])
 
-    ends = [actor.start_one(0, "link_seconds", nbytes, repeats), rollout.start_one(0, "link_seconds", nbytes, repeats)]
-    link = min(actor.wait(ends))
+    sending = actor.start_one(0, Timed.link_seconds, nbytes, repeats)
+    link = min(actor.wait([sending, rollout.start_one(0, Timed.link_seconds, nbytes, repeats)]))
     whole = []
     for _ in range(repeats):
-        actor.call("settle")
+        actor.call(TimedActor.settle)
         whole.append(timed(engines.sync_weights))
     layouts = engines._transfer._layouts
     parts = [_parts(actor, rollout, layouts) for _ in range(repeats)]
@@ -91,12 +91,12 @@ def measure(actor: WorkerGroup, rollout: WorkerGroup, config: Config, repeats: i
     }
 
 
-def measure_latecomer(actor: WorkerGroup, rollout: WorkerGroup) -> dict[str, Any]:
+def measure_latecomer(actor: WorkerGroup[TimedActor], rollout: WorkerGroup[TimedRollout]) -> dict[str, Any]:
     """Seconds until an engine has what was broadcast last from the actor's copy, as one that is started anew does."""
     begin = time.perf_counter()
-    (weights,) = actor.call("publish_sent_weights")
+    (weights,) = actor.call(TimedActor.publish_sent_weights)
     published = time.perf_counter()
-    rollout.call("replace_weights", weights)
+    rollout.call(TimedRollout.replace_weights, weights)
     return {
         "way": "from the actor's copy",
         "publish_seconds": round(published - begin, 3),
@@ -104,12 +104,14 @@ def measure_latecomer(actor: WorkerGroup, rollout: WorkerGroup) -> dict[str, Any
     }
 
 
-def _parts(actor: WorkerGroup, rollout: WorkerGroup, layouts: Sequence[Layout]) -> dict[str, float]:
+def _parts(
+    actor: WorkerGroup[TimedActor], rollout: WorkerGroup[TimedRollout], layouts: Sequence[Layout]
+) -> dict[str, float]:
     """Seconds of each part of one sync; the engine receives while the actor sends."""
-    actor.call("settle")
+    actor.call(TimedActor.settle)
     begin = time.perf_counter()
-    sending = actor.start_one(0, "timed", "send_weights")
-    receiving = rollout.start_one(0, "timed", "receive_weights", layouts)
+    sending = actor.start_one(0, Timed.timed, "send_weights")
+    receiving = rollout.start_one(0, Timed.timed, "receive_weights", layouts)
     (_, send), (_, receive) = actor.wait([sending, receiving])
     rest = time.perf_counter() - begin - max(send, receive)
     return {"pack_and_send": send, "receive_and_load": receive, "rest": rest}

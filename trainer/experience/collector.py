@@ -7,12 +7,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import compress
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
 
 from trainer.algorithms.dapo import informative_groups, overlong_penalty
+from trainer.cluster.calls import task
 from trainer.cluster.workers import WorkerGroup
 from trainer.config.tree import Config
 from trainer.data.batch import Batch
@@ -103,10 +104,16 @@ class Experience:
         )
 
 
+class Scorer(Protocol):
+    """A worker that scores responses, as the controller calls it."""
+
+    def score(self, answers: Sequence[Answer]) -> list[Scored]: ...
+
+
 class Collector:
     """Samples with a run's engines, scores with its reward workers."""
 
-    def __init__(self, config: Config, engines: Engines, reward: WorkerGroup, prompts: Prompts) -> None:
+    def __init__(self, config: Config, engines: Engines, reward: WorkerGroup[Scorer], prompts: Prompts) -> None:
         self.config = config
         self.engines = engines
         self.conversations = Conversations(config, engines, prompts.tokenizer)
@@ -244,7 +251,7 @@ class Collector:
                 for answer, place in zip(answers, unscored, strict=True)
             ]
         parts = split(answers, len(self.reward))
-        scored = iter(score for part in self.reward.call_each("score", [(p,) for p in parts]) for score in part)
+        scored = iter(score for part in self.reward.call_each(task(Scorer.score, p) for p in parts) for score in part)
         return [row.scored or next(scored) for row in rows]
 
     def texts(self, responses: Sequence[Sequence[int]]) -> list[str]:

@@ -3,17 +3,28 @@
 import logging
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Protocol, TypeVar
 
+from trainer.cluster.calls import Task, task
 from trainer.cluster.workers import WorkerGroup
 from trainer.config.tree import Config
 from trainer.errors import WorkerError
 from trainer.rollout.sampling import Request, Response
+from trainer.weights.endpoints import WeightReceiver, WeightSender
 from trainer.weights.transfer import WAYS, chosen_way
 
 logger = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class EngineWorker(WeightReceiver, Protocol):
+    """A worker that samples responses, as the controller calls it."""
+
+    def chosen(self) -> tuple[str, str]: ...
+    def generate(self, requests: Sequence[Request]) -> list[Response]: ...
+    def sleep(self) -> None: ...
 
 
 class Engines:
@@ -26,12 +37,19 @@ class Engines:
     `version` counts the updates since the first weights; `way` is how weights go to the engines, and why.
     """
 
-    def __init__(self, group: WorkerGroup, actor: WorkerGroup, config: Config, on_shared_gpus: bool) -> None:
+    def __init__(
+        self,
+        group: WorkerGroup[EngineWorker],
+        actor: WorkerGroup[WeightSender],
+        config: Config,
+        on_shared_gpus: bool,
+    ) -> None:
         self._group = group
         self._timeout = config.rollout.timeout or group.timeout
         self._max_repairs = config.rollout.max_repairs
-        slots = [[worker.recipe.slot for worker in workers.workers] for workers in (actor, group)]
-        self.way = chosen_way(config.rollout.weight_transfer, slots[0], slots[1], on_shared_gpus)
+        actor_slots = [worker.spec.slot for worker in actor.workers]
+        engine_slots = [worker.spec.slot for worker in group.workers]
+        self.way = chosen_way(config.rollout.weight_transfer, actor_slots, engine_slots, on_shared_gpus)
         self._transfer = WAYS[self.way[0]](actor, group)
         self._what = "adapters" if config.actor.lora.rank else "weights"
         self.version = 0
@@ -42,7 +60,7 @@ class Engines:
 
     def start(self) -> None:
         """Waits until all engines are up and gives them their first weights. What fails here is not repaired."""
-        name, reason = self._group.call("chosen")[0]
+        name, reason = self._group.call(EngineWorker.chosen)[0]
         logger.info("engines sample with %s, because %s", name, reason)
         logger.info("%s go to the engines through %s, because %s", self._what, *self.way)
         self._transfer.fetch()
@@ -54,7 +72,7 @@ class Engines:
         parts = dict(enumerate(split(requests, len(self._group))))
         repairs, results = self._repairs, dict[int, list[Response]]()
         while parts:
-            answers, failures = self._attempt("generate", {rank: (part,) for rank, part in parts.items()})
+            answers, failures = self._attempt({rank: task(EngineWorker.generate, part) for rank, part in parts.items()})
             results |= answers
             parts = {rank: parts[rank] for rank in failures}
             self._replace(failures)
@@ -71,7 +89,7 @@ class Engines:
 
     def sleep(self) -> None:
         """Leaves the GPUs' memory to others until the next weights come. An engine that fails is replaced then."""
-        _, failures = self._attempt("sleep", dict.fromkeys(range(len(self._group)), ()))
+        _, failures = self._attempt(dict.fromkeys(range(len(self._group)), task(EngineWorker.sleep)))
         for failure in failures.values():
             logger.warning("%s", failure)
 
@@ -81,8 +99,10 @@ class Engines:
         new, self._reported_repairs = repairs - self._reported_repairs, repairs
         return new
 
-    def _attempt(self, method: str, arguments: Mapping[int, Any]) -> tuple[dict[int, Any], dict[int, WorkerError]]:
-        return self._group.attempt(method, arguments, self._timeout)
+    def _attempt(
+        self, tasks: Mapping[int, Task[EngineWorker, Result]]
+    ) -> tuple[dict[int, Result], dict[int, WorkerError]]:
+        return self._group.attempt(tasks, self._timeout)
 
     def _replace(self, failures: Mapping[int, WorkerError]) -> None:
         """Replaces failed engines until they are up and have the weights. Raises WorkerError if they never do."""

@@ -22,10 +22,11 @@ from trainer.models.files import check_models, load_tokenizer, with_local_models
 from trainer.records.console import Column
 from trainer.records.tracking import Tracker
 from trainer.runs.checkpoint import read_checkpoint
+from trainer.runs.interfaces import ActorRole, ReferenceRole
 from trainer.runs.loop import TrainingRun, forward, recorded_step, run_directory, update, with_last_checkpoint
 from trainer.runs.ppo import find_placement
 from trainer.runs.stop_signal import StopSignal
-from trainer.runs.workers import connect_ranks, start_groups
+from trainer.runs.workers import TrainingGroups, connect_ranks, start_training
 
 COLUMNS = (
     Column("dpo/loss", "loss", ".4f"),
@@ -84,11 +85,11 @@ def train_on_preferences(settings: DpoConfig) -> Path:
     ):
         with tracker.phase("start_up"):
             placement = find_placement(config, ["actor"] if config.actor_is_reference else ["actor", "reference"])
-            groups = start_groups(config, placement)
+            groups = start_training(config, placement)
             tokenizer = load_tokenizer(config.model)
             training = read_pairs(config.data.train_files, tokenizer, config.data)
             validation = read_pairs(config.data.validation_files, tokenizer, config.data)
-            connect_ranks(list(groups.values()), placement, run_dir, limit)
+            connect_ranks(groups.all, run_dir, limit)
             run = PreferenceRun(settings, config, run_dir, tracker, stop, groups, training, validation)
             tracker.expect(run.last_step)
             run.begin(resumed)
@@ -106,18 +107,18 @@ class PreferenceRun(TrainingRun):
         run_dir: Path,
         tracker: Tracker,
         stop: StopSignal,
-        groups: dict[str, WorkerGroup],
+        groups: TrainingGroups,
         training: Sequence[Pair],
         validation: Sequence[Pair],
     ) -> None:
         self.dpo, self.config = settings.dpo, config
-        self.actor = groups["actor"]
-        self.reference = groups.get("reference", self.actor)  # itself without its adapters
+        self.actor = groups.actor
+        self.reference: WorkerGroup[ReferenceRole] = groups.reference or groups.actor  # without its adapters
         self.training, self.validation = training, validation
         size = config.data.train_batch_size
         self.sampler = PromptSampler(len(training), size, config.data.shuffle, config.trainer.seed)
         steps = config.trainer.total_steps or max(1, config.trainer.total_epochs * len(training) // size)
-        super().__init__(config, run_dir, tracker, stop, [self.actor], list(groups.values()), self.sampler, steps)
+        super().__init__(config, run_dir, tracker, stop, groups, self.sampler, steps)
 
     def step(self, _step: int) -> dict[str, float]:
         """One optimizer step on a batch of pairs; its metrics."""
@@ -156,9 +157,9 @@ class PreferenceRun(TrainingRun):
 
     def _forward(self, batch: Batch) -> Batch:
         with self.tracker.phase("old_log_prob"):
-            batch = batch.with_(old_log_probs=forward(self.actor, "log_probs", batch))
+            batch = batch.with_(old_log_probs=forward(self.actor, ActorRole.log_probs, batch))
         with self.tracker.phase("reference"):
-            return batch.with_(reference_log_probs=forward(self.reference, "reference_log_probs", batch))
+            return batch.with_(reference_log_probs=forward(self.reference, ReferenceRole.reference_log_probs, batch))
 
     def _even(self, pairs: Sequence[Pair]) -> list[Pair]:
         """The pairs, the last one repeated until every rank gets as many rows."""

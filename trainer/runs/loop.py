@@ -1,7 +1,7 @@
 """What every training run has in common: the loop over its steps, checkpoints, and how it ends."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -11,7 +11,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from trainer.cluster.workers import WorkerGroup, wait
+from trainer.cluster.calls import task, wait
+from trainer.cluster.workers import WorkerGroup
 from trainer.config.tree import RunConfig, TrainerConfig
 from trainer.data.batch import Batch
 from trainer.data.dataset import PromptSampler
@@ -20,13 +21,16 @@ from trainer.records.atomic import atomic_directory
 from trainer.records.profiling import slow_phases
 from trainer.records.tracking import Tracker
 from trainer.runs.checkpoint import TrainingState, fingerprint, last_checkpoint
+from trainer.runs.interfaces import ActorRole, TrainedRole, TrainingRole
 from trainer.runs.saving import Saver
 from trainer.runs.stop_signal import StopSignal
+from trainer.runs.workers import TrainingGroups
 from trainer.training.garbage import collect_garbage
 
 logger = logging.getLogger(__name__)
 
 C = TypeVar("C", bound=RunConfig)
+W = TypeVar("W")
 
 # Of torch in this process, whose tensors are small: with the 64 threads of a large host, dividing 2,048 rows among four
 # ranks took 342 ms, with 8 it took 6.
@@ -71,10 +75,7 @@ def recorded_step(settings: TrainerConfig, resumed: TrainingState | None) -> int
 
 
 class TrainingRun:
-    """The loop of a run, its checkpoints and its end; a kind of run adds `step` and `validate`.
-
-    `trained` are the groups that belong in a checkpoint, the actor first; `networks` all groups that hold a network.
-    """
+    """The loop over the steps of a run, its checkpoints and its end. Each kind of run adds `step` and `validate`."""
 
     def __init__(
         self,
@@ -82,22 +83,20 @@ class TrainingRun:
         run_dir: Path,
         tracker: Tracker,
         stop: StopSignal,
-        trained: Sequence[WorkerGroup],
-        networks: Sequence[WorkerGroup],
+        groups: TrainingGroups,
         sampler: PromptSampler,
         last_step: int,
     ) -> None:
         self._settings = config.trainer
         self._dump = config.model_dump(mode="json")
         self._fingerprint = fingerprint(config.model.directory)
-        self._trained = trained
-        self._networks = networks
+        self._groups = groups
         self._sampler = sampler
         self.run_dir = run_dir
         self.tracker = tracker
         self.stop = stop
         self.last_step = last_step
-        self.saver = Saver(trained, run_dir, config.trainer.keep_checkpoints)
+        self.saver = Saver(groups.trained, run_dir, config.trainer.keep_checkpoints)
         self.progress = self.state(0)
 
     def step(self, step: int) -> dict[str, float]:
@@ -130,8 +129,8 @@ class TrainingRun:
 
     def load_weights(self, checkpoint: Path) -> None:
         """Gives every trained group the weights and the optimizer of a checkpoint."""
-        for group in self._trained:
-            group.call("load", checkpoint / group.role)
+        for group in self._groups.trained:
+            group.call(TrainedRole.load, checkpoint / group.role)
 
     def run(self) -> None:
         """All steps, with validation and checkpoints between them."""
@@ -167,14 +166,13 @@ class TrainingRun:
         settings = self._settings.profiler
         traced = settings.enable and step in settings.steps
         if traced:
-            wait(
-                [call for group in self._networks for call in group.start("start_trace")], self._settings.worker_timeout
-            )
+            calls = [call for group in self._groups.all for call in group.start(TrainingRole.start_trace)]
+            wait(calls, self._settings.worker_timeout)
         yield
         if traced:
             directory = settings.dir or self.run_dir / "traces"
-            for group in self._networks:
-                group.call("stop_trace", directory, step, group.role)
+            for group in self._groups.all:
+                group.call(TrainingRole.stop_trace, directory, step, group.role)
             logger.info("traces of step %d in %s", step, directory)
         if settings.enable:
             for slow in slow_phases(self.tracker.seconds, settings):
@@ -197,7 +195,7 @@ class TrainingRun:
     def export(self) -> None:
         """Writes the policy as a model directory that Transformers and vLLM load."""
         with self.tracker.phase("export"), atomic_directory(self.run_dir / "model") as partial:
-            self._trained[0].call("export", partial)
+            self._groups.actor.call(ActorRole.export, partial)
 
     def state(self, step: int) -> TrainingState:
         """Where the run stands after a step."""
@@ -222,15 +220,14 @@ class TrainingRun:
         return type(error)(str(error), hint="; then ".join(filter(None, [error.hint, hint])))
 
 
-def forward(group: WorkerGroup, method: str, batch: Batch) -> Tensor:
+def forward(group: WorkerGroup[W], method: Callable[[W, Batch], Tensor], batch: Batch) -> Tensor:
     """A forward pass over the batch, a shard per rank: [rows, response length], in the order of the rows."""
     shards, sequences = batch.shards(len(group)), batch.with_only()
-    results = torch.cat(group.call_each(method, ((sequences.rows(shard),) for shard in shards)))
+    results = torch.cat(group.call_each(task(method, sequences.rows(shard)) for shard in shards))
     return results[torch.cat(shards).argsort()]
 
 
-def update(group: WorkerGroup, batch: Batch, mini_batch_size: int) -> dict[str, float]:
+def update(group: WorkerGroup[TrainedRole], batch: Batch, mini_batch_size: int) -> dict[str, float]:
     """A role's optimizer steps on the batch; the metrics of its first rank."""
     shards = batch.shards(len(group), mini_batch_size)
-    metrics: dict[str, float] = group.call_each("update", ((batch.rows(shard),) for shard in shards))[0]
-    return metrics
+    return group.call_each(task(TrainedRole.update, batch.rows(shard)) for shard in shards)[0]

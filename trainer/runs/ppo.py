@@ -25,6 +25,7 @@ from trainer.models.files import check_models, with_local_models
 from trainer.records.tracking import Sample, Tracker
 from trainer.rollout.engines import Engines
 from trainer.runs.checkpoint import TrainingState, read_checkpoint
+from trainer.runs.interfaces import ActorRole, CriticRole, ReferenceRole
 from trainer.runs.loop import (
     TrainingResult,
     TrainingRun,
@@ -67,7 +68,7 @@ def train(config: Config) -> TrainingResult:
             workers = start_workers(config, placement)
             prompts = Prompts.load(config)
             tracker.expect(prompts.steps(config))
-            connect_ranks(workers.networks, placement, run_dir, settings.worker_timeout)
+            connect_ranks(workers.training.all, run_dir, settings.worker_timeout)
             controller = Controller(config, run_dir, tracker, stop, workers, prompts)
             controller.begin(resumed)
         try:
@@ -104,9 +105,10 @@ class Controller(TrainingRun):
         self, config: Config, run_dir: Path, tracker: Tracker, stop: StopSignal, workers: Workers, prompts: Prompts
     ) -> None:
         self.config = config
-        self.workers = workers
+        self.roles = workers.training
+        self.on_shared_gpus = workers.on_shared_gpus
         self.prompts = prompts
-        self.engines = Engines(workers.rollout, workers.actor, config, workers.on_shared_gpus)
+        self.engines = Engines(workers.rollout, workers.training.actor, config, workers.on_shared_gpus)
         self.collector = Collector(config, self.engines, workers.reward, prompts)
         mode = config.trainer.mode
         if mode != "synchronous" and workers.on_shared_gpus:
@@ -123,9 +125,7 @@ class Controller(TrainingRun):
         self.exact_matches: list[float] = []
         self.watchdogs = Watchdogs(config.watchdogs)
         self.after_update: dict[str, float] = {}
-        super().__init__(
-            config, run_dir, tracker, stop, workers.trained, workers.networks, prompts.sampler, prompts.steps(config)
-        )
+        super().__init__(config, run_dir, tracker, stop, workers.training, prompts.sampler, prompts.steps(config))
 
     def begin(self, resumed: TrainingState | None) -> None:
         """Continues from a checkpoint if there is one, and gives the engines their first weights."""
@@ -141,22 +141,23 @@ class Controller(TrainingRun):
 
     def step(self, step: int) -> dict[str, float]:
         """One step of policy optimisation (PPO: Schulman et al. 2017, arXiv:1707.06347); its metrics."""
-        phase, workers, started = self.tracker.phase, self.workers, time.perf_counter()
+        phase, started = self.tracker.phase, time.perf_counter()
+        actor, critic, reference = self.roles.actor, self.roles.critic, self.roles.reference
         experience = self.pipeline.take(step, self.last_step)  # phase generate
-        if workers.on_shared_gpus:
+        if self.on_shared_gpus:
             with phase("sleep"):
                 self.engines.sleep()
         with phase("batch"):
             batch = experience.batch(self.config.rollout.log_probs)
         if self.config.needs_old_log_probs:
             with phase("old_log_prob"):
-                batch = batch.with_(old_log_probs=forward(workers.actor, "log_probs", batch))
-        if workers.reference:
+                batch = batch.with_(old_log_probs=forward(actor, ActorRole.log_probs, batch))
+        if reference:
             with phase("reference"):
-                batch = batch.with_(reference_log_probs=forward(workers.reference, "reference_log_probs", batch))
-        if workers.critic:
+                batch = batch.with_(reference_log_probs=forward(reference, ReferenceRole.reference_log_probs, batch))
+        if critic:
             with phase("values"):
-                batch = batch.with_(values=forward(workers.critic, "values", batch))
+                batch = batch.with_(values=forward(critic, CriticRole.values, batch))
         with phase("reward"):  # what is left of it
             earned = experience.earned.result()
         self.tracker.log_samples(step, self._samples(experience, earned.scores.tolist()))
@@ -164,14 +165,14 @@ class Controller(TrainingRun):
             batch, metrics = self.estimate_advantages(batch, experience, earned)
         self.stop.check()  # the last moment at which the state is still that of the step before
         if self.may_update(metrics):
-            if workers.critic:
+            if critic:
                 with phase("update_critic"):
                     read = batch.with_only(*CRITIC_READS)
-                    metrics |= update(workers.critic, read, self.config.critic.mini_batch_size)
+                    metrics |= update(critic, read, self.config.critic.mini_batch_size)
             if step > self.config.trainer.critic_warmup:
                 with phase("update_actor"):
                     read = batch.with_only(*ACTOR_READS)
-                    metrics |= update(workers.actor, read, self.config.actor.mini_batch_size)
+                    metrics |= update(actor, read, self.config.actor.mini_batch_size)
                 self.after_update = {"actor/entropy": metrics["actor/entropy"]}
         with self.pipeline.paused(), phase("sync_weights"):
             metrics |= self.engines.sync_weights()

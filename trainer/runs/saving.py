@@ -5,9 +5,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from trainer.cluster.workers import WorkerGroup, wait
+from trainer.cluster.calls import wait
+from trainer.cluster.workers import WorkerGroup
 from trainer.errors import CheckpointError, TrainerError
 from trainer.runs.checkpoint import CheckpointWriter, TrainingState
+from trainer.runs.interfaces import TrainedRole
 
 logger = logging.getLogger(__name__)
 
@@ -17,7 +19,7 @@ CLOSE_SECONDS = 30.0  # for a save that is under way when the run fails
 class Saver:
     """Saves the trained groups of a run. `last` is the last whole checkpoint, `step` its step."""
 
-    def __init__(self, groups: Sequence[WorkerGroup], run_dir: Path, keep: int | None) -> None:
+    def __init__(self, groups: Sequence[WorkerGroup[TrainedRole]], run_dir: Path, keep: int | None) -> None:
         self._groups = groups
         self._writer = CheckpointWriter(run_dir, keep)
         self._under_way: TrainingState | None = None
@@ -30,13 +32,13 @@ class Saver:
         The one before must be finished. Raises CheckpointError if there is no place for this one.
         """
         partial = self._writer.begin(state)
-        calls = [call for group in self._groups for call in group.start("start_save", partial / group.role)]
+        calls = [call for group in self._groups for call in group.start(TrainedRole.start_save, partial / group.role)]
         wait(calls, self._timeout)
         self._under_way = state
 
     def look(self) -> None:
         """Completes the checkpoint under way if all workers have written. Raises CheckpointError if one could not."""
-        if self._under_way is not None and not any(any(group.call("saving")) for group in self._groups):
+        if self._under_way is not None and not any(any(group.call(TrainedRole.saving)) for group in self._groups):
             self.finish()
 
     def finish(self) -> None:
@@ -70,7 +72,7 @@ class Saver:
             return
         state, self._under_way = self._under_way, None
         try:
-            wait([call for group in self._groups for call in group.start("finish_save")], seconds)
+            wait([call for group in self._groups for call in group.start(TrainedRole.finish_save)], seconds)
             self.last = self._writer.complete()
         except CheckpointError:
             self._writer.abandon()

@@ -1,54 +1,64 @@
-"""All workers of a run: which class serves each role, and how they start together."""
+"""All workers of a run, and how they start together."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
+from trainer.cluster.calls import wait
 from trainer.cluster.nodes import Slot
 from trainer.cluster.place import RankPlace
-from trainer.cluster.workers import WorkerGroup, wait
+from trainer.cluster.workers import WorkerGroup
 from trainer.config.tree import Config
+from trainer.experience.collector import Scorer
+from trainer.roles.factories import make_actor, make_critic, make_reference, make_reward, make_rollout
+from trainer.rollout.engines import EngineWorker
 from trainer.rollout.process_environment import engine_environment
+from trainer.runs.interfaces import ActorRole, CriticRole, ReferenceRole, TrainedRole, TrainingRole
 
-# The order in which a node starts them: engines take longest.
-ROLES = {
-    "rollout": "trainer.roles.rollout.RolloutWorker",
-    "actor": "trainer.roles.actor.ActorWorker",
-    "critic": "trainer.roles.critic.CriticWorker",
-    "reference": "trainer.roles.reference.ReferenceWorker",
-    "reward": "trainer.roles.reward.RewardWorker",
-}
-# What Ray is told: all roles of a slot fit on its GPU. Rewards by rule alone use none.
-GPU_SHARES = dict.fromkeys(ROLES, 1 / len(ROLES))
+W = TypeVar("W")
 
+ROLES = ("rollout", "actor", "critic", "reference", "reward")
+# The share of its slot's GPU that Ray reserves for a worker, so that all roles of a slot fit.
+GPU_SHARE = 1 / len(ROLES)
 
 # The slots of each role, in the order of its ranks.
 Placement = Mapping[str, Sequence[Slot]]
 
 
 @dataclass(frozen=True)
-class Workers:
-    """The groups of a run; None for a role that its algorithm does without. An actor with adapters is the reference,
-    too. `on_shared_gpus` says that engines and actor have the same GPUs: weights stay on them, and engines make room
-    while others train."""
+class TrainingGroups:
+    """The roles that hold a network; None for those that the run does without. An actor that trains adapters is its own
+    reference."""
 
-    rollout: WorkerGroup
-    actor: WorkerGroup
-    reward: WorkerGroup
-    critic: WorkerGroup | None
-    reference: WorkerGroup | None
-    on_shared_gpus: bool
+    actor: WorkerGroup[ActorRole]
+    critic: WorkerGroup[CriticRole] | None
+    reference: WorkerGroup[ReferenceRole] | None
 
     @property
-    def trained(self) -> list[WorkerGroup]:
-        """Those that take optimizer steps and belong in a checkpoint."""
+    def trained(self) -> list[WorkerGroup[TrainedRole]]:
+        """The groups that take optimizer steps and belong in a checkpoint."""
         return [self.actor, self.critic] if self.critic else [self.actor]
 
     @property
-    def networks(self) -> list[WorkerGroup]:
-        """Those that hold a network, each a process group of its own."""
-        return [*self.trained, self.reference] if self.reference not in (None, self.actor) else self.trained
+    def all(self) -> list[WorkerGroup[TrainingRole]]:
+        """Each group once; each is a process group of its own."""
+        if self.reference is None or self.reference is self.actor:
+            return [*self.trained]
+        return [*self.trained, self.reference]
+
+
+@dataclass(frozen=True)
+class Workers:
+    """The groups of a run. `on_shared_gpus`: engines and actor have the same GPUs, so weights are copied on the GPU,
+    and engines free their memory while other roles compute."""
+
+    rollout: WorkerGroup[EngineWorker]
+    training: TrainingGroups
+    reward: WorkerGroup[Scorer]
+    on_shared_gpus: bool
 
 
 def roles_of(config: Config) -> list[str]:
@@ -61,31 +71,40 @@ def roles_of(config: Config) -> list[str]:
 
 
 def start_workers(config: Config, placement: Placement) -> Workers:
-    """Starts a worker of each role in each of its slots; see `start_groups`."""
-    groups = start_groups(config, placement)
+    """Starts a worker of each role in each of its slots; returns at once, while they import what they need."""
     return Workers(
-        groups["rollout"],
-        groups["actor"],
-        groups["reward"],
-        groups.get("critic"),
-        groups.get("reference", groups["actor"] if config.needs_reference else None),
+        start_group("rollout", make_rollout, config, placement),  # first: engines take longest to start
+        start_training(config, placement),
+        start_group("reward", make_reward, config, placement),
         on_shared_gpus=placement["actor"][0].device == "cuda"
         and list(placement["rollout"]) == list(placement["actor"]),
     )
 
 
-def start_groups(config: Config, placement: Placement) -> dict[str, WorkerGroup]:
-    """Starts a worker of each role in each of its slots; returns at once, while they import what they need."""
-    settings = config.trainer
-    groups = {role: WorkerGroup(role, settings.worker_timeout, settings.bind_cores) for role in placement}
-    for role, slots in placement.items():
-        for rank, slot in enumerate(slots):
-            place = RankPlace(rank, len(slots), slot.node.address, slot.device)
-            engines = config.rollout.engines_per_gpu if role == "rollout" and place.device == "cuda" else 1
-            for _ in range(engines):
-                share = GPU_SHARES[role] / engines if role != "reward" or config.reward.model.path else 0.0
-                groups[role].add(slot, ROLES[role], [config, place], worker_environment(config, slot), share)
-    return groups
+def start_training(config: Config, placement: Placement) -> TrainingGroups:
+    """Starts the workers of actor, critic and reference, each if it has slots; returns at once."""
+    actor: WorkerGroup[ActorRole] = start_group("actor", make_actor, config, placement)
+    critic = start_group("critic", make_critic, config, placement) if "critic" in placement else None
+    reference: WorkerGroup[ReferenceRole] | None = actor if config.needs_reference else None
+    if "reference" in placement:
+        reference = start_group("reference", make_reference, config, placement)
+    return TrainingGroups(actor, critic, reference)
+
+
+def start_group(
+    role: str, make: Callable[[Config, RankPlace], W], config: Config, placement: Placement
+) -> WorkerGroup[W]:
+    """Starts the workers of one role; returns at once."""
+    settings, slots = config.trainer, placement[role]
+    group = WorkerGroup[W](role, settings.worker_timeout, settings.bind_cores)
+    for rank, slot in enumerate(slots):
+        place = RankPlace(rank, len(slots), slot.node.address, slot.device)
+        engines = config.rollout.engines_per_gpu if role == "rollout" and place.device == "cuda" else 1
+        # Rewards by rule alone use no GPU.
+        share = GPU_SHARE / engines if role != "reward" or config.reward.model.path else 0.0
+        for _ in range(engines):
+            group.add(slot, partial(make, config, place), worker_environment(config, slot), share)
+    return group
 
 
 def worker_environment(config: Config, slot: Slot) -> dict[str, str]:
@@ -94,17 +113,17 @@ def worker_environment(config: Config, slot: Slot) -> dict[str, str]:
         **engine_environment(config.rollout.eager_on(slot.device)),
         # Ray gives a worker a single thread. The roles of a node take turns, so each may use all its cores,
         "OMP_NUM_THREADS": str(slot.threads),
-        # but threads that spin while they wait would take them from the role whose turn it is: measured 3 to 5 times
-        # slower with two processes of two threads each on two cores.
+        # but waiting threads must not spin: they would take cores from the role whose turn it is. Measured: 3 to 5
+        # times slower, with two processes of two threads each on two cores.
         "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"),
     }
 
 
-def connect_ranks(training: Sequence[WorkerGroup], placement: Placement, run_dir: Path, timeout: float) -> None:
-    """Makes one process group of each training role and builds its network; all roles at the same time."""
-    ports = wait([group.start_each("open_store", [()])[0] for group in training], timeout)
+def connect_ranks(groups: Sequence[WorkerGroup[TrainingRole]], run_dir: Path, timeout: float) -> None:
+    """Connects the ranks of each group in a process group and builds its network; all groups at the same time."""
+    ports = wait([group.start_one(0, TrainingRole.open_store) for group in groups], timeout)
     setups = [
-        group.start("setup", placement[group.role][0].node.address, port, run_dir)
-        for group, port in zip(training, ports, strict=True)
+        group.start(TrainingRole.setup, group.workers[0].spec.slot.node.address, port, run_dir)
+        for group, port in zip(groups, ports, strict=True)
     ]
     wait([call for calls in setups for call in calls], timeout)

@@ -6,10 +6,12 @@ from typing import Protocol
 
 from ray import ObjectRef
 
+from trainer.cluster.calls import Call, outcomes, task
 from trainer.cluster.nodes import Slot
-from trainer.cluster.workers import Call, WorkerGroup, outcomes
+from trainer.cluster.workers import WorkerGroup
 from trainer.errors import ConfigError, WorkerError
 from trainer.weights.buckets import Layout
+from trainer.weights.endpoints import WeightReceiver, WeightSender
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +32,7 @@ class Transfer(Protocol):
 class SharedGpus:
     """Every engine shares its GPU with an actor rank and copies from it there (CUDA IPC)."""
 
-    def __init__(self, actor: WorkerGroup, rollout: WorkerGroup) -> None:
+    def __init__(self, actor: WorkerGroup[WeightSender], rollout: WorkerGroup[WeightReceiver]) -> None:
         self._actor = actor
         self._rollout = rollout
         self.nbytes = 0
@@ -39,18 +41,19 @@ class SharedGpus:
         """Nothing to take: the actor does not change while engines sample."""
 
     def give(self, ranks: Sequence[int]) -> dict[int, WorkerError]:
-        shared = self._actor.call("share_weights")
+        shared = self._actor.call(WeightSender.share_weights)
         self.nbytes = sum(bucket.layout.nbytes for bucket in shared[0])
         per_rank = len(self._rollout) // len(self._actor)
-        _, failures = self._rollout.attempt("copy_weights", {rank: (shared[rank // per_rank],) for rank in ranks})
-        self._actor.call("release_weights")
+        copies = {rank: task(WeightReceiver.copy_weights, shared[rank // per_rank]) for rank in ranks}
+        _, failures = self._rollout.attempt(copies)
+        self._actor.call(WeightSender.release_weights)
         return failures
 
 
 class ObjectStore:
     """Through Ray's object store, which keeps them until the next are fetched, for engines that are started anew."""
 
-    def __init__(self, actor: WorkerGroup, rollout: WorkerGroup) -> None:
+    def __init__(self, actor: WorkerGroup[WeightSender], rollout: WorkerGroup[WeightReceiver]) -> None:
         self._actor = actor
         self._rollout = rollout
         self._weights: list[ObjectRef] = []
@@ -58,10 +61,10 @@ class ObjectStore:
 
     def fetch(self) -> None:
         self._weights = []  # frees the old ones first
-        self._weights, self.nbytes = self._actor.call("publish_weights")[0]
+        self._weights, self.nbytes = self._actor.call(WeightSender.publish_weights)[0]
 
     def give(self, ranks: Sequence[int]) -> dict[int, WorkerError]:
-        return self._rollout.attempt("replace_weights", dict.fromkeys(ranks, (self._weights,)))[1]
+        return self._rollout.attempt(dict.fromkeys(ranks, task(WeightReceiver.replace_weights, self._weights)))[1]
 
 
 class Broadcast:
@@ -74,7 +77,7 @@ class Broadcast:
     others. One rank alone packs them as it sends them, once there is a process group to send them in.
     """
 
-    def __init__(self, actor: WorkerGroup, rollout: WorkerGroup) -> None:
+    def __init__(self, actor: WorkerGroup[WeightSender], rollout: WorkerGroup[WeightReceiver]) -> None:
         self._actor = actor
         self._rollout = rollout
         self._layouts: Sequence[Layout] = ()
@@ -84,7 +87,7 @@ class Broadcast:
 
     def fetch(self) -> None:
         if len(self._actor) > 1 or not self._formed:
-            self._layouts = self._actor.call("pack_weights")[0]
+            self._layouts = self._actor.call(WeightSender.pack_weights)[0]
             self.nbytes = sum(layout.nbytes for layout in self._layouts)
         self._sent = False
 
@@ -97,8 +100,8 @@ class Broadcast:
             missed = self._send()
         if not missed:
             return {}
-        weights = self._actor.wait([self._actor.start_one(0, "publish_sent_weights")])[0]
-        return self._rollout.attempt("replace_weights", dict.fromkeys(missed, (weights,)))[1]
+        weights = self._actor.call_one(0, WeightSender.publish_sent_weights)
+        return self._rollout.attempt(dict.fromkeys(missed, task(WeightReceiver.replace_weights, weights)))[1]
 
     def _send(self) -> list[int]:
         """Sends to all engines; those that it did not reach."""
@@ -106,21 +109,24 @@ class Broadcast:
         self._formed = self._formed or self._form()
         if not self._formed:
             return list(everyone)
-        sending = self._actor.start_one(0, "send_weights")
-        failures = self._rollout.attempt("receive_weights", dict.fromkeys(everyone, (self._layouts,)))[1]
+        sending = self._actor.start_one(0, WeightSender.send_weights)
+        receive = task(WeightReceiver.receive_weights, self._layouts)
+        failures = self._rollout.attempt(dict.fromkeys(everyone, receive))[1]
         self._formed = self._went_well(sending, failures)
         return list(failures)
 
     def _form(self) -> bool:
         """Makes the process group; whether all came."""
         size = len(self._rollout) + 1
-        port = self._actor.wait([self._actor.start_one(0, "open_channel", size)])[0]
-        address = self._actor.workers[0].recipe.slot.node.address
-        joining = self._actor.start_one(0, "join_channel", size)
-        places = {rank: (address, port, rank + 1, size) for rank in range(len(self._rollout))}
-        return self._went_well(joining, self._rollout.attempt("join_channel", places)[1])
+        port = self._actor.call_one(0, WeightSender.open_channel, size)
+        address = self._actor.workers[0].spec.slot.node.address
+        joining = self._actor.start_one(0, WeightSender.join_channel, size)
+        joins = {
+            rank: task(WeightReceiver.join_channel, address, port, rank + 1, size) for rank in range(len(self._rollout))
+        }
+        return self._went_well(joining, self._rollout.attempt(joins)[1])
 
-    def _went_well(self, call: Call, failures: Mapping[int, WorkerError]) -> bool:
+    def _went_well(self, call: Call[None], failures: Mapping[int, WorkerError]) -> bool:
         """Whether the actor's call succeeded, and the engines'. A failure is said: what follows is slower."""
         (outcome,) = outcomes([call], self._actor.timeout)
         failed = [*failures.values(), *([outcome] if isinstance(outcome, WorkerError) else [])]
@@ -131,7 +137,7 @@ class Broadcast:
         return not failed
 
 
-WAYS: Mapping[str, Callable[[WorkerGroup, WorkerGroup], Transfer]] = {
+WAYS: Mapping[str, Callable[[WorkerGroup[WeightSender], WorkerGroup[WeightReceiver]], Transfer]] = {
     "CUDA IPC": SharedGpus,
     "NCCL": Broadcast,
     "gloo": Broadcast,

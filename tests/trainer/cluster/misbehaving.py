@@ -1,4 +1,4 @@
-"""Workers that go wrong in every way, for test_cluster.py."""
+"""A worker that fails in every way, for test_workers.py."""
 
 import os
 import time
@@ -32,7 +32,7 @@ class Worker:
     def fail(self) -> None:
         raise RuntimeError("something odd")
 
-    def object(self) -> None:
+    def refuse(self) -> None:
         raise DataError("bad data", hint="use good data")
 
     def sleep(self) -> None:

@@ -3,17 +3,18 @@
 import os
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 from ray.exceptions import GetTimeoutError, RayTaskError
 
-from trainer.cluster import workers
+from tests.trainer.cluster.misbehaving import Worker
+from trainer.cluster import calls
+from trainer.cluster.calls import Call, task
 from trainer.cluster.nodes import Slot, connected, find_nodes, reserve_slots
 from trainer.cluster.workers import WorkerGroup
 from trainer.errors import ConfigError, DataError, WorkerError
-
-WORKER = "tests.trainer.cluster.misbehaving.Worker"
 
 
 @pytest.fixture(scope="module")
@@ -28,35 +29,35 @@ def slots() -> Iterator[list[Slot]]:
 
 
 @pytest.fixture
-def group(slots: list[Slot]) -> WorkerGroup:
+def group(slots: list[Slot]) -> WorkerGroup[Worker]:
     """Workers that have started, so that whatever happens next happens in a call."""
     group = make_group(slots)
-    group.call("echo", "up")
+    group.call(Worker.echo, "up")
     return group
 
 
-def make_group(slots: list[Slot], *problems: str) -> WorkerGroup:
-    group = WorkerGroup("critic", timeout=120)
+def make_group(slots: list[Slot], *problems: str) -> WorkerGroup[Worker]:
+    group = WorkerGroup[Worker]("critic", timeout=120)
     for slot in slots:
-        group.add(slot, WORKER, problems, {"SLIPWAY_TEST": f"rank {slot.rank}"}, gpus=0)
+        group.add(slot, partial(Worker, *problems), {"SLIPWAY_TEST": f"rank {slot.rank}"}, gpus=0)
     return group
 
 
-def test_results_come_in_the_order_of_ranks(group: WorkerGroup) -> None:
-    assert group.call_each("echo", [("first",), ("second",)]) == ["first", "second"]
-    assert group.call("echo", "both") == ["both", "both"]
-    assert group.call("environment", "SLIPWAY_TEST") == ["rank 0", "rank 1"]
+def test_results_come_in_the_order_of_ranks(group: WorkerGroup[Worker]) -> None:
+    assert group.call_each(task(Worker.echo, word) for word in ("first", "second")) == ["first", "second"]
+    assert group.call(Worker.echo, "both") == ["both", "both"]
+    assert group.call(Worker.environment, "SLIPWAY_TEST") == ["rank 0", "rank 1"]
 
 
-def test_a_dead_worker_is_named(group: WorkerGroup, slots: list[Slot]) -> None:
+def test_a_dead_worker_is_named(group: WorkerGroup[Worker], slots: list[Slot]) -> None:
     with pytest.raises(WorkerError, match=rf"^critic rank 1 on {slots[1].node.address} died during die$") as caught:
-        group.call_each("die", [("later",), ("now",)])
+        group.call_each(task(Worker.die, when) for when in ("later", "now"))
     assert "logs/" in caught.value.hint
 
 
-def test_the_dead_worker_is_blamed_and_not_the_one_that_missed_it(group: WorkerGroup) -> None:
+def test_the_dead_worker_is_blamed_and_not_the_one_that_missed_it(group: WorkerGroup[Worker]) -> None:
     with pytest.raises(WorkerError, match=r"critic rank 1 on .* died"):
-        group.call_each("lose_a_peer", [("notices",), ("dies",)])
+        group.call_each(task(Worker.lose_a_peer, what) for what in ("notices", "dies"))
 
 
 class PlayedRay:
@@ -76,36 +77,33 @@ class PlayedRay:
 
 def test_a_dead_worker_is_looked_for_once_among_64_played_ranks_that_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     played = PlayedRay()
-    monkeypatch.setattr(workers, "ray", played)
+    monkeypatch.setattr(calls, "ray", played)
     monkeypatch.setattr(time, "monotonic", lambda: played.now)
-    calls = [
-        workers.Call(workers.Worker(f"critic rank {rank}", None, None, object()), "update", object())  # type: ignore[arg-type]
-        for rank in range(64)
-    ]
+    hung = [Call[None](f"critic rank {rank}", "update", object(), object()) for rank in range(64)]
     failure = RayTaskError("update", "", ValueError("bad luck"))
-    explained = workers._explain(calls[0], failure, calls[1:])
+    explained = calls._explain(hung[0], failure, hung[1:])
     assert str(explained) == "critic rank 0 failed in update: ValueError: bad luck"
-    assert played.now == workers.CAUSE_SECONDS
+    assert played.now == calls.CAUSE_SECONDS
 
 
-def test_an_unexpected_failure_is_one_line(group: WorkerGroup) -> None:
+def test_an_unexpected_failure_is_one_line(group: WorkerGroup[Worker]) -> None:
     with pytest.raises(WorkerError, match=r"critic rank . on .* failed in fail: RuntimeError: something odd$"):
-        group.call("fail")
+        group.call(Worker.fail)
 
 
 @pytest.mark.parametrize("constructor", [False, True])
 def test_the_users_errors_come_through_as_they_are(slots: list[Slot], constructor: bool) -> None:
     group = make_group(slots, *(["constructor"] if constructor else []))
     with pytest.raises(DataError, match="no model here" if constructor else "bad data") as caught:
-        group.call("object")
+        group.call(Worker.refuse)
     assert caught.value.hint == ("put one there" if constructor else "use good data")
 
 
-def test_a_worker_that_does_not_answer_ends_the_wait(group: WorkerGroup) -> None:
+def test_a_worker_that_does_not_answer_ends_the_wait(group: WorkerGroup[Worker]) -> None:
     with pytest.raises(
         WorkerError, match=r"critic rank 0 on .*, critic rank 1 on .*: no answer to sleep within 0\.5 s"
     ):
-        workers.wait(group.start("sleep"), timeout=0.5)
+        calls.wait(group.start(Worker.sleep), timeout=0.5)
 
 
 def test_more_nodes_or_gpus_than_there_are(slots: list[Slot]) -> None:

@@ -1,17 +1,18 @@
 """When rewards are found. Reward workers are played by ones that wait until they are told."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
 
+from trainer.cluster.calls import Task
 from trainer.config.tree import Config
 from trainer.data.dataset import Prompt, PromptSampler
 from trainer.errors import RewardError
-from trainer.experience.collector import Collector, Earned, Experience, Prompts, done
+from trainer.experience.collector import Collector, Earned, Experience, Prompts, Scorer, done
 from trainer.experience.trajectory import Trajectory
 from trainer.models.small import build_tokenizer
 from trainer.rewards.answer import Answer, Scored
@@ -26,11 +27,12 @@ class PlayedRewards:
     def __len__(self) -> int:
         return 2
 
-    def call_each(self, _method: str, arguments: list[tuple[list[Answer]]]) -> list[list[Scored]]:
+    def call_each(self, tasks: Iterable[Task[Scorer, list[Scored]]]) -> list[list[Scored]]:
         assert self.told.wait(30)
-        if any(answer.ground_truth == "bad" for (part,) in arguments for answer in part):
+        parts: list[list[Answer]] = [task.arguments[0] for task in tasks]
+        if any(answer.ground_truth == "bad" for part in parts for answer in part):
             raise RewardError("bad luck")
-        return [[Scored(float(answer.ground_truth)) for answer in part] for (part,) in arguments]
+        return [[Scored(float(answer.ground_truth)) for answer in part] for part in parts]
 
 
 class Phases(list[str]):

@@ -1,11 +1,12 @@
 """All engines of a run as one. The workers are played: real ones fail in tests/trainer/runs/test_repair.py."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from trainer.cluster.calls import Task
 from trainer.config.tree import Config
 from trainer.errors import WorkerError
 from trainer.rollout.engines import Engines
@@ -22,23 +23,23 @@ class PlayedGroup:
 
     def __init__(self) -> None:
         slot = SimpleNamespace(device="cpu", rank=0)
-        self.workers = [SimpleNamespace(recipe=SimpleNamespace(slot=slot))]
+        self.workers = [SimpleNamespace(spec=SimpleNamespace(slot=slot))]
         self.script: list[bool] = []
         self.meanwhile: Callable[[], object] = lambda: None
 
     def __len__(self) -> int:
         return 1
 
-    def call(self, _method: str) -> list[Any]:
+    def call(self, _method: object) -> list[Any]:
         return [([], 0)]
 
     def restart(self, _rank: int) -> None: ...
 
     def attempt(
-        self, method: str, arguments: Mapping[int, Sequence[Any]], _timeout: float = 0
+        self, tasks: Mapping[int, Task[Any, Any]], _timeout: float = 0
     ) -> tuple[dict[int, Any], dict[int, WorkerError]]:
-        if method != "generate":
-            return dict.fromkeys(arguments), {}
+        if tasks[0].method != "generate":
+            return dict.fromkeys(tasks), {}
         self.meanwhile()
         return ({0: [RESPONSE]}, {}) if self.script.pop(0) else ({}, {0: WorkerError("gone")})
 

@@ -5,6 +5,8 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from transformers import AutoTokenizer
 
 from tests.trainer.rewards.test_model import write_classifier
@@ -145,22 +147,35 @@ def test_a_reward_that_is_no_number_ends_the_run_with_what_was_reached_saved(run
     assert f"continue with trainer.resume={saved}" in errors
 
 
-def test_a_watchdog_rolls_the_weights_back_to_the_last_checkpoint(runs: Runs) -> None:
-    """The threshold is so low that the KL passes it as soon as the policy has moved."""
+def test_a_watchdog_rolls_the_weights_back_to_the_last_checkpoint(runs: Runs, tmp_path: Path) -> None:
+    """The KL passes so low a threshold as soon as the policy has moved. The window keeps the watchdog silent until
+    step 4, which finds the weights one update after the last checkpoint."""
     run = runs.start(
         "watched",
         *ON_ONE_NODE,
-        "trainer.total_steps=3",
-        "trainer.save_freq=1",
+        "trainer.total_steps=4",
+        "trainer.save_freq=2",
         "watchdogs.kl.action=roll_back",
         "watchdogs.kl.threshold=1e-9",
+        "watchdogs.kl.window=4",
         "algorithm.kl_estimator=k3",
     )
     rows = finished(run)
-    assert "watchdog/kl" not in rows[0]
-    assert rows[1]["watchdog/kl"] == 1.0
-    assert "actor/policy_loss" not in rows[1]  # no update: the weights are those of step 1 again
-    assert rows[2]["watchdog/kl"] == 1.0
+    assert ["watchdog/kl" in row for row in rows] == [False, False, False, True]
+    assert ["actor/policy_loss" in row for row in rows] == [True, True, True, False]
+    checkpoints = run.directory / "checkpoints"
+    saved = actor_weights(checkpoints / "step_000002", tmp_path)
+    rolled_back = actor_weights(checkpoints / "step_000004", tmp_path)
+    assert saved.keys() == rolled_back.keys()
+    assert all(torch.equal(saved[name], rolled_back[name]) for name in saved)
+
+
+def actor_weights(checkpoint: Path, scratch: Path) -> dict[str, torch.Tensor]:
+    """The tensors of the actor in a checkpoint."""
+    joined = scratch / f"{checkpoint.name}.pt"
+    dcp_to_torch_save(checkpoint / "actor", joined)
+    weights: dict[str, torch.Tensor] = torch.load(joined)["network"]
+    return weights
 
 
 def test_roles_have_nodes_of_their_own_and_weights_are_broadcast_over_gloo(runs: Runs, tmp_path: Path) -> None:

@@ -9,21 +9,24 @@ import psutil
 import pytest
 
 from trainer.cluster.nodes import connected, find_nodes, reserve_slots
-from trainer.cluster.place import RankPlace
 from trainer.cluster.workers import WorkerGroup
 from trainer.config.tree import Config
 from trainer.data.batch import Batch
 from trainer.errors import WorkerError
 from trainer.models.small import ModelShape, build_tokenizer, create_model, save_model
-from trainer.rollout.engines import Engines
+from trainer.roles.factories import make_actor, make_rollout
+from trainer.rollout.engines import Engines, EngineWorker
 from trainer.rollout.sampling import Request, Response
-from trainer.runs.workers import ROLES, worker_environment
+from trainer.runs.interfaces import ActorRole
+from trainer.runs.workers import connect_ranks, start_group
+
+Groups = tuple[WorkerGroup[EngineWorker], WorkerGroup[ActorRole], Config]
 
 REQUESTS = [Request((5, 6, 7 + row), 1.0, seed=row) for row in range(8)]
 
 
 @pytest.fixture(scope="module")
-def groups(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[WorkerGroup, WorkerGroup, Config]]:
+def groups(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Groups]:
     """Two engines and an actor, whose weights are the model's."""
     directory = tmp_path_factory.mktemp("repair")
     tokenizer = build_tokenizer(["What is 1 + 2? #### 3"])
@@ -42,13 +45,10 @@ def groups(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[WorkerGro
         with connected():
             nodes = find_nodes(1, 0)
             slots = reserve_slots(nodes * 2, 0, timeout=60)
-            rollout, actor = WorkerGroup("rollout", 120), WorkerGroup("actor", 120)
-            for group, own in ((rollout, slots), (actor, slots[:1])):
-                for slot in own:
-                    place = RankPlace(slot.rank, len(own), slot.node.address, slot.device)
-                    group.add(slot, ROLES[group.role], [config, place], worker_environment(config, slot), gpus=0)
-            port = actor.call("open_store")[0]
-            actor.call("setup", nodes[0].address, port, directory)
+            placement = {"rollout": slots, "actor": slots[:1]}
+            rollout = start_group("rollout", make_rollout, config, placement)
+            actor = start_group("actor", make_actor, config, placement)
+            connect_ranks([actor], directory, timeout=120)
             yield rollout, actor, config
 
 
@@ -60,7 +60,7 @@ def engine_process() -> psutil.Process:
 
 
 def test_an_engine_started_anew_gets_the_weights_that_were_broadcast_whatever_the_actor_learned_since(
-    groups: tuple[WorkerGroup, WorkerGroup, Config],
+    groups: Groups,
 ) -> None:
     rollout, actor, config = groups
     by_broadcast = config.model_copy(
@@ -69,7 +69,7 @@ def test_an_engine_started_anew_gets_the_weights_that_were_broadcast_whatever_th
     engines = Engines(rollout, actor, by_broadcast, on_shared_gpus=False)
     engines.start()
     responses = engines.generate(REQUESTS)
-    actor.call("update", batch(responses))
+    actor.call(ActorRole.update, batch(responses))
     engine_process().kill()
     assert engines.generate(REQUESTS) == responses
     assert engines.take_repairs() == 1
@@ -77,7 +77,7 @@ def test_an_engine_started_anew_gets_the_weights_that_were_broadcast_whatever_th
     assert engines.take_repairs() == 0
     learned = engines.generate(REQUESTS)
     assert all(one.token_ids != another.token_ids for one, another in zip(learned, responses, strict=True))
-    actor.call("update", batch(learned))
+    actor.call(ActorRole.update, batch(learned))
     engine_process().kill()
     engines.sync_weights()  # which a peer of the broadcast does not hear
     assert engines.take_repairs() == 1
@@ -97,7 +97,7 @@ def batch(responses: Sequence[Response]) -> Batch:
 
 
 def test_engines_that_hang_or_die_are_replaced_until_it_becomes_too_much(
-    groups: tuple[WorkerGroup, WorkerGroup, Config], caplog: pytest.LogCaptureFixture
+    groups: Groups, caplog: pytest.LogCaptureFixture
 ) -> None:
     rollout, actor, config = groups
     engines = Engines(rollout, actor, config, on_shared_gpus=False)

@@ -24,11 +24,11 @@ class PlayedGroup:
         self.trouble: Exception | None = None
         self.directory = Path()
 
-    def start(self, method: str, *arguments: Any) -> list[Callable[[], Any]]:
-        return [lambda: getattr(self, method)(*arguments)]
+    def start(self, method: Callable[..., Any], *arguments: Any) -> list[Callable[[], Any]]:
+        return [lambda: getattr(self, method.__name__)(*arguments)]
 
-    def call(self, method: str, *arguments: Any) -> list[Any]:
-        return [getattr(self, method)(*arguments)]
+    def call(self, method: Callable[..., Any], *arguments: Any) -> list[Any]:
+        return [getattr(self, method.__name__)(*arguments)]
 
     def start_save(self, directory: Path) -> None:
         self.directory = directory

@@ -1,0 +1,131 @@
+"""Methods called on workers: what mypy checks of a call, how results are awaited, and which failure is reported."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+
+import ray
+from ray import ObjectRef
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+
+from trainer.errors import TrainerError, WorkerError
+
+# How long to look for the root cause after a first failure: when a rank dies, the collectives of the others fail, too.
+CAUSE_SECONDS = 3.0
+
+LOG_HINT = "see logs/worker-*.err in that node's Ray session directory; running out of memory is the usual cause"
+
+P = ParamSpec("P")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+W = TypeVar("W")
+W_contra = TypeVar("W_contra", contravariant=True)
+
+
+@dataclass(frozen=True)
+class Task(Generic[W_contra, R_co]):
+    """A method for a worker of type W to run, with its arguments; the result is an R."""
+
+    method: str
+    arguments: tuple[Any, ...]
+    keywords: Mapping[str, Any]
+
+
+def task(method: Callable[Concatenate[W, P], R], *arguments: P.args, **keywords: P.kwargs) -> Task[W, R]:
+    """A task from a method of the worker's class or interface: `task(Scorer.score, answers)`.
+
+    The type checker compares the arguments with the method's signature. Only the method's name is sent, so the
+    caller need not import the class that implements it.
+    """
+    return Task(method.__name__, arguments, keywords)
+
+
+@dataclass(frozen=True)
+class Call(Generic[R_co]):
+    """A task that a worker runs. `started` is the result of that worker's start."""
+
+    worker: str
+    method: str
+    result: ObjectRef
+    started: ObjectRef
+
+
+def wait(calls: Sequence[Call[R]], timeout: float) -> list[R]:
+    """The results of the calls, in their order. The first failure ends the wait.
+
+    Raises WorkerError, naming worker and node, if a worker dies, fails or does not answer within `timeout` seconds. A
+    TrainerError of a worker is raised as it is.
+    """
+    results: dict[ObjectRef, R] = {}
+    for call in _as_they_end(calls, timeout):
+        try:
+            results[call.result] = ray.get(call.result)
+        except RayError as error:
+            others = [other for other in calls if other is not call and other.result not in results]
+            raise _explain(call, error, others) from error
+    if missing := [call for call in calls if call.result not in results]:
+        raise _no_answer(missing, timeout)
+    return [results[call.result] for call in calls]
+
+
+def outcomes(calls: Sequence[Call[R]], timeout: float) -> list[R | TrainerError]:
+    """The result of each call, in their order, or the error that `wait` would raise for it."""
+    found = {call.result: _outcome(call) for call in _as_they_end(calls, timeout)}
+    return [found[call.result] if call.result in found else _no_answer([call], timeout) for call in calls]
+
+
+def _as_they_end(calls: Sequence[Call[R]], timeout: float) -> Iterator[Call[R]]:
+    """The calls that end within `timeout` seconds, each as soon as it has: results are unpacked while others run."""
+    deadline = time.monotonic() + timeout
+    pending = {call.result: call for call in calls}
+    while pending:
+        ended, _ = ray.wait(list(pending), timeout=max(0.0, deadline - time.monotonic()))
+        if not ended:
+            return
+        yield pending.pop(ended[0])
+
+
+def _outcome(call: Call[R]) -> R | TrainerError:
+    try:
+        result: R = ray.get(call.result)
+    except RayError as error:
+        return _explain(call, error, [])
+    return result
+
+
+def _no_answer(calls: Sequence[Call[object]], timeout: float) -> WorkerError:
+    names = ", ".join(call.worker for call in calls)
+    return WorkerError(
+        f"{names}: no answer to {calls[0].method} within {timeout:g} s",
+        hint="check that the node still answers, or raise trainer.worker_timeout if the work takes that long",
+    )
+
+
+def _explain(call: Call[object], error: RayError, others: Sequence[Call[object]]) -> TrainerError:
+    """The root cause as an error for the user: a failed start first, then a dead worker, then the call that failed."""
+    start = Call[None](call.worker, "start", call.started, call.started)
+    if (at_start := _failure(start)) is not None:
+        call, error = start, at_start
+    if isinstance(error, RayTaskError) and isinstance(error.cause, TrainerError):
+        return error.cause
+    if not isinstance(error, RayActorError):
+        for other in _as_they_end(others, CAUSE_SECONDS):
+            if isinstance(death := _failure(other), RayActorError):
+                call, error = other, death
+                break
+    if isinstance(error, RayActorError):
+        return WorkerError(f"{call.worker} died during {call.method}", hint=LOG_HINT)
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    return WorkerError(f"{call.worker} failed in {call.method}: {type(cause).__name__}: {cause}", hint=LOG_HINT)
+
+
+def _failure(call: Call[object]) -> RayError | None:
+    """How a call has failed; None if it runs or has succeeded."""
+    try:
+        ray.get(call.result, timeout=0)
+    except GetTimeoutError:
+        return None
+    except RayError as error:
+        return error
+    return None

@@ -1,0 +1,46 @@
+"""Makes a worker of each role. The controller sends these functions to the workers' processes.
+
+Imports are inside: only the worker's own process imports torch and vLLM, after its environment is set.
+"""
+
+from typing import TYPE_CHECKING
+
+from trainer.cluster.place import RankPlace
+from trainer.config.tree import Config
+
+if TYPE_CHECKING:
+    from trainer.roles.actor import ActorWorker
+    from trainer.roles.critic import CriticWorker
+    from trainer.roles.reference import ReferenceWorker
+    from trainer.roles.reward import RewardWorker
+    from trainer.roles.rollout import RolloutWorker
+
+
+def make_rollout(config: Config, place: RankPlace) -> "RolloutWorker":
+    from trainer.roles.rollout import RolloutWorker
+
+    return RolloutWorker(config, place)
+
+
+def make_actor(config: Config, place: RankPlace) -> "ActorWorker":
+    from trainer.roles.actor import ActorWorker
+
+    return ActorWorker(config, place)
+
+
+def make_critic(config: Config, place: RankPlace) -> "CriticWorker":
+    from trainer.roles.critic import CriticWorker
+
+    return CriticWorker(config, place)
+
+
+def make_reference(config: Config, place: RankPlace) -> "ReferenceWorker":
+    from trainer.roles.reference import ReferenceWorker
+
+    return ReferenceWorker(config, place)
+
+
+def make_reward(config: Config, place: RankPlace) -> "RewardWorker":
+    from trainer.roles.reward import RewardWorker
+
+    return RewardWorker(config, place)
