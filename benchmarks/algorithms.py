@@ -128,11 +128,13 @@ def exact_match(model: Path, held_out: Path) -> float:
     """The share of held-out questions that a model answers right, decoding greedily."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from trainer.runs.sft import greedy_exact_match, read_lessons
+    from trainer.runs.sft import greedy_exact_match, read_demonstrations
 
     tokenizer = AutoTokenizer.from_pretrained(model)
-    lessons = read_lessons([held_out], tokenizer)
-    return greedy_exact_match(AutoModelForCausalLM.from_pretrained(model), tokenizer, lessons, max_response_length=16)
+    demonstrations = read_demonstrations([held_out], tokenizer)
+    return greedy_exact_match(
+        AutoModelForCausalLM.from_pretrained(model), tokenizer, demonstrations, max_response_length=16
+    )
 
 
 def draw(curves: list[Curve]) -> None:

@@ -12,7 +12,7 @@ from trainer.experience.trajectory import Trajectory
 
 
 @dataclass(frozen=True)
-class Batch:
+class PendingStep:
     """What one step will learn from, on its way; `place` is where the prompts stand after it."""
 
     prompts: list[Prompt]
@@ -38,8 +38,8 @@ class AsynchronousPipeline:
         self._phase = phase
         self._segment = collector.config.rollout.segment_length
         self._max_staleness = collector.config.trainer.max_staleness
-        self._under_way: deque[Batch] = deque()
-        self._finished: deque[Batch] = deque()
+        self._under_way: deque[PendingStep] = deque()
+        self._finished: deque[PendingStep] = deque()
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="sample")
         self._first_step = self._next_step = self._last_step = 0
@@ -129,6 +129,6 @@ class AsynchronousPipeline:
             prompts = self._collector.draw()
             place = self._sampler.state_dict()
             rows = self._collector.begin(prompts, self._next_step, first_row=0)
-            self._under_way.append(Batch(prompts, rows, place))
+            self._under_way.append(PendingStep(prompts, rows, place))
             self._next_step += 1
         self._collector.conversations.advance(self._active(), self._segment)

@@ -1,4 +1,4 @@
-"""What a step learns from: prompts drawn, responses sampled, scores earned."""
+"""Collects the experience of a step: draws prompts, samples responses, scores them."""
 
 import logging
 from collections import Counter
@@ -32,8 +32,8 @@ Phase = Callable[[str], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True)
-class Prompts:
-    """What a run reads: the prompts it trains on, those it is measured on, and how they become text again."""
+class RunData:
+    """The tokenizer and data of a run: prompts to train on, held-out prompts, and the order of the former."""
 
     tokenizer: Any
     training: Dataset
@@ -42,7 +42,7 @@ class Prompts:
 
     @classmethod
     def load(cls, config: Config) -> Self:
-        """Raises DataError for what is missing or does not fit."""
+        """Reads the files of `data`. Raises DataError if one is missing or does not fit."""
         data = config.data
         tokenizer = load_tokenizer(config.model)
         training = open_dataset(data.train_files, tokenizer, data)
@@ -51,29 +51,33 @@ class Prompts:
         return cls(tokenizer, training, validation, sampler)
 
     def steps(self, config: Config) -> int:
-        """How many steps the run has: what is set, or as many as the epochs fill with whole batches, at least one."""
+        """Steps of the run: `trainer.total_steps`, or the number of whole batches in all epochs, at least one."""
         settings, batch = config.trainer, config.data.train_batch_size
         return settings.total_steps or max(1, settings.total_epochs * len(self.training) // batch)
 
 
 @dataclass(frozen=True)
-class Earned:
-    """What the responses of one step earned: `scores` [rows] float32, and metrics of them; `greedy_scores` [rows] are
-    those of the greedy response to the same prompt, for the algorithm that compares with it."""
+class Scores:
+    """The score of each response of a step, [rows] float32, and metrics of them.
 
-    scores: Tensor
+    `greedy` [rows] holds the scores of greedy responses to the same prompts, for algorithms with a greedy baseline.
+    """
+
+    values: Tensor
     metrics: dict[str, float]
-    greedy_scores: Tensor | None = None
+    greedy: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class Experience:
-    """The responses of one step, `samples_per_prompt` in a row to each prompt, and what they will have earned: rewards
-    are found beside passes that do not need them."""
+    """The responses of one step, `samples_per_prompt` consecutive rows per prompt, and their scores.
+
+    The scores are a future: rewards are computed while passes that do not need them run.
+    """
 
     prompts: list[Prompt]
     responses: list[Trajectory]
-    earned: Future[Earned]
+    scores: Future[Scores]
 
     @property
     def lengths(self) -> Tensor:
@@ -81,10 +85,10 @@ class Experience:
         return torch.tensor([len(response.token_ids) for response in self.responses])
 
     def staleness(self, version: int) -> dict[str, float]:
-        """By how many updates the weights that sampled are older than those of `version`, over all tokens sampled."""
+        """Metrics: how many updates before `version` each token was sampled, over all sampled tokens."""
         tokens: Counter[int] = Counter()
         for row in self.responses:
-            if row.versions[0] == row.versions[-1]:  # versions never fall; counting token by token is much slower
+            if row.versions[0] == row.versions[-1]:  # versions never fall; counting each token is much slower
                 tokens[row.versions[0]] += row.mask.count(True)
             else:
                 tokens.update(compress(row.versions, row.mask))
@@ -95,7 +99,7 @@ class Experience:
         }
 
     def batch(self, with_log_probs: bool) -> Batch:
-        """The rows; `with_log_probs` says whether engines gave them."""
+        """The responses as padded tensors; `with_log_probs` if the engines returned log-probs."""
         return Batch.from_responses(
             [prompt.token_ids for prompt in self.prompts],
             [response.token_ids for response in self.responses],
@@ -111,33 +115,35 @@ class Scorer(Protocol):
 
 
 class Collector:
-    """Samples with a run's engines, scores with its reward workers."""
+    """Samples with the engines of a run and scores with its reward workers."""
 
-    def __init__(self, config: Config, engines: Engines, reward: WorkerGroup[Scorer], prompts: Prompts) -> None:
+    def __init__(self, config: Config, engines: Engines, reward: WorkerGroup[Scorer], data: RunData) -> None:
         self.config = config
         self.engines = engines
-        self.conversations = Conversations(config, engines, prompts.tokenizer)
+        self.conversations = Conversations(config, engines, data.tokenizer)
         self.reward = reward
-        self.prompts = prompts
-        self.prefetcher = Prefetcher(prompts.training, prompts.sampler)
+        self.data = data
+        self.prefetcher = Prefetcher(data.training, data.sampler)
         self.samples = config.rollout.samples_per_prompt
         self._thread = ThreadPoolExecutor(1, "reward")
 
     def collect(self, step: int, phase: Phase) -> Experience:
-        """The experience of a step, with what its algorithm compares it with."""
+        """The experience of a step, with greedy scores if the algorithm needs them."""
         if self.config.algorithm.dynamic_sampling:
             return self._with_informative_groups(step, phase)
         experience = self.experience(*self._sampled(step, phase, first_row=0), phase)
         if self.config.algorithm.advantage != "remax":
             return experience
-        earned = self._settled(experience, phase)
+        scores = self._wait_for_scores(experience, phase)
         with phase("generate"):
             greedy_scores = self.greedy_scores(experience.prompts)
-        return replace(experience, earned=done(replace(earned, greedy_scores=greedy_scores)))
+        return replace(experience, scores=completed(replace(scores, greedy=greedy_scores)))
 
     def _with_informative_groups(self, step: int, phase: Phase) -> Experience:
-        """Prompts are drawn until a batch is full of those whose responses differ in score; what is missing after the
-        last round is filled with the others drawn."""
+        """Draws prompts until those whose responses differ in score fill a batch (dynamic sampling, DAPO).
+
+        If they do not after the last round, other drawn prompts fill the batch.
+        """
         wanted = self.config.responses
         prompts: list[Prompt] = []
         responses: list[Trajectory] = []
@@ -149,14 +155,14 @@ class Collector:
             prompts, responses = prompts + drawn, responses + sampled
             if int(self._informative(scored).sum()) >= wanted:
                 break
-        earned = self.earned(responses, scored)
+        scores = self.summarized(responses, scored)
         rows = self._informative(scored).logical_not().int().argsort(stable=True)[:wanted].tolist()
-        metrics = earned.metrics | {"rollout/sampling_rounds": len(prompts) / wanted}
-        chosen = Earned(earned.scores[rows], metrics)
-        return Experience([prompts[row] for row in rows], [responses[row] for row in rows], done(chosen))
+        metrics = scores.metrics | {"rollout/sampling_rounds": len(prompts) / wanted}
+        chosen = Scores(scores.values[rows], metrics)
+        return Experience([prompts[row] for row in rows], [responses[row] for row in rows], completed(chosen))
 
     def _sampled(self, step: int, phase: Phase, first_row: int) -> tuple[list[Prompt], list[Trajectory]]:
-        """The next prompts and a response to each."""
+        """The next prompts, and a finished response to each."""
         with phase("load"):
             drawn = self.draw()
         with phase("generate"):
@@ -165,29 +171,29 @@ class Collector:
         return drawn, sampled
 
     def experience(self, prompts: list[Prompt], rows: list[Trajectory], phase: Phase) -> Experience:
-        """Finished responses, whose rewards are under way. A reward model is waited for: its GPU is the trainers'."""
-        experience = Experience(prompts, rows, self._thread.submit(self._earn, prompts, rows))
+        """Finished responses, scored in a thread. A reward model shares the trainers' GPUs, so this waits for it."""
+        experience = Experience(prompts, rows, self._thread.submit(self._scores, prompts, rows))
         if self.config.reward.model.path is not None:
-            self._settled(experience, phase)
+            self._wait_for_scores(experience, phase)
         return experience
 
-    def _earn(self, prompts: list[Prompt], rows: list[Trajectory]) -> Earned:
-        return self.earned(rows, self.score(prompts, rows))
+    def _scores(self, prompts: list[Prompt], rows: list[Trajectory]) -> Scores:
+        return self.summarized(rows, self.score(prompts, rows))
 
-    def _settled(self, experience: Experience, phase: Phase) -> Earned:
+    def _wait_for_scores(self, experience: Experience, phase: Phase) -> Scores:
         with phase("reward"):
-            return experience.earned.result()
+            return experience.scores.result()
 
     def close(self) -> None:
-        """Waits for rewards that are under way."""
+        """Waits for rewards that are being computed."""
         self._thread.shutdown(wait=True, cancel_futures=True)
 
     def draw(self) -> list[Prompt]:
-        """The next prompts, each `samples_per_prompt` times in a row."""
+        """The next prompts, each repeated `samples_per_prompt` times."""
         return [prompt for prompt in self.prefetcher.next_batch() for _ in range(self.samples)]
 
-    def earned(self, rows: Sequence[Trajectory], scored: Sequence[Scored]) -> Earned:
-        """What the scores of finished responses are together."""
+    def summarized(self, rows: Sequence[Trajectory], scored: Sequence[Scored]) -> Scores:
+        """The scores of finished responses as a tensor, with their metrics."""
         metrics = {
             "rollout/informative_fraction": self._informative(scored).float().mean().item(),
             "reward/failed": failed_fraction(scored),
@@ -195,7 +201,7 @@ class Collector:
         }
         if self.config.rollout.environment.path is not None:
             metrics["rollout/turns"] = sum(row.turns for row in rows) / len(rows)
-        return Earned(torch.tensor([one.value for one in scored]), metrics)
+        return Scores(torch.tensor([one.value for one in scored]), metrics)
 
     def _informative(self, scored: Sequence[Scored]) -> Tensor:
         """Which responses differ in score from others to the same prompt, [rows] bool."""
@@ -206,7 +212,7 @@ class Collector:
         return torch.arange(rows) // self.samples
 
     def shaped(self, scores: Tensor, lengths: Tensor) -> Tensor:
-        """The scores with the price of length taken off, [rows]; `lengths` [rows] are those of the responses."""
+        """The scores plus the penalty on overlong responses, [rows]; `lengths` [rows] counts each response's tokens."""
         reward = self.config.reward
         if reward.overlong_buffer == 0:
             return scores
@@ -214,26 +220,28 @@ class Collector:
         return scores + overlong_penalty(lengths, longest, reward.overlong_buffer, reward.overlong_penalty)
 
     def greedy_scores(self, prompts: Sequence[Prompt]) -> Tensor:
-        """The score of the greedy response to each row's prompt, [rows]; each prompt is asked once."""
-        scores = torch.tensor([one.value for one in self.greedily_scored(prompts[:: self.samples])])
+        """The score of the greedy response to each row's prompt, [rows]; sampled once per prompt."""
+        scores = torch.tensor([one.value for one in self._greedy(prompts[:: self.samples])])
         return scores.repeat_interleave(self.samples)
 
-    def held_out(self) -> dict[str, float]:
-        """The share of held-out prompts whose greedy response earns the rule's full reward, and what a reward model
-        says of them."""
-        scored = self.greedily_scored([self.prompts.validation[i] for i in range(len(self.prompts.validation))])
+    def validate(self) -> dict[str, float]:
+        """Metrics of greedy responses to the held-out prompts: the share with the rule's full reward, and the mean
+        score of a reward model if there is one."""
+        scored = self._greedy([self.data.validation[i] for i in range(len(self.data.validation))])
         modelled = {f"validation/reward_{name}": value for name, value in mean_parts(scored).items() if name == "model"}
         return {"validation/exact_match": sum(one.rule == 1.0 for one in scored) / len(scored), **modelled}
 
-    def greedily_scored(self, prompts: Sequence[Prompt]) -> list[Scored]:
-        """The score of the greedy response to each prompt."""
+    def _greedy(self, prompts: Sequence[Prompt]) -> list[Scored]:
+        """The scored greedy response to each prompt."""
         rows = self.conversations.begin(prompts, [0] * len(prompts), temperature=0.0)
         self.conversations.finish(rows)
         return self.score(prompts, rows)
 
     def score(self, prompts: Sequence[Prompt], rows: Sequence[Trajectory]) -> list[Scored]:
-        """The reward of each response: its environment's, or that of what the policy said. Raises RewardError for one
-        that is no finite number."""
+        """The reward of each response: from its environment, or else for the policy's own text.
+
+        Raises RewardError if one is not a finite number.
+        """
         unscored = [place for place, row in enumerate(rows) if row.scored is None]
         texts = self.texts([rows[place].sampled for place in unscored])
         answers = [
@@ -255,31 +263,31 @@ class Collector:
         return [row.scored or next(scored) for row in rows]
 
     def texts(self, responses: Sequence[Sequence[int]]) -> list[str]:
-        return decode(self.prompts.tokenizer, responses)
+        return decode(self.data.tokenizer, responses)
 
     def begin(self, prompts: Sequence[Prompt], step: int, first_row: int) -> list[Trajectory]:
-        """An empty trajectory for each prompt, `samples_per_prompt` of them in a row, with a seed of its own."""
+        """An empty trajectory for each row of `prompts`, each with its own seed."""
         seed, rows = self.config.trainer.seed, range(first_row, first_row + len(prompts))
         seeds = [request_seed(seed, step, row // self.samples, row % self.samples) for row in rows]
         return self.conversations.begin(prompts, seeds, self.config.rollout.temperature)
 
 
-def done(earned: Earned) -> Future[Earned]:
-    """For who has nothing to wait for."""
-    future: Future[Earned] = Future()
-    future.set_result(earned)
+def completed(scores: Scores) -> Future[Scores]:
+    """An already completed future."""
+    future: Future[Scores] = Future()
+    future.set_result(scores)
     return future
 
 
 def failed_fraction(scored: Sequence[Scored]) -> float:
-    """The share of responses whose reward failed; says why the first of them did."""
+    """The share of responses whose reward failed; logs the first reason."""
     failures = [one.failure for one in scored if one.failure]
     if failures:
-        logger.warning("%d of %d rewards failed, the first with: %s", len(failures), len(scored), failures[0])
+        logger.warning("%d of %d rewards failed, the first one: %s", len(failures), len(scored), failures[0])
     return len(failures) / len(scored)
 
 
 def mean_parts(scored: Sequence[Scored]) -> dict[str, float]:
-    """The means of what the rewards are made of, by name; empty without a reward model."""
+    """The mean of each component of the rewards, by name; empty without a reward model."""
     made = [one.parts for one in scored if one.parts]
     return {name: sum(parts[name] for parts in made) / len(made) for name in made[0]} if made else {}

@@ -7,7 +7,7 @@ from typing import Any
 from trainer.config.tree import Config
 from trainer.data.dataset import Prompt
 from trainer.experience.environment import (
-    Environment,
+    ConversationEnvironment,
     Failure,
     MessageTokens,
     Observation,
@@ -55,7 +55,7 @@ class Conversations:
         """The policy goes on by at most so many tokens in each of these; turns that end with that are answered."""
         version = self._engines.version
         responses = self._engines.generate([row.request(most) for row in rows])
-        ended: list[tuple[Trajectory, Environment]] = []
+        ended: list[tuple[Trajectory, ConversationEnvironment]] = []
         for row, response in zip(rows, responses, strict=True):
             row.add(response, version)
             if response.ended and row.environment is not None:
@@ -77,13 +77,13 @@ class Conversations:
         if not row.done and self._tokens is not None:
             row.observe([*self._tokens(answer.messages), *answer.token_ids] if answer.messages else answer.token_ids)
 
-    def _open(self, prompt: Prompt, seed: int) -> Environment:
+    def _open(self, prompt: Prompt, seed: int) -> ConversationEnvironment:
         assert self._environment_class is not None
         environment = self._environment_class()
         environment.reset(prompt, seed)
         return environment
 
-    def _step(self, environment: Environment, token_ids: Sequence[int]) -> Observation:
+    def _step(self, environment: ConversationEnvironment, token_ids: Sequence[int]) -> Observation:
         answer = environment.step(Turn(self.text(token_ids), tuple(token_ids)))
         if not isinstance(answer, Observation):
             raise TypeError(f"step returned {type(answer).__name__}, not an Observation")

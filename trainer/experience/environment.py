@@ -38,7 +38,7 @@ class Observation:
     score: float | None = None
 
 
-class Environment(Protocol):
+class ConversationEnvironment(Protocol):
     """One conversation; the class is called without arguments for each. What it raises, or takes longer for than
     `rollout.environment_timeout`, costs this conversation its reward and nothing else.
 
@@ -54,7 +54,7 @@ class Environment(Protocol):
         ...
 
 
-def environment_class(settings: CustomCode) -> Callable[[], Environment]:
+def environment_class(settings: CustomCode) -> Callable[[], ConversationEnvironment]:
     """The class that a run asks for. Raises ConfigError."""
     assert settings.path is not None
     return load_custom("rollout.environment", settings.path, settings.name or "Environment")

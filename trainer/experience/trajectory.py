@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import compress
 
-from trainer.experience.environment import Environment
+from trainer.experience.environment import ConversationEnvironment
 from trainer.rewards.answer import Scored
 from trainer.rollout.sampling import Response, SamplingRequest
 
@@ -29,7 +29,7 @@ class Trajectory:
     turn_start: int = 0
     turns: int = 0
     done: bool = False
-    environment: Environment | None = None
+    environment: ConversationEnvironment | None = None
     scored: Scored | None = None
 
     def request(self, most: int | None = None) -> SamplingRequest:

@@ -1,4 +1,4 @@
-"""The run: one process that tells all workers what to do next. `Controller.step` is the whole step, top to bottom."""
+"""The controller of a PPO run: one process that calls all workers. `Controller.step` is one step, top to bottom."""
 
 import logging
 import time
@@ -19,7 +19,7 @@ from trainer.config.tree import Config
 from trainer.data.batch import Batch
 from trainer.errors import ConfigError, WatchdogError
 from trainer.experience.asynchronous import AsynchronousPipeline
-from trainer.experience.collector import Collector, Earned, Experience, Prompts
+from trainer.experience.collector import Collector, Experience, RunData, Scores
 from trainer.experience.pipeline import Pipeline
 from trainer.models.files import check_models, with_local_models
 from trainer.records.tracking import Sample, Tracker
@@ -43,15 +43,15 @@ from trainer.runs.workers import Workers, connect_ranks, roles_of, start_workers
 logger = logging.getLogger(__name__)
 
 SAMPLES_PER_STEP = 8
-# What a role's optimizer steps read, beside the tokens.
+# The fields of a batch that a role's optimizer steps read, besides the tokens.
 ACTOR_READS = ("old_log_probs", "reference_log_probs", "advantages", "corrections")
 CRITIC_READS = ("values", "returns")
 
 
 def train(config: Config) -> TrainingResult:
-    """Runs PPO as `config` says, on the Ray cluster at RAY_ADDRESS or on this machine.
+    """Runs PPO on the Ray cluster at RAY_ADDRESS, or on this machine.
 
-    Raises a TrainerError for whatever the user can put right; InterruptedRun after SIGTERM.
+    Raises a TrainerError for every problem that the user can fix, InterruptedRun after SIGTERM.
     """
     given, config = config.trainer, with_local_models(with_last_checkpoint(config)).with_absolute_paths()
     model, settings = config.model.directory, config.trainer
@@ -66,10 +66,10 @@ def train(config: Config) -> TrainingResult:
         with tracker.phase("start_up"):
             placement = find_placement(config, roles_of(config))
             workers = start_workers(config, placement)
-            prompts = Prompts.load(config)
-            tracker.expect(prompts.steps(config))
+            data = RunData.load(config)
+            tracker.expect(data.steps(config))
             connect_ranks(workers.training.all, run_dir, settings.worker_timeout)
-            controller = Controller(config, run_dir, tracker, stop, workers, prompts)
+            controller = Controller(config, run_dir, tracker, stop, workers, data)
             controller.begin(resumed)
         try:
             controller.run()
@@ -80,7 +80,7 @@ def train(config: Config) -> TrainingResult:
 
 
 def find_placement(config: Config, roles: Sequence[str]) -> dict[str, list[Slot]]:
-    """The slots of each role, as the settings and the cluster allow; shows the plan.
+    """The slots of each role on the nodes of the cluster; logs the plan.
 
     Raises ConfigError if batches or models do not fit.
     """
@@ -99,33 +99,32 @@ def find_placement(config: Config, roles: Sequence[str]) -> dict[str, list[Slot]
 
 
 class Controller(TrainingRun):
-    """Policy optimisation: owns the workers, the prompts and the place in the run."""
+    """Takes the steps of a PPO run; owns its workers and data."""
 
     def __init__(
-        self, config: Config, run_dir: Path, tracker: Tracker, stop: StopSignal, workers: Workers, prompts: Prompts
+        self, config: Config, run_dir: Path, tracker: Tracker, stop: StopSignal, workers: Workers, data: RunData
     ) -> None:
         self.config = config
         self.roles = workers.training
         self.on_shared_gpus = workers.on_shared_gpus
-        self.prompts = prompts
         self.engines = Engines(workers.rollout, workers.training.actor, config, workers.on_shared_gpus)
-        self.collector = Collector(config, self.engines, workers.reward, prompts)
+        self.collector = Collector(config, self.engines, workers.reward, data)
         mode = config.trainer.mode
         if mode != "synchronous" and workers.on_shared_gpus:
             raise ConfigError(
-                f"trainer.mode={mode}: the engines cannot sample while the actor uses their GPUs",
+                f"trainer.mode={mode}: the engines share their GPUs with the actor, so they cannot sample beside it",
                 hint="give them GPUs of their own with device_mapping.rollout and device_mapping.actor",
             )
         self.pipeline: Pipeline | AsynchronousPipeline
         if mode == "asynchronous":
-            self.pipeline = AsynchronousPipeline(self.collector, prompts.sampler, tracker.phase)
+            self.pipeline = AsynchronousPipeline(self.collector, data.sampler, tracker.phase)
         else:
-            self.pipeline = Pipeline(self.collector, prompts.sampler, tracker.phase, ahead=mode == "one_step_off")
+            self.pipeline = Pipeline(self.collector, data.sampler, tracker.phase, ahead=mode == "one_step_off")
         self.kl_coefficient = config.algorithm.kl_coefficient
         self.exact_matches: list[float] = []
         self.watchdogs = Watchdogs(config.watchdogs)
         self.after_update: dict[str, float] = {}
-        super().__init__(config, run_dir, tracker, stop, workers.training, prompts.sampler, prompts.steps(config))
+        super().__init__(config, run_dir, tracker, stop, workers.training, data.sampler, data.steps(config))
 
     def begin(self, resumed: TrainingState | None) -> None:
         """Continues from a checkpoint if there is one, and gives the engines their first weights."""
@@ -158,12 +157,12 @@ class Controller(TrainingRun):
         if critic:
             with phase("values"):
                 batch = batch.with_(values=forward(critic, CriticRole.values, batch))
-        with phase("reward"):  # what is left of it
-            earned = experience.earned.result()
-        self.tracker.log_samples(step, self._samples(experience, earned.scores.tolist()))
+        with phase("reward"):  # most of it ran beside the passes
+            scores = experience.scores.result()
+        self.tracker.log_samples(step, self._samples(experience, scores.values.tolist()))
         with phase("advantages"):
-            batch, metrics = self.estimate_advantages(batch, experience, earned)
-        self.stop.check()  # the last moment at which the state is still that of the step before
+            batch, metrics = self.estimate_advantages(batch, experience, scores)
+        self.stop.check()  # from here on the state is no longer that of the previous step
         if self.may_update(metrics):
             if critic:
                 with phase("update_critic"):
@@ -181,13 +180,13 @@ class Controller(TrainingRun):
         return metrics | {"time/step": seconds, "throughput/tokens_per_second": int(batch.lengths.sum()) / seconds}
 
     def estimate_advantages(
-        self, batch: Batch, experience: Experience, earned: Earned
+        self, batch: Batch, experience: Experience, scores: Scores
     ) -> tuple[Batch, dict[str, float]]:
-        """Advantages, returns and corrections of each token, and the metrics of what was sampled."""
+        """The batch with advantages, returns and corrections per token; metrics of the sampled responses."""
         algorithm, mask = self.config.algorithm, batch.response_mask
-        rewards, metrics = self._rewards(batch, self.collector.shaped(earned.scores, experience.lengths))
+        rewards, metrics = self._rewards(batch, self.collector.shaped(scores.values, experience.lengths))
         groups = self.collector.groups(len(batch))
-        sampled = Sampled(rewards, mask, groups, batch.values, earned.greedy_scores)
+        sampled = Sampled(rewards, mask, groups, batch.values, scores.greedy)
         estimated = ADVANTAGES[algorithm.advantage](sampled, algorithm)
         batch = batch.with_(advantages=estimated.advantages)
         if estimated.returns is not None:
@@ -201,14 +200,14 @@ class Controller(TrainingRun):
             metrics["rollout/ratio_largest"] = ratio[mask].max().item()
             metrics["rollout/ratio_smallest"] = ratio[mask].min().item()
             metrics["rollout/corrected_fraction"] = (weights != ratio)[mask].float().mean().item()
-        metrics["reward/mean"] = earned.scores.mean().item()
+        metrics["reward/mean"] = scores.values.mean().item()
         metrics["rollout/response_length"] = mask.sum(dim=1).float().mean().item()
         if batch.rollout_log_probs is not None:
             metrics |= log_prob_agreement(batch.rollout_log_probs, batch.old_log_probs, mask)
-        return batch, earned.metrics | experience.staleness(self.engines.version) | metrics
+        return batch, scores.metrics | experience.staleness(self.engines.version) | metrics
 
     def _rewards(self, batch: Batch, scores: Tensor) -> tuple[Tensor, dict[str, float]]:
-        """The reward of each token, [rows, response length], and the metrics of the KL in it."""
+        """The reward of each token, [rows, response length], and metrics of its KL term."""
         algorithm, mask, coefficient = self.config.algorithm, batch.response_mask, self.kl_coefficient
         if batch.reference_log_probs is None:
             return token_rewards(scores, torch.zeros(mask.shape), mask, 0.0), {}
@@ -222,9 +221,10 @@ class Controller(TrainingRun):
         return token_rewards(scores, kl, mask, coefficient), metrics
 
     def may_update(self, metrics: dict[str, float]) -> bool:
-        """Asks the watchdogs, who see this step's metrics so far and what the last update left; adds theirs.
+        """Whether the watchdogs allow an update. They see this step's metrics and those of the last update; the alarms
+        are added to `metrics`.
 
-        Rolls back if one asks for that. Raises WatchdogError if one asks to stop.
+        Rolls back if an alarm demands it. Raises WatchdogError if one demands a stop.
         """
         metrics["memory/node_gib"] = psutil.virtual_memory().used / 2**30
         alarms = self.watchdogs.look(self.after_update | metrics)
@@ -237,24 +237,24 @@ class Controller(TrainingRun):
             alarm = next(alarm for alarm in alarms if alarm.action == "stop")
             raise WatchdogError(
                 f"watchdog {alarm.name}: {alarm.message}",
-                hint=f"look at the curves; watchdogs.{alarm.name}.action=log goes on regardless",
+                hint=f"look at the curves, or set watchdogs.{alarm.name}.action=log to continue regardless",
             )
         if action == "roll_back":
             self._roll_back()
         return action not in ("skip", "roll_back")
 
     def _roll_back(self) -> None:
-        """Returns to the weights of the last checkpoint, if there is one."""
+        """Loads the weights of the last checkpoint, if there is one."""
         self.saver.attempt(self.saver.finish)
         if self.saver.last is not None:
-            logger.warning("back to the weights of %s", self.saver.last)
+            logger.warning("rolled back to the weights of %s", self.saver.last)
             self.load_weights(self.saver.last)
             self.watchdogs.forget()
 
     def validate(self) -> dict[str, float]:
-        """The share of held-out prompts whose greedy response earns the full reward."""
+        """Metrics of greedy responses to the held-out prompts."""
         with self.pipeline.paused(), self.tracker.phase("validate"):
-            metrics = self.collector.held_out()
+            metrics = self.collector.validate()
         self.exact_matches.append(metrics["validation/exact_match"])
         return metrics
 
@@ -278,7 +278,7 @@ class Controller(TrainingRun):
 
 
 def token_rewards(scores: Tensor, kl: Tensor, mask: Tensor, kl_coefficient: float) -> Tensor:
-    """Minus the weighted KL at every token, plus the score at each row's last token.
+    """The score at each row's last token, minus the weighted KL at every token: [rows, tokens].
 
     Args:
         scores: [rows]; kl: [rows, tokens]; mask: [rows, tokens] bool with at least one True in each row.

@@ -51,7 +51,7 @@ class SftConfig(Section):
 
 
 @dataclass(frozen=True)
-class Lesson:
+class Demonstration:
     """A question with its worked answer, as tokens; the answer ends with the end token."""
 
     question: list[int]
@@ -73,7 +73,7 @@ def fine_tune(config: SftConfig) -> WarmStart:
     demonstrations, held_out = _read(config.train_files), _read(config.validation_files)
     tokenizer = build_tokenizer(_texts(demonstrations), config.vocabulary_size)
     model = create_model(tokenizer, _shape(config), config.seed).to("cuda" if torch.cuda.is_available() else "cpu")
-    train, validation = _lessons(demonstrations, tokenizer), _lessons(held_out, tokenizer)
+    train, validation = _tokenized(demonstrations, tokenizer), _tokenized(held_out, tokenizer)
     exact_match = _learn(model, tokenizer, train, validation, config)
     save_model(model, tokenizer, config.output)
     return WarmStart(config.output, exact_match)
@@ -84,9 +84,9 @@ def _shape(config: SftConfig) -> ModelShape:
     return ModelShape(config.layers, config.hidden_size, 4 * config.hidden_size, heads, heads // 2)
 
 
-def read_lessons(files: list[Path], tokenizer: Any) -> list[Lesson]:
+def read_demonstrations(files: list[Path], tokenizer: Any) -> list[Demonstration]:
     """The questions and worked answers of some files. Raises DataError."""
-    return _lessons(_read(files), tokenizer)
+    return _tokenized(_read(files), tokenizer)
 
 
 def _read(files: list[Path]) -> list[dict[str, Any]]:
@@ -97,17 +97,19 @@ def _texts(rows: list[dict[str, Any]]) -> list[str]:
     return [text for row in rows for text in (row["prompt"][-1]["content"], row["extra_info"]["answer"])]
 
 
-def _lessons(rows: list[dict[str, Any]], tokenizer: Any) -> list[Lesson]:
-    lessons = []
+def _tokenized(rows: list[dict[str, Any]], tokenizer: Any) -> list[Demonstration]:
+    examples = []
     for row in rows:
         prompt = tokenizer.apply_chat_template(row["prompt"], tokenize=False, add_generation_prompt=True)
         answer = tokenizer(row["extra_info"]["answer"], add_special_tokens=False)["input_ids"]
         question = tokenizer(prompt, add_special_tokens=False)["input_ids"]
-        lessons.append(Lesson(question, [*answer, tokenizer.eos_token_id], row["reward_model"]["ground_truth"]))
-    return lessons
+        examples.append(Demonstration(question, [*answer, tokenizer.eos_token_id], row["reward_model"]["ground_truth"]))
+    return examples
 
 
-def _learn(model: Any, tokenizer: Any, train: list[Lesson], validation: list[Lesson], config: SftConfig) -> float:
+def _learn(
+    model: Any, tokenizer: Any, train: list[Demonstration], validation: list[Demonstration], config: SftConfig
+) -> float:
     """Trains the model in place; returns the last exact match."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, config.steps))
@@ -135,35 +137,37 @@ def _rate(step: int, steps: int) -> float:
     return min((step + 1) / max(1, steps // 10), (steps - step) / steps)
 
 
-def _batches(lessons: list[Lesson], size: int, seed: int) -> Iterator[list[Lesson]]:
-    sampler = PromptSampler(len(lessons), size, shuffle=True, seed=seed)
+def _batches(examples: list[Demonstration], size: int, seed: int) -> Iterator[list[Demonstration]]:
+    sampler = PromptSampler(len(examples), size, shuffle=True, seed=seed)
     while True:
-        yield [lessons[index] for index in sampler.next_batch()]
+        yield [examples[index] for index in sampler.next_batch()]
 
 
-def answer_loss(model: Any, lessons: list[Lesson]) -> Any:
+def answer_loss(model: Any, examples: list[Demonstration]) -> Any:
     """Mean cross entropy over the answers' tokens, a scalar tensor; the questions carry no loss."""
-    width = max(len(lesson.question) + len(lesson.answer) for lesson in lessons)
-    tokens = torch.zeros(len(lessons), width, dtype=torch.long)
-    targets = torch.full((len(lessons), width), _IGNORED)
-    for row, lesson in enumerate(lessons):
-        end = len(lesson.question) + len(lesson.answer)
-        tokens[row, :end] = torch.tensor(lesson.question + lesson.answer)
-        targets[row, len(lesson.question) - 1 : end - 1] = torch.tensor(lesson.answer)
+    width = max(len(example.question) + len(example.answer) for example in examples)
+    tokens = torch.zeros(len(examples), width, dtype=torch.long)
+    targets = torch.full((len(examples), width), _IGNORED)
+    for row, example in enumerate(examples):
+        end = len(example.question) + len(example.answer)
+        tokens[row, :end] = torch.tensor(example.question + example.answer)
+        targets[row, len(example.question) - 1 : end - 1] = torch.tensor(example.answer)
     # Padding is on the right, so that causal attention keeps it out without a mask.
     logits = model(input_ids=tokens.to(model.device)).logits
     return cross_entropy(logits.flatten(0, 1), targets.to(model.device).flatten(), ignore_index=_IGNORED)
 
 
 @torch.no_grad()
-def greedy_exact_match(model: Any, tokenizer: Any, lessons: list[Lesson], max_response_length: int) -> float:
+def greedy_exact_match(model: Any, tokenizer: Any, examples: list[Demonstration], max_response_length: int) -> float:
     """The share of questions that greedy decoding answers right."""
     right = 0.0
-    for start in range(0, len(lessons), _VALIDATION_BATCH):
-        batch = lessons[start : start + _VALIDATION_BATCH]
-        width = max(len(lesson.question) for lesson in batch)
-        padding = [width - len(lesson.question) for lesson in batch]
-        prompts = [[tokenizer.pad_token_id] * pad + lesson.question for pad, lesson in zip(padding, batch, strict=True)]
+    for start in range(0, len(examples), _VALIDATION_BATCH):
+        batch = examples[start : start + _VALIDATION_BATCH]
+        width = max(len(example.question) for example in batch)
+        padding = [width - len(example.question) for example in batch]
+        prompts = [
+            [tokenizer.pad_token_id] * pad + example.question for pad, example in zip(padding, batch, strict=True)
+        ]
         mask = [[0] * pad + [1] * (width - pad) for pad in padding]
         generated = model.generate(
             torch.tensor(prompts, device=model.device),
@@ -172,5 +176,5 @@ def greedy_exact_match(model: Any, tokenizer: Any, lessons: list[Lesson], max_re
             do_sample=False,
         )
         responses = decode(tokenizer, generated[:, width:].tolist())
-        right += sum(gsm8k(response, lesson.ground_truth) for response, lesson in zip(responses, batch, strict=True))
-    return right / len(lessons)
+        right += sum(gsm8k(response, example.ground_truth) for response, example in zip(responses, batch, strict=True))
+    return right / len(examples)

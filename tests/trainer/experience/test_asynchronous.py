@@ -11,7 +11,7 @@ import torch
 from trainer.config.tree import Config
 from trainer.data.dataset import Prompt, PromptSampler
 from trainer.experience.asynchronous import AsynchronousPipeline
-from trainer.experience.collector import Earned, Experience, Phase, done
+from trainer.experience.collector import Experience, Phase, Scores, completed
 from trainer.experience.conversations import Conversations
 from trainer.experience.trajectory import Trajectory
 from trainer.rollout.sampling import Response, SamplingRequest
@@ -69,7 +69,7 @@ class PlayedCollector:
         return self.conversations.begin(prompts, range(len(prompts)), 1.0)
 
     def experience(self, prompts: list[Prompt], rows: list[Trajectory], phase: Phase) -> Experience:  # noqa: ARG002
-        return Experience(prompts, rows, done(Earned(torch.zeros(len(rows)), {})))
+        return Experience(prompts, rows, completed(Scores(torch.zeros(len(rows)), {})))
 
 
 @contextmanager

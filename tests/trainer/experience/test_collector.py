@@ -12,7 +12,7 @@ from trainer.cluster.calls import Task
 from trainer.config.tree import Config
 from trainer.data.dataset import Prompt, PromptSampler
 from trainer.errors import RewardError
-from trainer.experience.collector import Collector, Earned, Experience, Prompts, Scorer, done
+from trainer.experience.collector import Collector, Experience, RunData, Scorer, Scores, completed
 from trainer.experience.trajectory import Trajectory
 from trainer.models.small import build_tokenizer
 from trainer.rewards.answer import Answer, Scored
@@ -50,7 +50,7 @@ def collector(rewards: PlayedRewards, **reward: object) -> Collector:
     engines: Any = None
     dataset: Any = []
     group: Any = rewards
-    prompts = Prompts(build_tokenizer(["1 2 3"]), dataset, dataset, PromptSampler(4, 4, shuffle=False, seed=0))
+    prompts = RunData(build_tokenizer(["1 2 3"]), dataset, dataset, PromptSampler(4, 4, shuffle=False, seed=0))
     return Collector(config, engines, group, prompts)
 
 
@@ -65,10 +65,10 @@ def test_rewards_come_while_nobody_waits_for_them() -> None:
     made = collector(rewards)
     experience = begun(made, phases, "1", "0", "2")
     assert experience.lengths.tolist() == [1, 1, 1]  # what the passes need is there
-    assert not experience.earned.done()
+    assert not experience.scores.done()
     assert phases == []
     rewards.told.set()
-    assert experience.earned.result(30).scores.tolist() == [1, 0, 2]
+    assert experience.scores.result(30).values.tolist() == [1, 0, 2]
     made.close()
 
 
@@ -76,7 +76,7 @@ def test_a_reward_model_has_its_turn_on_the_gpu_before_the_passes() -> None:
     rewards, phases = PlayedRewards(), Phases()
     made = collector(rewards, model={"path": "/judge"})
     threading.Timer(0.2, rewards.told.set).start()
-    assert begun(made, phases, "1").earned.done()
+    assert begun(made, phases, "1").scores.done()
     assert phases == ["reward"]
     made.close()
 
@@ -87,12 +87,12 @@ def test_what_goes_wrong_is_raised_where_rewards_are_needed() -> None:
     rewards.told.set()
     experience = begun(made, phases, "1", "bad")
     with pytest.raises(RewardError, match="bad luck"):
-        experience.earned.result(30)
+        experience.scores.result(30)
     made.close()
 
 
 def test_the_age_of_weights_is_a_mean_over_sampled_tokens() -> None:
     of_one_version = Trajectory((1,), 1.0, 0, 4, token_ids=[3, 4, 5], mask=[True, False, True], versions=[2, 2, 2])
     of_two = Trajectory((1,), 1.0, 0, 4, token_ids=[3, 4, 5], mask=[True, False, True], versions=[2, 3, 3])
-    experience = Experience([], [of_one_version, of_two], done(Earned(torch.zeros(2), {})))
+    experience = Experience([], [of_one_version, of_two], completed(Scores(torch.zeros(2), {})))
     assert experience.staleness(version=4) == {"rollout/staleness_mean": 1.75, "rollout/staleness_max": 2.0}

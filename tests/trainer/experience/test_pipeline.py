@@ -9,7 +9,7 @@ import torch
 
 from trainer.config.tree import Config
 from trainer.data.dataset import PromptSampler
-from trainer.experience.collector import Earned, Experience, Phase, done
+from trainer.experience.collector import Experience, Phase, Scores, completed
 from trainer.experience.pipeline import Pipeline
 
 LAST = 4
@@ -32,7 +32,7 @@ class PlayedCollector:
             assert self.gate.wait(10)
         if step == 13:
             raise ValueError("bad luck")
-        return Experience([], [], done(Earned(torch.tensor([float(step)]), {})))
+        return Experience([], [], completed(Scores(torch.tensor([float(step)]), {})))
 
 
 def make(ahead: bool) -> tuple[Pipeline, PlayedCollector]:
@@ -58,7 +58,7 @@ def pause(pipeline: Pipeline) -> None:
 def test_every_step_gets_its_own_experience(ahead: bool) -> None:
     pipeline, collector = make(ahead)
     with closing(pipeline):
-        assert [pipeline.take(step, LAST).earned.result().scores.item() for step in range(1, LAST + 1)] == [1, 2, 3, 4]
+        assert [pipeline.take(step, LAST).scores.result().values.item() for step in range(1, LAST + 1)] == [1, 2, 3, 4]
     assert collector.started == [1, 2, 3, 4]  # and nothing for a step that does not come
 
 

@@ -1,6 +1,7 @@
 """A reward model on a tiny classifier: what it reads, independence of batches, and models that are refused."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,11 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, Qwen2Config
 
 from trainer.cluster.place import RankPlace
+from trainer.cluster.calls import Task
 from trainer.config.tree import Config
 from trainer.data.dataset import Prompt
 from trainer.errors import DataError, RewardError
-from trainer.experience.collector import Collector, Prompts, mean_parts
+from trainer.experience.collector import Collector, RunData, mean_parts
 from trainer.experience.trajectory import Trajectory
 from trainer.models.files import check_models, parameter_count, reads_tokens
 from trainer.models.small import ModelShape, build_tokenizer, create_model, save_model
@@ -160,8 +162,8 @@ class PlayedGroup:
     def __len__(self) -> int:
         return 1
 
-    def call_each(self, method: str, arguments: list[Any]) -> list[Any]:
-        return [getattr(self.worker, method)(*own) for own in arguments]
+    def call_each(self, tasks: Iterable[Task[Any, Any]]) -> list[Any]:
+        return [getattr(self.worker, task.method)(*task.arguments) for task in tasks]
 
 
 def test_the_model_is_given_the_very_tokens_of_a_response_here_by_a_worker_in_this_process(
@@ -171,7 +173,7 @@ def test_the_model_is_given_the_very_tokens_of_a_response_here_by_a_worker_in_th
     tokenizer = AutoTokenizer.from_pretrained(policy)
     collector = Collector.__new__(Collector)
     collector.config, collector.reward = config, PlayedGroup(RewardWorker(config, PLACE))
-    collector.prompts = Prompts(tokenizer, [], [], None)
+    collector.data = RunData(tokenizer, [], [], None)
     prompt = Prompt(0, tuple(tokenizer("<|user|>1 + 2<|assistant|>")["input_ids"]), "3", "", "1 + 2")
     response = [*tokenizer("3")["input_ids"], tokenizer.eos_token_id]
     row = Trajectory(prompt.token_ids, 1.0, 0, 16, token_ids=response, mask=[True] * len(response))

@@ -6,9 +6,9 @@ import torch
 from trainer.data.arithmetic import write_arithmetic
 from trainer.errors import DataError
 from trainer.models.small import ModelShape, build_tokenizer, create_model
-from trainer.runs.sft import Lesson, SftConfig, answer_loss, fine_tune
+from trainer.runs.sft import Demonstration, SftConfig, answer_loss, fine_tune
 
-LESSONS = [Lesson([5, 6, 7], [8, 1], "8"), Lesson([5, 6], [8, 9, 1], "89")]
+EXAMPLES = [Demonstration([5, 6, 7], [8, 1], "8"), Demonstration([5, 6], [8, 9, 1], "89")]
 
 
 @pytest.fixture(scope="module")
@@ -19,11 +19,11 @@ def tokenizer() -> object:
 def test_the_loss_is_over_answers_only_whatever_the_padding(tokenizer: object) -> None:
     model = create_model(tokenizer, ModelShape(), seed=0)
     expected = []
-    for lesson in LESSONS:
-        tokens = torch.tensor([lesson.question + lesson.answer])
-        log_probs = model(tokens).logits[0, len(lesson.question) - 1 : -1].log_softmax(-1)
-        expected += [-log_probs[place, token] for place, token in enumerate(lesson.answer)]
-    torch.testing.assert_close(answer_loss(model, LESSONS), torch.stack(expected).mean())
+    for example in EXAMPLES:
+        tokens = torch.tensor([example.question + example.answer])
+        log_probs = model(tokens).logits[0, len(example.question) - 1 : -1].log_softmax(-1)
+        expected += [-log_probs[place, token] for place, token in enumerate(example.answer)]
+    torch.testing.assert_close(answer_loss(model, EXAMPLES), torch.stack(expected).mean())
 
 
 @pytest.mark.timeout(300)
