@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, Qwen2Config
 
-from trainer.cluster.place import RankPlace
 from trainer.cluster.calls import Task
+from trainer.cluster.place import RankPlace
 from trainer.config.tree import Config
 from trainer.data.dataset import Prompt
 from trainer.errors import DataError, RewardError
