@@ -26,14 +26,14 @@ def test_runs_stand_side_by_side_with_what_differs(tmp_path: Path) -> None:
     assert "algorithm.gamma" in text
     assert "algorithm.lam" not in text  # the same in both
     assert "&lt;b&gt;other&lt;/b&gt;" in text
-    assert "Exact match" not in text.partition("<h2>")[0].partition("plots")[2]  # nobody measured it
+    assert "Exact match" not in text.partition("<h2>")[0].partition("plots")[2]  # no run measured it
     for sign in ("<script", "<link", 'src="http', "url(http", "@import"):
         assert sign not in text
 
 
 def test_equal_settings_are_said_to_be_equal(tmp_path: Path) -> None:
     text = write_comparison([record(tmp_path / "a", 0.1), record(tmp_path / "b", 0.2)], tmp_path / "c.html").read_text()
-    assert "They do not." in text
+    assert "All settings are equal." in text
 
 
 def test_a_run_without_metrics_is_named_and_nothing_is_written(tmp_path: Path) -> None:

@@ -6,7 +6,9 @@ from matplotlib.figure import Figure
 
 from trainer.config.tree import Config
 from trainer.errors import ConfigError, DataError
-from trainer.records.report import Run, draw_learning, read_lines, save_learning_curve, write_report
+from trainer.records.plots import draw_learning
+from trainer.records.report import save_learning_curve, write_report
+from trainer.records.run_files import RecordedRun, read_lines
 from trainer.records.tracking import Sample, Tracker
 
 
@@ -77,7 +79,7 @@ def test_a_run_that_was_cut_short_in_the_middle_of_a_line_has_a_report(tmp_path:
 def test_rewards_outside_of_nought_to_one_are_in_the_picture() -> None:
     rows = [{"step": 1.0, "reward/mean": -3.0}, {"step": 2.0, "reward/mean": float("nan")}]
     axes = Figure().subplots()
-    draw_learning(axes, Run("run", rows, [], {}))
+    draw_learning(axes, RecordedRun("run", rows, [], {}))
     low, high = axes.get_ylim()
     assert low < -3
     assert high > 1

@@ -1,0 +1,75 @@
+"""What a run left in its directory, read back."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.errors import DataError
+from trainer.records.tracking import CONFIG, METRICS, SAMPLES, finished_lines
+
+_STEPS_OF_SAMPLES = 3  # a page shows the samples of this many steps: the first, one in the middle, the last
+
+Row = dict[str, float]
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """One row of metrics per step, the samples, and the settings."""
+
+    name: str
+    rows: list[Row]
+    samples: list[dict[str, Any]]
+    config: dict[str, Any]
+
+    def series(self, metric: str) -> tuple[list[float], list[float]]:
+        """Steps and values of one metric, at the steps that measured it."""
+        points = [(row["step"], row[metric]) for row in self.rows if metric in row]
+        return [step for step, _ in points], [value for _, value in points]
+
+    def mean_seconds(self, phase: str) -> float:
+        """Seconds of a phase per step, mean over all steps."""
+        rows = [row for row in self.rows if "time/step" in row]
+        return sum(row.get(f"time/{phase}", 0.0) for row in rows) / max(1, len(rows))
+
+    def shown_samples(self) -> list[tuple[int, list[dict[str, Any]]]]:
+        """The samples of the first step, of one in the middle and of the last."""
+        steps = sorted({sample["step"] for sample in self.samples})
+        if not steps:
+            return []
+        last = _STEPS_OF_SAMPLES - 1
+        chosen = sorted({steps[round(place * (len(steps) - 1) / last)] for place in range(_STEPS_OF_SAMPLES)})
+        return [(step, [sample for sample in self.samples if sample["step"] == step]) for step in chosen]
+
+
+def read_run(run_dir: Path) -> RecordedRun:
+    """The run in this directory. Raises DataError if there are no metrics, or a file is damaged."""
+    if not (run_dir / METRICS).is_file():
+        raise DataError(f"{run_dir}: no {METRICS} there", hint="name the directory of a run, such as runs/ID")
+    config = run_dir / CONFIG
+    try:
+        settings = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
+    except ValueError as error:
+        raise DataError(f"{config}: damaged: {error}", hint="delete it; the page will lack the settings") from error
+    rows = read_lines(run_dir / METRICS)
+    if not rows:
+        raise DataError(f"{run_dir / METRICS}: no step was finished", hint="name a run that finished a step")
+    return RecordedRun(run_dir.resolve().name, rows, read_lines(run_dir / SAMPLES), settings)
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The JSON objects of a file with one per line, without an unfinished last line; none if there is no file."""
+    if not path.is_file():
+        return []
+    values = []
+    for number, line in enumerate(finished_lines(path), start=1):
+        try:
+            values.append(json.loads(line))
+        except ValueError as error:
+            raise DataError(f"{path}, line {number}: damaged: {error}", hint="delete that line") from error
+    return values
+
+
+def median(values: Sequence[float]) -> float:
+    return sorted(values)[len(values) // 2] if values else 0.0
