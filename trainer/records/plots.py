@@ -74,7 +74,7 @@ def draw_learning(axes: Axes, run: RecordedRun) -> None:
 def add_legend(axes: Axes) -> None:
     """A legend above the plot, where it hides no line. A single line needs none: the title names it."""
     if len(axes.lines) > 1:
-        axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=2, frameon=False, borderpad=0)
+        axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, frameon=False, borderpad=0)
 
 
 def label_bar(axes: Axes, end: float, place: float, seconds: float) -> None:
