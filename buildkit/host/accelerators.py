@@ -87,7 +87,7 @@ class Accelerator:
 
 
 LIMITS = (
-    Flag("ulimit", "memlock=-1", "pinned buffers for GPU and network may not be limited"),
+    Flag("ulimit", "memlock=-1", "GPU and network buffers are pinned, without a limit"),
     Flag("ulimit", f"stack={STACK}", "deep recursion in compilers and NCCL's helper threads"),
 )
 
@@ -103,7 +103,7 @@ def read_nvidia(root: Path) -> Gpus:
 def nvidia_flags(devices: Devices) -> list[Flag]:
     chosen = f'"device={",".join(map(str, devices.chosen))}"' if devices.chosen else "all"
     return [
-        Flag("gpus", chosen, "the NVIDIA container toolkit hands in devices and the driver's libraries"),
+        Flag("gpus", chosen, "the NVIDIA container toolkit adds devices and the driver's libraries"),
         *LIMITS,
     ]
 
@@ -136,7 +136,9 @@ def amd_flags(devices: Devices) -> list[Flag]:
         Flag("device", "/dev/kfd", "ROCm's compute interface, one for all GPUs"),
         *render_node_flags(devices),
         Flag("cap-add", TRACE, "processes of a node read each other's GPU buffers (IPC handles, CMA)"),
-        Flag("security-opt", "seccomp=unconfined", "docker's filter blocks calls by which ROCm maps and places memory"),
+        Flag(
+            "security-opt", "seccomp=unconfined", "docker's filter blocks calls that ROCm uses to map and place memory"
+        ),
         *LIMITS,
     ]
 
@@ -147,7 +149,7 @@ def render_node_flags(devices: Devices) -> list[Flag]:
     return [
         *(Flag("device", path, "the GPUs' render nodes") for path in chosen),
         *(
-            Flag("group-add", str(gid), "owns the GPU devices here; a name would mean another number in the image")
+            Flag("group-add", str(gid), "owns the GPU devices here; the image may give the same name another number")
             for gid in devices.groups
         ),
     ]

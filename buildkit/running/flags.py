@@ -136,11 +136,11 @@ def fabric_flags(machine: Machine, target: str) -> list[Flag]:
     if not ACCELERATORS[target].has_gpus or not machine.rdma_devices:
         return []
     flags = [
-        Flag("device", "/dev/infiniband", "the RDMA adapters; without them NCCL falls back to TCP sockets"),
-        Flag("cap-add", "IPC_LOCK", "RDMA registers memory that must stay in RAM"),
+        Flag("device", "/dev/infiniband", "the RDMA adapters; without them NCCL falls back to TCP"),
+        Flag("cap-add", "IPC_LOCK", "RDMA registers memory, which must stay in RAM"),
     ]
     if machine.gdrcopy:
-        flags.append(Flag("device", "/dev/gdrdrv", "GDRCopy: small copies to the GPU without a kernel launch"))
+        flags.append(Flag("device", "/dev/gdrdrv", "GDRCopy: small copies to the GPU without launching a kernel"))
     return flags
 
 
