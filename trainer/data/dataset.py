@@ -191,15 +191,15 @@ def render_prompt(file: Path, number: int, messages: Any, tokenizer: Any, column
     """A row's prompt as text, ready for the answer. Raises DataError."""
     if isinstance(messages, str) or not all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in messages):
         raise DataError(
-            f"{file}, row {number}: column {column} is no list of messages with role and content",
+            f"{file}, row {number}: column {column} is not a list of messages with role and content",
             hint=_HINT,
         )
     try:
         return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
     except (TemplateError, ValueError) as error:
         raise DataError(
-            f"{file}, row {number}: the model's chat template does not take this prompt: {error}",
-            hint="give the tokenizer a chat_template that does, or change the roles of the messages",
+            f"{file}, row {number}: the model's chat template rejects this prompt: {error}",
+            hint="give the tokenizer a chat_template that accepts it, or change the roles of the messages",
         ) from error
 
 

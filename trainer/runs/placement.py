@@ -83,9 +83,9 @@ def _gib(config: Config, role: str, ranks: int, device: str, device_gib: float |
         share = size * width / (config.actor.sharding.shard_size or ranks)
         return share, share * (config.reference.param_offload and on_gpu)
     if role == "reward":
-        judge = config.reward.model
-        of_judge = TYPE_BYTES[judge.dtype or config.model.dtype]
-        return (parameter_count(judge.path) / GIB * of_judge if judge.path else 0.0), 0.0
+        reward_model = config.reward.model
+        type_bytes = TYPE_BYTES[reward_model.dtype or config.model.dtype]
+        return (parameter_count(reward_model.path) / GIB * type_bytes if reward_model.path else 0.0), 0.0
     cache, engines = config.rollout.kv_cache_gib, config.rollout.engines_per_gpu if on_gpu else 1
     if on_gpu and device_gib is not None and cache is None:
         return config.rollout.gpu_memory_utilization * device_gib, 0.0

@@ -98,8 +98,8 @@ def test_the_next_run_maps_the_tokens_that_the_first_one_wrote(
             {"reward_model": [{"style": "rule", "ground_truth": None}]},
             "row 0: prompt or reward_model.ground_truth is empty",
         ),
-        ({"prompt": ["How many?"]}, "row 0: column prompt is no list of messages with role and content"),
-        ({"prompt": [[{"text": "How many?"}]]}, "row 0: column prompt is no list of messages"),
+        ({"prompt": ["How many?"]}, "row 0: column prompt is not a list of messages with role and content"),
+        ({"prompt": [[{"text": "How many?"}]]}, "row 0: column prompt is not a list of messages"),
     ],
 )
 def test_wrong_columns_are_named_with_file_and_row(
@@ -159,4 +159,4 @@ def test_a_tokenizer_without_a_chat_template_is_refused(file: Path) -> None:
     tokenizer.chat_template = None
     with pytest.raises(DataError) as caught:
         PromptDataset([file], tokenizer, DataConfig(max_prompt_length=128))
-    assert "the model's chat template does not take this prompt" in str(caught.value)
+    assert "the model's chat template rejects this prompt" in str(caught.value)

@@ -46,12 +46,12 @@ def write_classifier(path: Path, tokenizer: Any, labels: int = 1) -> Path:
 
 
 @pytest.fixture(scope="module")
-def judge(policy: Path) -> Path:
-    return write_classifier(policy.parent / "judge", AutoTokenizer.from_pretrained(policy))
+def reward_model(policy: Path) -> Path:
+    return write_classifier(policy.parent / "reward_model", AutoTokenizer.from_pretrained(policy))
 
 
-def settings(policy: Path, judge: Path, **more: Any) -> Config:
-    reward = {"name": "exact_match", "model": {"path": judge, **more}}
+def settings(policy: Path, reward_model: Path, **more: Any) -> Config:
+    reward = {"name": "exact_match", "model": {"path": reward_model, **more}}
     return Config.model_validate({"model": {"path": policy}, "reward": reward})
 
 
@@ -70,21 +70,23 @@ def answers(tokenizer: Any, *responses: str) -> list[Answer]:
     ]
 
 
-def plain_score(judge: Path, tokens: list[int]) -> float:
+def plain_score(reward_model: Path, tokens: list[int]) -> float:
     """What Transformers says of one text alone."""
-    model = AutoModelForSequenceClassification.from_pretrained(judge).eval()
+    model = AutoModelForSequenceClassification.from_pretrained(reward_model).eval()
     with torch.no_grad():
         return float(model(input_ids=torch.tensor([tokens])).logits)
 
 
 @pytest.mark.parametrize("padding", ["its own", "the end token", "none"])
-def test_scores_are_those_of_each_text_alone_to_its_very_last_token(policy: Path, judge: Path, padding: str) -> None:
-    model = RewardModel(settings(policy, judge, micro_batch_size=2), torch.device("cpu"))
+def test_scores_are_those_of_each_text_alone_to_its_very_last_token(
+    policy: Path, reward_model: Path, padding: str
+) -> None:
+    model = RewardModel(settings(policy, reward_model, micro_batch_size=2), torch.device("cpu"))
     tokenizer = model._tokenizer
     if padding != "its own":
         tokenizer.pad_token = tokenizer.eos_token if padding == "the end token" else None
     asked = answers(tokenizer, "3", "How many are 1 + 2? #### 3", "", "12", "#### 3")
-    expected = [plain_score(judge, [*answer.prompt_ids, *answer.response_ids]) for answer in asked]
+    expected = [plain_score(reward_model, [*answer.prompt_ids, *answer.response_ids]) for answer in asked]
     assert model.score(asked) == pytest.approx(expected, abs=1e-5)
     assert len(set(expected)) == 5
     assert model.score([]) == []
@@ -92,30 +94,32 @@ def test_scores_are_those_of_each_text_alone_to_its_very_last_token(policy: Path
 
 def test_a_model_with_other_words_reads_the_messages_through_its_own_template(policy: Path, tmp_path: Path) -> None:
     tokenizer = build_tokenizer(["Quite other words, How many are there of them?"] * 3, vocabulary_size=300)
-    judge = write_classifier(tmp_path / "judge", tokenizer)
-    config = settings(policy, judge)
+    reward_model = write_classifier(tmp_path / "reward_model", tokenizer)
+    config = settings(policy, reward_model)
     assert not reads_tokens(config)
     check_models(config)
     (score,) = RewardModel(config, torch.device("cpu")).score(answers(tokenizer, "12"))
-    assert score == pytest.approx(plain_score(judge, tokenizer("<|user|>How many?<|assistant|>12<|end|>")["input_ids"]))
+    assert score == pytest.approx(
+        plain_score(reward_model, tokenizer("<|user|>How many?<|assistant|>12<|end|>")["input_ids"])
+    )
     with pytest.raises(DataError, match="has another vocabulary than"):
-        check_models(settings(policy, judge, input="tokens"))
+        check_models(settings(policy, reward_model, input="tokens"))
     tokenizer.chat_template = None
-    tokenizer.save_pretrained(judge)
-    (judge / "chat_template.jinja").unlink(missing_ok=True)
+    tokenizer.save_pretrained(reward_model)
+    (reward_model / "chat_template.jinja").unlink(missing_ok=True)
     (score,) = RewardModel(config, torch.device("cpu")).score(answers(tokenizer, "12"))
-    assert score == pytest.approx(plain_score(judge, tokenizer("How many?", "12")["input_ids"]))
+    assert score == pytest.approx(plain_score(reward_model, tokenizer("How many?", "12")["input_ids"]))
 
 
-def test_of_a_text_that_is_too_long_the_last_tokens_count(policy: Path, judge: Path) -> None:
-    model = RewardModel(settings(policy, judge, max_length=4), torch.device("cpu"))
+def test_of_a_text_that_is_too_long_the_last_tokens_count(policy: Path, reward_model: Path) -> None:
+    model = RewardModel(settings(policy, reward_model, max_length=4), torch.device("cpu"))
     (asked,) = answers(model._tokenizer, "How many are 1 + 2? #### 3")
-    expected = plain_score(judge, [*asked.prompt_ids, *asked.response_ids][-4:])
+    expected = plain_score(reward_model, [*asked.prompt_ids, *asked.response_ids][-4:])
     assert model.score([asked]) == pytest.approx([expected], abs=1e-5)
 
 
-def test_rule_and_model_are_weighed(policy: Path, judge: Path) -> None:
-    config = settings(policy, judge, weight=0.5)
+def test_rule_and_model_are_weighed(policy: Path, reward_model: Path) -> None:
+    config = settings(policy, reward_model, weight=0.5)
     config = config.model_copy(update={"reward": config.reward.model_copy(update={"weight": 2.0})})
     right, wrong = RewardWorker(config, PLACE).score(answers(AutoTokenizer.from_pretrained(policy), "3", "4"))
     assert (right.rule, wrong.rule) == (1.0, 0.0)
@@ -123,13 +127,15 @@ def test_rule_and_model_are_weighed(policy: Path, judge: Path) -> None:
     assert wrong.value == pytest.approx(0.5 * wrong.parts["model"])
 
 
-def test_a_score_that_is_no_number_is_refused(policy: Path, judge: Path) -> None:
-    with pytest.raises(RewardError, match=r"the reward model .*judge returned nan") as caught:
-        weighted_sums([Scored(1.0)], [float("nan")], settings(policy, judge).reward)
+def test_a_score_that_is_no_number_is_refused(policy: Path, reward_model: Path) -> None:
+    with pytest.raises(RewardError, match=r"the reward model .*reward_model returned nan") as caught:
+        weighted_sums([Scored(1.0)], [float("nan")], settings(policy, reward_model).reward)
     assert "float32" in caught.value.hint
 
 
-def test_what_is_no_reward_model_is_refused_before_anything_starts(policy: Path, judge: Path, tmp_path: Path) -> None:
+def test_what_is_no_reward_model_is_refused_before_anything_starts(
+    policy: Path, reward_model: Path, tmp_path: Path
+) -> None:
     with pytest.raises(DataError, match=r"Qwen2ForCausalLM with 2 labels is not a reward model") as caught:
         check_models(settings(policy, policy))
     assert "one label" in caught.value.hint
@@ -140,7 +146,7 @@ def test_what_is_no_reward_model_is_refused_before_anything_starts(policy: Path,
         Config.model_validate({"reward": {"weight": 0}})
 
 
-def test_a_head_without_weights_is_refused(policy: Path, judge: Path, tmp_path: Path) -> None:
+def test_a_head_without_weights_is_refused(policy: Path, reward_model: Path, tmp_path: Path) -> None:
     """As Transformers would make one, from the weights of a language model."""
     tokenizer = AutoTokenizer.from_pretrained(policy)
     save_model(create_model(tokenizer, ModelShape(), seed=0), tokenizer, tmp_path / "headless")
@@ -150,7 +156,7 @@ def test_a_head_without_weights_is_refused(policy: Path, judge: Path, tmp_path: 
     check_models(settings(policy, tmp_path / "headless"))
     with pytest.raises(DataError, match=r"its weights lack score\.weight: its scores would be random"):
         RewardModel(settings(policy, tmp_path / "headless"), torch.device("cpu"))
-    assert parameter_count(judge) > 0
+    assert parameter_count(reward_model) > 0
 
 
 class PlayedGroup:
@@ -167,9 +173,9 @@ class PlayedGroup:
 
 
 def test_the_model_is_given_the_very_tokens_of_a_response_here_by_a_worker_in_this_process(
-    policy: Path, judge: Path
+    policy: Path, reward_model: Path
 ) -> None:
-    config = settings(policy, judge)
+    config = settings(policy, reward_model)
     tokenizer = AutoTokenizer.from_pretrained(policy)
     collector = Collector.__new__(Collector)
     collector.config, collector.reward = config, PlayedGroup(RewardWorker(config, PLACE))
@@ -178,6 +184,6 @@ def test_the_model_is_given_the_very_tokens_of_a_response_here_by_a_worker_in_th
     response = [*tokenizer("3")["input_ids"], tokenizer.eos_token_id]
     row = Trajectory(prompt.token_ids, 1.0, 0, 16, token_ids=response, mask=[True] * len(response))
     (scored,) = collector.score([prompt], [row])
-    model = plain_score(judge, [*prompt.token_ids, *response])
+    model = plain_score(reward_model, [*prompt.token_ids, *response])
     assert scored.parts == pytest.approx({"rule": 1.0, "model": model}, abs=1e-5)
     assert mean_parts([scored, Scored(5.0)]) == scored.parts  # an environment's own score has no parts
