@@ -91,7 +91,7 @@ def test_responses_are_text_or_messages_and_end_with_the_end_token(tmp_path: Pat
         ({"chosen": ""}, "row 0: chosen is empty"),
         ({"rejected": []}, "row 0: rejected is empty"),
         ({"rejected": "3"}, "row 0: chosen and rejected are the same"),
-        ({"prompt": "1+2?"}, "row 0: column prompt is no list of messages"),
+        ({"prompt": "1+2?"}, "row 0: column prompt is not a list of messages"),
         ({"chosen": "3" * 40}, "row 0: a response has 41 tokens, data.max_response_length is 16"),
     ],
 )
