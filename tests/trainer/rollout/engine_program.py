@@ -116,7 +116,7 @@ def main(directory: Path, name: str, rank: int) -> None:
     found["greedy again"] = [response.token_ids for response in engine.generate(greedy)]
     shorter = [replace(request, max_tokens=3) for request in asked]
     found["three tokens"] = [(response.token_ids, response.ended) for response in engine.generate(shorter)]
-    found["nothing asked"] = engine.generate([])
+    found["no requests"] = engine.generate([])
 
     trainer.update(sampled, loss, LIMIT)
     found["trained, not synced"] = difference(trainer, sampled)

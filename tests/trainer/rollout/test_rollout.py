@@ -83,7 +83,7 @@ def test_a_request_can_lower_the_token_limit(found: dict[str, Any]) -> None:
 
 def test_greedy_decoding_ignores_the_seed(found: dict[str, Any]) -> None:
     assert found["greedy"] == found["greedy again"]
-    assert found["nothing asked"] == []
+    assert found["no requests"] == []
 
 
 def test_vllm_loads_the_exported_model(found: dict[str, Any]) -> None:

@@ -35,7 +35,7 @@ LORA = LoraConfig(rank=2, alpha=6, target_modules=["q_proj", "down_proj"])
 SETTINGS = OptimizerSettings(learning_rate=1e-2, weight_decay=0.01, max_gradient_norm=0.5)
 # Shardings and offloads, none of which may change a gradient; some need four ranks.
 SHARDINGS = {
-    "sharded anew": ShardingConfig(),
+    "resharded": ShardingConfig(),
     "not resharded": ShardingConfig(reshard_after_forward=False),
     "kept over two parts": ShardingConfig(resharding_interval=2),
     "gradients of two parts at once": ShardingConfig(gradient_sync_interval=2),

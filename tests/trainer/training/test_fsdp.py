@@ -119,12 +119,12 @@ def test_offloading_frees_memory_between_calls_and_changes_no_result(
 ) -> None:
     run = runs[world_size]
     metrics, weights = run["offloaded, trained"]
-    expected_metrics, expected = run["sharded anew, trained"]
+    expected_metrics, expected = run["resharded, trained"]
     assert metrics == expected_metrics
     for name, weight in expected.items():
         assert_close(weights[name], weight, atol=0, rtol=0)
     assert run["offloaded, idle bytes"] == (0, 0)
-    assert min(run["sharded anew, idle bytes"]) > 0
+    assert min(run["resharded, idle bytes"]) > 0
 
 
 @pytest.mark.parametrize(
@@ -136,12 +136,12 @@ def test_replicated_and_split_weights_train_like_one_network(
 ) -> None:
     run = runs[world_size]
     metrics, weights = run[f"{sharding}, trained"]
-    expected_metrics, expected = run["sharded anew, trained"]
+    expected_metrics, expected = run["resharded, trained"]
     for found, wanted in zip(metrics, expected_metrics, strict=True):
         assert found == pytest.approx(wanted, abs=1e-5)
     for name, weight in expected.items():
         assert_close(weights[name], weight, atol=1e-3, rtol=0)  # see the test of checkpoints below
-    assert_close(run[f"{sharding}, log_probs"], run["sharded anew, log_probs"], atol=1e-3, rtol=0)
+    assert_close(run[f"{sharding}, log_probs"], run["resharded, log_probs"], atol=1e-3, rtol=0)
 
 
 def test_weights_shared_by_all_heads_get_gradients_from_all_heads(runs: dict[int, dict[str, Any]]) -> None:
@@ -153,7 +153,7 @@ def test_weights_shared_by_all_heads_get_gradients_from_all_heads(runs: dict[int
 
 
 def test_a_copy_of_the_weights_is_sharded_over_shard_size_ranks(runs: dict[int, dict[str, Any]]) -> None:
-    weight_bytes = [runs[4][f"{name}, idle bytes"][0] for name in ("two copies of the weights", "sharded anew")]
+    weight_bytes = [runs[4][f"{name}, idle bytes"][0] for name in ("two copies of the weights", "resharded")]
     assert weight_bytes[0] == 2 * weight_bytes[1]
 
 
@@ -162,7 +162,7 @@ def test_float16_unscales_gradients_and_lowers_the_scale_after_an_overflow(
     runs: dict[int, dict[str, Any]], world_size: int
 ) -> None:
     first, overflow, later = runs[world_size]["float16"]
-    whole, _ = runs[world_size]["sharded anew, trained"]
+    whole, _ = runs[world_size]["resharded, trained"]
     assert first["gradient_norm"] == pytest.approx(whole[0]["gradient_norm"], rel=1e-2)
     assert first["skipped"] == later["skipped"] == 0
     assert (overflow["skipped"], overflow["loss_scale"]) == (1, 2.0**59)

@@ -1,6 +1,6 @@
 """Loads weights into vLLM's models on CPU, for test_in_place.py: `loader_program.py DIRECTORY`.
 
-Prints a line for each family: how many buckets there were, and how often vLLM's loader was asked in each of three
+Prints a line for each family: how many buckets there were, and how often vLLM's loader was called in each of three
 rounds.
 """
 
@@ -50,8 +50,8 @@ def main(directory: Path) -> None:
         made.config.architectures = [type(made).__name__]
         made.config.save_pretrained(directory / family)
         model = engine_model(directory / family)
-        buckets, asked = rounds(model, list(made.named_parameters()))
-        sys.stdout.write(json.dumps({"family": family, "buckets": buckets, "asked": asked}) + "\n")
+        buckets, calls = rounds(model, list(made.named_parameters()))
+        sys.stdout.write(json.dumps({"family": family, "buckets": buckets, "calls": calls}) + "\n")
 
 
 def engine_model(directory: Path) -> nn.Module:

@@ -179,4 +179,4 @@ def test_loaders_of_vllm_s_models_are_called_once(tmp_path: Path) -> None:
     found = [json.loads(line) for line in lines.splitlines() if line.startswith("{")]
     assert {row["family"] for row in found} >= {"qwen2", "qwen3", "llama", "qwen3_moe"}
     for row in found:
-        assert row["asked"] == [row["buckets"], 0, 0], row["family"]
+        assert row["calls"] == [row["buckets"], 0, 0], row["family"]
