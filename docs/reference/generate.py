@@ -7,6 +7,7 @@ python docs/reference/generate.py --check    fails when a page differs from the 
 import argparse
 import re
 import sys
+import textwrap
 import types
 import typing
 from collections.abc import Callable, Iterator
@@ -50,9 +51,14 @@ def typer_commands(name: str, app: typer.Typer) -> Iterator[str]:
             for word, child in command.commands.items():
                 yield from visit(f"{path} {word}", child)
             return
-        yield f"\n### {path}\n\n{' '.join((command.help or '').split())}\n\n{parameters(command)}"
+        yield f"\n### {path}\n\n{wrapped(command.help or '')}\n\n{parameters(command)}"
 
     yield from visit(name, typer.main.get_command(app))
+
+
+def wrapped(text: str) -> str:
+    """A paragraph in lines of at most 118 characters."""
+    return textwrap.fill(" ".join(text.split()), 118, break_long_words=False, break_on_hyphens=False)
 
 
 def parameters(command: typing.Any) -> str:
