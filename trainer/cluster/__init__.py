@@ -1,1 +1,1 @@
-"""Ray nodes, slots and groups of workers."""
+"""Ray: nodes, slots, groups of workers, and typed calls to them."""

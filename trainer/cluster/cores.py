@@ -1,6 +1,6 @@
-"""Which of its node's cores a process with a GPU keeps to.
+"""Binds a process to the cores next to its GPU.
 
-Engines and ranks of several GPUs otherwise wander over all cores, away from their caches and memory.
+Otherwise the kernel moves the processes of several GPUs over all cores, away from their caches and memory.
 """
 
 import logging
@@ -15,8 +15,10 @@ WORD = 64  # bits
 
 
 def keep_to_cores(gpu: int | str, share: int, shares: int) -> None:
-    """This process, and those that it will start, keep to the cores next to a GPU, which goes by its number in NVML;
-    where all are as near, or nothing says which are, to one of `shares` equal parts of those that it may use."""
+    """Binds this process and its future children to the cores next to a GPU, given by its NVML index.
+
+    If all cores are equally near, or NVML does not know, binds to part `share` of `shares` equal parts of the cores.
+    """
     allowed = os.sched_getaffinity(0)
     near = near_cores(gpu) & allowed
     chosen = near if near and near != allowed else part(allowed, share, shares)
@@ -26,7 +28,7 @@ def keep_to_cores(gpu: int | str, share: int, shares: int) -> None:
 
 
 def near_cores(gpu: int | str) -> set[int]:
-    """The cores next to an NVIDIA GPU; none where NVML does not say, or the GPU goes by something else."""
+    """The cores next to an NVIDIA GPU; empty if NVML does not know them or `gpu` is not an index."""
     try:
         import pynvml
     except ImportError:  # vLLM brings it where there are NVIDIA GPUs
@@ -38,13 +40,13 @@ def near_cores(gpu: int | str) -> set[int]:
         device = pynvml.nvmlDeviceGetHandleByIndex(int(gpu))
         words = pynvml.nvmlDeviceGetCpuAffinity(device, -(-os.sysconf("SC_NPROCESSORS_CONF") // WORD))
     except pynvml.NVMLError as error:
-        logger.warning("NVML does not say which cores are next to GPU %s: %s", gpu, error)
+        logger.warning("NVML does not report the cores next to GPU %s: %s", gpu, error)
         return set()
     return {WORD * place + bit for place, word in enumerate(words) for bit in range(WORD) if word >> bit & 1}
 
 
 def part(cores: Iterable[int], share: int, shares: int, described: Path | None = None) -> set[int]:
-    """One of equal parts, each of neighbours; the hardware threads of a core lie side by side."""
+    """Part `share` of `shares` equal parts of neighbouring cores; a core's hardware threads stay together."""
 
     def place(core: int) -> tuple[int, int]:
         siblings = (described or CORES) / f"cpu{core}" / "topology" / "thread_siblings_list"
@@ -55,6 +57,6 @@ def part(cores: Iterable[int], share: int, shares: int, described: Path | None =
 
 
 def cores_in(text: str) -> set[int]:
-    """Those of a list as Linux writes it, such as `0-3,8` (cpuset(7), List format)."""
+    """The cores in a Linux list such as `0-3,8` (cpuset(7), List format)."""
     ranges = [piece.split("-") for piece in text.strip().split(",")]
     return {core for ends in ranges for core in range(int(ends[0]), int(ends[-1]) + 1)}

@@ -1,11 +1,11 @@
-"""Where a worker is."""
+"""A worker's rank and device."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class RankPlace:
-    """One rank of every role; `address` is its node's, `device` is cpu or cuda."""
+    """The rank of a worker in its role, its node's address, and its device: cpu or cuda."""
 
     rank: int
     world_size: int

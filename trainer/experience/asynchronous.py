@@ -1,4 +1,4 @@
-"""Sampling that never waits for learning: responses go on growing while the weights under them change."""
+"""Asynchronous sampling: responses continue while the weights change."""
 
 import threading
 from collections import deque
@@ -13,7 +13,7 @@ from trainer.experience.trajectory import Trajectory
 
 @dataclass(frozen=True)
 class PendingStep:
-    """What one step will learn from, on its way; `place` is where the prompts stand after it."""
+    """The responses of one step while they are sampled; `place` is the sampler's state after its prompts."""
 
     prompts: list[Prompt]
     rows: list[Trajectory]
@@ -21,15 +21,15 @@ class PendingStep:
 
 
 class AsynchronousPipeline:
-    """Hands out the experience of each step, in order, while a thread keeps the engines sampling.
+    """Returns the experience of each step, in order, while a thread keeps the engines sampling.
 
-    The thread lets all unfinished responses grow by `rollout.segment_length` tokens at a time. Between two such
-    segments the engines may get new weights, and responses go on with them; each token remembers which it came from.
-    The responses of a step are begun when at most `trainer.max_staleness` updates are still to come before that step,
-    so no token that is learned from is older than that; nothing has to be thrown away.
+    The thread extends all unfinished responses by `rollout.segment_length` tokens at a time. Between two segments the
+    engines may receive new weights; each token records the version of the weights that sampled it. A step's responses
+    start when at most `trainer.max_staleness` updates remain before that step, so no token is older and none is
+    discarded.
 
-    Steps get their prompts in the sampler's order and wait for all responses to them: an order of arrival would prefer
-    short responses, and could not be resumed.
+    Steps get their prompts in the sampler's order and wait for all responses. Taking responses as they finish would
+    favour short ones and could not be resumed.
     """
 
     def __init__(self, collector: Collector, sampler: PromptSampler, phase: Phase) -> None:
@@ -66,7 +66,7 @@ class AsynchronousPipeline:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Waits until the engines have finished their segment, and keeps them to the caller meanwhile."""
+        """Waits for the engines to finish their segment, and keeps them idle inside the context."""
         with self._phase("generate"), self._changed:
             self._pauses += 1
             self._changed.wait_for(lambda: not self._at_work)
@@ -78,11 +78,11 @@ class AsynchronousPipeline:
                 self._changed.notify_all()
 
     def sampler_state(self) -> dict[str, int]:
-        """Where the prompts stand after the last experience taken: a resumed run draws those that were under way."""
+        """The sampler's state after the last experience taken; a resumed run draws the unfinished prompts again."""
         return self._place or self._sampler.state_dict()
 
     def close(self) -> None:
-        """Ends the thread after its segment, and forgets what is under way."""
+        """Ends the thread after its segment and discards unfinished responses."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -90,7 +90,7 @@ class AsynchronousPipeline:
             self._thread.join()
 
     def _may_begin(self) -> bool:
-        """Whether the next step's responses would be fresh enough when their step comes."""
+        """Whether responses for the next step would be fresh enough when that step learns from them."""
         learned = self._collector.engines.version - self._first_version
         return self._next_step <= min(self._last_step, self._first_step + learned + self._max_staleness)
 
@@ -124,7 +124,7 @@ class AsynchronousPipeline:
             self._changed.notify_all()
 
     def _work(self) -> None:
-        """Begins what may begin, and lets all responses under way grow by a segment."""
+        """Starts responses for every step that may start, then extends all unfinished responses by a segment."""
         while self._may_begin():
             prompts = self._collector.draw()
             place = self._sampler.state_dict()

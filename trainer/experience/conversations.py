@@ -1,4 +1,4 @@
-"""Trajectories on their way: engines sample the policy's turns, environments answer them."""
+"""Samples trajectories: engines produce the policy's turns, environments answer them."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -33,7 +33,7 @@ class Conversations:
         self._tokens = MessageTokens(tokenizer) if custom.path else None
 
     def begin(self, prompts: Sequence[Prompt], seeds: Sequence[int], temperature: float) -> list[Trajectory]:
-        """An empty trajectory for each prompt, with an environment that knows about it."""
+        """An empty trajectory for each prompt, with an environment that was reset to it."""
         limit = self._config.data.max_response_length
         pairs = list(zip(prompts, seeds, strict=True))
         rows = [Trajectory(prompt.token_ids, temperature, seed, limit) for prompt, seed in pairs]
@@ -41,18 +41,18 @@ class Conversations:
             opened = self._call_each([partial(self._open, prompt, seed) for prompt, seed in pairs])
             for row, environment in zip(rows, opened, strict=True):
                 if isinstance(environment, Failure):
-                    self._fail(row, environment)  # there is still a first turn, which nobody answers
+                    self._fail(row, environment)  # the policy still takes its first turn, without an answer
                 else:
                     row.environment = environment
         return rows
 
     def finish(self, rows: Sequence[Trajectory]) -> None:
-        """Goes on until all are done."""
+        """Continues all trajectories until they are done."""
         while active := [row for row in rows if not row.done]:
             self.advance(active)
 
     def advance(self, rows: Sequence[Trajectory], most: int | None = None) -> None:
-        """The policy goes on by at most so many tokens in each of these; turns that end with that are answered."""
+        """Extends each trajectory by at most `most` tokens; environments answer the turns that end."""
         version = self._engines.version
         responses = self._engines.generate([row.request(most) for row in rows])
         ended: list[tuple[Trajectory, ConversationEnvironment]] = []
@@ -93,7 +93,7 @@ class Conversations:
         return call_each(calls, self._config.rollout.environment_timeout)
 
     def _fail(self, row: Trajectory, failure: Failure) -> None:
-        """As with a reward that fails, this conversation's reward is all it costs."""
+        """Gives the trajectory the score of a failed reward; the run continues."""
         row.scored = Scored(self._config.reward.failure_score, f"environment: {failure.reason}")
 
     def text(self, token_ids: Sequence[int]) -> str:

@@ -1,4 +1,4 @@
-"""Environments: what a policy talks to between its turns, such as a tool, a game, or a user played by a program."""
+"""Environments that answer a policy's turns, such as a tool, a game or a simulated user."""
 
 import queue
 import time
@@ -17,7 +17,7 @@ Message = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Turn:
-    """What the policy said: its tokens, the end token included, and their text without special tokens."""
+    """A turn of the policy: its tokens with the end token, and their text without special tokens."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -55,7 +55,7 @@ class ConversationEnvironment(Protocol):
 
 
 def environment_class(settings: CustomCode) -> Callable[[], ConversationEnvironment]:
-    """The class that a run asks for. Raises ConfigError."""
+    """The environment class that the settings name. Raises ConfigError."""
     assert settings.path is not None
     return load_custom("rollout.environment", settings.path, settings.name or "Environment")
 
@@ -92,7 +92,7 @@ class MessageTokens:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a call has no result."""
+    """The reason why a call has no result."""
 
     reason: str
 

@@ -1,4 +1,4 @@
-"""When the experience of a step is collected: right before it is learned from, or beside the step before."""
+"""Collects the experience of a step right before the step, or one step ahead."""
 
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -14,10 +14,10 @@ class CollectsExperience(Protocol):
 
 
 class Pipeline:
-    """Hands out the experience of each step, in order.
+    """Returns the experience of each step, in order.
 
-    One step ahead, engines sample for the next step while actor and critic learn from this one, so the policy that
-    sampled is one update older than the one that learns. New weights wait until the engines are done (`paused`).
+    With `ahead`, engines sample for the next step while actor and critic learn from this one, so the sampling policy
+    is one update older than the learning one. New weights wait until the engines are done (`paused`).
     """
 
     def __init__(self, collector: CollectsExperience, sampler: PromptSampler, phase: Phase, ahead: bool) -> None:
@@ -29,7 +29,7 @@ class Pipeline:
         self._place = sampler.state_dict()
 
     def take(self, step: int, last_step: int) -> Experience:
-        """The experience of a step; one step ahead, that of the next one is started, unless this is the last."""
+        """The experience of a step. With `ahead`, also starts to collect that of the next step, if there is one."""
         if self._next is None:
             experience = self._collector.collect(step, self._phase)
         else:
@@ -38,23 +38,23 @@ class Pipeline:
             self._next = None
         self._place = self._sampler.state_dict()
         if self._thread is not None and step < last_step:
-            # Phases are timed where time is spent waiting, and that is not there.
+            # Phases measure how long the controller waits, and it does not wait here.
             self._next = self._thread.submit(self._collector.collect, step + 1, lambda _name: nullcontext())
         return experience
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Waits until no engine is sampling; what went wrong meanwhile is raised when its experience is taken."""
+        """Waits until no engine samples. A failure of the sampling is raised by the next `take`."""
         if self._next is not None:
             with self._phase("generate"):
                 wait([self._next])
         yield
 
     def sampler_state(self) -> dict[str, int]:
-        """Where the prompts stand after the last experience taken: a resumed run draws those that were under way."""
+        """The sampler's state after the last experience taken; a resumed run draws the unfinished prompts again."""
         return self._place if self._next is not None else self._sampler.state_dict()
 
     def close(self) -> None:
-        """Waits for what is under way, and forgets it."""
+        """Waits for the collection that runs ahead and discards it."""
         if self._thread is not None:
             self._thread.shutdown(wait=True, cancel_futures=True)

@@ -1,4 +1,4 @@
-"""A response while it is being made: what the policy sampled, and what an environment put between."""
+"""A response while it is sampled: the policy's turns and the environment's messages between them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -33,18 +33,18 @@ class Trajectory:
     scored: Scored | None = None
 
     def request(self, most: int | None = None) -> SamplingRequest:
-        """What is asked of an engine next: to go on where this ends, by at most so many tokens."""
+        """The request for an engine to continue this response by at most `most` tokens."""
         room = self.limit - len(self.token_ids)
         return SamplingRequest(
             (*self.prompt, *self.token_ids),
             self.temperature,
-            # Each piece has random numbers of its own; the first those of the response.
+            # Each segment has its own seed; the first has the response's.
             self.seed + len(self.token_ids),
             min(room, most or room),
         )
 
     def add(self, response: Response, version: int) -> bool:
-        """Takes what an engine sampled; whether the policy's turn is over with it."""
+        """Appends an engine's tokens; True if they end the policy's turn."""
         count = len(response.token_ids)
         self.token_ids += response.token_ids
         self.mask += [True] * count
@@ -60,8 +60,8 @@ class Trajectory:
         return self.token_ids[self.turn_start :]
 
     def observe(self, token_ids: Sequence[int]) -> None:
-        """Appends what an environment says, and the policy's next turn begins. Ends here where that leaves no room:
-        words that nothing answers have nothing to teach."""
+        """Appends the environment's tokens and starts the policy's next turn. Without room for a turn after them, ends
+        the response instead: tokens that the policy cannot answer teach nothing."""
         if len(self.token_ids) + len(token_ids) >= self.limit:
             self.done = True
             return

@@ -1,4 +1,4 @@
-"""The policy that is trained."""
+"""The actor: the policy in training."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -53,19 +53,19 @@ class ActorWorker(TrainingWorker):
         return self.engine.forward(batch, micro_batch_limit(self.config.actor))
 
     def reference_log_probs(self, batch: Batch) -> Tensor:
-        """The same without the adapters: those of the model that the run started from."""
+        """Log-probs without the adapters, so of the model that the run started from."""
         with adapters_off(self.engine.network):
             return self.log_probs(batch)
 
     def update(self, batch: Batch) -> dict[str, float]:
-        """All optimizer steps of a PPO step on this rank's rows, and their metrics."""
+        """Takes all optimizer steps of a PPO step on this rank's rows; their metrics."""
         return self.take_steps("actor", self.config.actor, batch, self.loss)
 
     def loss(self, output: tuple[Tensor, Tensor], batch: Batch, count: GlobalCount) -> tuple[Tensor, dict[str, Tensor]]:
         """Policy loss, less the entropy bonus, plus the KL if it is a loss; metrics are means over the tokens."""
         settings, mask = self.config.actor, batch.response_mask
         log_probs, entropies = output
-        # Those of a single step are its own.
+        # With a single optimizer step, the old log-probs are those of this pass.
         old_log_probs = log_probs.detach() if batch.old_log_probs is None else batch.old_log_probs
         clip = Clip(settings.clip_low, settings.clip_high, settings.clip_dual)
         policy = POLICY_LOSSES[settings.policy_loss](log_probs, old_log_probs, batch.advantages, mask, clip)
@@ -86,9 +86,9 @@ class ActorWorker(TrainingWorker):
         }
 
     def publish_weights(self) -> tuple[list[ObjectRef], int]:
-        """Puts what engines lack into Ray's object store, in buckets; every rank calls it, rank 0 returns them and how
-        many bytes they hold."""
-        # Gather all before any is sent: a rank that waits for a receiver would hold up the others' gathering.
+        """Puts the trained weights into Ray's object store. Every rank calls it; rank 0 returns the buckets and their
+        size in bytes."""
+        # Gather all before sending any: a rank that waits for a receiver would stall the others' gathering.
         references, nbytes = [], 0
         for bucket in pack(self._at_first_rank(self._learned()), self.dtype):
             references.append(ray.put(store(bucket)))
@@ -96,32 +96,32 @@ class ActorWorker(TrainingWorker):
         return references, nbytes
 
     def share_weights(self) -> list[SharedBucket]:
-        """What engines lack, in the memory of each rank's GPU until `release_weights`; every rank calls it."""
+        """The trained weights, kept in each rank's GPU memory until `release_weights`. Every rank calls it."""
         with shareable_memory(self.device):
             self._shared = list(pack(self._learned(shared_once=True), self.dtype))
         return [share(bucket) for bucket in self._shared]
 
     def release_weights(self) -> None:
-        """Frees what `share_weights` made, once the engines have copied it."""
+        """Frees the buckets of `share_weights` after the engines have copied them."""
         self._shared = []
         torch.cuda.ipc_collect()
         self.engine.release_memory()
 
     def open_channel(self, size: int) -> int:
-        """Rank 0 only: the port at which engines find the process group that weights are sent in."""
+        """Rank 0 only: opens the store of the process group for broadcasts; its port."""
         self._channel_store = open_store(self.place.address, size, self.config.trainer.worker_timeout)
         return int(self._channel_store.port)
 
     def join_channel(self, size: int) -> None:
-        """Rank 0 only: waits in that process group for the engines."""
+        """Rank 0 only: joins that process group and waits for the engines."""
         if self._channel is not None:
             self._channel.close()
-        timeout = self.config.trainer.worker_timeout / 2  # so that this fails before its caller gives up
+        timeout = self.config.trainer.worker_timeout / 2  # shorter than the caller's time limit
         self._channel = WeightChannel(self._channel_store, 0, size, self.device, timeout)
 
     def pack_weights(self) -> Sequence[BucketLayout]:
-        """What engines lack in buckets, ready to be sent; every rank calls it, rank 0 keeps them and says how they are
-        laid out, which is the same each time."""
+        """Packs the trained weights into buckets. Every rank calls it; rank 0 keeps the buckets and returns their
+        layouts, which are the same each time."""
         if self.place.rank == 0:
             deque(self._packing(), maxlen=0)
         else:
@@ -129,33 +129,33 @@ class ActorWorker(TrainingWorker):
         return [bucket.layout for bucket in self._packed]
 
     def send_weights(self) -> None:
-        """Rank 0 only: sends to all engines what was packed, and begins to copy it to CPU.
+        """Rank 0 only: broadcasts the packed buckets to all engines and starts to copy them to CPU.
 
-        An actor of one rank need not pack before: it does now, and sends each bucket beside the packing of the next.
+        An actor with one rank may skip `pack_weights`: it then sends each bucket while it packs the next.
         """
         assert self._channel is not None
         packing = iter(self._packed) if self._packed else self._packing()
         try:
             self._channel.send(packing)
         finally:
-            deque(packing, maxlen=0)  # engines that were not reached want all of them
+            deque(packing, maxlen=0)  # engines that the broadcast missed need all buckets later
             self._keep_packed()
 
     def publish_sent_weights(self) -> list[ObjectRef]:
-        """Rank 0 only: puts what was packed last into the object store, whatever the weights are by now."""
+        """Rank 0 only: puts the buckets of the last broadcast into the object store, whatever changed since."""
         self._keep_packed()
         kept = zip(self._kept_layouts, self._kept.take(), strict=True)
         return [ray.put(StoredBucket(layout, data.numpy())) for layout, data in kept]
 
     def _packing(self) -> Iterator[Bucket]:
-        """Packs what engines lack, and keeps it."""
+        """Packs the trained weights; each bucket is kept."""
         self._packed = []
         for bucket in pack(self._to_send(), self.dtype):
             self._packed.append(bucket)
             yield bucket
 
     def _to_send(self) -> Iterable[tuple[str, Tensor]]:
-        # Engines on GPUs load in place, those on CPU want a weight that two parts share under both names.
+        # Engines on GPUs load in place. Engines on CPU need a shared weight under both of its names.
         return self._learned(shared_once=self.device.type == "cuda")
 
     def _keep_packed(self) -> None:
@@ -178,14 +178,14 @@ class ActorWorker(TrainingWorker):
                 write_adapter(adapter, self.config.actor.lora, model, directory / "adapter")
 
     def _learned(self, shared_once: bool = False) -> Iterable[tuple[str, Tensor]]:
-        """What engines lack: all weights or, where only adapters are trained, these. Every rank must exhaust it."""
+        """The trained weights: the adapters if there are any, else all weights. Every rank must exhaust it."""
         language_model = self.engine.network.language_model
         if self.config.actor.lora.rank:
             return self.engine.adapter_weights(language_model)
         return self.engine.full_weights(language_model, shared_once)
 
     def _at_first_rank(self, weights: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
-        """The weights on CPU at rank 0, none at the others."""
+        """The weights on CPU on rank 0, an empty list on other ranks."""
         if self.place.rank == 0:
             return [(name, tensor.to(device="cpu", dtype=self.dtype)) for name, tensor in weights]
         deque(weights, maxlen=0)

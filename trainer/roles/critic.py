@@ -1,4 +1,4 @@
-"""The critic, which values states."""
+"""The critic, which estimates the value of each state."""
 
 from torch import Tensor
 

@@ -1,4 +1,4 @@
-"""The policy as it was before training, to which it is held."""
+"""The reference policy: the policy before training."""
 
 from torch import Tensor
 
@@ -10,7 +10,7 @@ from trainer.training.engine import TrainingEngine
 
 class ReferenceWorker(TrainingWorker):
     def build(self) -> TrainingEngine:
-        # Nothing is added to these weights: they need no more precision than is computed with.
+        # These weights are never updated, so the compute precision is enough.
         settings = self.config.actor
         language_model = self.read_model(self.config.model.directory, self.dtype, settings)
         network = PolicyNetwork(language_model, self.config.rollout.temperature)

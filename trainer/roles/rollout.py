@@ -1,4 +1,4 @@
-"""A rollout engine, which samples responses from the policy that it was given last."""
+"""A rollout engine: samples responses with the weights that it received last."""
 
 from collections.abc import Sequence
 
@@ -24,10 +24,10 @@ class RolloutWorker:
         self._channel: WeightChannel | None = None
         self._chosen = choose_engine(config.rollout.engine)
         self._engine = open_engine(self._chosen[0], config, place.device, end_token_ids(config.model.directory))
-        collect_garbage()  # else while it samples
+        collect_garbage()  # now, and not while it samples
 
     def chosen(self) -> tuple[str, str]:
-        """The engine's name, and why it was taken."""
+        """The engine's name, and the reason for the choice."""
         return self._chosen
 
     def generate(self, requests: Sequence[SamplingRequest]) -> list[Response]:
@@ -35,29 +35,29 @@ class RolloutWorker:
         return self._engine.generate(requests)
 
     def replace_weights(self, buckets: Sequence[ObjectRef]) -> None:
-        """Fetches the buckets from Ray's object store and samples from these weights from now on."""
+        """Loads the buckets from Ray's object store; later responses are sampled with these weights."""
         self._engine.replace_weights(ray.get(list(buckets)))
 
     def join_channel(self, address: str, port: int, rank: int, size: int) -> None:
-        """Joins the process group in which the actor sends weights."""
+        """Joins the process group that the actor broadcasts weights in."""
         if self._channel is not None:
             self._channel.close()
-        timeout = self._config.trainer.worker_timeout / 2  # so that this fails before its caller gives up
+        timeout = self._config.trainer.worker_timeout / 2  # shorter than the caller's time limit
         name_interface(self._place.address)
         store = connect_store(address, port, size, timeout)
         self._channel = WeightChannel(store, rank, size, torch.device(self._place.device), timeout)
 
     def receive_weights(self, layouts: Sequence[BucketLayout]) -> None:
-        """Takes the buckets that the actor sends in that process group, and samples from them from now on."""
+        """Receives the buckets that the actor broadcasts; later responses are sampled with these weights."""
         assert self._channel is not None
         take = self._engine.copy_weights if self._place.device == "cuda" else self._engine.replace_weights
         take(self._channel.receive(layouts))
 
     def copy_weights(self, buckets: Sequence[SharedBucket]) -> None:
-        """Copies the weights that the actor on the same GPU shares, and samples from them from now on."""
+        """Copies the weights that the actor shares on the same GPU; later responses are sampled with them."""
         self._engine.copy_weights(buckets)
         torch.cuda.ipc_collect()
 
     def sleep(self) -> None:
-        """Leaves the GPU's memory to others until the next weights come."""
+        """Frees the GPU's memory until the next weights arrive."""
         self._engine.sleep()

@@ -1,4 +1,4 @@
-"""What the three training roles have in common."""
+"""The base class of the three training roles."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from trainer.training.sharding import Execution
 
 
 class TrainingWorker:
-    """One rank of a training role. First `open_store` on rank 0, then `setup` on all."""
+    """One rank of a training role. Call `open_store` on rank 0 first, then `setup` on all ranks."""
 
     engine: TrainingEngine
     _sharded_state: ShardedState | None = None
@@ -37,12 +37,12 @@ class TrainingWorker:
         self._tracer = Tracer()
 
     def open_store(self) -> int:
-        """Rank 0 only: the port at which the other ranks find it."""
+        """Rank 0 only: opens the store at which the ranks meet; its port."""
         self._store = open_store(self.place.address, self.place.world_size, self.config.trainer.worker_timeout)
         return int(self._store.port)
 
     def setup(self, store_address: str, store_port: int, run_dir: Path) -> None:
-        """Joins the other ranks and builds this rank's share of the network."""
+        """Joins the process group and builds this rank's shard of the network."""
         if not run_dir.is_dir():
             raise DataError(
                 f"{run_dir} is not visible at {self.place.address}",
@@ -60,10 +60,10 @@ class TrainingWorker:
         raise NotImplementedError
 
     def language_model(self, path: Path, settings: TrainedModelConfig) -> nn.Module:
-        """The model at `path` to be trained, with adapters if these are all that is trained."""
+        """The model at `path` to train, with LoRA adapters if the settings ask for them."""
         if not settings.lora.rank:
             return self.read_model(path, torch.float32, settings)
-        # What is frozen needs no more precision than is computed with.
+        # Frozen weights need only the compute precision.
         language_model = self.read_model(path, self.dtype, settings)
         add_adapters(language_model, settings.lora, self.config.trainer.seed)
         return language_model
@@ -75,7 +75,7 @@ class TrainingWorker:
         return (load_language_model if needs_weights or self.place.rank == 0 else empty_language_model)(path, dtype)
 
     def execution(self, settings: TrainedModelConfig) -> Execution:
-        """How this rank computes a network with these settings."""
+        """Device, precision and sharding of a network on this rank."""
         on_gpu = self.device.type == "cuda"
         return Execution(
             self.device,
@@ -89,16 +89,16 @@ class TrainingWorker:
         )
 
     def optimizer(self, settings: ActorConfig | CriticConfig) -> OptimizerSettings:
-        """How this rank steps."""
+        """The settings of this rank's optimizer."""
         skip = self.config.watchdogs.non_finite_gradients == "skip"
         return OptimizerSettings(settings.learning_rate, settings.weight_decay, settings.max_gradient_norm, skip)
 
     def take_steps(
         self, role: str, settings: ActorConfig | CriticConfig, batch: Batch, loss_function: LossFunction
     ) -> dict[str, float]:
-        """All optimizer steps of a PPO step on this rank's rows; the means of their metrics, named `role/metric`.
+        """Takes all optimizer steps of a PPO step on this rank's rows; mean metrics, named `role/metric`.
 
-        They are equal on every rank, but for `gpu_peak_gib`: the most that this rank took of its GPU meanwhile.
+        They are equal on every rank, except `gpu_peak_gib`, this rank's peak GPU memory.
         """
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
@@ -115,15 +115,15 @@ class TrainingWorker:
         return {f"{role}/{name}": mean for name, mean in means.items()}
 
     def start_trace(self) -> None:
-        """Records what this rank does until `stop_trace`."""
+        """Starts a trace of this rank."""
         self._tracer.start()
 
     def stop_trace(self, directory: Path, step: int, role: str) -> None:
-        """Writes the record of this rank."""
+        """Ends the trace and writes it."""
         self._tracer.stop(directory / f"step_{step:06d}-{role}-rank{self.place.rank}.json")
 
     def start_save(self, directory: Path) -> None:
-        """Begins to write this role's state, every rank its part, while training goes on."""
+        """Starts to write this rank's part of the role's state while training continues."""
         self._state().start_save(directory)
 
     def saving(self) -> bool:
@@ -135,7 +135,7 @@ class TrainingWorker:
         self._state().finish_save()
 
     def load(self, directory: Path) -> None:
-        """Continues from what was saved."""
+        """Loads a state that was saved."""
         self._state().load(directory)
 
     def _state(self) -> ShardedState:

@@ -26,7 +26,7 @@ _HASHED_BYTES = 2**20
 
 
 class TrainingState(BaseModel):
-    """Where a run stands after a step. All randomness follows from seed, step and the sampler's place."""
+    """A run's state after a step. All randomness follows from seed, step and the sampler's position."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -57,7 +57,7 @@ def last_checkpoint(run_dir: Path) -> Path | None:
 
 
 class CheckpointWriter:
-    """The checkpoints of a run: one at a time is written, under a hidden name until it is whole; the last are kept."""
+    """Writes the checkpoints of a run, one at a time, under a hidden name until complete; keeps the last `keep`."""
 
     def __init__(self, run_dir: Path, keep: int | None = None) -> None:
         self._run_dir = run_dir
@@ -65,7 +65,7 @@ class CheckpointWriter:
         self._state: TrainingState | None = None
 
     def begin(self, state: TrainingState) -> Path:
-        """A directory to fill with the state of each role. Removes what writers that died have left.
+        """A new directory for the state of each role. Removes the remains of interrupted writes.
 
         Raises CheckpointError.
         """
@@ -79,7 +79,7 @@ class CheckpointWriter:
         return partial
 
     def complete(self) -> Path:
-        """Makes what was begun a checkpoint; its directory. Raises CheckpointError, and then there is none."""
+        """Turns the begun directory into a checkpoint; its path. On CheckpointError there is none."""
         assert self._state is not None
         state, self._state = self._state, None
         partial, directory = self._partial(state.step), checkpoint_directory(self._run_dir, state.step)
@@ -101,7 +101,7 @@ class CheckpointWriter:
         return directory
 
     def abandon(self) -> None:
-        """Removes what was begun."""
+        """Removes the begun directory."""
         if self._state is not None:
             shutil.rmtree(self._partial(self._state.step), ignore_errors=True)
             self._state = None
@@ -110,8 +110,8 @@ class CheckpointWriter:
         return _hidden(checkpoint_directory(self._run_dir, step), "partial")
 
     def _prune(self, step: int) -> None:
-        """Removes all but the last checkpoints up to this step. Later ones, of a run that was continued from an
-        earlier step, stay until this run gets there."""
+        """Removes all but the last checkpoints up to this step. Checkpoints of later steps, from before the run resumed
+        at an earlier one, stay until this run reaches them."""
         if self._keep is None:
             return
         found = sorted(checkpoint_directory(self._run_dir, 0).parent.glob(f"step_*/{STATE_FILE}"))
@@ -124,9 +124,9 @@ class CheckpointWriter:
 
 
 def read_checkpoint(directory: Path, model: Path, roles: Sequence[str] = ()) -> TrainingState:
-    """The state of a checkpoint whose files are all there, which holds these roles and is of the model at `model`.
+    """The state of a checkpoint.
 
-    Raises CheckpointError otherwise.
+    Raises CheckpointError unless it is complete, holds these roles and belongs to the model at `model`.
     """
     hint = _hint(directory)
     if not directory.is_dir():
@@ -189,7 +189,7 @@ def _hidden(directory: Path, role: str) -> Path:
 
 
 def _remove(directory: Path) -> None:
-    """Removes a checkpoint so that it is never there in part."""
+    """Removes a checkpoint atomically: it never appears incomplete."""
     retired = _hidden(directory, "retired")
     shutil.rmtree(retired, ignore_errors=True)
     directory.rename(retired)
@@ -197,7 +197,7 @@ def _remove(directory: Path) -> None:
 
 
 def _sync_directory(directory: Path) -> None:
-    """Makes a rename in it outlast a power failure."""
+    """Makes a rename in the directory survive a power failure."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -206,7 +206,7 @@ def _sync_directory(directory: Path) -> None:
 
 
 def _sizes(directory: Path) -> dict[str, int]:
-    """Every file below a directory but the manifest, with its size."""
+    """The size of every file below a directory except the manifest."""
     return {
         str(path.relative_to(directory)): path.stat().st_size
         for path in sorted(directory.rglob("*"))
@@ -218,4 +218,4 @@ def _hint(directory: Path) -> str:
     complete = sorted(path.parent for path in directory.parent.glob(f"step_*/{STATE_FILE}") if path.parent != directory)
     if complete:
         return f"the last other checkpoint of that run is {complete[-1]}"
-    return "name a directory like runs/RUN_ID/checkpoints/step_000010, or leave trainer.resume out to start anew"
+    return "name a directory like runs/RUN_ID/checkpoints/step_000010, or leave out trainer.resume to start a new run"

@@ -1,4 +1,4 @@
-"""Direct preference optimisation: learning from pairs of responses, without sampling and without a reward.
+"""Direct preference optimisation (DPO): learns from pairs of responses, without sampling or rewards.
 
 A step is a step of policy optimisation whose advantages say how strongly each response is to be preferred; see
 `trainer.algorithms.dpo`. Actor and reference are those of every other run.
@@ -50,7 +50,7 @@ class DpoConfig(RunConfig):
     dpo: DpoSettings = DpoSettings()
 
     def for_workers(self) -> Config:
-        """What actor and reference are told: one optimizer step per batch, on the sum over each response's tokens."""
+        """Settings of actor and reference: one optimizer step per batch, on the sum over each response's tokens."""
         actor = {
             "mini_batch_size": 2 * self.data.train_batch_size,
             "ppo_epochs": 1,
@@ -98,7 +98,7 @@ def train_on_preferences(settings: DpoConfig) -> Path:
 
 
 class PreferenceRun(TrainingRun):
-    """Draws pairs and moves the actor towards the chosen ones."""
+    """Takes DPO steps on batches of pairs."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class PreferenceRun(TrainingRun):
         batch = self._forward(pair_batch([self.training[index] for index in self.sampler.next_batch()]))
         margins = preference_margins(batch.old_log_probs, batch.reference_log_probs, batch.response_mask, self.dpo.beta)
         advantages = dpo_advantages(margins, batch.response_mask, self.dpo.beta, self.dpo.label_smoothing)
-        self.stop.check()  # the last moment at which the state is still that of the step before
+        self.stop.check()  # from here on the state is no longer that of the previous step
         with self.tracker.phase("update_actor"):
             metrics = update(self.actor, batch.with_(advantages=advantages), len(batch))
         seconds = time.perf_counter() - started
@@ -140,9 +140,9 @@ class PreferenceRun(TrainingRun):
         }
 
     def validate(self) -> dict[str, float]:
-        """How often the policy prefers the chosen response of held-out pairs more than the reference does.
+        """The share of held-out pairs in which the policy prefers the chosen response more than the reference does.
 
-        A policy that is still the reference prefers neither: its share is 0.
+        It is 0 while the policy equals the reference.
         """
         with self.tracker.phase("validate"):
             batch = self._forward(pair_batch(self._even(self.validation)))

@@ -1,4 +1,4 @@
-"""What every training run has in common: the loop over its steps, checkpoints, and how it ends."""
+"""The loop of every training run: steps, checkpoints, and the end."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -32,14 +32,14 @@ logger = logging.getLogger(__name__)
 C = TypeVar("C", bound=RunConfig)
 W = TypeVar("W")
 
-# Of torch in this process, whose tensors are small: with the 64 threads of a large host, dividing 2,048 rows among four
-# ranks took 342 ms, with 8 it took 6.
+# torch threads in the controller, whose tensors are small: dividing 2,048 rows among four ranks took 342 ms with the 64
+# threads of a large host, 6 ms with 8.
 THREADS = 8
 
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """How a run ended; the exact matches are the first and the last that this run measured."""
+    """The result of a run, with the first and last exact match that it measured."""
 
     run_dir: Path
     final_step: int
@@ -48,14 +48,14 @@ class TrainingResult:
 
 
 def run_directory(settings: TrainerConfig) -> Path:
-    """Where the run writes: `output_dir/run_id`, the resumed run's directory, or one named by the time."""
+    """The run's directory: `output_dir/run_id`, the resumed run's directory, or one named after the time."""
     if settings.run_id is None and settings.resume is not None:
         return settings.resume.parent.parent
     return settings.output_dir / (settings.run_id or datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ"))
 
 
 def with_last_checkpoint(config: C) -> C:
-    """The same settings with `trainer.resume=auto` as the run's last checkpoint, or as nothing if it has none."""
+    """The settings with `trainer.resume=auto` replaced by the run's last checkpoint, or by None without one."""
     settings = config.trainer
     if not settings.resumes_itself:
         return config
@@ -65,9 +65,9 @@ def with_last_checkpoint(config: C) -> C:
 
 
 def recorded_step(settings: TrainerConfig, resumed: TrainingState | None) -> int | None:
-    """Up to which step the records of the run's directory are to be kept, as `Tracker` wants to know it.
+    """Last step to keep in the run's records; -1 truncates everything, None starts fresh.
 
-    `settings` are as the user gave them: a run that resumes itself and has no checkpoint yet records all steps anew.
+    `settings` are the user's own: with `trainer.resume=auto` and no checkpoint yet, all steps are recorded again.
     """
     if resumed is not None:
         return resumed.step
@@ -100,7 +100,7 @@ class TrainingRun:
         self.progress = self.state(0)
 
     def step(self, step: int) -> dict[str, float]:
-        """Takes a step; its metrics. Interruptions and refused rewards may end it as long as nothing has changed."""
+        """Takes a step; its metrics. Raises InterruptedRun, RewardError, WatchdogError before anything changes."""
         raise NotImplementedError
 
     def validate(self) -> dict[str, float]:
@@ -136,7 +136,7 @@ class TrainingRun:
         """All steps, with validation and checkpoints between them."""
         settings = self._settings
         self.stop.defer()
-        collect_garbage()  # else while ranks wait for this process
+        collect_garbage()  # now, and not while ranks wait for this process
         torch.set_num_threads(min(torch.get_num_threads(), THREADS))
         try:
             if self.progress.step == 0 and settings.test_before_training:
@@ -162,7 +162,7 @@ class TrainingRun:
 
     @contextmanager
     def _traced(self, step: int) -> Iterator[None]:
-        """Traces a step if it is one of those to trace; in every profiled one, tells which phases were slow."""
+        """Traces the step if the profiler's settings select it; with the profiler on, logs slow phases."""
         settings = self._settings.profiler
         traced = settings.enable and step in settings.steps
         if traced:
@@ -179,13 +179,13 @@ class TrainingRun:
                 logger.warning("step %d: %s", step, slow)
 
     def save_beside(self) -> None:
-        """Begins a checkpoint of the last finished step, which is written while the run goes on."""
+        """Starts a checkpoint of the last finished step; it is written while the run continues."""
         with self.tracker.phase("save"):
             self.saver.attempt(self.saver.finish)
             self.saver.attempt(lambda: self.saver.start(self.progress))
 
     def save_last(self) -> None:
-        """Writes a checkpoint of the last finished step, unless there is one or never to be one."""
+        """Writes a checkpoint of the last finished step, unless it exists or `save_freq` is 0."""
         with self.tracker.phase("save"):
             self.saver.attempt(self.saver.finish)
             if self._settings.save_freq != 0 and self.saver.step < self.progress.step:
@@ -193,12 +193,12 @@ class TrainingRun:
                 self.saver.finish()
 
     def export(self) -> None:
-        """Writes the policy as a model directory that Transformers and vLLM load."""
+        """Writes the policy as a model directory that Transformers and vLLM can load."""
         with self.tracker.phase("export"), atomic_directory(self.run_dir / "model") as partial:
             self._groups.actor.call(ActorRole.export, partial)
 
     def state(self, step: int) -> TrainingState:
-        """Where the run stands after a step."""
+        """The run's state after a step."""
         return TrainingState(
             step=step,
             seed=self._settings.seed,
@@ -208,9 +208,9 @@ class TrainingRun:
         )
 
     def _leave(self, error: TrainerError) -> TrainerError:
-        """Saves what was reached; the error to end with.
+        """Saves the run; the error to end with.
 
-        These causes strike before a step changes anything, so the state is that of the last finished step.
+        These errors are raised before a step changes anything, so the state is that of the last finished step.
         """
         self.save_last()
         step, last = self.progress.step, self.saver.last

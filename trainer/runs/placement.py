@@ -1,4 +1,4 @@
-"""Which role runs where: device mappings, the plan that is shown at the start, and whether it fits."""
+"""Assigns roles to devices, prints the plan, and checks that it fits into memory."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,15 +17,15 @@ from trainer.models.files import parameter_count
 Section = TypeVar("Section", bound=BaseModel)
 
 GIB = 2**30
-# What a trained weight takes, all float32: itself, its gradient, AdamW's two moments.
+# Bytes per trained weight, all float32: the weight, its gradient, AdamW's two moments.
 WEIGHT_BYTES, GRADIENT_BYTES, MOMENTS_BYTES = 4, 4, 8
-LEAST_FOR_ENGINES = 0.2  # share of a GPU that engines are asked to do with before anything is offloaded
+LEAST_FOR_ENGINES = 0.2  # share of a GPU to suggest for engines before suggesting any offload
 TYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True)
 class Share:
-    """What one rank of a role takes of its device, activations aside, and how much of it goes when its turn is over."""
+    """The memory of one rank of a role without activations, and the part of it that is offloaded between its turns."""
 
     role: str
     slot: Slot
@@ -58,7 +58,7 @@ def _mapped(role: str, mapping: str | None, slots: Sequence[Slot]) -> list[Slot]
 
 
 def shares(config: Config, placement: Mapping[str, Sequence[Slot]], device_gib: float | None) -> list[Share]:
-    """What each rank of each role takes; engines on a GPU take their part of `device_gib`."""
+    """The memory of each rank of each role; engines on a GPU take their share of `device_gib`."""
     return [
         Share(role, slot, *_gib(config, role, len(slots), slot.device, device_gib))
         for role, slots in placement.items()
@@ -67,7 +67,7 @@ def shares(config: Config, placement: Mapping[str, Sequence[Slot]], device_gib: 
 
 
 def _gib(config: Config, role: str, ranks: int, device: str, device_gib: float | None) -> tuple[float, float]:
-    """GiB that a rank takes, and how many of them it gives back between its turns."""
+    """GiB of a rank, and how many of them are offloaded between its turns."""
     model = config.model.directory
     size = parameter_count(config.critic.path or model if role == "critic" else model) / GIB
     width = TYPE_BYTES[config.model.dtype]
@@ -75,7 +75,7 @@ def _gib(config: Config, role: str, ranks: int, device: str, device_gib: float |
     if role in ("actor", "critic"):
         settings = config.actor if role == "actor" else config.critic
         share = size / (settings.sharding.shard_size or ranks)
-        if settings.lora.rank:  # adapters are small beside what they adapt
+        if settings.lora.rank:  # adapters are small compared with the model
             return share * width, share * width * settings.sharding.param_offload * on_gpu
         offloaded = WEIGHT_BYTES * settings.sharding.param_offload + MOMENTS_BYTES * settings.sharding.optimizer_offload
         return share * (WEIGHT_BYTES + GRADIENT_BYTES + MOMENTS_BYTES), share * offloaded * on_gpu
@@ -103,9 +103,9 @@ def plan(found: Sequence[Share]) -> list[str]:
 def check_fit(
     found: Sequence[Share], device_gib: float | None, others: Iterable[tuple[str, Sequence[Share]]] = ()
 ) -> None:
-    """Raises ConfigError if the roles of a device take more than it has. Without a known size nothing is checked.
+    """Raises ConfigError if the roles on a device need more memory than it has; does nothing if its size is unknown.
 
-    `others` are settings and the shares they would make: the error names the first that fit.
+    `others` lists other settings with their shares: the error suggests the first that fit.
     """
     if device_gib is None:
         return
@@ -131,7 +131,7 @@ def _needed(found: Sequence[Share]) -> dict[tuple[str, int], float]:
     by_device: dict[tuple[str, int], list[Share]] = defaultdict(list)
     for share in found:
         by_device[share.slot.node.address, share.slot.rank].append(share)
-    # What is offloaded is there for one role at a time.
+    # Offloaded memory is on the device for one role at a time.
     return {
         device: sum(share.gib - share.offloaded_gib for share in own) + max(share.offloaded_gib for share in own)
         for device, own in by_device.items()
@@ -141,7 +141,7 @@ def _needed(found: Sequence[Share]) -> dict[tuple[str, int], float]:
 def alternatives(
     config: Config, placement: Mapping[str, Sequence[Slot]], device_gib: float | None
 ) -> Iterator[tuple[str, list[Share]]]:
-    """Settings that take less of each device, each with those before it, and the shares that they make."""
+    """Settings that save memory, cumulatively, and the resulting shares."""
     savings: list[dict[str, float | bool]] = [
         {f"{role}.sharding.optimizer_offload": True for role in config.trained},
         {f"{role}.sharding.param_offload": True for role in config.trained},
@@ -159,14 +159,14 @@ def alternatives(
 
 
 def _with(section: Section, key: str, value: float | bool) -> Section:
-    """A section of the settings with another value at a key such as actor.sharding.param_offload."""
+    """A copy of a settings section with a new value at a key such as actor.sharding.param_offload."""
     name, _, rest = key.partition(".")
     inner = _with(getattr(section, name), rest, value) if rest else value
     return section.model_copy(update={name: inner})
 
 
 def device_memory(device: str) -> float | None:
-    """GiB of a device of this node, after which the others are judged; None where that cannot be known."""
+    """GiB of this node's first device, assumed for all devices; None if unknown."""
     if device == "cpu":
         return float(psutil.virtual_memory().total / GIB)
     try:

@@ -1,4 +1,4 @@
-"""Checkpoints while training goes on: workers copy their state and write the copy, the next steps look how it went."""
+"""Checkpoints beside training: workers copy their state and write the copy; later steps poll for completion."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -13,11 +13,11 @@ from trainer.runs.interfaces import TrainedRole
 
 logger = logging.getLogger(__name__)
 
-CLOSE_SECONDS = 30.0  # for a save that is under way when the run fails
+CLOSE_SECONDS = 30.0  # for a save that is still running when the run fails
 
 
 class Saver:
-    """Saves the trained groups of a run. `last` is the last whole checkpoint, `step` its step."""
+    """Saves the trained roles of a run. `last` is the last complete checkpoint, `step` its step."""
 
     def __init__(self, groups: Sequence[WorkerGroup[TrainedRole]], run_dir: Path, keep: int | None) -> None:
         self._groups = groups
@@ -27,9 +27,9 @@ class Saver:
         self.step = 0
 
     def start(self, state: TrainingState) -> None:
-        """Begins a checkpoint and returns as soon as every worker has a copy of its state.
+        """Starts a checkpoint; returns as soon as every worker has copied its state.
 
-        The one before must be finished. Raises CheckpointError if there is no place for this one.
+        The previous checkpoint must be finished. Raises CheckpointError if the directory cannot be made.
         """
         partial = self._writer.begin(state)
         calls = [call for group in self._groups for call in group.start(TrainedRole.start_save, partial / group.role)]
@@ -37,19 +37,19 @@ class Saver:
         self._under_way = state
 
     def look(self) -> None:
-        """Completes the checkpoint under way if all workers have written. Raises CheckpointError if one could not."""
+        """Completes the running checkpoint if all workers have written. Raises CheckpointError if one could not."""
         if self._under_way is not None and not any(any(group.call(TrainedRole.saving)) for group in self._groups):
             self.finish()
 
     def finish(self) -> None:
-        """Waits for the checkpoint under way and completes it.
+        """Waits for the running checkpoint and completes it.
 
-        Raises CheckpointError if it cannot be written; what was saved before is then still there.
+        Raises CheckpointError if it cannot be written; earlier checkpoints are kept.
         """
         self._finish(self._timeout)
 
     def attempt(self, save: Callable[[], None]) -> dict[str, float]:
-        """Saves; a failure costs this checkpoint and not the run, whose next one may find space again. The metrics."""
+        """Metrics of a save. A failure only skips this checkpoint: the next one may find space again."""
         try:
             save()
         except CheckpointError as error:
@@ -58,8 +58,8 @@ class Saver:
         return {}
 
     def close(self) -> None:
-        """Completes what is under way if that is soon done, and leaves nothing unfinished behind."""
-        with suppress(TrainerError):  # the run has ended for a reason of its own
+        """Completes the running checkpoint if it ends soon, else removes it."""
+        with suppress(TrainerError):  # the run already ends with another error
             self._finish(CLOSE_SECONDS)
         self._writer.abandon()
 

@@ -1,4 +1,4 @@
-"""SIGTERM, taken where the run's state is whole."""
+"""SIGTERM, handled where the run's state is consistent."""
 
 import signal
 from types import FrameType, TracebackType
@@ -25,7 +25,7 @@ class StopSignal:
         signal.signal(signal.SIGTERM, self._previous)
 
     def defer(self) -> None:
-        """From now on the signal waits for `check`."""
+        """From now on the signal takes effect only in `check`."""
         self._deferred = True
 
     def check(self) -> None:

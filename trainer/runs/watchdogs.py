@@ -1,4 +1,4 @@
-"""Watchdogs: what goes wrong slowly is seen in the metrics of the last steps, before the next update makes it worse."""
+"""Watchdogs: detect slow failures in the metrics of the last steps, before the next update."""
 
 import statistics
 from collections import defaultdict, deque
@@ -13,7 +13,7 @@ SEVERITY = ("off", "log", "skip", "roll_back", "stop")
 
 @dataclass(frozen=True)
 class Alarm:
-    """What a watchdog saw, and what its settings ask for."""
+    """A watchdog's finding, and the action from its settings."""
 
     name: str
     action: str
@@ -22,7 +22,7 @@ class Alarm:
 
 @dataclass(frozen=True)
 class Kind:
-    """What a watchdog looks at: a metric, the figure made of its last values, and whether a low one is bad."""
+    """The metric of a watchdog, the measure of its last values, and whether a low measure is bad."""
 
     metric: str
     measure: Callable[[Sequence[float]], float]
@@ -49,7 +49,7 @@ KINDS: dict[str, Kind] = {
 
 
 class Watchdogs:
-    """Remembers as many steps as the settings ask for."""
+    """The watchdogs of a run; remembers the metrics of the last steps."""
 
     def __init__(self, settings: WatchdogsConfig) -> None:
         self._settings: dict[str, Watchdog] = {name: getattr(settings, name) for name in KINDS}
@@ -65,7 +65,7 @@ class Watchdogs:
         return [alarm for alarm in alarms if alarm is not None]
 
     def forget(self) -> None:
-        """Starts anew, as after a roll-back."""
+        """Forgets all steps, for example after a roll-back."""
         self._seen.clear()
 
     def _alarm(self, name: str, kind: Kind) -> Alarm | None:
@@ -74,7 +74,7 @@ class Watchdogs:
         if settings.action == "off" or len(values) < settings.window:
             return None
         found = kind.measure(values)
-        # Written so that a figure that is no number rings as well.
+        # A measure that is NaN raises an alarm, too.
         fine = found >= settings.threshold if kind.low_is_bad else found <= settings.threshold
         if fine:
             return None
@@ -84,5 +84,5 @@ class Watchdogs:
 
 
 def most_severe(alarms: Sequence[Alarm]) -> str:
-    """The action to take: `off` if there is no alarm."""
+    """The most severe action of the alarms; `off` without alarms."""
     return max((alarm.action for alarm in alarms), key=SEVERITY.index, default="off")
