@@ -18,7 +18,7 @@ from trainer.config.tree import Config
 from trainer.roles.actor import ActorWorker
 from trainer.roles.rollout import RolloutWorker
 from trainer.rollout.engines import Engines
-from trainer.weights.buckets import Layout
+from trainer.weights.buckets import BucketLayout
 from trainer.weights.channel import WeightChannel
 
 
@@ -78,7 +78,7 @@ def measure(
     medians = {name: median(part[name] for part in parts) for name in parts[0]}
     sync = median(whole)
     return {
-        "way": engines.way[0],
+        "way": engines.transport[0],
         "bytes": nbytes,
         "first_seconds": round(first, 3),
         "sync_seconds": round(sync, 4),
@@ -105,7 +105,7 @@ def measure_latecomer(actor: WorkerGroup[TimedActor], rollout: WorkerGroup[Timed
 
 
 def _parts(
-    actor: WorkerGroup[TimedActor], rollout: WorkerGroup[TimedRollout], layouts: Sequence[Layout]
+    actor: WorkerGroup[TimedActor], rollout: WorkerGroup[TimedRollout], layouts: Sequence[BucketLayout]
 ) -> dict[str, float]:
     """Seconds of each part of one sync; the engine receives while the actor sends."""
     actor.call(TimedActor.settle)

@@ -17,9 +17,6 @@ class SamplingRequest:
     max_tokens: int | None = None
 
 
-Request = SamplingRequest
-
-
 @dataclass(frozen=True)
 class Response:
     """The sampled tokens, including the end token if there is one, and their log-probs after the temperature.

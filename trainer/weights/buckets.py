@@ -49,9 +49,6 @@ class BucketLayout:
         return [-(-math.prod(shape) // word) * word for shape in self.shapes]
 
 
-Layout = BucketLayout
-
-
 @dataclass(frozen=True)
 class Bucket:
     """Weights as bytes, followed by the checksum that they were packed with. `data` is [layout.size] uint8."""

@@ -1,4 +1,4 @@
-"""How the actor's weights get to the engines; each engine sums up what it got and compares."""
+"""Transports of the actor's weights to the engines. Each engine compares checksums of what it received."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +10,7 @@ from trainer.cluster.calls import Call, outcomes, task
 from trainer.cluster.nodes import Slot
 from trainer.cluster.workers import WorkerGroup
 from trainer.errors import ConfigError, WorkerError
-from trainer.weights.buckets import Layout
+from trainer.weights.buckets import BucketLayout
 from trainer.weights.endpoints import WeightReceiver, WeightSender
 
 logger = logging.getLogger(__name__)
@@ -18,14 +18,14 @@ logger = logging.getLogger(__name__)
 
 class Transfer(Protocol):
     nbytes: int
-    """How much each engine got the last time."""
+    """Bytes that each engine received in the last push."""
 
-    def fetch(self) -> None:
-        """Takes the actor's weights as they are now."""
+    def snapshot(self) -> None:
+        """Takes a snapshot of the actor's current weights."""
         ...
 
-    def give(self, ranks: Sequence[int]) -> dict[int, WorkerError]:
-        """Gives the weights that were fetched last to some engines; the failures, by rank."""
+    def push(self, ranks: Sequence[int]) -> dict[int, WorkerError]:
+        """Sends the last snapshot to some engines and returns the failures by rank."""
         ...
 
 
@@ -37,10 +37,10 @@ class SharedGpus:
         self._rollout = rollout
         self.nbytes = 0
 
-    def fetch(self) -> None:
-        """Nothing to take: the actor does not change while engines sample."""
+    def snapshot(self) -> None:
+        """Does nothing: the actor's weights do not change before the push."""
 
-    def give(self, ranks: Sequence[int]) -> dict[int, WorkerError]:
+    def push(self, ranks: Sequence[int]) -> dict[int, WorkerError]:
         shared = self._actor.call(WeightSender.share_weights)
         self.nbytes = sum(bucket.layout.nbytes for bucket in shared[0])
         per_rank = len(self._rollout) // len(self._actor)
@@ -51,7 +51,7 @@ class SharedGpus:
 
 
 class ObjectStore:
-    """Through Ray's object store, which keeps them until the next are fetched, for engines that are started anew."""
+    """Ray's object store. It keeps a snapshot until the next one, for engines that are restarted."""
 
     def __init__(self, actor: WorkerGroup[WeightSender], rollout: WorkerGroup[WeightReceiver]) -> None:
         self._actor = actor
@@ -59,42 +59,42 @@ class ObjectStore:
         self._weights: list[ObjectRef] = []
         self.nbytes = 0
 
-    def fetch(self) -> None:
+    def snapshot(self) -> None:
         self._weights = []  # frees the old ones first
         self._weights, self.nbytes = self._actor.call(WeightSender.publish_weights)[0]
 
-    def give(self, ranks: Sequence[int]) -> dict[int, WorkerError]:
+    def push(self, ranks: Sequence[int]) -> dict[int, WorkerError]:
         return self._rollout.attempt(dict.fromkeys(ranks, task(WeightReceiver.replace_weights, self._weights)))[1]
 
 
 class Broadcast:
-    """From the actor's first rank to all engines at once, in a process group of their own.
+    """Broadcasts from the actor's first rank to all engines in a separate process group.
 
-    Engines that it did not reach, because one of them died, and engines that are started anew get the same weights
-    through the object store: the actor keeps a copy on CPU. The process group is then formed again with the next.
+    If an engine dies, those that the broadcast did not reach, and restarted engines, get the same weights through the
+    object store from a CPU copy that the actor keeps. The next push forms a new process group.
 
-    Several actor ranks gather all weights before the first is sent: one that waits for an engine would hold up the
-    others. One rank alone packs them as it sends them, once there is a process group to send them in.
+    With several actor ranks, all weights are gathered before the first is sent, because a rank that waits for an engine
+    would hold up the gathering. A single rank packs weights while it sends them, once the process group exists.
     """
 
     def __init__(self, actor: WorkerGroup[WeightSender], rollout: WorkerGroup[WeightReceiver]) -> None:
         self._actor = actor
         self._rollout = rollout
-        self._layouts: Sequence[Layout] = ()
+        self._layouts: Sequence[BucketLayout] = ()
         self._formed = False
         self._sent = True
         self.nbytes = 0
 
-    def fetch(self) -> None:
+    def snapshot(self) -> None:
         if len(self._actor) > 1 or not self._formed:
             self._layouts = self._actor.call(WeightSender.pack_weights)[0]
             self.nbytes = sum(layout.nbytes for layout in self._layouts)
         self._sent = False
 
-    def give(self, ranks: Sequence[int]) -> dict[int, WorkerError]:
+    def push(self, ranks: Sequence[int]) -> dict[int, WorkerError]:
         missed = list(ranks)
         if self._sent:
-            self._formed = False  # these are new ones
+            self._formed = False  # only restarted engines are pushed to again
         else:
             self._sent = True
             missed = self._send()
@@ -104,7 +104,7 @@ class Broadcast:
         return self._rollout.attempt(dict.fromkeys(missed, task(WeightReceiver.replace_weights, weights)))[1]
 
     def _send(self) -> list[int]:
-        """Sends to all engines; those that it did not reach."""
+        """Sends to all engines and returns the ranks that were not reached."""
         everyone = range(len(self._rollout))
         self._formed = self._formed or self._form()
         if not self._formed:
@@ -116,7 +116,7 @@ class Broadcast:
         return list(failures)
 
     def _form(self) -> bool:
-        """Makes the process group; whether all came."""
+        """Forms the process group. True if all engines joined."""
         size = len(self._rollout) + 1
         port = self._actor.call_one(0, WeightSender.open_channel, size)
         address = self._actor.workers[0].spec.slot.node.address
@@ -127,17 +127,18 @@ class Broadcast:
         return self._went_well(joining, self._rollout.attempt(joins)[1])
 
     def _went_well(self, call: Call[None], failures: Mapping[int, WorkerError]) -> bool:
-        """Whether the actor's call succeeded, and the engines'. A failure is said: what follows is slower."""
+        """Whether the actor's and the engines' calls succeeded. Logs a failure, because the fallback is slower."""
         (outcome,) = outcomes([call], self._actor.timeout)
         failed = [*failures.values(), *([outcome] if isinstance(outcome, WorkerError) else [])]
         if failed:
             logger.warning(
-                "engines that the broadcast did not reach get weights through Ray's object store: %s", failed[0]
+                "engines that the broadcast did not reach get the weights through Ray's object store: %s",
+                failed[0],
             )
         return not failed
 
 
-WAYS: Mapping[str, Callable[[WorkerGroup[WeightSender], WorkerGroup[WeightReceiver]], Transfer]] = {
+TRANSPORTS: Mapping[str, Callable[[WorkerGroup[WeightSender], WorkerGroup[WeightReceiver]], Transfer]] = {
     "CUDA IPC": SharedGpus,
     "NCCL": Broadcast,
     "gloo": Broadcast,
@@ -145,13 +146,15 @@ WAYS: Mapping[str, Callable[[WorkerGroup[WeightSender], WorkerGroup[WeightReceiv
 }
 
 
-def chosen_way(setting: str, actor: Sequence[Slot], engines: Sequence[Slot], on_shared_gpus: bool) -> tuple[str, str]:
-    """One of WAYS for this run, and why; `setting` is `rollout.weight_transfer`.
+def choose_transport(
+    setting: str, actor: Sequence[Slot], engines: Sequence[Slot], on_shared_gpus: bool
+) -> tuple[str, str]:
+    """The transport for this run, a key of TRANSPORTS, and the reason. `setting` is `rollout.weight_transfer`.
 
-    Raises ConfigError for a broadcast that cannot be.
+    Raises ConfigError for an impossible broadcast.
     """
     if on_shared_gpus:
-        return "CUDA IPC", "engines and actor have the same GPUs"
+        return "CUDA IPC", "engines and actor share GPUs"
     if setting == "object_store":
         return "Ray's object store", "rollout.weight_transfer=object_store"
     if engines[0].device == "cpu":
@@ -159,7 +162,7 @@ def chosen_way(setting: str, actor: Sequence[Slot], engines: Sequence[Slot], on_
         return ("gloo", "rollout.weight_transfer=broadcast") if broadcast else ("Ray's object store", "there is no GPU")
     peers = [actor[0].rank, *(slot.rank for slot in engines)]
     if len(set(peers)) == len(peers):
-        return "NCCL", "every engine has a GPU of its own, and so has the actor's first rank"
+        return "NCCL", "every engine and the actor's first rank have their own GPU"
     if setting == "broadcast":
         raise ConfigError(
             "rollout.weight_transfer=broadcast: some engines share a GPU with each other or with the actor's first "

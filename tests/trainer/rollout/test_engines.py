@@ -10,9 +10,9 @@ from trainer.cluster.calls import Task
 from trainer.config.tree import Config
 from trainer.errors import WorkerError
 from trainer.rollout.engines import Engines
-from trainer.rollout.sampling import Request, Response
+from trainer.rollout.sampling import Response, SamplingRequest
 
-REQUEST = Request((5,), 1.0, seed=0)
+REQUEST = SamplingRequest((5,), 1.0, seed=0)
 RESPONSE = Response((7,), (-0.5,), ended=True)
 
 

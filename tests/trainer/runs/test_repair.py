@@ -16,13 +16,13 @@ from trainer.errors import WorkerError
 from trainer.models.small import ModelShape, build_tokenizer, create_model, save_model
 from trainer.roles.factories import make_actor, make_rollout
 from trainer.rollout.engines import Engines, EngineWorker
-from trainer.rollout.sampling import Request, Response
+from trainer.rollout.sampling import Response, SamplingRequest
 from trainer.runs.interfaces import ActorRole
 from trainer.runs.workers import connect_ranks, start_group
 
 Groups = tuple[WorkerGroup[EngineWorker], WorkerGroup[ActorRole], Config]
 
-REQUESTS = [Request((5, 6, 7 + row), 1.0, seed=row) for row in range(8)]
+REQUESTS = [SamplingRequest((5, 6, 7 + row), 1.0, seed=row) for row in range(8)]
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from trainer.rollout.backends.transformers import TransformersEngine
 from trainer.weights import channel as weight_channel
 from trainer.weights.buckets import Bucket, pack
 from trainer.weights.channel import WeightChannel
-from trainer.weights.transfer import WAYS, chosen_way
+from trainer.weights.transfer import TRANSPORTS, choose_transport
 
 PROGRAM = Path(__file__).with_name("channel_program.py")
 
@@ -103,7 +103,7 @@ def slots(device: str, *ranks: int) -> list[Slot]:
 @pytest.mark.parametrize(
     ("setting", "device", "actor", "engines", "way", "reason"),
     [
-        ("auto", "cuda", (0, 1), (2, 3), "NCCL", "every engine has a GPU of its own"),
+        ("auto", "cuda", (0, 1), (2, 3), "NCCL", "every engine and the actor's first rank have their own GPU"),
         ("broadcast", "cuda", (0, 1), (1, 2), "NCCL", "and so has the actor's first rank"),
         ("auto", "cuda", (0, 1), (0, 2), "Ray's object store", "some engines share a GPU"),
         ("auto", "cuda", (0,), (1, 1), "Ray's object store", "some engines share a GPU"),
@@ -115,14 +115,14 @@ def slots(device: str, *ranks: int) -> list[Slot]:
 def test_nccl_is_chosen_if_every_peer_has_its_own_gpu(
     setting: str, device: str, actor: tuple[int, ...], engines: tuple[int, ...], way: str, reason: str
 ) -> None:
-    chosen, why = chosen_way(setting, slots(device, *actor), slots(device, *engines), on_shared_gpus=False)
+    chosen, why = choose_transport(setting, slots(device, *actor), slots(device, *engines), on_shared_gpus=False)
     assert chosen == way
     assert reason in why
-    assert chosen in WAYS
+    assert chosen in TRANSPORTS
 
 
 def test_shared_gpus_use_cuda_ipc_and_an_impossible_broadcast_is_refused() -> None:
     same = slots("cuda", 0, 1)
-    assert chosen_way("broadcast", same, same, on_shared_gpus=True)[0] == "CUDA IPC"
+    assert choose_transport("broadcast", same, same, on_shared_gpus=True)[0] == "CUDA IPC"
     with pytest.raises(ConfigError, match="which NCCL refuses"):
-        chosen_way("broadcast", same, slots("cuda", 0, 2), on_shared_gpus=False)
+        choose_transport("broadcast", same, slots("cuda", 0, 2), on_shared_gpus=False)
