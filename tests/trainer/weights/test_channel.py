@@ -104,7 +104,7 @@ def slots(device: str, *ranks: int) -> list[Slot]:
     ("setting", "device", "actor", "engines", "way", "reason"),
     [
         ("auto", "cuda", (0, 1), (2, 3), "NCCL", "every engine and the actor's first rank have their own GPU"),
-        ("broadcast", "cuda", (0, 1), (1, 2), "NCCL", "and so has the actor's first rank"),
+        ("broadcast", "cuda", (0, 1), (1, 2), "NCCL", "the actor's first rank have their own GPU"),
         ("auto", "cuda", (0, 1), (0, 2), "Ray's object store", "some engines share a GPU"),
         ("auto", "cuda", (0,), (1, 1), "Ray's object store", "some engines share a GPU"),
         ("object_store", "cuda", (0,), (1,), "Ray's object store", "rollout.weight_transfer=object_store"),
