@@ -18,8 +18,12 @@ def site(tmp_path: Path) -> Path:
     return tmp_path
 
 
+BUILD = (ROOT / "ci/site").read_text(encoding="utf-8").splitlines()[-1].removeprefix("exec ").split()
+"""The line by which ci/site builds: what the tests below show is true of it."""
+
+
 def build(site: Path) -> tuple[int, str]:
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", str(site / "mkdocs.yml")]
+    command = [sys.executable, "-m", *BUILD, "--config-file", str(site / "mkdocs.yml")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=site)
     return done.returncode, done.stdout + done.stderr
 
