@@ -1,34 +1,37 @@
-"""From a loss per token to one number: the sum of what every rank and micro-batch computes is the loss of all."""
+"""One number from a loss per token. The numbers of all ranks and micro-batches add up to the loss of the batch."""
 
-from typing import NamedTuple
+from __future__ import annotations
 
-from torch import Tensor
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from trainer.config.tree import Aggregation
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Aggregation = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean"]
 
 
 class GlobalCount(NamedTuple):
-    """What a *global* mini-batch holds, over all ranks: unmasked tokens, and responses with at least one of them."""
+    """Size of a mini-batch over all ranks: unmasked tokens, and responses with at least one unmasked token."""
 
     tokens: int
     responses: int
 
 
 def aggregate(values: Tensor, mask: Tensor, mode: Aggregation, count: GlobalCount) -> Tensor:
-    """One scalar from a value per token; over any split into whole rows these scalars add up to that of the whole.
+    """A scalar from a value per token. For any split into whole rows, the parts' scalars add up to the whole's.
 
-        token-mean            sum over tokens / all tokens                every token weighs the same
+        token-mean            sum over tokens / all tokens                every token has the same weight
         token-sum             sum over tokens
-        seq-mean-token-sum    sum over tokens / all responses             longer responses weigh more
-        seq-mean-token-mean   sum of each response's mean / responses     every response weighs the same
+        seq-mean-token-sum    sum over tokens / all responses             longer responses have more weight
+        seq-mean-token-mean   sum of each response's mean / responses     every response has the same weight
 
-    Dividing each part by its own count would weigh the tokens of short responses more (Yu et al. 2025,
-    arXiv:2503.14476, 3.3); what the modes favour: Liu et al. 2025, arXiv:2503.20783, 3.1.
+    Dividing each part by its own count would give tokens of short responses more weight (Yu et al. 2025,
+    arXiv:2503.14476, 3.3). Liu et al. 2025, arXiv:2503.20783, 3.1, compare the modes.
 
     Args:
         values: [rows, tokens] float.
-        mask: [rows, tokens] bool; a row without an unmasked token counts for nothing.
-        count: of the global mini-batch that the rows are a part of.
+        mask: [rows, tokens] bool; a row without unmasked tokens is ignored.
+        count: of the global mini-batch that contains the rows.
     """
     values = values.where(mask, 0.0)
     match mode:

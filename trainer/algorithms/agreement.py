@@ -1,10 +1,10 @@
-"""How far the engine's log-probs are from the trainer's for the same tokens under the same weights."""
+"""The distance between the engine's and the trainer's log-probs of the same tokens under the same weights."""
 
 from torch import Tensor
 
 
 def log_prob_agreement(rollout: Tensor, trainer: Tensor, mask: Tensor) -> dict[str, float]:
-    """Metrics of the difference, which is rounding as long as both compute the same policy.
+    """Metrics of the difference. It is rounding error as long as both compute the same policy.
 
     `log_prob_difference` is the largest, `log_prob_difference_mean` the mean of |difference|, and
     `ratio_outside_tenth` the share of tokens whose ratio of probabilities is outside [0.9, 1.1].

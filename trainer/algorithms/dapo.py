@@ -1,11 +1,11 @@
-"""What DAPO adds to the sampling (Yu et al. 2025, arXiv:2503.14476): which prompts teach, and the price of length."""
+"""DAPO (Yu et al. 2025, arXiv:2503.14476): informative prompts and the penalty for long responses."""
 
 import torch
 from torch import Tensor
 
 
 def informative_groups(scores: Tensor, groups: Tensor) -> Tensor:
-    """Dynamic sampling, section 3.2: whether the responses to a prompt differ in score, so that any one has an
+    """Dynamic sampling, section 3.2: whether the responses to a prompt differ in score. Otherwise none of them has an
     advantage.
 
     Args:
@@ -22,7 +22,7 @@ def informative_groups(scores: Tensor, groups: Tensor) -> Tensor:
 
 
 def overlong_penalty(lengths: Tensor, max_length: int, buffer: int, factor: float) -> Tensor:
-    """Soft overlong punishment, section 3.4, equation 13: nothing up to `max_length - buffer` tokens, then linearly
+    """Soft overlong punishment, section 3.4, equation 13: 0 up to `max_length - buffer` tokens, then linearly
     down to -`factor` at `max_length`.
 
     Args:

@@ -8,7 +8,7 @@ from torch.nn.functional import logsigmoid
 
 
 def preference_margins(log_probs: Tensor, reference_log_probs: Tensor, mask: Tensor, beta: float) -> Tensor:
-    """How much more the policy prefers the chosen response than the reference does (the argument of equation 7).
+    """The policy's preference for the chosen response relative to the reference's (the argument of equation 7).
 
         m = beta ((log p(chosen) - log q(chosen)) - (log p(rejected) - log q(rejected)))
 
@@ -24,7 +24,7 @@ def preference_margins(log_probs: Tensor, reference_log_probs: Tensor, mask: Ten
 
 
 def dpo_loss(margins: Tensor, label_smoothing: float) -> Tensor:
-    """-(1 - s) log sigmoid(m) - s log sigmoid(-m) of each pair; s is how often labels are taken to be wrong
+    """-(1 - s) log sigmoid(m) - s log sigmoid(-m) of each pair; s is the assumed share of wrong labels
     (Mitchell 2023, "A note on DPO with noisy preferences"). margins, result: [pairs]."""
     return -(1 - label_smoothing) * logsigmoid(margins) - label_smoothing * logsigmoid(-margins)
 
@@ -36,12 +36,12 @@ def dpo_advantages(margins: Tensor, mask: Tensor, beta: float, label_smoothing: 
 
         -mean over pairs of w (grad log p(chosen) - grad log p(rejected)),    w = beta (sigmoid(-m) - s)
 
-    and log p is a sum over tokens. So +w at every token of the chosen response and -w at every token of the rejected
-    one is all that a policy loss needs to know: `seq-mean-token-sum` at ratio 1 averages over twice as many rows as
-    pairs, hence the factor 2. The rows are then independent of each other, and any rank may have any of them.
+    and log p is a sum over tokens. A policy loss therefore needs only +w at every token of the chosen response and -w
+    at every token of the rejected one. `seq-mean-token-sum` at ratio 1 averages over twice as many rows as pairs, hence
+    the factor 2. The rows become independent of each other, so any rank may process any of them.
 
     Args:
-        margins: [pairs] under the very policy that takes the step.
+        margins: [pairs], under the policy that takes the step.
         mask: [rows, tokens] bool.
 
     Returns:

@@ -1,10 +1,15 @@
-"""The KL divergence to a reference policy from sampled tokens: estimated, as a loss, and held at a target."""
+"""The KL divergence to a reference policy from sampled tokens: estimate, loss, and adaptive coefficient."""
 
-import torch
-from torch import Tensor
+from __future__ import annotations
 
-from trainer.algorithms.policy_loss import LOG_RATIO_LIMIT
-from trainer.config.tree import KlEstimator
+from typing import TYPE_CHECKING, Literal
+
+from trainer.algorithms.importance import log_ratio
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+KlEstimator = Literal["k1", "k2", "k3"]
 
 
 def kl_estimate(log_probs: Tensor, reference_log_probs: Tensor, estimator: KlEstimator) -> Tensor:
@@ -17,29 +22,29 @@ def kl_estimate(log_probs: Tensor, reference_log_probs: Tensor, estimator: KlEst
 
     Schulman 2020, "Approximating KL divergence", joschu.net/blog/kl-approx.html.
 
-    These are values to subtract from the reward; for a loss take `kl_loss`.
+    Subtract these values from the reward; for a loss use `kl_loss`.
 
     Args:
         log_probs, reference_log_probs: float, any one shape; log-probs of the same tokens.
     """
-    difference = (log_probs - reference_log_probs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    difference = log_ratio(log_probs, reference_log_probs)
     match estimator:
         case "k1":
             return difference
         case "k2":
             return difference.square() / 2
         case "k3":
-            return torch.expm1(-difference) + difference
+            return (-difference).expm1() + difference
 
 
 def kl_loss(log_probs: Tensor, reference_log_probs: Tensor, estimator: KlEstimator, unbiased: bool) -> Tensor:
     """A loss per token whose value is the estimate and whose gradient, if `unbiased`, is that of the KL.
 
-    The sample does not follow the policy when the gradient is taken, so the gradient of k1 is zero on average and
-    that of k3 is of the KL the other way round. That of k2, d grad(log p), is the KL's on average (Tang and Munos
-    2025, arXiv:2506.09477): k2 - sg[k2] + sg[estimate].
+    The gradient treats the sample as fixed. On average the gradient of k1 is therefore zero, and that of k3 belongs to
+    the reverse KL. The gradient of k2, d grad(log p), is the KL's on average (Tang and Munos 2025, arXiv:2506.09477),
+    hence k2 - sg[k2] + sg[estimate].
 
-    Args: as of `kl_estimate`.
+    Args: as for `kl_estimate`.
     """
     value = kl_estimate(log_probs, reference_log_probs, estimator)
     if not unbiased:
@@ -49,13 +54,13 @@ def kl_loss(log_probs: Tensor, reference_log_probs: Tensor, estimator: KlEstimat
 
 
 def adapted_kl_coefficient(coefficient: float, kl: float, target: float, horizon: int, samples: int) -> float:
-    """The coefficient of the next step, from the KL of this one (Ziegler et al. 2019, arXiv:1909.08593, section 2.2).
+    """The coefficient of the next step, given the KL of this one (Ziegler et al. 2019, arXiv:1909.08593, section 2.2).
 
         coefficient (1 + clip(kl / target - 1, -0.2, 0.2) samples / horizon)
 
     Args:
         kl: mean over the step's tokens.
-        horizon, samples: both in responses; larger horizons adapt more slowly.
+        horizon, samples: in responses; a larger horizon adapts more slowly.
     """
     error = min(max(kl / target - 1, -0.2), 0.2)
     return coefficient * (1 + error * samples / horizon)

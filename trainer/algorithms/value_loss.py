@@ -5,7 +5,7 @@ from torch import Tensor
 
 
 def clipped_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip_range: float | None) -> Tensor:
-    """Half the squared error, the worse of a value and the same value held near its old one; one value per token.
+    """Half the squared error of each value or of the value clipped to its old one, whichever is larger.
 
         v' = clip(v, v_old - clip_range, v_old + clip_range)        loss = max((v - R)^2, (v' - R)^2) / 2
 
@@ -21,5 +21,5 @@ def clipped_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip
     error = (values - returns).square()
     if clip_range is None:
         return error / 2
-    held = values.clamp(old_values - clip_range, old_values + clip_range)
-    return torch.maximum(error, (held - returns).square()) / 2
+    clipped = values.clamp(old_values - clip_range, old_values + clip_range)
+    return torch.maximum(error, (clipped - returns).square()) / 2

@@ -1,15 +1,19 @@
-"""The settings of verl's published launch lines, in this trainer's words: one table from their keys to ours.
+"""verl's settings as ours: one table from their keys to rules.
 
-`translate` turns `actor_rollout_ref.actor.optim.lr=1e-6` into `actor.learning_rate=1e-6`. A key that has nothing to
-set here is accepted with a reason; a value that asks for what does not exist here is refused.
+`translate` turns `actor_rollout_ref.actor.optim.lr=1e-6` into `actor.learning_rate=1e-6`. A key without effect here is
+accepted with a note; a value that asks for a missing feature is refused.
 """
 
-from collections.abc import Iterable, Mapping
+import difflib
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
+from trainer.algorithms.registry import ESTIMATORS, POLICY_LOSSES
 from trainer.compat.verl_rules import (
     KL_KINDS,
+    Given,
     Rule,
+    Value,
     checkpoints_to_keep,
     devices,
     filter_overlong,
@@ -33,10 +37,12 @@ from trainer.compat.verl_rules import (
     truncated_ratio,
     truncation,
 )
+from trainer.errors import ConfigError
 
 _ACTOR, _ROLLOUT, _REF, _MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "ref", "model"))
 _MODES = {mode: mode for mode in ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean")}
-_ADVANTAGES = {name: name for name in ("gae", "grpo", "rloo", "reinforce_plus_plus", "remax")}
+_ESTIMATORS = {name: row.name for row in ESTIMATORS.values() for name in row.verl}
+_POLICY_LOSSES = {name: row.name for row in POLICY_LOSSES.values() for name in row.verl}
 _BY_ACTOR = "the reference is sharded like the actor, see actor.sharding"
 _WARM_UP = "the learning rate is constant"
 _ONE_FORWARD = "actor.micro_batch_size or actor.micro_batch_tokens bounds every forward pass of actor and reference"
@@ -88,22 +94,20 @@ RULES: dict[str, Rule] = {
     f"{_MODEL}.override_config": only("{}"),
     # ---- actor
     f"{_ACTOR}.strategy": strategy("actor"),
-    f"{_ACTOR}.ppo_mini_batch_size": to_responses("actor.mini_batch_size", "critic.mini_batch_size"),
+    f"{_ACTOR}.ppo_mini_batch_size": to_responses("actor.mini_batch_size", inherited=("critic.mini_batch_size",)),
     f"{_ACTOR}.ppo_micro_batch_size_per_gpu": to("actor.micro_batch_size"),
     f"{_ACTOR}.ppo_micro_batch_size": only("null"),
     f"{_ACTOR}.use_dynamic_bsz": no_effect("ppo_max_token_len_per_gpu is what makes micro-batches dynamic"),
     f"{_ACTOR}.ppo_max_token_len_per_gpu": switched_by(f"{_ACTOR}.use_dynamic_bsz", "actor.micro_batch_tokens"),
-    f"{_ACTOR}.ppo_epochs": to("actor.ppo_epochs", "critic.ppo_epochs"),
+    f"{_ACTOR}.ppo_epochs": to("actor.ppo_epochs", inherited=("critic.ppo_epochs",)),
     f"{_ACTOR}.clip_ratio": to("actor.clip_ratio"),
     f"{_ACTOR}.clip_ratio_low": to("actor.clip_ratio_low"),
     f"{_ACTOR}.clip_ratio_high": to("actor.clip_ratio_high"),
     f"{_ACTOR}.clip_ratio_c": to("actor.clip_dual"),
-    f"{_ACTOR}.policy_loss.loss_mode": mapped(
-        {"vanilla": "ppo", "ppo": "ppo", "gspo": "gspo", "cispo": "cispo"}, "actor.policy_loss"
-    ),
-    f"{_ACTOR}.loss_agg_mode": mapped(_MODES, "actor.loss_aggregation", "critic.loss_aggregation"),
+    f"{_ACTOR}.policy_loss.loss_mode": mapped(_POLICY_LOSSES, "actor.policy_loss"),
+    f"{_ACTOR}.loss_agg_mode": mapped(_MODES, "actor.loss_aggregation", inherited=("critic.loss_aggregation",)),
     f"{_ACTOR}.entropy_coeff": to("actor.entropy_coefficient"),
-    f"{_ACTOR}.use_kl_loss": switch(f"{_ACTOR}.kl_loss_coef", "actor.kl_loss_coefficient", "0.001"),
+    f"{_ACTOR}.use_kl_loss": switch(f"{_ACTOR}.kl_loss_coef", "actor.kl_loss_coefficient", 0.001),
     f"{_ACTOR}.kl_loss_coef": switched_by(f"{_ACTOR}.use_kl_loss", "actor.kl_loss_coefficient"),
     f"{_ACTOR}.kl_loss_type": kl_loss_type,
     f"{_ACTOR}.tis_imp_ratio_cap": truncated_ratio,
@@ -228,9 +232,9 @@ RULES: dict[str, Rule] = {
     "reward_model.launch_reward_fn_async": no_effect("rewards are computed in processes of their own"),
     "reward_model.*": no_effect(_WHOLE),
     # ---- algorithm
-    "algorithm.adv_estimator": mapped(_ADVANTAGES, "algorithm.advantage"),
+    "algorithm.adv_estimator": mapped(_ESTIMATORS, "algorithm.advantage"),
     "algorithm.norm_adv_by_std_in_grpo": to("algorithm.divide_by_std"),
-    "algorithm.use_kl_in_reward": switch("algorithm.kl_ctrl.kl_coef", "algorithm.kl_coefficient", "0.001"),
+    "algorithm.use_kl_in_reward": switch("algorithm.kl_ctrl.kl_coef", "algorithm.kl_coefficient", 0.001),
     "algorithm.kl_penalty": mapped(KL_KINDS, "algorithm.kl_estimator"),
     "algorithm.kl_ctrl.type": mapped({"fixed": "fixed", "adaptive": "adaptive"}, "algorithm.kl_control"),
     "algorithm.kl_ctrl.kl_coef": switched_by("algorithm.use_kl_in_reward", "algorithm.kl_coefficient"),
@@ -294,13 +298,15 @@ RULES: dict[str, Rule] = {
 }
 
 
-def translate(given: Mapping[str, str], known: Iterable[str]) -> tuple[dict[str, str], list[str]]:
-    """Our settings for what is given, in its order, and notes for the user. Keys in `known` and unknown ones stay.
+def translate(given: Given, known: Iterable[str]) -> tuple[dict[str, Value], list[str]]:
+    """Our settings for everything given, and notes for the user. The last value given for a setting counts.
 
-    Raises ConfigError for a value of a verl key that asks for what does not exist here.
+    Keys in `known` and unknown ones stay. Raises ConfigError for a value that asks for a missing feature, and for a
+    misspelt key.
     """
     known = set(known)
-    settings: dict[str, str] = {}
+    settings: dict[str, Value] = {}
+    inherited: dict[str, Value] = {}
     notes: list[str] = []
     for key, value in given.items():
         rule = None if key in known else _rule(key)
@@ -308,21 +314,22 @@ def translate(given: Mapping[str, str], known: Iterable[str]) -> tuple[dict[str,
             settings[key] = value
             continue
         translation = rule(key, value, given)
-        for ours, text in translation.settings.items():
-            # What verl hands on from one role to another yields to what is given for that role itself.
-            if ours not in settings or ours.split(".")[0] == _home(key):
-                settings[ours] = text
+        settings |= translation.settings
+        inherited |= translation.inherited
         if translation.note:
             notes.append(translation.note)
-    return settings, notes
-
-
-def _home(key: str) -> str:
-    """The section of ours that a key of verl's belongs to by itself."""
-    return key.removeprefix("actor_rollout_ref.").split(".")[0]
+    return inherited | settings, notes
 
 
 def _rule(key: str) -> Rule | None:
+    """The rule of a key: its own, or the first pattern that matches. Raises ConfigError for a near miss of a key."""
     if key in RULES:
         return RULES[key]
-    return next((rule for pattern, rule in RULES.items() if "*" in pattern and fnmatchcase(key, pattern)), None)
+    found = next((rule for pattern, rule in RULES.items() if "*" in pattern and fnmatchcase(key, pattern)), None)
+    if found is not None:
+        section, _, leaf = key.rpartition(".")
+        siblings = [name.rpartition(".")[2] for name in RULES if name.rpartition(".")[0] == section]
+        near = difflib.get_close_matches(leaf, [name for name in siblings if "*" not in name], n=1, cutoff=0.85)
+        if near:
+            raise ConfigError(f"{key}: there is no such setting", hint=f"did you mean {section}.{near[0]}=VALUE?")
+    return found

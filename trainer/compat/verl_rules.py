@@ -1,49 +1,74 @@
-"""How a setting of verl's becomes one of ours: rules, of which `trainer/compat/verl_keys.py` gives each key one."""
+"""Rules that turn a setting of verl into ours. `trainer/compat/verl_keys.py` assigns one to each key."""
 
-import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
+from trainer.algorithms.registry import CORRECTIONS
 from trainer.errors import ConfigError
 
-Given = Mapping[str, str]
+Value = str | int | float | bool | list["Value"] | dict[str, "Value"] | None
+"""A value as YAML reads it. Scalars of the command line are text until a setting's type reads them."""
+
+Given = Mapping[str, Value]
 
 KL_KINDS = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
 
 
 @dataclass(frozen=True)
 class Translation:
-    """Our settings for one of verl's, and what the user should know about it, if anything."""
+    """Our settings for one of verl's, with a note for the user if there is something to know.
 
-    settings: dict[str, str]
+    verl hands some values on from one role to another. Such `inherited` settings yield to the role's own.
+    """
+
+    settings: dict[str, Value]
     note: str = ""
+    inherited: dict[str, Value] = field(default_factory=dict)
 
 
-Rule = Callable[[str, str, Given], Translation]
-"""From a key, its value, and all of verl's keys that are given."""
+Rule = Callable[[str, Value, Given], Translation]
+"""From a key, its value, and everything that is given."""
 
 
-def to(*ours: str) -> Rule:
-    """The same value under our key; under several, for what verl hands on from one role to another."""
-    return lambda _key, value, _given: Translation(dict.fromkeys(ours, value))
+def word(value: Value) -> str:
+    """A scalar in lower case as one writes it in YAML: `true`, `null`, `1`."""
+    return "null" if value is None else str(value).lower()
 
 
-def mapped(values: Mapping[str, str], *ours: str) -> Rule:
+def whole(value: Value) -> int | None:
+    """A whole number; None for anything else."""
+    text = word(value)
+    return int(text) if text.removeprefix("-").isdecimal() else None
+
+
+def is_true(value: Value) -> bool:
+    return word(value) == "true"
+
+
+def to(*ours: str, inherited: Sequence[str] = ()) -> Rule:
+    """The same value under our keys."""
+    return lambda _key, value, _given: Translation(
+        dict.fromkeys(ours, value), inherited=dict.fromkeys(inherited, value)
+    )
+
+
+def mapped(values: Mapping[str, str], ours: str, inherited: Sequence[str] = ()) -> Rule:
     """Our key with our word for each value; other values are refused."""
 
-    def rule(key: str, value: str, _given: Given) -> Translation:
-        if value.lower() not in values:
+    def rule(key: str, value: Value, _given: Given) -> Translation:
+        if word(value) not in values:
             raise _unsupported(key, value, values)
-        return Translation(dict.fromkeys(ours, values[value.lower()]))
+        ours_word = values[word(value)]
+        return Translation({ours: ours_word}, inherited=dict.fromkeys(inherited, ours_word))
 
     return rule
 
 
 def only(*accepted: str) -> Rule:
-    """Nothing to set, because the accepted values are what always happens here; others are refused."""
+    """Sets nothing: the accepted values describe what always happens here. Others are refused."""
 
-    def rule(key: str, value: str, _given: Given) -> Translation:
-        if value.lower() not in accepted:
+    def rule(key: str, value: Value, _given: Given) -> Translation:
+        if word(value) not in accepted:
             raise _unsupported(key, value, accepted)
         return Translation({})
 
@@ -51,117 +76,122 @@ def only(*accepted: str) -> Rule:
 
 
 def no_effect(reason: str) -> Rule:
-    """Accepted and left aside."""
+    """Accepted without effect; the note gives the reason."""
     return lambda key, _value, _given: Translation({}, f"{key} has no effect: {reason}")
 
 
-def to_responses(*ours: str) -> Rule:
-    """verl counts the prompts of a mini-batch, we its responses."""
+def to_responses(ours: str, inherited: Sequence[str] = ()) -> Rule:
+    """verl counts the prompts of a mini-batch, we count its responses."""
 
-    def rule(key: str, value: str, given: Given) -> Translation:
-        samples = given.get("rollout.samples_per_prompt", given.get("actor_rollout_ref.rollout.n", "1"))
-        if not (value.isdecimal() and samples.isdecimal()):
+    def rule(key: str, value: Value, given: Given) -> Translation:
+        samples = given.get("rollout.samples_per_prompt", given.get("actor_rollout_ref.rollout.n", 1))
+        prompts, per_prompt = whole(value), whole(samples)
+        if prompts is None or per_prompt is None:
             raise ConfigError(f"{key}={value}: expected a whole number", hint="it counts prompts per optimizer step")
-        return Translation(dict.fromkeys(ours, str(int(value) * int(samples))))
+        responses = prompts * per_prompt
+        return Translation({ours: responses}, inherited=dict.fromkeys(inherited, responses))
 
     return rule
 
 
-def switch(companion: str, ours: str, default: str) -> Rule:
-    """A switch beside a coefficient: off is coefficient 0, on is verl's default unless the coefficient is given."""
+def switch(companion: str, ours: str, default: float) -> Rule:
+    """A switch beside a coefficient: off is coefficient 0; on is the given coefficient or else verl's default."""
 
-    def rule(key: str, value: str, given: Given) -> Translation:
-        if value.lower() not in ("true", "false"):
+    def rule(key: str, value: Value, given: Given) -> Translation:
+        if word(value) not in ("true", "false"):
             raise _unsupported(key, value, ("true", "false"))
-        return Translation({ours: given.get(companion, default) if value.lower() == "true" else "0"})
+        return Translation({ours: given.get(companion, default) if is_true(value) else 0.0})
 
     return rule
 
 
 def switched_by(switch_key: str, ours: str, inherited: str = "") -> Rule:
-    """A value that counts only if its switch is on, or if not given, the one that verl inherits it from."""
+    """A value that counts only if its switch is on. A missing switch takes the value of `inherited`."""
 
-    def rule(key: str, value: str, given: Given) -> Translation:
-        if given.get(switch_key, given.get(inherited, "false")).lower() == "true":
+    def rule(key: str, value: Value, given: Given) -> Translation:
+        if is_true(given.get(switch_key, given.get(inherited, False))):
             return Translation({ours: value})
         return Translation({}, f"{key} has no effect: {switch_key} is not true")
 
     return rule
 
 
-def truncation(key: str, value: str, given: Given) -> Translation:
-    if given.get("data.filter_overlong_prompts", "false").lower() == "true":
-        return Translation({})  # what is left after filtering is short enough
+def truncation(key: str, value: Value, given: Given) -> Translation:
+    if is_true(given.get("data.filter_overlong_prompts", False)):
+        return Translation({})  # no long prompt is left after filtering
     names = {"error": "error", "left": "truncate_left", "right": "truncate_right"}
     return mapped(names, "data.overlong_prompts")(key, value, given)
 
 
-def filter_overlong(key: str, value: str, given: Given) -> Translation:
-    if value.lower() == "true":
+def filter_overlong(key: str, value: Value, given: Given) -> Translation:
+    if is_true(value):
         return Translation({"data.overlong_prompts": "filter"})
     return only("false")(key, value, given)
 
 
-def kl_loss_type(key: str, value: str, _given: Given) -> Translation:
-    name = value.lower().removesuffix("+")
+def kl_loss_type(key: str, value: Value, _given: Given) -> Translation:
+    name = word(value).removesuffix("+")
     if name not in KL_KINDS:
         raise _unsupported(key, value, KL_KINDS)
-    note = f"{key}={value}: its gradient is that of the KL; actor.kl_loss_unbiased=false takes the estimate's"
-    same = value.endswith("+") or KL_KINDS[name] == "k2"
+    note = f"{key}={value}: the loss uses the gradient of the KL; actor.kl_loss_unbiased=false uses the estimate's"
+    same = word(value).endswith("+") or KL_KINDS[name] == "k2"
     return Translation({"actor.kl_loss_estimator": KL_KINDS[name]}, "" if same else note)
 
 
-def truncated_ratio(_key: str, value: str, _given: Given) -> Translation:
-    if value.lower() in ("-1", "null", "none", "false"):
+def truncated_ratio(_key: str, value: Value, _given: Given) -> Translation:
+    if word(value) in ("-1", "null", "none", "false"):
         return Translation({})
     return Translation({"algorithm.correction": "tis", "algorithm.correction_high": value})
 
 
-def rollout_is(key: str, value: str, given: Given) -> Translation:
-    if value.lower() in ("null", "none", "false"):
+def rollout_is(key: str, value: Value, given: Given) -> Translation:
+    if word(value) in ("null", "none", "false"):
         return Translation({})
-    return mapped({"token": "tis", "true": "tis"}, "algorithm.correction")(key, value, given)
+    names = {name: row.name for row in CORRECTIONS.values() for name in row.verl}
+    return mapped(names, "algorithm.correction")(key, value, given)
 
 
-def shared_memory(key: str, value: str, given: Given) -> Translation:
-    if value.lower() == "true":
+def shared_memory(key: str, value: Value, given: Given) -> Translation:
+    if is_true(value):
         return Translation({"data.cache_dir": "/dev/shm/slipway-data"})
     return only("false")(key, value, given)
 
 
-def loggers(_key: str, value: str, _given: Given) -> Translation:
-    names = [name.strip(" \"'") for name in value.strip("[]\"' ").split(",") if name.strip(" \"'")]
-    others = [name for name in names if name not in ("console", "tensorboard", "file")]  # always written
-    return Translation({"trainer.loggers": f"[{','.join(others)}]"})
+def loggers(_key: str, value: Value, _given: Given) -> Translation:
+    """Console, metrics.jsonl and TensorBoard always record; `trainer.loggers` names the others."""
+    names: list[Value] = list(value) if isinstance(value, list) else [name.strip() for name in str(value).split(",")]
+    return Translation({"trainer.loggers": [name for name in names if name not in ("console", "tensorboard", "file")]})
 
 
-def devices(key: str, value: str, _given: Given) -> Translation:
-    return Translation({key.removesuffix(".devices"): value.strip("[]\"' ").replace('"', "")})
+def devices(key: str, value: Value, _given: Given) -> Translation:
+    text = ",".join(map(str, value)) if isinstance(value, list) else value
+    return Translation({key.removesuffix(".devices"): text})
 
 
-def reward_model_alone(key: str, value: str, given: Given) -> Translation:
+def reward_model_alone(key: str, value: Value, given: Given) -> Translation:
     """Where verl has a reward model, its score is the reward."""
-    return Translation({"reward.weight": "0"}) if value.lower() == "true" else only("false")(key, value, given)
+    return Translation({"reward.weight": 0.0}) if is_true(value) else only("false")(key, value, given)
 
 
-def reward_model_input(_key: str, value: str, _given: Given) -> Translation:
+def reward_model_input(_key: str, value: Value, _given: Given) -> Translation:
     """With a tokenizer named, verl decodes responses and applies the reward model's chat template."""
-    return Translation({"reward.model.input": "tokens" if value.lower() in ("null", "none") else "text"})
+    return Translation({"reward.model.input": "tokens" if word(value) in ("null", "none") else "text"})
 
 
-def checkpoints_to_keep(key: str, value: str, given: Given) -> Translation:
-    """A checkpoint here has actor and critic, so the larger of verl's two numbers counts; 0 or less keeps all."""
+def checkpoints_to_keep(key: str, value: Value, given: Given) -> Translation:
+    """A checkpoint holds actor and critic, so the larger of verl's two numbers counts; 0 or less keeps all."""
     values = [given.get(f"trainer.max_{role}_ckpt_to_keep", value) for role in ("actor", "critic")]
-    if not all(re.fullmatch(r"-?\d+|null|none", one.lower()) for one in values):
+    numbers = [0 if word(one) in ("null", "none") else whole(one) for one in values]
+    known = [number for number in numbers if number is not None]
+    if len(known) < len(numbers):
         raise ConfigError(f"{key}={value}: expected a whole number or null", hint="it counts checkpoints to keep")
-    numbers = [int(one) if one.lstrip("-").isdecimal() else 0 for one in values]
-    return Translation({"trainer.keep_checkpoints": str(max(numbers)) if min(numbers) > 0 else "null"})
+    return Translation({"trainer.keep_checkpoints": max(known) if min(known) > 0 else None})
 
 
-def resume_mode(key: str, value: str, given: Given) -> Translation:
-    if value.lower() == "resume_path":
+def resume_mode(key: str, value: Value, given: Given) -> Translation:
+    if word(value) == "resume_path":
         return Translation({})
-    if value.lower() == "auto":
+    if word(value) == "auto":
         if "trainer.experiment_name" in given or "trainer.run_id" in given:
             return Translation({"trainer.resume": "auto"})
         return Translation({}, f"{key}=auto has no effect: a run without trainer.experiment_name is always a new one")
@@ -170,7 +200,7 @@ def resume_mode(key: str, value: str, given: Given) -> Translation:
 
 def shard_size(ours: str) -> Rule:
     """verl's -1 is all ranks."""
-    return lambda _key, value, _given: Translation({ours: "null" if value == "-1" else value})
+    return lambda _key, value, _given: Translation({ours: None if whole(value) == -1 else value})
 
 
 def fsdp_rules(theirs: str, role: str) -> dict[str, Rule]:
@@ -213,13 +243,13 @@ def megatron_rules(theirs: str, role: str) -> dict[str, Rule]:
 
 
 def _with_megatron(strategy_key: str, rule: Rule) -> Rule:
-    def with_megatron(key: str, value: str, given: Given) -> Translation:
-        if given.get(strategy_key, "fsdp").lower() == "megatron":
+    def with_megatron(key: str, value: Value, given: Given) -> Translation:
+        if word(given.get(strategy_key, "fsdp")) == "megatron":
             return rule(key, value, given)
         return Translation({}, f"{key} has no effect: {strategy_key} is not megatron")
 
     return with_megatron
 
 
-def _unsupported(key: str, value: str, accepted: Iterable[str]) -> ConfigError:
+def _unsupported(key: str, value: Value, accepted: Iterable[str]) -> ConfigError:
     return ConfigError(f"{key}={value} is not supported here", hint=f"supported: {', '.join(accepted)}")

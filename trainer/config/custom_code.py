@@ -8,15 +8,15 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from trainer.config.section import Section
+from trainer.config.section import AbsolutePath, Section
 from trainer.errors import ConfigError
 
 
 class CustomCode(Section):
     """Something in a Python file of the user's."""
 
-    path: Path | None = Field(None, description="Python file, the same on every node")
-    name: str | None = Field(None, description="what to take from it")
+    path: AbsolutePath | None = Field(None, description="Python file, the same on every node")
+    name: str | None = Field(None, description="function or class in that file")
 
     @model_validator(mode="after")
     def _both_or_none(self) -> Self:

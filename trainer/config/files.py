@@ -1,4 +1,4 @@
-"""Settings in YAML: a file of the user's, or one of the presets in `trainer/config/presets/`."""
+"""Settings in YAML: the user's files, and the presets in `trainer/config/presets/`."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,10 +15,10 @@ def preset_names() -> list[str]:
     return sorted(path.stem for path in PRESETS.glob("*.yaml"))
 
 
-def read_settings(name: str) -> dict[str, str]:
-    """The settings of a YAML file, or of the preset of that name, as they would stand in `KEY=VALUE` arguments.
+def read_settings(name: str) -> dict[str, Any]:
+    """The values of a YAML file or of the preset of that name, by dotted key.
 
-    Raises ConfigError if there is none, or if it is no mapping of settings.
+    Raises ConfigError if there is no such file, or if it is not a mapping of settings.
     """
     preset, path = PRESETS / f"{name}.yaml", Path(name)
     if name in preset_names():
@@ -32,23 +32,12 @@ def read_settings(name: str) -> dict[str, str]:
         raise ConfigError(f"{name}: not YAML: {error}", hint=hint) from error
     if not isinstance(tree, Mapping):
         raise ConfigError(f"{name}: not a mapping of settings", hint=hint)
-    return dict(_flat(tree, ""))
+    return dict(_leaves(tree, ""))
 
 
-def _flat(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
+def _leaves(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
     for key, value in tree.items():
         if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{key}.")
+            yield from _leaves(value, f"{prefix}{key}.")
         else:
-            yield f"{prefix}{key}", _text(value)
-
-
-def _text(value: Any) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return str(value).lower()
-        case list():
-            return f"[{','.join(_text(item) for item in value)}]"
-    return str(value)
+            yield f"{prefix}{key}", value

@@ -1,12 +1,13 @@
-"""`KEY=VALUE` arguments: dotted keys, values typed by the config tree they change."""
+"""Settings from all sources: presets and YAML files, then `KEY=VALUE` arguments; later values replace earlier ones."""
 
 import difflib
 import json
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
+import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
@@ -20,12 +21,28 @@ Settings = TypeVar("Settings", bound=BaseModel)
 
 @dataclass(frozen=True)
 class Setting:
-    """One leaf of a config tree: its dotted key, expected type in words, default and description."""
+    """One leaf of the settings: its dotted key, its type, the type in words, default and description."""
 
     key: str
+    annotation: Any
     expected: str
     default: Any
     description: str
+
+    @property
+    def nullable(self) -> bool:
+        return type(None) in _members(self.annotation)
+
+    @property
+    def is_list(self) -> bool:
+        return any(get_origin(member) is list for member in _members(self.annotation))
+
+    @property
+    def choices(self) -> list[str]:
+        """The words that the setting accepts, if it is one of several words or a list of them."""
+        members = [inner for member in _members(self.annotation) for inner in (get_args(member) or ())]
+        literals = [*_members(self.annotation), *members]
+        return [str(word) for literal in literals if get_origin(literal) is Literal for word in get_args(literal)]
 
     def paragraph(self) -> str:
         default = json.dumps(self.default, default=str)
@@ -40,57 +57,69 @@ def settings(model: type[BaseModel], prefix: str = "") -> Iterator[Setting]:
             yield from settings(section, f"{prefix}{name}.")
         else:
             default = field.get_default(call_default_factory=True)
-            yield Setting(prefix + name, _expected(field), default, field.description or "")
+            yield Setting(prefix + name, field.annotation, _expected(field), default, field.description or "")
 
 
 def load_config(files: Sequence[str], arguments: Sequence[str]) -> tuple[Config, list[str]]:
-    """The settings of a run: presets or YAML files, later ones outranking earlier, changed by `KEY=VALUE` arguments.
+    """The settings of a run: presets or YAML files, then `KEY=VALUE` arguments. The last value of a setting counts.
 
-    verl's keys are understood wherever ours are. Returns the config and what the user should know about keys of verl's
-    that mean something else here or nothing. Raises ConfigError; see `parse_overrides`.
+    verl's keys work wherever ours do. Returns the config, and notes about verl's keys that differ or have no effect
+    here. Raises ConfigError; see `parse_overrides`.
     """
     known = [setting.key for setting in settings(Config)]
-    given: dict[str, str] = {}
-    for file in files:
-        given |= read_settings(file)
-    given |= dict(split_argument(argument, known) for argument in arguments)
+    given: dict[str, Any] = {}
+    for source in [*map(read_settings, files), *(dict([split_argument(argument, known)]) for argument in arguments)]:
+        for key, value in source.items():
+            given.pop(key, None)  # a repeated key moves to the end: it is newer than its equivalents in between
+            given[key] = value
     translated, notes = translate(given, known)
     return build(Config, translated, [*known, *(key for key in RULES if "*" not in key)]), notes
 
 
 def parse_overrides(arguments: Sequence[str], model: type[Settings] = Config) -> Settings:  # type: ignore[assignment]
-    """A config with its defaults changed by `KEY=VALUE` arguments; of two for one key, the last one counts.
+    """The defaults changed by `KEY=VALUE` arguments; the last value of a key counts.
 
-    Lists are written `[a,b]` or `a,b`, an unset value `null` or `none`; Hydra's `+KEY=VALUE` means the same as without
-    the plus. Raises ConfigError for an argument without `=`, for an unknown key (the hint names the nearest one) and
-    for values that do not fit their type.
+    Values are YAML: `[a,b]` is a list, `null` unsets. `a,b` and `none` mean the same, and so does Hydra's
+    `+KEY=VALUE`. Raises ConfigError for an argument without `=`, an unknown key (the hint names the nearest one) and a
+    value that does not fit its type.
     """
     known = [setting.key for setting in settings(model)]
     return build(model, dict(split_argument(argument, known) for argument in arguments), known)
 
 
-def split_argument(argument: str, known: Sequence[str]) -> tuple[str, str]:
-    """Key and value of `KEY=VALUE`, without the plus and the quotes that Hydra allows."""
+def split_argument(argument: str, known: Sequence[str]) -> tuple[str, Any]:
+    """Key and value of `KEY=VALUE`, without the plus and the quotes that Hydra allows.
+
+    Lists, mappings and null are read as YAML. Any other value stays text, because only the setting's type can tell
+    whether `1e-6` is a number and `007` a name.
+    """
     key, separator, text = argument.partition("=")
     if not separator:
         raise ConfigError(f"{argument}: not of the form KEY=VALUE", hint=_nearest(key, known))
     if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'":
         text = text[1:-1]
-    return key.lstrip("+"), text
+    value: Any = text
+    if text.startswith(("[", "{")) or text in ("null", "~"):
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{argument}: not YAML: {error}", hint="write a list as [a,b]") from error
+    return key.lstrip("+"), value
 
 
-def build(model: type[Settings], given: Mapping[str, str], suggestions: Sequence[str]) -> Settings:
-    """A config from dotted keys; an unknown key's hint names the nearest of the suggestions. Raises ConfigError."""
+def build(model: type[Settings], given: Mapping[str, Any], suggestions: Sequence[str]) -> Settings:
+    """A config from values by dotted key. The hint for an unknown key names the nearest suggestion. Raises
+    ConfigError."""
     known = {setting.key: setting for setting in settings(model)}
     tree: dict[str, Any] = {}
-    for key, text in given.items():
+    for key, value in given.items():
         if key not in known:
             raise ConfigError(f"{key}: there is no such setting", hint=_nearest(key, suggestions))
         *path, leaf = key.split(".")
         branch = tree
         for part in path:
             branch = branch.setdefault(part, {})
-        branch[leaf] = _value(text, known[key].expected)
+        branch[leaf] = _fitted(value, known[key])
     try:
         return model.model_validate(tree)
     except ValidationError as error:
@@ -132,6 +161,8 @@ def _expected(field: FieldInfo) -> str:
 
 def _kinds(annotation: Any) -> list[str]:
     origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _kinds(arguments[0])
     if origin in (Union, types.UnionType):
         return [kind for argument in arguments for kind in _kinds(argument)]
     if origin is Literal:
@@ -144,13 +175,29 @@ def _kinds(annotation: Any) -> list[str]:
     return [names.get(annotation.__name__, annotation.__name__.lower())]
 
 
-def _value(text: str, expected: str) -> Any:
-    if text.lower() in ("null", "none") and expected.endswith(" or null"):
+def _fitted(value: Any, setting: Setting) -> Any:
+    """Text as a list or null where the setting takes one; other values as they are."""
+    if isinstance(value, str) and setting.nullable and value.lower() == "none":
         return None
-    if expected.startswith("list of "):
-        inner = text[1:-1] if text.startswith("[") and text.endswith("]") else text
-        return [item.strip().strip("\"'") for item in inner.split(",") if item.strip()]
-    return text
+    if isinstance(value, str) and setting.is_list:
+        return [item.strip() for item in value.split(",") if item.strip()]
+    return value
+
+
+def _members(annotation: Any) -> tuple[Any, ...]:
+    """The members of a union, without what pydantic annotates them with; a plain type alone."""
+    if get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
+    if get_origin(annotation) in (Union, types.UnionType):
+        return tuple(inner for member in get_args(annotation) for inner in _members(member))
+    return (annotation,)
+
+
+def _shown(value: Any) -> str:
+    """A value as the user writes it."""
+    if isinstance(value, str):
+        return value
+    return yaml.safe_dump(value, default_flow_style=True, width=float("inf")).removesuffix("...\n").strip()
 
 
 def _nearest(key: str, known: Sequence[str]) -> str:
@@ -168,19 +215,18 @@ def _nearest(key: str, known: Sequence[str]) -> str:
     return f"did you mean {near[0]}=VALUE?" if near else "`python -m trainer config SECTION` explains settings"
 
 
-def _explain(error: ValidationError, given: Mapping[str, str], known: Mapping[str, Setting]) -> tuple[str, str]:
-    """Message and hint for what pydantic found; settings that clash carry no key of their own."""
+def _explain(error: ValidationError, given: Mapping[str, Any], known: Mapping[str, Setting]) -> tuple[str, str]:
+    """Message and hint for pydantic's findings. Settings that contradict each other have no key of their own."""
     problems: dict[str, str] = {}
     nearest: list[str] = []
     for detail in error.errors():
         key = ".".join(str(part) for part in detail["loc"])
         key = next((name for name in known if key == name or key.startswith(f"{name}.")), key)
-        value = f"{key}={given[key]}" if key in given else key
+        value = f"{key}={_shown(given[key])}" if key in given else key
         reason = f"expected {known[key].expected}" if key in known else detail["msg"].removeprefix("Value error, ")
         problems.setdefault(key, f"{value}: {reason}" if value else reason)
         if detail["type"] == "literal_error":
-            choices = known[key].expected.removeprefix("list of ").removesuffix(" or null").split(" | ")
-            near = difflib.get_close_matches(str(detail["input"]), choices, n=1)
+            near = difflib.get_close_matches(str(detail["input"]), known[key].choices, n=1)
             nearest += [f"did you mean {name}?" for name in near]
     described = [f"{key}: {known[key].description}" for key in problems if key in known and known[key].description]
     return "; ".join(problems.values()), "; ".join(

@@ -1,13 +1,13 @@
 """The settings of the reward: the rule or the user's function, and a reward model."""
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Literal, Self
 
-from pydantic import Field, create_model, model_validator
+from pydantic import Field, model_validator
 
 from trainer.config.custom_code import CustomCode
-from trainer.config.rows import RewardRule, find_rows
-from trainer.config.section import Section
+from trainer.config.section import ModelPath, Section, with_parameters
+from trainer.rows import RewardRule, find_rows
 
 RULES = find_rows("trainer.rewards.rules", RewardRule)
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ else:
 class RewardModelConfig(Section):
     """A sequence classifier with one label, whole on each device of `device_mapping.reward`."""
 
-    path: Path | None = Field(None, description="its directory; null: no reward model")
+    path: ModelPath | None = Field(None, description="its directory or Hugging Face name; null: no reward model")
     weight: float = Field(1.0, description="weight of its score in the reward, besides reward.weight")
     dtype: Literal["float32", "bfloat16"] | None = Field(
         None, description="type of its weights and activations; model.dtype when not given"
@@ -37,20 +37,7 @@ class RewardModelConfig(Section):
     micro_batch_size: int = Field(16, gt=0, description="texts per forward pass")
 
 
-AnySection = TypeVar("AnySection", bound=Section)
-
-
-def _with_parameters(section: type[AnySection]) -> type[AnySection]:
-    """The section with one more setting per parameter of a rule."""
-    fields: dict[str, Any] = {
-        name: (parameter.type | None, Field(parameter.default, description=f"{rule.name}: {parameter.description}"))
-        for rule in RULES.values()
-        for name, parameter in rule.parameters.items()
-    }
-    return create_model(section.__name__, __base__=section, __module__=section.__module__, **fields)
-
-
-@_with_parameters
+@partial(with_parameters, tables=(RULES,))
 class RewardConfig(Section):
     name: RuleName = Field("gsm8k", description="rule that scores a response: trainer/rewards/rules/")
     weight: float = Field(

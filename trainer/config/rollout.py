@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Literal, Self
 from pydantic import Field, model_validator
 
 from trainer.config.custom_code import CustomCode
-from trainer.config.modules import module_names
 from trainer.config.section import Section
+from trainer.rows import module_names
 
 if TYPE_CHECKING:
     EngineName = str

@@ -1,7 +1,61 @@
-"""What every section of the settings is: typed, closed to unknown names, unchangeable."""
+"""The base of every section, and the types of paths."""
 
-from pydantic import BaseModel, ConfigDict
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model
+
+from trainer.rows import Parameter, Row
+
+_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+
+
+def _absolute(path: Path) -> Path:
+    return path.expanduser().absolute()
+
+
+def _absolute_unless_of_the_hub(path: Path) -> Path:
+    return path if is_hub_name(path) else _absolute(path)
+
+
+def is_hub_name(path: Path) -> bool:
+    """Whether this names a model of the Hugging Face hub, like `Qwen/Qwen2.5-0.5B`, rather than a directory here."""
+    return _HUB_NAME.fullmatch(str(path)) is not None and not path.expanduser().exists()
+
+
+# Workers run in another directory, so settings hold absolute paths.
+AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
+ModelPath = Annotated[Path, AfterValidator(_absolute_unless_of_the_hub)]
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    """A group of settings: typed, immutable, without unknown names."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, coerce_numbers_to_str=True)
+
+
+AnySection = TypeVar("AnySection", bound=Section)
+
+
+def with_parameters(section: type[AnySection], tables: Sequence[Mapping[str, Row]]) -> type[AnySection]:
+    """The section with one more setting per parameter of the rows in these tables.
+
+    Raises ValueError if two rows mean different parameters by one name.
+    """
+    parameters: dict[str, Parameter] = {}
+    for row in (row for table in tables for row in table.values()):
+        for name, parameter in row.parameters.items():
+            if parameters.setdefault(name, parameter) != parameter:
+                raise ValueError(f"{row.name}: another row defines the parameter {name} differently")
+    fields: dict[str, Any] = {
+        name: (
+            parameter.type,
+            Field(parameter.default, description=parameter.description, **parameter.constraints),
+        )
+        for name, parameter in parameters.items()
+    }
+    return create_model(
+        section.__name__, __base__=section, __module__=section.__module__, __doc__=section.__doc__, **fields
+    )

@@ -13,7 +13,7 @@ import pyarrow as pa
 from jinja2 import TemplateError
 
 from trainer.config.custom_code import load_custom
-from trainer.config.tree import DataConfig
+from trainer.config.data import DataConfig
 from trainer.data.schema import read_parquet
 from trainer.errors import CheckpointError, DataError
 from trainer.records.atomic import atomic_file

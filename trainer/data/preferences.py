@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.config.tree import DataConfig
+from trainer.config.data import DataConfig
 from trainer.data.dataset import render_prompt
 from trainer.data.schema import read_parquet
 from trainer.errors import DataError

@@ -132,7 +132,7 @@ class Collector:
         if self.config.algorithm.dynamic_sampling:
             return self._with_informative_groups(step, phase)
         experience = self.experience(*self._sampled(step, phase, first_row=0), phase)
-        if self.config.algorithm.advantage != "remax":
+        if not self.config.algorithm.estimator.needs_greedy_responses:
             return experience
         scores = self._wait_for_scores(experience, phase)
         with phase("generate"):

@@ -2,21 +2,22 @@
 
 import json
 import math
-import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trainer.config.tree import Config, ModelConfig, TrainedModelConfig
+from trainer.config.model import ModelConfig
+from trainer.config.roles import TrainedModelConfig
+from trainer.config.section import is_hub_name
+from trainer.config.tree import Config
 from trainer.errors import ConfigError, DataError
 from trainer.models.backend import training_backend
 
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 # Rows that a thread decodes per call.
 ROWS_AT_ONCE = 64
-_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
 def with_local_models(config: Config) -> Config:
@@ -37,17 +38,18 @@ def with_local_models(config: Config) -> Config:
 
 
 def _local(path: Path, setting: str) -> Path:
-    if path.expanduser().exists() or _HUB_NAME.fullmatch(str(path)) is None:
+    if not is_hub_name(path):
         return path
     from huggingface_hub import snapshot_download  # a slow import that few runs need
 
     try:
-        return Path(snapshot_download(str(path), allow_patterns=["*.json", "*.safetensors", "*.txt", "*.jinja"]))
+        found = snapshot_download(str(path), allow_patterns=["*.json", "*.safetensors", "*.txt", "*.jinja"])
     except (OSError, ValueError) as error:
         raise DataError(
             f"{setting}={path}: no such directory, and the Hugging Face hub did not provide it: {error}",
             hint="name a directory that every node can read, or set HF_HOME to a cache that holds the model",
         ) from error
+    return Path(found).absolute()
 
 
 def check_models(config: Config) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from trainer.config.lora import ALL_LINEAR, LoraConfig
+from trainer.config.roles import ALL_LINEAR, LoraConfig
 from trainer.errors import ConfigError
 
 Gather = Callable[[Tensor], Tensor]

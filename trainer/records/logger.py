@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from trainer.config.rows import Row
 from trainer.errors import ConfigError
+from trainer.rows import Row
 
 
 class MetricsLogger(Protocol):

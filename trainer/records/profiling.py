@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from trainer.config.profiler import ProfilerConfig
+from trainer.config.trainer import ProfilerConfig
 
 
 class Tracer:

@@ -11,12 +11,12 @@ from typing import Any, Self
 
 from torch.utils.tensorboard import SummaryWriter
 
-from trainer.config.rows import find_rows
 from trainer.config.tree import RunConfig
 from trainer.errors import CheckpointError, ConfigError
 from trainer.records.atomic import atomic_file
 from trainer.records.console import RUN_COLUMNS, Column, Progress, progress
 from trainer.records.logger import LoggerRow
+from trainer.rows import find_rows
 
 METRICS, SAMPLES, CONFIG, TENSORBOARD = "metrics.jsonl", "samples.jsonl", "config.json", "tensorboard"
 

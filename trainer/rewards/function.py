@@ -6,10 +6,10 @@ from numbers import Real
 from typing import Any
 
 from trainer.config.custom_code import load_custom
-from trainer.config.rows import RewardRule, find_rows
-from trainer.config.tree import RewardConfig
+from trainer.config.reward import RewardConfig
 from trainer.errors import RewardError
 from trainer.rewards.answer import Answer, Scored
+from trainer.rows import RewardRule, find_rows
 
 RULES = find_rows("trainer.rewards.rules", RewardRule)
 _SHOWN = 200  # characters of a response in an error

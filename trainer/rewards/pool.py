@@ -10,7 +10,7 @@ from socket import socketpair
 from types import TracebackType
 from typing import Any, Self
 
-from trainer.config.tree import RewardConfig
+from trainer.config.reward import RewardConfig
 from trainer.errors import ConfigError, RewardError, WorkerError
 from trainer.rewards.answer import Answer, Reply, Scored
 

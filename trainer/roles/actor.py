@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.distributed import TCPStore
 
 from trainer.algorithms.aggregation import GlobalCount, aggregate, token_mean
+from trainer.algorithms.importance import approximate_kl
 from trainer.algorithms.kl import kl_loss
-from trainer.algorithms.policy_loss import Clip, approximate_kl
 from trainer.algorithms.registry import POLICY_LOSSES
 from trainer.cluster.place import RankPlace
 from trainer.config.tree import Config
@@ -67,8 +67,8 @@ class ActorWorker(TrainingWorker):
         log_probs, entropies = output
         # With a single optimizer step, the old log-probs are those of this pass.
         old_log_probs = log_probs.detach() if batch.old_log_probs is None else batch.old_log_probs
-        clip = Clip(settings.clip_low, settings.clip_high, settings.clip_dual)
-        policy = POLICY_LOSSES[settings.policy_loss](log_probs, old_log_probs, batch.advantages, mask, clip)
+        row = POLICY_LOSSES[settings.policy_loss]
+        policy = row.loss(log_probs, old_log_probs, batch.advantages, mask, **row.values(settings))
         policy_loss = policy.loss if batch.corrections is None else policy.loss * batch.corrections
         losses = policy_loss - settings.entropy_coefficient * entropies
         metrics = {

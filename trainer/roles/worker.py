@@ -7,7 +7,8 @@ from torch import nn
 from torch.distributed import TCPStore
 
 from trainer.cluster.place import RankPlace
-from trainer.config.tree import ActorConfig, Config, CriticConfig, TrainedModelConfig
+from trainer.config.roles import ActorConfig, CriticConfig, TrainedModelConfig
+from trainer.config.tree import Config
 from trainer.data.batch import Batch
 from trainer.data.partition import MicroBatchLimit
 from trainer.errors import DataError

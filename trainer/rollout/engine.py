@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from trainer.config.modules import module_names
 from trainer.config.tree import Config
 from trainer.errors import ConfigError
 from trainer.rollout.sampling import Response, SamplingRequest
+from trainer.rows import module_names
 from trainer.weights.buckets import SentBucket
 
 

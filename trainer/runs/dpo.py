@@ -13,8 +13,10 @@ from pydantic import Field
 from trainer.algorithms.dpo import dpo_advantages, dpo_loss, preference_margins
 from trainer.cluster.nodes import connected
 from trainer.cluster.workers import WorkerGroup
+from trainer.config.data import DataConfig
+from trainer.config.roles import ActorConfig
 from trainer.config.section import Section
-from trainer.config.tree import ActorConfig, Config, DataConfig, RunConfig
+from trainer.config.tree import Config, RunConfig
 from trainer.data.batch import Batch
 from trainer.data.dataset import PromptSampler
 from trainer.data.preferences import Pair, read_pairs
@@ -73,10 +75,10 @@ class DpoConfig(RunConfig):
 
 def train_on_preferences(settings: DpoConfig) -> Path:
     """Runs DPO on the Ray cluster at RAY_ADDRESS or on this machine; the run's directory. Raises TrainerError."""
-    config = with_local_models(with_last_checkpoint(settings.for_workers())).with_absolute_paths()
+    config = with_local_models(with_last_checkpoint(settings.for_workers()))
     model, limit = config.model.directory, config.trainer.worker_timeout
     check_models(config)
-    resumed = read_checkpoint(config.trainer.resume, model, ["actor"]) if config.trainer.resume else None
+    resumed = read_checkpoint(config.trainer.checkpoint, model, ["actor"]) if config.trainer.checkpoint else None
     run_dir = run_directory(config.trainer)
     with (
         Tracker(run_dir, settings, recorded_step(settings.trainer, resumed), COLUMNS) as tracker,

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from trainer.cluster.calls import task, wait
 from trainer.cluster.workers import WorkerGroup
-from trainer.config.tree import RunConfig, TrainerConfig
+from trainer.config.trainer import TrainerConfig
+from trainer.config.tree import RunConfig
 from trainer.data.batch import Batch
 from trainer.data.dataset import PromptSampler
 from trainer.errors import InterruptedRun, RewardError, TrainerError, WatchdogError
@@ -49,8 +50,8 @@ class TrainingResult:
 
 def run_directory(settings: TrainerConfig) -> Path:
     """The run's directory: `output_dir/run_id`, the resumed run's directory, or one named after the time."""
-    if settings.run_id is None and settings.resume is not None:
-        return settings.resume.parent.parent
+    if settings.run_id is None and settings.checkpoint is not None:
+        return settings.checkpoint.parent.parent
     return settings.output_dir / (settings.run_id or datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ"))
 
 
@@ -113,16 +114,17 @@ class TrainingRun:
 
     def begin(self, resumed: TrainingState | None) -> None:
         """Continues from a checkpoint if there is one."""
-        if resumed is None or self._settings.resume is None:
+        checkpoint = self._settings.checkpoint
+        if resumed is None or checkpoint is None:
             return
         self._sampler.load_state_dict(resumed.sampler)
-        self.load_weights(self._settings.resume)
+        self.load_weights(checkpoint)
         self.progress = resumed
-        self.saver.last, self.saver.step = self._settings.resume, resumed.step
+        self.saver.last, self.saver.step = checkpoint, resumed.step
         if resumed.step >= self.last_step:
             logger.warning(
                 "%s is of step %d and the run has %d: nothing is left to do; raise trainer.total_steps or total_epochs",
-                self._settings.resume,
+                checkpoint,
                 resumed.step,
                 self.last_step,
             )

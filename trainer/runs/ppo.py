@@ -9,11 +9,12 @@ import psutil
 import torch
 from torch import Tensor
 
-from trainer.algorithms.advantages import explained_variance
 from trainer.algorithms.agreement import log_prob_agreement
-from trainer.algorithms.corrections import raw_ratio
+from trainer.algorithms.importance import raw_ratio
 from trainer.algorithms.kl import adapted_kl_coefficient, kl_estimate
-from trainer.algorithms.registry import ADVANTAGES, CORRECTIONS, Sampled
+from trainer.algorithms.registry import CORRECTIONS
+from trainer.algorithms.returns import explained_variance
+from trainer.algorithms.rows import Sampled
 from trainer.cluster.nodes import Slot, connected, find_nodes, reserve_slots
 from trainer.config.tree import Config
 from trainer.data.batch import Batch
@@ -53,10 +54,10 @@ def train(config: Config) -> TrainingResult:
 
     Raises a TrainerError for every problem that the user can fix, InterruptedRun after SIGTERM.
     """
-    given, config = config.trainer, with_local_models(with_last_checkpoint(config)).with_absolute_paths()
+    given, config = config.trainer, with_local_models(with_last_checkpoint(config))
     model, settings = config.model.directory, config.trainer
     check_models(config)
-    resumed = read_checkpoint(settings.resume, model, list(config.trained)) if settings.resume else None
+    resumed = read_checkpoint(settings.checkpoint, model, list(config.trained)) if settings.checkpoint else None
     run_dir = run_directory(settings)
     with (
         Tracker(run_dir, config, recorded_step(given, resumed)) as tracker,
@@ -187,15 +188,15 @@ class Controller(TrainingRun):
         rewards, metrics = self._rewards(batch, self.collector.shaped(scores.values, experience.lengths))
         groups = self.collector.groups(len(batch))
         sampled = Sampled(rewards, mask, groups, batch.values, scores.greedy)
-        estimated = ADVANTAGES[algorithm.advantage](sampled, algorithm)
+        estimated = algorithm.estimator.estimate(sampled, **algorithm.estimator.values(algorithm))
         batch = batch.with_(advantages=estimated.advantages)
         if estimated.returns is not None:
             batch = batch.with_(returns=estimated.returns)
             metrics["critic/explained_variance"] = explained_variance(batch.values, estimated.returns, mask)
         if algorithm.correction != "none":
             ratio = raw_ratio(batch.old_log_probs, batch.rollout_log_probs)
-            correct = CORRECTIONS[algorithm.correction]
-            weights = correct(ratio, mask, algorithm.correction_low, algorithm.correction_high)
+            correction = CORRECTIONS[algorithm.correction]
+            weights = correction.weights(ratio, mask, **correction.values(algorithm))
             batch = batch.with_(corrections=weights)
             metrics["rollout/ratio_largest"] = ratio[mask].max().item()
             metrics["rollout/ratio_smallest"] = ratio[mask].min().item()

@@ -11,7 +11,10 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from tests.trainer.tensors import normal, random_mask, seeds
-from trainer.algorithms.critic_free import grpo, reinforce_plus_plus, remax, rloo
+from trainer.algorithms.advantages.grpo import grpo
+from trainer.algorithms.advantages.reinforce_plus_plus import reinforce_plus_plus
+from trainer.algorithms.advantages.remax import remax
+from trainer.algorithms.advantages.rloo import rloo
 from trainer.algorithms.dapo import informative_groups, overlong_penalty
 
 ROWS, TOKENS = 6, 5

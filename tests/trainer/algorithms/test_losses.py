@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -13,15 +13,41 @@ from torch.testing import assert_close
 
 from tests.trainer.tensors import normal, random_mask, seeds
 from tests.trainer.training import loss_program
-from trainer.algorithms.aggregation import GlobalCount, aggregate, token_mean
-from trainer.algorithms.corrections import icepop, raw_ratio, sequence_mask, truncated_importance_sampling
+from trainer.algorithms.aggregation import Aggregation, GlobalCount, aggregate, token_mean
+from trainer.algorithms.corrections.icepop import icepop
+from trainer.algorithms.corrections.sequence_mask import sequence_mask
+from trainer.algorithms.corrections.tis import truncated_importance_sampling
+from trainer.algorithms.importance import approximate_kl, raw_ratio
 from trainer.algorithms.kl import adapted_kl_coefficient, kl_estimate, kl_loss
-from trainer.algorithms.policy_loss import Clip, approximate_kl, cispo, gspo, ppo
-from trainer.algorithms.registry import ADVANTAGES, CORRECTIONS, POLICY_LOSSES
+from trainer.algorithms.policy_losses.cispo import cispo
+from trainer.algorithms.policy_losses.gspo import gspo
+from trainer.algorithms.policy_losses.ppo import ppo
+from trainer.algorithms.registry import CORRECTIONS, ESTIMATORS, POLICY_LOSSES
 from trainer.algorithms.value_loss import clipped_value_loss
-from trainer.config.tree import ActorConfig, Aggregation, AlgorithmConfig, Config
+from trainer.config.algorithm import AlgorithmConfig
+from trainer.config.roles import ActorConfig
+from trainer.config.tree import Config
 
 MODES: tuple[Aggregation, ...] = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean")
+
+
+@dataclass(frozen=True)
+class Clip:
+    low: float
+    high: float
+    dual: float | None = None
+
+    def settings(self, *names: str) -> dict[str, float | None]:
+        """The settings of these names, or all of them."""
+        values = {"clip_ratio": 0.2, "clip_ratio_low": self.low, "clip_ratio_high": self.high, "clip_dual": self.dual}
+        return {name: values[name] for name in names or values}
+
+
+def token_losses(name: str, log_probs: Tensor, old: Tensor, advantages: Tensor, mask: Tensor, clip: Clip) -> Tensor:
+    row = POLICY_LOSSES[name]
+    return row.loss(log_probs, old, advantages, mask, **clip.settings(*row.parameters)).loss
+
+
 CLIPS = (Clip(0.2, 0.2), Clip(0.2, 0.28), Clip(0.2, 0.2, dual=3.0), Clip(0.1, 0.5, dual=1.5))
 ONE = torch.ones(1, 1, dtype=torch.bool)
 
@@ -77,7 +103,9 @@ def test_ppo_equals_a_loop(clip: Clip, seed: int) -> None:
         slow_surrogate(math.exp(n - o), a, clip)
         for n, o, a in zip(new[mask].tolist(), old[mask].tolist(), advantages[mask].tolist(), strict=True)
     ]
-    assert_close(ppo(new, old, advantages, mask, clip).loss[mask], torch.tensor(expected, dtype=torch.float64))
+    assert_close(
+        ppo(new, old, advantages, mask, **clip.settings()).loss[mask], torch.tensor(expected, dtype=torch.float64)
+    )
 
 
 @pytest.mark.parametrize("clip", CLIPS)
@@ -98,7 +126,9 @@ def test_gspo_is_the_sequence_level_objective(clip: Clip, seed: int) -> None:
             objective = torch.maximum(objective, clip.dual * row_advantages[row])
         total = total - objective / 3
     (expected,) = torch.autograd.grad(total, new)
-    loss = aggregate(gspo(new, old, advantages, mask, clip).loss, mask, "seq-mean-token-mean", count_of(mask))
+    loss = aggregate(
+        gspo(new, old, advantages, mask, **clip.settings()).loss, mask, "seq-mean-token-mean", count_of(mask)
+    )
     (found,) = torch.autograd.grad(loss, new)
     assert_close(loss.detach(), total.detach())
     assert_close(found, expected)
@@ -108,8 +138,13 @@ def test_gspo_is_the_sequence_level_objective(clip: Clip, seed: int) -> None:
 @settings(deadline=None)
 def test_cispo_gives_every_token_a_gradient_of_bounded_weight(seed: int) -> None:
     new, old = normal(seed, 3, 5).requires_grad_(), normal(seed + 1, 3, 5)
-    advantages, mask, clip = normal(seed + 2, 3, 5), random_mask(seed, 3, 5), Clip(0.3, 0.4)
-    loss = aggregate(cispo(new, old, advantages, mask, clip).loss, mask, "token-sum", count_of(mask))
+    advantages, mask = normal(seed + 2, 3, 5), random_mask(seed, 3, 5)
+    loss = aggregate(
+        cispo(new, old, advantages, mask, clip_ratio_low=0.3, clip_ratio_high=0.4).loss,
+        mask,
+        "token-sum",
+        count_of(mask),
+    )
     (found,) = torch.autograd.grad(loss, new)
     weight = (new - old).detach().exp().clamp(0.7, 1.4)
     assert_close(found, (-weight * advantages).where(mask, 0.0))
@@ -133,7 +168,7 @@ def test_cispo_gives_every_token_a_gradient_of_bounded_weight(seed: int) -> None
 )
 def test_ppo_at_and_around_the_clip(ratio: float, advantage: float, clip: Clip, loss: float, clipped: bool) -> None:
     log_probs = torch.tensor([[math.log(ratio) - 1.0]], requires_grad=True)
-    result = ppo(log_probs, torch.tensor([[-1.0]]), torch.tensor([[advantage]]), ONE, clip)
+    result = ppo(log_probs, torch.tensor([[-1.0]]), torch.tensor([[advantage]]), ONE, **clip.settings())
     result.loss.sum().backward()
     assert_close(result.loss.detach(), torch.tensor([[loss]]))
     assert bool(result.clipped) is clipped
@@ -144,8 +179,8 @@ def test_ppo_at_and_around_the_clip(ratio: float, advantage: float, clip: Clip, 
 @given(st.floats(-1e6, 1e6))
 def test_no_log_ratio_overflows(log_ratio: float) -> None:
     log_probs, old, advantage = torch.tensor([[log_ratio]]), torch.zeros(1, 1), torch.tensor([[-1.0]])
-    for loss in POLICY_LOSSES.values():
-        assert loss(log_probs, old, advantage, ONE, CLIPS[0]).loss.isfinite()
+    for name in POLICY_LOSSES:
+        assert token_losses(name, log_probs, old, advantage, ONE, CLIPS[0]).isfinite()
     assert approximate_kl(log_probs, old).isfinite()
     assert all(kl_estimate(log_probs, old, k).isfinite().all() for k in ("k1", "k2", "k3"))
     assert raw_ratio(log_probs, old).isfinite()
@@ -177,7 +212,7 @@ def gradient_in_parts(
         own = torch.arange(rows)[rank * rows // ranks : (rank + 1) * rows // ranks]
         for part in torch.tensor_split(own, [cut for cut in cuts if cut < len(own)]):
             log_probs = features[part] @ weight
-            losses = POLICY_LOSSES[name](log_probs, old[part], advantages[part], mask[part], CLIPS[2]).loss
+            losses = token_losses(name, log_probs, old[part], advantages[part], mask[part], CLIPS[2])
             losses = losses + 0.1 * kl_loss(log_probs, reference[part], "k3", unbiased=True)
             loss = aggregate(losses, mask[part], mode, count)
             loss.backward()
@@ -208,13 +243,14 @@ def test_what_stands_on_masked_tokens_and_padding_changes_no_loss(seed: int) -> 
     padded = [torch.nn.functional.pad(tensor, (0, 3)) for tensor in (a, b, c)]
     wide = torch.nn.functional.pad(mask, (0, 3))
     for mode in MODES:
-        for loss in POLICY_LOSSES.values():
-            clean = aggregate(loss(a, b, c, mask, CLIPS[2]).loss, mask, mode, count_of(mask))
-            assert_close(aggregate(loss(*dirty, mask, CLIPS[2]).loss, mask, mode, count_of(mask)), clean)
-            assert_close(aggregate(loss(*padded, wide, CLIPS[2]).loss, wide, mode, count_of(mask)), clean)
+        for name in POLICY_LOSSES:
+            clean = aggregate(token_losses(name, a, b, c, mask, CLIPS[2]), mask, mode, count_of(mask))
+            assert_close(aggregate(token_losses(name, *dirty, mask, CLIPS[2]), mask, mode, count_of(mask)), clean)
+            assert_close(aggregate(token_losses(name, *padded, wide, CLIPS[2]), wide, mode, count_of(mask)), clean)
     ratio = raw_ratio(a, b)
-    for correct in CORRECTIONS.values():
-        assert_close(correct(ratio.where(mask, 1e6), mask, 0.5, 2.0), correct(ratio, mask, 0.5, 2.0))
+    for row in CORRECTIONS.values():
+        parameters = row.values(AlgorithmConfig())
+        assert_close(row.weights(ratio.where(mask, 1e6), mask, **parameters), row.weights(ratio, mask, **parameters))
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
@@ -243,7 +279,7 @@ def test_adaptive_control_follows_the_kl_within_bounds(kl: float, coefficient: f
 
 def test_corrections_treat_ratios_outside_the_band_each_in_its_way() -> None:
     ratio, mask = torch.tensor([[0.1, 1.0, 4.0]]), torch.ones(1, 3, dtype=torch.bool)
-    assert_close(truncated_importance_sampling(ratio, mask, 0.5, 2.0), torch.tensor([[0.1, 1.0, 2.0]]))
+    assert_close(truncated_importance_sampling(ratio, mask, 2.0), torch.tensor([[0.1, 1.0, 2.0]]))
     assert_close(icepop(ratio, mask, 0.5, 2.0), torch.tensor([[0.0, 1.0, 0.0]]))
     assert_close(sequence_mask(ratio, mask, 0.5, 2.0), torch.ones(1, 3))  # 0.4 ** (1/3) = 0.74
     assert_close(sequence_mask(ratio, torch.tensor([[True, True, False]]), 0.5, 2.0), torch.zeros(1, 3))
@@ -253,7 +289,7 @@ def test_the_config_knows_exactly_the_names_in_the_registry() -> None:
     def names(section: type, field: str) -> set[str]:
         return set(section.model_fields[field].annotation.__args__)  # type: ignore[attr-defined]
 
-    assert names(AlgorithmConfig, "advantage") == set(ADVANTAGES)
+    assert names(AlgorithmConfig, "advantage") == set(ESTIMATORS)
     assert names(ActorConfig, "policy_loss") == set(POLICY_LOSSES)
     assert names(AlgorithmConfig, "correction") == {"none", *CORRECTIONS}
 

@@ -79,7 +79,7 @@ def test_the_lines_mean_here_what_they_mean_there() -> None:
     assert config.actor.mini_batch_size == 256 * 5  # verl counts prompts
     assert config.actor.micro_batch_size == 32
     assert config.data.overlong_prompts == "filter"
-    assert config.trainer.output_dir == Path("checkpoints/grpo")
+    assert config.trainer.output_dir == Path("checkpoints/grpo").absolute()
     assert config.trainer.total_epochs == 15
     assert not config.needs_critic
     slurm, notes = load_config(["verl"], shlex.split(LAUNCH_LINES["slurm"]))
@@ -149,6 +149,13 @@ def test_megatron_s_section_counts_where_megatron_is_the_strategy() -> None:
         load_config([], [line[0], f"{section}.pipeline_model_parallel_size=2"])
 
 
+def test_a_misspelt_key_is_not_swallowed_by_a_pattern() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config([], ["critic.model.lora_rnk=8"])
+    assert "critic.model.lora_rnk: there is no such setting" in str(caught.value)
+    assert "critic.model.lora_rank" in caught.value.hint
+
+
 def test_a_key_without_effect_is_accepted_with_the_reason() -> None:
     _, notes = load_config([], ["actor_rollout_ref.model.use_remove_padding=True"])
     assert notes == ["actor_rollout_ref.model.use_remove_padding has no effect: rows are always packed without padding"]
@@ -165,7 +172,12 @@ def test_a_token_budget_counts_where_dynamic_batches_are_on() -> None:
 def test_a_reward_model_is_the_reward_where_it_is_enabled() -> None:
     line = ["reward_model.model.path=judge", "reward_model.max_length=512", "reward_model.model.input_tokenizer=null"]
     on = load_config([], ["reward_model.enable=True", *line])[0].reward
-    assert (on.model.path, on.model.max_length, on.model.input, on.weight) == (Path("judge"), 512, "tokens", 0)
+    assert (on.model.path, on.model.max_length, on.model.input, on.weight) == (
+        Path("judge").absolute(),
+        512,
+        "tokens",
+        0,
+    )
     off = load_config([], ["reward_model.enable=False", *line])[0].reward
     assert (off.model.path, off.weight) == (None, 1)
 

@@ -11,7 +11,7 @@ from trainer.errors import ConfigError
 def test_values_get_the_types_of_their_fields() -> None:
     arguments = ["data.train_files=[a.parquet,b.parquet]", "actor.learning_rate=1e-6", "trainer.stop_at=0.5"]
     config: Config = parse_overrides([*arguments, "data.shuffle=false", "trainer.nnodes=null"])
-    assert config.data.train_files == [Path("a.parquet"), Path("b.parquet")]
+    assert config.data.train_files == [Path("a.parquet").absolute(), Path("b.parquet").absolute()]
     assert config.actor.learning_rate == 1e-6
     assert config.trainer.stop_at == 0.5
     assert config.data.shuffle is False
@@ -66,7 +66,59 @@ def test_files_change_presets_and_arguments_change_both(tmp_path: Path) -> None:
     assert config.algorithm.advantage == "grpo"
     assert config.rollout.samples_per_prompt == 16
     assert config.actor.learning_rate == 2e-5
-    assert config.data.train_files == [Path("a.parquet"), Path("b.parquet")]
+    assert config.data.train_files == [Path("a.parquet").absolute(), Path("b.parquet").absolute()]
+
+
+def test_an_entry_of_a_list_in_yaml_may_contain_a_comma(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.yaml"
+    mine.write_text('data: {train_files: ["a,b.parquet"]}\n')
+    config, _ = load_config([str(mine)], ["data.validation_files=['c,d.parquet', e.parquet]"])
+    assert [path.name for path in config.data.train_files] == ["a,b.parquet"]
+    assert [path.name for path in config.data.validation_files] == ["c,d.parquet", "e.parquet"]
+
+
+def test_a_name_of_digits_stays_as_it_was_written(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("trainer: {run_id: 2026}\n")
+    assert load_config([str(mine)], [])[0].trainer.run_id == "2026"
+    assert load_config([], ["trainer.run_id=007"])[0].trainer.run_id == "007"
+
+
+@pytest.mark.parametrize(
+    ("yaml", "argument", "found"),
+    [
+        ("actor.lora.rank: 8", "actor_rollout_ref.model.lora_rank=64", 64),
+        ("actor_rollout_ref.model.lora_rank: 8", "actor.lora.rank=64", 64),
+    ],
+)
+def test_the_later_value_counts_whatever_its_dialect(tmp_path: Path, yaml: str, argument: str, found: int) -> None:
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(yaml)
+    assert load_config([str(mine)], [argument])[0].actor.lora.rank == found
+    assert load_config([], [argument, yaml.replace(": ", "=")])[0].actor.lora.rank == 8
+
+
+def test_a_key_that_is_repeated_is_newer_than_its_equivalents_in_between() -> None:
+    theirs = "actor_rollout_ref.actor.optim.lr"
+    config, _ = load_config([], [f"{theirs}=1e-3", "actor.learning_rate=1e-4", f"{theirs}=1e-5"])
+    assert config.actor.learning_rate == 1e-5
+
+
+def test_every_path_is_absolute_whichever_setting_holds_it() -> None:
+    arguments = [f"{setting.key}=some" for setting in settings(Config) if "path" in setting.expected.split()]
+    arguments += ["trainer.resume=some", "data.train_files=[some]", "rollout.environment.name=A"]
+    dumped = load_config([], arguments)[0].model_dump()
+
+    def paths(tree: object) -> list[Path]:
+        if isinstance(tree, dict):
+            return [path for value in tree.values() for path in paths(value)]
+        if isinstance(tree, list):
+            return [path for value in tree for path in paths(value)]
+        return [tree] if isinstance(tree, Path) else []
+
+    found = paths(dumped)
+    assert len(found) > 10
+    assert all(path.is_absolute() for path in found)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from trainer.algorithms.advantages import generalized_advantages
 from trainer.algorithms.kl import kl_estimate
+from trainer.algorithms.returns import generalized_advantages
 from trainer.config.tree import Config
 from trainer.data.batch import Batch
 from trainer.data.dataset import Prompt

@@ -14,7 +14,8 @@ import torch
 from transformers import AutoTokenizer
 
 import trainer
-from trainer.config.tree import Config, ModelConfig
+from trainer.config.model import ModelConfig
+from trainer.config.tree import Config
 from trainer.errors import DataError
 from trainer.models.files import check_models, check_tokenizer, decode, load_tokenizer
 from trainer.models.small import ModelShape, build_tokenizer, create_model, save_model

@@ -7,7 +7,7 @@ from torch.testing import assert_close
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from trainer.algorithms.log_probs import log_probs_and_entropy
-from trainer.config.lora import LoraConfig
+from trainer.config.roles import LoraConfig
 from trainer.data.batch import Batch
 from trainer.errors import ConfigError
 from trainer.models.linear_log_probs import linear_log_probs

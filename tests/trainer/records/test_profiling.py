@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from trainer.config.profiler import ProfilerConfig
+from trainer.config.trainer import ProfilerConfig
 from trainer.records.profiling import Tracer, slow_phases
 
 

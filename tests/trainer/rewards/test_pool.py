@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer.config.tree import CustomCode, RewardConfig
+from trainer.config.custom_code import CustomCode
+from trainer.config.reward import RewardConfig
 from trainer.errors import ConfigError, RewardError
 from trainer.rewards.answer import Answer
 from trainer.rewards.pool import RewardPool

@@ -16,8 +16,8 @@ from tests.trainer.tensors import normal, random_mask, seeds
 from tests.trainer.whole_run import Runs
 from trainer.algorithms.aggregation import GlobalCount, aggregate
 from trainer.algorithms.dpo import dpo_advantages, dpo_loss, preference_margins
-from trainer.algorithms.policy_loss import Clip, ppo
-from trainer.config.tree import DataConfig
+from trainer.algorithms.policy_losses.ppo import ppo
+from trainer.config.data import DataConfig
 from trainer.data.arithmetic import write_preferences
 from trainer.data.preferences import read_pairs
 from trainer.data.schema import read_parquet
@@ -44,7 +44,7 @@ def test_a_policy_gradient_step_with_them_is_a_step_of_dpo(seed: int, beta: floa
 
     margins = preference_margins(log_probs.detach(), reference, mask, beta)
     advantages = dpo_advantages(margins, mask, beta, smoothing)
-    losses = ppo(log_probs, log_probs.detach(), advantages, mask, Clip(0.2, 0.2, 3.0)).loss
+    losses = ppo(log_probs, log_probs.detach(), advantages, mask, clip_dual=3.0).loss
     (found,) = torch.autograd.grad(
         aggregate(losses, mask, "seq-mean-token-sum", GlobalCount(int(mask.sum()), 6)), log_probs
     )

@@ -10,7 +10,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.trainer.whole_run import Run, Runs, workers_of
-from trainer.config.tree import Config, TrainerConfig
+from trainer.config.trainer import TrainerConfig
+from trainer.config.tree import Config
 from trainer.errors import ConfigError
 from trainer.models.small import ModelShape, create_model, save_model
 from trainer.rollout.engines import split

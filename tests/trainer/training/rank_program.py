@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from trainer.algorithms.aggregation import GlobalCount, token_mean
-from trainer.config.lora import LoraConfig
+from trainer.config.roles import LoraConfig
 from trainer.config.sharding import ShardingConfig
 from trainer.data.batch import Batch
 from trainer.data.partition import MicroBatchLimit

@@ -1,1 +1,1 @@
-"""Reward rules, one file each. The file defines `ROW`, a `trainer.config.rows.RewardRule`."""
+"""Reward rules, one file each. The file defines `ROW`, a `trainer.rows.RewardRule`."""

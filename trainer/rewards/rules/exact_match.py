@@ -1,6 +1,6 @@
 """The response must equal the ground truth."""
 
-from trainer.config.rows import RewardRule
+from trainer.rows import RewardRule
 
 
 def exact_match(response: str, ground_truth: str) -> float:

@@ -3,8 +3,8 @@
 import re
 from decimal import Decimal
 
-from trainer.config.rows import RewardRule
 from trainer.data.answers import NUMBER, final_answer
+from trainer.rows import RewardRule
 
 _WHOLE_NUMBER = re.compile(NUMBER, re.ASCII)
 

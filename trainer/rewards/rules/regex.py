@@ -2,7 +2,7 @@
 
 import re
 
-from trainer.config.rows import Parameter, RewardRule
+from trainer.rows import Parameter, RewardRule
 
 
 def last_match(response: str, ground_truth: str, pattern: re.Pattern[str]) -> float:
@@ -16,7 +16,7 @@ ROW = RewardRule(
     score=last_match,
     parameters={
         "pattern": Parameter(
-            type=re.Pattern[str],
+            type=re.Pattern[str] | None,
             description="Python's syntax; its last match, or that of its first group, must be the ground truth",
         )
     },

@@ -1,7 +1,11 @@
-"""Advantages and returns of responses whose tokens are partly masked."""
+"""Sums of rewards over tokens, and what is done with them; some tokens are masked."""
 
-import torch
-from torch import Tensor
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def generalized_advantages(
@@ -11,9 +15,9 @@ def generalized_advantages(
 
         delta_t = r_t + gamma V_{t+1} - V_t        A_t = delta_t + gamma lam A_{t+1}        R_t = A_t + V_t
 
-    `t + 1` is the next *unmasked* token: the recursion steps over padding, tool output or whatever else the policy did
-    not choose, without discounting it. After the last unmasked token the value is 0: a response ends there. The returns
-    are the critic's targets, so they are taken before any whitening.
+    `t + 1` is the next *unmasked* token. The recursion skips padding, tool output and every other token that the
+    policy did not choose, without discounting. The value after the last unmasked token is 0, because the response ends
+    there. Returns are the critic's targets and are therefore taken before whitening.
 
     Args:
         rewards, values: [rows, tokens] float.
@@ -22,23 +26,23 @@ def generalized_advantages(
     Returns:
         advantages, returns: [rows, tokens], 0 where masked.
     """
-    # Tokens first: what belongs to one token then lies together.
+    # With tokens first, the values of one token are contiguous.
     by_token = [tensor.T.contiguous() for tensor in (rewards, values, mask)]
-    advantages = torch.empty_like(by_token[1])
+    advantages = by_token[1].new_empty(by_token[1].shape)
     next_value = values.new_zeros(values.shape[0])
     next_advantage = values.new_zeros(values.shape[0])
     for t in reversed(range(values.shape[1])):
         reward, value, chosen = (tensor[t] for tensor in by_token)
         delta = reward + gamma * next_value - value
         advantages[t] = delta + gamma * lam * next_advantage
-        next_value = torch.where(chosen, value, next_value)
-        next_advantage = torch.where(chosen, advantages[t], next_advantage)
+        next_value = value.where(chosen, next_value)
+        next_advantage = advantages[t].where(chosen, next_advantage)
     advantages = advantages.T.contiguous()
     return advantages.where(mask, 0.0), (advantages + values).where(mask, 0.0)
 
 
 def rewards_to_go(rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
-    """What each token and those after it earn: G_t = r_t + gamma G_{t+1}, `t + 1` being the next unmasked token.
+    """Discounted rewards from each token on: G_t = r_t + gamma G_{t+1}; `t + 1` is the next unmasked token.
 
     Args:
         rewards: [rows, tokens] float.
@@ -47,14 +51,14 @@ def rewards_to_go(rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
     Returns:
         [rows, tokens], 0 where masked.
     """
-    return generalized_advantages(rewards, torch.zeros_like(rewards), mask, gamma, lam=1.0)[0]
+    return generalized_advantages(rewards, rewards.new_zeros(rewards.shape), mask, gamma, lam=1.0)[0]
 
 
 def whiten(values: Tensor, mask: Tensor, epsilon: float = 1e-8) -> Tensor:
-    """Shifts and scales the unmasked values to mean 0 and variance 1; masked ones become 0.
+    """The unmasked values, shifted and scaled to mean 0 and variance 1; masked ones become 0.
 
-    Both moments are of all unmasked tokens given, so give the whole batch: parts of it would be scaled differently
-    (Huang et al. 2024, arXiv:2403.17031, detail 8).
+    Pass the whole batch: moments of a part would scale each part differently (Huang et al. 2024, arXiv:2403.17031,
+    detail 8).
 
     Args:
         values: [rows, tokens] float.
@@ -62,11 +66,11 @@ def whiten(values: Tensor, mask: Tensor, epsilon: float = 1e-8) -> Tensor:
     """
     chosen = values[mask]
     variance = chosen.var(correction=0)
-    return ((values - chosen.mean()) * torch.rsqrt(variance + epsilon)).where(mask, 0.0)
+    return ((values - chosen.mean()) * (variance + epsilon).rsqrt()).where(mask, 0.0)
 
 
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:
-    """1 - Var(R - V) / Var(R) over the unmasked tokens: 1 for a perfect critic, 0 for one that knows only the mean.
+    """1 - Var(R - V) / Var(R) over the unmasked tokens: 1 for a perfect critic, 0 for one that predicts the mean.
 
     0 if all returns are equal, because there is nothing to explain.
 

@@ -1,0 +1,56 @@
+"""Group-relative advantages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trainer.algorithms.groups import at_every_token, sum_by_group
+from trainer.algorithms.rows import Advantages, Estimator, Sampled
+from trainer.rows import Parameter
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def grpo(rewards: Tensor, mask: Tensor, groups: Tensor, divide_by_std: bool) -> Tensor:
+    """Group-relative advantages (Shao et al. 2024, arXiv:2402.03300, section 4.1.2).
+
+        A_i = (R_i - mean(R of the group)) / (std(R of the group) + 1e-6), the same at every token
+
+    Without the division every prompt has the same weight, solved or not (Dr. GRPO, Liu et al. 2025,
+    arXiv:2503.20783). The standard deviation is the sample's, with n - 1. A response alone in its group gets 0.
+
+    Args:
+        rewards: [rows, tokens] float.
+        mask: [rows, tokens] bool.
+        groups: [rows] int64.
+
+    Returns:
+        advantages: [rows, tokens], 0 where masked.
+    """
+    scores = rewards.where(mask, 0.0).sum(dim=1)
+    sizes = sum_by_group(scores.new_ones(scores.shape), groups)
+    difference = scores - (sum_by_group(scores, groups) / sizes)[groups]
+    if divide_by_std:
+        variance = sum_by_group(difference.square(), groups) / (sizes - 1).clamp(min=1)
+        difference = difference / (variance.sqrt()[groups] + 1e-6)
+    return at_every_token(difference, mask)
+
+
+def _estimate(sampled: Sampled, divide_by_std: bool) -> Advantages:
+    return Advantages(grpo(sampled.rewards, sampled.mask, sampled.groups, divide_by_std))
+
+
+ROW = Estimator(
+    name="grpo",
+    estimate=_estimate,
+    compares_groups=True,
+    parameters={
+        "divide_by_std": Parameter(
+            type=bool,
+            default=True,
+            description="grpo: divide by the group's standard deviation; false is Dr. GRPO",
+        )
+    },
+    verl=("grpo",),
+)

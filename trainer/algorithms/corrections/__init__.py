@@ -1,0 +1,1 @@
+"""Corrections for the gap between engine and trainer, one file each."""

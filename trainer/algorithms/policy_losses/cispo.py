@@ -1,0 +1,35 @@
+"""CISPO: the weight is clipped, not the update."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trainer.algorithms.clipping import RANGE, bounds
+from trainer.algorithms.importance import log_ratio
+from trainer.algorithms.rows import PolicyLoss, TokenLoss
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def cispo(
+    log_probs: Tensor,
+    old_log_probs: Tensor,
+    advantages: Tensor,
+    _mask: Tensor,
+    clip_ratio: float = 0.2,
+    clip_ratio_low: float | None = None,
+    clip_ratio_high: float | None = None,
+) -> TokenLoss:
+    """Every token keeps a gradient, because only its weight is clipped (MiniMax 2025, arXiv:2506.13585, eq. 4).
+
+        loss = -sg[clip(r, 1 - low, 1 + high)] A log_probs
+
+    Args: as for `ppo`.
+    """
+    ratio = log_ratio(log_probs, old_log_probs).detach().exp()
+    weight = ratio.clamp(*bounds(clip_ratio, clip_ratio_low, clip_ratio_high))
+    return TokenLoss(-weight * advantages * log_probs, weight != ratio)
+
+
+ROW = PolicyLoss(name="cispo", loss=cispo, parameters=RANGE, verl=("cispo",))

@@ -1,0 +1,42 @@
+"""Group sequence policy optimisation."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trainer.algorithms.clipping import DUAL, RANGE, bounds, clipped_surrogate
+from trainer.algorithms.importance import LOG_RATIO_LIMIT
+from trainer.algorithms.rows import PolicyLoss, TokenLoss
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def gspo(
+    log_probs: Tensor,
+    old_log_probs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    clip_ratio: float = 0.2,
+    clip_ratio_low: float | None = None,
+    clip_ratio_high: float | None = None,
+    clip_dual: float | None = None,
+) -> TokenLoss:
+    """Group sequence policy optimisation: one ratio per response (Zheng et al. 2025, arXiv:2507.18071, section 4.3).
+
+        s = exp(mean over the response of (log_probs - old_log_probs))
+        s_t = sg[s] exp(log_probs_t - sg[log_probs_t])        loss = max(-A s_t, -A clip(s_t, 1 - low, 1 + high))
+
+    s_t equals s and carries the gradient of its own token only. With `seq-mean-token-mean`, the sum over the tokens is
+    the gradient of the sequence's loss, equation 5. Typical clip ranges are about 3e-4.
+
+    Args: as for `ppo`; the mean covers the unmasked tokens.
+    """
+    difference = (log_probs - old_log_probs).where(mask, 0.0)
+    mean = difference.sum(dim=1, keepdim=True) / mask.sum(dim=1, keepdim=True).clamp(min=1)
+    sequence_ratio = mean.detach().clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+    ratio = sequence_ratio * (log_probs - log_probs.detach()).exp()
+    return clipped_surrogate(ratio, advantages, *bounds(clip_ratio, clip_ratio_low, clip_ratio_high), clip_dual)
+
+
+ROW = PolicyLoss(name="gspo", loss=gspo, parameters={**RANGE, "clip_dual": DUAL}, verl=("gspo",))

@@ -1,0 +1,81 @@
+"""The kinds of rows in this room: advantage estimators, policy losses and corrections."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from trainer.rows import Row
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """The input of an estimator: the scored responses of a step.
+
+    Shapes: `rewards` [rows, tokens] float and `mask` [rows, tokens] bool; `groups` [rows] int64, equal for the
+    responses to one prompt. `values` [rows, tokens] exist only for an estimator that needs a critic, `greedy_scores`
+    [rows] only for one that needs greedy responses.
+    """
+
+    rewards: Tensor
+    mask: Tensor
+    groups: Tensor
+    values: Tensor | None = None
+    greedy_scores: Tensor | None = None
+
+
+class Advantages(NamedTuple):
+    """Both [rows, tokens]; `returns` are the critic's targets, None without a critic."""
+
+    advantages: Tensor
+    returns: Tensor | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimator(Row):
+    """An advantage estimator in `trainer/algorithms/advantages/`.
+
+    `estimate(sampled, **parameters)` returns the advantages; its parameters are settings of the section `algorithm`.
+    `verl` lists verl's names for it.
+    """
+
+    estimate: Callable[..., Advantages]
+    needs_critic: bool = False
+    compares_groups: bool = False
+    needs_greedy_responses: bool = False
+    verl: tuple[str, ...]
+
+
+class TokenLoss(NamedTuple):
+    """Both [rows, tokens]: the loss of each token, and whether clipping removed its gradient or bounded its weight."""
+
+    loss: Tensor
+    clipped: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyLoss(Row):
+    """A policy loss in `trainer/algorithms/policy_losses/`.
+
+    `loss(log_probs, old_log_probs, advantages, mask, **parameters)` returns a `TokenLoss`; every tensor is
+    [rows, tokens]. Its parameters are settings of the section `actor`. `verl` lists verl's names for it.
+    """
+
+    loss: Callable[..., TokenLoss]
+    verl: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Correction(Row):
+    """A correction in `trainer/algorithms/corrections/`.
+
+    `weights(ratio, mask, **parameters)` returns the weight of each token's loss, [rows, tokens]. Its parameters are
+    settings of the section `algorithm`. `verl` lists verl's names for it.
+    """
+
+    weights: Callable[..., Tensor]
+    verl: tuple[str, ...] = ()

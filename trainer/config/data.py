@@ -1,0 +1,30 @@
+"""Training data."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from trainer.config.custom_code import CustomCode
+from trainer.config.section import AbsolutePath, Section
+
+
+class DataConfig(Section):
+    train_files: list[AbsolutePath] = Field([], description="Parquet files with training prompts")
+    validation_files: list[AbsolutePath] = Field([], description="Parquet files with held-out prompts")
+    train_batch_size: int = Field(64, gt=0, description="prompts per step")
+    max_prompt_length: int = Field(
+        64, gt=0, description="tokens per prompt; overlong_prompts says what happens to longer ones"
+    )
+    overlong_prompts: Literal["error", "filter", "truncate_left", "truncate_right"] = Field(
+        "error",
+        description="for longer prompts. error: refuse; filter: drop; truncate_left, truncate_right: cut on that side",
+    )
+    max_response_length: int = Field(16, gt=0, description="tokens per response, at most")
+    prompt_key: str = Field("prompt", description="column with the messages of a prompt")
+    shuffle: bool = Field(True, description="shuffle the prompts in each epoch")
+    cache_dir: AbsolutePath | None = Field(
+        None, description="directory that keeps tokenised prompts for the next run, like /dev/shm/slipway; null: none"
+    )
+    custom_cls: CustomCode = Field(
+        CustomCode(), description="your own dataset class: (files, tokenizer, data settings) -> prompts"
+    )

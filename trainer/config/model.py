@@ -1,0 +1,29 @@
+"""The model that is trained."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from trainer.config.section import ModelPath, Section
+from trainer.errors import ConfigError
+
+
+class ModelConfig(Section):
+    path: ModelPath | None = Field(
+        None, description="directory or Hugging Face name of a causal language model with its tokenizer"
+    )
+    dtype: Literal["float32", "bfloat16", "float16"] = Field(
+        "float32",
+        description="type of activations and of the engines' weights; trained weights stay float32. "
+        "float16 enables loss scaling",
+    )
+
+    pad_token: str | None = Field(None, description="padding token, if the tokenizer defines none")
+
+    @property
+    def directory(self) -> Path:
+        """`path`. Raises ConfigError if it is not set."""
+        if self.path is None:
+            raise ConfigError("model.path is not set", hint="set model.path=DIRECTORY of a model with its tokenizer")
+        return self.path

@@ -1,0 +1,82 @@
+"""The run: nodes, steps, checkpoints, loggers, profiling."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Self
+
+from pydantic import Field, model_validator
+
+from trainer.config.section import AbsolutePath, Section
+from trainer.rows import Row, find_rows
+
+if TYPE_CHECKING:
+    LoggerName = str
+else:
+    LoggerName = Literal[tuple(find_rows("trainer.records.loggers", Row))]
+
+
+class ProfilerConfig(Section):
+    enable: bool = Field(False, description="write torch traces of some steps, and warn about slow phases")
+    dir: AbsolutePath | None = Field(
+        None, description="where traces go, a file per step, role and rank; RUN/traces if not given"
+    )
+    steps: list[int] = Field([2], description="steps that are traced; the first one is not like the others")
+    actor_forward_ms: float | None = Field(
+        80.0, gt=0, description="milliseconds of old_log_prob before it is called slow"
+    )
+    critic_update_ms: float | None = Field(150.0, gt=0, description="the same of update_critic")
+    loading_ms: float | None = Field(10.0, gt=0, description="the same of loading a batch of prompts")
+
+
+class TrainerConfig(Section):
+    output_dir: AbsolutePath = Field(Path("runs"), description="where the run's directory is made")
+    run_id: str | None = Field(None, description="name of the run's directory; the start time when not given")
+    nnodes: int | None = Field(None, gt=0, description="nodes to use; all nodes of the cluster when not given")
+    n_gpus_per_node: int | None = Field(None, ge=0, description="GPUs per node; what Ray reports when not given")
+    mode: Literal["synchronous", "one_step_off", "asynchronous"] = Field(
+        "synchronous",
+        description="one_step_off: engines sample for the next step while this one is learned from; asynchronous: "
+        "they sample all the time, and responses go on growing under new weights",
+    )
+    max_staleness: int = Field(
+        1, ge=0, description="asynchronous: updates by which the weights behind a token may be older than the learner"
+    )
+    project_name: str = Field("slipway", description="where loggers file the run")
+    loggers: list[LoggerName] = Field(
+        [], description="where metrics go besides console, metrics.jsonl and TensorBoard: trainer/records/loggers/"
+    )
+    total_steps: int | None = Field(None, gt=0, description="steps to train; outranks total_epochs")
+    total_epochs: int = Field(1, gt=0, description="passes over the training prompts")
+    save_freq: int = Field(-1, description="steps between checkpoints; -1: at the end only; 0: never")
+    keep_checkpoints: int | None = Field(None, gt=0, description="last checkpoints to keep; all when not given")
+    test_before_training: bool = Field(True, description="measure the model as it starts")
+    critic_warmup: int = Field(0, ge=0, description="first steps, in which the critic learns and the actor does not")
+    test_freq: int = Field(
+        5, description="steps between validations; -1: before the first and after the last step only"
+    )
+    stop_at: float | None = Field(None, description="end early once validation/exact_match reaches this")
+    resume: Literal["auto"] | AbsolutePath | None = Field(
+        None,
+        description="checkpoint directory to continue from; auto: the last one of output_dir/run_id, or a new run",
+    )
+    seed: int = Field(0, description="decides the order of prompts and every sampled response")
+    profiler: ProfilerConfig = ProfilerConfig()
+    bind_cores: bool = Field(
+        True, description="the processes of a GPU keep to the node's cores next to it, or to an equal part of all"
+    )
+    worker_timeout: float = Field(300.0, gt=0, description="seconds any single call to a worker may take")
+
+    @property
+    def resumes_itself(self) -> bool:
+        """Whether the run looks for its own last checkpoint, so that a scheduler can restart it."""
+        return self.resume == "auto"
+
+    @property
+    def checkpoint(self) -> Path | None:
+        """The checkpoint to continue from, if `resume` names one."""
+        return None if self.resume == "auto" else self.resume
+
+    @model_validator(mode="after")
+    def _a_run_that_resumes_itself_has_a_name(self) -> Self:
+        if self.resumes_itself and self.run_id is None:
+            raise ValueError("trainer.resume=auto needs trainer.run_id, whose checkpoints it continues")
+        return self
