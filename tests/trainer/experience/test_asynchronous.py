@@ -175,8 +175,8 @@ def test_a_failure_between_two_takes_is_raised_by_the_next_one_and_the_run_can_s
     ("settings", "reason"),
     [
         ({}, r"learns from an older policy: set algorithm\.correction"),
-        ({"correction": "tis", "dynamic_sampling": True}, r"not with algorithm\.dynamic_sampling"),
-        ({"correction": "tis", "advantage": "remax"}, r"not with algorithm\.advantage=remax"),
+        ({"correction": "tis", "dynamic_sampling": True}, r"does not support algorithm\.dynamic_sampling"),
+        ({"correction": "tis", "advantage": "remax"}, r"does not support algorithm\.advantage=remax"),
     ],
 )
 def test_what_does_not_go_together_is_refused(settings: dict[str, Any], reason: str) -> None:
