@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from trainer.algorithms.registry import CORRECTIONS
+from trainer.compat.verl_sections import FSDP_KEYS, MEGATRON_KEYS, RECOMPUTE_KEYS
 from trainer.errors import ConfigError
 
 Value = str | int | float | bool | list["Value"] | dict[str, "Value"] | None
@@ -16,9 +17,9 @@ KL_KINDS = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3",
 
 @dataclass(frozen=True)
 class Translation:
-    """Our settings for one of verl's, with a note for the user if there is something to know.
+    """Our settings for one of verl's, and a note for the user where behaviour differs.
 
-    verl hands some values on from one role to another. Such `inherited` settings yield to the role's own.
+    verl copies some values from one role to another. A role's own setting overrides such an `inherited` one.
     """
 
     settings: dict[str, Value]
@@ -27,11 +28,11 @@ class Translation:
 
 
 Rule = Callable[[str, Value, Given], Translation]
-"""From a key, its value, and everything that is given."""
+"""Takes a key, its value, and all settings given."""
 
 
 def word(value: Value) -> str:
-    """A scalar in lower case as one writes it in YAML: `true`, `null`, `1`."""
+    """A scalar in lower case as YAML spells it: `true`, `null`, `1`."""
     return "null" if value is None else str(value).lower()
 
 
@@ -53,7 +54,7 @@ def to(*ours: str, inherited: Sequence[str] = ()) -> Rule:
 
 
 def mapped(values: Mapping[str, str], ours: str, inherited: Sequence[str] = ()) -> Rule:
-    """Our key with our word for each value; other values are refused."""
+    """Our setting, with our word for each value. Other values are refused."""
 
     def rule(key: str, value: Value, _given: Given) -> Translation:
         if word(value) not in values:
@@ -65,7 +66,7 @@ def mapped(values: Mapping[str, str], ours: str, inherited: Sequence[str] = ()) 
 
 
 def only(*accepted: str) -> Rule:
-    """Sets nothing: the accepted values describe what always happens here. Others are refused."""
+    """No setting of ours: the accepted values describe fixed behaviour. Other values are refused."""
 
     def rule(key: str, value: Value, _given: Given) -> Translation:
         if word(value) not in accepted:
@@ -76,12 +77,17 @@ def only(*accepted: str) -> Rule:
 
 
 def no_effect(reason: str) -> Rule:
-    """Accepted without effect; the note gives the reason."""
+    """The key is accepted and ignored; the note gives the reason."""
     return lambda key, _value, _given: Translation({}, f"{key} has no effect: {reason}")
 
 
+def no_effects(section: str, names: Iterable[str], reason: str) -> dict[str, Rule]:
+    """`no_effect` for several keys of a section."""
+    return {f"{section}.{name}": no_effect(reason) for name in names}
+
+
 def to_responses(ours: str, inherited: Sequence[str] = ()) -> Rule:
-    """verl counts the prompts of a mini-batch, we count its responses."""
+    """Converts a mini-batch size: verl counts prompts, we count responses."""
 
     def rule(key: str, value: Value, given: Given) -> Translation:
         samples = given.get("rollout.samples_per_prompt", given.get("actor_rollout_ref.rollout.n", 1))
@@ -95,7 +101,7 @@ def to_responses(ours: str, inherited: Sequence[str] = ()) -> Rule:
 
 
 def switch(companion: str, ours: str, default: float) -> Rule:
-    """A switch beside a coefficient: off is coefficient 0; on is the given coefficient or else verl's default."""
+    """A switch with a companion coefficient. Off sets 0; on sets the given coefficient, or verl's default."""
 
     def rule(key: str, value: Value, given: Given) -> Translation:
         if word(value) not in ("true", "false"):
@@ -106,7 +112,7 @@ def switch(companion: str, ours: str, default: float) -> Rule:
 
 
 def switched_by(switch_key: str, ours: str, inherited: str = "") -> Rule:
-    """A value that counts only if its switch is on. A missing switch takes the value of `inherited`."""
+    """A value that has an effect only if its switch is on. A missing switch takes the value of `inherited`."""
 
     def rule(key: str, value: Value, given: Given) -> Translation:
         if is_true(given.get(switch_key, given.get(inherited, False))):
@@ -118,7 +124,7 @@ def switched_by(switch_key: str, ours: str, inherited: str = "") -> Rule:
 
 def truncation(key: str, value: Value, given: Given) -> Translation:
     if is_true(given.get("data.filter_overlong_prompts", False)):
-        return Translation({})  # no long prompt is left after filtering
+        return Translation({})  # filtering removes every long prompt
     names = {"error": "error", "left": "truncate_left", "right": "truncate_right"}
     return mapped(names, "data.overlong_prompts")(key, value, given)
 
@@ -207,24 +213,41 @@ def fsdp_rules(theirs: str, role: str) -> dict[str, Rule]:
     """The keys of one of verl's FSDP sections."""
     ours = f"{role}.sharding"
     return {
+        **no_effects(theirs, FSDP_KEYS, "FSDP2 chooses it"),
         f"{theirs}.param_offload": to(f"{ours}.param_offload"),
         f"{theirs}.optimizer_offload": to(f"{ours}.optimizer_offload"),
         f"{theirs}.offload_policy": to(f"{ours}.param_offload", f"{ours}.optimizer_offload"),
         f"{theirs}.fsdp_size": shard_size(f"{ours}.shard_size"),
         f"{theirs}.reshard_after_forward": to(f"{ours}.reshard_after_forward"),
-        f"{theirs}.*": no_effect("FSDP2 chooses it"),
     }
 
 
+def overlong_rules(section: str) -> dict[str, Rule]:
+    """DAPO's penalty for long responses, which verl reads from either of two sections."""
+    rules: dict[str, Rule] = {f"{section}.max_resp_len": no_effect("see data.max_response_length")}
+    for buffer in (f"{section}.overlong_buffer", f"{section}.overlong_buffer_cfg"):
+        rules |= {
+            f"{buffer}.enable": only("true", "false"),
+            f"{buffer}.len": to("reward.overlong_buffer"),
+            f"{buffer}.penalty_factor": to("reward.overlong_penalty"),
+            f"{buffer}.log": no_effect("response lengths are always logged"),
+        }
+    return rules
+
+
 def strategy(role: str) -> Rule:
-    """verl's word for whose layers compute."""
+    """verl's name of a training backend."""
     return mapped({"fsdp": "fsdp", "fsdp2": "fsdp", "megatron": "megatron"}, f"{role}.backend")
 
 
 def megatron_rules(theirs: str, role: str) -> dict[str, Rule]:
-    """The keys of one of verl's Megatron sections, which counts with `strategy=megatron` only."""
+    """The keys of one of verl's Megatron sections. They have an effect only with `strategy=megatron`."""
     ours = f"{role}.sharding"
     rules = {
+        **dict.fromkeys(
+            MEGATRON_KEYS, no_effect("FSDP2 shards weights, gradients and optimizer states of Megatron's layers")
+        ),
+        **dict.fromkeys(RECOMPUTE_KEYS, no_effect(f"see {role}.activation_checkpointing")),
         "tensor_model_parallel_size": to(f"{ours}.tensor_parallel"),
         "pipeline_model_parallel_size": only("1"),
         "virtual_pipeline_model_parallel_size": only("null", "none", "1"),
@@ -234,10 +257,8 @@ def megatron_rules(theirs: str, role: str) -> dict[str, Rule]:
         "use_dist_checkpointing": only("false"),
         "param_offload": to(f"{ours}.param_offload"),
         "optimizer_offload": to(f"{ours}.optimizer_offload"),
-        "grad_offload": no_effect("gradients are there in an update only"),
-        "sequence_parallel": no_effect("activations between the matrix products are whole on every rank"),
-        "*recompute*": no_effect(f"see {role}.activation_checkpointing"),
-        "*": no_effect("FSDP2 shards weights, gradients and optimizer states of Megatron's layers"),
+        "grad_offload": no_effect("gradients exist only during an update"),
+        "sequence_parallel": no_effect("every rank holds whole activations between matrix products"),
     }
     return {f"{theirs}.megatron.{key}": _with_megatron(f"{theirs}.strategy", rule) for key, rule in rules.items()}
 
