@@ -1,4 +1,4 @@
-"""The algorithm: advantages, the KL penalty, corrections, sampling."""
+"""Settings of the algorithm: advantages, the KL penalty, corrections, dynamic sampling."""
 
 from functools import partial
 from typing import TYPE_CHECKING, Literal
@@ -20,22 +20,30 @@ else:
 
 @partial(with_parameters, tables=(ESTIMATORS, CORRECTIONS))
 class AlgorithmConfig(Section):
-    advantage: EstimatorName = Field("gae", description="estimator of advantages; only gae needs a critic")
-    kl_coefficient: float = Field(0.01, ge=0, description="weight of the KL to the reference, taken off the reward")
-    kl_estimator: KlEstimator = Field("k1", description="estimate of the KL in the reward")
-    kl_control: Literal["fixed", "adaptive"] = Field(
-        "fixed", description="adaptive: the coefficient follows the measured KL towards kl_target"
+    advantage: EstimatorName = Field(
+        "gae", description="advantage estimator: trainer/algorithms/advantages/; only gae needs a critic"
     )
-    kl_target: float = Field(0.1, gt=0, description="KL per token that adaptive control aims at")
-    kl_horizon: int = Field(10_000, gt=0, description="responses over which adaptive control acts")
+    kl_coefficient: float = Field(
+        0.01, ge=0, description="weight of the KL to the reference that is subtracted from the reward"
+    )
+    kl_estimator: KlEstimator = Field("k1", description="estimator of the KL in the reward")
+    kl_control: Literal["fixed", "adaptive"] = Field(
+        "fixed", description="adaptive: adjust the coefficient so that the KL approaches kl_target"
+    )
+    kl_target: float = Field(0.1, gt=0, description="adaptive: target KL per token")
+    kl_horizon: int = Field(
+        10_000,
+        gt=0,
+        description="adaptive: responses over which the coefficient adjusts; a larger horizon adapts more slowly",
+    )
     correction: CorrectionName = Field(
-        "none", description="weights against the gap between engine and trainer; see trainer/algorithms/corrections.py"
+        "none", description="importance weights for the gap between engine and trainer: trainer/algorithms/corrections/"
     )
     dynamic_sampling: bool = Field(
-        False, description="draw prompts until a batch is full of those whose responses differ in score (DAPO)"
+        False, description="sample until the batch is full of prompts whose responses differ in score (DAPO)"
     )
     max_sampling_rounds: int = Field(
-        10, gt=0, description="batches drawn at most for one step; what is then missing is filled with other prompts"
+        10, gt=0, description="maximum batches sampled for a step; other prompts then fill the rest"
     )
 
     @property

@@ -1,4 +1,4 @@
-"""Functions and classes from Python files of the user's."""
+"""Functions and classes from the user's Python files."""
 
 import difflib
 import importlib.util
@@ -13,7 +13,7 @@ from trainer.errors import ConfigError
 
 
 class CustomCode(Section):
-    """Something in a Python file of the user's."""
+    """A function or class in a Python file of the user."""
 
     path: AbsolutePath | None = Field(None, description="Python file, the same on every node")
     name: str | None = Field(None, description="function or class in that file")
@@ -26,7 +26,10 @@ class CustomCode(Section):
 
 
 def load_custom(setting: str, path: Path, name: str) -> Callable[..., Any]:
-    """`name` from the file at `path`, which `setting` asks for. Runs the file. Raises ConfigError."""
+    """The function or class `name` of the file at `path`. Runs the file.
+
+    Raises ConfigError, which names `setting`, if the file or the name does not exist.
+    """
     if not path.is_file():
         raise ConfigError(f"{setting}.path={path}: no such file", hint="name a file that every node can read")
     spec = importlib.util.spec_from_file_location(f"slipway_custom_{path.stem}", path)
@@ -37,7 +40,7 @@ def load_custom(setting: str, path: Path, name: str) -> Callable[..., Any]:
         spec.loader.exec_module(module)
     except Exception as error:
         raise ConfigError(
-            f"{setting}.path={path} cannot be imported: {type(error).__name__}: {error}", hint="mend that file"
+            f"{setting}.path={path} cannot be imported: {type(error).__name__}: {error}", hint="fix that file"
         ) from error
     found = getattr(module, name, None)
     if not callable(found):

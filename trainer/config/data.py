@@ -1,4 +1,4 @@
-"""Training data."""
+"""Settings of prompts and responses."""
 
 from typing import Literal
 
@@ -13,17 +13,18 @@ class DataConfig(Section):
     validation_files: list[AbsolutePath] = Field([], description="Parquet files with held-out prompts")
     train_batch_size: int = Field(64, gt=0, description="prompts per step")
     max_prompt_length: int = Field(
-        64, gt=0, description="tokens per prompt; overlong_prompts says what happens to longer ones"
+        64, gt=0, description="maximum tokens per prompt; see overlong_prompts for longer ones"
     )
     overlong_prompts: Literal["error", "filter", "truncate_left", "truncate_right"] = Field(
         "error",
-        description="for longer prompts. error: refuse; filter: drop; truncate_left, truncate_right: cut on that side",
+        description="what to do with longer prompts. error: refuse; filter: drop; truncate_left, truncate_right: cut "
+        "that side",
     )
-    max_response_length: int = Field(16, gt=0, description="tokens per response, at most")
+    max_response_length: int = Field(16, gt=0, description="maximum tokens per response")
     prompt_key: str = Field("prompt", description="column with the messages of a prompt")
     shuffle: bool = Field(True, description="shuffle the prompts in each epoch")
     cache_dir: AbsolutePath | None = Field(
-        None, description="directory that keeps tokenised prompts for the next run, like /dev/shm/slipway; null: none"
+        None, description="directory that caches tokenised prompts between runs, like /dev/shm/slipway; null: no cache"
     )
     custom_cls: CustomCode = Field(
         CustomCode(), description="your own dataset class: (files, tokenizer, data settings) -> prompts"

@@ -1,4 +1,4 @@
-"""Devices by node and number: `node0:0,1;node1:0,1`; without a node, of node0."""
+"""The devices of each role, like `node0:0,1;node1:0,1`. Without a node, devices are those of node0."""
 
 import re
 
@@ -10,12 +10,12 @@ _PART = re.compile(r"(?:node(\d+):)?(\d+(?:,\d+)*)")
 
 
 def parse_devices(text: str) -> list[tuple[int, int]]:
-    """(node, device) of each rank, in the order written. Raises ValueError for anything else, or for one twice."""
+    """(node, device) of each rank, in the order written. Raises ValueError for bad syntax or a repeated device."""
     devices = []
     for part in text.replace(" ", "").split(";"):
         match = _PART.fullmatch(part)
         if match is None:
-            raise ValueError(f"{text!r} is no list of devices: write node0:0,1;node1:0,1")
+            raise ValueError(f"{text!r} is not a list of devices: write node0:0,1;node1:0,1")
         devices += [(int(match[1] or 0), int(device)) for device in match[2].split(",")]
     if len(set(devices)) < len(devices):
         raise ValueError(f"{text!r} names a device twice")
@@ -23,13 +23,16 @@ def parse_devices(text: str) -> list[tuple[int, int]]:
 
 
 class DeviceMappingConfig(Section):
-    """Which devices serve a role, as node0:0,1;node1:0,1 (a node without GPUs has one, 0); all of them if not given."""
+    """The devices of each role, like node0:0,1;node1:0,1; all devices when not given.
+
+    A node without GPUs has one device, 0.
+    """
 
     actor: str | None = Field(None, description="devices of the actor; its weights are sharded over them")
     critic: str | None = Field(None, description="devices of the critic")
     reference: str | None = Field(None, description="devices of the reference")
-    rollout: str | None = Field(None, description="devices with rollout engines")
-    reward: str | None = Field(None, description="devices of the reward model; rules run beside them on CPU")
+    rollout: str | None = Field(None, description="devices of the rollout engines")
+    reward: str | None = Field(None, description="devices of the reward model; rules run on CPU")
 
     @field_validator("*")
     @classmethod

@@ -16,9 +16,9 @@ def preset_names() -> list[str]:
 
 
 def read_settings(name: str) -> dict[str, Any]:
-    """The values of a YAML file or of the preset of that name, by dotted key.
+    """The settings of a preset or a YAML file, by dotted key.
 
-    Raises ConfigError if there is no such file, or if it is not a mapping of settings.
+    Raises ConfigError if the file does not exist or is not a mapping of settings.
     """
     preset, path = PRESETS / f"{name}.yaml", Path(name)
     if name in preset_names():

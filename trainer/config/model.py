@@ -1,4 +1,4 @@
-"""The model that is trained."""
+"""Settings of the model to train."""
 
 from pathlib import Path
 from typing import Literal
@@ -19,11 +19,11 @@ class ModelConfig(Section):
         "float16 enables loss scaling",
     )
 
-    pad_token: str | None = Field(None, description="padding token, if the tokenizer defines none")
+    pad_token: str | None = Field(None, description="padding token, for a tokenizer that defines none")
 
     @property
     def directory(self) -> Path:
-        """`path`. Raises ConfigError if it is not set."""
+        """`path`, which must be set. Raises ConfigError if it is not."""
         if self.path is None:
             raise ConfigError("model.path is not set", hint="set model.path=DIRECTORY of a model with its tokenizer")
         return self.path

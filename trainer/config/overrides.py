@@ -1,4 +1,4 @@
-"""Settings from all sources: presets and YAML files, then `KEY=VALUE` arguments; later values replace earlier ones."""
+"""Settings from presets, YAML files and `KEY=VALUE` arguments. Later values replace earlier ones."""
 
 import difflib
 import json
@@ -63,8 +63,8 @@ def settings(model: type[BaseModel], prefix: str = "") -> Iterator[Setting]:
 def load_config(files: Sequence[str], arguments: Sequence[str]) -> tuple[Config, list[str]]:
     """The settings of a run: presets or YAML files, then `KEY=VALUE` arguments. The last value of a setting counts.
 
-    verl's keys work wherever ours do. Returns the config, and notes about verl's keys that differ or have no effect
-    here. Raises ConfigError; see `parse_overrides`.
+    verl's keys work wherever ours do. Returns the config, and notes about those that differ or have no effect.
+    Raises ConfigError; see `parse_overrides`.
     """
     known = [setting.key for setting in settings(Config)]
     given: dict[str, Any] = {}
@@ -79,9 +79,9 @@ def load_config(files: Sequence[str], arguments: Sequence[str]) -> tuple[Config,
 def parse_overrides(arguments: Sequence[str], model: type[Settings] = Config) -> Settings:  # type: ignore[assignment]
     """The defaults changed by `KEY=VALUE` arguments; the last value of a key counts.
 
-    Values are YAML: `[a,b]` is a list, `null` unsets. `a,b` and `none` mean the same, and so does Hydra's
-    `+KEY=VALUE`. Raises ConfigError for an argument without `=`, an unknown key (the hint names the nearest one) and a
-    value that does not fit its type.
+    Values are YAML: `[a,b]` is a list, and `null` unsets. `a,b`, `none` and Hydra's `+KEY=VALUE` work as well. Raises
+    ConfigError for an argument without `=`, an unknown key (the hint names the nearest one) and a value of the wrong
+    type.
     """
     known = [setting.key for setting in settings(model)]
     return build(model, dict(split_argument(argument, known) for argument in arguments), known)
@@ -127,9 +127,9 @@ def build(model: type[Settings], given: Mapping[str, Any], suggestions: Sequence
 
 
 def explain_settings(names: Sequence[str], model: type[BaseModel] = Config) -> list[str]:
-    """A paragraph about each setting named, or about each of a section's: what it is, what it may be, its default.
+    """A paragraph per setting, for names of settings or sections: default, type and description.
 
-    Raises ConfigError for a name that is neither.
+    Raises ConfigError for an unknown name.
     """
     known = {setting.key: setting for setting in settings(model)}
     paragraphs = []
@@ -185,7 +185,7 @@ def _fitted(value: Any, setting: Setting) -> Any:
 
 
 def _members(annotation: Any) -> tuple[Any, ...]:
-    """The members of a union, without what pydantic annotates them with; a plain type alone."""
+    """The members of a union without their annotations. A plain type is its only member."""
     if get_origin(annotation) is Annotated:
         annotation = get_args(annotation)[0]
     if get_origin(annotation) in (Union, types.UnionType):
@@ -194,7 +194,7 @@ def _members(annotation: Any) -> tuple[Any, ...]:
 
 
 def _shown(value: Any) -> str:
-    """A value as the user writes it."""
+    """A value as the user would write it."""
     if isinstance(value, str):
         return value
     return yaml.safe_dump(value, default_flow_style=True, width=float("inf")).removesuffix("...\n").strip()
@@ -205,7 +205,7 @@ def _nearest(key: str, known: Sequence[str]) -> str:
     section = [name for name in known if name.startswith(f"{key}.")]
     if section:
         return f"{key} is a section; its settings are {', '.join(section)}"
-    # A right name in a wrong section is nearer than any whole key.
+    # The right name in the wrong section is nearer than a similar key.
     leaf = key.rpartition(".")[2]
     same_leaf = [name for name in known if name.rpartition(".")[2] == leaf]
     near = same_leaf[:1] or difflib.get_close_matches(key, known, n=1, cutoff=0.5)
@@ -216,7 +216,7 @@ def _nearest(key: str, known: Sequence[str]) -> str:
 
 
 def _explain(error: ValidationError, given: Mapping[str, Any], known: Mapping[str, Setting]) -> tuple[str, str]:
-    """Message and hint for pydantic's findings. Settings that contradict each other have no key of their own."""
+    """Message and hint for a validation error. An error about several settings has no key."""
     problems: dict[str, str] = {}
     nearest: list[str] = []
     for detail in error.errors():

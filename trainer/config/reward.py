@@ -19,20 +19,20 @@ else:
 class RewardModelConfig(Section):
     """A sequence classifier with one label, whole on each device of `device_mapping.reward`."""
 
-    path: ModelPath | None = Field(None, description="its directory or Hugging Face name; null: no reward model")
-    weight: float = Field(1.0, description="weight of its score in the reward, besides reward.weight")
+    path: ModelPath | None = Field(None, description="directory or Hugging Face name of the reward model; null: none")
+    weight: float = Field(1.0, description="weight of the reward model's score")
     dtype: Literal["float32", "bfloat16"] | None = Field(
-        None, description="type of its weights and activations; model.dtype when not given"
+        None, description="type of weights and activations; model.dtype when not given"
     )
     input: Literal["tokens", "text"] | None = Field(
         None,
-        description="what it reads: the policy's tokens, or the messages through its own chat template; "
-        "when not given, tokens if it has the policy's vocabulary",
+        description="tokens: the policy's tokens; text: messages in the reward model's own chat template; "
+        "when not given, tokens if both share a vocabulary",
     )
     max_length: int | None = Field(
         None,
         gt=0,
-        description="tokens it reads, the last ones of a longer text; its number of positions when not given",
+        description="maximum tokens per text, of which the last are kept; the model's limit when not given",
     )
     micro_batch_size: int = Field(16, gt=0, description="texts per forward pass")
 
@@ -41,7 +41,7 @@ class RewardModelConfig(Section):
 class RewardConfig(Section):
     name: RuleName = Field("gsm8k", description="rule that scores a response: trainer/rewards/rules/")
     weight: float = Field(
-        1.0, description="weight of the rule's or function's score beside a reward model's; 0: the model alone"
+        1.0, description="weight of the score of the rule or function; 0: only the reward model scores"
     )
     model: RewardModelConfig = RewardModelConfig()
     custom_function: CustomCode = Field(

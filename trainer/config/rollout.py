@@ -16,45 +16,49 @@ else:
 
 class RolloutConfig(Section):
     engine: EngineName = Field(
-        "auto", description="what samples; auto: vLLM where it is installed, else Transformers, which is slower"
+        "auto", description="engine that samples; auto: vLLM if installed, else Transformers, which is slower"
     )
     timeout: float | None = Field(
         None,
         gt=0,
-        description="seconds an engine may take to answer before it is replaced; null: trainer.worker_timeout",
+        description="seconds without an answer after which an engine is replaced; null: trainer.worker_timeout",
     )
-    max_repairs: int = Field(
-        3, ge=0, description="engines that may be replaced in a row; what fails after that ends the run"
-    )
+    max_repairs: int = Field(3, ge=0, description="engine replacements allowed in a row; the next failure ends the run")
     samples_per_prompt: int = Field(4, gt=0, description="responses to each prompt of a step")
     weight_transfer: Literal["auto", "object_store", "broadcast"] = Field(
         "auto",
-        description="how weights get to engines that do not share the actor's GPUs; broadcast: NCCL between GPUs, gloo "
-        "on CPU; auto: NCCL where each has a GPU of its own, else Ray's object store",
+        description="transport of weights to engines that do not share the actor's GPUs. broadcast: NCCL on GPUs, gloo "
+        "on CPU; auto: NCCL if every process has its own GPU, else Ray's object store",
     )
     segment_length: int = Field(
-        256, gt=0, description="trainer.mode=asynchronous: tokens after which engines may take new weights"
+        256, gt=0, description="asynchronous: tokens after which an engine may take new weights"
     )
     environment: CustomCode = Field(
-        CustomCode(), description="a class that answers the policy's turns, see trainer/experience/environment.py"
+        CustomCode(), description="class that answers the policy's turns; see trainer/experience/environment.py"
     )
-    max_turns: int = Field(8, gt=0, description="turns of the policy's in a conversation with the environment")
-    environment_timeout: float = Field(10.0, gt=0, description="seconds after which an environment counts as failed")
-    temperature: float = Field(1.0, gt=0, description="of sampling, and of every log-prob that is compared with it")
-    max_num_seqs: int = Field(256, gt=0, description="responses that an engine works on at a time")
+    max_turns: int = Field(8, gt=0, description="maximum turns of the policy in a conversation with the environment")
+    environment_timeout: float = Field(
+        10.0, gt=0, description="seconds without an answer after which an environment counts as failed"
+    )
+    temperature: float = Field(1.0, gt=0, description="sampling temperature; all log-probs use it too")
+    max_num_seqs: int = Field(256, gt=0, description="maximum concurrent responses per engine")
     kv_cache_gib: float | None = Field(
-        None, gt=0, description="GiB of key-value cache per engine; on GPUs what is left of its share, on CPU 0.5"
+        None,
+        gt=0,
+        description="GiB of key-value cache per engine; when not given, the rest of its share on GPUs, 0.5 on CPU",
     )
-    gpu_memory_utilization: float = Field(0.4, gt=0, le=1, description="share of a GPU that an engine may take")
+    gpu_memory_utilization: float = Field(0.4, gt=0, le=1, description="share of a GPU's memory that an engine may use")
     enforce_eager: bool | None = Field(
-        None, description="no compilation and no CUDA graphs in the engine; when not given, on CPU only"
+        None, description="disable compilation and CUDA graphs in the engine; when not given, only on CPU"
     )
     engines_per_gpu: int = Field(
-        1, gt=0, description="engines that share a GPU; several keep it busy while one of them schedules on the CPU"
+        1, gt=0, description="engines per GPU; with several, the GPU stays busy while one schedules on the CPU"
     )
-    sleep: bool = Field(True, description="engines give up their GPU memory while others train")
-    log_probs: bool = Field(True, description="let engines return log-probs, to compare with the trainer's")
-    ignore_end_tokens: bool = Field(False, description="responses always reach the limit; to measure speed")
+    sleep: bool = Field(True, description="engines free their GPU memory during training")
+    log_probs: bool = Field(True, description="engines return log-probs, for comparison with the trainer's")
+    ignore_end_tokens: bool = Field(
+        False, description="ignore end tokens, so that every response reaches the limit; for benchmarks"
+    )
 
     @model_validator(mode="after")
     def _engines_know_their_share(self) -> Self:

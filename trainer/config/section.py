@@ -21,7 +21,7 @@ def _absolute_unless_of_the_hub(path: Path) -> Path:
 
 
 def is_hub_name(path: Path) -> bool:
-    """Whether this names a model of the Hugging Face hub, like `Qwen/Qwen2.5-0.5B`, rather than a directory here."""
+    """Whether the path is a model name on the Hugging Face hub, like `Qwen/Qwen2.5-0.5B`, and no local directory."""
     return _HUB_NAME.fullmatch(str(path)) is not None and not path.expanduser().exists()
 
 
@@ -31,7 +31,7 @@ ModelPath = Annotated[Path, AfterValidator(_absolute_unless_of_the_hub)]
 
 
 class Section(BaseModel):
-    """A group of settings: typed, immutable, without unknown names."""
+    """A group of settings: typed and immutable. Unknown names are an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, coerce_numbers_to_str=True)
 
@@ -40,9 +40,9 @@ AnySection = TypeVar("AnySection", bound=Section)
 
 
 def with_parameters(section: type[AnySection], tables: Sequence[Mapping[str, Row]]) -> type[AnySection]:
-    """The section with one more setting per parameter of the rows in these tables.
+    """The section extended by a setting for each parameter of the rows in these tables.
 
-    Raises ValueError if two rows mean different parameters by one name.
+    Raises ValueError if two rows define different parameters of the same name.
     """
     parameters: dict[str, Parameter] = {}
     for row in (row for table in tables for row in table.values()):

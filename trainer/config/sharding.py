@@ -1,4 +1,4 @@
-"""How the ranks of a trained role share its weights, and where these lie while nobody computes with them."""
+"""How the ranks of a trained role share its weights, and where weights are kept while the role is idle."""
 
 from typing import Self
 
@@ -12,36 +12,34 @@ class ShardingConfig(Section):
     shard_size: int | None = Field(
         None,
         gt=0,
-        description="ranks that share one copy of the weights, neighbours such as the GPUs of a node; the copies' "
-        "gradients are averaged (HSDP). null: all ranks share one copy (FSDP)",
+        description="neighbouring ranks that share one copy of the weights, like the GPUs of a node; gradients are "
+        "averaged over the copies (HSDP). null: all ranks share one copy (FSDP)",
     )
     tensor_parallel: int = Field(
         1,
         gt=0,
-        description="neighbouring ranks that split each layer's matrix products, and the activations in them; for "
-        "models or rows too large for one GPU",
+        description="neighbouring ranks that split each layer's matrix products and their activations; for models or "
+        "rows too large for one GPU",
     )
     reshard_after_forward: bool | int = Field(
         True,
-        description="true: a layer's gathered weights are dropped until its backward pass; false: they are kept, for "
-        "more memory and less traffic; a number: they are kept spread over as many neighbouring ranks",
+        description="true: free a layer's gathered weights until its backward pass; false: keep them, for more memory "
+        "and less traffic; a number: shard them over that many neighbouring ranks",
     )
     resharding_interval: int = Field(
         1,
         gt=0,
-        description="micro-batches for which weights stay gathered; more than 1 sets reshard_after_forward aside",
+        description="micro-batches for which weights stay gathered; more than 1 overrides reshard_after_forward",
     )
     gradient_sync_interval: int = Field(
         1,
         gt=0,
-        description="micro-batches whose gradients add up on each rank before the ranks average them; more than 1 "
-        "takes 4 bytes per weight of the whole network on each",
+        description="micro-batches whose gradients each rank accumulates before the ranks average them; more than 1 "
+        "costs each rank 4 bytes per weight of the whole network",
     )
-    param_offload: bool = Field(
-        False, description="weights lie in the node's memory while the role waits for its turn; on GPUs only"
-    )
+    param_offload: bool = Field(False, description="keep weights in CPU memory while the role is idle; GPUs only")
     optimizer_offload: bool = Field(
-        False, description="so do the optimizer's states, unless the role takes optimizer steps; on GPUs only"
+        False, description="keep optimizer state in CPU memory outside of optimizer steps; GPUs only"
     )
 
     @model_validator(mode="after")
@@ -54,11 +52,11 @@ class ShardingConfig(Section):
         return self
 
     def without_offload(self) -> Self:
-        """The same for a device whose memory is the node's."""
+        """These settings without offloading, for a device that uses the node's memory anyway."""
         return self.model_copy(update={"param_offload": False, "optimizer_offload": False})
 
     def check_ranks(self, section: str, role: str, ranks: int) -> None:
-        """Raises ConfigError if the ranks of a role cannot be divided as these settings, those of a section, say."""
+        """Raises ConfigError, which names the section, if these settings cannot divide the ranks of a role."""
         size = self.shard_size or ranks
         if ranks % size:
             raise ConfigError(
@@ -74,7 +72,7 @@ class ShardingConfig(Section):
         kept, size = self.reshard_after_forward, size // self.tensor_parallel
         if not isinstance(kept, bool) and (size % kept or kept == size):
             raise ConfigError(
-                f"{section}.sharding.reshard_after_forward={kept} is no smaller divisor of the {size} ranks that share "
-                f"the weights of the {role}",
+                f"{section}.sharding.reshard_after_forward={kept} is not a smaller divisor of the {size} ranks that "
+                f"share the weights of the {role}",
                 hint="set it to true, false, or the GPUs of a node",
             )

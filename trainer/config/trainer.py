@@ -1,4 +1,4 @@
-"""The run: nodes, steps, checkpoints, loggers, profiling."""
+"""Settings of the run itself: nodes, steps, checkpoints, validation, loggers, profiler."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
@@ -15,41 +15,47 @@ else:
 
 
 class ProfilerConfig(Section):
-    enable: bool = Field(False, description="write torch traces of some steps, and warn about slow phases")
+    enable: bool = Field(False, description="write torch traces of some steps and warn about slow phases")
     dir: AbsolutePath | None = Field(
-        None, description="where traces go, a file per step, role and rank; RUN/traces if not given"
+        None, description="directory of the traces, one file per step, role and rank; RUN/traces when not given"
     )
-    steps: list[int] = Field([2], description="steps that are traced; the first one is not like the others")
+    steps: list[int] = Field([2], description="steps to trace; the first step is not representative")
     actor_forward_ms: float | None = Field(
-        80.0, gt=0, description="milliseconds of old_log_prob before it is called slow"
+        80.0, gt=0, description="warn when old_log_prob takes longer, in milliseconds"
     )
-    critic_update_ms: float | None = Field(150.0, gt=0, description="the same of update_critic")
-    loading_ms: float | None = Field(10.0, gt=0, description="the same of loading a batch of prompts")
+    critic_update_ms: float | None = Field(
+        150.0, gt=0, description="warn when update_critic takes longer, in milliseconds"
+    )
+    loading_ms: float | None = Field(
+        10.0, gt=0, description="warn when loading a batch of prompts takes longer, in milliseconds"
+    )
 
 
 class TrainerConfig(Section):
-    output_dir: AbsolutePath = Field(Path("runs"), description="where the run's directory is made")
+    output_dir: AbsolutePath = Field(Path("runs"), description="parent directory of the run's directory")
     run_id: str | None = Field(None, description="name of the run's directory; the start time when not given")
     nnodes: int | None = Field(None, gt=0, description="nodes to use; all nodes of the cluster when not given")
     n_gpus_per_node: int | None = Field(None, ge=0, description="GPUs per node; what Ray reports when not given")
     mode: Literal["synchronous", "one_step_off", "asynchronous"] = Field(
         "synchronous",
-        description="one_step_off: engines sample for the next step while this one is learned from; asynchronous: "
-        "they sample all the time, and responses go on growing under new weights",
+        description="synchronous: sample, then train; one_step_off: sample for the next step while the actor trains on "
+        "this one; asynchronous: sample continuously, and continue unfinished responses under new weights",
     )
     max_staleness: int = Field(
-        1, ge=0, description="asynchronous: updates by which the weights behind a token may be older than the learner"
+        1, ge=0, description="asynchronous: largest age, in updates, of the weights that sampled a token"
     )
-    project_name: str = Field("slipway", description="where loggers file the run")
+    project_name: str = Field("slipway", description="project under which loggers record the run")
     loggers: list[LoggerName] = Field(
-        [], description="where metrics go besides console, metrics.jsonl and TensorBoard: trainer/records/loggers/"
+        [], description="loggers besides console, metrics.jsonl and TensorBoard: trainer/records/loggers/"
     )
-    total_steps: int | None = Field(None, gt=0, description="steps to train; outranks total_epochs")
+    total_steps: int | None = Field(None, gt=0, description="steps to train; overrides total_epochs")
     total_epochs: int = Field(1, gt=0, description="passes over the training prompts")
     save_freq: int = Field(-1, description="steps between checkpoints; -1: at the end only; 0: never")
-    keep_checkpoints: int | None = Field(None, gt=0, description="last checkpoints to keep; all when not given")
-    test_before_training: bool = Field(True, description="measure the model as it starts")
-    critic_warmup: int = Field(0, ge=0, description="first steps, in which the critic learns and the actor does not")
+    keep_checkpoints: int | None = Field(
+        None, gt=0, description="number of latest checkpoints to keep; all when not given"
+    )
+    test_before_training: bool = Field(True, description="validate before the first step")
+    critic_warmup: int = Field(0, ge=0, description="steps at the start that train only the critic")
     test_freq: int = Field(
         5, description="steps between validations; -1: before the first and after the last step only"
     )
@@ -58,16 +64,16 @@ class TrainerConfig(Section):
         None,
         description="checkpoint directory to continue from; auto: the last one of output_dir/run_id, or a new run",
     )
-    seed: int = Field(0, description="decides the order of prompts and every sampled response")
+    seed: int = Field(0, description="seed of the prompt order and of sampling")
     profiler: ProfilerConfig = ProfilerConfig()
     bind_cores: bool = Field(
-        True, description="the processes of a GPU keep to the node's cores next to it, or to an equal part of all"
+        True, description="pin the processes of a GPU to the CPU cores near it, or else to an equal share of all cores"
     )
-    worker_timeout: float = Field(300.0, gt=0, description="seconds any single call to a worker may take")
+    worker_timeout: float = Field(300.0, gt=0, description="timeout of a single call to a worker, in seconds")
 
     @property
     def resumes_itself(self) -> bool:
-        """Whether the run looks for its own last checkpoint, so that a scheduler can restart it."""
+        """Whether the run continues from its own last checkpoint, so that a scheduler can restart it."""
         return self.resume == "auto"
 
     @property

@@ -1,4 +1,4 @@
-"""Every setting of a run as one typed tree, and the rules that hold between sections."""
+"""Every setting of a run as one typed tree, and the rules between its sections."""
 
 from collections.abc import Mapping
 from typing import Self
@@ -19,7 +19,7 @@ from trainer.errors import ConfigError
 
 
 class RunConfig(Section):
-    """What every kind of run is told."""
+    """The settings that every kind of run has."""
 
     model: ModelConfig = ModelConfig()
     trainer: TrainerConfig = Field(default_factory=TrainerConfig)
@@ -38,31 +38,31 @@ class Config(RunConfig):
 
     @property
     def responses(self) -> int:
-        """How many a step learns from."""
+        """Responses per step."""
         return self.data.train_batch_size * self.rollout.samples_per_prompt
 
     @property
     def needs_critic(self) -> bool:
-        """Whether the advantages are made from values."""
+        """Whether the advantage estimator uses a critic."""
         return self.algorithm.estimator.needs_critic
 
     @property
     def needs_reference(self) -> bool:
-        """Whether the policy is held to the one it started from."""
+        """Whether the run needs log-probs of the reference policy."""
         return self.algorithm.kl_coefficient > 0 or self.actor.kl_loss_coefficient > 0
 
     @property
     def needs_old_log_probs(self) -> bool:
-        """Whether the policy that sampled is asked for its log-probs before the actor learns.
+        """Whether log-probs of the sampling policy are computed before the update.
 
-        A single optimizer step makes them on its way; who else wants them: the KL, and the comparison with the engines.
+        A single optimizer step computes them anyway, but the KL and the comparison with the engines need them earlier.
         """
         single_step = self.actor.ppo_epochs == 1 and self.actor.mini_batch_size == self.responses
         return not single_step or self.needs_reference or self.rollout.log_probs
 
     @property
     def actor_is_reference(self) -> bool:
-        """Whether the actor without its adapters is the reference, so that no other network has to be."""
+        """Whether the actor without its adapters serves as the reference."""
         return self.actor.lora.rank > 0
 
     @property

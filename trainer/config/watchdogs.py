@@ -1,4 +1,4 @@
-"""What the watchdogs look for and do; see `trainer.runs.watchdogs`."""
+"""Settings of the watchdogs; see `trainer.runs.watchdogs`."""
 
 from typing import Literal
 
@@ -8,20 +8,20 @@ from trainer.config.section import Section
 
 
 class Watchdog(Section):
-    """Rings when a figure of the last `window` steps passes the threshold."""
+    """Raises an alarm when a metric of the last `window` steps crosses the threshold."""
 
     action: Literal["off", "log", "skip", "roll_back", "stop"] = Field(
         "log",
-        description="log: say so; skip: leave out the step's updates; roll_back: go back to the last checkpoint's "
-        "weights; stop: save and end the run",
+        description="log: write a warning; skip: skip the step's updates; roll_back: return to the weights of the "
+        "last checkpoint; stop: save and end the run",
     )
-    threshold: float = Field(0.0, description="the figure that is still fine")
-    window: int = Field(1, gt=0, description="steps looked at")
+    threshold: float = Field(0.0, description="limit of the metric")
+    window: int = Field(1, gt=0, description="number of latest steps to look at")
 
 
 class RewardDeviation(Watchdog):
     threshold: float = Field(0.5, ge=0, description="standard deviation of the mean reward")
-    window: int = Field(10, gt=1, description="steps looked at")
+    window: int = Field(10, gt=1, description="number of latest steps to look at")
 
 
 class LargestKl(Watchdog):
@@ -29,7 +29,7 @@ class LargestKl(Watchdog):
 
 
 class SmallestEntropy(Watchdog):
-    threshold: float = Field(0.01, ge=0, description="entropy in nats per token; less is an alarm")
+    threshold: float = Field(0.01, ge=0, description="entropy in nats per token; lower values raise the alarm")
 
 
 class RatioDrift(Watchdog):
@@ -38,12 +38,13 @@ class RatioDrift(Watchdog):
 
 class MemoryGrowth(Watchdog):
     threshold: float = Field(0.1, description="GiB per step, of the memory in use on the controller's node")
-    window: int = Field(50, gt=1, description="steps looked at")
+    window: int = Field(50, gt=1, description="number of latest steps to look at")
 
 
 class WatchdogsConfig(Section):
     non_finite_gradients: Literal["skip", "stop"] = Field(
-        "stop", description="skip: leave out the optimizer step of a mini-batch whose gradient is no number"
+        "stop",
+        description="skip: skip the optimizer step of a mini-batch with a non-finite gradient; stop: end the run",
     )
     reward_deviation: RewardDeviation = RewardDeviation()
     kl: LargestKl = LargestKl()

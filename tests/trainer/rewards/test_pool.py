@@ -96,7 +96,7 @@ def test_a_regular_expression_that_backtracks_for_ever_costs_one_sample() -> Non
             "has no compute_score to call",
             "reward.custom_function.name=compute_scores",
         ),
-        ("1 / 0", None, "cannot be imported: ZeroDivisionError", "mend that file"),
+        ("1 / 0", None, "cannot be imported: ZeroDivisionError", "fix that file"),
         ("value = 3", "value", "has no value to call", "reward.custom_function.name"),
     ],
 )

@@ -94,9 +94,12 @@ def test_batches_must_divide_by_the_ranks_of_their_own_role(model: Path) -> None
     ("sharding", "words"),
     [
         ({"shard_size": 3}, "shard_size=3 does not divide the 8 ranks of the actor"),
-        ({"reshard_after_forward": 3}, "reshard_after_forward=3 is no smaller divisor of the 8 ranks"),
+        ({"reshard_after_forward": 3}, "reshard_after_forward=3 is not a smaller divisor of the 8 ranks"),
         ({"shard_size": 4, "tensor_parallel": 3}, "tensor_parallel=3 does not divide the 4 ranks"),
-        ({"shard_size": 4, "reshard_after_forward": 4}, "reshard_after_forward=4 is no smaller divisor of the 4 ranks"),
+        (
+            {"shard_size": 4, "reshard_after_forward": 4},
+            "reshard_after_forward=4 is not a smaller divisor of the 4 ranks",
+        ),
     ],
 )
 def test_ranks_must_divide_as_the_sharding_says(model: Path, sharding: dict[str, int], words: str) -> None:
