@@ -28,7 +28,7 @@ class Translation:
 
 
 Rule = Callable[[str, Value, Given], Translation]
-"""Takes a key, its value, and all settings given."""
+"""Takes a key, its value, and all settings given, the latest last."""
 
 
 def word(value: Value) -> str:
@@ -90,7 +90,8 @@ def to_responses(ours: str, inherited: Sequence[str] = ()) -> Rule:
     """Converts a mini-batch size: verl counts prompts, we count responses."""
 
     def rule(key: str, value: Value, given: Given) -> Translation:
-        samples = given.get("rollout.samples_per_prompt", given.get("actor_rollout_ref.rollout.n", 1))
+        names = ("rollout.samples_per_prompt", "actor_rollout_ref.rollout.n")
+        samples = next((given[name] for name in reversed(list(given)) if name in names), 1)  # the latest
         prompts, per_prompt = whole(value), whole(samples)
         if prompts is None or per_prompt is None:
             raise ConfigError(f"{key}={value}: expected a whole number", hint="it counts prompts per optimizer step")
@@ -145,7 +146,7 @@ def kl_loss_type(key: str, value: Value, _given: Given) -> Translation:
 
 
 def truncated_ratio(_key: str, value: Value, _given: Given) -> Translation:
-    if word(value) in ("-1", "null", "none", "false"):
+    if word(value) in ("-1", "-1.0", "null", "none", "false"):
         return Translation({})
     return Translation({"algorithm.correction": "tis", "algorithm.correction_high": value})
 

@@ -38,6 +38,11 @@ class Setting:
         return any(get_origin(member) is list for member in _members(self.annotation))
 
     @property
+    def is_number(self) -> bool:
+        members = _members(self.annotation)
+        return bool not in members and (int in members or float in members)
+
+    @property
     def choices(self) -> list[str]:
         """The words that the setting accepts, if it is one of several words or a list of them."""
         members = [inner for member in _members(self.annotation) for inner in (get_args(member) or ())]
@@ -176,7 +181,12 @@ def _kinds(annotation: Any) -> list[str]:
 
 
 def _fitted(value: Any, setting: Setting) -> Any:
-    """Text as a list or null where the setting takes one; other values as they are."""
+    """Text as a list or null where the setting takes one; other values as they are.
+
+    A truth value for a number becomes text, because pydantic would read true as 1 and not report it.
+    """
+    if isinstance(value, bool) and setting.is_number:
+        return str(value).lower()
     if isinstance(value, str) and setting.nullable and value.lower() == "none":
         return None
     if isinstance(value, str) and setting.is_list:

@@ -243,6 +243,23 @@ def test_our_own_keys_outrank_the_defaults_of_verl() -> None:
     assert config.algorithm.kl_coefficient == 0.5
 
 
+@pytest.mark.parametrize(
+    ("earlier", "later"),
+    [
+        ("rollout.samples_per_prompt=4", "actor_rollout_ref.rollout.n=8"),
+        ("actor_rollout_ref.rollout.n=4", "rollout.samples_per_prompt=8"),
+    ],
+)
+def test_mini_batches_are_counted_with_the_later_number_of_samples(earlier: str, later: str) -> None:
+    config, _ = load_config(["verl"], [earlier, later])
+    assert (config.rollout.samples_per_prompt, config.actor.mini_batch_size) == (8, 256 * 8)
+
+
+@pytest.mark.parametrize("off", ["-1", "-1.0", "null", "false"])
+def test_a_ratio_cap_that_is_off_sets_no_correction(off: str) -> None:
+    assert load_config([], [f"actor_rollout_ref.actor.tis_imp_ratio_cap={off}"])[0].algorithm.correction == "none"
+
+
 def test_a_role_s_own_setting_outranks_what_verl_hands_on_to_it() -> None:
     own, actor = "critic.ppo_mini_batch_size=64", "actor_rollout_ref.actor.ppo_mini_batch_size=32"
     for arguments in ([own, actor], [actor, own]):

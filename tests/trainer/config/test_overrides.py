@@ -84,6 +84,22 @@ def test_a_name_of_digits_stays_as_it_was_written(tmp_path: Path) -> None:
     assert load_config([], ["trainer.run_id=007"])[0].trainer.run_id == "007"
 
 
+@pytest.mark.parametrize("text", ["007", "1e5", "2026-01-01", "true", "a: b"])
+def test_a_setting_of_text_keeps_the_text(text: str) -> None:
+    assert load_config([], [f"trainer.run_id={text}"])[0].trainer.run_id == text
+
+
+@pytest.mark.parametrize("yaml", ["actor.learning_rate: true", "rollout.samples_per_prompt: yes"])
+def test_true_is_not_a_number(tmp_path: Path, yaml: str) -> None:
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(yaml)
+    key = yaml.partition(":")[0]
+    with pytest.raises(ConfigError, match=f"{key}=true: expected (number|integer) > 0"):
+        load_config([str(mine)], [])
+    with pytest.raises(ConfigError, match=f"{key}=true: expected (number|integer) > 0"):
+        load_config([], [f"{key}=true"])
+
+
 @pytest.mark.parametrize(
     ("yaml", "argument", "found"),
     [
