@@ -1,4 +1,4 @@
-"""The command line: data, warm start, training, report. Heavy imports wait until a command needs them."""
+"""The command line of the trainer. Commands import heavy packages only when they run."""
 
 import logging
 import sys
@@ -15,34 +15,36 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="trainer",
-    help="Reinforcement learning of language models on Ray, vLLM and torch.",
+    help="Train language models with reinforcement learning, on Ray, vLLM and PyTorch.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-data = typer.Typer(help="Make prompt files.", no_args_is_help=True)
+data = typer.Typer(help="Write files of prompts.", no_args_is_help=True)
 app.add_typer(data, name="data")
 
 Files = Annotated[
     list[str] | None,
-    typer.Option("--config", metavar="FILE|PRESET", help="YAML with settings, or a preset; the last one counts."),
+    typer.Option(
+        "--config", metavar="FILE|PRESET", help="YAML file of settings, or a preset. Later files override earlier ones."
+    ),
 ]
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE…", help="Settings that differ.")]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE…", help="Settings to override.")]
 
 
 @data.command()
 def arithmetic(
-    output: Annotated[Path, typer.Option(help="Directory for the three parquet files.")] = Path("data"),
-    train: Annotated[int, typer.Option(min=1, help="Questions to train on.")] = 4096,
-    validation: Annotated[int, typer.Option(min=1, help="Questions held out.")] = 256,
+    output: Annotated[Path, typer.Option(help="Directory for the three Parquet files.")] = Path("data"),
+    train: Annotated[int, typer.Option(min=1, help="Training questions.")] = 4096,
+    validation: Annotated[int, typer.Option(min=1, help="Held-out questions.")] = 256,
     max_number: Annotated[int, typer.Option(min=2, help="Largest number in a question.")] = 9,
     dropped_carries: Annotated[
         float,
-        typer.Option(min=0, max=1, help="Share of the demonstrated sums with a carry that are worked out without."),
+        typer.Option(min=0, max=1, help="Share of demonstrated sums with a carry that drop it."),
     ] = 0.75,
-    seed: Annotated[int, typer.Option(help="Another seed, other questions.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the questions.")] = 0,
 ) -> None:
-    """Make word problems about small sums, and demonstrations of them by someone who mostly forgets to carry."""
+    """Write word problems about small sums, with demonstrations that often drop the carry."""
     from trainer.data.arithmetic import write_arithmetic
 
     for path in write_arithmetic(output, train, validation, max_number, dropped_carries, seed):
@@ -51,13 +53,13 @@ def arithmetic(
 
 @data.command()
 def preferences(
-    output: Annotated[Path, typer.Option(help="Directory for the two parquet files.")] = Path("data"),
-    train: Annotated[int, typer.Option(min=1, help="Pairs to train on.")] = 4096,
-    validation: Annotated[int, typer.Option(min=1, help="Pairs held out.")] = 256,
+    output: Annotated[Path, typer.Option(help="Directory for the two Parquet files.")] = Path("data"),
+    train: Annotated[int, typer.Option(min=1, help="Training pairs.")] = 4096,
+    validation: Annotated[int, typer.Option(min=1, help="Held-out pairs.")] = 256,
     max_number: Annotated[int, typer.Option(min=2, help="Largest number in a question.")] = 9,
-    seed: Annotated[int, typer.Option(help="Another seed, other questions.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the questions.")] = 0,
 ) -> None:
-    """Make pairs of answers to the questions of `data arithmetic`, of which the right one is preferred."""
+    """Write preference pairs for the questions of `data arithmetic`: a right and a wrong answer to each."""
     from trainer.data.arithmetic import write_preferences
 
     for path in write_preferences(output, train, validation, max_number, seed):
@@ -66,10 +68,10 @@ def preferences(
 
 @data.command()
 def gsm8k(
-    input: Annotated[Path, typer.Option(help="GSM8K as parquet or jsonl, with question and answer.")],
-    output: Annotated[Path | None, typer.Option(help="Parquet file to write; beside the input by default.")] = None,
+    input: Annotated[Path, typer.Option(help="GSM8K as Parquet or JSON Lines, with the columns question and answer.")],
+    output: Annotated[Path | None, typer.Option(help="Parquet file to write. The default is beside the input.")] = None,
 ) -> None:
-    """Convert a GSM8K file."""
+    """Convert a GSM8K file to prompts."""
     from trainer.data.gsm8k import convert_gsm8k
 
     typer.echo(convert_gsm8k(input, output))
@@ -77,7 +79,7 @@ def gsm8k(
 
 @app.command()
 def sft(overrides: Overrides = None) -> None:
-    """Warm-start a small model on questions and answers."""
+    """Fine-tune a small model on questions and answers, as a warm start."""
     from trainer.config.overrides import parse_overrides
     from trainer.runs.sft import SftConfig, fine_tune
 
@@ -86,7 +88,7 @@ def sft(overrides: Overrides = None) -> None:
 
 @app.command()
 def dpo(overrides: Overrides = None) -> None:
-    """Learn from pairs of responses, of which one was preferred."""
+    """Train on preference pairs with DPO."""
     from trainer.config.overrides import parse_overrides
     from trainer.records.report import write_report
     from trainer.runs.dpo import DpoConfig, train_on_preferences
@@ -96,7 +98,7 @@ def dpo(overrides: Overrides = None) -> None:
 
 @app.command()
 def train(overrides: Overrides = None, config: Files = None) -> None:
-    """Train a policy: PPO, GRPO, RLOO, REINFORCE++, ReMax and what they are combined with."""
+    """Train a policy with PPO, GRPO, RLOO, REINFORCE++ or ReMax."""
     settings = load(config, overrides)
     from trainer.records.report import write_report
     from trainer.runs.ppo import train as run
@@ -107,18 +109,18 @@ def train(overrides: Overrides = None, config: Files = None) -> None:
 @app.command()
 def config(
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY[=VALUE]…", help="Settings to explain, or that differ.")
+        list[str] | None, typer.Argument(metavar="KEY[=VALUE]…", help="Settings to explain or to override.")
     ] = None,
     config: Files = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Show the resolved settings also where only names are given.")
+        bool, typer.Option("--check", help="Print the resolved settings even if only names are given.")
     ] = False,
     fields: Annotated[bool, typer.Option("--fields", help="Explain every setting.")] = False,
 ) -> None:
-    """Explain settings that are named, and check those that are given; nothing is started.
+    """Explain settings, or check them without starting anything.
 
-    `config actor.clip_ratio` explains a setting, `config actor` a section; `config KEY=VALUE…` checks settings as
-    `train` would and shows the resolved ones as JSON.
+    `config actor.clip_ratio` explains a setting, and `config actor` a section. `config KEY=VALUE…` checks settings as
+    `train` would, and prints the resolved settings as JSON.
     """
     from trainer.config.overrides import explain_settings
     from trainer.config.tree import Config
@@ -135,7 +137,7 @@ def config(
 
 
 def load(files: list[str] | None, overrides: list[str] | None) -> "Config":
-    """The settings of a run; what the user should know about them goes to standard error."""
+    """The settings of a run. Notes about them go to standard error."""
     from trainer.config.overrides import load_config
 
     settings, notes = load_config(files or [], overrides or [])
@@ -146,10 +148,10 @@ def load(files: list[str] | None, overrides: list[str] | None) -> "Config":
 
 @app.command()
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Directories of runs, as in runs/20260101T120000Z.")],
-    output: Annotated[Path, typer.Option(help="Page to write where runs are compared.")] = Path("comparison.html"),
+    runs: Annotated[list[Path], typer.Argument(help="Run directories, like runs/20260101T120000Z.")],
+    output: Annotated[Path, typer.Option(help="Page that compares several runs.")] = Path("comparison.html"),
 ) -> None:
-    """Write a run's report.html, or one page that compares several runs."""
+    """Write the report.html of a run, or a page that compares several runs."""
     if len(runs) > 1:
         from trainer.records.comparison import write_comparison
 
@@ -161,7 +163,10 @@ def report(
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
-    """Runs the command line, by default the process's own; an expected failure is one message and an exit code."""
+    """Runs a command line, by default that of the process.
+
+    An expected error is printed as one message and sets the exit code.
+    """
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     try:
         status = app(arguments, standalone_mode=False)

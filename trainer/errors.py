@@ -1,8 +1,8 @@
-"""The trainer's errors: what failed, where, how to fix it. The command line prints them once, without a traceback."""
+"""The trainer's errors. A message says what failed and where; the command line prints it without a traceback."""
 
 
 class TrainerError(Exception):
-    """Base class. `hint` says how to fix it; `exit_code` is what the command line exits with."""
+    """Base class. `hint` says how to fix the error; the command line exits with `exit_code`."""
 
     exit_code = 1
 
@@ -12,13 +12,13 @@ class TrainerError(Exception):
 
 
 class ConfigError(TrainerError):
-    """A setting is unknown, of the wrong type, or impossible together with another."""
+    """A setting is unknown, has the wrong type, or contradicts another."""
 
     exit_code = 2
 
 
 class DataError(TrainerError):
-    """A data or model file is missing, unreadable, or lacks what is needed."""
+    """A data or model file is missing, unreadable or incomplete."""
 
     exit_code = 3
 
@@ -30,24 +30,24 @@ class CheckpointError(TrainerError):
 
 
 class WorkerError(TrainerError):
-    """A training or rollout worker failed while the run was going on."""
+    """A training or rollout worker failed during a run."""
 
     exit_code = 5
 
 
 class RewardError(TrainerError):
-    """A reward function returned something that is no reward."""
+    """A reward function returned an invalid reward."""
 
     exit_code = 6
 
 
 class WatchdogError(TrainerError):
-    """A watchdog whose action is `stop` has rung."""
+    """A watchdog with the action `stop` raised an alarm."""
 
     exit_code = 7
 
 
 class InterruptedRun(TrainerError):  # noqa: N818 - nothing went wrong
-    """The run was told to stop (SIGTERM) and has put its state in safety."""
+    """The run received SIGTERM and saved its state."""
 
     exit_code = 143

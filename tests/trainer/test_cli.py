@@ -1,4 +1,4 @@
-"""The command as a person or a script meets it: streams, exit codes, no traceback."""
+"""The command line: output streams, exit codes, and errors without a traceback."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ def trainer(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
 
 
-def test_data_then_warm_start_gives_a_model_that_transformers_loads(tmp_path: Path) -> None:
+def test_a_warm_started_model_loads_in_transformers(tmp_path: Path) -> None:
     made = trainer("data", "arithmetic", "--train", "64", "--validation", "16", cwd=tmp_path)
     assert made.returncode == 0, made.stderr
     tuned = trainer("sft", "steps=2", "output=model", cwd=tmp_path)
@@ -58,7 +58,7 @@ def test_every_setting_is_documented(tmp_path: Path) -> None:
     assert "actor.clip_ratio" in done.stdout
 
 
-def test_settings_are_checked_without_loading_what_training_needs(tmp_path: Path) -> None:
+def test_settings_are_checked_without_importing_heavy_packages(tmp_path: Path) -> None:
     code = (
         "import sys; from typer.testing import CliRunner; from trainer.cli import app;"
         "done = CliRunner().invoke(app, ['config', '--check', '--config', 'verl', 'trainer.nnodes=2']);"

@@ -1,1 +1,1 @@
-"""Formulas as pure functions of tensors, each with its shapes and its paper. Knows nothing of the settings."""
+"""Formulas as pure functions of tensors, each with its shapes and its paper. Independent of the settings."""

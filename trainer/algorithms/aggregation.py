@@ -1,4 +1,4 @@
-"""One number from a loss per token. The numbers of all ranks and micro-batches add up to the loss of the batch."""
+"""Reduction of token losses to a scalar. The scalars of all ranks and micro-batches sum to the loss of the batch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class GlobalCount(NamedTuple):
 
 
 def aggregate(values: Tensor, mask: Tensor, mode: Aggregation, count: GlobalCount) -> Tensor:
-    """A scalar from a value per token. For any split into whole rows, the parts' scalars add up to the whole's.
+    """Sum or weighted mean of token values. The results of any split into whole rows sum to the result of the whole.
 
         token-mean            sum over tokens / all tokens                every token has the same weight
         token-sum             sum over tokens

@@ -1,4 +1,4 @@
-"""The clipped surrogate that several policy losses share, and its settings."""
+"""The clipped surrogate objective that several policy losses share, and its settings."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ RANGE = {
     "clip_ratio": Parameter(
         type=float,
         default=0.2,
-        description="epsilon of the clipped policy loss, in both directions",
+        description="epsilon of the clipped policy loss: ratios are clipped to 1 - epsilon and 1 + epsilon",
         constraints={"gt": 0},
     ),
     "clip_ratio_low": Parameter(
-        type=float | None, description="epsilon downwards; clip_ratio if null", constraints={"gt": 0}
+        type=float | None, description="lower epsilon; null: clip_ratio", constraints={"gt": 0}
     ),
     "clip_ratio_high": Parameter(
-        type=float | None, description="epsilon upwards; clip_ratio if null", constraints={"gt": 0}
+        type=float | None, description="upper epsilon; null: clip_ratio", constraints={"gt": 0}
     ),
 }
 DUAL = Parameter(
     type=float | None,
     default=3.0,
-    description="largest ratio that counts for a token with a negative advantage; null: no limit",
+    description="upper bound of the ratio for tokens with a negative advantage (dual clip); null: none",
     constraints={"gt": 1},
 )
 

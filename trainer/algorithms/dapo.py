@@ -1,12 +1,13 @@
-"""DAPO (Yu et al. 2025, arXiv:2503.14476): informative prompts and the penalty for long responses."""
+"""Dynamic sampling and the length penalty of DAPO (Yu et al. 2025, arXiv:2503.14476)."""
 
 import torch
 from torch import Tensor
 
 
 def informative_groups(scores: Tensor, groups: Tensor) -> Tensor:
-    """Dynamic sampling, section 3.2: whether the responses to a prompt differ in score. Otherwise none of them has an
-    advantage.
+    """Whether the responses to a prompt differ in score (dynamic sampling, section 3.2).
+
+    With equal scores, no response has a group-relative advantage.
 
     Args:
         scores: [rows] float.
@@ -22,8 +23,9 @@ def informative_groups(scores: Tensor, groups: Tensor) -> Tensor:
 
 
 def overlong_penalty(lengths: Tensor, max_length: int, buffer: int, factor: float) -> Tensor:
-    """Soft overlong punishment, section 3.4, equation 13: 0 up to `max_length - buffer` tokens, then linearly
-    down to -`factor` at `max_length`.
+    """Penalty for long responses (soft overlong punishment, section 3.4, equation 13).
+
+    0 up to `max_length - buffer` tokens, then linear down to -`factor` at `max_length`.
 
     Args:
         lengths: [rows] int64, tokens of each response.

@@ -1,6 +1,6 @@
 """Direct preference optimisation (Rafailov et al. 2023, arXiv:2305.18290).
 
-Rows come in pairs: row 2i is the response that was chosen, row 2i + 1 the one that was rejected for the same prompt.
+Rows come in pairs. Row 2i is the chosen response to a prompt, row 2i + 1 the rejected response to the same prompt.
 """
 
 from torch import Tensor
@@ -8,7 +8,7 @@ from torch.nn.functional import logsigmoid
 
 
 def preference_margins(log_probs: Tensor, reference_log_probs: Tensor, mask: Tensor, beta: float) -> Tensor:
-    """The policy's preference for the chosen response relative to the reference's (the argument of equation 7).
+    """Implicit reward of the chosen response minus that of the rejected response (the argument of equation 7).
 
         m = beta ((log p(chosen) - log q(chosen)) - (log p(rejected) - log q(rejected)))
 
@@ -17,15 +17,24 @@ def preference_margins(log_probs: Tensor, reference_log_probs: Tensor, mask: Ten
         mask: [rows, tokens] bool.
 
     Returns:
-        [rows / 2].
+        [pairs].
     """
     ratios = (log_probs - reference_log_probs).where(mask, 0.0).sum(dim=1)
     return beta * (ratios[0::2] - ratios[1::2])
 
 
 def dpo_loss(margins: Tensor, label_smoothing: float) -> Tensor:
-    """-(1 - s) log sigmoid(m) - s log sigmoid(-m) of each pair; s is the assumed share of wrong labels
-    (Mitchell 2023, "A note on DPO with noisy preferences"). margins, result: [pairs]."""
+    """Conservative DPO loss of each pair (Mitchell 2023, "A note on DPO with noisy preferences").
+
+        loss = -(1 - s) log sigmoid(m) - s log sigmoid(-m)
+
+    Args:
+        margins: [pairs], from `preference_margins`.
+        label_smoothing: s, the assumed share of wrong labels.
+
+    Returns:
+        [pairs].
+    """
     return -(1 - label_smoothing) * logsigmoid(margins) - label_smoothing * logsigmoid(-margins)
 
 
@@ -36,12 +45,12 @@ def dpo_advantages(margins: Tensor, mask: Tensor, beta: float, label_smoothing: 
 
         -mean over pairs of w (grad log p(chosen) - grad log p(rejected)),    w = beta (sigmoid(-m) - s)
 
-    and log p is a sum over tokens. A policy loss therefore needs only +w at every token of the chosen response and -w
-    at every token of the rejected one. `seq-mean-token-sum` at ratio 1 averages over twice as many rows as pairs, hence
-    the factor 2. The rows become independent of each other, so any rank may process any of them.
+    and log p is a sum over tokens. A policy loss therefore needs only the advantage +w at every token of the chosen
+    response and -w at every token of the rejected one. `seq-mean-token-sum` averages over rows, and there are two rows
+    per pair, hence the factor 2. With advantages, rows are independent of each other, so any rank can process any row.
 
     Args:
-        margins: [pairs], under the policy that takes the step.
+        margins: [pairs], computed with the weights before the step.
         mask: [rows, tokens] bool.
 
     Returns:

@@ -1,6 +1,6 @@
-"""Responses to one prompt share a number in `groups`; estimators without a critic compare them.
+"""Sums over groups: responses to the same prompt have the same number in `groups`.
 
-The score of a response is the sum of its rewards, so a KL penalty in the rewards counts.
+The score of a response is the sum of its rewards, which includes any KL penalty.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 def sum_by_group(values: Tensor, groups: Tensor) -> Tensor:
-    """values [rows] summed by group: [groups]."""
+    """Sum of values [rows] per group: [groups]."""
     return values.new_zeros(int(groups.max()) + 1).index_add(0, groups, values)
 
 
 def at_every_token(values: Tensor, mask: Tensor) -> Tensor:
-    """values [rows] spread over the unmasked tokens: [rows, tokens]."""
+    """values [rows] repeated at every unmasked token: [rows, tokens], 0 where masked."""
     return values.unsqueeze(1).expand(mask.shape).where(mask, 0.0)

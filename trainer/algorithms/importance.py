@@ -1,7 +1,7 @@
-"""Ratios of probabilities between two policies.
+"""Probability ratios between two policies.
 
-Engine and trainer compute the same policy with different kernels, precision or age. Corrections weight each token's
-loss by a ratio; the weights carry no gradient.
+Engine and trainer may differ in kernels, precision or age of the weights. Corrections weight the loss of each token by
+a function of the ratio. The weights carry no gradient.
 """
 
 from __future__ import annotations
@@ -26,14 +26,17 @@ def log_ratio(log_probs: Tensor, old_log_probs: Tensor) -> Tensor:
 
 
 def raw_ratio(log_probs: Tensor, rollout_log_probs: Tensor) -> Tensor:
-    """The trainer's probability of each token over the engine's; any one shape.
+    """Probability of each token under the trainer divided by that under the engine; any one shape.
 
-    Log this one: truncated ratios hide drift.
+    Log this ratio, because truncated ratios hide drift.
     """
     return log_ratio(log_probs, rollout_log_probs).exp()
 
 
 def approximate_kl(log_probs: Tensor, old_log_probs: Tensor) -> Tensor:
-    """k3 of the old to the new policy per token, r - 1 - log r: how far a step moved the policy; any one shape."""
+    """KL(old policy || new policy) per token by k3, r - 1 - log r; any one shape.
+
+    Shows how far a step moved the policy.
+    """
     difference = log_ratio(log_probs, old_log_probs).detach()
     return difference.expm1() - difference

@@ -1,4 +1,4 @@
-"""The KL divergence to a reference policy from sampled tokens: estimate, loss, and adaptive coefficient."""
+"""KL divergence to a reference policy from sampled tokens: estimators, loss, and adaptive coefficient."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def kl_estimate(log_probs: Tensor, reference_log_probs: Tensor, estimator: KlEst
 
 
 def kl_loss(log_probs: Tensor, reference_log_probs: Tensor, estimator: KlEstimator, unbiased: bool) -> Tensor:
-    """A loss per token whose value is the estimate and whose gradient, if `unbiased`, is that of the KL.
+    """Loss per token: its value is the estimate and, if `unbiased`, its expected gradient is that of the KL.
 
-    The gradient treats the sample as fixed. On average the gradient of k1 is therefore zero, and that of k3 belongs to
-    the reverse KL. The gradient of k2, d grad(log p), is the KL's on average (Tang and Munos 2025, arXiv:2506.09477),
-    hence k2 - sg[k2] + sg[estimate].
+    The gradient treats the sample as fixed. In expectation, the gradient of k1 is therefore zero, that of k3 belongs to
+    the reverse KL, and that of k2, d grad(log p), belongs to the KL (Tang and Munos 2025, arXiv:2506.09477). Hence the
+    loss k2 - sg[k2] + sg[estimate].
 
-    Args: as for `kl_estimate`.
+    Args: see `kl_estimate`.
     """
     value = kl_estimate(log_probs, reference_log_probs, estimator)
     if not unbiased:

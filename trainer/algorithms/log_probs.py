@@ -4,10 +4,10 @@ from torch import Tensor
 
 
 def log_probs_and_entropy(logits: Tensor, token_ids: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Log-prob of each token and entropy of its distribution, both of softmax(logits / temperature), in float32.
+    """Log-prob of each token and entropy of its distribution, softmax(logits / temperature).
 
-    The engine samples from the tempered distribution and reports its log-probs, so it is this one that the policy ratio
-    is about, not the one at temperature 1.
+    The engine samples from the tempered distribution and returns its log-probs, so policy ratios must use the same
+    temperature.
 
     Args:
         logits: [tokens, vocabulary] of any float type.

@@ -1,4 +1,4 @@
-"""Every estimator, policy loss and correction by name: one file each in the folders named here."""
+"""Every advantage estimator, policy loss and correction by name. Each is one file in the folders below."""
 
 from trainer.algorithms.rows import Correction, Estimator, PolicyLoss
 from trainer.rows import find_rows

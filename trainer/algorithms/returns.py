@@ -1,4 +1,4 @@
-"""Sums of rewards over tokens, and what is done with them; some tokens are masked."""
+"""Returns, generalised advantages, whitening and explained variance over unmasked tokens."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def generalized_advantages(
 
         delta_t = r_t + gamma V_{t+1} - V_t        A_t = delta_t + gamma lam A_{t+1}        R_t = A_t + V_t
 
-    `t + 1` is the next *unmasked* token. The recursion skips padding, tool output and every other token that the
-    policy did not choose, without discounting. The value after the last unmasked token is 0, because the response ends
-    there. Returns are the critic's targets and are therefore taken before whitening.
+    `t + 1` is the next *unmasked* token: the recursion skips padding, tool output and every other token that the policy
+    did not choose, without discounting. The value after the last unmasked token is 0, because the response ends there.
+    Returns are the critic's targets, so they are computed before whitening.
 
     Args:
         rewards, values: [rows, tokens] float.

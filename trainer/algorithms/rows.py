@@ -1,4 +1,4 @@
-"""The kinds of rows in this room: advantage estimators, policy losses and corrections."""
+"""Row types of the algorithms: advantage estimators, policy losses and corrections."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sampled:
-    """The input of an estimator: the scored responses of a step.
+    """Input of an estimator: the scored responses of a step.
 
     Shapes: `rewards` [rows, tokens] float and `mask` [rows, tokens] bool; `groups` [rows] int64, equal for the
     responses to one prompt. `values` [rows, tokens] exist only for an estimator that needs a critic, `greedy_scores`
@@ -51,7 +51,7 @@ class Estimator(Row):
 
 
 class TokenLoss(NamedTuple):
-    """Both [rows, tokens]: the loss of each token, and whether clipping removed its gradient or bounded its weight."""
+    """Loss of each token, and whether clipping removed its gradient or bounded its weight. Both [rows, tokens]."""
 
     loss: Tensor
     clipped: Tensor

@@ -1,19 +1,19 @@
-"""The clipped loss of PPO's critic."""
+"""The clipped value loss of PPO."""
 
 import torch
 from torch import Tensor
 
 
 def clipped_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip_range: float | None) -> Tensor:
-    """Half the squared error of each value or of the value clipped to its old one, whichever is larger.
+    """Half the squared error of the value or of its clipped version, whichever is larger.
 
         v' = clip(v, v_old - clip_range, v_old + clip_range)        loss = max((v - R)^2, (v' - R)^2) / 2
 
-    Without a clip range, (v - R)^2 / 2. From the code of PPO's authors; see Huang et al. 2022, "The 37 Implementation
-    Details of PPO", detail 9.
+    Without a clip range, the loss is (v - R)^2 / 2. Source: the code of PPO's authors, described by Huang et al. 2022,
+    "The 37 Implementation Details of PPO", detail 9.
 
     Args:
-        values, old_values, returns: [rows, tokens] float; only values needs a gradient.
+        values, old_values, returns: [rows, tokens] float; gradients flow through `values` only.
 
     Returns:
         [rows, tokens].

@@ -1,4 +1,4 @@
-"""Advantages with a critic, KL, entropy: against slow references, and invariant to padding and masking."""
+"""Advantages with a critic, KL and entropy: equal to slow references, and independent of padding and masked values."""
 
 import torch
 from hypothesis import given, settings
@@ -37,7 +37,7 @@ def test_advantages_equal_the_sum_of_td_errors_over_the_unmasked_tokens(seed: in
 
 @given(seeds)
 @settings(deadline=None)
-def test_what_stands_on_masked_tokens_changes_nothing(seed: int) -> None:
+def test_values_at_masked_tokens_change_nothing(seed: int) -> None:
     """The property that padding and tool output rely on, for every function that takes a mask."""
     mask = random_mask(seed, 3, 7)
     a, b = normal(seed, 3, 7), normal(seed + 1, 3, 7)
@@ -61,7 +61,7 @@ def test_what_stands_on_masked_tokens_changes_nothing(seed: int) -> None:
 
 @given(seeds)
 @settings(deadline=None)
-def test_padding_columns_change_no_unmasked_value(seed: int) -> None:
+def test_padding_changes_no_unmasked_value(seed: int) -> None:
     mask = random_mask(seed, 3, 5)
     rewards, values = normal(seed, 3, 5), normal(seed + 1, 3, 5)
 
@@ -74,7 +74,7 @@ def test_padding_columns_change_no_unmasked_value(seed: int) -> None:
         assert_close(padded(a), b, rtol=0, atol=0)
 
 
-def test_undiscounted_returns_are_the_rewards_to_come() -> None:
+def test_undiscounted_returns_are_the_sums_of_future_rewards() -> None:
     rewards, values = torch.tensor([[0.0, 0.5, 1.0]]), torch.tensor([[3.0, -2.0, 7.0]])
     advantages, returns = generalized_advantages(rewards, values, torch.ones(1, 3, dtype=torch.bool), 1.0, 1.0)
     assert_close(returns, torch.tensor([[1.5, 1.5, 1.0]]))
@@ -107,7 +107,7 @@ def test_kl_estimates_average_to_the_true_divergence() -> None:
 
 @given(seeds, st.floats(0.2, 3))
 @settings(deadline=None)
-def test_log_probs_and_entropy_are_those_of_the_tempered_distribution(seed: int, temperature: float) -> None:
+def test_log_probs_and_entropy_belong_to_the_tempered_distribution(seed: int, temperature: float) -> None:
     logits, tokens = normal(seed, 5, 11).float(), torch.arange(5)
     log_probs, entropy = log_probs_and_entropy(logits, tokens, temperature)
     distribution = torch.distributions.Categorical(logits=logits / temperature)
@@ -115,7 +115,7 @@ def test_log_probs_and_entropy_are_those_of_the_tempered_distribution(seed: int,
     assert_close(entropy, distribution.entropy(), atol=1e-5, rtol=1e-4)
 
 
-def test_explained_variance_of_perfect_and_constant_critics_and_of_nothing() -> None:
+def test_explained_variance_of_perfect_and_constant_critics_and_of_equal_returns() -> None:
     returns, mask = torch.tensor([[1.0, 2.0, 3.0, 100.0]]), torch.tensor([[True, True, True, False]])
     assert explained_variance(returns, returns, mask) == 1.0
     assert explained_variance(torch.zeros(1, 4), returns, mask) == 0.0

@@ -63,7 +63,7 @@ def test_a_response_is_compared_with_its_group(
 
 @given(seed=seeds, gamma=st.floats(0, 1))
 @settings(deadline=None)
-def test_reinforce_plus_plus_whitens_the_discounted_rewards_to_come(seed: int, gamma: float) -> None:
+def test_reinforce_plus_plus_whitens_discounted_future_rewards(seed: int, gamma: float) -> None:
     rewards, mask = normal(seed, 4, TOKENS), random_mask(seed, 4, TOKENS)
     to_go = [slow_rewards_to_go(row[chosen].tolist(), gamma) for row, chosen in zip(rewards, mask, strict=True)]
     flat = [value for row in to_go for value in row]
@@ -76,7 +76,7 @@ def test_reinforce_plus_plus_whitens_the_discounted_rewards_to_come(seed: int, g
 
 @given(seed=seeds)
 @settings(deadline=None)
-def test_remax_takes_the_greedy_score_off_the_rewards_to_come(seed: int) -> None:
+def test_remax_subtracts_the_greedy_score_from_future_rewards(seed: int) -> None:
     rewards, mask, greedy = normal(seed, 4, TOKENS), random_mask(seed, 4, TOKENS), normal(seed + 1, 4)
     found = remax(rewards, mask, greedy)
     for row in range(4):
@@ -111,7 +111,7 @@ def test_masked_tokens_padding_and_the_order_of_rows_change_nothing(seed: int) -
     assert_close(all_of(rewards[order], mask[order], groups[order], greedy[order]), clean[:, order])
 
 
-def test_equal_scores_teach_nothing() -> None:
+def test_equal_scores_give_no_advantage() -> None:
     rewards, mask, groups = torch.ones(4, 1), torch.ones(4, 1, dtype=torch.bool), torch.tensor([0, 0, 1, 1])
     for advantages in (
         grpo(rewards, mask, groups, True),
@@ -126,7 +126,7 @@ def test_prompts_whose_responses_differ_in_score_are_informative() -> None:
     assert informative_groups(scores, groups).tolist() == [True, True, False, False, False, False]
 
 
-def test_length_costs_from_the_buffer_on() -> None:
+def test_responses_are_penalised_from_the_start_of_the_buffer() -> None:
     lengths = torch.tensor([1, 80, 90, 95, 100])
     penalty = overlong_penalty(lengths, max_length=100, buffer=20, factor=0.5)
     assert_close(penalty, torch.tensor([0.0, 0.0, -0.25, -0.375, -0.5]))

@@ -1,4 +1,4 @@
-"""Losses, aggregation and corrections: against loops over plain numbers, and the same for any split of the rows."""
+"""Losses, aggregation and corrections: equal to loops over plain numbers, and the same for any split of the rows."""
 
 import math
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ class Clip:
     dual: float | None = None
 
     def settings(self, *names: str) -> dict[str, float | None]:
-        """The settings of these names, or all of them."""
+        """The settings with these names, or all settings."""
         values = {"clip_ratio": 0.2, "clip_ratio_low": self.low, "clip_ratio_high": self.high, "clip_dual": self.dual}
         return {name: values[name] for name in names or values}
 
@@ -71,7 +71,7 @@ def slow_aggregate(values: Sequence[Sequence[float]], mode: str) -> float:
 
 
 def slow_surrogate(ratio: float, advantage: float, clip: Clip) -> float:
-    """The text of the papers: the smaller objective counts; with A < 0, never less than c A."""
+    """The smaller objective, as in the papers; with A < 0, at least c A."""
     held = min(max(ratio, 1 - clip.low), 1 + clip.high)
     objective = min(ratio * advantage, held * advantage)
     if clip.dual is not None and advantage < 0:
@@ -112,7 +112,7 @@ def test_ppo_equals_a_loop(clip: Clip, seed: int) -> None:
 @given(seed=seeds)
 @settings(deadline=None)
 def test_gspo_is_the_sequence_level_objective(clip: Clip, seed: int) -> None:
-    """Equation 5 of the paper, differentiated by autograd, against tokens that carry a share each."""
+    """Compares the gradient of equation 5 of the paper, by autograd, with that of the loss per token."""
     new, old = normal(seed, 3, 5).requires_grad_(), normal(seed + 1, 3, 5)
     row_advantages, mask = normal(seed + 2, 3), random_mask(seed, 3, 5)
     advantages = row_advantages.unsqueeze(1).expand(3, 5)
@@ -155,14 +155,14 @@ def test_cispo_gives_every_token_a_gradient_of_bounded_weight(seed: int) -> None
     ("ratio", "advantage", "clip", "loss", "clipped"),
     [
         (1.0, 2.0, CLIPS[0], -2.0, False),
-        (1.5, 2.0, CLIPS[0], -2.4, True),  # no gain from going further up
-        (1.25, 2.0, CLIPS[1], -2.5, False),  # but clip-higher lets it
+        (1.5, 2.0, CLIPS[0], -2.4, True),  # no gain from a larger ratio
+        (1.25, 2.0, CLIPS[1], -2.5, False),  # unless clip-higher allows it
         (1.5, 2.0, CLIPS[1], -2.56, True),
-        (0.5, 2.0, CLIPS[0], -1.0, False),  # the way back is free
+        (0.5, 2.0, CLIPS[0], -1.0, False),  # a step back towards ratio 1 is not clipped
         (0.5, -2.0, CLIPS[0], 1.6, True),
         (1.5, -2.0, CLIPS[0], 3.0, False),
         (4.0, -2.0, CLIPS[0], 8.0, False),
-        (4.0, -2.0, CLIPS[2], 6.0, True),  # dual clip, only where the advantage is negative
+        (4.0, -2.0, CLIPS[2], 6.0, True),  # dual clip applies only to negative advantages
         (4.0, 2.0, CLIPS[2], -2.4, True),
     ],
 )
@@ -236,7 +236,7 @@ def test_any_split_over_ranks_and_micro_batches_gives_the_same_gradient(
 
 @given(seed=seeds)
 @settings(deadline=None)
-def test_what_stands_on_masked_tokens_and_padding_changes_no_loss(seed: int) -> None:
+def test_masked_tokens_and_padding_change_no_loss(seed: int) -> None:
     mask = random_mask(seed, 3, 7)
     a, b, c = (normal(seed + i, 3, 7) for i in range(3))
     dirty = [tensor.where(mask, 50.0) for tensor in (a, b, c)]
@@ -255,11 +255,11 @@ def test_what_stands_on_masked_tokens_and_padding_changes_no_loss(seed: int) -> 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
 def test_the_unbiased_loss_has_the_value_of_the_estimate_and_the_gradient_of_the_divergence(estimator: str) -> None:
-    """Averaged over the policy, exactly: three tokens, all outcomes weighted by their probability."""
+    """Takes the exact expectation: three tokens, each outcome weighted by its probability."""
     logits = torch.tensor([0.3, -0.2, 0.5], dtype=torch.float64, requires_grad=True)
     reference = torch.tensor([0.4, 0.4, 0.2], dtype=torch.float64).log()
     log_probs = logits.log_softmax(0)
-    weights = log_probs.exp().detach()  # how often each token is sampled; sampling carries no gradient
+    weights = log_probs.exp().detach()  # probability of each token; sampling carries no gradient
     (expected,) = torch.autograd.grad((log_probs.exp() * (log_probs - reference)).sum(), logits, retain_graph=True)
     loss = kl_loss(log_probs, reference, estimator, unbiased=True)
     assert_close(loss.detach(), kl_estimate(log_probs, reference, estimator).detach())
@@ -277,7 +277,7 @@ def test_adaptive_control_follows_the_kl_within_bounds(kl: float, coefficient: f
     assert adapted_kl_coefficient(0.2, kl, target=0.1, horizon=100, samples=50) == pytest.approx(coefficient)
 
 
-def test_corrections_treat_ratios_outside_the_band_each_in_its_way() -> None:
+def test_each_correction_handles_ratios_outside_the_band() -> None:
     ratio, mask = torch.tensor([[0.1, 1.0, 4.0]]), torch.ones(1, 3, dtype=torch.bool)
     assert_close(truncated_importance_sampling(ratio, mask, 2.0), torch.tensor([[0.1, 1.0, 2.0]]))
     assert_close(icepop(ratio, mask, 0.5, 2.0), torch.tensor([[0.0, 1.0, 0.0]]))
@@ -295,7 +295,7 @@ def test_the_config_knows_exactly_the_names_in_the_registry() -> None:
 
 
 @pytest.mark.parametrize("policy_loss", POLICY_LOSSES)
-def test_a_single_step_takes_the_log_probs_from_before_it_to_be_its_own(policy_loss: str) -> None:
+def test_a_single_step_uses_its_own_log_probs_as_the_old_ones(policy_loss: str) -> None:
     asked = loss_program.sampled()
     own = asked.response_mask * normal(4, *asked.response_mask.shape)
     actor, count = loss_program.worker(policy_loss, "token-mean", 1), count_of(asked.response_mask)
@@ -321,12 +321,10 @@ def test_a_single_step_takes_the_log_probs_from_before_it_to_be_its_own(policy_l
         ({"actor": {"mini_batch_size": 32, "ppo_epochs": 2}}, True),
         ({"actor": {"mini_batch_size": 32, "kl_loss_coefficient": 0.1}}, True),
         ({"algorithm": {"advantage": "grpo", "kl_coefficient": 0.1}}, True),
-        ({"rollout": {"samples_per_prompt": 2}}, True),  # log-probs of engines, to compare with
+        ({"rollout": {"samples_per_prompt": 2}}, True),  # log-probs of engines are compared
     ],
 )
-def test_the_policy_that_sampled_is_asked_if_anyone_wants_to_know(
-    settings: dict[str, dict[str, float]], needed: bool
-) -> None:
+def test_old_log_probs_are_computed_only_where_needed(settings: dict[str, dict[str, float]], needed: bool) -> None:
     single_step: dict[str, dict[str, object]] = {
         "algorithm": {"advantage": "grpo", "kl_coefficient": 0},
         "data": {"train_batch_size": 16},

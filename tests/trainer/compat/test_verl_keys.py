@@ -1,4 +1,4 @@
-"""Launch lines published for verl, as they stand there, and what becomes of each kind of key."""
+"""Launch lines published for verl, unchanged, and the translation of each kind of key."""
 
 import shlex
 import subprocess
@@ -70,7 +70,7 @@ def test_every_published_launch_line_passes_the_check(name: str, tmp_path: Path)
     assert Config.model_validate_json(done.stdout)
 
 
-def test_the_lines_mean_here_what_they_mean_there() -> None:
+def test_the_lines_mean_the_same_as_in_verl() -> None:
     config = load_config(["verl"], shlex.split(LAUNCH_LINES["grpo"]))[0]
     assert config.algorithm.advantage == "grpo"
     assert config.algorithm.kl_coefficient == 0
@@ -138,14 +138,14 @@ def test_every_rule_leads_to_settings_that_exist(pattern: str) -> None:
         ("actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm", "supported: token-mean"),
     ],
 )
-def test_what_does_not_exist_here_is_refused(argument: str, words: str) -> None:
+def test_a_value_that_asks_for_a_missing_feature_is_refused(argument: str, words: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config([], [argument])
     assert f"{argument} is not supported here" in str(caught.value)
     assert words in caught.value.hint
 
 
-def test_megatron_s_section_counts_where_megatron_is_the_strategy() -> None:
+def test_megatron_settings_have_an_effect_with_the_megatron_strategy() -> None:
     section = "actor_rollout_ref.actor.megatron"
     sizes = [f"{section}.tensor_model_parallel_size=4", f"{section}.sequence_parallel=True"]
     line = ["actor_rollout_ref.actor.strategy=megatron", "critic.strategy=megatron", *sizes]
@@ -197,7 +197,7 @@ def test_a_key_without_effect_is_accepted_with_the_reason() -> None:
     assert notes == ["actor_rollout_ref.model.use_remove_padding has no effect: rows are always packed without padding"]
 
 
-def test_a_token_budget_counts_where_dynamic_batches_are_on() -> None:
+def test_a_token_budget_has_an_effect_with_dynamic_batches() -> None:
     budgets = [f"{role}.ppo_max_token_len_per_gpu=9000" for role in ("actor_rollout_ref.actor", "critic")]
     off, notes = load_config([], budgets)
     assert (off.actor.micro_batch_tokens, off.critic.micro_batch_tokens, len(notes)) == (None, None, 2)
@@ -205,7 +205,7 @@ def test_a_token_budget_counts_where_dynamic_batches_are_on() -> None:
     assert (on.actor.micro_batch_tokens, on.critic.micro_batch_tokens) == (9000, 9000)
 
 
-def test_a_reward_model_is_the_reward_where_it_is_enabled() -> None:
+def test_an_enabled_reward_model_replaces_the_rule() -> None:
     line = ["reward_model.model.path=judge", "reward_model.max_length=512", "reward_model.model.input_tokenizer=null"]
     on = load_config([], ["reward_model.enable=True", *line])[0].reward
     assert (on.model.path, on.model.max_length, on.model.input, on.weight) == (
@@ -230,14 +230,12 @@ def test_a_run_with_a_name_resumes_itself() -> None:
     ("given", "kept"),
     [({"actor": "3"}, 3), ({"actor": "3", "critic": "5"}, 5), ({"actor": "3", "critic": "null"}, None)],
 )
-def test_as_many_checkpoints_are_kept_as_the_larger_of_verl_s_numbers_says(
-    given: dict[str, str], kept: int | None
-) -> None:
+def test_the_larger_of_verl_s_numbers_of_checkpoints_counts(given: dict[str, str], kept: int | None) -> None:
     line = [f"trainer.max_{role}_ckpt_to_keep={number}" for role, number in given.items()]
     assert load_config([], line)[0].trainer.keep_checkpoints == kept
 
 
-def test_our_own_keys_outrank_the_defaults_of_verl() -> None:
+def test_our_keys_override_verl_s_defaults() -> None:
     config, _ = load_config(["verl"], ["rollout.samples_per_prompt=4", "algorithm.kl_coefficient=0.5"])
     assert config.actor.mini_batch_size == 256 * 4
     assert config.algorithm.kl_coefficient == 0.5
@@ -260,14 +258,14 @@ def test_a_ratio_cap_that_is_off_sets_no_correction(off: str) -> None:
     assert load_config([], [f"actor_rollout_ref.actor.tis_imp_ratio_cap={off}"])[0].algorithm.correction == "none"
 
 
-def test_a_role_s_own_setting_outranks_what_verl_hands_on_to_it() -> None:
+def test_a_role_s_own_setting_overrides_an_inherited_one() -> None:
     own, actor = "critic.ppo_mini_batch_size=64", "actor_rollout_ref.actor.ppo_mini_batch_size=32"
     for arguments in ([own, actor], [actor, own]):
         config, _ = load_config([], ["rollout.samples_per_prompt=1", *arguments])
         assert (config.actor.mini_batch_size, config.critic.mini_batch_size) == (32, 64)
 
 
-def test_an_unknown_key_names_the_nearest_of_verl_s_too() -> None:
+def test_the_hint_for_an_unknown_key_includes_verl_s_keys() -> None:
     with pytest.raises(ConfigError) as caught:
         load_config([], ["actor_rollout_ref.actor.ppo_mini_batchsize=8"])
     assert "actor_rollout_ref.actor.ppo_mini_batch_size" in caught.value.hint

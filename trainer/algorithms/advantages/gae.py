@@ -10,7 +10,7 @@ GAMMA = Parameter(type=float, default=1.0, description="discount per token", con
 
 
 def gae(sampled: Sampled, gamma: float, lam: float, whiten_advantages: bool) -> Advantages:
-    """See `generalized_advantages`. Returns stay unwhitened."""
+    """Generalised advantages, whitened if asked, and unwhitened returns. See `generalized_advantages`."""
     assert sampled.values is not None
     advantages, returns = generalized_advantages(sampled.rewards, sampled.values, sampled.mask, gamma, lam)
     return Advantages(whiten(advantages, sampled.mask) if whiten_advantages else advantages, returns)
@@ -29,7 +29,9 @@ ROW = Estimator(
             constraints={"ge": 0, "le": 1},
         ),
         "whiten_advantages": Parameter(
-            type=bool, default=True, description="gae: scale advantages to mean 0 and variance 1 over the batch"
+            type=bool,
+            default=True,
+            description="gae: shift and scale advantages to mean 0 and variance 1 over the batch",
         ),
     },
     verl=("gae",),

@@ -17,8 +17,9 @@ def grpo(rewards: Tensor, mask: Tensor, groups: Tensor, divide_by_std: bool) -> 
 
         A_i = (R_i - mean(R of the group)) / (std(R of the group) + 1e-6), the same at every token
 
-    Without the division every prompt has the same weight, solved or not (Dr. GRPO, Liu et al. 2025,
-    arXiv:2503.20783). The standard deviation is the sample's, with n - 1. A response alone in its group gets 0.
+    The division gives more weight to prompts that are almost always or almost never solved; Dr. GRPO omits it (Liu et
+    al. 2025, arXiv:2503.20783). The standard deviation is the sample's, with n - 1. A response alone in its group gets
+    0.
 
     Args:
         rewards: [rows, tokens] float.
@@ -49,7 +50,7 @@ ROW = Estimator(
         "divide_by_std": Parameter(
             type=bool,
             default=True,
-            description="grpo: divide by the group's standard deviation; false is Dr. GRPO",
+            description="grpo: divide advantages by the standard deviation of the group; false: Dr. GRPO",
         )
     },
     verl=("grpo",),

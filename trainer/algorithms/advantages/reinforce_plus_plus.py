@@ -18,7 +18,7 @@ def reinforce_plus_plus(rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
         G_t = r_t + gamma G_{t+1}        A = (G - mean(G)) / std(G)
 
     Args:
-        rewards: [rows, tokens] float, usually less the KL penalty.
+        rewards: [rows, tokens] float, usually with the KL penalty subtracted.
         mask: [rows, tokens] bool.
 
     Returns:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def remax(rewards: Tensor, mask: Tensor, greedy_scores: Tensor) -> Tensor:
-    """ReMax (Li et al. 2023, arXiv:2310.10505, equation 5): future rewards less the score of the greedy response.
+    """ReMax (Li et al. 2023, arXiv:2310.10505, equation 5): future rewards minus the score of the greedy response.
 
         A_t = sum of r from t on - R(greedy response to the same prompt)
 

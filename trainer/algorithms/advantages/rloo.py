@@ -18,7 +18,7 @@ def rloo(rewards: Tensor, mask: Tensor, groups: Tensor) -> Tensor:
 
     The baseline does not depend on the response, so the gradient is unbiased. A response alone in its group gets 0.
 
-    Args, returns: as for `grpo`.
+    Args, returns: see `grpo`.
     """
     scores = rewards.where(mask, 0.0).sum(dim=1)
     sizes = sum_by_group(scores.new_ones(scores.shape), groups)[groups]

@@ -1,4 +1,4 @@
-"""IcePop: tokens on which engine and trainer disagree too much are left out."""
+"""IcePop: masks tokens on which engine and trainer disagree too much."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ if TYPE_CHECKING:
 
 
 def icepop(ratio: Tensor, mask: Tensor, correction_low: float, correction_high: float) -> Tensor:
-    """The ratio inside [correction_low, correction_high], 0 outside (Ling Team 2025, arXiv:2510.18855, "Every Step
-    Evolves", IcePop).
+    """The ratio of each token inside [correction_low, correction_high], 0 outside.
+
+    Source: Ling Team 2025, arXiv:2510.18855, "Every Step Evolves", IcePop.
 
     Args:
         ratio: [rows, tokens] float, from `raw_ratio`.

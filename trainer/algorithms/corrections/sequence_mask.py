@@ -1,4 +1,4 @@
-"""Masked importance sampling by whole responses."""
+"""Masked importance sampling of whole responses."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ if TYPE_CHECKING:
 
 
 def sequence_mask(ratio: Tensor, mask: Tensor, correction_low: float, correction_high: float) -> Tensor:
-    """1 for the tokens of a response whose geometric mean ratio lies in [correction_low, correction_high], else 0
-    (Liu et al. 2025, "When Speed Kills Stability", masked importance sampling).
+    """1 for tokens of responses whose geometric mean ratio is inside [correction_low, correction_high], else 0.
+
+    Source: Liu et al. 2025, "When Speed Kills Stability", masked importance sampling.
 
     Args:
         ratio: [rows, tokens] float, from `raw_ratio`.

@@ -12,8 +12,9 @@ if TYPE_CHECKING:
 
 
 def truncated_importance_sampling(ratio: Tensor, mask: Tensor, correction_high: float) -> Tensor:
-    """min(ratio, correction_high) per token (Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You
-    Off-Policy RL").
+    """min(ratio, correction_high) of each token.
+
+    Source: Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL".
 
     Args:
         ratio: [rows, tokens] float, from `raw_ratio`.

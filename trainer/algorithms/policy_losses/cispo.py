@@ -1,4 +1,4 @@
-"""CISPO: the weight is clipped, not the update."""
+"""CISPO: clips the importance weights instead of the update."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def cispo(
     clip_ratio_low: float | None = None,
     clip_ratio_high: float | None = None,
 ) -> TokenLoss:
-    """Every token keeps a gradient, because only its weight is clipped (MiniMax 2025, arXiv:2506.13585, eq. 4).
+    """REINFORCE with clipped importance weights: every token keeps a gradient (MiniMax 2025, arXiv:2506.13585, eq. 4).
 
         loss = -sg[clip(r, 1 - low, 1 + high)] A log_probs
 
-    Args: as for `ppo`.
+    Args: see `ppo`.
     """
     ratio = log_ratio(log_probs, old_log_probs).detach().exp()
     weight = ratio.clamp(*bounds(clip_ratio, clip_ratio_low, clip_ratio_high))

@@ -30,7 +30,7 @@ def gspo(
     s_t equals s and carries the gradient of its own token only. With `seq-mean-token-mean`, the sum over the tokens is
     the gradient of the sequence's loss, equation 5. Typical clip ranges are about 3e-4.
 
-    Args: as for `ppo`; the mean covers the unmasked tokens.
+    Args: see `ppo`. The mean covers the unmasked tokens.
     """
     difference = (log_probs - old_log_probs).where(mask, 0.0)
     mean = difference.sum(dim=1, keepdim=True) / mask.sum(dim=1, keepdim=True).clamp(min=1)

@@ -28,11 +28,11 @@ def ppo(
 
     `clip_ratio_high` above `clip_ratio_low` is clip-higher (Yu et al. 2025, arXiv:2503.14476, 3.1). With
     `clip_dual` = c, the loss of a token with A < 0 is at most -A c (Ye et al. 2020, arXiv:1912.09729, equation 5).
-    Without it, the loss of a bad token that has become much likelier is unbounded.
+    Without it, that loss is unbounded if the token has become much more likely.
 
     Args:
-        log_probs, old_log_probs, advantages: [rows, tokens] float; only log_probs needs a gradient.
-        _mask: [rows, tokens] bool; not used, because aggregation drops masked tokens.
+        log_probs, old_log_probs, advantages: [rows, tokens] float; gradients flow through `log_probs` only.
+        _mask: [rows, tokens] bool; unused, because aggregation drops masked tokens.
     """
     ratio = log_ratio(log_probs, old_log_probs).exp()
     return clipped_surrogate(ratio, advantages, *bounds(clip_ratio, clip_ratio_low, clip_ratio_high), clip_dual)
