@@ -180,7 +180,7 @@ RULES: dict[str, Rule] = {
     f"{_ROLLOUT}.max_num_batched_tokens": no_effect("vLLM chooses it"),
     f"{_ROLLOUT}.dtype": no_effect("see model.dtype"),
     **no_effects(_ROLLOUT, LOG_PROB_KEYS, _FORWARD),
-    f"{_ROLLOUT}.calculate_log_probs": no_effect("engines always return log-probs"),
+    f"{_ROLLOUT}.calculate_log_probs": no_effect("see rollout.log_probs"),
     f"{_ROLLOUT}.free_cache_engine": no_effect("see rollout.sleep"),
     f"{_ROLLOUT}.multi_stage_wake_up": no_effect("see rollout.sleep"),
     f"{_ROLLOUT}.load_format": no_effect("engines take their weights from the actor"),

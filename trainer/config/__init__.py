@@ -1,1 +1,1 @@
-"""Every setting, with its default and its documentation, and how settings are read."""
+"""Every setting with its default and description, and the code that reads settings."""

@@ -42,11 +42,13 @@ AnySection = TypeVar("AnySection", bound=Section)
 def with_parameters(section: type[AnySection], tables: Sequence[Mapping[str, Row]]) -> type[AnySection]:
     """The section extended by a setting for each parameter of the rows in these tables.
 
-    Raises ValueError if two rows define different parameters of the same name.
+    Raises ValueError if a name has two meanings: in two rows, or in a row and the section.
     """
     parameters: dict[str, Parameter] = {}
     for row in (row for table in tables for row in table.values()):
         for name, parameter in row.parameters.items():
+            if name in section.model_fields:
+                raise ValueError(f"{row.name}: the section already has a setting {name}")
             if parameters.setdefault(name, parameter) != parameter:
                 raise ValueError(f"{row.name}: another row defines the parameter {name} differently")
     fields: dict[str, Any] = {
