@@ -46,7 +46,7 @@ class RewardConfig(Section):
     model: RewardModelConfig = RewardModelConfig()
     custom_function: CustomCode = Field(
         CustomCode(),
-        description="a function (data_source, solution_str, ground_truth, extra_info) -> score",
+        description="function (data_source, solution_str, ground_truth, extra_info) -> score",
     )
     processes: int | None = Field(
         None,
