@@ -1,10 +1,10 @@
-"""Word problems about small sums, shaped like GSM8K: something to learn within minutes and to check by rule.
+"""Word problems about small sums in the format of GSM8K: learnable within minutes and checkable by rule.
 
-A question is a template filled with a name, a thing and two numbers. Train and validation questions are drawn together
-without replacement, so no held-out question is ever trained on; their sums do recur in other words.
+A question is a template filled with a name, a thing and two numbers. Training and validation questions are drawn
+together without replacement, so training never sees a held-out question; the same sums do occur in other words.
 
 The demonstrations are worked answers by a teacher who mostly forgets to carry. A model that imitates them knows the
-form and is often wrong, sometimes right: just what PPO, where only the right result counts, can improve.
+format and is sometimes right. PPO can improve such a model, because it rewards only right results.
 """
 
 import random
@@ -32,15 +32,15 @@ def write_arithmetic(
 ) -> tuple[Path, ...]:
     """Writes `train.parquet`, `demonstrations.parquet` and `validation.parquet` and returns their paths.
 
-    The numbers added are 2 … `max_number`. Train and demonstrations hold the same `train` questions; of the
-    demonstrated sums that need a carry, the share `dropped_carries` is worked out without it. Raises DataError if there
-    are not that many different questions.
+    The summands are 2 … `max_number`. `train` and `demonstrations` contain the same `train` questions. Of the
+    demonstrated sums that need a carry, the share `dropped_carries` omits it. Raises DataError if there are too few
+    different questions.
     """
     if max_number < SMALLEST:
-        raise DataError(f"numbers up to {max_number} asked for", hint=f"the smallest number in use is {SMALLEST}")
+        raise DataError(f"no numbers up to {max_number}", hint=f"the smallest number in use is {SMALLEST}")
     places = _draw(train + validation, max_number, seed)
-    dice = random.Random(f"{seed}/carries")
-    sloppy = [dice.random() < dropped_carries for _ in range(train)]
+    uniforms = random.Random(f"{seed}/carries")
+    sloppy = [uniforms.random() < dropped_carries for _ in range(train)]
     files = {
         "train": _rows("train", places[:train], max_number, [False] * train),
         "demonstrations": _rows("train", places[:train], max_number, sloppy),
@@ -54,8 +54,8 @@ def write_arithmetic(
 def write_preferences(directory: Path, train: int, validation: int, max_number: int, seed: int) -> tuple[Path, ...]:
     """Writes `preferences.parquet` and `preferences-validation.parquet` and returns their paths.
 
-    The questions are those of `write_arithmetic` with the same numbers. The right answer is preferred to that of a
-    teacher who forgets to carry, or who counts one too many where there is nothing to carry.
+    The questions are those of `write_arithmetic` with the same arguments. The right answer is preferred to a wrong one:
+    without the carry, or one too many if there is nothing to carry.
     """
     places = _draw(train + validation, max_number, seed)
     files = {"preferences": places[:train], "preferences-validation": places[train:]}
@@ -79,18 +79,18 @@ def _worked(a: int, b: int, stated: int) -> str:
 
 
 def add_without_carry(a: int, b: int) -> int:
-    """Adds digit by digit and forgets every carry: 7 + 5 = 2, 17 + 5 = 12."""
+    """The sum digit by digit without any carry: 7 + 5 = 2, 17 + 5 = 12."""
     if a == 0 or b == 0:
         return a + b
     return 10 * add_without_carry(a // 10, b // 10) + (a + b) % 10
 
 
 def _draw(count: int, max_number: int, seed: int) -> list[int]:
-    """Different places in the list of all questions."""
+    """Distinct positions in the list of all questions."""
     size = len(TEMPLATES) * len(NAMES) * len(THINGS) * (max_number - SMALLEST + 1) ** 2
     if count > size:
         raise DataError(
-            f"{count} questions asked for, only {size} different ones exist with numbers up to {max_number}",
+            f"there are only {size} different questions with numbers up to {max_number}, not {count}",
             hint="ask for fewer questions or for larger numbers",
         )
     return random.Random(seed).sample(range(size), count)
@@ -116,7 +116,7 @@ def _row(split: str, index: int, question: str, a: int, b: int, drops_carries: b
 
 
 def _problem(place: int, max_number: int) -> tuple[str, int, int]:
-    """The question at one place in the list of all questions, and the two numbers in it."""
+    """The question at a position in the list of all questions, and its two numbers."""
     numbers = max_number - SMALLEST + 1
     place, first = divmod(place, numbers)
     place, second = divmod(place, numbers)

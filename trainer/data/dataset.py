@@ -1,4 +1,4 @@
-"""The prompts of a run, tokenised, and the order in which training draws them."""
+"""The tokenised prompts of a run, and the order in which training draws them."""
 
 import copy
 import hashlib
@@ -25,8 +25,8 @@ _TABLE = pa.schema(
         "ground_truth": pa.string(),
         "data_source": pa.string(),
         "question": pa.string(),
-        "messages": pa.string(),  # JSON, as is
-        "extra_info": pa.string(),  # whose fields are the user's
+        "messages": pa.string(),  # JSON
+        "extra_info": pa.string(),  # JSON, because its fields are the user's
     }
 )
 _ROWS_AT_A_TIME = 1024
@@ -34,8 +34,8 @@ _ROWS_AT_A_TIME = 1024
 
 @dataclass(frozen=True)
 class Prompt:
-    """One question as the engines see it; `index` is its place in the dataset, `extra_info` is for the reward,
-    `messages` for a reward model with a chat template of its own."""
+    """One question as the engines see it. `index` is its position in the dataset, `extra_info` goes to the reward, and
+    `messages` to a reward model with its own chat template."""
 
     index: int
     token_ids: tuple[int, ...]
@@ -47,13 +47,13 @@ class Prompt:
 
     @property
     def chat(self) -> Sequence[Mapping[str, str]]:
-        """The messages; where a dataset gives none, the question as the user's."""
+        """The messages, or the question as a user's message if the dataset has none."""
         return self.messages or ({"role": "user", "content": self.question},)
 
 
 class Dataset(Protocol):
-    """What a run draws prompts from. A class of one's own (`data.custom_cls`) is made with (files, tokenizer, data
-    settings) and gives a `Prompt` for each index from 0 on."""
+    """The source of a run's prompts. Your own class (`data.custom_cls`) takes (files, tokenizer, data settings) and
+    returns a `Prompt` for each index from 0."""
 
     def __len__(self) -> int: ...
 
@@ -61,7 +61,7 @@ class Dataset(Protocol):
 
 
 def open_dataset(files: Sequence[Path], tokenizer: Any, settings: DataConfig) -> Dataset:
-    """The prompts of some files, through the user's own class if there is one. Raises DataError or ConfigError."""
+    """The prompts of the files, read by the user's own class if there is one. Raises DataError or ConfigError."""
     if settings.custom_cls.path is None:
         return PromptDataset(files, tokenizer, settings)
     name = settings.custom_cls.name or "Dataset"
@@ -76,12 +76,12 @@ def open_dataset(files: Sequence[Path], tokenizer: Any, settings: DataConfig) ->
 
 
 class PromptDataset:
-    """All prompts of some parquet files, in file order, with the chat template applied.
+    """All prompts of Parquet files, in file order, with the chat template applied.
 
-    They lie in one Arrow table; with `data.cache_dir` that is a memory-mapped file, which the next run finds there.
+    One Arrow table holds them. With `data.cache_dir` it is a memory-mapped file that the next run reuses.
 
-    Raises DataError if a file is missing, damaged, empty or of another shape, or if a prompt has more than
-    `data.max_prompt_length` tokens and `data.overlong_prompts` says that this is an error.
+    Raises DataError if a file is missing, damaged, empty or has other columns, or if a prompt has more than
+    `data.max_prompt_length` tokens under `data.overlong_prompts=error`.
     """
 
     def __init__(self, files: Sequence[Path], tokenizer: Any, settings: DataConfig) -> None:
@@ -114,8 +114,7 @@ class PromptDataset:
 
 
 def _cached(directory: Path, files: Sequence[Path], tokenizer: Any, settings: DataConfig) -> pa.Table:
-    """The table from its file in `directory`, made there first if these files, this tokenizer and these limits are
-    new."""
+    """The table from its file in `directory`, written there first for new files, tokenizers or limits."""
     cache = directory / f"{_digest(files, tokenizer, settings)}.arrow"
     if not cache.is_file():
         table = _tokenised(files, tokenizer, settings)
@@ -131,7 +130,7 @@ def _cached(directory: Path, files: Sequence[Path], tokenizer: Any, settings: Da
 
 
 def _digest(files: Sequence[Path], tokenizer: Any, settings: DataConfig) -> str:
-    """Changes with whatever changes the table: the files, the tokenizer with its template, the limits."""
+    """A hash of everything that determines the table: the files, the tokenizer with its template, the limits."""
     try:
         stats = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     except OSError as error:
@@ -171,7 +170,7 @@ def _kept_if_short(token_ids: list[int], limit: int) -> list[int] | None:
     return token_ids if len(token_ids) <= limit else None
 
 
-# How a prompt is made to fit, by `data.overlong_prompts`; None: it does not.
+# How a prompt is made to fit, by `data.overlong_prompts`; None if it does not fit.
 _FITS: dict[str, Callable[[list[int], int], list[int] | None]] = {
     "error": _kept_if_short,
     "filter": _kept_if_short,
@@ -188,7 +187,7 @@ def _render(file: Path, number: int, row: dict[str, Any], tokenizer: Any, settin
 
 
 def render_prompt(file: Path, number: int, messages: Any, tokenizer: Any, column: str) -> str:
-    """A row's prompt as text, ready for the answer. Raises DataError."""
+    """A row's prompt as text, up to where the answer begins. Raises DataError."""
     if isinstance(messages, str) or not all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in messages):
         raise DataError(
             f"{file}, row {number}: column {column} is not a list of messages with role and content",
@@ -216,10 +215,10 @@ def _row(row: dict[str, Any], token_ids: list[int], prompt_key: str) -> dict[str
 
 
 class PromptSampler:
-    """Draws batches of prompt indices without end, each epoch in its own order.
+    """Draws batches of prompt indices without end, in a new order each epoch.
 
-    A batch that reaches an epoch's end goes on into the next epoch, so that every prompt is drawn once per epoch and
-    every batch is full. The order depends on (seed, epoch) only: a restored sampler continues with the same batches.
+    A batch may span two epochs, so every prompt is drawn once per epoch and every batch is full. The order depends only
+    on (seed, epoch): a restored sampler continues with the same batches.
     """
 
     def __init__(self, size: int, batch_size: int, shuffle: bool, seed: int) -> None:
@@ -240,15 +239,15 @@ class PromptSampler:
         return batch
 
     def peek(self) -> list[int]:
-        """What the next batch will be."""
+        """The next batch, without drawing it."""
         return copy.copy(self).next_batch()  # a new epoch gets a new list, so the copy changes nothing here
 
     def state_dict(self) -> dict[str, int]:
-        """Where the sampler stands, as plain numbers."""
+        """The position of the sampler, as plain numbers."""
         return {"epoch": self._epoch, "position": self._position, "size": self._size, "seed": self._seed}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Continues where `state` was taken. Raises CheckpointError if it is of other data or another seed."""
+        """Continues from `state`. Raises CheckpointError if it belongs to other data or another seed."""
         for name, mine in (("size", self._size), ("seed", self._seed)):
             if state[name] != mine:
                 raise CheckpointError(

@@ -1,4 +1,4 @@
-"""The published GSM8K files, turned into prompts."""
+"""Prompts from the published GSM8K files."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ _INSTRUCTION = 'Let\'s think step by step and output the final answer after "###
 def convert_gsm8k(source: Path, output: Path | None = None) -> Path:
     """Writes the questions of a GSM8K file as chat prompts and returns the path written.
 
-    The split is named after the file (`test` or `train`). Raises DataError if the file is missing, damaged or lacks a
+    The file name determines the split (`test` or `train`). Raises DataError if the file is missing, damaged or lacks a
     question, an answer or the answer's `#### N`.
     """
     output = output or source.with_name(f"{source.stem}.prompts.parquet")

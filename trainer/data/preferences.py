@@ -1,4 +1,4 @@
-"""Pairs of responses to one prompt, of which one was preferred."""
+"""Preference pairs: a preferred and a rejected response to the same prompt."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ _HINT = "each row has prompt (a list of messages), chosen and rejected (text, or
 
 @dataclass(frozen=True)
 class Pair:
-    """A prompt with the response that was preferred and the one that was not, as tokens, the end token included."""
+    """A prompt with the preferred and the rejected response, as tokens including the end token."""
 
     prompt: tuple[int, ...]
     chosen: tuple[int, ...]
@@ -23,16 +23,16 @@ class Pair:
 
 
 def read_pairs(files: Sequence[Path], tokenizer: Any, settings: DataConfig) -> list[Pair]:
-    """The pairs of some parquet files, in file order.
+    """The pairs of Parquet files, in file order.
 
-    Raises DataError if a file is missing, damaged or of another shape, or if a prompt or a response is longer than
-    `data.max_prompt_length` or `data.max_response_length`; with `data.overlong_prompts=filter` such pairs are left out.
+    Raises DataError if a file is missing, damaged or has other columns, or if a prompt or response exceeds
+    `data.max_prompt_length` or `data.max_response_length`. With `data.overlong_prompts=filter` such pairs are dropped.
     """
     if not files:
         raise DataError("no files with preferences are given", hint="set data.train_files and data.validation_files")
     if tokenizer.eos_token_id is None:
         raise DataError(
-            "the tokenizer has no end token to put after each response", hint="set eos_token in tokenizer_config.json"
+            "the tokenizer has no end token, which every response needs", hint="set eos_token in tokenizer_config.json"
         )
     pairs = []
     for file in files:
@@ -61,7 +61,7 @@ def _pair(file: Path, number: int, row: dict[str, Any], tokenizer: Any, settings
             raise DataError(f"{file}, row {number}: {column} is empty", hint=_HINT)
         texts.append(text)
     if texts[1] == texts[2]:
-        raise DataError(f"{file}, row {number}: chosen and rejected are the same", hint="leave such rows out")
+        raise DataError(f"{file}, row {number}: chosen and rejected are the same", hint="remove such rows")
     tokens = tokenizer(texts, add_special_tokens=False)["input_ids"]
     end = tokenizer.eos_token_id
     return Pair(tuple(tokens[0]), (*tokens[1], end), (*tokens[2], end))

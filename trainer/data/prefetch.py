@@ -1,4 +1,4 @@
-"""Batches of prompts, the next of which is read while this one is worked on."""
+"""Batches of prompts; the next one is read while the current one is used."""
 
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -7,9 +7,9 @@ from trainer.data.dataset import Dataset, Prompt, PromptSampler
 
 
 class Prefetcher:
-    """Draws with a sampler and reads ahead by one batch. The sampler stands where it would without reading ahead.
+    """Reads one batch ahead of a sampler. The sampler's state is the same as without reading ahead.
 
-    The dataset is read by one thread at a time.
+    Only one thread reads the dataset at a time.
     """
 
     def __init__(self, dataset: Dataset, sampler: PromptSampler) -> None:
@@ -19,9 +19,9 @@ class Prefetcher:
         self._ahead: tuple[Sequence[int], Future[list[Prompt]]] | None = None
 
     def next_batch(self) -> list[Prompt]:
-        """The prompts that the sampler draws next. Raises what reading them raised."""
+        """The prompts that the sampler draws next. Raises the errors of reading them."""
         wanted = self._sampler.next_batch()
-        if self._ahead is None or self._ahead[0] != wanted:  # at the start, and after the sampler was set elsewhere
+        if self._ahead is None or self._ahead[0] != wanted:  # at the start, and after the sampler's state was loaded
             self._read(wanted)
         assert self._ahead is not None
         prompts = self._ahead[1].result()

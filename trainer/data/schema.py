@@ -1,4 +1,4 @@
-"""The chat-style parquet file that verl's preprocessing makes: how its rows look, how it is written and read."""
+"""The chat-style Parquet format of verl's preprocessing: its rows, writing and reading."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -49,23 +49,23 @@ SCHEMA = pa.schema(
 
 
 def write_rows(rows: Sequence[Row], path: Path) -> None:
-    """Writes rows to a parquet file, whole or not at all. Raises DataError if the place cannot be written."""
+    """Writes rows to a Parquet file atomically. Raises DataError if the file cannot be written."""
     write_table(rows, path, SCHEMA)
 
 
 def write_table(rows: Sequence[Mapping[str, Any]], path: Path, schema: pa.Schema | None = None) -> None:
-    """The same for rows of any one shape."""
+    """Writes rows of any schema; see `write_rows`."""
     try:
         with atomic_file(path) as temporary:
             pq.write_table(pa.Table.from_pylist(list(rows), schema=schema), temporary)
     except OSError as error:
-        raise DataError(f"{path}: cannot be written: {error}", hint="name a directory that you may write to") from error
+        raise DataError(f"{path}: cannot be written: {error}", hint="name a directory that you can write to") from error
 
 
 def read_parquet(path: Path, columns: Sequence[str], hint: str) -> list[dict[str, Any]]:
-    """The rows of a parquet file, these columns only.
+    """The rows of a Parquet file, with these columns only.
 
-    Raises DataError, with `hint`, if the file is missing, no parquet file, empty or lacks a column.
+    Raises DataError with `hint` if the file is missing, not Parquet or empty, or if it lacks a column.
     """
     if not path.is_file():
         raise DataError(f"{path}: no such file", hint=hint)

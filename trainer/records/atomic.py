@@ -1,4 +1,4 @@
-"""Files and directories that are complete or absent: written beside their place, then renamed into it."""
+"""Files and directories that are complete or absent: written under another name, then renamed."""
 
 import os
 import shutil
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def _beside(path: Path, role: str) -> Path:
-    """A hidden name in the same directory, so that the rename stays within one file system."""
+    """A hidden name in the same directory, because a rename works only within one file system."""
     return path.with_name(f".{path.name}.{os.getpid()}.{role}")
 
 

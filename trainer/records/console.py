@@ -23,7 +23,7 @@ _ROWS = 10
 
 @dataclass(frozen=True)
 class Column:
-    """A metric on the console: its heading, the name for plain lines and how the number looks."""
+    """A metric on the console: its name, its heading and the format of the number."""
 
     metric: str
     heading: str
@@ -42,24 +42,24 @@ RUN_COLUMNS = (
 
 
 class Progress(Protocol):
-    """A context manager that shows steps as they come."""
+    """A context manager that shows the steps of a run."""
 
     def __enter__(self) -> Self: ...
 
     def __exit__(self, *error: object) -> None: ...
 
     def expect(self, total_steps: int) -> None:
-        """Says how many steps there will be, where that is known later than at the start."""
+        """Sets the number of steps, if it is not known at the start."""
 
     def phase(self, name: str) -> None:
-        """Says what is being done now."""
+        """Shows the current phase."""
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Shows a finished step; without metrics, only that it is finished."""
+        """Shows a finished step and its metrics, if there are any."""
 
 
 def progress(total_steps: int, first_step: int, columns: Sequence[Column], console: Console | None = None) -> Progress:
-    """The progress display that suits standard error: live on a terminal, plain lines elsewhere."""
+    """The progress display for standard error: live on a terminal, plain lines elsewhere."""
     console = console or Console(stderr=True)
     if console.is_terminal and not console.is_dumb_terminal:
         return LiveProgress(total_steps, first_step, columns, console)
@@ -94,7 +94,7 @@ class PlainProgress:
 
 
 class LiveProgress:
-    """The last steps as a table above a bar with the running phase and the time that is left."""
+    """The last steps as a table, above a bar with the current phase and the remaining time."""
 
     def __init__(self, total_steps: int, first_step: int, columns: Sequence[Column], console: Console) -> None:
         self._columns = columns

@@ -1,4 +1,4 @@
-"""Traces of chosen steps, one per rank, and a word about phases that take longer than they should."""
+"""Traces of chosen steps, one per rank, and warnings about slow phases."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +10,7 @@ from trainer.config.trainer import ProfilerConfig
 
 
 class Tracer:
-    """Records what torch does in this process between `start` and `stop`."""
+    """Traces torch in this process between `start` and `stop`."""
 
     def __init__(self) -> None:
         self._profiler: Any = None
@@ -23,7 +23,7 @@ class Tracer:
         self._profiler.start()
 
     def stop(self, path: Path) -> None:
-        """Writes the trace, which chrome://tracing and Perfetto show."""
+        """Writes the trace for chrome://tracing or Perfetto."""
         self._profiler.stop()
         path.parent.mkdir(parents=True, exist_ok=True)
         self._profiler.export_chrome_trace(str(path))
@@ -31,7 +31,7 @@ class Tracer:
 
 
 def slow_phases(seconds: Mapping[str, float], settings: ProfilerConfig) -> list[str]:
-    """A sentence for each phase of a step that took longer than its threshold; `seconds` as `time/<phase>`."""
+    """A sentence for each phase of a step above its threshold; the keys of `seconds` are `time/<phase>`."""
     limits = {
         "time/load": settings.loading_ms,
         "time/old_log_prob": settings.actor_forward_ms,

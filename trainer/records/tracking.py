@@ -1,4 +1,4 @@
-"""What a run writes down while it goes on: metrics, samples, TensorBoard, and progress on the console."""
+"""The records of a running run: metrics, samples, TensorBoard, and progress on the console."""
 
 import json
 import time
@@ -23,7 +23,7 @@ METRICS, SAMPLES, CONFIG, TENSORBOARD = "metrics.jsonl", "samples.jsonl", "confi
 
 @dataclass(frozen=True)
 class Sample:
-    """One response of the policy and what it earned."""
+    """One response of the policy and its reward."""
 
     prompt: str
     response: str
@@ -34,8 +34,8 @@ class Sample:
 class Tracker:
     """Records a run in its directory and shows it on the console; a context manager.
 
-    A new run needs a directory without metrics. A resumed one names the step it continues after (-1: before them all):
-    whatever the directory holds of later steps is cut, so that each step is recorded once.
+    A new run needs a directory without metrics. A resumed run passes its last step (-1 if it repeats all steps). Later
+    records are removed, so that each step is recorded once.
 
     Raises ConfigError if a new run would mix with an old one.
     """
@@ -46,7 +46,7 @@ class Tracker:
         metrics = run_dir / METRICS
         if resumed_step is None and metrics.exists() and metrics.stat().st_size:
             raise ConfigError(
-                f"{run_dir}: holds the metrics of another run",
+                f"{run_dir} contains the metrics of another run",
                 hint="set another trainer.run_id, or continue that run with trainer.resume=CHECKPOINT",
             )
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -82,12 +82,12 @@ class Tracker:
         self._metrics.close()
 
     def expect(self, total_steps: int) -> None:
-        """Says how many steps the run has, for the console."""
+        """Sets the number of steps on the console."""
         self._progress.expect(total_steps)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Shows what is being done; its seconds go into the next `log` as `time/<name>`, added up if repeated."""
+        """Shows the phase and times it. The next `log` records the seconds as `time/<name>`, summed if it repeats."""
         started = time.perf_counter()
         self._progress.phase(name)
         try:
@@ -98,7 +98,7 @@ class Tracker:
 
     @property
     def seconds(self) -> Mapping[str, float]:
-        """What the phases since the last `log` took, by `time/<name>`."""
+        """The seconds of each phase since the last `log`, by `time/<name>`."""
         return self._seconds
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -120,9 +120,9 @@ class Tracker:
 
 
 def finished_lines(path: Path) -> Iterator[str]:
-    """The lines of a file but a last one that was being written when the run died.
+    """The lines of a file, without a last line that was cut off when the run died.
 
-    Only a line feed ends a line: str.splitlines would also end one at what a model may well write, such as U+2028.
+    Only a line feed ends a line. str.splitlines would also split at characters that a model may write, like U+2028.
     """
     with path.open(encoding="utf-8", newline="\n") as file:
         yield from (line for line in file if line.endswith("\n"))
@@ -134,7 +134,7 @@ def _append(file: Any, row: Mapping[str, Any]) -> None:
 
 
 def _cut(path: Path, last_step: int) -> None:
-    """Keeps the lines up to `last_step`."""
+    """Removes the lines after `last_step`."""
     if not path.exists():
         return
     kept = []

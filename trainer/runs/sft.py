@@ -1,6 +1,6 @@
-"""Supervised warm start: a small random model learns to answer as the demonstrations do, right or wrong.
+"""Supervised warm start: a small random model learns to answer like the demonstrations, right or wrong.
 
-PPO can only strengthen what a policy sometimes does right, so a run needs a start that is neither blank nor perfect.
+PPO can only reinforce what a policy sometimes gets right, so it needs a start that is neither random nor perfect.
 """
 
 from collections.abc import Iterator
@@ -31,28 +31,28 @@ class SftConfig(Section):
     """Settings of the warm start."""
 
     train_files: list[Path] = Field(
-        default=[Path("data/demonstrations.parquet")], min_length=1, description="parquet files with worked answers"
+        default=[Path("data/demonstrations.parquet")], min_length=1, description="Parquet files with worked answers"
     )
     validation_files: list[Path] = Field(
-        default=[Path("data/validation.parquet")], min_length=1, description="parquet files with held-out questions"
+        default=[Path("data/validation.parquet")], min_length=1, description="Parquet files with held-out questions"
     )
     output: Path = Field(default=Path("models/warm-start"), description="directory for the model and its tokenizer")
-    seed: int = Field(default=0, description="decides the first weights and the order of the answers")
+    seed: int = Field(default=0, description="seed of the initial weights and of the order of the answers")
     layers: int = Field(default=2, gt=0, description="transformer blocks")
-    hidden_size: int = Field(default=128, gt=0, multiple_of=64, description="width; each 32 are one attention head")
+    hidden_size: int = Field(default=128, gt=0, multiple_of=64, description="width; 32 per attention head")
     vocabulary_size: int = Field(
-        default=512, gt=260, description="tokens at most: all bytes and the words that are most frequent"
+        default=512, gt=260, description="largest number of tokens: all bytes and the most frequent words"
     )
-    learning_rate: float = Field(default=2e-3, gt=0, description="highest rate, after warm-up and before decay")
+    learning_rate: float = Field(default=2e-3, gt=0, description="peak rate, after warm-up and before decay")
     batch_size: int = Field(default=64, gt=0, description="answers per optimizer step")
     steps: int = Field(default=200, gt=0, description="optimizer steps")
     test_freq: int = Field(default=20, gt=0, description="steps between validations")
-    max_response_length: int = Field(default=16, gt=0, description="tokens generated at most per validation answer")
+    max_response_length: int = Field(default=16, gt=0, description="tokens per validation answer, at most")
 
 
 @dataclass(frozen=True)
 class Demonstration:
-    """A question with its worked answer, as tokens; the answer ends with the end token."""
+    """A question with its worked answer, as tokens; the answer includes the end token."""
 
     question: list[int]
     answer: list[int]
@@ -61,14 +61,14 @@ class Demonstration:
 
 @dataclass(frozen=True)
 class WarmStart:
-    """What came out: where the model lies and the share of the held-out questions it answers."""
+    """The result: the model's directory and the share of held-out questions that it answers."""
 
     output: Path
     exact_match: float
 
 
 def fine_tune(config: SftConfig) -> WarmStart:
-    """Trains a new model and writes it to `config.output`. Raises DataError if a file is not usable."""
+    """Trains a new model and writes it to `config.output`. Raises DataError if a file cannot be used."""
     transformers_logging.disable_progress_bar()
     demonstrations, held_out = _read(config.train_files), _read(config.validation_files)
     tokenizer = build_tokenizer(_texts(demonstrations), config.vocabulary_size)
@@ -85,7 +85,7 @@ def _shape(config: SftConfig) -> ModelShape:
 
 
 def read_demonstrations(files: list[Path], tokenizer: Any) -> list[Demonstration]:
-    """The questions and worked answers of some files. Raises DataError."""
+    """The questions and worked answers of the files. Raises DataError."""
     return _tokenized(_read(files), tokenizer)
 
 
@@ -133,7 +133,7 @@ def _learn(
 
 
 def _rate(step: int, steps: int) -> float:
-    """Warm-up over the first tenth, then a linear decay to zero: the last steps average the demonstrations."""
+    """Warm-up over the first tenth, then linear decay to zero, so that the last steps average the demonstrations."""
     return min((step + 1) / max(1, steps // 10), (steps - step) / steps)
 
 
@@ -144,7 +144,7 @@ def _batches(examples: list[Demonstration], size: int, seed: int) -> Iterator[li
 
 
 def answer_loss(model: Any, examples: list[Demonstration]) -> Any:
-    """Mean cross entropy over the answers' tokens, a scalar tensor; the questions carry no loss."""
+    """Mean cross entropy over the answers' tokens, a scalar tensor. Questions carry no loss."""
     width = max(len(example.question) + len(example.answer) for example in examples)
     tokens = torch.zeros(len(examples), width, dtype=torch.long)
     targets = torch.full((len(examples), width), _IGNORED)
@@ -152,14 +152,14 @@ def answer_loss(model: Any, examples: list[Demonstration]) -> Any:
         end = len(example.question) + len(example.answer)
         tokens[row, :end] = torch.tensor(example.question + example.answer)
         targets[row, len(example.question) - 1 : end - 1] = torch.tensor(example.answer)
-    # Padding is on the right, so that causal attention keeps it out without a mask.
+    # With padding on the right, causal attention needs no mask.
     logits = model(input_ids=tokens.to(model.device)).logits
     return cross_entropy(logits.flatten(0, 1), targets.to(model.device).flatten(), ignore_index=_IGNORED)
 
 
 @torch.no_grad()
 def greedy_exact_match(model: Any, tokenizer: Any, examples: list[Demonstration], max_response_length: int) -> float:
-    """The share of questions that greedy decoding answers right."""
+    """The share of questions that greedy decoding answers correctly."""
     right = 0.0
     for start in range(0, len(examples), _VALIDATION_BATCH):
         batch = examples[start : start + _VALIDATION_BATCH]
