@@ -61,7 +61,7 @@ PREFERENCES = (
 
 @dataclass(frozen=True)
 class Curve:
-    """What one run measured, and its greedy exact match on held-out questions before and after."""
+    """The measurements of one run, and its greedy exact match on held-out questions before and after."""
 
     algorithm: str
     seed: int
@@ -77,7 +77,7 @@ def trainer(*arguments: str) -> None:
 
 
 def prepare(directory: Path, seed: int) -> Path:
-    """Questions, pairs and the model that every run of this seed starts from; the directory of the model."""
+    """Writes the questions, pairs and starting model of this seed. Returns the model's directory."""
     data, model = directory / "data", directory / "warm-start"
     if not (model / "config.json").is_file():
         trainer("data", "arithmetic", "--output", str(data), "--seed", str(seed))
@@ -88,7 +88,7 @@ def prepare(directory: Path, seed: int) -> Path:
 
 
 def run(directory: Path, algorithm: str, seed: int, steps: int) -> Curve:
-    """One run, unless it is there already."""
+    """Does one run, unless its directory exists."""
     model, data, done = prepare(directory, seed), directory / "data", directory / algorithm / "seconds"
     shared = (
         f"model.path={model}",
@@ -125,7 +125,7 @@ def curve(directory: Path, algorithm: str, seed: int, seconds: float) -> Curve:
 
 
 def exact_match(model: Path, held_out: Path) -> float:
-    """The share of held-out questions that a model answers right, decoding greedily."""
+    """The share of held-out questions that a model answers correctly with greedy decoding."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from trainer.runs.sft import greedy_exact_match, read_demonstrations
@@ -138,7 +138,7 @@ def exact_match(model: Path, held_out: Path) -> float:
 
 
 def draw(curves: list[Curve]) -> None:
-    """A panel per algorithm, a line per seed."""
+    """Plots a panel per algorithm with a line per seed."""
     names = list(dict.fromkeys(one.algorithm for one in curves))
     figure = Figure(figsize=(15, 2.8), layout="constrained")
     for axes, name in zip(figure.subplots(1, len(names), sharey=True, squeeze=False)[0], names, strict=True):

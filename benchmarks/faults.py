@@ -20,7 +20,7 @@ PATIENCE = 60.0
 
 
 class Node:
-    """One `launch` and all that it starts."""
+    """A `launch` process and its descendants."""
 
     def __init__(self, rank: int, job: dict[str, str], *command: str) -> None:
         self.popen = start_node(job, rank, "--", *command)
@@ -30,7 +30,7 @@ class Node:
         assert self.popen.stdout.readline() == "up\n", self.popen.communicate()
 
     def tree(self) -> list[int]:
-        """Its process ids, its own first."""
+        """Process ids, the one of `launch` first."""
         children: dict[int, list[int]] = {}
         for stat in Path("/proc").glob("[0-9]*/stat"):
             try:
@@ -53,12 +53,12 @@ class Fault:
     node: str
     """`head` or `worker`."""
     process: str
-    """A name, `launch` itself, or `all` that the node runs."""
+    """A process name, `launch`, or `all` for everything that the node runs."""
     number: signal.Signals
 
     @property
     def gone(self) -> str:
-        """The node that can tell no exit code."""
+        """The node that cannot report an exit code."""
         return self.node if self.process == "all" else ""
 
     def inject(self, node: Node) -> None:
@@ -89,7 +89,7 @@ FAULTS = (
 
 
 def measure(fault: Fault) -> str:
-    """One row of the table. Raises if a node does not end."""
+    """A row of the table. Raises if a node does not end."""
     job = new_job() | {"SLIPWAY_DEADLINE": "120"}
     head, worker = Node(0, job, "sh", "-c", "echo up; exec sleep 300"), Node(1, job, "true")
     nodes = {"head": head, "worker": worker}

@@ -43,7 +43,7 @@ def by_launch(*options: str) -> float:
 
 
 def by_hand(*options: str) -> float:
-    """The same with Ray's own commands, below a `launch` that ends what they leave behind."""
+    """The same with Ray's own commands, under a `launch` that ends the processes they leave."""
     line = [*LAUNCH, "--no-ray", "--", sys.executable, "-m", "benchmarks.formation", "by-hand", *options]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "RAY_AUTH_MODE": "disabled"}
     done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=PATIENCE)

@@ -1,4 +1,4 @@
-"""An image of ours beside the Dockerfile that one would write by hand, on the same base; writes docs/benchmarks.md.
+"""Our image beside a hand-written Dockerfile on the same base; writes docs/benchmarks.md.
 
     ci/setup && ci/engine .venv/bin/python -m benchmarks.images [--target cuda] [--variant NAME]
 
@@ -51,7 +51,7 @@ RUN --mount=type=bind,source=uv,target=/run/uv \\
 
 @dataclass(frozen=True)
 class Sides:
-    """Seconds and bytes. `edit_pushed` is what a registry's storage grows by; `edit_layers` are new ones of all."""
+    """Seconds and bytes. `edit_pushed` is the growth of a registry's storage, `edit_layers` the new layers."""
 
     planned_bytes: int
     bytes: int
@@ -86,7 +86,7 @@ def measure(variant_name: str | None, target: str, push: bool) -> tuple[Variant,
 
 
 def install_on_host(matrix: Matrix, variant: Variant) -> float:
-    """Seconds that uv needs for the wheels of the lock, with an empty cache."""
+    """Seconds that uv takes to install the lock's wheels with an empty cache."""
     host = read_host()
     with tempfile.TemporaryDirectory(prefix="slipway-uv-", dir=cache_folder()) as folder:
         environment = {**os.environ, **host.build_environment(str(host.ca_bundle)), "UV_CACHE_DIR": f"{folder}/cache"}
@@ -110,7 +110,7 @@ def install_on_host(matrix: Matrix, variant: Variant) -> float:
 
 
 def forget_downloads() -> None:
-    """And what builds were handed of this host's files."""
+    """Removes BuildKit's caches of mounts and of local files."""
     for kind in ("exec.cachemount", "source.local"):
         subprocess.run(["docker", "buildx", "prune", "--force", "--filter", f"type={kind}"], check=True)
 
@@ -150,7 +150,7 @@ def layers(image: str) -> list[str]:
 
 
 def pushed_bytes(first: str, second: str) -> int:
-    """By how much a registry that has the first image grows when the second is pushed."""
+    """Bytes by which a registry with the first image grows when the second is pushed."""
     with tempfile.TemporaryDirectory(prefix="slipway-registry-") as folder:
         config = {
             "version": "0.1", "log": {"level": "error", "accesslog": {"disabled": True}},
@@ -174,7 +174,7 @@ def pushed_bytes(first: str, second: str) -> int:
 
 
 def wait_for(address: str) -> None:
-    """Until somebody listens there. Raises OSError after 20 s."""
+    """Waits until the port accepts connections. Raises OSError after 20 s."""
     host, _, port = address.partition(":")
     end = time.monotonic() + 20
     while True:

@@ -1,4 +1,4 @@
-"""Runs the demo's job once per seed and writes what was learned to docs/results.md.
+"""Runs the demo's job once per seed and writes the learning results to docs/results.md.
 
     ci/setup && ci/engine .venv/bin/python -m benchmarks.learning [--seeds 3]
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True)
 class Outcome:
-    """`first` and `last` are shares of held-out prompts that were answered exactly, before and after PPO."""
+    """`first` and `last` are the exact match on held-out prompts before and after PPO."""
 
     seed: int
     first: float

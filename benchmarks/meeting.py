@@ -1,4 +1,4 @@
-"""How long do many nodes need to meet and agree? The real head and real handshakes over loopback, without Ray.
+"""Seconds that many nodes take to meet: the real head and real handshakes over loopback, without Ray.
 
     python benchmarks/meeting.py [NODES ...]
 
@@ -56,7 +56,7 @@ def hello(rank: int, count: int) -> dict[str, Any]:
 
 
 class HeadNode:
-    """As much of a node as the meeting asks of it; nothing here may fail."""
+    """The part of a node that the meeting uses; nothing here may fail."""
 
     def __init__(self, count: int) -> None:
         variables = {"SLIPWAY_HOSTS": f"n[0-{count - 1}]"}
@@ -95,7 +95,7 @@ async def lead(count: int, start_workers: Any) -> dict[str, float]:
 
 
 def follow_all(count: int) -> None:
-    """All workers, as tasks of one process; ends with 1 if one of them does not hear the status."""
+    """Runs all workers as tasks of one process; exits with 1 if one of them does not receive the status."""
     raise_limit()
 
     async def follow(rank: int) -> None:

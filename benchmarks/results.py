@@ -1,4 +1,4 @@
-"""Measured rows, and docs/results.md, one section per benchmark: each writes its own and leaves the others alone."""
+"""Measured rows, and docs/results.md with one section per benchmark. Each benchmark writes only its own section."""
 
 import json
 import re
@@ -9,12 +9,12 @@ RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results.md"
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a file with a JSON document a line."""
+    """The rows of a JSON-lines file."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def write_section(title: str, body: str, path: Path = RESULTS) -> None:
-    """Puts a section in place of that with the same title, or at the end."""
+    """Replaces the section with this title, or appends it."""
     text = path.read_text(encoding="utf-8") if path.is_file() else "# Results\n"
     section = f"## {title}\n\n{body.strip()}\n"
     pattern = re.compile(rf"^## {re.escape(title)}\n.*?(?=^## |\Z)", re.MULTILINE | re.DOTALL)

@@ -19,7 +19,7 @@ def free_port() -> int:
 
 
 def new_job() -> dict[str, str]:
-    """What both nodes of a job have in their environment."""
+    """The environment of both nodes of a job."""
     return {
         "SLIPWAY_HOSTS": "localhost,worker-1.invalid",
         "SLIPWAY_CONTROL_PORT": str(free_port()),
@@ -29,7 +29,7 @@ def new_job() -> dict[str, str]:
 
 
 def start_node(job: dict[str, str], rank: int, *words: str) -> "subprocess.Popen[str]":
-    """`launch` with these options, `--` and command, in a session of its own."""
+    """Starts `launch` with these options and the command, in its own session."""
     return subprocess.Popen(
         [*LAUNCH, *SMALL, *words],
         env={**os.environ, **job, "SLIPWAY_NODE_RANK": str(rank)},

@@ -1,4 +1,4 @@
-"""Speed on GPUs: each script measures one thing and appends rows to a JSON-lines file.
+"""Speed on GPUs. Each script measures one thing and appends rows to a JSON-lines file.
 
 `session.py` runs them all on a host, `table.py` puts the rows into docs/benchmarks.md, `measured.jsonl` holds these.
 

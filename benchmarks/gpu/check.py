@@ -1,4 +1,4 @@
-"""Whether the packed engine computes on this GPU what Transformers computes row by row; run it before believing times.
+"""Compares the packed engine on this GPU with Transformers row by row. Run it before you trust any times.
 
     python -m benchmarks.gpu.check [--shape 0.5B]
 

@@ -37,7 +37,7 @@ class Shape:
 
     @property
     def layer_parameters(self) -> int:
-        """Weights of the matrix products of all layers."""
+        """The number of weights in the matrix products of all layers."""
         width = self.hidden // self.heads
         attention = 2 * self.hidden * self.heads * width + 2 * self.hidden * self.key_value_heads * width
         return self.layers * (attention + 3 * self.hidden * self.intermediate)
@@ -89,13 +89,13 @@ def random_model(shape: Shape, device: str, dtype: torch.dtype) -> Any:
 
 
 def save_model(shape: Shape, directory: Path) -> None:
-    """To be called in a process of its own: what it takes of a GPU's memory would be measured with the rest."""
+    """Call it in a separate process, because its GPU memory would be measured too."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     random_model(shape, device, torch.bfloat16).save_pretrained(directory)
 
 
 def write_job(directory: Path, name: str, prompt_tokens: int, prompts: int = 2048) -> Path:
-    """Model, tokenizer, prompts and a reward function that both trainers can use. Returns `directory`."""
+    """Writes model, tokenizer, prompts and a reward function for both trainers. Returns `directory`."""
     import pyarrow as pa
     import pyarrow.parquet as pq
     from tokenizers.pre_tokenizers import ByteLevel
@@ -140,7 +140,7 @@ def write_job(directory: Path, name: str, prompt_tokens: int, prompts: int = 204
 
 
 class Results:
-    """Rows of one script, appended to a file as they are measured: a run that is cut short keeps what it has."""
+    """The rows of one script, appended to a file as they are measured, so that an interrupted run keeps its rows."""
 
     def __init__(self, path: Path, benchmark: str) -> None:
         self._path = path
@@ -155,7 +155,7 @@ class Results:
 
 
 def host() -> dict[str, str]:
-    """What measures, without a CUDA context of this process, which would take memory of the GPU.
+    """Describes the machine without a CUDA context in this process, which would take GPU memory.
 
     `machine` is the id of the host's first GPU: rows that share it were measured on the same machine.
     """
@@ -178,14 +178,14 @@ def arguments(description: str) -> argparse.ArgumentParser:
 
 
 def timed(action: Callable[[], Any]) -> float:
-    """Seconds that an action takes which waits for its own work."""
+    """Seconds of an action that waits for its own work."""
     begin = time.perf_counter()
     action()
     return time.perf_counter() - begin
 
 
 def seconds(action: Callable[[], Any], repeats: int) -> float:
-    """Median time of an action that leaves work on the GPU, after two runs to warm up: layers compile twice."""
+    """Median seconds of an action that queues work on the GPU, after two warm-up runs, because layers compile twice."""
     times = []
     for _ in range(repeats + 2):
         synchronize()
@@ -202,7 +202,7 @@ def synchronize() -> None:
 
 
 def matrix_rate(size: int = 8192) -> float:
-    """FLOP/s of a bfloat16 matrix product on random numbers: what the chip gives at best."""
+    """FLOP/s of a bfloat16 matrix product on random numbers, the practical peak of the chip."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     left, right = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
 

@@ -72,13 +72,13 @@ def learn(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def curve(metrics: Path, name: str) -> tuple[list[int], list[float]]:
-    """The steps at which something was measured, and what was."""
+    """The steps at which a metric was measured, and its values."""
     rows = [row for row in read_rows(metrics) if name in row]
     return [row["step"] for row in rows], [row[name] for row in rows]
 
 
 def draw(metrics: Path, figure: Path) -> None:
-    """Reward of what was sampled, and greedy exact match on held-out questions."""
+    """Reward of the samples, and greedy exact match on held-out questions."""
     from matplotlib.figure import Figure
 
     drawing = Figure(figsize=(6, 3.2), layout="constrained")

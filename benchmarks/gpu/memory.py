@@ -1,4 +1,4 @@
-"""How much memory of the GPUs was in use, by all processes together, in each phase of a step."""
+"""GPU memory that all processes together use in each phase of a step."""
 
 import os
 import threading
@@ -12,7 +12,7 @@ EDGE = 0.15  # share of a phase left out at either end: a step's end is known to
 
 
 class MemorySampler:
-    """A context manager that looks at the visible GPUs all the time; on a host without any at the node's memory."""
+    """A context manager that polls the visible GPUs, or the node's memory on a host without GPUs."""
 
     def __init__(self) -> None:
         self._samples: list[tuple[float, float]] = []
@@ -31,7 +31,7 @@ class MemorySampler:
         self._thread.join()
 
     def peaks(self, steps: Sequence[tuple[float, Mapping[str, float]]]) -> dict[str, float]:
-        """GiB of the fullest GPU in each phase, the most of some steps.
+        """Peak GiB of the fullest GPU in each phase over some steps.
 
         A step is the time at which it ended and the seconds of its phases, in their order, the last one last.
         """

@@ -1,4 +1,4 @@
-"""How long ranks take to get memory from the driver and to give it back, alone and side by side, by the size of pages.
+"""Seconds that ranks take to allocate driver memory and to free it, alone and side by side, by page size.
 
     python3 -m benchmarks.gpu.pages [--gib 40] [--pages 20 64 128 256 512]
 
@@ -16,7 +16,7 @@ from benchmarks.gpu.common import Results, arguments
 
 
 def take_and_give_back(gpu: int, page_mib: int, gib: int, together: Barrier) -> tuple[float, float]:
-    """Seconds to allocate so much, tensor by tensor of 1 GiB, and to give all of it back."""
+    """Seconds to allocate this much in tensors of 1 GiB, and to free it."""
     torch.cuda.set_device(gpu)
     torch.cuda.init()
     expanding = f"expandable_segments:True,large_segment_size_mb:{page_mib}"
@@ -34,7 +34,7 @@ def take_and_give_back(gpu: int, page_mib: int, gib: int, together: Barrier) -> 
 
 
 def measure(gpus: int, page_mib: int, gib: int) -> tuple[float, float]:
-    """The slowest rank's seconds to take and to give back."""
+    """The slowest rank's seconds to allocate and to free."""
     context = multiprocessing.get_context("spawn")
     with context.Manager() as manager, context.Pool(gpus) as pool:
         together = manager.Barrier(gpus)

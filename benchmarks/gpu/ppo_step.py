@@ -1,4 +1,4 @@
-"""One PPO step, critic and reference included: this trainer and verl, the same job, one after the other.
+"""One PPO step with critic and reference: the same job on this trainer and on verl, one after the other.
 
     python -m benchmarks.gpu.ppo_step --shape 0.5B --response 512 [--side ours|verl|both] [KEY=VALUE…]
 
@@ -27,7 +27,7 @@ Step = tuple[float, dict[str, float]]
 
 
 def run(command: list[str], log: Path, timeout: float) -> list[tuple[float, str]]:
-    """Runs a command with its output in `log`; its lines with the time at which each came. What is late is killed."""
+    """Runs a command with its output in `log`. Returns its lines with their times; kills it at the deadline."""
     lines = []
     process = subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
@@ -45,7 +45,7 @@ def run(command: list[str], log: Path, timeout: float) -> list[tuple[float, str]
 
 
 def ours(job: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """What this trainer's own metrics say."""
+    """The phases of this trainer, from its metrics."""
     run_id = f"gpu-{options.shape}-{options.prompt}-{options.response}-{time.time():.0f}"
     settings = {
         "model.path": job / "model",
@@ -88,7 +88,7 @@ def ours(job: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def theirs(job: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """What verl logs."""
+    """The phases of verl, from its log."""
     began = time.time()
     with MemorySampler() as memory:
         lines = run(verl.command(job, options), options.logs / f"verl-{options.name}.log", options.timeout)
@@ -97,7 +97,7 @@ def theirs(job: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _own_phases(row: Mapping[str, Any]) -> dict[str, float]:
-    """Those that verl has, too, in the order of this trainer's row: it waits for rewards later than verl."""
+    """The phases that verl has too, in this trainer's order, which waits for rewards later than verl."""
     named = ((key.removeprefix("time/"), value) for key, value in row.items())
     return {name: float(value) for name, value in named if name in verl.PHASES}
 
@@ -108,7 +108,7 @@ def _verls_phases(line: Mapping[str, str]) -> dict[str, float]:
 
 
 def summary(steps: list[Step], memory: MemorySampler, began: float, options: argparse.Namespace) -> dict[str, Any]:
-    """Medians of the seconds and peaks of the memory of the steps after the first."""
+    """Median seconds and peak memory of the steps after the first."""
     if not steps:
         return {"error": "no step ended"}
     end, first = steps[0]

@@ -1,4 +1,4 @@
-"""Generation in the training loop against vLLM alone, and what bounds both.
+"""Generation in the training loop against vLLM alone, and the limits of both.
 
     python -m benchmarks.gpu.rollout --shape 0.5B [--engines 4] [--repeats 2] [--profile DIR]
 
@@ -104,7 +104,7 @@ def trainers_engine(options: argparse.Namespace) -> Any:
 
 
 def profiled(generate: Any, prompts: list[list[int]], length: int, log_probs: bool, directory: Path) -> int:
-    """The same with the kernels of 64 tokens per response written down, then the stacks of a whole generation."""
+    """The same, with a kernel trace of 64 tokens per response and then the stacks of a whole generation."""
     import torch
 
     directory.mkdir(parents=True, exist_ok=True)
@@ -128,7 +128,7 @@ def profiled(generate: Any, prompts: list[list[int]], length: int, log_probs: bo
 
 @contextmanager
 def running(kinds: list[str], options: argparse.Namespace) -> Iterator[list[Connection]]:
-    """An engine of each kind, ready; no process of theirs is left afterwards. Raises EOFError if one does not start."""
+    """An engine of each kind, ready; their processes end with the block. Raises EOFError if one does not start."""
     context = multiprocessing.get_context("spawn")
     processes, connections = [], []
     try:

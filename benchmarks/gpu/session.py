@@ -1,4 +1,4 @@
-"""All measurements on GPUs as jobs that run side by side on the GPUs of one host.
+"""All GPU measurements as jobs that run side by side on the GPUs of one host.
 
     python3 -m benchmarks.gpu.session OUT [--only NAME…] [--list]
     python3 -m benchmarks.gpu.table OUT                                # puts them into docs/benchmarks.md
@@ -44,7 +44,7 @@ export RAY_ADDRESS=127.0.0.1:6379
 
 @dataclass(frozen=True)
 class Job:
-    """`command` is for a shell, where $ROWS is the file of rows and $LOGS a directory. `limit` is in seconds."""
+    """`command` runs in a shell with $ROWS, the file of rows, and $LOGS, a directory. `limit` is in seconds."""
 
     name: str
     command: str
@@ -65,7 +65,7 @@ def ppo(
     tokens: int = 32768,
     steps: int = 4,
 ) -> Job:
-    """PPO steps here and, if both, with verl."""
+    """PPO steps of this trainer and, with `both`, of verl."""
     command = (
         f"{BENCH}ppo_step --name {name} --shape {shape} --prompt {prompt} --response {response} --batch {batch} "
         f"--gpus {gpus} --out $ROWS --logs $LOGS --timeout 700"
@@ -132,7 +132,7 @@ PLAN = (
 
 
 class Host:
-    """The GPUs of a host, handed out to jobs as they become free."""
+    """The GPUs of a host, assigned to jobs as they become free."""
 
     def __init__(self, out: Path, gpus: int) -> None:
         self._out = out
@@ -142,7 +142,7 @@ class Host:
         self._began = time.monotonic()
 
     def run(self, jobs: list[Job]) -> None:
-        """Starts each job as soon as its GPUs are free, in this order where they are; returns when all have ended."""
+        """Starts each job as soon as enough GPUs are free, in this order. Returns when all have ended."""
         threads, left = [], list(jobs)
         while left:
             with self._freed:

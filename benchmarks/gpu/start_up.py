@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def measured(module: str, settings: list[str], caches: Path) -> dict[str, Any]:
-    """The first row of one of these benchmarks, run with its own caches."""
+    """The first row of one of these benchmarks, run with separate caches."""
     environment = {name: str(caches / folder) for name, folder in CACHES.items()} | {CACHE_DIR: str(caches)}
     with tempfile.TemporaryDirectory(prefix="slipway-start-up-") as directory:
         rows = Path(directory) / "rows.jsonl"

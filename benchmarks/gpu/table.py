@@ -1,4 +1,4 @@
-"""Measured rows as tables of docs/benchmarks.md, a section per kind of job.
+"""Writes the measured rows as tables of docs/benchmarks.md, with a section per kind of job.
 
     python3 -m benchmarks.gpu.table [FILE_OR_DIRECTORY…]
 
@@ -37,7 +37,7 @@ def origin(rows: Sequence[Row], command: str = "python3 -m benchmarks.gpu.sessio
 
 
 def beside_verl(rows: Sequence[Row]) -> str:
-    """Seconds and GiB of each phase on both sides, and how often this trainer's step fits into verl's."""
+    """Seconds and GiB of each phase on both sides, and verl's step divided by this trainer's."""
     found = [row for row in rows if row["benchmark"] == "ppo_step" and "step" in row]
     ours = {row["name"]: row for row in found if row["side"] == "ours"}
     theirs = {_job(row): row for row in found if row["side"] == "verl"}
@@ -79,12 +79,12 @@ def beside_verl(rows: Sequence[Row]) -> str:
 
 
 def _job(row: Row) -> tuple[Any, ...]:
-    """What is the same on both sides of a comparison: the job, and where it was measured."""
+    """The key of a comparison: the job and the machine, equal on both sides."""
     return _place(row), *(row[name] for name in ("shape", "gpus", "batch", "prompt", "response"))
 
 
 def _place(row: Row) -> str:
-    """The machine, as machines of a kind differ; of rows from before it was noted, the day."""
+    """The machine, because machines of one kind differ; the day for old rows that do not name it."""
     return str(row.get("machine", row["date"]))
 
 
@@ -123,7 +123,7 @@ def generation(rows: Sequence[Row]) -> str:
 
 
 def apart(rows: Sequence[Row]) -> str:
-    """Engines and training on GPUs of their own, in turn and side by side."""
+    """Engines and training on separate GPUs, in turn and side by side."""
     found = {row["name"]: row for row in rows if row["benchmark"] == "ppo_step" and row["name"].startswith("split")}
     if len(found) < 2:
         return ""
@@ -158,7 +158,7 @@ def across(rows: Sequence[Row]) -> str:
 
 
 def scaling(rows: Sequence[Row]) -> str:
-    """As many prompts more as GPUs."""
+    """Weak scaling: the number of prompts grows with the number of GPUs."""
     found = [
         row for row in rows if row["benchmark"] == "ppo_step" and row["name"].startswith("scaling") and "step" in row
     ]
@@ -197,7 +197,7 @@ def start_up(rows: Sequence[Row]) -> str:
 
 
 def training(rows: Sequence[Row]) -> str:
-    """What compiled layers keep for the backward pass against speed and memory."""
+    """Speed and memory by the share of activations that compiled layers keep for the backward pass."""
     found = [row for row in rows if row["benchmark"] == "train_step" and "mfu" in row]
     names = (
         "shape",

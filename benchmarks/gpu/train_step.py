@@ -126,7 +126,7 @@ def measure(role: str, budget: float, tokens: int, options: argparse.Namespace, 
 
 
 def profile(path: Path, action: Any) -> None:
-    """Writes the kernels of one run, the longest first."""
+    """Writes the kernels of one run, longest first."""
     activity = torch.profiler.ProfilerActivity
     with torch.profiler.profile(activities=[activity.CPU, activity.CUDA]) as recorded:
         action()

@@ -1,4 +1,4 @@
-"""Whether packages that were trimmed as an image's are still compute on this GPU, for hosts that cannot get the image.
+"""Checks on this GPU that packages trimmed like an image's still work, for hosts that cannot pull the image.
 
     python3 -m benchmarks.gpu.trimmed --variant vllm0.26-torch2.11-cu130 [SITE_PACKAGES…]
 
@@ -48,7 +48,7 @@ DEADLINE = 140  # seconds for all of it
 
 @dataclass
 class Trimmed:
-    """Copies of `sources`, in their order; `removed` are paths in site-packages, `folders` whole ones of them."""
+    """Copies of `sources`, in their order. `removed` are paths in site-packages, `folders` are whole folders there."""
 
     sources: list[Path]
     copies: list[Path] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Trimmed:
         return self.copies[-1].parents[2] / "bin" / "python"
 
     def environment(self) -> dict[str, str]:
-        """Of a process that finds these packages only: nothing of the host's CUDA toolkit, nothing of the user's."""
+        """The environment of a process that finds only these packages: no CUDA toolkit, no user packages."""
         kept = {
             name: value for name, value in os.environ.items() if not name.startswith(("CUDA_", "PYTHON", "TRITON_"))
         }
@@ -85,13 +85,13 @@ def driver_in(folder: str) -> bool:
 
 
 def package_folders() -> list[Path]:
-    """Those of this interpreter, in the order in which it looks."""
+    """The site-packages of this interpreter, in search order."""
     folders = dict.fromkeys(Path(folder).resolve() for folder in sys.path)
     return [folder for folder in folders if any(folder.glob("*.dist-info"))]
 
 
 def copy(sources: list[Path], target: Path) -> tuple[Trimmed, dict[str, int]]:
-    """The last of the sources in a virtual environment, the others for PYTHONPATH; also how many files came how."""
+    """Copies the last source into a virtual environment and the others for PYTHONPATH. Also counts links and copies."""
     trimmed = Trimmed(sources)
     counts = {"linked": 0, "copied": 0}
     venv.create(target / str(len(sources) - 1), symlinks=True)
@@ -122,7 +122,10 @@ def pairs(source: Path, target: Path) -> Iterator[tuple[Path, Path]]:
 
 
 def bring(source: Path, target: Path) -> bool:
-    """Whether it had to be copied: a hard link is as good, a symbolic one would lead back to the whole packages."""
+    """Hard-links a file, or copies it if that fails. Returns whether it was copied.
+
+    A symbolic link would lead back to the untrimmed packages.
+    """
     if os.path.lexists(target):
         return False
     try:
@@ -134,7 +137,7 @@ def bring(source: Path, target: Path) -> bool:
 
 
 def leave_out(trimmed: Trimmed, variant: Variant) -> list[str]:
-    """Takes out the distributions of `exclude`; returns those that were there."""
+    """Removes the distributions of `exclude`. Returns those that were installed."""
     excluded = {canonicalize_name(name) for name in variant.exclude}
     found = []
     for site in trimmed.copies:
@@ -148,13 +151,13 @@ def leave_out(trimmed: Trimmed, variant: Variant) -> list[str]:
 
 
 def installed(site: Path) -> list[tuple[str, Distribution]]:
-    """Distributions of a folder by their names; one without metadata has none."""
+    """The distributions of a folder by name; those without metadata are left out."""
     found = [(distribution.metadata.get("Name"), distribution) for distribution in distributions(path=[str(site)])]
     return [(canonicalize_name(name), distribution) for name, distribution in found if name]
 
 
 def remove(path: Path, root: Path) -> None:
-    """A file below the root, what was compiled from it, and the folders that are empty then."""
+    """Removes a file below the root, its bytecode, and the folders that become empty."""
     if not path.is_relative_to(root):
         return
     for file in (path, *path.parent.glob(f"__pycache__/{path.stem}.*.pyc")):
@@ -168,7 +171,7 @@ def remove(path: Path, root: Path) -> None:
 
 
 def prune(trimmed: Trimmed, variant: Variant) -> list[dict[str, Any]]:
-    """Takes out what the patterns match, as the shell does that makes an image; a row for each pattern."""
+    """Removes the files that the patterns match, like the build of an image. Returns a row per pattern."""
     rows = []
     for pattern in variant.prune:
         files = size = 0
@@ -189,7 +192,7 @@ def prune(trimmed: Trimmed, variant: Variant) -> list[dict[str, Any]]:
 
 
 def compare(trimmed: Trimmed, lock: Lock) -> dict[str, Any]:
-    """How near this host's packages are to the variant's lock."""
+    """Compares this host's packages with the variant's lock."""
     found: dict[str, str] = {}
     for site in trimmed.copies:
         for name, distribution in installed(site):
@@ -205,7 +208,7 @@ def compare(trimmed: Trimmed, lock: Lock) -> dict[str, Any]:
 
 
 def perform(task: str, trimmed: Trimmed, job: Path, cpu: bool, folder: Path, end: float) -> dict[str, Any]:
-    """The row of one task, in a process of its own."""
+    """The row of one task, run in a separate process."""
     order, answer, log = (folder / f"{task}.{suffix}" for suffix in ("order", "json", "log"))
     facts = {
         "sources": [str(source) for source in trimmed.sources],
@@ -244,12 +247,12 @@ def perform(task: str, trimmed: Trimmed, job: Path, cpu: bool, folder: Path, end
 
 
 def named_in(path: str, text: str) -> bool:
-    """Whether a text speaks of the file: the linker names libraries alone, Python whole paths."""
+    """Whether a text names the file: the linker prints library names, Python whole paths."""
     return path in text or (".so" in path and Path(path).name in text)
 
 
 def stop(group: int) -> None:
-    """What a task started is in its session: Ray's and vLLM's processes, too."""
+    """Ends the session of a task, including Ray's and vLLM's processes."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(group, signal.SIGKILL)
 

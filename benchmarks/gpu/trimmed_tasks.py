@@ -1,4 +1,4 @@
-"""What `benchmarks.gpu.trimmed` runs in a trimmed installation, a fresh process for each: TASK ORDER.json
+"""The tasks that `benchmarks.gpu.trimmed` runs in a trimmed installation, one process each: TASK ORDER.json
 
 Each returns facts for its row and raises where something does not work. Torch and the others are imported inside, after
 the watch on what they ask for has begun.
@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def watch(removed: list[str], folders: list[str], site: str) -> set[str]:
-    """Fills the returned set with what is gone and is asked for all the same, even if whoever asks copes with it.
+    """Records removed files that are requested all the same in the returned set, even if the caller handles it.
 
     Sees Python's imports, `open` and ctypes; a library that another one needs is the business of `libraries`.
     """
@@ -42,7 +42,7 @@ def watch(removed: list[str], folders: list[str], site: str) -> set[str]:
 
 
 def check_origin(sources: list[str], copies: list[str]) -> list[str]:
-    """Raises where a module or a mapped file is of the whole packages. Returns CUDA's libraries from anywhere else."""
+    """Raises if a module or mapped file comes from the untrimmed packages. Returns CUDA libraries from other places."""
     homes = tuple(f"{source}/" for source in sources)
     modules = [str(getattr(module, "__file__", "") or "") for module in list(sys.modules.values())]
     mapped = set(re.findall(r"(/\S+)$", Path("/proc/self/maps").read_text(), re.MULTILINE))
@@ -58,7 +58,7 @@ def check_origin(sources: list[str], copies: list[str]) -> list[str]:
 
 
 def libraries(order: dict[str, Any]) -> dict[str, Any]:
-    """No shared object that is left needs one that is gone."""
+    """Checks that no remaining shared object needs a removed one."""
     program = ROOT / "tests" / "smoke" / "needed_libraries.py"
     main = runpy.run_path(str(program))["main"]
     with redirect_stdout(StringIO()) as output:
@@ -82,7 +82,7 @@ def imports(_order: dict[str, Any]) -> dict[str, Any]:
 
 
 def kernels(order: dict[str, Any]) -> dict[str, Any]:
-    """One call of each of CUDA's libraries, and the profiler, which reads times through CUPTI."""
+    """Calls each CUDA library once, and the profiler, which uses CUPTI."""
     import torch
     from torch.profiler import ProfilerActivity, profile
 
@@ -114,7 +114,7 @@ def kernels(order: dict[str, Any]) -> dict[str, Any]:
 
 
 def compile(order: dict[str, Any]) -> dict[str, Any]:
-    """A graph forward and backward through Inductor (on GPUs Triton), against eager."""
+    """Compares a graph's forward and backward pass through Inductor (Triton on GPUs) with eager mode."""
     import torch
     from torch import nn
 
@@ -135,7 +135,7 @@ def compile(order: dict[str, Any]) -> dict[str, Any]:
 
 
 def attention(order: dict[str, Any]) -> dict[str, Any]:
-    """vLLM's FlashAttention in the version for this chip, and torch's of variable length, against plain attention."""
+    """Compares vLLM's FlashAttention for this chip and torch's variable-length attention with plain attention."""
     if order["cpu"]:
         return {"skipped": "both need a GPU"}
     import torch
@@ -172,7 +172,7 @@ def attention(order: dict[str, Any]) -> dict[str, Any]:
 
 
 def collectives(order: dict[str, Any]) -> dict[str, Any]:
-    """The version that the wheel's own library tells, and a sum through torch over one rank."""
+    """The version that the wheel's library reports, and an all-reduce through torch on one rank."""
     import torch
     import torch.distributed as dist
 
@@ -222,7 +222,7 @@ def ray(order: dict[str, Any]) -> dict[str, Any]:
 
 
 def generation(order: dict[str, Any]) -> dict[str, Any]:
-    """vLLM inside this process, as the trainer has it, with CUDA graphs."""
+    """Runs vLLM inside this process, like the trainer, with CUDA graphs."""
     from trainer.rollout.process_environment import engine_environment
 
     os.environ.update(engine_environment(enforce_eager=order["cpu"]) | {"VLLM_LOGGING_LEVEL": "INFO"})

@@ -29,7 +29,7 @@ PHASES = {
 
 
 def command(job: Path, options: argparse.Namespace) -> list[str]:
-    """What runs verl; `options` are those of `benchmarks.gpu.ppo_step`."""
+    """The command that runs verl; `options` are those of `benchmarks.gpu.ppo_step`."""
     model, tokens = job / "model", options.verl_tokens
     data = {
         "train_files": job / "train.parquet",

@@ -1,4 +1,4 @@
-"""From the actor to an engine: on the same GPU the sync alone and the whole sleep, update, wake; else the sync by NCCL.
+"""Weights from the actor to an engine: on one GPU the sync alone and the cycle of sleep, update, wake; else by NCCL.
 
     python -m benchmarks.gpu.weights --shape 1.5B [--repeats 5]            # actor and engine share a GPU
     python -m benchmarks.gpu.weights --shape 1.5B [--repeats 5] --split    # each has one of its own
@@ -106,7 +106,7 @@ def start(
 def measure_shared(
     actor: WorkerGroup[ActorWorker], rollout: WorkerGroup[RolloutWorker], config: Config, repeats: int, with_parts: bool
 ) -> dict[str, Any]:
-    """Medians of a sync on a shared GPU, of its parts, and of the cycle around it."""
+    """Median seconds of a sync on a shared GPU, its parts, and the cycle around it."""
     from trainer.roles.actor import ActorWorker
     from trainer.roles.rollout import RolloutWorker
     from trainer.rollout.engines import Engines

@@ -1,4 +1,4 @@
-"""The sync from an actor on one GPU to an engine on another, its parts, and what the link between them gives.
+"""The sync from an actor on one GPU to an engine on another, its parts, and the bandwidth of the link.
 
 The link is measured between the same two processes: plain broadcasts of as many bytes, in the process group that the
 weights take. Without GPUs all this goes over gloo.
@@ -23,19 +23,19 @@ from trainer.weights.channel import WeightChannel
 
 
 class Timed:
-    """Mixed into a worker: how long its methods take in its own process, without Ray."""
+    """A mixin for workers: times their methods in the worker's process, without Ray."""
 
     _channel: WeightChannel | None
 
     def timed(self, method: str, *arguments: Any) -> tuple[Any, float]:
-        """What the method returns, and its seconds."""
+        """The result of the method and its seconds."""
         begin = time.perf_counter()
         result = getattr(self, method)(*arguments)
         synchronize()
         return result, time.perf_counter() - begin
 
     def link_seconds(self, nbytes: int, repeats: int) -> float:
-        """The median of plain broadcasts of so many bytes, after one to warm up; both ends call it."""
+        """Median seconds of a plain broadcast of this many bytes, after one warm-up; both ends call it."""
         assert self._channel is not None
         assert self._channel._group is not None
         data = torch.ones(nbytes, dtype=torch.uint8, device=self._channel._device)
@@ -51,7 +51,7 @@ class Timed:
 
 class TimedActor(Timed, ActorWorker):
     def settle(self) -> None:
-        """Waits until what was sent has been copied to CPU, for which there is time between two steps."""
+        """Waits until the sent weights are copied to CPU; training has time for that between two steps."""
         self._kept.take()
 
 
@@ -62,7 +62,7 @@ class TimedRollout(Timed, RolloutWorker):
 def measure(
     actor: WorkerGroup[TimedActor], rollout: WorkerGroup[TimedRollout], config: Config, repeats: int
 ) -> dict[str, Any]:
-    """Medians of a sync and its parts, after one to warm up, and how they compare with the bytes over the bandwidth."""
+    """Median seconds of a sync and its parts after one warm-up, and their ratio to bytes over bandwidth."""
     engines = Engines(rollout, actor, config, on_shared_gpus=False)
     first = timed(engines.start)
     nbytes = int(engines.sync_weights()["rollout/synced_bytes"])
@@ -92,7 +92,7 @@ def measure(
 
 
 def measure_latecomer(actor: WorkerGroup[TimedActor], rollout: WorkerGroup[TimedRollout]) -> dict[str, Any]:
-    """Seconds until an engine has what was broadcast last from the actor's copy, as one that is started anew does."""
+    """Seconds until an engine has the last broadcast weights from the actor's copy, like a restarted engine."""
     begin = time.perf_counter()
     (weights,) = actor.call(TimedActor.publish_sent_weights)
     published = time.perf_counter()

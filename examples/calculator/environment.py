@@ -1,4 +1,4 @@
-"""A calculator that a model may use before it answers. Copy this file and put your own tool in its place.
+"""A calculator that a model may use before it answers. Copy this file and replace the calculator with your own tool.
 
 The model writes `calc: 17+25` and ends its turn; the environment says `42`, and the model goes on. A turn with a final
 answer, `#### 42`, ends the conversation, and the run's reward scores it.
@@ -23,10 +23,10 @@ OPERATORS: dict[type, Callable[[float, float], float]] = {
 
 
 class Calculator:
-    """One conversation. It needs no memory between turns; a game would keep its state in `self`."""
+    """One conversation. The calculator is stateless; a game would keep its state in `self`."""
 
     def reset(self, prompt: Prompt, seed: int) -> None:
-        """Nothing to prepare. A game would draw its secret with `random.Random(seed)`, or read `prompt.extra_info`."""
+        """Prepares nothing. A game would draw its secret with `random.Random(seed)` or read `prompt.extra_info`."""
 
     def step(self, turn: Turn) -> Observation:
         if "####" in turn.text:
@@ -36,7 +36,7 @@ class Calculator:
 
 
 def calculate(expression: str) -> str:
-    """The value of a sum, a product and so on, as text; what is wrong with it, otherwise."""
+    """The value of an arithmetic expression as text, or what is wrong with it."""
     try:
         return f"{value(ast.parse(expression.strip(), mode='eval').body):g}"
     except (SyntaxError, ValueError, ZeroDivisionError, RecursionError) as error:
