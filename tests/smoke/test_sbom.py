@@ -33,14 +33,14 @@ def components(bill: sbom.Bill) -> list[dict[str, Any]]:
     return found
 
 
-def test_wheels_are_those_that_python_finds(host: Host, components: list[dict[str, Any]]) -> None:
+def test_the_wheels_match_what_python_finds(host: Host, components: list[dict[str, Any]]) -> None:
     code = "import importlib.metadata as m, json; print(json.dumps({d.name: d.version for d in m.distributions()}))"
     installed = json.loads(host.check_output(f'{PYTHON} -c "{code}"'))
     listed = {part["name"]: part["version"] for part in components if part.get("purl", "").startswith("pkg:pypi/")}
     assert listed == {canonicalize_name(name): version for name, version in installed.items()}
 
 
-def test_packages_are_those_that_dpkg_knows(host: Host, components: list[dict[str, Any]]) -> None:
+def test_the_packages_match_dpkg(host: Host, components: list[dict[str, Any]]) -> None:
     lines = host.check_output(r"dpkg-query -W -f '${db:Status-Status} ${Package} ${Version}\n'").splitlines()
     installed = [tuple(line.split()[1:]) for line in lines if line.startswith("installed ")]
     listed = [

@@ -58,7 +58,7 @@ def test_a_port_without_a_link_is_no_fabric(tmp_path: Path) -> None:
     assert machine.fabric == "ethernet"
 
 
-def test_groups_are_those_that_own_the_devices(tmp_path: Path) -> None:
+def test_the_container_joins_the_groups_that_own_the_devices(tmp_path: Path) -> None:
     root = MI300X.write(tmp_path)
     if not own_devices(root, 4711):
         pytest.skip("only root can give files away")

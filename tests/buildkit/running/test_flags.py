@@ -64,7 +64,7 @@ def test_debuggers_may_look_into_other_processes(tmp_path: Path, target: str) ->
     assert values(flags, "cap-add").count("SYS_PTRACE") == 1
 
 
-def test_cpu_asks_for_no_device_whatever_the_host_has(tmp_path: Path) -> None:
+def test_cpu_requests_no_device_on_any_host(tmp_path: Path) -> None:
     flags = container_flags(request("cpu"), machine_of(DGX, tmp_path))
     assert not {"device", "gpus", "cap-add", "security-opt"} & {flag.name for flag in flags}
 

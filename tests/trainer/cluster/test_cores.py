@@ -44,7 +44,7 @@ def played_nvml(monkeypatch: pytest.MonkeyPatch, words: list[int] | None) -> Non
     monkeypatch.setattr(os, "sysconf", lambda _name: 100)
 
 
-def test_cores_next_to_a_gpu_are_those_of_played_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cores_next_to_a_gpu_come_from_nvml_mocked(monkeypatch: pytest.MonkeyPatch) -> None:
     played_nvml(monkeypatch, [0b1100, 0b1])
     assert near_cores(3) == near_cores("3") == {2, 3, 64}
     assert near_cores("GPU-2b1c") == set()

@@ -60,7 +60,7 @@ def begun(made: Collector, phases: Phases, *truths: str) -> Experience:
     return made.experience(prompts, rows, phases)
 
 
-def test_rewards_come_while_nobody_waits_for_them() -> None:
+def test_rewards_are_computed_in_the_background() -> None:
     rewards, phases = PlayedRewards(), Phases()
     made = collector(rewards)
     experience = begun(made, phases, "1", "0", "2")

@@ -197,7 +197,7 @@ def test_a_score_that_is_no_number_ends_the_run(tokenizer: Any, worlds: Path) ->
         converse(tokenizer, ["a"], worlds, "Nonsense")
 
 
-def test_calls_that_hang_hold_up_nobody_for_longer_than_their_time() -> None:
+def test_hanging_calls_delay_the_batch_by_no_more_than_their_timeout() -> None:
     started = time.monotonic()
     calls = [partial(time.sleep, 30), lambda: 1, partial(time.sleep, 30), lambda: 2]
     late = Failure("no answer within 0.2 s")

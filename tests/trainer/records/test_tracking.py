@@ -85,7 +85,7 @@ def test_rewards_outside_of_nought_to_one_are_in_the_picture() -> None:
     assert high > 1
 
 
-def test_whatever_a_model_writes_stays_one_line_of_the_samples(tmp_path: Path) -> None:
+def test_a_sample_stays_on_one_line_with_any_text(tmp_path: Path) -> None:
     """Unicode has ends of lines that JSON does not."""
     record(tmp_path, range(1, 3), response="a\u2028b\x85c\x0cd\r\ne")
     assert "a\u2028b\x85c" in write_report(tmp_path).read_text()

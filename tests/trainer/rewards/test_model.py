@@ -78,9 +78,7 @@ def plain_score(reward_model: Path, tokens: list[int]) -> float:
 
 
 @pytest.mark.parametrize("padding", ["its own", "the end token", "none"])
-def test_scores_are_those_of_each_text_alone_to_its_very_last_token(
-    policy: Path, reward_model: Path, padding: str
-) -> None:
+def test_batched_scores_equal_the_scores_of_single_texts(policy: Path, reward_model: Path, padding: str) -> None:
     model = RewardModel(settings(policy, reward_model, micro_batch_size=2), torch.device("cpu"))
     tokenizer = model._tokenizer
     if padding != "its own":

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 from tests.trainer.whole_run import Runs, workers_of
 
 
-def test_adapters_are_trained_with_the_frozen_actor_as_the_reference_and_sent_alone(runs: Runs) -> None:
+def test_adapters_are_trained_against_the_frozen_actor_and_only_adapters_are_sent(runs: Runs) -> None:
     """An engine that takes the place of a dead one gets them, too."""
     run = runs.start(
         "adapters",

@@ -21,7 +21,7 @@ def finished(run: Run) -> list[dict[str, float]]:
     return run.metrics()[1:]
 
 
-def test_grpo_trains_without_a_critic_and_holds_the_policy_with_a_loss(runs: Runs) -> None:
+def test_grpo_trains_without_a_critic_and_with_a_kl_loss(runs: Runs) -> None:
     run = runs.start(
         "grpo",
         "algorithm.advantage=grpo",
@@ -122,7 +122,7 @@ def test_a_published_launch_line_trains(runs: Runs, tmp_path: Path) -> None:
         assert not any(name.startswith("critic/") for name in row)
 
 
-def test_a_reward_that_is_no_number_ends_the_run_with_what_was_reached_saved(runs: Runs, tmp_path: Path) -> None:
+def test_a_nan_reward_ends_the_run_and_saves_the_finished_steps(runs: Runs, tmp_path: Path) -> None:
     trip = tmp_path / "trip"
     (tmp_path / "mine.py").write_text(
         "import os\n\ndef compute_score(data_source, solution_str, ground_truth, extra_info):\n"
@@ -227,7 +227,7 @@ def test_one_step_off_learns_from_the_policy_before_the_last_update(runs: Runs) 
     assert len(list((run.directory / "checkpoints").iterdir())) == 2
 
 
-def test_a_policy_that_talks_with_a_calculator_learns_from_its_own_words(runs: Runs, tmp_path: Path) -> None:
+def test_a_policy_that_uses_a_calculator_learns_only_from_its_own_tokens(runs: Runs, tmp_path: Path) -> None:
     """With Transformers as the engine. A random model hardly ever ends its turn; here, many of its tokens do."""
     model = tmp_path / "model"
     shutil.copytree(runs.model, model)
@@ -256,7 +256,7 @@ def test_a_policy_that_talks_with_a_calculator_learns_from_its_own_words(runs: R
     assert any("Write calc: EXPRESSION to calculate" in sample["response"] for sample in samples)
 
 
-def test_asynchronously_responses_grow_on_under_new_weights(runs: Runs) -> None:
+def test_asynchronous_responses_continue_under_new_weights(runs: Runs) -> None:
     run = runs.start(
         "asynchronous",
         *ON_ONE_NODE,

@@ -112,7 +112,7 @@ def test_workers_take_one_step_per_batch() -> None:
     assert not config.needs_critic
 
 
-def test_a_run_comes_to_prefer_what_was_preferred_and_resumes(runs: Runs, tmp_path: Path) -> None:
+def test_a_run_learns_the_preferences_and_resumes(runs: Runs, tmp_path: Path) -> None:
     train, held_out = write_preferences(tmp_path, 64, 15, max_number=9, seed=0)
     common = {
         "model.path": runs.model,

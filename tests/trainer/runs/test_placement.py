@@ -74,7 +74,7 @@ def test_each_role_gets_its_devices_and_the_others_get_all(model: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["node2:0", "node0:2"])
-def test_a_device_that_is_not_there_is_named_with_those_that_are(model: Path, text: str) -> None:
+def test_a_missing_device_is_named_with_the_existing_ones(model: Path, text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         place_roles(config(model, device_mapping={"critic": text}), SLOTS, ["critic"])
     assert f"device_mapping.critic={text}: there is no device" in str(caught.value)
@@ -165,7 +165,7 @@ def test_the_plan_names_role_node_device_and_memory_and_what_does_not_fit_is_ref
         (19.0, "use more devices"),
     ],
 )
-def test_what_does_not_fit_is_told_by_how_much_and_with_which_settings_it_would(
+def test_a_model_that_does_not_fit_is_refused_with_the_missing_memory_and_settings_that_help(
     model: Path, room: float, hint: str
 ) -> None:
     """`room` is in bytes per weight of the share of a device, beside engines with a fifth of it."""

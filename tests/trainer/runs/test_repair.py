@@ -59,7 +59,7 @@ def engine_process() -> psutil.Process:
     return max(engines, key=psutil.Process.create_time)
 
 
-def test_an_engine_started_anew_gets_the_weights_that_were_broadcast_whatever_the_actor_learned_since(
+def test_a_replaced_engine_gets_the_broadcast_weights_even_if_the_actor_has_learned_since(
     groups: Groups,
 ) -> None:
     rollout, actor, config = groups
@@ -96,9 +96,7 @@ def batch(responses: Sequence[Response]) -> Batch:
     return sampled.with_(old_log_probs=sampled.rollout_log_probs, advantages=sampled.response_mask.float())
 
 
-def test_engines_that_hang_or_die_are_replaced_until_it_becomes_too_much(
-    groups: Groups, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_hanging_or_dead_engines_are_replaced_up_to_the_limit(groups: Groups, caplog: pytest.LogCaptureFixture) -> None:
     rollout, actor, config = groups
     engines = Engines(rollout, actor, config, on_shared_gpus=False)
     engines.start()

@@ -16,7 +16,7 @@ def tokenizer() -> object:
     return build_tokenizer(["7+5=12\n#### 12", "How many apples?"] * 20, 300)
 
 
-def test_the_loss_is_over_answers_only_whatever_the_padding(tokenizer: object) -> None:
+def test_the_loss_covers_only_answers_for_any_padding(tokenizer: object) -> None:
     model = create_model(tokenizer, ModelShape(), seed=0)
     expected = []
     for example in EXAMPLES:
