@@ -40,7 +40,7 @@ PREFLIGHT_FAILED = 15
 
 
 @dataclass(frozen=True)
-class Pair:
+class NodePair:
     """The measurement of two nodes."""
 
     hosts: tuple[str, str]
@@ -111,7 +111,7 @@ def pairs_of(nodes: Sequence[Any]) -> list[tuple[Any, Any]]:
     return [(node, nodes[(index + 1) % len(nodes)]) for index, node in enumerate(nodes)]
 
 
-def try_pair(first: dict[str, Any], second: dict[str, Any]) -> Pair:
+def try_pair(first: dict[str, Any], second: dict[str, Any]) -> NodePair:
     """The measurement, or a pair with the problem if it failed."""
     try:
         return measure_pair(first, second)
@@ -119,10 +119,10 @@ def try_pair(first: dict[str, Any], second: dict[str, Any]) -> Pair:
         words = str(error).strip().splitlines() or [type(error).__name__]
         hangs = isinstance(error, ray.exceptions.GetTimeoutError)
         problem = f"no data arrived within {PATIENCE:g} s" if hangs else f"it failed: {words[-1]}"
-        return Pair((first["NodeManagerHostname"], second["NodeManagerHostname"]), "none", 0.0, "nothing", problem)
+        return NodePair((first["NodeManagerHostname"], second["NodeManagerHostname"]), "none", 0.0, "nothing", problem)
 
 
-def measure_pair(first: dict[str, Any], second: dict[str, Any]) -> Pair:
+def measure_pair(first: dict[str, Any], second: dict[str, Any]) -> NodePair:
     """The measurement. Raises ray.exceptions.RayError if a rank fails, GetTimeoutError if the pair hangs."""
     each = int(min(node["Resources"].get("GPU", 0) for node in (first, second)))
     backend, device = _library() if each else ("gloo", "cpu")
@@ -147,7 +147,7 @@ def measure_pair(first: dict[str, Any], second: dict[str, Any]) -> Pair:
     transport = transport_of(results[0][1]) if each else backend
     hosts = (first["NodeManagerHostname"], second["NodeManagerHostname"])
     speed = _buffer_size(device) / seconds * share / 1e9
-    return Pair(hosts, backend, round(speed, 3), transport, fallback(transport, kinds))
+    return NodePair(hosts, backend, round(speed, 3), transport, fallback(transport, kinds))
 
 
 def _library() -> tuple[str, str]:
@@ -168,7 +168,7 @@ def fallback(transport: str, kinds: Sequence[str]) -> str:
     return ""
 
 
-def judge(pairs: Sequence[Pair]) -> list[str]:
+def judge(pairs: Sequence[NodePair]) -> list[str]:
     """The failing hosts: those whose pairs are all slow or broken, and both hosts of any other such pair."""
     median = statistics.median(pair.gigabytes_per_second for pair in pairs)
     bad = [pair for pair in pairs if pair.problem or pair.gigabytes_per_second < SLOW * median]

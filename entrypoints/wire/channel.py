@@ -101,7 +101,7 @@ class Channel:
         self._writer.transport.abort()
 
 
-async def greet(channel: Channel, token: str) -> tuple[Message, "Answer"]:
+async def greet(channel: Channel, token: str) -> tuple[Message, "HandshakeReply"]:
     """The head's side of the handshake: send a challenge and check the proof.
 
     Returns the worker's hello and the object to answer it with. Raises ChannelLostError, or RefusedError with the hello
@@ -117,10 +117,10 @@ async def greet(channel: Channel, token: str) -> tuple[Message, "Answer"]:
     if not proves(answer.get("proof"), token, "worker", nonces, hello):
         channel.send(refused="wrong token")
         raise RefusedError("wrong token", hello)
-    return hello, Answer(channel, token, nonces)
+    return hello, HandshakeReply(channel, token, nonces)
 
 
-class Answer:
+class HandshakeReply:
     """The head's last message of the handshake: welcome or refusal."""
 
     def __init__(self, channel: Channel, token: str, nonces: tuple[str, str]) -> None:

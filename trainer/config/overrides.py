@@ -20,7 +20,7 @@ Settings = TypeVar("Settings", bound=BaseModel)
 
 
 @dataclass(frozen=True)
-class Setting:
+class SettingHelp:
     """One leaf of the settings: its dotted key, its type, the type in words, default and description."""
 
     key: str
@@ -54,7 +54,7 @@ class Setting:
         return f"{self.key}={default}  ({self.expected})\n    {self.description}".rstrip()
 
 
-def settings(model: type[BaseModel], prefix: str = "") -> Iterator[Setting]:
+def settings(model: type[BaseModel], prefix: str = "") -> Iterator[SettingHelp]:
     """Every leaf of a config tree, in the order of the classes."""
     for name, field in model.model_fields.items():
         section = _section(field)
@@ -62,7 +62,7 @@ def settings(model: type[BaseModel], prefix: str = "") -> Iterator[Setting]:
             yield from settings(section, f"{prefix}{name}.")
         else:
             default = field.get_default(call_default_factory=True)
-            yield Setting(prefix + name, field.annotation, _expected(field), default, field.description or "")
+            yield SettingHelp(prefix + name, field.annotation, _expected(field), default, field.description or "")
 
 
 def load_config(files: Sequence[str], arguments: Sequence[str]) -> tuple[Config, list[str]]:
@@ -180,7 +180,7 @@ def _kinds(annotation: Any) -> list[str]:
     return [names.get(annotation.__name__, annotation.__name__.lower())]
 
 
-def _fitted(value: Any, setting: Setting) -> Any:
+def _fitted(value: Any, setting: SettingHelp) -> Any:
     """Text as a list or null where the setting takes one; other values as they are.
 
     A truth value for a number becomes text, because pydantic would read true as 1 and not report it.
@@ -225,7 +225,7 @@ def _nearest(key: str, known: Sequence[str]) -> str:
     return f"did you mean {near[0]}=VALUE?" if near else "`python -m trainer config SECTION` explains settings"
 
 
-def _explain(error: ValidationError, given: Mapping[str, Any], known: Mapping[str, Setting]) -> tuple[str, str]:
+def _explain(error: ValidationError, given: Mapping[str, Any], known: Mapping[str, SettingHelp]) -> tuple[str, str]:
     """Message and hint for a validation error. An error about several settings has no key."""
     problems: dict[str, str] = {}
     nearest: list[str] = []

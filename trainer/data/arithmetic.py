@@ -11,7 +11,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from trainer.data.schema import Row, write_rows, write_table
+from trainer.data.schema import PromptRow, write_rows, write_table
 from trainer.errors import DataError
 
 TEMPLATES = (
@@ -96,14 +96,14 @@ def _draw(count: int, max_number: int, seed: int) -> list[int]:
     return random.Random(seed).sample(range(size), count)
 
 
-def _rows(split: str, places: list[int], max_number: int, sloppy: list[bool]) -> list[Row]:
+def _rows(split: str, places: list[int], max_number: int, sloppy: list[bool]) -> list[PromptRow]:
     problems = [_problem(place, max_number) for place in places]
     return [
         _row(split, index, *problem, drops) for index, (problem, drops) in enumerate(zip(problems, sloppy, strict=True))
     ]
 
 
-def _row(split: str, index: int, question: str, a: int, b: int, drops_carries: bool) -> Row:
+def _row(split: str, index: int, question: str, a: int, b: int, drops_carries: bool) -> PromptRow:
     stated = add_without_carry(a, b) if drops_carries else a + b
     answer = _worked(a, b, stated)
     return {

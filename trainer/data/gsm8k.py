@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.data.answers import final_answer
-from trainer.data.schema import Row, read_parquet, write_rows
+from trainer.data.schema import PromptRow, read_parquet, write_rows
 from trainer.errors import DataError
 
 _HINT = "the input is GSM8K as published: parquet or jsonl with question and answer, each answer ending in `#### N`"
@@ -50,7 +50,7 @@ def _read_jsonl(source: Path) -> list[dict[str, Any]]:
     return records
 
 
-def _row(source: Path, number: int, record: dict[str, Any], split: str) -> Row:
+def _row(source: Path, number: int, record: dict[str, Any], split: str) -> PromptRow:
     question, answer = record.get("question"), record.get("answer")
     if not isinstance(question, str) or not isinstance(answer, str):
         raise DataError(f"{source}, row {number}: no question or no answer", hint=_HINT)

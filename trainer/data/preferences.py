@@ -14,7 +14,7 @@ _HINT = "each row has prompt (a list of messages), chosen and rejected (text, or
 
 
 @dataclass(frozen=True)
-class Pair:
+class PreferencePair:
     """A prompt with the preferred and the rejected response, as tokens including the end token."""
 
     prompt: tuple[int, ...]
@@ -22,7 +22,7 @@ class Pair:
     rejected: tuple[int, ...]
 
 
-def read_pairs(files: Sequence[Path], tokenizer: Any, settings: DataConfig) -> list[Pair]:
+def read_pairs(files: Sequence[Path], tokenizer: Any, settings: DataConfig) -> list[PreferencePair]:
     """The pairs of Parquet files, in file order.
 
     Raises DataError if a file is missing, damaged or has other columns, or if a prompt or response exceeds
@@ -51,7 +51,7 @@ def read_pairs(files: Sequence[Path], tokenizer: Any, settings: DataConfig) -> l
     return pairs
 
 
-def _pair(file: Path, number: int, row: dict[str, Any], tokenizer: Any, settings: DataConfig) -> Pair:
+def _pair(file: Path, number: int, row: dict[str, Any], tokenizer: Any, settings: DataConfig) -> PreferencePair:
     prompt = render_prompt(file, number, row[settings.prompt_key], tokenizer, settings.prompt_key)
     texts = [prompt]
     for column in ("chosen", "rejected"):
@@ -64,10 +64,10 @@ def _pair(file: Path, number: int, row: dict[str, Any], tokenizer: Any, settings
         raise DataError(f"{file}, row {number}: chosen and rejected are the same", hint="remove such rows")
     tokens = tokenizer(texts, add_special_tokens=False)["input_ids"]
     end = tokenizer.eos_token_id
-    return Pair(tuple(tokens[0]), (*tokens[1], end), (*tokens[2], end))
+    return PreferencePair(tuple(tokens[0]), (*tokens[1], end), (*tokens[2], end))
 
 
-def _too_long(pair: Pair, settings: DataConfig) -> str:
+def _too_long(pair: PreferencePair, settings: DataConfig) -> str:
     response = max(len(pair.chosen), len(pair.rejected))
     if len(pair.prompt) > settings.max_prompt_length:
         return f"the prompt has {len(pair.prompt)} tokens, data.max_prompt_length is {settings.max_prompt_length}"

@@ -16,7 +16,7 @@ class Message(TypedDict):
     content: str
 
 
-class RewardModel(TypedDict):
+class GroundTruth(TypedDict):
     style: str
     ground_truth: str
 
@@ -28,11 +28,11 @@ class ExtraInfo(TypedDict):
     answer: str
 
 
-class Row(TypedDict):
+class PromptRow(TypedDict):
     data_source: str
     prompt: list[Message]
     ability: str
-    reward_model: RewardModel
+    reward_model: GroundTruth
     extra_info: ExtraInfo
 
 
@@ -48,7 +48,7 @@ SCHEMA = pa.schema(
 )
 
 
-def write_rows(rows: Sequence[Row], path: Path) -> None:
+def write_rows(rows: Sequence[PromptRow], path: Path) -> None:
     """Writes rows to a Parquet file atomically. Raises DataError if the file cannot be written."""
     write_table(rows, path, SCHEMA)
 

@@ -19,7 +19,7 @@ from trainer.config.section import Section
 from trainer.config.tree import Config, RunConfig
 from trainer.data.batch import Batch
 from trainer.data.dataset import PromptSampler
-from trainer.data.preferences import Pair, read_pairs
+from trainer.data.preferences import PreferencePair, read_pairs
 from trainer.models.files import check_models, load_tokenizer, with_local_models
 from trainer.records.console import Column
 from trainer.records.tracking import Tracker
@@ -110,8 +110,8 @@ class PreferenceRun(TrainingRun):
         tracker: Tracker,
         stop: StopSignal,
         groups: TrainingGroups,
-        training: Sequence[Pair],
-        validation: Sequence[Pair],
+        training: Sequence[PreferencePair],
+        validation: Sequence[PreferencePair],
     ) -> None:
         self.dpo, self.config = settings.dpo, config
         self.actor = groups.actor
@@ -163,13 +163,13 @@ class PreferenceRun(TrainingRun):
         with self.tracker.phase("reference"):
             return batch.with_(reference_log_probs=forward(self.reference, ReferenceRole.reference_log_probs, batch))
 
-    def _even(self, pairs: Sequence[Pair]) -> list[Pair]:
+    def _even(self, pairs: Sequence[PreferencePair]) -> list[PreferencePair]:
         """The pairs, the last one repeated until every rank gets as many rows."""
         ranks = len(self.actor)
         return [*pairs, *[pairs[-1]] * (-len(pairs) % ranks)]
 
 
-def pair_batch(pairs: Sequence[Pair]) -> Batch:
+def pair_batch(pairs: Sequence[PreferencePair]) -> Batch:
     """Rows 2i and 2i + 1 are the chosen and the rejected response of pair i."""
     return Batch.from_responses(
         [pair.prompt for pair in pairs for _ in range(2)],

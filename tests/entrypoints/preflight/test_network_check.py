@@ -13,7 +13,7 @@ pytest.importorskip("torch", reason="needs torch, which the images have")
 import ray
 
 from entrypoints.preflight import network
-from entrypoints.preflight.network import Pair, fallback, judge, pairs_of, transport_of
+from entrypoints.preflight.network import NodePair, fallback, judge, pairs_of, transport_of
 
 SMALL = ("--num-cpus", "1", "--num-gpus", "0", "--object-store-memory", str(100 * 1024**2))
 
@@ -38,8 +38,8 @@ def test_sockets_are_a_problem_only_where_there_is_something_better() -> None:
     assert fallback("IB", ["infiniband"]) == ""
 
 
-def pair(first: str, second: str, speed: float, problem: str = "") -> Pair:
-    return Pair((first, second), "nccl", speed, "IB", problem)
+def pair(first: str, second: str, speed: float, problem: str = "") -> NodePair:
+    return NodePair((first, second), "nccl", speed, "IB", problem)
 
 
 def test_a_host_whose_pairs_are_all_slow_is_named() -> None:
@@ -65,7 +65,7 @@ def test_one_bad_link_between_good_hosts_names_both() -> None:
 def test_a_pair_that_hangs_or_fails_is_named_with_the_measure_mocked(
     monkeypatch: pytest.MonkeyPatch, error: Exception, problem: str
 ) -> None:
-    def fail(*_: object) -> Pair:
+    def fail(*_: object) -> NodePair:
         raise error
 
     monkeypatch.setattr(network, "measure_pair", fail)
