@@ -65,7 +65,7 @@ def test_the_same_seed_makes_the_same_file(tmp_path: Path) -> None:
 
 
 def test_more_questions_than_there_are_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="only 864 different ones"):
+    with pytest.raises(DataError, match="only 864 different questions"):
         write_arithmetic(tmp_path, 10_000, 10, 2, 0.5, 0)
     assert list(tmp_path.iterdir()) == []
 
