@@ -11,7 +11,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from trainer.compat.verl_keys import RULES, translate
+from trainer.compat.verl.translate import RULES, translate
 from trainer.config.files import read_settings
 from trainer.config.tree import Config
 from trainer.errors import ConfigError

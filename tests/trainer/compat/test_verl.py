@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer.compat.verl_keys import RULES
-from trainer.compat.verl_rules import Value
+from trainer.compat.verl.rules import Value
+from trainer.compat.verl.translate import RULES
 from trainer.config.overrides import load_config, settings
 from trainer.config.tree import Config
 from trainer.errors import ConfigError

@@ -1,0 +1,1 @@
+"""verl's settings, translated into ours: one file per section of verl's configuration."""

@@ -1,0 +1,48 @@
+"""Keys of verl's section `algorithm`."""
+
+from trainer.algorithms.registry import CORRECTIONS, ESTIMATORS
+from trainer.compat.verl.rules import (
+    KL_KINDS,
+    Given,
+    Rule,
+    Translation,
+    Value,
+    mapped,
+    no_effect,
+    no_effects,
+    only,
+    switch,
+    switched_by,
+    to,
+    word,
+)
+
+_ESTIMATORS = {name: row.name for row in ESTIMATORS.values() for name in row.verl}
+
+
+def rollout_is(key: str, value: Value, given: Given) -> Translation:
+    if word(value) in ("null", "none", "false"):
+        return Translation({})
+    names = {name: row.name for row in CORRECTIONS.values() for name in row.verl}
+    return mapped(names, "algorithm.correction")(key, value, given)
+
+
+RULES: dict[str, Rule] = {
+    "algorithm.adv_estimator": mapped(_ESTIMATORS, "algorithm.advantage"),
+    "algorithm.norm_adv_by_std_in_grpo": to("algorithm.divide_by_std"),
+    "algorithm.use_kl_in_reward": switch("algorithm.kl_ctrl.kl_coef", "algorithm.kl_coefficient", 0.001),
+    "algorithm.kl_penalty": mapped(KL_KINDS, "algorithm.kl_estimator"),
+    "algorithm.kl_ctrl.type": mapped({"fixed": "fixed", "adaptive": "adaptive"}, "algorithm.kl_control"),
+    "algorithm.kl_ctrl.kl_coef": switched_by("algorithm.use_kl_in_reward", "algorithm.kl_coefficient"),
+    "algorithm.kl_ctrl.horizon": to("algorithm.kl_horizon"),
+    "algorithm.kl_ctrl.target_kl": to("algorithm.kl_target"),
+    "algorithm.filter_groups.enable": to("algorithm.dynamic_sampling"),
+    "algorithm.filter_groups.max_num_gen_batches": to("algorithm.max_sampling_rounds"),
+    "algorithm.filter_groups.metric": no_effect("groups are compared by score"),
+    "algorithm.rollout_is": rollout_is,
+    "algorithm.rollout_is_threshold": to("algorithm.correction_high"),
+    "algorithm.rollout_correction.rollout_is": rollout_is,
+    "algorithm.rollout_correction.rollout_is_threshold": to("algorithm.correction_high"),
+    "algorithm.use_pf_ppo": only("false"),
+    **no_effects("algorithm.pf_ppo", ("reweight_method", "weight_pow"), "prompts are not reweighted"),
+}

@@ -1,0 +1,57 @@
+"""Keys of verl's section `critic`."""
+
+from trainer.compat.verl.rules import Rule, mapped, no_effect, no_effects, only, switched_by, to, to_responses
+from trainer.compat.verl.sharding import fsdp_rules, megatron_rules, strategy
+from trainer.compat.verl.shared import (
+    ACTOR,
+    AGGREGATIONS,
+    CHECKPOINT,
+    CHECKPOINT_KEYS,
+    DYNAMIC,
+    PACKED,
+    PROFILER_KEYS,
+    TRACES,
+)
+
+_CRITIC_FORWARD = "critic.micro_batch_size or critic.micro_batch_tokens limits every forward pass"
+
+
+RULES: dict[str, Rule] = {
+    "critic.strategy": strategy("critic"),
+    "critic.enable": no_effect("algorithm.advantage decides whether there is a critic"),
+    "critic.rollout_n": no_effect("see rollout.samples_per_prompt"),
+    "critic.model.path": to("critic.path"),
+    "critic.model.tokenizer_path": no_effect("actor and critic share the actor's tokenizer"),
+    "critic.model.enable_gradient_checkpointing": to("critic.activation_checkpointing"),
+    "critic.model.use_remove_padding": no_effect(PACKED),
+    **fsdp_rules("critic.model.fsdp_config", "critic"),
+    "critic.model.lora_rank": to("critic.lora.rank"),
+    "critic.model.lora_alpha": to("critic.lora.alpha"),
+    "critic.model.target_modules": to("critic.lora.target_modules"),
+    "critic.model.trust_remote_code": only("false"),
+    "critic.model.external_lib": only("null"),
+    **no_effects(
+        "critic.model",
+        ("use_shm", "enable_activation_offload", "override_config", "override_config.*"),
+        "the critic loads and computes its model like the actor",
+    ),
+    **fsdp_rules("critic.fsdp_config", "critic"),
+    **megatron_rules("critic", "critic"),
+    "critic.ppo_mini_batch_size": to_responses("critic.mini_batch_size"),
+    "critic.ppo_micro_batch_size_per_gpu": to("critic.micro_batch_size"),
+    "critic.ppo_micro_batch_size": only("null"),
+    "critic.use_dynamic_bsz": no_effect(DYNAMIC),
+    "critic.ppo_max_token_len_per_gpu": switched_by(
+        "critic.use_dynamic_bsz", "critic.micro_batch_tokens", inherited=f"{ACTOR}.use_dynamic_bsz"
+    ),
+    "critic.forward_micro_batch_size": no_effect(_CRITIC_FORWARD),
+    "critic.forward_micro_batch_size_per_gpu": no_effect(_CRITIC_FORWARD),
+    "critic.forward_max_token_len_per_gpu": no_effect(_CRITIC_FORWARD),
+    "critic.cliprange_value": to("critic.clip_range_value"),
+    "critic.loss_agg_mode": mapped(AGGREGATIONS, "critic.loss_aggregation"),
+    "critic.grad_clip": to("critic.max_gradient_norm"),
+    "critic.shuffle": only("false"),
+    "critic.ulysses_sequence_parallel_size": only("1"),
+    **no_effects("critic.checkpoint", CHECKPOINT_KEYS, CHECKPOINT),
+    **no_effects("critic.profiler", ("enable", *PROFILER_KEYS), TRACES),
+}

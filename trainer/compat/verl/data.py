@@ -1,0 +1,50 @@
+"""Keys of verl's section `data`."""
+
+from trainer.compat.verl.rules import Given, Rule, Translation, Value, is_true, mapped, no_effect, no_effects, only, to
+
+
+def truncation(key: str, value: Value, given: Given) -> Translation:
+    if is_true(given.get("data.filter_overlong_prompts", False)):
+        return Translation({})  # filtering removes every long prompt
+    names = {"error": "error", "left": "truncate_left", "right": "truncate_right"}
+    return mapped(names, "data.overlong_prompts")(key, value, given)
+
+
+def filter_overlong(key: str, value: Value, given: Given) -> Translation:
+    if is_true(value):
+        return Translation({"data.overlong_prompts": "filter"})
+    return only("false")(key, value, given)
+
+
+def shared_memory(key: str, value: Value, given: Given) -> Translation:
+    if is_true(value):
+        return Translation({"data.cache_dir": "/dev/shm/slipway-data"})
+    return only("false")(key, value, given)
+
+
+RULES: dict[str, Rule] = {
+    "data.val_files": to("data.validation_files"),
+    "data.truncation": truncation,
+    "data.filter_overlong_prompts": filter_overlong,
+    "data.filter_overlong_prompts_workers": no_effect("the tokenizer chooses its number of threads"),
+    "data.val_batch_size": no_effect("all held-out prompts are sampled in one batch"),
+    "data.gen_batch_size": no_effect("each round draws data.train_batch_size prompts"),
+    "data.seed": to("trainer.seed"),
+    "data.use_shm": shared_memory,
+    "data.tokenizer": only("null"),
+    "data.reward_fn_key": only("data_source"),
+    "data.dataloader_num_workers": no_effect("prompts are tokenised once, at the start"),
+    "data.validation_shuffle": no_effect("the order of the held-out prompts does not matter"),
+    **no_effects(
+        "data",
+        ("return_raw_input_ids", "return_raw_chat", "return_full_prompt", "return_multi_modal_inputs"),
+        "prompts are sent as tokens",
+    ),
+    "data.image_key": no_effect("prompts are text"),
+    "data.video_key": no_effect("prompts are text"),
+    "data.sampler.class_path": only("null"),
+    "data.sampler.class_name": only("null"),
+    "data.datagen.path": only("null"),
+    "data.datagen.name": only("null"),
+    "data.trust_remote_code": only("false"),
+}

@@ -1,0 +1,23 @@
+"""Keys of verl's section `actor_rollout_ref.ref`."""
+
+from trainer.compat.verl.rules import Rule, no_effect, no_effects, only, to
+from trainer.compat.verl.sharding import FSDP_KEYS, MEGATRON_KEYS
+from trainer.compat.verl.shared import ENTROPY_KEYS, KERNELS, LOG_PROB_KEYS, PROFILER_KEYS, REF, TRACES
+
+_ACTOR_SHARDING = "the reference uses the actor's sharding; see actor.sharding"
+_FORWARD = "actor.micro_batch_size or actor.micro_batch_tokens limits every forward pass of actor and reference"
+
+
+RULES: dict[str, Rule] = {
+    f"{REF}.strategy": no_effect("the reference uses the actor's backend; see actor.backend"),
+    f"{REF}.model": only("null"),
+    f"{REF}.ulysses_sequence_parallel_size": only("1"),
+    **no_effects(REF, LOG_PROB_KEYS, _FORWARD),
+    **no_effects(f"{REF}.fsdp_config", FSDP_KEYS, _ACTOR_SHARDING),
+    f"{REF}.fsdp_config.param_offload": to("reference.param_offload"),
+    **no_effects(f"{REF}.megatron", MEGATRON_KEYS, _ACTOR_SHARDING),
+    f"{REF}.megatron.param_offload": to("reference.param_offload"),
+    **no_effects(REF, ENTROPY_KEYS, KERNELS),
+    f"{REF}.use_torch_compile": no_effect("the reference is compiled if the actor is; see actor.compile"),
+    **no_effects(f"{REF}.profiler", ("enable", *PROFILER_KEYS), TRACES),
+}

@@ -1,0 +1,62 @@
+"""Keys of verl's section `actor_rollout_ref.rollout`."""
+
+from trainer.compat.verl.rules import Rule, mapped, no_effect, no_effects, only, to
+from trainer.compat.verl.shared import LOG_PROB_KEYS, PROFILER_KEYS, ROLLOUT, SAMPLES, TRACES
+
+_FORWARD = "actor.micro_batch_size or actor.micro_batch_tokens limits every forward pass of actor and reference"
+
+
+_MULTI_TURN_KEYS = (
+    *("completion_callback", "format", "interaction_config_path", "max_assistant_turns", "max_parallel_calls"),
+    *("max_tool_response_length", "max_turns", "max_user_turns", "num_repeat_rollouts"),
+    *("tokenization_sanity_check_mode", "tool_config_path", "tool_response_truncate_side"),
+    "use_inference_chat_template",
+)
+
+_AGENT_KEYS = (
+    *("num_workers", "default_agent_loop", "agent_loop_config_path", "agent_loop_manager_class"),
+    *("custom_async_server.path", "custom_async_server.name"),
+)
+
+RULES: dict[str, Rule] = {
+    f"{ROLLOUT}.name": mapped({"vllm": "vllm", "hf": "transformers"}, "rollout.engine"),
+    f"{ROLLOUT}.mode": no_effect("an engine gets its whole batch at once and schedules it"),
+    f"{ROLLOUT}.n": to("rollout.samples_per_prompt"),
+    f"{ROLLOUT}.temperature": to("rollout.temperature"),
+    f"{ROLLOUT}.top_k": only("-1", "0"),
+    f"{ROLLOUT}.top_p": only("1", "1.0"),
+    f"{ROLLOUT}.do_sample": only("true"),
+    f"{ROLLOUT}.ignore_eos": only("false"),
+    f"{ROLLOUT}.gpu_memory_utilization": to("rollout.gpu_memory_utilization"),
+    f"{ROLLOUT}.enforce_eager": to("rollout.enforce_eager"),
+    f"{ROLLOUT}.max_num_seqs": to("rollout.max_num_seqs"),
+    f"{ROLLOUT}.tensor_model_parallel_size": only("1"),
+    f"{ROLLOUT}.prompt_length": no_effect("see data.max_prompt_length"),
+    f"{ROLLOUT}.response_length": no_effect("see data.max_response_length"),
+    f"{ROLLOUT}.max_model_len": no_effect("it is data.max_prompt_length plus data.max_response_length"),
+    f"{ROLLOUT}.max_num_batched_tokens": no_effect("vLLM chooses it"),
+    f"{ROLLOUT}.dtype": no_effect("see model.dtype"),
+    **no_effects(ROLLOUT, LOG_PROB_KEYS, _FORWARD),
+    f"{ROLLOUT}.calculate_log_probs": no_effect("see rollout.log_probs"),
+    f"{ROLLOUT}.free_cache_engine": no_effect("see rollout.sleep"),
+    f"{ROLLOUT}.multi_stage_wake_up": no_effect("see rollout.sleep"),
+    f"{ROLLOUT}.load_format": no_effect("engines take their weights from the actor"),
+    f"{ROLLOUT}.layered_summon": no_effect("weights are sent in buckets"),
+    f"{ROLLOUT}.update_weights_bucket_megabytes": no_effect("weights are sent in buckets"),
+    f"{ROLLOUT}.enable_chunked_prefill": no_effect("vLLM chooses it"),
+    f"{ROLLOUT}.enable_prefix_caching": no_effect("cached blocks would become stale with every weight update"),
+    f"{ROLLOUT}.disable_log_stats": no_effect("engine statistics are always off"),
+    f"{ROLLOUT}.cudagraph_capture_sizes": no_effect("vLLM chooses them"),
+    f"{ROLLOUT}.engine_kwargs.*": no_effect("settings under rollout configure the engine"),
+    f"{ROLLOUT}.val_kwargs.do_sample": only("false"),
+    f"{ROLLOUT}.val_kwargs.temperature": only("0", "0.0"),
+    f"{ROLLOUT}.val_kwargs.n": only("1"),
+    **no_effects(f"{ROLLOUT}.val_kwargs", ("top_k", "top_p"), "validation samples greedily"),
+    f"{ROLLOUT}.multi_turn.enable": only("false"),
+    **no_effects(f"{ROLLOUT}.multi_turn", _MULTI_TURN_KEYS, "see rollout.environment"),
+    **no_effects(f"{ROLLOUT}.agent", _AGENT_KEYS, "see rollout.environment"),
+    **no_effects(f"{ROLLOUT}.profiler", ("enable", *PROFILER_KEYS), TRACES),
+    **no_effects(f"{ROLLOUT}.trace", ("backend", "token2text", "max_samples_per_step_per_worker"), SAMPLES),
+    "actor_rollout_ref.hybrid_engine": only("true"),
+    "actor_rollout_ref.nccl_timeout": to("trainer.worker_timeout"),
+}

@@ -1,0 +1,125 @@
+"""Rules that turn a setting of verl into ours. Each section's file assigns one to each key."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from trainer.errors import ConfigError
+
+Value = str | int | float | bool | list["Value"] | dict[str, "Value"] | None
+"""A value as YAML reads it. Scalars of the command line are text until a setting's type reads them."""
+
+Given = Mapping[str, Value]
+
+KL_KINDS = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
+
+
+@dataclass(frozen=True)
+class Translation:
+    """Our settings for one of verl's, and a note for the user where behaviour differs.
+
+    verl copies some values from one role to another. A role's own setting overrides such an `inherited` one.
+    """
+
+    settings: dict[str, Value]
+    note: str = ""
+    inherited: dict[str, Value] = field(default_factory=dict)
+
+
+Rule = Callable[[str, Value, Given], Translation]
+"""Takes a key, its value, and all settings given, the latest last."""
+
+
+def word(value: Value) -> str:
+    """A scalar in lower case as YAML spells it: `true`, `null`, `1`."""
+    return "null" if value is None else str(value).lower()
+
+
+def whole(value: Value) -> int | None:
+    """A whole number; None for anything else."""
+    text = word(value)
+    return int(text) if text.removeprefix("-").isdecimal() else None
+
+
+def is_true(value: Value) -> bool:
+    return word(value) == "true"
+
+
+def to(*ours: str, inherited: Sequence[str] = ()) -> Rule:
+    """The same value under our keys."""
+    return lambda _key, value, _given: Translation(
+        dict.fromkeys(ours, value), inherited=dict.fromkeys(inherited, value)
+    )
+
+
+def mapped(values: Mapping[str, str], ours: str, inherited: Sequence[str] = ()) -> Rule:
+    """Our setting, with our word for each value. Other values are refused."""
+
+    def rule(key: str, value: Value, _given: Given) -> Translation:
+        if word(value) not in values:
+            raise unsupported(key, value, values)
+        ours_word = values[word(value)]
+        return Translation({ours: ours_word}, inherited=dict.fromkeys(inherited, ours_word))
+
+    return rule
+
+
+def only(*accepted: str) -> Rule:
+    """No setting of ours: the accepted values describe fixed behaviour. Other values are refused."""
+
+    def rule(key: str, value: Value, _given: Given) -> Translation:
+        if word(value) not in accepted:
+            raise unsupported(key, value, accepted)
+        return Translation({})
+
+    return rule
+
+
+def no_effect(reason: str) -> Rule:
+    """The key is accepted and ignored; the note gives the reason."""
+    return lambda key, _value, _given: Translation({}, f"{key} has no effect: {reason}")
+
+
+def no_effects(section: str, names: Iterable[str], reason: str) -> dict[str, Rule]:
+    """`no_effect` for several keys of a section."""
+    return {f"{section}.{name}": no_effect(reason) for name in names}
+
+
+def to_responses(ours: str, inherited: Sequence[str] = ()) -> Rule:
+    """Converts a mini-batch size: verl counts prompts, we count responses."""
+
+    def rule(key: str, value: Value, given: Given) -> Translation:
+        names = ("rollout.samples_per_prompt", "actor_rollout_ref.rollout.n")
+        samples = next((given[name] for name in reversed(list(given)) if name in names), 1)  # the latest
+        prompts, per_prompt = whole(value), whole(samples)
+        if prompts is None or per_prompt is None:
+            raise ConfigError(f"{key}={value}: expected a whole number", hint="it counts prompts per optimizer step")
+        responses = prompts * per_prompt
+        return Translation({ours: responses}, inherited=dict.fromkeys(inherited, responses))
+
+    return rule
+
+
+def switch(companion: str, ours: str, default: float) -> Rule:
+    """A switch with a companion coefficient. Off sets 0; on sets the given coefficient, or verl's default."""
+
+    def rule(key: str, value: Value, given: Given) -> Translation:
+        if word(value) not in ("true", "false"):
+            raise unsupported(key, value, ("true", "false"))
+        return Translation({ours: given.get(companion, default) if is_true(value) else 0.0})
+
+    return rule
+
+
+def switched_by(switch_key: str, ours: str, inherited: str = "") -> Rule:
+    """A value that has an effect only if its switch is on. A missing switch takes the value of `inherited`."""
+
+    def rule(key: str, value: Value, given: Given) -> Translation:
+        if is_true(given.get(switch_key, given.get(inherited, False))):
+            return Translation({ours: value})
+        return Translation({}, f"{key} has no effect: {switch_key} is not true")
+
+    return rule
+
+
+def unsupported(key: str, value: Value, accepted: Iterable[str]) -> ConfigError:
+    return ConfigError(f"{key}={value} is not supported here", hint=f"supported: {', '.join(accepted)}")

@@ -1,0 +1,91 @@
+"""Keys of verl's FSDP and Megatron sections, which several roles have."""
+
+from trainer.compat.verl.rules import (
+    Given,
+    Rule,
+    Translation,
+    Value,
+    mapped,
+    no_effect,
+    no_effects,
+    only,
+    to,
+    whole,
+    word,
+)
+
+FSDP_KEYS = (
+    *("optimizer_offload", "offload_policy", "fsdp_size", "reshard_after_forward", "forward_prefetch", "strategy"),
+    *("wrap_policy", "wrap_policy.min_num_params", "wrap_policy.transformer_layer_cls_to_wrap"),
+    *("model_dtype", "dtype", "mixed_precision", "mixed_precision.param_dtype", "mixed_precision.reduce_dtype"),
+    *("mixed_precision.buffer_dtype", "use_orig_params", "use_torch_compile", "forward_only", "seed"),
+    *("entropy_checkpointing", "entropy_from_logits_with_chunking", "full_determinism"),
+    "ulysses_sequence_parallel_size",
+)
+RECOMPUTE_KEYS = tuple(
+    f"override_transformer_config.recompute_{name}" for name in ("granularity", "modules", "method", "num_layers")
+)
+MEGATRON_KEYS = (
+    *("tensor_model_parallel_size", "pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size"),
+    *("context_parallel_size", "expert_model_parallel_size", "expert_tensor_parallel_size", "sequence_parallel"),
+    *("optimizer_offload", "grad_offload", "use_distributed_optimizer", "use_dist_checkpointing"),
+    *("dist_checkpointing_path", "dist_checkpointing_prefix", "seed", "use_mbridge", "vanilla_mbridge"),
+    *("forward_only", "dtype", "use_remove_padding", "extra", "extra.*", *RECOMPUTE_KEYS),
+    *("override_ddp_config", "override_ddp_config.*", "override_transformer_config", "override_transformer_config.*"),
+    *("override_mcore_model_config", "override_mcore_model_config.*"),
+)
+
+
+def shard_size(ours: str) -> Rule:
+    """verl's -1 is all ranks."""
+    return lambda _key, value, _given: Translation({ours: None if whole(value) == -1 else value})
+
+
+def fsdp_rules(theirs: str, role: str) -> dict[str, Rule]:
+    """The keys of one of verl's FSDP sections."""
+    ours = f"{role}.sharding"
+    return {
+        **no_effects(theirs, FSDP_KEYS, "FSDP2 chooses it"),
+        f"{theirs}.param_offload": to(f"{ours}.param_offload"),
+        f"{theirs}.optimizer_offload": to(f"{ours}.optimizer_offload"),
+        f"{theirs}.offload_policy": to(f"{ours}.param_offload", f"{ours}.optimizer_offload"),
+        f"{theirs}.fsdp_size": shard_size(f"{ours}.shard_size"),
+        f"{theirs}.reshard_after_forward": to(f"{ours}.reshard_after_forward"),
+    }
+
+
+def strategy(role: str) -> Rule:
+    """verl's name of a training backend."""
+    return mapped({"fsdp": "fsdp", "fsdp2": "fsdp", "megatron": "megatron"}, f"{role}.backend")
+
+
+def megatron_rules(theirs: str, role: str) -> dict[str, Rule]:
+    """The keys of one of verl's Megatron sections. They have an effect only with `strategy=megatron`."""
+    ours = f"{role}.sharding"
+    rules = {
+        **dict.fromkeys(
+            MEGATRON_KEYS, no_effect("FSDP2 shards weights, gradients and optimizer states of Megatron's layers")
+        ),
+        **dict.fromkeys(RECOMPUTE_KEYS, no_effect(f"see {role}.activation_checkpointing")),
+        "tensor_model_parallel_size": to(f"{ours}.tensor_parallel"),
+        "pipeline_model_parallel_size": only("1"),
+        "virtual_pipeline_model_parallel_size": only("null", "none", "1"),
+        "context_parallel_size": only("1"),
+        "expert_model_parallel_size": only("1"),
+        "expert_tensor_parallel_size": only("null", "none", "1"),
+        "use_dist_checkpointing": only("false"),
+        "param_offload": to(f"{ours}.param_offload"),
+        "optimizer_offload": to(f"{ours}.optimizer_offload"),
+        "grad_offload": no_effect("gradients exist only during an update"),
+        "sequence_parallel": no_effect("every rank holds whole activations between matrix products"),
+    }
+    return {f"{theirs}.megatron.{key}": _with_megatron(f"{theirs}.strategy", rule) for key, rule in rules.items()}
+
+
+def _with_megatron(strategy_key: str, rule: Rule) -> Rule:
+    def with_megatron(key: str, value: Value, given: Given) -> Translation:
+        if word(given.get(strategy_key, "fsdp")) == "megatron":
+            return rule(key, value, given)
+        return Translation({}, f"{key} has no effect: {strategy_key} is not megatron")
+
+    return with_megatron

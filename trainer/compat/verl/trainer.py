@@ -1,0 +1,64 @@
+"""Keys of verl's section `trainer`, and of its profiler and Ray."""
+
+from trainer.compat.verl.rules import Given, Rule, Translation, Value, no_effect, no_effects, only, to, whole, word
+from trainer.compat.verl.shared import PROFILER_KEYS, SAMPLES, TRACES
+from trainer.errors import ConfigError
+
+
+def loggers(_key: str, value: Value, _given: Given) -> Translation:
+    """Console, metrics.jsonl and TensorBoard always record; `trainer.loggers` names the others."""
+    names: list[Value] = list(value) if isinstance(value, list) else [name.strip() for name in str(value).split(",")]
+    return Translation({"trainer.loggers": [name for name in names if name not in ("console", "tensorboard", "file")]})
+
+
+def checkpoints_to_keep(key: str, value: Value, given: Given) -> Translation:
+    """A checkpoint holds actor and critic, so the larger of verl's two numbers counts; 0 or less keeps all."""
+    values = [given.get(f"trainer.max_{role}_ckpt_to_keep", value) for role in ("actor", "critic")]
+    numbers = [0 if word(one) in ("null", "none") else whole(one) for one in values]
+    known = [number for number in numbers if number is not None]
+    if len(known) < len(numbers):
+        raise ConfigError(f"{key}={value}: expected a whole number or null", hint="it counts checkpoints to keep")
+    return Translation({"trainer.keep_checkpoints": max(known) if min(known) > 0 else None})
+
+
+def resume_mode(key: str, value: Value, given: Given) -> Translation:
+    if word(value) == "resume_path":
+        return Translation({})
+    if word(value) == "auto":
+        if "trainer.experiment_name" in given or "trainer.run_id" in given:
+            return Translation({"trainer.resume": "auto"})
+        return Translation({}, f"{key}=auto has no effect: a run without trainer.experiment_name is always a new one")
+    return only("disable")(key, value, given)
+
+
+RULES: dict[str, Rule] = {
+    "trainer.total_training_steps": to("trainer.total_steps"),
+    "trainer.default_local_dir": to("trainer.output_dir"),
+    "trainer.experiment_name": to("trainer.run_id"),
+    "trainer.logger": loggers,
+    "trainer.resume_mode": resume_mode,
+    "trainer.resume_from_path": to("trainer.resume"),
+    "trainer.val_before_train": to("trainer.test_before_training"),
+    "trainer.val_only": only("false"),
+    "trainer.balance_batch": no_effect("ranks always get about the same number of tokens"),
+    "trainer.log_val_generations": no_effect(SAMPLES),
+    "trainer.rollout_data_dir": no_effect(SAMPLES),
+    "trainer.validation_data_dir": no_effect(SAMPLES),
+    "trainer.default_hdfs_dir": only("null"),
+    "trainer.device": no_effect("the run uses the GPUs that Ray reports"),
+    "trainer.ray_wait_register_center_timeout": to("trainer.worker_timeout"),
+    "trainer.max_actor_ckpt_to_keep": checkpoints_to_keep,
+    "trainer.max_critic_ckpt_to_keep": checkpoints_to_keep,
+    "trainer.del_local_ckpt_after_load": no_effect("see trainer.keep_checkpoints"),
+    "trainer.esi_redundant_time": no_effect("SIGTERM saves a checkpoint"),
+    "trainer.use_legacy_worker_impl": no_effect("there is only one implementation"),
+    **no_effects("trainer.profiler", PROFILER_KEYS, TRACES),
+    **no_effects(
+        "global_profiler",
+        ("tool", "steps", "profile_continuous_steps", "save_path", "global_tool_config", "global_tool_config.*"),
+        TRACES,
+    ),
+    "ray_kwargs.ray_init.*": no_effect("`launch` starts and sizes Ray"),
+    "ray_kwargs.timeline_json_file": no_effect(TRACES),
+    "ray_init.*": no_effect("`launch` starts and sizes Ray"),
+}
