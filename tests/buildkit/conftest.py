@@ -1,4 +1,4 @@
-"""The repository's own matrix, and a small one in a folder of its own that tests may damage."""
+"""The repository's matrix, and a small project that tests may damage."""
 
 from pathlib import Path
 

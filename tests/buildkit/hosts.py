@@ -1,4 +1,4 @@
-"""Recorded hosts: trees with the files that a real one of the kind has where `read_machine` looks."""
+"""Recorded hosts: directory trees with the files that `read_machine` reads on a real host."""
 
 import os
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ Max locked memory         {memlock:<20} {memlock:<20} bytes
 
 @dataclass
 class Host:
-    """`hcas` maps an adapter to its link layer, or to `efa`; `down` names those without a link."""
+    """`hcas` maps an adapter to its link layer, or to `efa`; `down` lists adapters without a link."""
 
     ram_gib: int = 64
     nvidia: int = 0

@@ -1,4 +1,4 @@
-"""The command as a person or a script meets it: streams, exit codes, no traceback."""
+"""The command line: output streams, exit codes, no traceback."""
 
 import json
 import subprocess
@@ -67,14 +67,14 @@ def test_wrong_project_is_named(tmp_path: Path) -> None:
     assert str(tmp_path) in done.stderr
 
 
-def test_missing_engine_says_how_to_get_one() -> None:
+def test_a_missing_engine_is_an_error_with_instructions() -> None:
     done = buildkit("build", "--target", "cpu", "--engine", "docker", DOCKER_HOST="unix:///nonexistent/docker.sock")
     assert done.returncode == 4
     assert "ci/engine" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_no_engine_at_all_names_each_that_was_tried() -> None:
+def test_without_any_engine_each_attempt_is_named() -> None:
     done = buildkit("build", "--target", "cpu", PATH="/nonexistent")
     assert done.returncode == 4
     assert "docker is not installed" in done.stderr

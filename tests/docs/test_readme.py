@@ -1,4 +1,4 @@
-"""Each command of the README is parsed by the program that it starts, or says which hardware or cluster it needs."""
+"""Each command of the README is parsed by its own program, or names the hardware or cluster that it needs."""
 
 import os
 import re

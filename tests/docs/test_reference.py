@@ -1,4 +1,4 @@
-"""The reference pages say what the code does."""
+"""The reference pages match the code."""
 
 import ast
 import importlib.util
@@ -25,7 +25,7 @@ def pages() -> dict[str, Callable[[], str]]:
 
 
 @pytest.mark.parametrize("name", pages())
-def test_page_is_what_the_code_says(name: str) -> None:
+def test_page_matches_the_code(name: str) -> None:
     written = (REFERENCE / name).read_text(encoding="utf-8")
     assert written == pages()[name](), "run: python docs/reference/generate.py"
 
@@ -36,14 +36,14 @@ METRIC = re.compile(
 
 
 def names_in_the_trainer() -> Iterator[tuple[str, str]]:
-    """Each whole string of the trainer's code that looks like a metric, and is no folder of it, with its file."""
+    """Each string of the trainer's code that looks like a metric and is not a directory, with its file."""
     for text, file in strings_in_the_trainer():
         if METRIC.fullmatch(text) and not (ROOT / "trainer" / text).exists():
             yield text, file
 
 
 def strings_in_the_trainer() -> Iterator[tuple[str, str]]:
-    """Each string of the trainer's code, but for the table of metrics, with its file."""
+    """Each string of the trainer's code outside the table of metrics, with its file."""
     for file in (ROOT / "trainer").rglob("*.py"):
         if file.name == "metrics.py":
             continue
@@ -53,7 +53,7 @@ def strings_in_the_trainer() -> Iterator[tuple[str, str]]:
 
 
 def phases_in_the_trainer() -> set[str]:
-    """Every phase that is timed: `with phase("generate")` records time/generate."""
+    """Every timed phase: `with phase("generate")` records time/generate."""
     return {
         f"time/{name}"
         for file in (ROOT / "trainer").rglob("*.py")
@@ -68,7 +68,7 @@ def test_every_metric_in_the_code_is_explained() -> None:
 
 
 def test_every_explained_metric_is_in_the_code() -> None:
-    """Roles and phases put their names in front of a metric's last part."""
+    """Roles and phases prefix a metric's last part with their names."""
     texts = {text for text, _ in strings_in_the_trainer()}
     gone = [name for name in METRICS if name not in texts and name.split("/")[1] not in texts]
     assert gone == ["watchdog/NAME"]

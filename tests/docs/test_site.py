@@ -1,4 +1,4 @@
-"""The site builds strictly: a dead link or a page outside the navigation stops it, with the page's name."""
+"""A dead link or a page outside the navigation stops the site's build; the error names the page."""
 
 import shutil
 import subprocess
@@ -28,7 +28,7 @@ def build(site: Path) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-def test_the_site_builds_and_asks_no_other_host_for_anything(site: Path) -> None:
+def test_the_site_builds_and_loads_nothing_from_other_hosts(site: Path) -> None:
     status, words = build(site)
     assert status == 0, words
     start = (site / "build/site/start/index.html").read_text(encoding="utf-8")

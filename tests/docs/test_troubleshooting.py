@@ -13,7 +13,7 @@ OTHERS = {"Connection refused", "NCCL_SOCKET_IFNAME"}
 
 
 def texts() -> list[str]:
-    """All strings of the code; what an f-string fills in separates them."""
+    """All strings of the code; an f-string is split at its fields."""
     return [
         node.value
         for room in ("buildkit", "entrypoints", "trainer")

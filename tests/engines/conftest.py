@@ -1,4 +1,4 @@
-"""The real engines of this host. Each test builds and runs the cpu image, or says what is missing for that."""
+"""The real engines of this host. Each test builds and runs the cpu image, or names what is missing."""
 
 import os
 import pwd
@@ -22,7 +22,7 @@ CAP_SYS_RESOURCE = 24
 
 @dataclass(frozen=True)
 class Setting:
-    """What makes `buildkit` and the engine's own command meet one engine: `prefix` comes before every command.
+    """Settings with which `buildkit` and the engine's command reach one engine; `prefix` precedes every command.
 
     `folder` belongs to the user as whom the engine runs.
     """
@@ -62,7 +62,7 @@ def need(program: str) -> None:
 
 
 def podman(folder: Path) -> Setting:
-    """As root. It gives containers higher limits than its own, whatever `--ulimit` says."""
+    """Podman as root. It ignores `--ulimit` and gives containers higher limits than its own."""
     if not capable(CAP_SYS_RESOURCE):
         pytest.skip("podman as root needs CAP_SYS_RESOURCE, which this process lacks")
     return Setting("podman", folder, settings_of(folder))
@@ -88,7 +88,7 @@ def capable(capability: int) -> bool:
 
 
 def rootless() -> Iterator[Setting]:
-    """As the user that SLIPWAY_ROOTLESS_USER names, who has subordinate uids and nothing of root's."""
+    """Podman as the user of SLIPWAY_ROOTLESS_USER, who has subordinate uids."""
     name = os.environ.get(ROOTLESS)
     if name is None:
         pytest.skip(f"{ROOTLESS} names no user with lines in /etc/subuid and /etc/subgid")
@@ -114,7 +114,7 @@ def rootless() -> Iterator[Setting]:
 
 
 def as_variables() -> dict[str, str]:
-    """pip's settings of this user, whose files the other may not read."""
+    """This user's pip settings as variables, because the other user cannot read the files."""
     host = read_host()
     values = {
         "UV_DEFAULT_INDEX": host.default_index or "",
@@ -126,7 +126,7 @@ def as_variables() -> dict[str, str]:
 
 
 def without_buildx(folder: Path) -> Setting:
-    """A client of version 22 or older, with buildx, where it is installed, out of its sight."""
+    """A client of version 22 or older that cannot see buildx."""
     client = os.environ.get(INTEGRATED)
     if client is None:
         pytest.skip(f"{INTEGRATED} names no docker client of version 22 or older")

@@ -1,4 +1,4 @@
-"""One image, four ways to build and run it: docker with buildx and without, podman as root and not."""
+"""One image, built and run in four ways: docker with and without buildx, podman with and without root."""
 
 import json
 import shutil
@@ -21,12 +21,12 @@ def image(buildkit: Buildkit) -> dict[str, object]:
     return document
 
 
-def test_the_image_is_built_and_known(image: dict[str, object]) -> None:
+def test_the_image_is_built_and_listed(image: dict[str, object]) -> None:
     assert image["image_id"]
     assert 10**9 < int(str(image["size"])) < 5 * 10**9
 
 
-def test_a_container_sees_its_shared_memory_and_user_and_its_status_comes_back(
+def test_a_container_gets_its_shared_memory_and_user_and_returns_its_status(
     buildkit: Buildkit, image: dict[str, object], setting: Setting
 ) -> None:
     runs = setting.folder / "runs"

@@ -1,4 +1,4 @@
-"""A base that a registry supplies: locked by its digest, pulled by that digest, Debian's packages and wheels added.
+"""A base from a registry is locked and pulled by its digest; Debian packages and wheels are added.
 
 The registry (Debian's docker-registry, on loopback) and the base in it are real; the variant has few wheels.
 """
@@ -86,7 +86,7 @@ def run(*command: str) -> str:
     return done.stdout
 
 
-def test_an_image_is_built_on_the_digest_that_was_locked(matrix: Matrix, base: str, server: Server) -> None:
+def test_an_image_is_built_on_the_locked_digest(matrix: Matrix, base: str, server: Server) -> None:
     variant = matrix.variant("cpu", "small")
     write_lock(matrix, variant, read_host(), cache_folder())
     lock = read_lock(matrix, variant)

@@ -1,4 +1,4 @@
-"""Recorded hosts: a few lines each that write device trees in the kernel's layout.
+"""Recorded hosts: device trees in the kernel's layout, a few lines each.
 
 Layouts: https://docs.kernel.org/admin-guide/abi-stable-files.html (sysfs-class-infiniband), and for the machines
 https://docs.nvidia.com/dgx/dgxh100-user-guide/introduction-to-dgxh100.html,
@@ -18,7 +18,7 @@ MELLANOX, BROADCOM, AMAZON = "0x15b3", "0x14e4", "0x1d0f"
 
 @dataclass(frozen=True)
 class HostTree:
-    """Writes files below `root` as the kernel would show them."""
+    """Writes files below `root` as the kernel shows them."""
 
     root: Path
 
@@ -61,7 +61,7 @@ class HostTree:
         roce: tuple[str, ...] = (),
         mtu: int = 4092,
     ) -> None:
-        """An RDMA adapter with one port. `roce` lists the types of its GIDs; those of v2 after the first have IPv4."""
+        """An RDMA adapter with one port. `roce` lists its GID types; v2 GIDs after the first have IPv4 addresses."""
         folder = self.device(pci, vendor, device)
         self.link(f"{folder}/infiniband/{name}/device", folder)
         self.link(f"sys/class/infiniband/{name}", f"{folder}/infiniband/{name}")
@@ -113,7 +113,7 @@ ROCE = ("IB/RoCE v1", "RoCE v2", "IB/RoCE v1", "RoCE v2")
 
 
 def dgx_h100(root: Path) -> HostTree:
-    """Eight ConnectX-7 next to a GPU each, and two for storage, all InfiniBand; management on Ethernet."""
+    """Eight ConnectX-7 adapters, each next to a GPU, and two for storage, all InfiniBand; Ethernet for management."""
     tree = HostTree(root)
     for (number, bus), gpu in zip(DGX_RAILS.items(), DGX_GPUS, strict=True):
         above = f"pci0000:{int(bus, 16) - 3:02x}/0000:{int(bus, 16) - 3:02x}:01.0/0000:{int(bus, 16) - 2:02x}:00.0"
@@ -139,7 +139,7 @@ def dgx_h100(root: Path) -> HostTree:
 
 
 def mi300x(root: Path, vendor: str = "mlx5") -> HostTree:
-    """Eight RoCE adapters next to a GPU each, and two in front, one of them with the default route."""
+    """Eight RoCE adapters, each next to a GPU, and two front-end adapters, one with the default route."""
     tree = HostTree(root)
     skipped = {6, 7}
     names = [number for number in range(10) if number not in skipped]
@@ -178,7 +178,7 @@ def aws_p5(root: Path) -> HostTree:
 
 
 def azure_nd(root: Path) -> HostTree:
-    """A virtual machine: InfiniBand as virtual functions, and an Ethernet one that carries the cloud's own network."""
+    """A virtual machine with InfiniBand virtual functions, and one Ethernet function of the cloud's network."""
     tree = HostTree(root)
     for number in range(8):
         pci = f"LNXSYSTM:00/VMBUS:00/guid-{number}/pci010{number}:00/010{number}:00:00.0"
@@ -193,7 +193,7 @@ def azure_nd(root: Path) -> HostTree:
 
 
 def cloud_vm(root: Path) -> HostTree:
-    """A small virtual machine whose only RDMA device is the accelerated network's virtual function."""
+    """A small virtual machine whose only RDMA device is a virtual function of the accelerated network."""
     tree = HostTree(root)
     tree.adapter(
         "mlx5_0", "pci0000:00/0000:00:02.0", "eth1", layer="Ethernet", device="0x1016", roce=ROCE, rate="50 Gb/sec"

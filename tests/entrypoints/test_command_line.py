@@ -83,7 +83,7 @@ def test_explain_prints_text_by_default(start: Start) -> None:
     assert "attach       10.0.0.1:6379" in ended.stdout
 
 
-def test_explain_loads_nothing_heavy() -> None:
+def test_explain_imports_no_heavy_package() -> None:
     program = "import sys, entrypoints.cli; print({'asyncio', 'ray'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
@@ -96,7 +96,7 @@ def test_explain_can_take_another_nodes_view(start: Start) -> None:
     assert document["command"] == ["echo", "--json"]
 
 
-def test_a_batch_script_without_srun_is_warned_of_by_explain_and_refused_by_launch(start: Start) -> None:
+def test_a_batch_script_without_srun_is_a_warning_of_explain_and_an_error_of_launch(start: Start) -> None:
     script = {"SLURM_JOB_ID": "5", "SLURM_NODEID": "0", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "n[1-2]"}
     explained = start("explain", **script).wait()
     assert explained.status == 0
@@ -169,7 +169,7 @@ def test_a_batch_script_may_attach_without_srun(start: Start) -> None:
 
 
 @pytest.mark.parametrize("option", ["--hosts", "--hostfile", "--nodes", "--node-rank", "--head", "--hostname"])
-def test_an_option_whose_variable_was_empty_is_refused(start: Start, option: str) -> None:
+def test_an_empty_option_is_refused(start: Start, option: str) -> None:
     ended = start(option, "", "explain").wait()  # an unset HOSTS in `--hosts "$HOSTS"` would make each node a job
     assert ended.status == 2
     assert f"argument {option}: the value is empty" in ended.stderr

@@ -1,4 +1,4 @@
-"""The table of exit codes in `errors` matches the classes; the reference page is generated from that table."""
+"""The table of exit codes in `errors` matches the classes; the reference page is generated from it."""
 
 import re
 

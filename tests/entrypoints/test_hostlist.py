@@ -89,13 +89,13 @@ def meant(item: tuple[str, list[tuple[list[tuple[int, int, int]], str]]]) -> lis
 
 
 @given(st.lists(items, min_size=1, max_size=4))
-def test_expands_what_was_written(structure: list[tuple[str, list[tuple[list[tuple[int, int, int]], str]]]]) -> None:
+def test_expands_compressed_names(structure: list[tuple[str, list[tuple[list[tuple[int, int, int]], str]]]]) -> None:
     text = ",".join(written(item) for item in structure)
     assert expand(text) == [name for item in structure for name in meant(item)]
 
 
 @given(st.text(alphabet="n09-,[] ", max_size=30))
-def test_any_text_is_hosts_or_an_error(text: str) -> None:
+def test_any_text_expands_or_is_refused(text: str) -> None:
     try:
         hosts = expand(text)
     except HostlistError:

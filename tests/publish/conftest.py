@@ -69,7 +69,7 @@ SITE = "opt/slipway/venv/lib/python3.11/site-packages"
 
 @pytest.fixture(scope="session", autouse=True)
 def programs() -> Iterator[None]:
-    """Puts build/tools/bin on PATH; without cosign and docker-registry every test here fails."""
+    """Puts build/tools/bin with cosign and docker-registry on PATH."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", f"{ROOT / 'build/tools/bin'}:{os.environ['PATH']}")
         if missing := [name for name in ("cosign", "docker-registry") if not shutil.which(name)]:
@@ -183,7 +183,7 @@ def make_server(
 
 @pytest.fixture(scope="session")
 def shared_server(tmp_path_factory: pytest.TempPathFactory, authority: trustme.CA) -> Iterator[Server]:
-    """For tests that do not harm it; each has its own repository."""
+    """A server for tests that leave it intact; each has its own repository."""
     server = make_server(tmp_path_factory.mktemp("registry"), authority)
     server.start()
     yield server
@@ -192,7 +192,7 @@ def shared_server(tmp_path_factory: pytest.TempPathFactory, authority: trustme.C
 
 @pytest.fixture
 def own_server(tmp_path: Path, authority: trustme.CA) -> Iterator[Server]:
-    """For a test that kills, freezes or damages it."""
+    """A server for one test that kills, freezes or damages it."""
     folder = tmp_path / "registry"
     folder.mkdir()
     server = make_server(folder, authority)

@@ -20,7 +20,7 @@ CONTENT = b"content"
 
 
 class MockedHost(ThreadingHTTPServer):
-    """Asks for a password, or not, and keeps the Authorization header of every request."""
+    """A host that may ask for a password, and keeps the Authorization header of every request."""
 
     def __init__(self, challenge: str = "") -> None:
         super().__init__(("127.0.0.1", 0), MockedHandler)
@@ -98,7 +98,7 @@ def test_mocked_storage_serves_a_blob_without_the_password(hosts: tuple[MockedHo
 
 
 def test_mocked_storage_that_asks_for_the_password_gets_none(hosts: tuple[MockedHost, MockedHost]) -> None:
-    """Neither directly, nor through a token server that the storage names."""
+    """The password goes neither to the storage nor to a token server that it names."""
     registry, storage = hosts
     storage.challenge = f'Bearer realm="http://{storage.address}/token",service="s"'
     with pytest.raises(RegistryError, match=r"refuses PUT .*HTTP 401"):

@@ -103,6 +103,6 @@ def test_statement_about_something_else_is_refused(record: BuildRecord, argument
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b'{"subject": 1}', b"\xff", b'{"_type": [], "subject": [{}]}'])
-def test_other_content_is_refused(content: bytes) -> None:
+def test_invalid_statement_is_refused(content: bytes) -> None:
     with pytest.raises(TrustError, match="cannot be read"):
         check_statement(content, DIGEST, LOCK_DIGEST, REVISION)

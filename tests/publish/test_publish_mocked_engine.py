@@ -135,7 +135,7 @@ def fail_the_second_test(publisher: Publisher) -> None:
         (fail_the_second_test, "", PublishError, "the smoke tests of .*@sha256:.* ended with status 1"),
     ],
 )
-def test_mocked_engine_publishes_nothing_that_does_not_come_back_whole(
+def test_mocked_engine_publishes_only_what_was_read_back_whole(
     publisher: Publisher,
     tmp_path: Path,
     prepare: Callable[[Publisher], None],

@@ -40,7 +40,7 @@ def test_reference_is_parsed(text: str, reference: Reference) -> None:
         "",
     ],
 )
-def test_other_text_is_refused(text: str) -> None:
+def test_invalid_reference_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="names no image"):
         parse_reference(text)
 

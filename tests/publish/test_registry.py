@@ -26,7 +26,7 @@ def test_pushed_blob_comes_back(registry: Registry) -> None:
     assert registry.put_blob(b"content", "text/plain") == blob
 
 
-def test_absent_manifest_is_none(registry: Registry) -> None:
+def test_missing_manifest_is_none(registry: Registry) -> None:
     registry.put_blob(b"content", "text/plain")
     assert registry.manifest("absent") is None
 
@@ -91,7 +91,7 @@ def test_unknown_authority_is_named(shared_server: Server, tmp_path: Path) -> No
     assert "--registry-ca" in error.value.hint
 
 
-def test_absent_registry_is_named(shared_server: Server) -> None:
+def test_unreachable_registry_is_named(shared_server: Server) -> None:
     reference = replace(connect(shared_server, "test/absent").reference, host="127.0.0.1:1")
     with pytest.raises(RegistryError, match=r"127\.0\.0\.1:1 did not answer POST .*Connection refused"):
         Registry(reference, Credentials(), None, patience=0.5).check_access()
@@ -182,7 +182,7 @@ def test_blob_larger_than_its_descriptor_is_refused_before_its_end(registry: Reg
     stream.close()
 
 
-def test_frozen_registry_is_given_up(own_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frozen_registry_times_out(own_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("buildkit.registry.transport.TIMEOUT", (0.5, 0.5))
     registry = connect(own_server, "test/frozen", patience=1)
     own_server.signal(signal.SIGSTOP)
@@ -211,12 +211,12 @@ def test_fresh_image_has_no_referrers(registry: Registry) -> None:
 
 
 @pytest.mark.parametrize("value", [{}, {"mediaType": "a", "digest": "b", "size": "c"}, None, "text", {"size": 1}])
-def test_other_value_than_a_descriptor_is_refused(value: Any) -> None:
+def test_a_value_that_is_not_a_descriptor_is_refused(value: Any) -> None:
     with pytest.raises(RegistryError, match="no valid OCI descriptor"):
         Descriptor.read(value)
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"[]", b"", b"\xff"])
-def test_other_body_than_a_json_object_is_refused(body: bytes) -> None:
+def test_a_body_that_is_not_a_json_object_is_refused(body: bytes) -> None:
     with pytest.raises(RegistryError, match="sent no JSON"):
         read_object(body)

@@ -114,7 +114,7 @@ class DoomedRegistry(Registry):
 def test_registry_killed_between_staging_and_promotion(
     own_server: Server, own_login: None, record: BuildRecord, signer: Signer, trust: Trust, survives: int
 ) -> None:
-    """It dies after the first attachment, or after the last one, before the signature."""
+    """The registry dies after the first attachment, or after the last one and before the signature."""
     image, tags = stage(connect(own_server, "slipway"))
     doomed = DoomedRegistry(own_server, survives)
     with pytest.raises(BuildkitError):
@@ -129,7 +129,9 @@ def test_registry_killed_between_staging_and_promotion(
     assert failures(check_published(again, "cpu", trust, own_server.ca)) == {}
 
 
-def test_error_of_an_absent_registry_replaces_the_engines(own_server: Server, own_login: None, signer: Signer) -> None:
+def test_error_of_an_unreachable_registry_replaces_the_engines(
+    own_server: Server, own_login: None, signer: Signer
+) -> None:
     matrix = load_matrix(ROOT)
     repository = connect(own_server, "slipway").reference
     request = ReleaseRequest(matrix, matrix.variant("cpu"), repository, signer, own_server.ca)
@@ -254,7 +256,7 @@ def test_missing_layer_is_found_without_reading_layers(
 
 
 def test_swapped_sbom_is_found(released: tuple[Registry, Tags], own_server: Server, trust: Trust) -> None:
-    """With write access, somebody attaches another bill and removes the true one from the list of referrers."""
+    """Somebody with write access attaches another SBOM and removes the true one from the list of referrers."""
     registry, _ = released
     manifest = registry.manifest("cpu")
     assert manifest

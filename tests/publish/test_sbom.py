@@ -1,4 +1,4 @@
-"""Bills of materials: valid by their own schemas, the same bytes each time, and exactly what is in the image."""
+"""Bills of materials are valid, reproducible, and list exactly the contents of the image."""
 
 import io
 import json
@@ -89,7 +89,7 @@ def test_spdx_document_passes_its_validator(bill: sbom.Bill) -> None:
 
 
 def test_spdx_document_is_written_as_by_spdx_tools(bill: sbom.Bill) -> None:
-    """Their validator accepts spellings that the JSON schema of SPDX 2.3 refuses."""
+    """The validator of spdx-tools accepts spellings that the JSON schema of SPDX 2.3 refuses."""
     document = sbom.spdx(bill)
     written = DocumentConverter().convert(JsonLikeDictParser().parse(document))
     for package in written["packages"]:

@@ -1,4 +1,4 @@
-"""How cosign is called, which of its answers count, and the errors when it cannot sign."""
+"""How cosign is called, which of its answers are accepted, and the errors when it cannot sign."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from buildkit.registry.reference import Reference
 IMAGE = Reference("127.0.0.1:1", "slipway", digest="sha256:" + "0" * 64)
 
 
-def test_key_signs_offline_and_tells_no_public_log() -> None:
+def test_key_signs_offline_without_a_public_log() -> None:
     assert Signer("cosign.key").arguments() == ["sign", "--yes", "--key", "cosign.key", "--tlog-upload=false"]
     assert "--insecure-ignore-tlog=true" in Trust(key="cosign.pub").arguments()
 
@@ -38,7 +38,7 @@ def test_trust_needs_exactly_one_signer(values: dict[str, str]) -> None:
         Trust(**values)
 
 
-def test_identity_token_that_is_none_is_named(programs: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_identity_token_is_named(programs: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SIGSTORE_ID_TOKEN", "nonsense")
     with pytest.raises(SignatureError, match="compact JWS format must have three parts") as error:
         sign(IMAGE, Signer(), {})
@@ -52,7 +52,7 @@ def test_wrong_key_password_is_named(keys: Path, monkeypatch: pytest.MonkeyPatch
     assert "COSIGN_PASSWORD" in error.value.hint
 
 
-def test_absent_cosign_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_cosign_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SignatureError, match="not installed") as error:
         sign(IMAGE, Signer("k"), {})
@@ -62,7 +62,7 @@ def test_absent_cosign_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 def test_signed_payload_of_another_digest_does_not_count_with_a_mocked_cosign(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The real cosign compares the digests itself; a version that does not must not widen what we trust."""
+    """The real cosign compares digests itself; a version that does not must not weaken verification."""
     payloads = [
         {"critical": {"image": {"docker-manifest-digest": digest}}, "optional": {"for": digest}}
         for digest in ("sha256:" + "1" * 64, IMAGE.digest)

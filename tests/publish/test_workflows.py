@@ -77,7 +77,7 @@ def test_workflow_calls_a_script_that_is_there(command: str) -> None:
     assert os.access(ROOT / "ci" / match[1], os.X_OK)
 
 
-def test_each_occasion_calls_its_script() -> None:
+def test_each_trigger_calls_its_script() -> None:
     jobs = github_jobs()
     assert calls(jobs["test/test"]) == ["./ci/test"]
     assert calls(jobs["nightly/full"]) == ["./ci/test --full"]
@@ -94,7 +94,7 @@ def test_actions_are_pinned_by_commit_with_the_version_beside_it() -> None:
     assert [line for line in lines if not pinned.fullmatch(line)] == []
 
 
-def test_only_jobs_that_publish_may_write_or_prove_who_they_are() -> None:
+def test_only_publishing_jobs_may_write_or_get_an_identity_token() -> None:
     """Keyless signatures and Pages need an identity token; no other job gets more than reading."""
     for workflow in WORKFLOWS:
         assert yaml.safe_load(workflow.read_text())["permissions"] == {"contents": "read"}

@@ -50,7 +50,7 @@ def test_qrsh_forms_a_cluster_over_both_hosts(grid_engine: Cluster) -> None:
     assert "cannot be used" not in output
 
 
-def test_mpirun_hands_on_the_commands_status(grid_engine: Cluster) -> None:
+def test_mpirun_returns_the_commands_status(grid_engine: Cluster) -> None:
     status, output = submit(grid_engine, BY_MPIRUN)
     assert status == 7, output
     assert "grid_engine: node 0 of 2 (n2)" in output

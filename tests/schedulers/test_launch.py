@@ -20,7 +20,7 @@ def test_srun_forms_a_cluster_over_both_nodes(cluster: Cluster) -> None:
     assert "GLOO_SOCKET_IFNAME=eth0: eth0: the nodes met over it" in ended.output
 
 
-def test_srun_hands_on_the_commands_status(cluster: Cluster) -> None:
+def test_srun_returns_the_commands_status(cluster: Cluster) -> None:
     ended = cluster.run(f"srun -N2 --ntasks-per-node=1 {LAUNCH} --no-ray -- sh -c 'exit 7'", SLIPWAY_TOKEN=TOKEN)
     assert ended.status == 7, ended.output
 
@@ -31,7 +31,7 @@ def test_several_tasks_on_a_node_make_one_cluster(cluster: Cluster) -> None:
     assert ended.output.count("ran\n") == 1
 
 
-def test_two_jobs_side_by_side_do_not_disturb_each_other(cluster: Cluster) -> None:
+def test_two_jobs_run_side_by_side(cluster: Cluster) -> None:
     line = f"srun -N2 -n2 --cpus-per-task=1 {LAUNCH} {OPTIONS} -- sh -c 'sleep 5; exit {{}}'"
     jobs = [cluster.start(line.format(status), SLIPWAY_TOKEN=f"token {status}") for status in (3, 4)]
     assert [job().status for job in jobs] == [3, 4]

@@ -1,4 +1,4 @@
-"""Our host lists against Slurm's own reader."""
+"""Our host lists compared with Slurm's own parser."""
 
 import random
 import subprocess

@@ -1,4 +1,4 @@
-"""What is inside the image: paths, versions, labels, environment, and no trace of the host that built it."""
+"""The contents of the image: paths, versions, labels, environment, and no trace of the build host."""
 
 import json
 import re
@@ -69,7 +69,7 @@ def test_launch_tells_the_version_of_the_manifest(host: Host, manifest: dict[str
     assert host.check_output("launch --version") == f"launch {manifest['version']}"
 
 
-def test_baked_environment_is_what_is_always_right(image: Image, manifest: dict[str, Any]) -> None:
+def test_baked_environment_contains_only_unconditional_values(image: Image, manifest: dict[str, Any]) -> None:
     baked = dict(entry.split("=", 1) for entry in image.attrs["Config"]["Env"])
     for entry in manifest["env"]:
         if not entry["when"]:
@@ -95,8 +95,8 @@ COVERED = ("/dev", "/home", "/proc", "/root", "/run", "/sys", "/tmp", "/var/tmp"
 """Folders over which Apptainer mounts the host's (https://apptainer.org/docs/user/main/bind_paths_and_mounts.html)."""
 
 
-def test_nothing_is_lost_when_the_image_becomes_a_sif_file(host: Host, image: Image) -> None:
-    """Apptainer covers folders, runs as the caller, and writes the environment down as a shell script."""
+def test_the_image_works_as_a_sif_file(host: Host, image: Image) -> None:
+    """Apptainer mounts over directories, runs as the caller, and stores the environment as a shell script."""
     links = " -o ".join(f"-lname '{folder}/*'" for folder in COVERED)
     assert host.check_output(f"find /opt /etc/slipway \\( {links} \\) | head") == ""
     special = "-type b -o -type c -o -type p -o -type s"
@@ -106,12 +106,12 @@ def test_nothing_is_lost_when_the_image_becomes_a_sif_file(host: Host, image: Im
         assert not set(entry) & set("\"'`$\\\n"), f"{entry}: a shell would read it otherwise"
 
 
-def test_no_set_uid_programs_of_ours(host: Host) -> None:
+def test_we_add_no_set_uid_programs(host: Host) -> None:
     assert host.check_output("find /opt /etc/slipway -perm /6000 | head") == ""
 
 
 def test_no_trace_of_the_build_host(image: Image, host: Host) -> None:
-    """Mirrors, certificates and local wheel folders serve the build; none of them is in the history or in /etc."""
+    """The build uses mirrors, certificates and local wheel directories; none of them is in the history or in /etc."""
     settings = read_host()
     secrets = [settings.default_index, *settings.indexes, *settings.find_links, *settings.proxies.values()]
     secrets += re.findall(r"^URIs:\s*(\S+)", settings.apt_sources, re.MULTILINE)

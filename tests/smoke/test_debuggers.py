@@ -1,4 +1,4 @@
-"""What an image built with `--with-debug` carries."""
+"""The debuggers in an image built with `--with-debug`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +19,7 @@ def test_debuggers_start(host: Host, command: str) -> None:
     assert host.run(command).rc == 0
 
 
-def test_a_running_program_can_be_looked_into(start: Callable[..., Container]) -> None:
+def test_a_running_program_can_be_inspected(start: Callable[..., Container]) -> None:
     code = "python -c 'import time; time.sleep(60)' & sleep 2; py-spy dump --pid $!; kill $!"
     container = start("--no-ray", "--", "sh", "-c", code, cap_add=["SYS_PTRACE"])  # as `buildkit run` adds it
     container.wait(timeout=60)

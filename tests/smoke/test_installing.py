@@ -1,4 +1,4 @@
-"""What `install-wheels`, which makes the layers of wheels, does with downloads that break off."""
+"""`install-wheels`, which makes the layers of wheels, resumes interrupted downloads."""
 
 import os
 from collections.abc import Callable
@@ -20,7 +20,7 @@ exit 2
 
 @pytest.fixture
 def mounted(tmp_path: Path) -> Path:
-    """What a build mounts, with a uv whose downloads break off."""
+    """The mounts of a build, with a uv whose downloads are interrupted."""
     for folder in ("cache", "tools", "wheels"):
         (tmp_path / folder).mkdir()
     for name in ("host.env", "prune.txt", "source-only.txt"):

@@ -1,4 +1,4 @@
-"""Accelerator and fabric libraries: they load, they tell their version, and none of them needs what the image lacks."""
+"""Accelerator and fabric libraries load, report their version, and miss no library."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from testinfra.host import Host
 PYTHON = "/opt/slipway/venv/bin/python"
 PROGRAM = Path(__file__).with_name("needed_libraries.py")
 
-# What comes with the host's driver, or belongs to a plug-in that is loaded only where its network exists.
+# Libraries of the host's driver, or of plug-ins that are loaded only on their network.
 FROM_THE_HOST = {
     "libcuda.so.1",
     "libnvidia-ml.so.1",
@@ -44,7 +44,7 @@ def test_every_needed_library_is_in_the_image(sleeper: Container) -> None:
     assert unexplained == {}
 
 
-def test_rccl_loads_and_tells_its_version(host: Host, target: str, manifest: dict[str, Any]) -> None:
+def test_rccl_loads_and_reports_its_version(host: Host, target: str, manifest: dict[str, Any]) -> None:
     only(target, "rocm")
     if "librccl1" not in manifest["packages"]:
         pytest.skip("RCCL comes with torch in this variant")
@@ -63,7 +63,7 @@ def test_rocm_tools_start(host: Host, target: str, manifest: dict[str, Any], too
     assert "error while loading shared libraries" not in done.stderr + done.stdout
 
 
-def test_nccl_loads_and_tells_its_version(host: Host, target: str, manifest: dict[str, Any]) -> None:
+def test_nccl_loads_and_reports_its_version(host: Host, target: str, manifest: dict[str, Any]) -> None:
     only(target, "cuda")
     version = host.check_output(f'{PYTHON} -c "{NCCL_VERSION}"')
     assert manifest["pins"]["nvidia-nccl-cu13"].startswith(version)
@@ -75,7 +75,7 @@ def test_infiniband_user_space_is_complete(host: Host) -> None:
     assert host.run("ibv_devinfo").rc != 127
 
 
-def test_bandwidth_tools_start_where_there_is_a_fabric(host: Host, target: str) -> None:
+def test_bandwidth_tools_start_on_hosts_with_a_fabric(host: Host, target: str) -> None:
     if target == "cpu":
         pytest.skip("the cpu image is for rehearsals without a fabric")
     assert host.run("ib_write_bw --version").rc != 127

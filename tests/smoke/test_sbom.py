@@ -1,4 +1,4 @@
-"""The bills of materials say what the running image itself says is installed."""
+"""The bills of materials match what the running image reports as installed."""
 
 import json
 import shutil
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def bill(image: Image, manifest: dict[str, Any]) -> sbom.Bill:
-    """Made from the image's files; the tests compare it with what runs."""
+    """The SBOM made from the image's files."""
     matrix = load_matrix(ROOT)
     lock = read_lock(matrix, matrix.variant(manifest["target"], manifest["variant"]))
     return sbom.describe_image(read_local(shutil.which("docker") or "docker", str(image.id)), image.labels, lock)

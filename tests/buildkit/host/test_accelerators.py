@@ -1,4 +1,4 @@
-"""A new accelerator is one row here, beside its tables in `images/`: everything else follows from the row."""
+"""A new accelerator is one row, beside its tables in `images/`; the rest of buildkit follows from the row."""
 
 from pathlib import Path
 

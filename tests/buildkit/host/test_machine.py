@@ -7,7 +7,7 @@ from buildkit.host.machine import read_machine
 from tests.buildkit.hosts import BARE, DGX, MI300X, P5, Host, own_devices
 
 
-def test_a_host_that_lacks_everything_is_described_as_that(tmp_path: Path) -> None:
+def test_a_bare_host_reports_no_gpu_no_fabric_and_no_groups(tmp_path: Path) -> None:
     machine = read_machine(tmp_path)
     assert (set(machine.gpus.values()), machine.fabric, machine.hcas) == ({Gpus()}, "ethernet", ())
     assert machine.ram_bytes == 0
@@ -47,13 +47,13 @@ def test_architectures_have_their_usual_names(tmp_path: Path, number: int, name:
     assert read_machine(Host(amd=1, gfx_target=number).write(tmp_path)).gpus["rocm"].architectures == (name,)
 
 
-def test_efa_is_told_from_other_adapters(tmp_path: Path) -> None:
+def test_efa_is_recognised_among_other_adapters(tmp_path: Path) -> None:
     machine = read_machine(P5.write(tmp_path))
     assert machine.fabric == "efa"
     assert len(machine.hcas) == 32
 
 
-def test_a_port_without_a_link_is_no_fabric(tmp_path: Path) -> None:
+def test_a_port_without_a_link_is_not_a_fabric(tmp_path: Path) -> None:
     machine = read_machine(Host(hcas={"mlx5_0": "InfiniBand"}, down=("mlx5_0",)).write(tmp_path))
     assert machine.fabric == "ethernet"
 
@@ -65,5 +65,5 @@ def test_the_container_joins_the_groups_that_own_the_devices(tmp_path: Path) -> 
     assert read_machine(root).device_groups == (4711,)
 
 
-def test_without_devices_the_groups_of_the_usual_names_are_taken(tmp_path: Path) -> None:
+def test_without_devices_the_usual_group_names_are_used(tmp_path: Path) -> None:
     assert read_machine(BARE.write(tmp_path)).device_groups == (44, 109)

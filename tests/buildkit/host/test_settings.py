@@ -33,7 +33,7 @@ def test_uvs_own_variables_win(root: Path) -> None:
     assert read_host(environ, root, root / "home").default_index == "https://uv.example/simple"
 
 
-def test_local_folders_stay_out_of_the_builds_environment(root: Path) -> None:
+def test_local_directories_do_not_enter_the_build_environment(root: Path) -> None:
     environ = {
         "PIP_EXTRA_INDEX_URL": "file:///srv/simple https://more.example/simple",
         "PIP_FIND_LINKS": "/srv/wheels https://links.example/",

@@ -14,7 +14,7 @@ from buildkit.running.engine import Docker
 
 
 class EngineWithFreeSpace(Docker):
-    """An engine that only says how much space is free; nothing else of it is used."""
+    """An engine that only reports how much space is free."""
 
     def __init__(self, free: int | None) -> None:
         self.free = free
@@ -26,7 +26,7 @@ class EngineWithFreeSpace(Docker):
 PLAN = Plan("cpu", "any", (), (), changed=("torch", "python", "code"))
 
 
-def test_too_little_disk_is_refused_before_anything_is_made(matrix: Matrix) -> None:
+def test_too_little_disk_is_refused_before_the_build_starts(matrix: Matrix) -> None:
     with pytest.raises(DiskError) as caught:
         check_disk(matrix, matrix.variant("cpu"), EngineWithFreeSpace(2**30), PLAN)
     assert "1.0 GiB free" in str(caught.value)
@@ -42,7 +42,7 @@ def test_a_change_of_code_alone_needs_little_disk(matrix: Matrix) -> None:
     check_disk(matrix, matrix.variant("cuda"), EngineWithFreeSpace(2**30), replace(PLAN, changed=("code",)))
 
 
-def test_the_context_holds_exactly_what_goes_in(project: Path, tmp_path: Path) -> None:
+def test_the_context_contains_exactly_the_files_of_the_image(project: Path, tmp_path: Path) -> None:
     for package in ("entrypoints", "trainer"):
         (project / package / "__pycache__").mkdir(parents=True)
         (project / package / "code.py").write_text("")

@@ -1,4 +1,4 @@
-"""Exports with a program that plays docker over a small real root file system; the archive tools are the real ones."""
+"""Exports of a small root file system through a fake docker and real archive tools."""
 
 import io
 import json
@@ -56,12 +56,12 @@ def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Docker:
     return Docker()
 
 
-def test_a_missing_image_is_named_with_docker_played(docker: Docker, tmp_path: Path) -> None:
+def test_a_missing_image_is_named_with_a_fake_docker(docker: Docker, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="no image other"):
         export_image(docker, "other", "docker", tmp_path / "x.tar")
 
 
-def test_an_archive_appears_under_its_name_at_the_end_with_docker_played(docker: Docker, tmp_path: Path) -> None:
+def test_an_archive_gets_its_name_only_when_complete_with_a_fake_docker(docker: Docker, tmp_path: Path) -> None:
     path = tmp_path / "x.tar"
     assert export_image(docker, "image", "docker", path) == path.stat().st_size
     assert list(tmp_path.glob("*.partial")) == []
@@ -78,7 +78,7 @@ def test_a_failed_export_leaves_nothing_and_names_the_tool(
     assert list(tmp_path.glob("x.sif*")) == []
 
 
-def test_a_stream_keeps_its_members_and_gets_ours() -> None:
+def test_our_members_are_added_to_the_stream() -> None:
     sink = io.BytesIO()
     copy_tree(io.BytesIO(tree()), sink, {"etc/environment": "A=b\n", "etc/rc": "exec launch\n"})
     sink.seek(0)
@@ -90,7 +90,7 @@ def test_a_stream_keeps_its_members_and_gets_ours() -> None:
         assert tar.getmember("bin/alias").linkname == "launch"
 
 
-def test_the_files_for_enroot_start_the_entrypoint_in_its_folder(tmp_path: Path) -> None:
+def test_enroot_files_start_the_entrypoint_in_its_directory(tmp_path: Path) -> None:
     config = {
         **CONFIG,
         "Entrypoint": ["sh", "-c", 'pwd; echo "$A" "$@"', "x"],
@@ -105,7 +105,7 @@ def test_the_files_for_enroot_start_the_entrypoint_in_its_folder(tmp_path: Path)
 
 
 @pytest.mark.skipif(shutil.which("sqfstar") is None, reason="squashfs-tools 4.5 are not installed")
-def test_squashfs_holds_the_tree_and_what_enroot_needs_with_docker_played(docker: Docker, tmp_path: Path) -> None:
+def test_squashfs_contains_the_tree_and_enroots_files_with_a_fake_docker(docker: Docker, tmp_path: Path) -> None:
     path = tmp_path / "image.sqsh"
     export_image(docker, "image", "squashfs", path)
     listing = subprocess.run(["unsquashfs", "-ll", path], capture_output=True, text=True, check=True).stdout

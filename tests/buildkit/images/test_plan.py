@@ -1,4 +1,4 @@
-"""Plans of the committed locks, and of locks whose pins do not fit together."""
+"""Plans of the committed locks, and of locks with conflicting pins."""
 
 import json
 from dataclasses import replace
@@ -43,7 +43,7 @@ def test_a_lock_is_read_as_it_was_written() -> None:
 
 
 @pytest.mark.parametrize("identifier", ["cpu", "cuda"])
-def test_committed_locks_are_written_as_they_are(matrix: Matrix, identifier: str) -> None:
+def test_writing_a_committed_lock_reproduces_it(matrix: Matrix, identifier: str) -> None:
     variant = matrix.variant(identifier)
     lock = read_lock(matrix, variant)
     assert format_lock(lock, variant.identifier) == lock.text == lock_path(matrix, variant).read_text()
@@ -63,7 +63,7 @@ def test_committed_locks_fit_together(matrix: Matrix, tmp_path: Path, target: st
     assert plan.total_bytes == sum(layer.bytes for layer in plan.layers) > 10**9
 
 
-def test_a_code_change_renews_the_last_layer_only(matrix: Matrix, tmp_path: Path) -> None:
+def test_a_code_change_rebuilds_only_the_last_layer(matrix: Matrix, tmp_path: Path) -> None:
     lock = read_lock(matrix, matrix.variant("cpu"))
     before = planned(matrix, lock, tmp_path, "cpu")
     assert before.changed == ("base", "accelerator", "torch", "python", "code")
@@ -73,7 +73,7 @@ def test_a_code_change_renews_the_last_layer_only(matrix: Matrix, tmp_path: Path
     assert planned(matrix, lock, tmp_path, "cpu").changed == ("code",)
 
 
-def test_a_changed_pin_renews_its_layer_and_those_above(matrix: Matrix, tmp_path: Path) -> None:
+def test_a_changed_pin_rebuilds_its_layer_and_those_above(matrix: Matrix, tmp_path: Path) -> None:
     lock = read_lock(matrix, matrix.variant("cpu"))
     record_build(planned(matrix, lock, tmp_path, "cpu"), tmp_path)
     changed = parse_lock(lock.text.replace("\ntorch==", "\ntorch==9.", 1))
@@ -90,14 +90,14 @@ def test_two_cuda_majors_are_named(matrix: Matrix, tmp_path: Path) -> None:
     assert status(planned(matrix, lock, tmp_path), "one CUDA major")[0] == "fail"
 
 
-def test_a_broken_requirement_names_what_is_locked(matrix: Matrix, tmp_path: Path) -> None:
+def test_a_broken_requirement_names_the_locked_version(matrix: Matrix, tmp_path: Path) -> None:
     lock = lock_with(
         WheelFacts("vllm", 1, 0, requires=("torch==2.13.0", "opencv-python-headless>=4")), WheelFacts("torch", 1, 0)
     )
     assert status(planned(matrix, lock, tmp_path), "dependencies") == ("fail", "vllm needs torch==2.13.0, locked: 1.0")
 
 
-def test_a_python_that_a_wheel_refuses_is_named(matrix: Matrix, tmp_path: Path) -> None:
+def test_a_wheel_that_refuses_the_python_version_is_named(matrix: Matrix, tmp_path: Path) -> None:
     lock = lock_with(WheelFacts("vllm", 1, 0, requires_python=">=3.12"))
     assert status(planned(matrix, lock, tmp_path), "python") == ("fail", "vllm needs Python >=3.12")
 
@@ -110,7 +110,7 @@ def test_missing_code_for_an_architecture_is_named(matrix: Matrix, tmp_path: Pat
 @pytest.mark.parametrize(
     ("code", "device", "runs"), [("sm_80", "sm_86", True), ("sm_86", "sm_80", False), ("sm_80", "sm_90", False)]
 )
-def test_code_runs_on_later_devices_of_its_major(code: str, device: str, runs: bool) -> None:
+def test_gpu_code_runs_on_later_devices_of_its_major_version(code: str, device: str, runs: bool) -> None:
     assert same_cuda_major(code, device) == runs
 
 

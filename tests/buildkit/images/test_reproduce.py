@@ -1,4 +1,4 @@
-"""Two image archives are compared file by file, down to the first that differs."""
+"""Two image archives are compared file by file until the first difference."""
 
 import hashlib
 import io

@@ -87,7 +87,7 @@ def test_every_variant_renders_with_each_of_its_providers(matrix: Matrix, target
             assert "ENTRYPOINT" in render_dockerfile(matrix, variant, provider, {})
 
 
-def test_a_registrys_base_and_its_packages_are_as_they_were_locked(matrix: Matrix) -> None:
+def test_a_base_from_a_registry_uses_the_locked_digest_and_packages(matrix: Matrix) -> None:
     lock = Lock(
         base="debian:bookworm-slim", base_digest=f"sha256:{'1' * 64}", debs=(Deb("tini", "0.19.0-1", "2" * 64),)
     )
@@ -96,7 +96,7 @@ def test_a_registrys_base_and_its_packages_are_as_they_were_locked(matrix: Matri
     assert " tini=0.19.0-1" in text
 
 
-def test_an_image_with_debuggers_has_a_name_lock_and_environment_of_its_own(matrix: Matrix) -> None:
+def test_a_debug_image_has_its_own_name_lock_and_environment(matrix: Matrix) -> None:
     plain, debug = matrix.variant("cpu"), matrix.variant("cpu", with_debug=True)
     assert debug == matrix.variant("cpu", f"{plain.name}-debug")
     assert set(debug.packages) - set(plain.packages) == {"gdb"}

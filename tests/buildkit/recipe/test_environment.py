@@ -1,4 +1,4 @@
-"""The run-time environment tables: what may stand in them, what must, and what they say for hosts that exist."""
+"""The run-time environment tables: their format, and the values they give on known hosts."""
 
 import tomllib
 from dataclasses import asdict
@@ -32,7 +32,7 @@ MI300_RECIPE = {
 
 
 def environment(entries: tuple[EnvEntry, ...], **facts: str) -> dict[str, str]:
-    """What `launch` makes of the table on a host with these facts; a fact that is not given is not known there."""
+    """The environment that `launch` derives from the table on a host with these facts; others are unknown."""
     architectures = [facts.pop("arch")] if "arch" in facts else []
     fabric = facts.pop("fabric", "")
     settings = table_settings([asdict(entry) for entry in entries], architectures, facts, fabric)
@@ -45,14 +45,14 @@ def parse(**changes: Any) -> EnvEntry:
     return entry
 
 
-def test_mi300_of_the_published_recipe_gets_the_published_values(matrix: Matrix) -> None:
+def test_mi300_with_the_recipes_rocm_gets_the_published_values(matrix: Matrix) -> None:
     found = environment(matrix.env("rocm"), arch="gfx942", rocm="6.2.0", nccl="2.20.5", fabric="roce", ray="2.40.0")
     assert MI300_RECIPE.items() <= found.items()
     assert found["NCCL_IB_TIMEOUT"] == "20"
     assert found["RAY_EXPERIMENTAL_NOSET_ROCR_VISIBLE_DEVICES"] == "1"
 
 
-def test_mi300_on_a_current_rocm_drops_what_was_mended(matrix: Matrix) -> None:
+def test_mi300_with_a_current_rocm_drops_obsolete_workarounds(matrix: Matrix) -> None:
     found = environment(matrix.env("rocm"), arch="gfx942", rocm="7.2.1", nccl="2.27.7", fabric="roce", ray="2.60.0")
     assert not {"HSA_NO_SCRATCH_RECLAIM", "RCCL_MSCCL_ENABLE", "NCCL_PROTO", "NCCL_IB_TIMEOUT"} & set(found)
     assert found["NCCL_MIN_NCHANNELS"] == "112"
@@ -80,13 +80,13 @@ def test_only_libfabric_hosts_get_its_provider(matrix: Matrix) -> None:
 
 
 @pytest.mark.parametrize("target", ["cpu", "cuda", "rocm"])
-def test_no_table_holds_debug_values_or_what_only_the_host_knows(matrix: Matrix, target: str) -> None:
+def test_no_table_contains_debug_values_or_values_of_the_host(matrix: Matrix, target: str) -> None:
     names = {entry.name for entry in matrix.env(target)}
     assert not {name for name in names if "DEBUG" in name or name.endswith(("_HCA", "_IFNAME", "_GID_INDEX"))}
 
 
 @pytest.mark.parametrize("target", ["cpu", "cuda", "rocm"])
-def test_what_always_holds_is_baked_and_nothing_else(matrix: Matrix, target: str) -> None:
+def test_only_unconditional_values_are_baked(matrix: Matrix, target: str) -> None:
     dockerfile = render_dockerfile(matrix, matrix.variant(target), "registry", {})
     for entry in matrix.env(target):
         baked = f"ENV {entry.name}={entry.value}" in dockerfile
@@ -170,7 +170,7 @@ specifier = st.lists(
         },
     )
 )
-def test_every_well_formed_condition_is_kept_as_it_is(when: dict[str, Any]) -> None:
+def test_every_valid_condition_is_kept_unchanged(when: dict[str, Any]) -> None:
     assert parse(when=when).when == when
 
 

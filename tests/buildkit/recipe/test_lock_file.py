@@ -1,4 +1,4 @@
-"""A lock that no longer fits the matrix or the templates is refused, and the error names the command that mends it."""
+"""A lock that no longer matches the matrix or the templates is refused; the error names the command that fixes it."""
 
 import shutil
 from collections.abc import Callable
@@ -55,7 +55,7 @@ def test_a_current_lock_is_read(locked: Path) -> None:
         (append("matrix.toml", 'packages = ["gdb"]\n'), "does not match"),
     ],
 )
-def test_a_lock_is_refused_after_a_change_of_what_goes_into_the_image(
+def test_a_lock_is_refused_after_a_change_of_the_images_inputs(
     locked: Path, edit: Callable[[Path], None], words: str
 ) -> None:
     edit(locked)
@@ -64,7 +64,7 @@ def test_a_lock_is_refused_after_a_change_of_what_goes_into_the_image(
     assert caught.value.hint == "run `buildkit lock --target cpu --variant small`"
 
 
-def test_a_comment_in_a_template_changes_no_image(locked: Path) -> None:
+def test_a_comment_in_a_template_keeps_the_lock_valid(locked: Path) -> None:
     append("templates/Dockerfile.j2", "\n# a comment\n")(locked)
     assert read(locked).inputs
 

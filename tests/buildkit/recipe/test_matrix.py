@@ -60,7 +60,7 @@ def test_malformed_matrix_names_the_place(project: Path, before: str, after: str
     assert "matrix.toml" in str(caught.value)
 
 
-def test_root_is_found_from_below(project: Path) -> None:
+def test_the_root_is_found_from_a_subdirectory(project: Path) -> None:
     below = project / "images" / "env"
     assert find_project(None, below) == project == find_project(below, Path.cwd())
 

@@ -1,4 +1,4 @@
-"""The checks of `buildkit doctor` on recorded hosts, and the command on hosts that lack everything."""
+"""The checks of `buildkit doctor` on recorded hosts, and the command on bare hosts."""
 
 import json
 import subprocess
@@ -34,12 +34,12 @@ def check(name: str, found: Findings) -> HostCheck:
 
 
 @pytest.mark.parametrize("host", [DGX, MI300X, P5])
-def test_a_well_kept_gpu_host_has_no_complaint(tmp_path: Path, matrix: Matrix, host: Host) -> None:
+def test_a_healthy_gpu_host_passes_every_check(tmp_path: Path, matrix: Matrix, host: Host) -> None:
     checks = examine(findings(tmp_path, matrix, replace(host, memlock="unlimited")))
     assert {check.check: check.fix for check in checks if check.status != OK} == {}
 
 
-def test_every_complaint_has_a_fix(tmp_path: Path) -> None:
+def test_every_failed_check_has_a_fix(tmp_path: Path) -> None:
     worst = findings(
         tmp_path, None, Host(memlock="65536", cgroup=1, nvidia=1), engines=(), buildx="", mmdebstrap=False,
         free_bytes=0, shm_bytes=None, numa_balancing=True,
@@ -91,7 +91,7 @@ def doctor(*arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.
     return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
 
 
-def test_a_host_without_any_program_is_told_so_and_fails() -> None:
+def test_a_host_without_any_program_fails_with_a_message() -> None:
     begin = time.monotonic()
     done = doctor("--json", PATH="/nonexistent")
     assert time.monotonic() - begin < 10
@@ -109,7 +109,7 @@ def test_the_table_names_the_fix() -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_an_engine_that_hangs_does_not_hold_the_doctor_up(tmp_path: Path) -> None:
+def test_a_hanging_engine_does_not_block_the_doctor(tmp_path: Path) -> None:
     (tmp_path / "docker").write_text("#!/bin/sh\nexec /bin/sleep 60\n")
     (tmp_path / "docker").chmod(0o755)
     begin = time.monotonic()
@@ -119,7 +119,7 @@ def test_an_engine_that_hangs_does_not_hold_the_doctor_up(tmp_path: Path) -> Non
     assert "docker" in found["found"]
 
 
-def test_outside_a_checkout_it_still_looks_at_the_host(tmp_path: Path) -> None:
+def test_outside_a_checkout_the_host_is_still_checked(tmp_path: Path) -> None:
     done = doctor("--json", "--project", str(tmp_path), PATH="/nonexistent")
     assert done.returncode == 1
     checks = [entry["check"] for entry in json.loads(done.stdout)]

@@ -1,4 +1,4 @@
-"""The engines' command lines, with programs that play docker and podman; tests/engines runs the real ones."""
+"""The engines' command lines, with fake docker and podman programs; tests/engines runs the real ones."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +35,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(("client", "buildx"), [("26.1.5", True), ("20.10.24", False)])
-def test_docker_builds_with_or_without_buildx_played(programs: Path, client: str, buildx: bool) -> None:
+def test_a_fake_docker_builds_with_or_without_buildx(programs: Path, client: str, buildx: bool) -> None:
     docker(programs, client, buildx)
     command = Docker().build_command(REQUEST)
     assert ("buildx" in command) == buildx
@@ -44,7 +44,7 @@ def test_docker_builds_with_or_without_buildx_played(programs: Path, client: str
     assert {"id=ca,src=/s/ca", "SOURCE_DATE_EPOCH=1", "--no-cache"} <= set(command)
 
 
-def test_a_client_that_cannot_build_without_buildx_says_so_played(programs: Path) -> None:
+def test_a_fake_client_that_needs_buildx_says_so(programs: Path) -> None:
     docker(programs, "28.2.2", buildx=False)
     with pytest.raises(EngineError) as caught:
         Docker().build_command(REQUEST)
@@ -52,7 +52,7 @@ def test_a_client_that_cannot_build_without_buildx_says_so_played(programs: Path
     assert "docker-buildx" in caught.value.hint
 
 
-def test_podman_builds_with_the_commits_date_played(programs: Path) -> None:
+def test_a_fake_podman_builds_with_the_commits_date(programs: Path) -> None:
     play(programs, "podman", "echo /var/lib/containers/storage")
     command = Podman().build_command(REQUEST)
     assert command[1] == "build"
@@ -60,7 +60,7 @@ def test_podman_builds_with_the_commits_date_played(programs: Path) -> None:
     assert {"id=ca,src=/s/ca", "a:1", "--no-cache"} <= set(command)
 
 
-def test_auto_takes_the_first_engine_that_answers_played(programs: Path) -> None:
+def test_auto_takes_the_first_fake_engine_that_answers(programs: Path) -> None:
     play(programs, "docker", "echo cannot connect >&2; exit 1")
     play(programs, "podman", "echo /var/lib/containers/storage")
     assert open_engine().name == "podman"
@@ -69,7 +69,7 @@ def test_auto_takes_the_first_engine_that_answers_played(programs: Path) -> None
     assert open_engine("podman").name == "podman"
 
 
-def test_no_engine_names_every_refusal_played(programs: Path) -> None:
+def test_without_an_engine_every_fake_refusal_is_named(programs: Path) -> None:
     play(programs, "docker", "echo cannot connect >&2; exit 1")
     with pytest.raises(EngineError) as caught:
         open_engine()
@@ -82,7 +82,7 @@ def test_an_unknown_engine_is_a_usage_error() -> None:
         open_engine("lxc")
 
 
-def test_an_image_is_known_by_digest_and_size_played(programs: Path) -> None:
+def test_an_image_has_digest_and_size_with_a_fake_docker(programs: Path) -> None:
     docker(programs)
     found = Docker().find("a:1")
     assert found is not None
@@ -103,7 +103,9 @@ def test_references_are_completed_as_docker_does(reference: str, full: str) -> N
     assert full_name(reference) == full
 
 
-def test_an_archive_with_fixed_times_needs_the_containerd_store_played(programs: Path, tmp_path: Path) -> None:
+def test_an_archive_with_fixed_times_needs_the_containerd_store_with_a_fake_docker(
+    programs: Path, tmp_path: Path
+) -> None:
     docker(programs)
     request = replace(REQUEST, archive=tmp_path / "image.tar")
     with pytest.raises(EngineError, match="old image store") as caught:

@@ -59,7 +59,7 @@ def test_amd_gets_numeric_groups_and_its_two_devices(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("target", ["cpu", "rocm"])
-def test_debuggers_may_look_into_other_processes(tmp_path: Path, target: str) -> None:
+def test_debuggers_may_trace_other_processes(tmp_path: Path, target: str) -> None:
     flags = container_flags(request(target, debug=True), machine_of(MI300X, tmp_path))
     assert values(flags, "cap-add").count("SYS_PTRACE") == 1
 
@@ -98,14 +98,14 @@ def test_one_gpu_of_many(tmp_path: Path) -> None:
     assert values(flags, "gpus") == ['"device=0"']
 
 
-def test_what_the_user_asks_for_is_there(tmp_path: Path) -> None:
+def test_requested_flags_are_included(tmp_path: Path) -> None:
     asked = request(volumes=("/data:/data:ro",), environment=("A=b",), user="1000:1000", shm_bytes=2**33)
     flags = container_flags(asked, machine_of(BARE, tmp_path))
     assert (values(flags, "volume"), values(flags, "env")) == (["/data:/data:ro"], ["A=b"])
     assert (values(flags, "user"), values(flags, "shm-size")) == (["1000:1000"], [str(2**33)])
 
 
-def test_other_nodes_than_this_machine_are_described_by_options(tmp_path: Path) -> None:
+def test_options_describe_nodes_other_than_this_machine(tmp_path: Path) -> None:
     machine = assume(machine_of(BARE, tmp_path), "rocm", gpus=8, memory=2**41, fabric="roce")
     flags = container_flags(request("rocm"), machine)
     assert "/dev/infiniband" in values(flags, "device")
@@ -115,7 +115,7 @@ def test_other_nodes_than_this_machine_are_described_by_options(tmp_path: Path) 
 
 
 @given(ram=st.integers(2**28, 2**43), nodes=st.integers(1, 16))
-def test_shared_memory_holds_rays_object_store_and_more(ram: int, nodes: int) -> None:
+def test_shared_memory_is_larger_than_rays_object_store(ram: int, nodes: int) -> None:
     """Ray wants 30 % of RAM, at most 200 GB (ray/_private/ray_constants.py); `launch` gives it 80 % of /dev/shm."""
     size = shm_size(ram, nodes)
     assert size * 0.8 >= min(0.3 * ram / nodes, 200e9)
@@ -144,6 +144,6 @@ def test_sizes_are_read_in_dockers_notation(text: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "much", "1.5g", "-1", "1x"])
-def test_a_size_that_is_none_is_refused(text: str) -> None:
+def test_an_invalid_size_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--memory"):
         parse_size(text, "--memory")

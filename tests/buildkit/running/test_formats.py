@@ -1,4 +1,4 @@
-"""The texts that `--print` writes: each is checked by the schema or the shell of the tool that reads it."""
+"""The texts of `--print`, each checked with the schema or the shell of the tool that reads it."""
 
 import json
 import re
@@ -47,14 +47,14 @@ def written(shown: str, wanted: RunRequest, machine: Machine) -> str:
 
 
 def words(text: str) -> list[str]:
-    """The shell words of the command in a text, as the shell itself splits them."""
+    """The words of the command in a text, split by a real shell."""
     command = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
     done = subprocess.run(["bash", "-c", f"printf '%s\\0' {command}"], capture_output=True, text=True, check=True)
     return done.stdout.split("\0")[:-1]
 
 
 def check_compose(text: str) -> dict[str, Any]:
-    """Against the schema of https://github.com/compose-spec/compose-spec, as check-jsonschema carries it."""
+    """Checks a Compose file with check-jsonschema's copy of https://github.com/compose-spec/compose-spec."""
     schema = resources.files("check_jsonschema") / "builtin_schemas" / "vendor" / "compose-spec.json"
     document: dict[str, Any] = yaml.safe_load(text)
     jsonschema.validate(document, json.loads(schema.read_text()))
@@ -91,7 +91,7 @@ def test_docker_line_is_the_list_of_flags(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_a_grace_of_your_own_is_kept(tmp_path: Path) -> None:
+def test_the_users_grace_period_is_kept(tmp_path: Path) -> None:
     wanted = request("cpu", command=("--grace", "30", "train"))
     assert words(written("docker", wanted, machine_of(BARE, tmp_path)))[-4:] == [
         "slipway:cpu",
@@ -101,7 +101,7 @@ def test_a_grace_of_your_own_is_kept(tmp_path: Path) -> None:
     ]
 
 
-def test_several_machines_get_one_line_that_takes_hosts_and_token_from_the_environment(tmp_path: Path) -> None:
+def test_several_machines_share_one_line_that_reads_hosts_and_token_from_the_environment(tmp_path: Path) -> None:
     text = written("docker", request("cuda", nodes=2), machine_of(DGX, tmp_path))
     found = words(text)
     assert "SLIPWAY_TOKEN" in found
@@ -117,7 +117,7 @@ def test_podman_takes_gpus_by_cdi(tmp_path: Path) -> None:
     assert {"nvidia.com/gpu=0", "nvidia.com/gpu=1"} <= set(one)
 
 
-def test_podman_without_root_asks_only_for_what_the_caller_has(tmp_path: Path) -> None:
+def test_rootless_podman_asks_only_for_the_callers_limits(tmp_path: Path) -> None:
     machine = replace(machine_of(MI300X, tmp_path), uid=1000)
     flags = podman_flags(container_flags(request("rocm"), machine), machine)
     found = [(flag.name, flag.value) for flag in flags]
@@ -134,7 +134,7 @@ def test_podman_on_selinux_may_use_the_devices(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("target", "flag"), [("cuda", "--nv"), ("rocm", "--rocm"), ("cpu", None)])
-def test_apptainer_names_its_kind_of_gpu(tmp_path: Path, target: str, flag: str | None) -> None:
+def test_apptainer_selects_the_gpu_vendor(tmp_path: Path, target: str, flag: str | None) -> None:
     found = words(written("apptainer", request(target), machine_of(BARE, tmp_path)))
     assert {"--nv", "--rocm"} & set(found) == ({flag} if flag else set())
     assert f"slipway_{target}.sif" in found
@@ -214,7 +214,7 @@ def test_a_name_that_kubernetes_refuses_is_refused_first(tmp_path: Path, name: s
         written("kubernetes", request("cpu", name=name), machine_of(BARE, tmp_path))
 
 
-def test_no_text_holds_a_secret(tmp_path: Path) -> None:
+def test_no_text_contains_a_secret(tmp_path: Path) -> None:
     wanted = request("cpu", nodes=2)
     for shown in (*TEXTS, *TEMPLATED):
         assert wanted.token not in written(shown, wanted, machine_of(BARE, tmp_path))

@@ -14,14 +14,14 @@ from buildkit.running.nodes import node_commands, run_nodes
 from tests.buildkit.hosts import DGX
 
 
-def test_every_job_has_a_name_and_a_secret_of_its_own() -> None:
+def test_every_job_has_its_own_name_and_secret() -> None:
     one, other = (RunRequest("image", "cpu", ("true",)) for _ in range(2))
     assert one.name != other.name
     assert one.token != other.token
     assert one.token not in repr(one)
 
 
-def test_what_runs_is_what_is_printed(tmp_path: Path) -> None:
+def test_the_printed_commands_are_the_ones_that_run(tmp_path: Path) -> None:
     machine = read_machine(DGX.write(tmp_path))
     request = RunRequest("slipway:cuda", "cuda", ("train",), nodes=2, volumes=("/a:/b",), user="1:2")
     for rank, command in enumerate(node_commands(Docker, request, machine)):
@@ -31,7 +31,7 @@ def test_what_runs_is_what_is_printed(tmp_path: Path) -> None:
         assert request.token not in " ".join(command)
 
 
-# A docker that keeps its containers in files: `create` takes the name, `start --attach` plays the head.
+# A docker that keeps its containers in files: `create` takes the name, `start --attach` acts as the head.
 DOCKER = """#!/bin/bash
 cd "$(dirname "$0")/../state" || exit 1
 echo "$@" >>calls
@@ -76,7 +76,7 @@ def two_nodes(**changes: object) -> RunRequest:
     return replace(RunRequest("slipway:cpu", "cpu", ("true",), nodes=2, name="job"), **changes)  # type: ignore[arg-type]
 
 
-def test_the_heads_status_is_the_jobs_and_nothing_is_left_with_docker_played(
+def test_the_heads_status_is_the_jobs_and_nothing_is_left_with_a_fake_docker(
     state: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     request = two_nodes()
@@ -87,7 +87,7 @@ def test_the_heads_status_is_the_jobs_and_nothing_is_left_with_docker_played(
     assert request.token not in (state / "calls").read_text(), "other users see command lines"
 
 
-def test_a_worker_that_ends_otherwise_is_shown_with_docker_played(
+def test_a_worker_with_another_status_is_shown_with_a_fake_docker(
     state: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     (state / "worker-status").write_text("13\n")
@@ -96,21 +96,21 @@ def test_a_worker_that_ends_otherwise_is_shown_with_docker_played(
     assert "the worker's last words" in capfd.readouterr().err
 
 
-def test_a_refused_container_is_an_error_and_nothing_is_left_with_docker_played(state: Path) -> None:
+def test_a_refused_container_is_an_error_and_nothing_is_left_with_a_fake_docker(state: Path) -> None:
     (state / "refuse-create").touch()
     with pytest.raises(RunError, match="no such device"):
         run_nodes(Docker(), two_nodes())
     assert left(state) == []
 
 
-def test_a_head_that_cannot_start_is_no_success_with_docker_played(state: Path) -> None:
+def test_a_head_that_cannot_start_fails_the_job_with_a_fake_docker(state: Path) -> None:
     (state / "refuse-start").touch()
     with pytest.raises(RunError, match="could not start"):
         run_nodes(Docker(), two_nodes(nodes=1))
     assert left(state) == []
 
 
-def test_sigterm_reaches_the_head_and_cleans_up_with_docker_played(state: Path) -> None:
+def test_sigterm_reaches_the_head_and_cleans_up_with_a_fake_docker(state: Path) -> None:
     (state / "hang").touch()
     (state / "worker-status").write_text("143\n")
     threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
@@ -119,7 +119,7 @@ def test_sigterm_reaches_the_head_and_cleans_up_with_docker_played(state: Path) 
     assert left(state) == []
 
 
-def test_a_missing_volume_is_refused_before_anything_is_made_with_docker_played(state: Path) -> None:
+def test_a_missing_volume_is_refused_before_anything_starts_with_a_fake_docker(state: Path) -> None:
     with pytest.raises(RunError, match="/no/such"):
         run_nodes(Docker(), two_nodes(volumes=("/no/such:/data",)))
     assert "create" not in (state / "calls").read_text()

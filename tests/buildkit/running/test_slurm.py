@@ -1,4 +1,4 @@
-"""The batch script: its options are sbatch's, shellcheck accepts it, and it behaves when Slurm warns."""
+"""The batch script: sbatch knows its options, shellcheck accepts it, and it handles Slurm's warning signal."""
 
 import os
 import re
@@ -19,7 +19,7 @@ from buildkit.running.slurm import CONTAINERS, SlurmOptions, slurm_text
 from tests.buildkit.hosts import BARE, DGX, MI300X, Host
 
 IMAGES = Path(__file__).parents[3] / "images"
-# The long options that sbatch of Slurm 22.05 lists (sbatch --help), as far as a job like ours may use them.
+# The long options that sbatch of Slurm 22.05 lists (sbatch --help), those that a batch job may use.
 SBATCH = {
     "job-name", "nodes", "ntasks-per-node", "gpus-per-node", "cpus-per-task", "mem", "exclusive", "time", "partition",
     "account", "qos", "constraint", "nodelist", "exclude", "output", "open-mode", "requeue", "no-requeue", "signal",
@@ -59,11 +59,11 @@ def test_bash_and_shellcheck_accept_it(tmp_path: Path, container: str, target: s
 
 
 @pytest.mark.parametrize("options", [None, ALL])
-def test_every_option_is_one_of_sbatchs(tmp_path: Path, options: SlurmOptions | None) -> None:
+def test_every_option_is_known_to_sbatch(tmp_path: Path, options: SlurmOptions | None) -> None:
     assert set(options_of(script(tmp_path, options=options))) <= SBATCH
 
 
-# Enough for sbatch to read a script's options, which it does before it asks the controller: there is none.
+# A configuration with which sbatch reads a script's options; it fails afterwards, without a controller.
 CONFIG = """ClusterName=c
 SlurmctldHost=localhost(127.0.0.1)
 SlurmctldPort=1
@@ -98,7 +98,7 @@ def test_one_task_per_node_with_its_gpus(tmp_path: Path) -> None:
     assert "gpus-per-node" not in options_of(script(tmp_path, target="cpu"))
 
 
-def test_what_is_asked_for_is_in_the_options(tmp_path: Path) -> None:
+def test_requested_values_are_in_the_options(tmp_path: Path) -> None:
     found = options_of(script(tmp_path, options=ALL))
     assert found["time"] == "3-00:00:00"
     assert (found["partition"], found["account"], found["nodelist"]) == ("gpu", "project", "gpu-[0,1]")
@@ -115,7 +115,7 @@ def test_there_is_one_srun_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("time", ["90", "12:00:00", "30-00:00:00", "2-12", "UNLIMITED"])
-def test_times_that_sbatch_reads(tmp_path: Path, time: str) -> None:
+def test_times_in_sbatchs_format_are_accepted(tmp_path: Path, time: str) -> None:
     assert options_of(script(tmp_path, options=SlurmOptions(time=time)))["time"] == time
 
 
@@ -127,13 +127,13 @@ def test_times_that_sbatch_reads(tmp_path: Path, time: str) -> None:
         (SlurmOptions(partition="gpu\n#SBATCH --uid=0"), "contains a blank"),
     ],
 )
-def test_what_sbatch_would_refuse_is_refused_first(tmp_path: Path, options: SlurmOptions, words: str) -> None:
+def test_values_that_sbatch_would_refuse_are_refused(tmp_path: Path, options: SlurmOptions, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         script(tmp_path, options=options)
 
 
 PROGRAMS = {
-    # What Slurm's and docker's commands do to the script, and a record of how they were called.
+    # Fake Slurm and docker commands, which record their arguments.
     "srun": 'echo "srun $*" >>calls; shift; [ "$1" != bash ] || "$@"; trap "echo stopped >>calls; exit 143" TERM; '
     "echo $$ >pid; for _ in $(seq 100); do sleep 0.1; [ ! -e end ] || exit 0; done",
     "scontrol": 'echo "scontrol $*" >>calls; [ "$1" != listpids ] || '
@@ -165,7 +165,7 @@ def wait_for(path: Path) -> None:
         time.sleep(0.05)
 
 
-def test_a_job_that_ends_by_itself_is_not_requeued_with_slurm_and_docker_played(cluster: Path) -> None:
+def test_a_finished_job_is_not_requeued_with_fake_slurm_and_docker(cluster: Path) -> None:
     (cluster / "end").touch()
     job = submit(cluster, script(cluster))
     assert job.wait(timeout=30) == 0
@@ -181,7 +181,7 @@ def test_a_job_that_ends_by_itself_is_not_requeued_with_slurm_and_docker_played(
     assert re.search(r"^SLIPWAY_TOKEN=[0-9a-f]{64}$", handed, re.MULTILINE)
 
 
-def test_a_warning_stops_the_step_and_requeues_the_job_with_slurm_played(cluster: Path) -> None:
+def test_a_warning_stops_the_step_and_requeues_the_job_with_a_fake_slurm(cluster: Path) -> None:
     job = submit(cluster, script(cluster, options=SlurmOptions(container="none")))
     wait_for(cluster / "pid")
     job.send_signal(signal.SIGUSR1)
@@ -192,7 +192,7 @@ def test_a_warning_stops_the_step_and_requeues_the_job_with_slurm_played(cluster
     assert "scontrol requeue 42" in calls
 
 
-def test_without_requeue_a_warning_only_stops_with_slurm_played(cluster: Path) -> None:
+def test_without_requeue_a_warning_only_stops_the_step_with_a_fake_slurm(cluster: Path) -> None:
     job = submit(cluster, script(cluster, options=SlurmOptions(container="none", requeue=False)))
     wait_for(cluster / "pid")
     job.send_signal(signal.SIGUSR1)

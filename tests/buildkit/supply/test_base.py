@@ -15,7 +15,7 @@ LOCKED = Lock(base=ABSENT, base_digest=f"sha256:{'1' * 64}", debs=(Deb("tini", "
 
 
 class EngineWithImages(Docker):
-    """Knows which images it has; the tests use nothing else of it."""
+    """An engine that only knows which images it has."""
 
     def __init__(self, *references: str) -> None:
         self.references = references
@@ -61,7 +61,7 @@ def test_auto_gives_the_reason_for_bootstrapping(base: Base, tmp_path: Path, mon
     assert "127.0.0.1:1 did not answer" in reason
 
 
-def test_error_without_a_provider_names_each_reason(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_without_a_base_provider_names_each_reason(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(BaseError) as caught:
         choose_provider(base, "auto", EngineWithImages(), LOCKED)

@@ -23,7 +23,7 @@ def test_committed_locks_match_the_matrix(matrix: Matrix) -> None:
             assert all(pin.hashes for pin in read_lock(matrix, variant).pins)
 
 
-def test_committed_locks_hold_no_address(matrix: Matrix) -> None:
+def test_committed_locks_contain_no_address(matrix: Matrix) -> None:
     for path in (matrix.images / "locks").rglob("*.txt"):
         text = path.read_text()
         for sign in ("://", "--index-url", "--find-links", " @ "):

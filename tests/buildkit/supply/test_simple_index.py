@@ -1,4 +1,4 @@
-"""Wheels are found through simple indexes, as JSON or HTML, over HTTP or on disk, and read there in parts."""
+"""Wheels are found through simple indexes (JSON or HTML, over HTTP or on disk) and read in parts."""
 
 import gc
 import hashlib
@@ -25,7 +25,7 @@ JSON = "application/vnd.pypi.simple.v1+json"
 
 
 def make_wheel() -> bytes:
-    """A wheel of 400 kB; the facts need only a small part of it."""
+    """A wheel of 400 kB, of which the facts need a small part."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("some_thing/weights.bin", random.Random(0).randbytes(400_000))
@@ -143,12 +143,12 @@ def test_index_without_the_distribution_offers_nothing(index: Index, session: re
     assert list(remote_offers(f"{index.address}/forbidden", "some-thing", session)) == []
 
 
-def test_server_that_is_no_index_is_named(other_server: Index, session: requests.Session) -> None:
+def test_server_without_an_index_is_named(other_server: Index, session: requests.Session) -> None:
     with pytest.raises(LockError, match=rf"{other_server.address}/simple/some-thing/ is not a page of a simple index"):
         list(remote_offers(f"{other_server.address}/simple", "some-thing", session))
 
 
-def test_facts_are_read_without_fetching_the_whole_wheel(index: Index) -> None:
+def test_facts_are_read_from_parts_of_the_wheel(index: Index) -> None:
     host = host_with(f"{index.address}/simple")
     facts = read_wheel_facts([PIN], "3.11", host, [], [], frozenset({"some-thing"}))["some-thing"]
     assert facts.bytes == 400_600 + len("Metadata-Version: 2.1\nRequires-Dist: torch==2\n")
@@ -156,7 +156,7 @@ def test_facts_are_read_without_fetching_the_whole_wheel(index: Index) -> None:
     assert 0 < index.sent_bytes < len(WHEEL) / 2
 
 
-def test_wheel_with_another_hash_than_the_lock_is_not_taken(index: Index) -> None:
+def test_wheel_whose_hash_differs_from_the_lock_is_skipped(index: Index) -> None:
     pin = Pin(PIN.name, PIN.version, frozenset({"0" * 64}))
     with pytest.raises(LockError, match="no index has a wheel of some-thing"):
         read_wheel_facts([pin], "3.11", host_with(f"{index.address}/simple"), [], [], frozenset())

@@ -46,7 +46,7 @@ def test_sizes_libraries_and_requirements_are_read(wheel: Path) -> None:
     assert facts.requires_python == ">=3.9"
 
 
-def test_a_wheel_for_another_python_is_not_taken(wheel: Path) -> None:
+def test_a_wheel_for_another_python_is_skipped(wheel: Path) -> None:
     wheel.rename(wheel.with_name("thing-1.0-cp38-cp38-win_amd64.whl"))
     host = HostSettings("http://127.0.0.1:9", (), (str(wheel.parent),), (), None, {}, "")
     with pytest.raises(LockError):

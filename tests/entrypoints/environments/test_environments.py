@@ -48,7 +48,7 @@ ORDER = (
 """A new environment may come between any two, but the order of these stays."""
 
 
-def test_the_order_of_detection_stays() -> None:
+def test_the_order_of_detection_is_fixed() -> None:
     assert tuple(environment.name for environment in REGISTRY if environment.name in ORDER) == ORDER
 
 
@@ -57,7 +57,7 @@ def test_the_order_of_detection_is_total() -> None:
     assert REGISTRY[-1].name == "single"
 
 
-def test_every_file_of_the_folder_with_an_environment_is_in_the_registry() -> None:
+def test_every_environment_file_is_registered() -> None:
     folder = REPOSITORY / "entrypoints" / "environments"
     files = {path.stem for path in folder.glob("*.py") if "(Environment):" in path.read_text(encoding="utf-8")}
     assert files == {environment.name for environment in REGISTRY}
@@ -203,7 +203,7 @@ def test_disagreement_names_the_winner() -> None:
     assert rank.startswith("node rank: slurm says 2")
 
 
-def test_ambiguous_variables_of_a_runner_up_are_a_conflict() -> None:
+def test_ambiguous_variables_of_a_lower_environment_are_a_conflict() -> None:
     found = detect({**SLURM, "RANK": "0", "WORLD_SIZE": "32", "MASTER_ADDR": "h0"}, "me")
     assert found.allocation.node_count == 4
     (conflict,) = found.conflicts
@@ -239,7 +239,7 @@ def test_a_list_of_hosts_outranks_an_existing_cluster() -> None:
     assert found.conflicts == ("RAY_ADDRESS=10.0.0.1:6379 names a cluster that exists already; explicit wins",)
 
 
-def test_agreement_is_no_conflict() -> None:
+def test_environments_that_agree_are_no_conflict() -> None:
     found = detect({**SLURM, "NNODES": "4", "NODE_RANK": "2", "MASTER_ADDR": "n01.cluster"}, "me")
     assert found.conflicts == ()
 
@@ -277,7 +277,7 @@ def test_a_host_file_has_one_host_per_line(tmp_path: Path, text: str, hosts: tup
     assert (found.hosts, found.node_rank) == (hosts, 1)
 
 
-def test_a_list_of_addresses_finds_this_node_by_its_own(tmp_path: Path) -> None:
+def test_this_node_is_found_by_its_address_in_a_list_of_addresses(tmp_path: Path) -> None:
     (tmp_path / "proc" / "net").mkdir(parents=True)
     (tmp_path / "proc" / "net" / "fib_trie").write_text(
         "Local:\n  +-- 0.0.0.0/0 3 0 5\n     |-- 10.0.0.0\n        /8 universe UNICAST\n"

@@ -1,4 +1,4 @@
-"""Environments as real systems document them: `recorded/*.toml`, each with its source."""
+"""Recorded environments of real systems, `recorded/*.toml`, each with its source."""
 
 import stat
 import tomllib

@@ -1,4 +1,4 @@
-"""One row per accelerator: no other file knows a target or a vendor."""
+"""One row per accelerator: no other file names a target or a vendor."""
 
 import ast
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from tests.entrypoints.conftest import REPOSITORY
 
 
 def string_literals() -> Iterator[tuple[str, str]]:
-    """Each file of `entrypoints` but the table, with each string in its code."""
+    """Each file of `entrypoints` outside the table, with the strings of its code."""
     for path in (REPOSITORY / "entrypoints").rglob("*.py"):
         if path.name != "accelerators.py":
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -26,6 +26,6 @@ def test_targets_and_prefixes_tell_the_rows_apart() -> None:
     assert len({row.architecture_prefix for row in ACCELERATORS}) == len(ACCELERATORS)
 
 
-def test_the_cpu_image_has_no_accelerator_and_a_checkout_may_use_any() -> None:
+def test_the_cpu_image_has_no_accelerator_and_a_checkout_accepts_any() -> None:
     assert accelerator_of("cpu") is accelerator_of(None) is None
     assert (may_use_gpus("cpu"), may_use_gpus("cuda"), may_use_gpus(None)) == (False, True, True)

@@ -25,7 +25,7 @@ def test_without_a_home_everything_goes_below_the_cache_directory(tmp_path: Path
     assert os.access(environment["HOME"], os.W_OK)
 
 
-def test_the_secret_is_not_handed_on(tmp_path: Path) -> None:
+def test_children_do_not_get_the_secret(tmp_path: Path) -> None:
     given = {"HOME": str(tmp_path), "SLIPWAY_TOKEN": "s", "SLIPWAY_TOKEN_FILE": "f", "SLIPWAY_HOSTS": "a"}
     assert child_environment(given) == {"HOME": str(tmp_path), "SLIPWAY_HOSTS": "a"}
 
@@ -36,7 +36,7 @@ def test_a_cache_directory_that_cannot_be_made_is_an_error(tmp_path: Path) -> No
         child_environment({"SLIPWAY_CACHE_DIR": str(tmp_path / "file" / "cache")})
 
 
-def test_the_hosts_settings_apply_unless_the_user_says_otherwise(tmp_path: Path) -> None:
+def test_the_hosts_settings_yield_to_the_users(tmp_path: Path) -> None:
     settings = [Setting("TOKENIZERS_PARALLELISM", "false", "r"), Setting("NCCL_X", "1", "r")]
     environment = child_environment({"HOME": str(tmp_path), "NCCL_X": "0"}, settings)
     assert environment == {"HOME": str(tmp_path), "TOKENIZERS_PARALLELISM": "false", "NCCL_X": "0"}

@@ -1,4 +1,4 @@
-"""The rails, settings and versions that follow from recorded hosts."""
+"""Rails, settings and versions derived from recorded hosts."""
 
 import json
 from collections.abc import Callable
@@ -68,7 +68,7 @@ def test_an_mi300x_uses_its_eight_roce_rails(tmp_path: Path, vendor: str, rails:
 
 
 @pytest.mark.parametrize(("nccl", "index"), [("2.20.5", "3"), ("2.21", None), ("2.28.9", None), (None, None)])
-def test_a_gid_index_is_set_only_where_nccl_cannot_choose(tmp_path: Path, nccl: str | None, index: str | None) -> None:
+def test_a_gid_index_is_set_only_if_nccl_cannot_choose(tmp_path: Path, nccl: str | None, index: str | None) -> None:
     assert values(examine(hosts.mi300x(tmp_path), nccl)).get("NCCL_IB_GID_INDEX") == index
 
 
@@ -98,14 +98,14 @@ def test_an_aws_p5_uses_efa(tmp_path: Path) -> None:
     assert values(host)["NCCL_SOCKET_IFNAME"] == "=ens32"
 
 
-def test_infiniband_handed_to_a_virtual_machine_is_used_and_its_ethernet_is_not(tmp_path: Path) -> None:
+def test_a_virtual_machine_uses_its_infiniband_and_not_its_ethernet(tmp_path: Path) -> None:
     host = examine(hosts.azure_nd(tmp_path))
     assert host.fabric.kind == "infiniband"
     assert values(host)["NCCL_IB_HCA"] == "=" + ",".join(f"mlx5_ib{number}" for number in range(8))
     assert "virtual function" in excluded(host)["mlx5_an0"]
 
 
-def test_a_virtual_function_of_the_clouds_own_network_is_no_fabric(tmp_path: Path) -> None:
+def test_a_virtual_function_of_the_cloud_network_is_not_a_fabric(tmp_path: Path) -> None:
     host = examine(hosts.cloud_vm(tmp_path))
     assert host.fabric.kind == "ethernet"
     assert values(host)["NCCL_IB_DISABLE"] == "1"
@@ -135,7 +135,7 @@ def test_rails_are_in_the_order_of_their_gpus(tmp_path: Path) -> None:
     assert values(examine(tree))["NCCL_IB_HCA"] == "=mlx5_1,mlx5_0"
 
 
-def test_a_slow_adapter_is_no_rail(tmp_path: Path) -> None:
+def test_a_slow_adapter_is_not_a_rail(tmp_path: Path) -> None:
     tree = HostTree(tmp_path)
     tree.adapter("mlx5_0", "pci0000:10/0000:10:01.0/0000:11:00.0")
     tree.adapter("mlx5_1", "pci0000:20/0000:20:01.0/0000:21:00.0", rate="100 Gb/sec (4X EDR)")
@@ -240,7 +240,7 @@ def test_components_are_read_from_pins() -> None:
     assert release("2.13.0+rocm7.2") == (2, 13)
 
 
-def test_the_odd_node_is_named(tmp_path: Path) -> None:
+def test_the_node_that_differs_is_named(tmp_path: Path) -> None:
     usual = examine(hosts.dgx_h100(tmp_path / "usual")).fabric.summary()
     odd = examine(hosts.dgx_h100(tmp_path / "odd"), SLIPWAY_HCAS="^mlx5_0,mlx5_1,mlx5_7").fabric.summary()
     found = odd_ones({"node 0 (a)": usual, "node 1 (b)": odd, "node 2 (c)": usual})
@@ -250,7 +250,7 @@ def test_the_odd_node_is_named(tmp_path: Path) -> None:
     assert odd_ones({"node 0 (a)": usual, "node 1 (b)": usual}) == []
 
 
-def test_a_node_whose_fabric_is_missing_is_odd() -> None:
+def test_a_node_without_the_fabric_is_named() -> None:
     usual = {"kind": "roce", "hcas": ["mlx5_0"], "gid_index": [3], "mtu": [9000], "rate": [400.0]}
     found = odd_ones({"a": usual, "b": {**usual, "mtu": [1500]}, "c": {"kind": "ethernet"}})
     assert "b: its MTU is 1500, but 9000 on 1 of 3 nodes" in found
@@ -274,6 +274,6 @@ def test_explain_shows_the_fabric_of_a_recorded_host(start: Start, tmp_path: Pat
     assert "fabric       infiniband: mlx5_0 (400 Gbit/s), mlx5_3" in shown
 
 
-def test_a_root_that_is_not_there_is_an_error(start: Start) -> None:
+def test_a_missing_root_is_an_error(start: Start) -> None:
     ended: Callable[[], object] = start("explain", "--sysfs-root", "/no/such/place").wait
     assert "/no/such/place is not a directory" in str(ended())

@@ -1,4 +1,4 @@
-"""The values that two nodes compare when they meet."""
+"""The values that two nodes compare in the handshake."""
 
 import time
 from typing import Any
@@ -40,7 +40,7 @@ def test_another_version_or_image_is_refused(theirs: dict[str, Any], message: st
     assert objection(hello_of(), hello_of(**theirs)) == message
 
 
-def test_versions_that_nobody_knows_are_not_taken_as_equal_silently() -> None:
+def test_unknown_versions_are_not_silently_equal() -> None:
     assert objection(hello_of(slipway=None), hello_of(slipway=None)) is None
     assert "version is unknown on both nodes" in unverified(hello_of(slipway=None), hello_of(slipway=None))
 

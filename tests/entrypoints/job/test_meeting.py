@@ -1,4 +1,4 @@
-"""Several nodes on loopback without Ray: meeting, refusals, losses, signals and the common exit status."""
+"""Several nodes on loopback without Ray: handshakes, refusals, losses, signals and the common exit status."""
 
 import os
 import signal
@@ -125,7 +125,7 @@ def test_a_taken_control_port_is_an_error(start_node: Start) -> None:
     assert f"cannot listen on control port {port}" in ended.stderr
 
 
-def test_strangers_on_the_control_port_do_no_harm(start_node: Start) -> None:
+def test_strangers_on_the_control_port_are_ignored(start_node: Start) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -230,7 +230,7 @@ def test_a_signal_to_all_nodes_at_once_leaves_the_command_its_time_and_its_worke
     assert (ended.status, worker.wait().status) == (128 + number, 128 + number)
 
 
-def test_a_clock_an_hour_off_is_refused(start_node: Start, tmp_path: Path) -> None:
+def test_a_clock_that_is_off_by_an_hour_is_refused(start_node: Start, tmp_path: Path) -> None:
     # This changes the worker's `time.time`, not the machine's clock.
     (tmp_path / "sitecustomize.py").write_text("import time\nhere = time.time\ntime.time = lambda: here() + 3600\n")
     head = start_node(0, "--no-ray", "--", "true", SLIPWAY_DEADLINE="3")

@@ -144,7 +144,7 @@ def test_the_command_has_the_terminal() -> None:
 
 
 def read_until(terminal: int, text: str | None) -> str:
-    """Everything up to this text, or until the other side closes."""
+    """The output up to this text, or until the other side closes."""
     seen = ""
     while text is None or text not in seen:
         readable, _, _ = select.select([terminal], [], [], PATIENCE)

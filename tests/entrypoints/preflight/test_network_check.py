@@ -32,7 +32,7 @@ def test_nccls_log_tells_the_transport(lines: tuple[str, ...], transport: str) -
     assert transport_of("".join(f"n1:7:7 [0] NCCL INFO {line}\n" for line in lines)) == transport
 
 
-def test_sockets_are_a_problem_only_where_there_is_something_better() -> None:
+def test_sockets_are_a_problem_only_if_a_faster_fabric_exists() -> None:
     assert "fell back to sockets although the hosts have roce adapters" in fallback("Socket", ["ethernet", "roce"])
     assert fallback("Socket", ["ethernet", "ethernet"]) == ""
     assert fallback("IB", ["infiniband"]) == ""
@@ -62,7 +62,7 @@ def test_one_bad_link_between_good_hosts_names_both() -> None:
         (ray.exceptions.OutOfMemoryError("the kernel ended it"), "it failed: the kernel ended it"),
     ],
 )
-def test_a_pair_that_hangs_or_fails_is_named_with_the_measure_mocked(
+def test_a_pair_that_hangs_or_fails_is_named_with_a_mocked_measurement(
     monkeypatch: pytest.MonkeyPatch, error: Exception, problem: str
 ) -> None:
     def fail(*_: object) -> NodePair:

@@ -1,4 +1,4 @@
-"""Each check, then `launch preflight` and launches that an unfit node stops."""
+"""Each check, `launch preflight`, and launches stopped by an unfit node."""
 
 import json
 import socket
@@ -81,11 +81,11 @@ def test_one_node_alone_is_only_warned_about_its_network(tmp_path: Path) -> None
     assert rdma(alone).verdict is Verdict.WARN
 
 
-def test_without_rdma_locked_memory_does_not_matter(tmp_path: Path) -> None:
+def test_without_rdma_the_locked_memory_limit_is_ignored(tmp_path: Path) -> None:
     assert judge_locked_memory(64 * 1024, facts_of(tmp_path)).verdict is Verdict.SKIP
 
 
-def test_adapters_that_the_container_cannot_open_are_a_fallback_that_is_named(tmp_path: Path) -> None:
+def test_adapters_that_cannot_be_opened_are_reported_as_a_fallback(tmp_path: Path) -> None:
     hosts.dgx_h100(tmp_path)
     found = rdma(facts_of(tmp_path))
     assert found.verdict is Verdict.FAIL
@@ -96,7 +96,7 @@ def test_adapters_that_the_container_cannot_open_are_a_fallback_that_is_named(tm
     assert "--device /dev/infiniband" in found.fix
 
 
-def test_libraries_that_do_not_load_are_a_fallback_that_is_named(tmp_path: Path) -> None:
+def test_libraries_that_do_not_load_are_reported_as_a_fallback(tmp_path: Path) -> None:
     # Some machines have the library, so the loader is replaced.
     def load(name: str) -> None:
         raise OSError(f"{name}: cannot open shared object file")
@@ -107,7 +107,7 @@ def test_libraries_that_do_not_load_are_a_fallback_that_is_named(tmp_path: Path)
     assert rdma(facts_of(tmp_path), lambda name: name).verdict is Verdict.OK
 
 
-def test_the_users_choice_against_rdma_is_respected(tmp_path: Path) -> None:
+def test_the_user_can_disable_rdma(tmp_path: Path) -> None:
     hosts.dgx_h100(tmp_path)
     assert rdma(facts_of(tmp_path, SLIPWAY_HCAS="none")).verdict is Verdict.SKIP
 
@@ -159,7 +159,7 @@ def test_an_old_amd_driver_is_a_warning(tmp_path: Path, version: str | None, ver
     assert driver(facts_of(tmp_path, "rocm", {"torch": "2.13.0+rocm7.2"})).verdict == verdict
 
 
-def test_the_cpu_image_asks_for_no_gpu(tmp_path: Path) -> None:
+def test_the_cpu_image_needs_no_gpu(tmp_path: Path) -> None:
     facts = facts_of(tmp_path, "cpu")
     assert gpu_access(facts).verdict is Verdict.SKIP
     assert driver(facts).verdict is Verdict.SKIP
@@ -186,7 +186,7 @@ def test_a_control_port_in_the_ephemeral_range_is_a_warning(tmp_path: Path) -> N
     assert ports(replace(facts_of(tmp_path), control_port=65_000)).verdict is Verdict.WARN
 
 
-def test_a_ray_that_an_earlier_start_left_is_named(tmp_path: Path) -> None:
+def test_a_leftover_ray_is_named(tmp_path: Path) -> None:
     facts = facts_of(tmp_path)
     prefix = directory_prefix(facts.allocation.job_id, 0, None)
     for pid, words in {

@@ -1,4 +1,4 @@
-"""Work beside a running job: Ray's state, submitted jobs, the dashboard, debuggers."""
+"""Commands beside a running job: Ray's state, submitted jobs, the dashboard, debuggers."""
 
 import importlib.util
 import itertools
@@ -67,7 +67,7 @@ def test_a_note_is_private_and_expires_with_its_launch(tmp_path: Path) -> None:
         find_note(None, tmp_path)
 
 
-def test_attach_without_a_cluster_tells_where_to_run_it(start: Start) -> None:
+def test_attach_without_a_cluster_says_where_to_run_it(start: Start) -> None:
     ended = start("attach", "--job", "none-such", "--", "true").wait()
     assert ended.status == 16
     assert "error: no cluster of job none-such runs on this node" in ended.stderr
@@ -172,7 +172,7 @@ def test_ray_debug_stops_at_a_breakpoint_on_any_node(job: Job, tmp_path: Path) -
 
 
 def read_until(process: "subprocess.Popen[str]", words: str) -> str:
-    """The output up to these words, which need not end a line."""
+    """The output up to this text, which may be within a line."""
     assert process.stdout is not None
     seen = ""
     while not seen.endswith(words):
@@ -204,7 +204,7 @@ def test_an_exception_stops_for_rays_distributed_debugger(job: Job, tmp_path: Pa
 
 
 def stopped_worker(job: Job) -> dict[str, Any] | None:
-    """The worker that waits for a debugger, from Ray's state API; None if there is none."""
+    """The worker that waits for a debugger, from Ray's state API, or None."""
     listed = job.run("ray", "list", "workers", "--detail", "--format=json")
     workers = json.loads(listed[listed.index("[") :])
     return next((worker for worker in workers if worker["num_paused_threads"]), None)

@@ -41,7 +41,7 @@ def test_jobs_differ_but_nodes_agree() -> None:
     assert control_port("77.0") == control_port("77.0")
 
 
-def test_no_place_to_write_is_an_error() -> None:
+def test_an_unwritable_directory_is_an_error() -> None:
     no_processes = cast(ProcessTree, None)
     with pytest.raises(RayFailedError, match="/tmp cannot be written: No such file or directory"):
         RayNode(no_processes, RayOptions(), RayPorts(30_000), {}, "token", prefix="no/such/")

@@ -45,7 +45,7 @@ print("saved on", len(set(ray.get([save.remote() for _ in range(2)]))), "nodes",
 
 @pytest.fixture(autouse=True)
 def nothing_is_left() -> Iterator[None]:
-    """Every test here must end without processes and directories of its launches."""
+    """Fails a test that leaves processes or directories of its launches."""
     before = ray_directories()
     yield
     assert ray_directories() <= before
@@ -84,7 +84,7 @@ def test_two_nodes_form_one_cluster_and_share_the_status(start_node: Start) -> N
 
 
 @pytest.mark.usefixtures("ipv6")
-def test_ray_runs_over_ipv6_where_the_nodes_have_nothing_else(start_node: Start) -> None:
+def test_ray_runs_over_ipv6_on_nodes_without_ipv4(start_node: Start) -> None:
     variables = {"SLIPWAY_DEADLINE": "120", "SLIPWAY_HOSTS": "::1,worker-1.invalid"}
     worker = start_node(1, *SMALL, "--", "true", **variables)
     told = start_node(0, *SMALL, "--", sys.executable, "-c", COUNT_NODES, **variables).wait()

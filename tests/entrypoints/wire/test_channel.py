@@ -1,4 +1,4 @@
-"""The handshake over real sockets, with one side written by hand."""
+"""The handshake over real sockets; one side is written by hand."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -36,7 +36,7 @@ async def welcoming(channel: Channel) -> Message:
     return hello
 
 
-def test_both_sides_learn_what_the_other_says() -> None:
+def test_both_sides_receive_the_others_hello() -> None:
     hello, welcome = meet(welcoming, lambda channel: introduce(channel, "token", HELLO))
     assert hello == HELLO
     assert welcome == {"launch_id": "x"}
@@ -50,7 +50,7 @@ def test_a_worker_with_another_token_is_refused() -> None:
     assert str(refused) == "wrong token"
 
 
-def test_a_head_that_does_not_know_the_token_is_not_believed() -> None:
+def test_a_head_without_the_token_is_refused() -> None:
     async def impostor(channel: Channel) -> None:
         channel.send(challenge="c", protocol=1)
         said = await channel.receive()
@@ -74,7 +74,7 @@ def test_a_changed_hello_is_noticed() -> None:
     assert answer == {"refused": "wrong token"}
 
 
-def test_an_old_proof_is_worthless() -> None:
+def test_a_replayed_proof_is_refused() -> None:
     async def replay(channel: Channel) -> Message:
         await channel.receive()
         channel.send(hello=HELLO, nonce="n", proof=proof("token", "worker", ("an earlier challenge", "n"), HELLO))
@@ -107,7 +107,7 @@ def test_another_protocol_is_refused_with_both_numbers() -> None:
 
 
 @pytest.mark.parametrize("line", [b"not json\n", b"3\n", b"{}\n"])
-def test_nonsense_is_not_a_peer(line: bytes) -> None:
+def test_random_bytes_are_refused(line: bytes) -> None:
     async def nonsense(channel: Channel) -> None:
         channel._writer.write(line)
 

@@ -1,4 +1,4 @@
-"""The choice between a host's addresses, and the owners of addresses, with real sockets on loopback."""
+"""The choice among a host's addresses, and the interfaces of addresses, with real sockets on loopback."""
 
 import asyncio
 import socket
@@ -29,7 +29,7 @@ def reach(addresses: list[str], port: int) -> str:
 
 
 @pytest.mark.usefixtures("ipv6")
-def test_the_first_address_that_answers_is_taken() -> None:
+def test_the_first_address_that_answers_is_used() -> None:
     with listen("::1") as only:
         port = only.getsockname()[1]
         assert reach(["127.0.0.1", NOWHERE, "::1"], port) == "::1"
@@ -38,7 +38,7 @@ def test_the_first_address_that_answers_is_taken() -> None:
 
 
 @pytest.mark.usefixtures("ipv6")
-def test_a_host_that_begins_to_listen_meanwhile_is_reached_at_its_first_address(
+def test_a_host_that_starts_to_listen_late_is_reached_at_its_first_address(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with listen("::1") as later:
@@ -56,7 +56,7 @@ def test_a_host_that_begins_to_listen_meanwhile_is_reached_at_its_first_address(
         opened[0].close()
 
 
-def test_the_first_address_tells_why_none_answers() -> None:
+def test_the_error_is_that_of_the_first_address() -> None:
     with listen("127.0.0.1") as gone:
         port = gone.getsockname()[1]
     with pytest.raises(ConnectionRefusedError) as told:
@@ -78,14 +78,14 @@ def test_an_interface_is_found_by_its_ipv6_address() -> None:
     assert interface_of("::1") == "lo"
 
 
-def test_an_address_that_nobody_here_has_belongs_to_no_interface() -> None:
+def test_a_foreign_address_belongs_to_no_interface() -> None:
     assert (interface_of("192.0.2.77"), interface_of("2001:db8::77")) == (None, None)
 
 
-def test_an_interface_goes_by_its_ipv4_address_where_it_has_one() -> None:
+def test_an_interface_is_represented_by_its_ipv4_address() -> None:
     assert (address_of("lo"), address_of("no-such-interface")) == ("127.0.0.1", None)
 
 
 @pytest.mark.parametrize(("address", "shown"), [("127.0.0.1", "127.0.0.1"), ("fd00::2", "[fd00::2]")])
-def test_ipv6_stands_in_brackets_in_front_of_a_port(address: str, shown: str) -> None:
+def test_ipv6_addresses_get_brackets_before_a_port(address: str, shown: str) -> None:
     assert bracketed(address) == shown

@@ -1,4 +1,4 @@
-"""A worker that fails in every way, for test_workers.py."""
+"""A worker that fails in various ways, for test_workers.py."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""Cores for the processes of a GPU. NVML is played: it needs NVIDIA's driver."""
+"""Cores for the processes of a GPU. NVML is a fake, because the real one needs NVIDIA's driver."""
 
 import os
 import subprocess
@@ -26,8 +26,8 @@ class PlayedError(Exception):
     pass
 
 
-def played_nvml(monkeypatch: pytest.MonkeyPatch, words: list[int] | None) -> None:
-    """One that knows GPU 3, or only says that it knows none."""
+def fake_nvml(monkeypatch: pytest.MonkeyPatch, words: list[int] | None) -> None:
+    """A fake NVML that knows GPU 3, or no GPU."""
 
     def affinity(device: int, size: int) -> list[int]:
         if words is None:
@@ -45,15 +45,15 @@ def played_nvml(monkeypatch: pytest.MonkeyPatch, words: list[int] | None) -> Non
 
 
 def test_cores_next_to_a_gpu_come_from_nvml_mocked(monkeypatch: pytest.MonkeyPatch) -> None:
-    played_nvml(monkeypatch, [0b1100, 0b1])
+    fake_nvml(monkeypatch, [0b1100, 0b1])
     assert near_cores(3) == near_cores("3") == {2, 3, 64}
     assert near_cores("GPU-2b1c") == set()
 
 
-def test_no_core_is_near_where_played_nvml_does_not_say(
+def test_without_an_affinity_from_a_fake_nvml_no_core_is_near(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    played_nvml(monkeypatch, None)
+    fake_nvml(monkeypatch, None)
     assert near_cores(3) == set()
     assert "next to GPU 3: no driver" in caplog.text
 
@@ -67,7 +67,7 @@ def test_no_core_is_near_where_played_nvml_does_not_say(
         pytest.param({1, 2, 3}, {1, 2, 3}, id="those of its socket, which other GPUs share"),
     ],
 )
-def test_a_process_keeps_to(monkeypatch: pytest.MonkeyPatch, near: set[int], kept: set[int]) -> None:
+def test_a_process_is_pinned_to(monkeypatch: pytest.MonkeyPatch, near: set[int], kept: set[int]) -> None:
     chosen: list[set[int]] = []
     monkeypatch.setattr(cores, "near_cores", lambda _gpu: near)
     monkeypatch.setattr(cores, "CORES", Path("/nowhere"))
@@ -77,7 +77,7 @@ def test_a_process_keeps_to(monkeypatch: pytest.MonkeyPatch, near: set[int], kep
     assert chosen == [kept]
 
 
-def test_a_real_process_keeps_to_its_half_of_the_cores() -> None:
+def test_a_real_process_is_pinned_to_its_half_of_the_cores() -> None:
     found = subprocess.run(
         [sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
     )
@@ -85,13 +85,13 @@ def test_a_real_process_keeps_to_its_half_of_the_cores() -> None:
 
 
 @given(st.sets(st.integers(0, 300), min_size=1), st.integers(1, 16))
-def test_parts_are_all_cores_once_and_equally_many(own: set[int], shares: int) -> None:
+def test_parts_cover_all_cores_once_and_are_equal(own: set[int], shares: int) -> None:
     parts = [part(own, share, shares, Path("/nowhere")) for share in range(shares)]
     assert sorted(core for one in parts for core in one) == sorted(own)
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
-def test_threads_of_one_core_come_into_one_part(tmp_path: Path) -> None:
+def test_threads_of_one_core_share_a_part(tmp_path: Path) -> None:
     for core in range(8):  # as Linux counts them: first one of each core, then the others
         topology = tmp_path / f"cpu{core}" / "topology"
         topology.mkdir(parents=True)

@@ -19,7 +19,7 @@ from trainer.errors import ConfigError, DataError, WorkerError
 
 @pytest.fixture(scope="module")
 def slots() -> Iterator[list[Slot]]:
-    """Two slots on a small Ray of its own."""
+    """Two slots on a small Ray cluster."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("RAY_ADDRESS", raising=False)
         patch.setenv("RAY_AUTH_MODE", "disabled")
@@ -30,7 +30,7 @@ def slots() -> Iterator[list[Slot]]:
 
 @pytest.fixture
 def group(slots: list[Slot]) -> WorkerGroup[Worker]:
-    """Workers that have started, so that whatever happens next happens in a call."""
+    """Workers that have started, so that later failures happen within calls."""
     group = make_group(slots)
     group.call(Worker.echo, "up")
     return group
@@ -55,13 +55,13 @@ def test_a_dead_worker_is_named(group: WorkerGroup[Worker], slots: list[Slot]) -
     assert "logs/" in caught.value.hint
 
 
-def test_the_dead_worker_is_blamed_and_not_the_one_that_missed_it(group: WorkerGroup[Worker]) -> None:
+def test_the_error_names_the_dead_worker_and_not_its_peer(group: WorkerGroup[Worker]) -> None:
     with pytest.raises(WorkerError, match=r"critic rank 1 on .* died"):
         group.call_each(task(Worker.lose_a_peer, what) for what in ("notices", "dies"))
 
 
-class PlayedRay:
-    """Calls that never end, on a clock that only waiting moves."""
+class FakeRay:
+    """Calls that never end, on a clock that advances only while waiting."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -75,15 +75,15 @@ class PlayedRay:
         raise GetTimeoutError
 
 
-def test_a_dead_worker_is_looked_for_once_among_64_played_ranks_that_hang(monkeypatch: pytest.MonkeyPatch) -> None:
-    played = PlayedRay()
-    monkeypatch.setattr(calls, "ray", played)
-    monkeypatch.setattr(time, "monotonic", lambda: played.now)
+def test_a_dead_worker_is_searched_for_once_among_64_fake_hanging_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeRay()
+    monkeypatch.setattr(calls, "ray", fake)
+    monkeypatch.setattr(time, "monotonic", lambda: fake.now)
     hung = [Call[None](f"critic rank {rank}", "update", object(), object()) for rank in range(64)]
     failure = RayTaskError("update", "", ValueError("bad luck"))
     explained = calls._explain(hung[0], failure, hung[1:])
     assert str(explained) == "critic rank 0 failed in update: ValueError: bad luck"
-    assert played.now == calls.CAUSE_SECONDS
+    assert fake.now == calls.CAUSE_SECONDS
 
 
 def test_an_unexpected_failure_is_one_line(group: WorkerGroup[Worker]) -> None:
@@ -92,7 +92,7 @@ def test_an_unexpected_failure_is_one_line(group: WorkerGroup[Worker]) -> None:
 
 
 @pytest.mark.parametrize("constructor", [False, True])
-def test_the_users_errors_come_through_as_they_are(slots: list[Slot], constructor: bool) -> None:
+def test_the_users_errors_arrive_unchanged(slots: list[Slot], constructor: bool) -> None:
     group = make_group(slots, *(["constructor"] if constructor else []))
     with pytest.raises(DataError, match="no model here" if constructor else "bad data") as caught:
         group.call(Worker.refuse)
@@ -106,13 +106,13 @@ def test_a_worker_that_does_not_answer_ends_the_wait(group: WorkerGroup[Worker])
         calls.wait(group.start(Worker.sleep), timeout=0.5)
 
 
-def test_more_nodes_or_gpus_than_there_are(slots: list[Slot]) -> None:
+def test_more_nodes_or_gpus_than_available_are_refused(slots: list[Slot]) -> None:
     with pytest.raises(ConfigError, match=r"trainer\.nnodes=5, but the cluster has 1"):
         find_nodes(5, 0)
     with pytest.raises(ConfigError, match="has 0 GPUs, every node needs 8"):
         find_nodes(1, 8)
 
 
-def test_slots_that_are_taken_are_not_waited_for_without_end(slots: list[Slot]) -> None:
+def test_waiting_for_occupied_slots_times_out(slots: list[Slot]) -> None:
     with pytest.raises(WorkerError, match="did not reserve"):
         reserve_slots([slots[0].node] * 1000, 0, timeout=0.5)

@@ -29,7 +29,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
     )
 
 
-def test_arithmetic_has_the_columns_of_chat_style_parquet(files: tuple[Path, Path, Path]) -> None:
+def test_arithmetic_has_the_columns_of_chat_datasets(files: tuple[Path, Path, Path]) -> None:
     for path in files:
         assert tuple(pq.read_schema(path).names) == COLUMNS
         for row in rows_of(path):

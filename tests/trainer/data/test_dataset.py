@@ -1,4 +1,4 @@
-"""Prompts from parquet files: what fits, what is refused, what the next run finds, and classes of one's own."""
+"""Prompts from Parquet files: lengths, refusals, the token cache, and custom dataset classes."""
 
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ def write(path: Path, **columns: list[Any]) -> Path:
     return path
 
 
-def test_a_prompt_is_the_templated_question_with_all_that_a_reward_may_want(file: Path, tokenizer: Any) -> None:
+def test_a_prompt_is_the_templated_question_with_the_columns_for_its_reward(file: Path, tokenizer: Any) -> None:
     prompts = PromptDataset([file], tokenizer, DataConfig(max_prompt_length=128))
     row = pq.read_table(file).to_pylist()[3]
     assert len(prompts) == 40
@@ -55,7 +55,7 @@ def test_files_are_read_one_after_the_other(file: Path, tokenizer: Any) -> None:
     assert prompts[41].index == 41
 
 
-def test_a_long_prompt_is_refused_left_out_or_cut(file: Path, tokenizer: Any) -> None:
+def test_a_long_prompt_is_refused_dropped_or_truncated(file: Path, tokenizer: Any) -> None:
     whole = PromptDataset([file], tokenizer, DataConfig(max_prompt_length=128))
     lengths = [len(whole[index].token_ids) for index in range(len(whole))]
     limit = sorted(lengths)[20]
@@ -77,7 +77,7 @@ def test_a_long_prompt_is_refused_left_out_or_cut(file: Path, tokenizer: Any) ->
         PromptDataset([file], tokenizer, DataConfig(max_prompt_length=2, overlong_prompts="filter"))
 
 
-def test_the_next_run_maps_the_tokens_that_the_first_one_wrote(
+def test_the_next_run_reads_the_cached_tokens(
     file: Path, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = DataConfig(max_prompt_length=128, cache_dir=tmp_path / "cache")
@@ -140,7 +140,7 @@ class Words(Doubles):
 """
 
 
-def test_a_dataset_class_of_one_s_own(tmp_path: Path, tokenizer: Any) -> None:
+def test_a_custom_dataset_class(tmp_path: Path, tokenizer: Any) -> None:
     path = tmp_path / "mine.py"
     path.write_text(CUSTOM)
 

@@ -1,4 +1,4 @@
-"""Reading ahead changes when prompts are read, and nothing else."""
+"""Reading ahead changes only when prompts are read."""
 
 import threading
 
@@ -9,7 +9,7 @@ from trainer.data.prefetch import Prefetcher
 
 
 class Numbers:
-    """Prompt `i` of ten; notes what was read, and can be told to fail."""
+    """Ten prompts; records which ones were read, and can fail."""
 
     def __init__(self) -> None:
         self.read: list[int] = []
@@ -32,7 +32,7 @@ def sampler() -> PromptSampler:
     return PromptSampler(10, 3, shuffle=True, seed=0)
 
 
-def test_the_next_batch_is_read_before_it_is_asked_for() -> None:
+def test_the_next_batch_is_read_ahead() -> None:
     plain, numbers, own = sampler(), Numbers(), sampler()
     prefetcher = Prefetcher(numbers, own)
     first = [prompt.index for prompt in prefetcher.next_batch()]
@@ -44,7 +44,7 @@ def test_the_next_batch_is_read_before_it_is_asked_for() -> None:
         assert [prompt.index for prompt in prefetcher.next_batch()] == plain.next_batch()
 
 
-def test_a_sampler_that_was_set_elsewhere_draws_what_it_would_have_drawn() -> None:
+def test_a_restored_sampler_draws_the_same_prompts() -> None:
     plain, own = sampler(), sampler()
     prefetcher = Prefetcher(Numbers(), own)
     prefetcher.next_batch()
@@ -54,7 +54,7 @@ def test_a_sampler_that_was_set_elsewhere_draws_what_it_would_have_drawn() -> No
     assert [prompt.index for prompt in prefetcher.next_batch()] == plain.next_batch()
 
 
-def test_what_goes_wrong_is_raised_where_the_batch_is_taken() -> None:
+def test_an_error_is_raised_where_the_batch_is_taken() -> None:
     numbers, plain = Numbers(), sampler()
     prefetcher = Prefetcher(numbers, sampler())
     plain.next_batch()

@@ -1,4 +1,4 @@
-"""Sampling that goes on while weights change. Engines are played by a script whose tokens tell the weights' version."""
+"""Sampling that continues while weights change. Fake engines return tokens that equal the version of the weights."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -21,8 +21,8 @@ LENGTHS = (3, 17, 1, 9)  # tokens of a step's responses, of which one in four is
 LIMIT = 20
 
 
-class PlayedEngines:
-    """A response ends when it is as long as its prompt says; every token is the version that sampled it."""
+class FakeEngines:
+    """The prompt gives the length of its response; each token is the version of the weights that sampled it."""
 
     def __init__(self) -> None:
         self.version = 0
@@ -41,8 +41,8 @@ class PlayedEngines:
         return Response((self.version,) * count, (-0.5,) * count, ended=count == left)
 
 
-class PlayedCollector:
-    """Draws from the sampler, scores nothing."""
+class FakeCollector:
+    """Draws from the sampler without scoring."""
 
     def __init__(self, sampler: PromptSampler, max_staleness: int) -> None:
         self.config = Config.model_validate(
@@ -53,7 +53,7 @@ class PlayedCollector:
                 "data": {"max_response_length": LIMIT},
             }
         )
-        self.engines = PlayedEngines()
+        self.engines = FakeEngines()
         self.conversations = Conversations(self.config, self.engines, None)  # type: ignore[arg-type]
         self.sampler = sampler
         self.begun: list[tuple[int, int]] = []  # step, version
@@ -73,9 +73,9 @@ class PlayedCollector:
 
 
 @contextmanager
-def running(max_staleness: int) -> Iterator[tuple[AsynchronousPipeline, PlayedCollector]]:
+def running(max_staleness: int) -> Iterator[tuple[AsynchronousPipeline, FakeCollector]]:
     sampler = PromptSampler(24, 4, shuffle=False, seed=0)
-    collector = PlayedCollector(sampler, max_staleness)
+    collector = FakeCollector(sampler, max_staleness)
     pipeline = AsynchronousPipeline(collector, sampler, lambda _name: nullcontext())  # type: ignore[arg-type]
     try:
         yield pipeline, collector
@@ -88,14 +88,14 @@ def sampling_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "sample"]
 
 
-def update(pipeline: AsynchronousPipeline, collector: PlayedCollector) -> None:
+def update(pipeline: AsynchronousPipeline, collector: FakeCollector) -> None:
     """The end of a step: the engines get new weights."""
     with pipeline.paused():
         collector.engines.version += 1
 
 
 @pytest.mark.parametrize("max_staleness", [0, 1, 3])
-def test_no_token_is_older_than_it_may_be_and_every_one_knows_its_weights(max_staleness: int) -> None:
+def test_no_token_exceeds_the_staleness_and_each_records_its_weights(max_staleness: int) -> None:
     with running(max_staleness) as (pipeline, collector):
         for step in range(1, LAST + 1):
             experience = pipeline.take(step, LAST)
@@ -110,14 +110,14 @@ def test_no_token_is_older_than_it_may_be_and_every_one_knows_its_weights(max_st
     assert all(step - 1 - version <= max_staleness for step, version in collector.begun)
 
 
-def test_a_response_goes_on_under_new_weights() -> None:
+def test_a_response_continues_under_new_weights() -> None:
     with running(max_staleness=0) as (pipeline, collector):
         collector.engines.updated_after_each_segment = True
         rows = pipeline.take(1, LAST).responses
     assert [row.versions for row in rows] == [[place // 4 for place in range(length)] for length in LENGTHS]
 
 
-def test_a_checkpoint_draws_again_what_was_under_way() -> None:
+def test_a_resumed_run_draws_unfinished_prompts_again() -> None:
     with running(max_staleness=2) as (pipeline, collector):
         pipeline.take(1, LAST)
         update(pipeline, collector)
@@ -179,6 +179,6 @@ def test_a_failure_between_two_takes_is_raised_by_the_next_one_and_the_run_can_s
         ({"correction": "tis", "advantage": "remax"}, r"does not support algorithm\.advantage=remax"),
     ],
 )
-def test_what_does_not_go_together_is_refused(settings: dict[str, Any], reason: str) -> None:
+def test_contradictory_settings_are_refused(settings: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         Config.model_validate({"trainer": {"mode": "asynchronous"}, "algorithm": settings})

@@ -1,4 +1,4 @@
-"""When rewards are found. Reward workers are played by ones that wait until they are told."""
+"""When rewards are computed. The reward workers are fakes that wait for a signal."""
 
 import threading
 from collections.abc import Iterable, Iterator
@@ -18,8 +18,8 @@ from trainer.models.small import build_tokenizer
 from trainer.rewards.answer import Answer, Scored
 
 
-class PlayedRewards:
-    """Two workers, to whom a response is worth what the ground truth says."""
+class FakeRewards:
+    """Two workers whose reward for a response is its ground truth."""
 
     def __init__(self) -> None:
         self.told = threading.Event()
@@ -36,7 +36,7 @@ class PlayedRewards:
 
 
 class Phases(list[str]):
-    """Notes what the caller waits for."""
+    """Records the phases that the caller waits for."""
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
@@ -44,8 +44,8 @@ class Phases(list[str]):
         yield
 
 
-def collector(rewards: PlayedRewards, **reward: object) -> Collector:
-    """With no engines and no prompts of its own."""
+def collector(rewards: FakeRewards, **reward: object) -> Collector:
+    """A collector without engines and prompts."""
     config = Config.model_validate({"model": {"path": "/nowhere"}, "reward": reward})
     engines: Any = None
     dataset: Any = []
@@ -61,7 +61,7 @@ def begun(made: Collector, phases: Phases, *truths: str) -> Experience:
 
 
 def test_rewards_are_computed_in_the_background() -> None:
-    rewards, phases = PlayedRewards(), Phases()
+    rewards, phases = FakeRewards(), Phases()
     made = collector(rewards)
     experience = begun(made, phases, "1", "0", "2")
     assert experience.lengths.tolist() == [1, 1, 1]  # what the passes need is there
@@ -72,8 +72,8 @@ def test_rewards_are_computed_in_the_background() -> None:
     made.close()
 
 
-def test_a_reward_model_has_its_turn_on_the_gpu_before_the_passes() -> None:
-    rewards, phases = PlayedRewards(), Phases()
+def test_a_reward_model_uses_the_gpu_before_the_forward_passes() -> None:
+    rewards, phases = FakeRewards(), Phases()
     made = collector(rewards, model={"path": "/judge"})
     threading.Timer(0.2, rewards.told.set).start()
     assert begun(made, phases, "1").scores.done()
@@ -81,8 +81,8 @@ def test_a_reward_model_has_its_turn_on_the_gpu_before_the_passes() -> None:
     made.close()
 
 
-def test_what_goes_wrong_is_raised_where_rewards_are_needed() -> None:
-    rewards, phases = PlayedRewards(), Phases()
+def test_an_error_is_raised_where_rewards_are_needed() -> None:
+    rewards, phases = FakeRewards(), Phases()
     made = collector(rewards)
     rewards.told.set()
     experience = begun(made, phases, "1", "bad")

@@ -1,5 +1,5 @@
-"""Conversations with an environment: which token is whose, and what is learned from it. The policy is played by a
-script where its words matter, and is a real network where its log-probs do."""
+"""Conversations with an environment: the author of each token, and the loss mask. A script replaces
+the policy where only its words matter; a real network is used where log-probs matter."""
 
 import re
 import time
@@ -34,8 +34,8 @@ def tokenizer() -> Any:
     return build_tokenizer(["What is 12 + 7? calc: 12+7 #### 19 Write EXPRESSION to calculate, or ANSWER to answer."])
 
 
-class PlayedEngines:
-    """Says its next line at each turn, whatever it is asked, but never more tokens than it may."""
+class FakeEngines:
+    """Says its next line at each turn, within the token limit."""
 
     def __init__(self, tokenizer: Any, lines: Sequence[str]) -> None:
         self.version = 0
@@ -64,11 +64,11 @@ def converse(
     limit: int = 64,
     most: int | None = None,
     **rollout: Any,
-) -> tuple[Trajectory, PlayedEngines]:
+) -> tuple[Trajectory, FakeEngines]:
     """One conversation in which the policy says these lines."""
     settings = {"environment": {"path": path, "name": name}, **rollout}
     config = Config.model_validate({"rollout": settings, "data": {"max_response_length": limit}})
-    engines = PlayedEngines(tokenizer, lines)
+    engines = FakeEngines(tokenizer, lines)
     conversations = Conversations(config, engines, tokenizer)  # type: ignore[arg-type]
     prompt = Prompt(0, tuple(tokenizer("<|user|>What is 12 + 7?<|assistant|>")["input_ids"]), "19", "test", "")
     (row,) = conversations.begin([prompt], [100], temperature=1.0)
@@ -79,7 +79,7 @@ def converse(
 
 
 def spoken(tokenizer: Any, row: Trajectory) -> list[tuple[str, bool]]:
-    """The conversation as stretches of text, each with whether the policy said it."""
+    """The conversation as pieces of text, each with whether the policy said it."""
     parts: list[tuple[list[int], bool]] = []
     for token, own in zip(row.token_ids, row.mask, strict=True):
         if not parts or parts[-1][1] != own:
@@ -88,7 +88,7 @@ def spoken(tokenizer: Any, row: Trajectory) -> list[tuple[str, bool]]:
     return [(tokenizer.decode(tokens), own) for tokens, own in parts]
 
 
-def test_each_token_is_known_to_be_the_policys_or_the_environments(tokenizer: Any) -> None:
+def test_each_token_is_marked_as_the_policys_or_the_environments(tokenizer: Any) -> None:
     row, engines = converse(tokenizer, ["calc: 12+7", "#### 19"])
     assert spoken(tokenizer, row) == [
         ("calc: 12+7<|end|>", True),
@@ -97,14 +97,14 @@ def test_each_token_is_known_to_be_the_policys_or_the_environments(tokenizer: An
     ]
     assert row.log_probs == [-0.5 if own else 0.0 for own in row.mask]
     assert (row.turns, row.scored) == (2, None)
-    # The second turn goes on exactly where the environment stopped, with random numbers of its own.
+    # The second turn continues where the environment stopped, with its own random numbers.
     first, second = engines.asked
     before = row.token_ids[: row.mask.index(False) + row.mask.count(False)]
     assert second.prompt == (*first.prompt, *before)
     assert (first.seed, second.seed) == (100, 100 + len(before))
 
 
-def test_a_turn_in_pieces_is_one_turn_and_its_tokens_know_their_weights(tokenizer: Any) -> None:
+def test_a_turn_in_segments_is_one_turn_and_each_token_records_its_weights(tokenizer: Any) -> None:
     whole, _ = converse(tokenizer, ["calc: 12+7", "#### 19"])
     pieces, _ = converse(tokenizer, ["calc: 12+7", "#### 19"], most=3)
     assert (pieces.token_ids, pieces.mask, pieces.turns) == (whole.token_ids, whole.mask, 2)
@@ -114,20 +114,20 @@ def test_a_turn_in_pieces_is_one_turn_and_its_tokens_know_their_weights(tokenize
     assert set(whole.versions[:first_turn]) == {0}
 
 
-def test_conversations_end_at_the_turn_limit_and_where_there_is_no_room(tokenizer: Any) -> None:
+def test_conversations_end_at_the_turn_limit_or_the_token_limit(tokenizer: Any) -> None:
     row, _ = converse(tokenizer, ["calc: 1+1"] * 9, max_turns=2, limit=200)
     assert (row.turns, row.mask[-1]) == (2, True)
-    # The environment's words would fill what is left: without them, the policy's last word stays the last.
+    # The environment's words would fill the remaining room, so the policy's last word stays the last.
     first_turn = len(tokenizer("calc: 12+7<|end|>")["input_ids"])
     row, _ = converse(tokenizer, ["calc: 12+7", "#### 19"], limit=first_turn + 3)
     assert all(row.mask)
     assert len(row.token_ids) == first_turn
-    # A turn that is cut off is not the environment's to answer.
+    # The environment does not answer a truncated turn.
     row, _ = converse(tokenizer, ["calc: 12+7", "#### 19"], limit=first_turn - 1)
     assert (len(row.token_ids), row.turns) == (first_turn - 1, 1)
 
 
-def test_the_calculator_calculates_and_says_what_it_wants(tokenizer: Any) -> None:
+def test_the_calculator_calculates_and_explains_errors(tokenizer: Any) -> None:
     row, _ = converse(tokenizer, ["calc: (2+3)*-4/8", "calc: 2**9", "hm", "#### 1"], limit=400)
     answers = [text for text, own in spoken(tokenizer, row) if not own]
     assert "-2.5" in answers[0]
@@ -192,7 +192,7 @@ def test_an_environment_that_fails_costs_one_conversation(tokenizer: Any, worlds
     assert re.search(reason, row.scored.failure)
 
 
-def test_a_score_that_is_no_number_ends_the_run(tokenizer: Any, worlds: Path) -> None:
+def test_a_score_that_is_not_a_number_ends_the_run(tokenizer: Any, worlds: Path) -> None:
     with pytest.raises(RewardError, match="returned nan"):
         converse(tokenizer, ["a"], worlds, "Nonsense")
 
@@ -220,7 +220,7 @@ def batch_of(row: Trajectory) -> Batch:
     return Batch.from_responses([row.prompt], [row.token_ids], [row.log_probs], [row.mask])
 
 
-def test_the_environments_tokens_are_read_and_not_learned(tokenizer: Any) -> None:
+def test_the_environments_tokens_are_excluded_from_the_loss(tokenizer: Any) -> None:
     row, _ = converse(tokenizer, ["calc: 12+7", "#### 19"])
     batch, mask = batch_of(row), torch.tensor([row.mask])
     assert torch.equal(batch.response_mask, mask)
@@ -236,7 +236,7 @@ def test_the_environments_tokens_are_read_and_not_learned(tokenizer: Any) -> Non
     torch.testing.assert_close(log_probs, plain.where(mask, 0.0))
     assert not entropy[~mask].any()
 
-    # Whatever stands in the environment's places of the other tensors, advantages, KL and returns stay the same.
+    # Values at the environment's tokens change neither advantages nor KL nor returns.
     def learned(noise: float) -> list[torch.Tensor]:
         values, reference = torch.linspace(0, 1, mask.shape[1]).unsqueeze(0), log_probs.detach() - 0.1
         values, reference = values.masked_fill(~mask, noise), reference.masked_fill(~mask, noise)

@@ -1,4 +1,4 @@
-"""When experience is collected. Engines are played by a collector that only notes when it is asked."""
+"""When experience is collected. A fake collector records the calls."""
 
 import threading
 from collections.abc import Iterator
@@ -15,8 +15,8 @@ from trainer.experience.pipeline import Pipeline
 LAST = 4
 
 
-class PlayedCollector:
-    """Draws its prompts as the real one does; samples as long as `gate` is closed."""
+class FakeCollector:
+    """Draws prompts like the real one; samples while `gate` is closed."""
 
     def __init__(self, sampler: PromptSampler) -> None:
         self.sampler = sampler
@@ -35,9 +35,9 @@ class PlayedCollector:
         return Experience([], [], completed(Scores(torch.tensor([float(step)]), {})))
 
 
-def make(ahead: bool) -> tuple[Pipeline, PlayedCollector]:
+def make(ahead: bool) -> tuple[Pipeline, FakeCollector]:
     sampler = PromptSampler(20, 3, shuffle=True, seed=0)
-    collector = PlayedCollector(sampler)
+    collector = FakeCollector(sampler)
     return Pipeline(collector, sampler, lambda _name: nullcontext(), ahead), collector
 
 
@@ -62,14 +62,14 @@ def test_every_step_gets_its_own_experience(ahead: bool) -> None:
     assert collector.started == [1, 2, 3, 4]  # and nothing for a step that does not come
 
 
-def test_synchronously_nothing_is_sampled_before_its_step() -> None:
+def test_synchronous_mode_samples_nothing_ahead() -> None:
     pipeline, collector = make(ahead=False)
     pipeline.take(1, LAST)
     with pipeline.paused():
         assert collector.started == [1]
 
 
-def test_one_step_ahead_sampling_goes_on_until_the_weights_are_to_change() -> None:
+def test_one_step_ahead_sampling_continues_until_the_weights_change() -> None:
     pipeline, collector = make(ahead=True)
     with closing(pipeline):
         collector.gate.set()
@@ -87,7 +87,7 @@ def test_one_step_ahead_sampling_goes_on_until_the_weights_are_to_change() -> No
         assert not settled.is_alive()
 
 
-def test_a_checkpoint_draws_again_what_was_under_way() -> None:
+def test_a_resumed_run_draws_unfinished_prompts_again() -> None:
     pipeline, collector = make(ahead=True)
     with closing(pipeline):
         pipeline.take(1, LAST)
@@ -97,7 +97,7 @@ def test_a_checkpoint_draws_again_what_was_under_way() -> None:
     assert resumed.next_batch() == collector.drawn[2]
 
 
-def test_what_goes_wrong_ahead_is_raised_when_its_step_comes() -> None:
+def test_an_error_while_sampling_ahead_is_raised_at_its_step() -> None:
     pipeline, _ = make(ahead=True)
     with closing(pipeline):
         pipeline.take(12, 20)

@@ -18,7 +18,7 @@ def record(directory: Path, reward: float, **algorithm: object) -> Path:
     return directory
 
 
-def test_runs_stand_side_by_side_with_what_differs(tmp_path: Path) -> None:
+def test_runs_are_shown_side_by_side_with_their_differences(tmp_path: Path) -> None:
     one = record(tmp_path / "plain", 0.1)
     two = record(tmp_path / "other", 0.3, advantage="grpo", gamma=0.9)
     text = write_comparison([one, two], tmp_path / "both.html").read_text()
@@ -31,7 +31,7 @@ def test_runs_stand_side_by_side_with_what_differs(tmp_path: Path) -> None:
         assert sign not in text
 
 
-def test_equal_settings_are_said_to_be_equal(tmp_path: Path) -> None:
+def test_equal_settings_are_reported_as_equal(tmp_path: Path) -> None:
     text = write_comparison([record(tmp_path / "a", 0.1), record(tmp_path / "b", 0.2)], tmp_path / "c.html").read_text()
     assert "All settings are equal." in text
 

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on, with a terminal and without one."""
+"""The output of a run, with and without a terminal."""
 
 import io
 
@@ -35,7 +35,7 @@ def test_without_a_terminal_each_step_is_one_plain_line() -> None:
     assert "\x1b" not in "".join(lines)
 
 
-def test_a_step_without_metrics_is_no_line() -> None:
+def test_a_step_without_metrics_prints_nothing() -> None:
     file = io.StringIO()
     with progress(40, 0, RUN_COLUMNS, Console(file=file)) as display:
         display.step(1, {})

@@ -1,4 +1,4 @@
-"""Weights & Biases and MLflow as they are, writing to disk; where they are not installed, only that this is said."""
+"""Weights & Biases and MLflow, writing to disk; if they are not installed, only the error."""
 
 import importlib.util
 from pathlib import Path

@@ -21,7 +21,7 @@ def test_a_trace_names_what_torch_did_between_start_and_stop(tmp_path: Path) -> 
     assert "aten::sin" in names[1] - names[0]
 
 
-def test_slow_phases_are_told_with_their_threshold() -> None:
+def test_slow_phases_are_reported_with_their_threshold() -> None:
     seconds = {"time/load": 0.02, "time/old_log_prob": 0.07, "time/update_critic": 0.2, "time/generate": 9.0}
     assert slow_phases(seconds, ProfilerConfig()) == [
         "load took 20 ms, the threshold is 10 ms",

@@ -1,11 +1,11 @@
-"""The page of results: a benchmark rewrites its own section and no other."""
+"""The page of results: a benchmark rewrites only its own section."""
 
 from pathlib import Path
 
 from benchmarks.results import write_section
 
 
-def test_a_section_replaces_its_older_self_only(tmp_path: Path) -> None:
+def test_a_section_replaces_only_its_older_version(tmp_path: Path) -> None:
     page = tmp_path / "results.md"
     write_section("One", "first\n\n### inside\n", page)
     write_section("Two", "second", page)

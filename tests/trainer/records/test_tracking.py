@@ -69,14 +69,14 @@ def test_the_report_is_one_page_without_addresses_or_markup_of_the_model(tmp_pat
     assert "actor.learning_rate" in text
 
 
-def test_a_run_that_was_cut_short_in_the_middle_of_a_line_has_a_report(tmp_path: Path) -> None:
+def test_a_run_with_a_truncated_last_line_has_a_report(tmp_path: Path) -> None:
     record(tmp_path, range(1, 3))
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 3, "rewa')
     assert "10.0% → 20.0%" in write_report(tmp_path).read_text()
 
 
-def test_rewards_outside_of_nought_to_one_are_in_the_picture() -> None:
+def test_rewards_outside_0_to_1_are_plotted() -> None:
     rows = [{"step": 1.0, "reward/mean": -3.0}, {"step": 2.0, "reward/mean": float("nan")}]
     axes = Figure().subplots()
     draw_learning(axes, RecordedRun("run", rows, [], {}))
@@ -86,14 +86,14 @@ def test_rewards_outside_of_nought_to_one_are_in_the_picture() -> None:
 
 
 def test_a_sample_stays_on_one_line_with_any_text(tmp_path: Path) -> None:
-    """Unicode has ends of lines that JSON does not."""
+    """Unicode has line ends that JSON does not have."""
     record(tmp_path, range(1, 3), response="a\u2028b\x85c\x0cd\r\ne")
     assert "a\u2028b\x85c" in write_report(tmp_path).read_text()
     record(tmp_path, range(2, 3), resumed=1)
     assert len(read_lines(tmp_path / "samples.jsonl")) == 2
 
 
-def test_the_learning_curve_is_a_picture(tmp_path: Path) -> None:
+def test_the_learning_curve_is_an_image(tmp_path: Path) -> None:
     record(tmp_path, range(1, 5))
     save_learning_curve(tmp_path, tmp_path / "curve.png")
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")

@@ -1,4 +1,4 @@
-"""A reward model on a tiny classifier: what it reads, independence of batches, and models that are refused."""
+"""A reward model on a tiny classifier: its input, independence of batches, and refused models."""
 
 import json
 from collections.abc import Iterable
@@ -71,7 +71,7 @@ def answers(tokenizer: Any, *responses: str) -> list[Answer]:
 
 
 def plain_score(reward_model: Path, tokens: list[int]) -> float:
-    """What Transformers says of one text alone."""
+    """Transformers' score of a single text."""
     model = AutoModelForSequenceClassification.from_pretrained(reward_model).eval()
     with torch.no_grad():
         return float(model(input_ids=torch.tensor([tokens])).logits)
@@ -90,7 +90,7 @@ def test_batched_scores_equal_the_scores_of_single_texts(policy: Path, reward_mo
     assert model.score([]) == []
 
 
-def test_a_model_with_other_words_reads_the_messages_through_its_own_template(policy: Path, tmp_path: Path) -> None:
+def test_a_model_with_another_vocabulary_uses_its_own_chat_template(policy: Path, tmp_path: Path) -> None:
     tokenizer = build_tokenizer(["Quite other words, How many are there of them?"] * 3, vocabulary_size=300)
     reward_model = write_classifier(tmp_path / "reward_model", tokenizer)
     config = settings(policy, reward_model)
@@ -109,14 +109,14 @@ def test_a_model_with_other_words_reads_the_messages_through_its_own_template(po
     assert score == pytest.approx(plain_score(reward_model, tokenizer("How many?", "12")["input_ids"]))
 
 
-def test_of_a_text_that_is_too_long_the_last_tokens_count(policy: Path, reward_model: Path) -> None:
+def test_a_long_text_keeps_its_last_tokens(policy: Path, reward_model: Path) -> None:
     model = RewardModel(settings(policy, reward_model, max_length=4), torch.device("cpu"))
     (asked,) = answers(model._tokenizer, "How many are 1 + 2? #### 3")
     expected = plain_score(reward_model, [*asked.prompt_ids, *asked.response_ids][-4:])
     assert model.score([asked]) == pytest.approx([expected], abs=1e-5)
 
 
-def test_rule_and_model_are_weighed(policy: Path, reward_model: Path) -> None:
+def test_rule_and_model_scores_are_weighted(policy: Path, reward_model: Path) -> None:
     config = settings(policy, reward_model, weight=0.5)
     config = config.model_copy(update={"reward": config.reward.model_copy(update={"weight": 2.0})})
     right, wrong = RewardWorker(config, PLACE).score(answers(AutoTokenizer.from_pretrained(policy), "3", "4"))
@@ -125,13 +125,13 @@ def test_rule_and_model_are_weighed(policy: Path, reward_model: Path) -> None:
     assert wrong.value == pytest.approx(0.5 * wrong.parts["model"])
 
 
-def test_a_score_that_is_no_number_is_refused(policy: Path, reward_model: Path) -> None:
+def test_a_score_that_is_not_finite_is_refused(policy: Path, reward_model: Path) -> None:
     with pytest.raises(RewardError, match=r"the reward model .*reward_model returned nan") as caught:
         weighted_sums([Scored(1.0)], [float("nan")], settings(policy, reward_model).reward)
     assert "float32" in caught.value.hint
 
 
-def test_what_is_no_reward_model_is_refused_before_anything_starts(
+def test_an_unsuitable_reward_model_is_refused_before_anything_starts(
     policy: Path, reward_model: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(DataError, match=r"Qwen2ForCausalLM with 2 labels is not a reward model") as caught:
@@ -145,7 +145,7 @@ def test_what_is_no_reward_model_is_refused_before_anything_starts(
 
 
 def test_a_head_without_weights_is_refused(policy: Path, reward_model: Path, tmp_path: Path) -> None:
-    """As Transformers would make one, from the weights of a language model."""
+    """Transformers makes such a head from the weights of a language model."""
     tokenizer = AutoTokenizer.from_pretrained(policy)
     save_model(create_model(tokenizer, ModelShape(), seed=0), tokenizer, tmp_path / "headless")
     config = json.loads((tmp_path / "headless" / "config.json").read_text())
@@ -157,7 +157,7 @@ def test_a_head_without_weights_is_refused(policy: Path, reward_model: Path, tmp
     assert parameter_count(reward_model) > 0
 
 
-class PlayedGroup:
+class FakeGroup:
     """A reward worker in this process."""
 
     def __init__(self, worker: RewardWorker) -> None:
@@ -170,13 +170,11 @@ class PlayedGroup:
         return [getattr(self.worker, task.method)(*task.arguments) for task in tasks]
 
 
-def test_the_model_is_given_the_very_tokens_of_a_response_here_by_a_worker_in_this_process(
-    policy: Path, reward_model: Path
-) -> None:
+def test_the_model_gets_the_tokens_of_the_response_from_a_fake_worker(policy: Path, reward_model: Path) -> None:
     config = settings(policy, reward_model)
     tokenizer = AutoTokenizer.from_pretrained(policy)
     collector = Collector.__new__(Collector)
-    collector.config, collector.reward = config, PlayedGroup(RewardWorker(config, PLACE))
+    collector.config, collector.reward = config, FakeGroup(RewardWorker(config, PLACE))
     collector.data = RunData(tokenizer, [], [], None)
     prompt = Prompt(0, tuple(tokenizer("<|user|>1 + 2<|assistant|>")["input_ids"]), "3", "", "1 + 2")
     response = [*tokenizer("3")["input_ids"], tokenizer.eos_token_id]

@@ -1,4 +1,4 @@
-"""Rewards of the user's own, in real processes: whatever one does, it costs one sample and not the run."""
+"""Custom rewards in real processes: a failure costs one sample and not the run."""
 
 import time
 from collections.abc import Iterator
@@ -69,7 +69,7 @@ def test_a_reward_that_hangs_raises_or_dies_costs_its_own_sample_only(pool: Rewa
 
 
 @pytest.mark.parametrize(("response", "shown"), [("nan", "nan"), ("text", "'1.0'")])
-def test_what_is_no_finite_number_is_refused_with_the_response(pool: RewardPool, response: str, shown: str) -> None:
+def test_a_reward_that_is_not_finite_is_refused_with_the_response(pool: RewardPool, response: str, shown: str) -> None:
     with pytest.raises(RewardError) as caught:
         pool.score(answers("right", response))
     assert f"returned {shown} for the response '{response}' (ground truth 'right', data source 'here')" in str(
@@ -100,7 +100,7 @@ def test_a_regular_expression_that_backtracks_for_ever_costs_one_sample() -> Non
         ("value = 3", "value", "has no value to call", "reward.custom_function.name"),
     ],
 )
-def test_a_function_that_cannot_be_had_is_refused(
+def test_a_function_that_cannot_be_loaded_is_refused(
     tmp_path: Path, content: str | None, name: str | None, words: str, hint: str
 ) -> None:
     path = tmp_path / "mine.py"

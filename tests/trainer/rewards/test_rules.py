@@ -82,7 +82,7 @@ def test_a_wrong_name_or_parameter_is_refused(arguments: list[str], message: str
     assert hint in caught.value.hint
 
 
-def test_a_parameter_survives_the_way_to_a_worker_and_to_a_file() -> None:
+def test_a_parameter_survives_pickling_and_yaml() -> None:
     settings = RewardConfig(name="regex", pattern=r"\d+")
     assert pickle.loads(pickle.dumps(settings)) == settings
     assert RewardConfig.model_validate_json(settings.model_dump_json()) == settings

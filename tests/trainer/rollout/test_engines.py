@@ -1,4 +1,4 @@
-"""All engines of a run as one. The workers are played: real ones fail in tests/trainer/runs/test_repair.py."""
+"""All engines of a run as one. The workers are fakes; real ones fail in tests/trainer/runs/test_repair.py."""
 
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
@@ -16,8 +16,8 @@ REQUEST = SamplingRequest((5,), 1.0, seed=0)
 RESPONSE = Response((7,), (-0.5,), ended=True)
 
 
-class PlayedGroup:
-    """One worker, whose next calls to `generate` go as `script` says: True succeeds, False fails."""
+class FakeGroup:
+    """One worker whose calls to `generate` follow `script`: True succeeds, False fails."""
 
     timeout = 60.0
 
@@ -44,8 +44,8 @@ class PlayedGroup:
         return ({0: [RESPONSE]}, {}) if self.script.pop(0) else ({}, {0: WorkerError("gone")})
 
 
-def test_repairs_that_are_reported_while_played_engines_sample_do_not_count_as_repairs_in_a_row() -> None:
-    group = PlayedGroup()
+def test_repairs_that_are_reported_while_fake_engines_sample_do_not_count_as_repairs_in_a_row() -> None:
+    group = FakeGroup()
     config = Config.model_validate({"rollout": {"max_repairs": 1}})
     engines = Engines(group, group, config, on_shared_gpus=False)  # type: ignore[arg-type]
     group.script = [False, True]

@@ -11,7 +11,7 @@ from tests.trainer.whole_run import Runs, workers_of
 
 
 def test_adapters_are_trained_against_the_frozen_actor_and_only_adapters_are_sent(runs: Runs) -> None:
-    """An engine that takes the place of a dead one gets them, too."""
+    """A replaced engine gets the adapters too."""
     run = runs.start(
         "adapters",
         "actor.lora.rank=4",
@@ -31,7 +31,7 @@ def test_adapters_are_trained_against_the_frozen_actor_and_only_adapters_are_sen
     assert all(abs(row["reference/kl"]) > 1e-3 for row in rows[1:])
     assert all(row["actor/gradient_norm"] > 0 for row in rows)
     assert sum(row["rollout/repairs"] for row in rows) == 1
-    # Rewards are minus the KL here: none before the first step, so the critic's head has nothing to learn until then.
+    # The only reward is minus the KL, which is 0 before the first step, so the critic's head learns nothing until then.
     assert rows[1]["critic/gradient_norm"] > 0
     merged = AutoModelForCausalLM.from_pretrained(run.directory / "model").state_dict()
     frozen = AutoModelForCausalLM.from_pretrained(runs.model).state_dict()

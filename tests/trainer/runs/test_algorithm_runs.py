@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from tests.trainer.rewards.test_model import write_classifier
 from tests.trainer.whole_run import ROOT, Run, Runs, workers_of
 
-# Half as many processes to start, where ranks have nothing to say to each other.
+# One rank per role starts half as many processes.
 ON_ONE_NODE = ("trainer.nnodes=1",)
 
 
@@ -59,10 +59,10 @@ def test_remax_with_sequence_ratios_needs_neither_critic_nor_reference(runs: Run
         "actor.loss_aggregation=seq-mean-token-mean",
         "actor.clip_ratio=0.0003",
         "trainer.total_steps=2",
-        # A random model earns no reward. The price of length is something that its responses differ in.
+        # A random model earns no reward, so a penalty on length makes its responses differ.
         "reward.overlong_buffer=15",
         "actor.entropy_coefficient=0",
-        # A single step, for which nobody asks the policy that sampled.
+        # A single step needs no log-probs of the sampling policy.
         "actor.mini_batch_size=16",
         "rollout.log_probs=false",
     )
@@ -148,7 +148,7 @@ def test_a_nan_reward_ends_the_run_and_saves_the_finished_steps(runs: Runs, tmp_
 
 
 def test_a_watchdog_rolls_the_weights_back_to_the_last_checkpoint(runs: Runs, tmp_path: Path) -> None:
-    """The KL passes so low a threshold as soon as the policy has moved. The window keeps the watchdog silent until
+    """The KL exceeds this low threshold as soon as the policy moves. The window keeps the watchdog silent until
     step 4, which finds the weights one update after the last checkpoint."""
     run = runs.start(
         "watched",
@@ -179,8 +179,8 @@ def actor_weights(checkpoint: Path, scratch: Path) -> dict[str, torch.Tensor]:
 
 
 def test_roles_have_nodes_of_their_own_and_weights_are_broadcast_over_gloo(runs: Runs, tmp_path: Path) -> None:
-    """The actor on one node, the critic on both, engines and a reward model on the other one. An engine that takes the
-    place of a dead one gets the weights another way first, and hears the next broadcast."""
+    """The actor on one node, the critic on both, engines and a reward model on the other one. A replacement for a dead
+    engine gets the weights through the object store first, and receives the next broadcast."""
     judge = write_classifier(tmp_path / "judge", AutoTokenizer.from_pretrained(runs.model))
     run = runs.start(
         "split",
@@ -220,7 +220,7 @@ def test_one_step_off_learns_from_the_policy_before_the_last_update(runs: Runs) 
     )
     rows = finished(run)
     assert len(rows) == 4
-    # The first batch is of the very policy that learns from it. The others are one update old, and it shows.
+    # The first batch comes from the current policy; the others are one update old, which shows in the ratio.
     assert rows[0]["rollout/log_prob_difference"] < 1e-3
     assert min(row["rollout/log_prob_difference"] for row in rows[1:]) > 1e-3
     assert all(row["actor/gradient_norm"] > 0 for row in rows)
@@ -248,7 +248,7 @@ def test_a_policy_that_uses_a_calculator_learns_only_from_its_own_tokens(runs: R
     assert "engines sample with transformers, because rollout.engine=transformers" in errors
     for row in run.metrics()[1:]:
         assert 1.2 < row["rollout/turns"] <= 2
-        # Engine and trainer agree on every token after the calculator's, so they have read the same conversation.
+        # Engine and trainer agree on every token after the calculator's, so both read the same conversation.
         assert row["rollout/log_prob_difference"] < 1e-3
         assert row["actor/gradient_norm"] > 0
         assert row["reward/failed"] == 0
@@ -272,7 +272,7 @@ def test_asynchronous_responses_continue_under_new_weights(runs: Runs) -> None:
     assert len(rows) == 5
     assert rows[0]["rollout/staleness_max"] == 0
     assert 0 < max(row["rollout/staleness_max"] for row in rows) <= 2
-    # A token's log-prob is that of the weights which sampled it; the actor's have moved on since.
+    # A token's log-prob comes from the weights that sampled it; the actor has been updated since.
     assert max(row["rollout/log_prob_difference"] for row in rows[2:]) > 1e-3
     assert all(row["actor/gradient_norm"] > 0 for row in rows)
     assert {"validation/exact_match" in row for row in rows} == {True, False}

@@ -43,12 +43,12 @@ def names(checkpoint: Path) -> list[str]:
     return sorted(path.name for path in checkpoint.parent.iterdir())
 
 
-def test_what_was_saved_is_read(checkpoint: Path, model: Path) -> None:
+def test_a_checkpoint_is_read_back(checkpoint: Path, model: Path) -> None:
     assert checkpoint.name == "step_000003"
     assert read_checkpoint(checkpoint, model) == state(model)
 
 
-def test_a_save_that_is_given_up_leaves_the_old_checkpoint_or_none(checkpoint: Path, model: Path) -> None:
+def test_an_aborted_save_keeps_the_old_checkpoint(checkpoint: Path, model: Path) -> None:
     for step in (3, 4):
         writer = CheckpointWriter(checkpoint.parents[1])
         (writer.begin(state(model, step)) / "actor").mkdir()
@@ -58,7 +58,7 @@ def test_a_save_that_is_given_up_leaves_the_old_checkpoint_or_none(checkpoint: P
     assert read_checkpoint(checkpoint, model).step == 3
 
 
-def test_what_a_writer_that_died_has_left_is_removed_by_the_next(checkpoint: Path, model: Path) -> None:
+def test_the_next_writer_removes_files_of_a_dead_one(checkpoint: Path, model: Path) -> None:
     (CheckpointWriter(checkpoint.parents[1]).begin(state(model, 4)) / "actor").mkdir()
     write(checkpoint.parents[1], model, 5)
     assert names(checkpoint) == ["step_000003", "step_000005"]
@@ -80,7 +80,7 @@ def test_the_last_checkpoints_are_kept(checkpoint: Path, model: Path) -> None:
     assert names(checkpoint) == ["step_000003", "step_000005", "step_000006"]
 
 
-def test_a_run_that_resumes_itself_takes_its_last_whole_checkpoint(checkpoint: Path, model: Path) -> None:
+def test_auto_resume_takes_the_last_complete_checkpoint(checkpoint: Path, model: Path) -> None:
     run = checkpoint.parents[1]
     trainer = {"resume": "auto", "run_id": run.name, "output_dir": run.parent}
     config = RunConfig.model_validate({"trainer": trainer})
@@ -96,7 +96,7 @@ def test_a_run_that_resumes_itself_takes_its_last_whole_checkpoint(checkpoint: P
         RunConfig.model_validate({"trainer": {"resume": "auto"}})
 
 
-def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, model: Path) -> None:
+def test_an_unwritable_directory_is_named(tmp_path: Path, model: Path) -> None:
     (tmp_path / "run").write_text("a file where a directory should be")
     with pytest.raises(CheckpointError, match=r"step_000003\S* cannot be written"):
         CheckpointWriter(tmp_path / "run").begin(state(model))
@@ -145,7 +145,7 @@ def damage_other_model(checkpoint: Path, model: Path) -> None:
         (damage_other_model, "belongs to another model"),
     ],
 )
-def test_damage_is_named(checkpoint: Path, model: Path, damage: object, message: str) -> None:
+def test_a_damaged_file_is_named(checkpoint: Path, model: Path, damage: object, message: str) -> None:
     damage(checkpoint, model)  # type: ignore[operator]
     with pytest.raises(CheckpointError, match=message) as caught:
         read_checkpoint(checkpoint, model)

@@ -29,7 +29,7 @@ from trainer.runs.dpo import DpoConfig, pair_batch
 
 @given(seed=seeds, beta=st.floats(0.01, 2), smoothing=st.floats(0, 0.4))
 @settings(deadline=None)
-def test_a_policy_gradient_step_with_them_is_a_step_of_dpo(seed: int, beta: float, smoothing: float) -> None:
+def test_a_policy_gradient_step_with_its_weights_equals_a_step_of_dpo(seed: int, beta: float, smoothing: float) -> None:
     log_probs, reference = normal(seed, 6, 5).requires_grad_(), normal(seed + 1, 6, 5)
     mask = random_mask(seed, 6, 5)
 
@@ -52,7 +52,7 @@ def test_a_policy_gradient_step_with_them_is_a_step_of_dpo(seed: int, beta: floa
     assert_close(dpo_loss(margins, smoothing).mean(), expected_loss.detach())
 
 
-def test_without_a_difference_to_the_reference_the_loss_is_that_of_a_coin() -> None:
+def test_the_loss_of_the_reference_itself_is_log_2() -> None:
     assert dpo_loss(torch.zeros(1), 0.0).item() == pytest.approx(math.log(2))
 
 
@@ -95,7 +95,7 @@ def test_responses_are_text_or_messages_and_end_with_the_end_token(tmp_path: Pat
         ({"chosen": "3" * 40}, "row 0: a response has 41 tokens, data.max_response_length is 16"),
     ],
 )
-def test_pairs_that_teach_nothing_or_do_not_fit_are_refused(
+def test_equal_or_overlong_pairs_are_refused(
     tmp_path: Path, tokenizer: Any, columns: dict[str, Any], words: str
 ) -> None:
     path = write(tmp_path / "pairs.parquet", **columns)

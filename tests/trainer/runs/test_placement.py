@@ -1,4 +1,4 @@
-"""Where roles run: mappings, the plan and what does not fit."""
+"""Where roles run: mappings, the plan, and models that do not fit."""
 
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ def test_devices_are_written_by_node_and_number(text: str, devices: list[tuple[i
 
 
 @given(st.text(alphabet="node:0123,; x", max_size=20))
-def test_anything_else_is_refused_or_has_as_many_devices_as_numbers(text: str) -> None:
+def test_any_other_text_is_refused_or_has_one_device_per_number(text: str) -> None:
     try:
         devices = parse_devices(text)
     except ValueError:
@@ -107,7 +107,7 @@ def test_ranks_must_divide_as_the_sharding_says(model: Path, sharding: dict[str,
         config(model, actor={"sharding": sharding}).check_ranks({"actor": 8, "critic": 8})
 
 
-def test_what_is_offloaded_counts_for_one_role_at_a_time(model: Path) -> None:
+def test_offloaded_memory_counts_for_one_role_at_a_time(model: Path) -> None:
     offload = {"sharding": {"param_offload": True, "optimizer_offload": True}}
 
     def needed(**sections: Any) -> float:
@@ -123,7 +123,7 @@ def test_what_is_offloaded_counts_for_one_role_at_a_time(model: Path) -> None:
 
     own = parameter_count(model) / 2**30 / len(SLOTS)
     everything, offloaded = needed(), needed(actor=offload, critic=offload)
-    # actor and critic take 16 bytes a weight each, the reference 4; of theirs, 12 are there for one of the two.
+    # actor and critic need 16 bytes a weight each, the reference 4; 12 of the 16 are resident for one role at a time.
     assert everything == pytest.approx(36 * own, abs=2e-5)
     assert offloaded == pytest.approx(24 * own, abs=2e-5)
     assert needed(actor=offload, critic=offload, reference={"param_offload": True}) == pytest.approx(20 * own, abs=2e-5)
@@ -138,7 +138,7 @@ def test_parameters_are_counted_from_the_headers(model: Path, tmp_path: Path) ->
         parameter_count(tmp_path)
 
 
-def test_the_plan_names_role_node_device_and_memory_and_what_does_not_fit_is_refused(model: Path) -> None:
+def test_the_plan_names_role_node_device_and_memory_and_refuses_models_that_do_not_fit(model: Path) -> None:
     settings = config(model, device_mapping={"reward": "node1:0"}, rollout={"gpu_memory_utilization": 0.5})
     placed = place_roles(settings, SLOTS, roles_of(settings))
     found = shares(settings, placed, device_gib=1.0)
@@ -168,7 +168,7 @@ def test_the_plan_names_role_node_device_and_memory_and_what_does_not_fit_is_ref
 def test_a_model_that_does_not_fit_is_refused_with_the_missing_memory_and_settings_that_help(
     model: Path, room: float, hint: str
 ) -> None:
-    """`room` is in bytes per weight of the share of a device, beside engines with a fifth of it."""
+    """`room` is in bytes per weight of a device's share, beside engines that take a fifth of it."""
     settings = config(model)
     device_gib = room * parameter_count(model) / 2**30 / len(SLOTS) / 0.8
     placed = place_roles(settings, SLOTS, roles_of(settings))

@@ -59,7 +59,7 @@ def test_a_resumed_run_goes_on_with_the_same_metrics_even_when_it_loses_an_engin
     checkpoint = uninterrupted.directory / "checkpoints" / "step_000002"
     resumed = runs.start("resumed", "trainer.total_steps=1000", f"trainer.resume={checkpoint}", "trainer.save_freq=3")
     resumed.wait_for_step(3)
-    # An engine dies in the middle of its work: another takes its place and samples what it would have sampled.
+    # An engine dies during generation; its replacement samples the same responses.
     next(workers_of(runs, "RolloutWorker.call")).kill()
     resumed.wait_for_step(4)
     assert [row["step"] for row in resumed.metrics()][:2] == [3, 4]
@@ -67,7 +67,7 @@ def test_a_resumed_run_goes_on_with_the_same_metrics_even_when_it_loses_an_engin
     for step in (3, 4):
         assert resumed.results(step) == uninterrupted.results(step)
 
-    # The same run then loses its actor: it ends by itself, says which one, and its checkpoint is whole.
+    # The run then loses its actor: it ends, names the actor, and its checkpoint is complete.
     next(workers_of(runs, "ActorWorker")).kill()
     status, errors = resumed.end()
     assert status == 5

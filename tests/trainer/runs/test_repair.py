@@ -1,4 +1,4 @@
-"""Engines that fail: real ones on a Ray of their own, with an actor that has the weights."""
+"""Engines that fail: real ones on their own Ray cluster, with an actor that has the weights."""
 
 import os
 import signal
@@ -53,7 +53,7 @@ def groups(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Groups]:
 
 
 def engine_process() -> psutil.Process:
-    """The youngest of the engines below this process, which may have inherited what earlier tests left as zombies."""
+    """The youngest engine among this process's children, which may include zombies of earlier tests."""
     living = [child for child in psutil.Process().children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE]
     engines = [child for child in living if " ".join(child.cmdline()).startswith("ray::RolloutWorker")]
     return max(engines, key=psutil.Process.create_time)
@@ -86,7 +86,7 @@ def test_a_replaced_engine_gets_the_broadcast_weights_even_if_the_actor_has_lear
 
 
 def batch(responses: Sequence[Response]) -> Batch:
-    """Responses that are to become likelier."""
+    """A batch that makes its responses likelier."""
     sampled = Batch.from_responses(
         [request.prompt for request in REQUESTS],
         [response.token_ids for response in responses],

@@ -1,4 +1,4 @@
-"""Checkpoints beside the training. Workers are played by a group in this process, whose disk may be slow or full."""
+"""Checkpoints written during training. A fake group in this process stands in for workers with a slow or full disk."""
 
 import logging
 from collections.abc import Callable
@@ -13,8 +13,8 @@ from trainer.runs.checkpoint import TrainingState
 from trainer.runs.saving import Saver
 
 
-class PlayedGroup:
-    """Writes a file when it is asked how the save went, as slow workers would."""
+class FakeGroup:
+    """Writes a file only when it is polled, like slow workers."""
 
     timeout = 60.0
 
@@ -44,13 +44,13 @@ class PlayedGroup:
 
 
 @pytest.fixture
-def groups(monkeypatch: pytest.MonkeyPatch) -> list[PlayedGroup]:
+def groups(monkeypatch: pytest.MonkeyPatch) -> list[FakeGroup]:
     monkeypatch.setattr(saving, "wait", lambda calls, _seconds: [call() for call in calls])
-    return [PlayedGroup("actor"), PlayedGroup("critic")]
+    return [FakeGroup("actor"), FakeGroup("critic")]
 
 
 @pytest.fixture
-def saver(groups: list[PlayedGroup], tmp_path: Path) -> Saver:
+def saver(groups: list[FakeGroup], tmp_path: Path) -> Saver:
     return Saver(groups, tmp_path / "run", keep=2)  # type: ignore[arg-type]
 
 
@@ -63,7 +63,7 @@ def there(tmp_path: Path) -> list[str]:
 
 
 def test_a_checkpoint_appears_when_every_worker_has_written(
-    saver: Saver, groups: list[PlayedGroup], tmp_path: Path
+    saver: Saver, groups: list[FakeGroup], tmp_path: Path
 ) -> None:
     groups[1].slow = True
     saver.start(state(1))
@@ -78,7 +78,7 @@ def test_a_checkpoint_appears_when_every_worker_has_written(
 
 
 def test_a_save_that_fails_keeps_the_old_checkpoint_and_the_next_one_is_tried(
-    saver: Saver, groups: list[PlayedGroup], tmp_path: Path
+    saver: Saver, groups: list[FakeGroup], tmp_path: Path
 ) -> None:
     saver.start(state(1))
     saver.finish()
@@ -94,8 +94,8 @@ def test_a_save_that_fails_keeps_the_old_checkpoint_and_the_next_one_is_tried(
     assert there(tmp_path) == ["step_000001", "step_000003"]
 
 
-def test_a_run_that_fails_completes_what_is_under_way_or_removes_it(
-    saver: Saver, groups: list[PlayedGroup], tmp_path: Path
+def test_a_failed_run_completes_or_removes_its_pending_checkpoint(
+    saver: Saver, groups: list[FakeGroup], tmp_path: Path
 ) -> None:
     saver.start(state(1))
     saver.close()
@@ -106,8 +106,8 @@ def test_a_run_that_fails_completes_what_is_under_way_or_removes_it(
     assert there(tmp_path) == ["step_000001"]
 
 
-def test_a_checkpoint_that_fails_costs_a_warning_and_not_the_run(
-    saver: Saver, groups: list[PlayedGroup], caplog: pytest.LogCaptureFixture
+def test_a_failed_checkpoint_is_a_warning(
+    saver: Saver, groups: list[FakeGroup], caplog: pytest.LogCaptureFixture
 ) -> None:
     groups[0].trouble = CheckpointError("the disk is full", hint="make room")
     saver.start(state(1))

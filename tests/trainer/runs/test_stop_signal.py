@@ -9,7 +9,7 @@ from trainer.errors import InterruptedRun
 from trainer.runs.stop_signal import StopSignal
 
 
-def test_before_training_it_raises_at_once() -> None:
+def test_before_training_the_signal_raises_at_once() -> None:
     with StopSignal() as stop:
         stop.check()
         with pytest.raises(InterruptedRun) as caught:
@@ -17,7 +17,7 @@ def test_before_training_it_raises_at_once() -> None:
     assert caught.value.exit_code == 143
 
 
-def test_during_training_it_waits_to_be_asked() -> None:
+def test_during_training_the_signal_waits_for_a_phase_to_end() -> None:
     before = signal.getsignal(signal.SIGTERM)
     with StopSignal() as stop:
         stop.defer()

@@ -1,4 +1,4 @@
-"""Watchdogs on series of metrics: when they ring, and what they ask for."""
+"""Watchdogs on series of metrics: when they trigger, and their action."""
 
 import math
 
@@ -17,7 +17,7 @@ def rings(settings: dict[str, object], series: list[dict[str, float]]) -> list[l
     return [[alarm.name for alarm in dogs.look(FINE | metrics)] for metrics in series]
 
 
-def test_a_run_that_goes_well_is_silent() -> None:
+def test_a_healthy_run_is_silent() -> None:
     assert rings({}, [{}] * 100) == [[]] * 100
 
 
@@ -31,11 +31,11 @@ def test_a_run_that_goes_well_is_silent() -> None:
         ("ratio_drift", "rollout/ratio_outside_tenth", 0.3),
     ],
 )
-def test_one_bad_step_rings_at_once(name: str, metric: str, value: float) -> None:
+def test_one_bad_step_triggers_at_once(name: str, metric: str, value: float) -> None:
     assert rings({}, [{}, {metric: value}, {}]) == [[], [name], []]
 
 
-def test_the_reward_rings_when_it_swings_over_its_whole_window() -> None:
+def test_the_reward_triggers_on_its_deviation_over_a_full_window() -> None:
     swings = [{"reward/mean": 1.0 if step % 2 else -1.0} for step in range(12)]
     found = rings({}, swings)
     assert found[:9] == [[]] * 9
@@ -43,7 +43,7 @@ def test_the_reward_rings_when_it_swings_over_its_whole_window() -> None:
     assert rings({"reward_deviation": {"threshold": 1.5}}, swings) == [[]] * 12
 
 
-def test_memory_rings_for_a_steady_rise_not_for_a_step() -> None:
+def test_memory_triggers_on_a_steady_rise_and_not_on_a_single_jump() -> None:
     rise = [{"memory/node_gib": 8 + 0.2 * step} for step in range(20)]
     step = [{"memory/node_gib": 8.0 if at < 10 else 8.5} for at in range(20)]
     settings = {"memory_growth": {"window": 20}}
@@ -51,7 +51,7 @@ def test_memory_rings_for_a_steady_rise_not_for_a_step() -> None:
     assert rings(settings, step)[-1] == []
 
 
-def test_off_is_off_and_the_message_says_what_was_seen() -> None:
+def test_a_disabled_watchdog_is_silent_and_messages_give_the_value() -> None:
     assert rings({"kl": {"action": "off"}}, [{"reference/kl": 9.0}]) == [[]]
     dogs = Watchdogs(WatchdogsConfig.model_validate({"kl": {"action": "stop"}}))
     assert dogs.look({"reference/kl": 9.0}) == [Alarm("kl", "stop", "KL to the reference per token is 9, above 1")]

@@ -1,4 +1,4 @@
-"""Garbage is collected when asked for: without visiting what has lived long, and without keeping what has died."""
+"""Garbage is collected on request, without visiting long-lived objects and without keeping dead ones."""
 
 import gc
 import weakref
@@ -31,7 +31,7 @@ def is_visited(cycle: Cycle) -> bool:
     return any(found is cycle for found in gc.get_objects())
 
 
-def test_many_live_objects_are_not_visited_again() -> None:
+def test_long_lived_objects_are_not_visited_again() -> None:
     many = [Cycle() for _ in range(garbage.FEW_OBJECTS)]
     assert is_visited(many[0])
     collect_garbage()
