@@ -26,6 +26,7 @@ from entrypoints.options import (
     Options,
     RayOptions,
 )
+from entrypoints.program import run_program
 
 _HOW_TO_RUN = "write `launch -- COMMAND ...` or `launch train KEY=VALUE ...`"
 _VARIABLES = {"hosts": HOSTS, "hostfile": HOST_FILE, "node_rank": NODE_RANK, "nodes": NODES, "head": HEAD}
@@ -38,6 +39,8 @@ SUBCOMMANDS = {
     "preflight": preflight.SUBCOMMAND,
     "environments": environments.SUBCOMMAND,
 }
+COMMANDS = ("train", *SUBCOMMANDS)
+"""The first words that belong to `launch`. Any other first word is a program of the image."""
 
 T = TypeVar("T")
 
@@ -52,6 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _main(arguments: list[str], variables: Mapping[str, str]) -> int:
+    if arguments and not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
+        run_program(arguments, COMMANDS, variables)
     parsed = _parser(variables).parse_args(arguments)
     if parsed.words[:1] and parsed.words[0] in SUBCOMMANDS:
         subcommand = SUBCOMMANDS[parsed.words[0]]
@@ -97,9 +102,10 @@ def _parser(variables: Mapping[str, str]) -> Parser:
     parser = Parser(
         prog="launch",
         usage="launch [options] -- COMMAND ...\n       launch [options] train KEY=VALUE ...\n"
-        + "".join(f"       launch [options] {name} ...\n" for name in SUBCOMMANDS),
+        + "".join(f"       launch [options] {name} ...\n" for name in SUBCOMMANDS)
+        + "       launch PROGRAM ...\n",
         description="Find this job's other nodes, form one Ray cluster with them and run a command on the head. "
-        "`train` starts the trainer. "
+        "`train` starts the trainer. A PROGRAM on the PATH, like bash, runs as it is, without a cluster. "
         + " ".join(f"`{name}`: {subcommand.purpose}" for name, subcommand in SUBCOMMANDS.items()),
         epilog="The variable in brackets sets the same option. Several nodes need a shared secret: SLIPWAY_TOKEN or "
         "SLIPWAY_TOKEN_FILE.",
@@ -218,7 +224,10 @@ def _command(words: list[str]) -> tuple[str, ...]:
         return tuple(rest)
     if first == "train":
         return (sys.executable, "-m", "trainer", "train", *rest)
-    raise UsageError(f"{first!r} is not a command of launch", _HOW_TO_RUN)
+    raise UsageError(
+        f"{first!r} after options is not a command of launch",
+        f"write `launch OPTIONS -- {' '.join(words)}`, or leave out the options to run it without a cluster",
+    )
 
 
 def _variable(variables: Mapping[str, str], name: str, convert: Callable[[str], T]) -> T | None:

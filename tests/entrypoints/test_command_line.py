@@ -15,7 +15,11 @@ from tests.entrypoints.conftest import REPOSITORY, Start
     [
         ([], {}, 2, "error: no command is given"),
         (["--"], {}, 2, "error: no command is given"),
-        (["bash"], {}, 2, "error: 'bash' is not a command of launch"),
+        (["trian", "x=1"], {}, 2, "error: 'trian' is neither a command of launch nor a program on the PATH"),
+        (["explian"], {}, 2, "hint: did you mean `launch explain`?"),
+        (["no-such-thing"], {}, 2, "hint: write `launch -- COMMAND ...` to form the cluster first"),
+        (["/etc/passwd"], {}, 2, "error: '/etc/passwd' is neither a command of launch nor a program on the PATH"),
+        (["--nodes", "2", "echo", "x"], {}, 2, "hint: write `launch OPTIONS -- echo x`"),
         (["--nonsense", "--", "true"], {}, 2, "error: unrecognized arguments: --nonsense"),
         (["--deadline", "soon", "--", "true"], {}, 2, "'soon' is not a number of seconds"),
         (["--", "true"], {"SLIPWAY_DEADLINE": "-3"}, 2, "SLIPWAY_DEADLINE: '-3' is not a number of seconds"),
@@ -58,6 +62,18 @@ def test_a_command_killed_by_a_signal_counts_as_128_plus_it(start: Start) -> Non
 def test_options_after_the_separator_are_the_commands(start: Start) -> None:
     ended = start("--no-ray", "--", "echo", "--no-ray", "--", "x").wait()
     assert ended.stdout == "--no-ray -- x\n"
+
+
+def test_a_program_on_the_path_is_run_as_it_is(start: Start) -> None:
+    launched = start("sh", "-c", 'echo "$$ $1"; exit 7', "sh", "--no-ray", RAY_ADDRESS="10.0.0.1:6379", NNODES="2")
+    ended = launched.wait()
+    assert ended.stdout == f"{launched.pid} --no-ray\n"  # the same process: nothing stands between it and its signals
+    assert (ended.status, ended.stderr) == (7, "")
+
+
+def test_a_program_on_the_path_inherits_no_ignored_signals(start: Start) -> None:
+    ended = start("sh", "-c", "kill -PIPE $$; echo survived").wait()
+    assert (ended.status, ended.stdout) == (-13, "")
 
 
 def test_explain_says_what_was_detected(start: Start) -> None:

@@ -34,6 +34,29 @@ def test_no_command_is_a_usage_error_with_a_hint(start: Start) -> None:
     assert "Traceback" not in output
 
 
+@pytest.mark.parametrize(
+    ("words", "status", "output"),
+    [
+        (["bash", "-c", "echo $0 $$"], 0, "bash"),
+        (["python", "-c", "import sys, trainer.config.tree; sys.exit(5)"], 5, ""),
+        (["trian"], 2, "did you mean `launch train`?"),
+    ],
+)
+def test_a_program_is_run_as_in_any_other_image(start: Start, words: list[str], status: int, output: str) -> None:
+    found, text = finish(start(*words))
+    assert found == status, text
+    assert output in text
+
+
+def test_a_cluster_can_be_started_by_hand_in_a_sleeping_container(start: Start) -> None:
+    container = start("tail", "-f", "/dev/null", shm_size="1g")
+    status, output = container.exec_run(["ray", "start", "--head", "--num-cpus=1", "--include-dashboard=false"])
+    assert status == 0, output.decode()
+    code = "import ray, trainer.cluster.nodes as n\nwith n.connected(): print(ray.cluster_resources()['CPU'])"
+    status, output = container.exec_run(["python", "-c", code])
+    assert (status, output.decode().splitlines()[-1]) == (0, "1.0"), output.decode()
+
+
 def test_missing_command_is_named(start: Start) -> None:
     status, output = finish(start("--no-ray", "--", "no-such-program"))
     assert status == 127

@@ -24,16 +24,19 @@ class ClusterNode:
 
 @contextmanager
 def connected() -> Iterator[None]:
-    """Connects to the cluster at RAY_ADDRESS, or starts one on this machine if that is not set."""
+    """Connects to the cluster at RAY_ADDRESS, else to one that `ray start` left here, else starts one on this machine.
+
+    Raises WorkerError if that cluster does not answer.
+    """
     # The caller that waits reports a failed call. Ray would also report the calls that nobody waits for any more.
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
     try:
         # Workers' output stays in their log files; their errors come back as exceptions.
-        ray.init(os.environ.get("RAY_ADDRESS", "local"), log_to_driver=False, logging_level=logging.WARNING)
+        ray.init(os.environ.get("RAY_ADDRESS") or None, log_to_driver=False, logging_level=logging.WARNING)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise WorkerError(
-            f"cannot reach Ray at {os.environ.get('RAY_ADDRESS', 'this machine')}: {error}",
-            hint="start the run with `launch`, or unset RAY_ADDRESS to use this machine alone",
+            f"cannot reach Ray at {os.environ.get('RAY_ADDRESS') or 'this machine'}: {error}",
+            hint="start the run with `launch`, or unset RAY_ADDRESS and run `ray stop` to use this machine alone",
         ) from error
     try:
         yield
