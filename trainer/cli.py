@@ -29,6 +29,12 @@ Files = Annotated[
         "--config", metavar="FILE|PRESET", help="YAML file of settings, or a preset. Later files override earlier ones."
     ),
 ]
+ConfigName = Annotated[
+    str | None, typer.Option("--config-name", "-cn", metavar="NAME", help="Hydra's name of a YAML file, or of verl's.")
+]
+ConfigPath = Annotated[
+    str | None, typer.Option("--config-path", "-cp", metavar="DIR", help="Hydra's directory of --config-name.")
+]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE…", help="Settings to override.")]
 
 
@@ -97,9 +103,14 @@ def dpo(overrides: Overrides = None) -> None:
 
 
 @app.command()
-def train(overrides: Overrides = None, config: Files = None) -> None:
+def train(
+    overrides: Overrides = None,
+    config: Files = None,
+    config_name: ConfigName = None,
+    config_path: ConfigPath = None,
+) -> None:
     """Train a policy with PPO, GRPO, RLOO, REINFORCE++ or ReMax."""
-    settings = load(config, overrides)
+    settings = load(config, overrides, config_name, config_path)
     from trainer.records.report import write_report
     from trainer.runs.ppo import train as run
 
@@ -116,6 +127,8 @@ def config(
         bool, typer.Option("--check", help="Print the resolved settings even if only names are given.")
     ] = False,
     fields: Annotated[bool, typer.Option("--fields", help="Explain every setting.")] = False,
+    config_name: ConfigName = None,
+    config_path: ConfigPath = None,
 ) -> None:
     """Explain settings, or check them without starting anything.
 
@@ -126,21 +139,28 @@ def config(
     from trainer.config.tree import Config
 
     arguments = overrides or []
-    names = [argument for argument in arguments if "=" not in argument]
+    names = [argument for argument in arguments if "=" not in argument and not argument.startswith("~")]
     if fields:
         names = list(Config.model_fields)
     if names:
         typer.echo("\n".join(explain_settings(names)))
-    given = [argument for argument in arguments if "=" in argument]
+    given = [argument for argument in arguments if argument not in names]
     if check or given or not names:
-        typer.echo(load(config, given).model_dump_json(indent=2))
+        typer.echo(load(config, given, config_name, config_path).model_dump_json(indent=2))
 
 
-def load(files: list[str] | None, overrides: list[str] | None) -> "Config":
+def load(
+    files: list[str] | None,
+    overrides: list[str] | None,
+    config_name: str | None = None,
+    config_path: str | None = None,
+) -> "Config":
     """The settings of a run. Notes about them go to standard error."""
+    from trainer.config.files import hydra_files
     from trainer.config.overrides import load_config
 
-    settings, notes = load_config(files or [], overrides or [])
+    named = hydra_files(config_name, config_path) if config_name else []
+    settings, notes = load_config([*(files or []), *named], overrides or [])
     for note in notes:
         logging.warning("warning: %s", note)
     return settings

@@ -6,9 +6,11 @@ from typing import Any
 
 import yaml
 
+from trainer.compat.hydra import flattened
 from trainer.errors import ConfigError
 
 PRESETS = Path(__file__).with_name("presets")
+_VERL_CONFIGS = {"ppo_trainer": "verl", "ppo_megatron_trainer": "verl_megatron"}
 
 
 def preset_names() -> list[str]:
@@ -18,7 +20,8 @@ def preset_names() -> list[str]:
 def read_settings(name: str) -> dict[str, Any]:
     """The settings of a preset or a YAML file, by dotted key.
 
-    Raises ConfigError if the file does not exist or is not a mapping of settings.
+    A file may begin with Hydra's `defaults`, a list of files beside it or of verl's own configurations. Raises
+    ConfigError if the file does not exist or is not a mapping of settings.
     """
     preset, path = PRESETS / f"{name}.yaml", Path(name)
     if name in preset_names():
@@ -32,12 +35,32 @@ def read_settings(name: str) -> dict[str, Any]:
         raise ConfigError(f"{name}: not YAML: {error}", hint=hint) from error
     if not isinstance(tree, Mapping):
         raise ConfigError(f"{name}: not a mapping of settings", hint=hint)
-    return dict(_leaves(tree, ""))
+    own = {key: value for key, value in tree.items() if key not in ("defaults", "hydra")}
+    found: dict[str, Any] = {}
+    bases = list(tree.get("defaults") or [])
+    for base in bases if "_self_" in bases else [*bases, "_self_"]:
+        found |= dict(_leaves(own, "")) if base == "_self_" else _base(name, path.parent, base)
+    return found
+
+
+def hydra_files(config_name: str, config_path: str | None) -> list[str]:
+    """The file that Hydra's `--config-name` and `--config-path` name, or the preset of verl's own configuration."""
+    name = config_name.removesuffix(".yaml")
+    path = Path(config_path or ".") / f"{name}.yaml"
+    return [_VERL_CONFIGS[name]] if name in _VERL_CONFIGS and not path.exists() else [str(path)]
+
+
+def _base(name: str, directory: Path, base: object) -> dict[str, Any]:
+    """The settings of an entry of `defaults`."""
+    if not isinstance(base, str) or "@" in base:
+        raise ConfigError(
+            f"{name}: defaults: {base} selects a group of another tool's configuration",
+            hint="write its settings into the file",
+        )
+    beside = directory / f"{base.removesuffix('.yaml')}.yaml"
+    return read_settings(str(beside) if beside.exists() else _VERL_CONFIGS.get(base, str(beside)))
 
 
 def _leaves(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
     for key, value in tree.items():
-        if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
+        yield from flattened(f"{prefix}{key}", value).items()

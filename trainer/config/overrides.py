@@ -3,6 +3,7 @@
 import difflib
 import json
 import types
+from collections import ChainMap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
@@ -11,7 +12,8 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from trainer.compat.verl.translate import RULES, translate
+from trainer.compat.hydra import flattened, interpolated, read_value, remove
+from trainer.compat.verl.translate import DEFAULTS, RULES, translate
 from trainer.config.files import read_settings
 from trainer.config.tree import Config
 from trainer.errors import ConfigError
@@ -71,14 +73,28 @@ def load_config(files: Sequence[str], arguments: Sequence[str]) -> tuple[Config,
     verl's keys work wherever ours do. Returns the config, and notes about those that differ or have no effect.
     Raises ConfigError; see `parse_overrides`.
     """
-    known = [setting.key for setting in settings(Config)]
+    defaults = {setting.key: setting.default for setting in settings(Config)}
+    known = list(defaults)
     given: dict[str, Any] = {}
-    for source in [*map(read_settings, files), *(dict([split_argument(argument, known)]) for argument in arguments)]:
-        for key, value in source.items():
-            given.pop(key, None)  # a repeated key moves to the end: it is newer than its equivalents in between
-            given[key] = value
-    translated, notes = translate(given, known)
-    return build(Config, translated, [*known, *(key for key in RULES if "*" not in key)]), notes
+    for source in map(read_settings, files):
+        _add(given, source)
+    for argument in arguments:
+        if argument.startswith("~"):
+            remove(argument[1:].partition("=")[0], given)
+        else:
+            key, value = split_argument(argument, known)
+            _add(given, {key: value} if key in defaults else flattened(key, value))
+    everything = ChainMap(given, DEFAULTS, defaults)
+    given = {key: interpolated(key, value, everything.__getitem__) for key, value in given.items()}
+    suggestions = [*known, *(key for key in RULES if "*" not in key), *DEFAULTS]
+    translated, notes = translate(given, known, lambda key: _nearest(key, suggestions))
+    return build(Config, translated, suggestions), notes
+
+
+def _add(given: dict[str, Any], source: Mapping[str, Any]) -> None:
+    for key, value in source.items():
+        given.pop(key, None)  # a repeated key moves to the end: it is newer than its equivalents in between
+        given[key] = value
 
 
 def parse_overrides(arguments: Sequence[str], model: type[Settings] = Config) -> Settings:  # type: ignore[assignment]
@@ -93,23 +109,11 @@ def parse_overrides(arguments: Sequence[str], model: type[Settings] = Config) ->
 
 
 def split_argument(argument: str, known: Sequence[str]) -> tuple[str, Any]:
-    """Key and value of `KEY=VALUE`, without the plus and the quotes that Hydra allows.
-
-    Lists, mappings and null are read as YAML. Any other value stays text, because only the setting's type can tell
-    whether `1e-6` is a number and `007` a name.
-    """
+    """Key and value of `KEY=VALUE`, without Hydra's plus signs. See `read_value` for the types of values."""
     key, separator, text = argument.partition("=")
     if not separator:
         raise ConfigError(f"{argument}: not of the form KEY=VALUE", hint=_nearest(key, known))
-    if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'":
-        text = text[1:-1]
-    value: Any = text
-    if text.startswith(("[", "{")) or text in ("null", "~"):
-        try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"{argument}: not YAML: {error}", hint="write a list as [a,b]") from error
-    return key.lstrip("+"), value
+    return key.lstrip("+"), read_value(argument, text)
 
 
 def build(model: type[Settings], given: Mapping[str, Any], suggestions: Sequence[str]) -> Settings:

@@ -147,7 +147,7 @@ def test_a_value_that_asks_for_a_missing_feature_is_refused(argument: str, words
 
 def test_megatron_settings_have_an_effect_with_the_megatron_strategy() -> None:
     section = "actor_rollout_ref.actor.megatron"
-    sizes = [f"{section}.tensor_model_parallel_size=4", f"{section}.sequence_parallel=True"]
+    sizes = [f"{section}.tensor_model_parallel_size=4", f"{section}.sequence_parallel=False"]
     line = ["actor_rollout_ref.actor.strategy=megatron", "critic.strategy=megatron", *sizes]
     config, notes = load_config([], [*line, "critic.megatron.param_offload=True"])
     assert (config.actor.backend, config.actor.sharding.tensor_parallel) == ("megatron", 4)
@@ -193,7 +193,7 @@ def test_keys_that_verl_leaves_open_are_accepted_with_a_note() -> None:
 
 
 def test_a_key_without_effect_is_accepted_with_the_reason() -> None:
-    _, notes = load_config([], ["actor_rollout_ref.model.use_remove_padding=True"])
+    _, notes = load_config([], ["actor_rollout_ref.model.use_remove_padding=False"])
     assert notes == ["actor_rollout_ref.model.use_remove_padding has no effect: rows are always packed without padding"]
 
 
@@ -269,3 +269,33 @@ def test_the_hint_for_an_unknown_key_includes_verl_s_keys() -> None:
     with pytest.raises(ConfigError) as caught:
         load_config([], ["actor_rollout_ref.actor.ppo_mini_batchsize=8"])
     assert "actor_rollout_ref.actor.ppo_mini_batch_size" in caught.value.hint
+
+
+def test_a_key_without_a_rule_is_accepted_with_verl_s_default_and_refused_with_another_value() -> None:
+    key = "actor_rollout_ref.rollout.checkpoint_engine.backend"
+    assert load_config([], [f"{key}=naive"])[1] == []
+    with pytest.raises(ConfigError, match=f"{key}=nixl is not supported here") as caught:
+        load_config([], [f"{key}=nixl"])
+    assert caught.value.hint == "supported: naive"
+
+
+@pytest.mark.parametrize(
+    ("argument", "feature"),
+    [
+        ("actor_rollout_ref.actor.ulysses_sequence_parallel_size=2", "context parallelism"),
+        ("actor_rollout_ref.rollout.expert_parallel_size=8", "experts"),
+        ("actor_rollout_ref.actor.freeze_vision_tower=True", "vision"),
+        ("actor_rollout_ref.model.mtp.enable=True", "multi-token prediction"),
+    ],
+)
+def test_a_refusal_names_the_feature(argument: str, feature: str) -> None:
+    with pytest.raises(ConfigError, match=feature):
+        load_config([], [argument])
+
+
+def test_every_problem_is_reported_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config([], ["algorithm.adv_estimator=mine", "trainer.val_onli=true"])
+    assert "2 settings cannot be used" in str(caught.value)
+    assert "algorithm.adv_estimator=mine is not supported here (supported: " in str(caught.value)
+    assert "did you mean trainer.val_only=VALUE?" in str(caught.value)

@@ -1,5 +1,6 @@
 """Rules that turn a setting of verl into ours. Each section's file assigns one to each key."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -13,15 +14,31 @@ Given = Mapping[str, Value]
 KL_KINDS = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
 
 
+# Parts of verl's keys, and the feature that they ask for. The first match counts.
+_FEATURES = {
+    r"ulysses|context_parallel": "context parallelism",
+    r"expert|moe|router|routing": "training of experts",
+    r"image|video|audio|vision|mm_processor|multi_modal": "vision",
+    r"\.mtp\b": "multi-token prediction",
+    r"\bqat\b|quantization": "quantisation",
+    r"pipeline_model": "pipeline parallelism",
+    r"disaggregation": "separate prefill engines",
+    r"transfer_queue": "transfer queue",
+    r"pf_ppo": "reweighting of prompts",
+}
+
+
 @dataclass(frozen=True)
 class Translation:
     """Our settings for one of verl's, and a note for the user where behaviour differs.
 
-    verl copies some values from one role to another. A role's own setting overrides such an `inherited` one.
+    verl copies some values from one role to another. A role's own setting overrides such an `inherited` one. `ignored`:
+    the key never has an effect, so its default needs no note.
     """
 
     settings: dict[str, Value]
     note: str = ""
+    ignored: bool = False
     inherited: dict[str, Value] = field(default_factory=dict)
 
 
@@ -76,7 +93,7 @@ def only(*accepted: str) -> Rule:
 
 def no_effect(reason: str) -> Rule:
     """The key is accepted and ignored; the note gives the reason."""
-    return lambda key, _value, _given: Translation({}, f"{key} has no effect: {reason}")
+    return lambda key, _value, _given: Translation({}, f"{key} has no effect: {reason}", ignored=True)
 
 
 def no_effects(section: str, names: Iterable[str], reason: str) -> dict[str, Rule]:
@@ -122,4 +139,7 @@ def switched_by(switch_key: str, ours: str, inherited: str = "") -> Rule:
 
 
 def unsupported(key: str, value: Value, accepted: Iterable[str]) -> ConfigError:
-    return ConfigError(f"{key}={value} is not supported here", hint=f"supported: {', '.join(accepted)}")
+    """The error for a value that asks for a feature that does not exist here. It names well-known features."""
+    feature = next((feature for pattern, feature in _FEATURES.items() if re.search(pattern, key)), "")
+    reason = f": there is no {feature}" if feature else ""
+    return ConfigError(f"{key}={value} is not supported here{reason}", hint=f"supported: {', '.join(accepted)}")

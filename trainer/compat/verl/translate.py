@@ -5,9 +5,12 @@ accepted with a note; a value that asks for a missing feature is refused.
 """
 
 import difflib
-from collections.abc import Iterable
+import json
+from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
+from pathlib import Path
 
+from trainer.compat.hydra import interpolated
 from trainer.compat.verl import (
     actor,
     algorithm,
@@ -21,7 +24,7 @@ from trainer.compat.verl import (
     rollout,
     trainer,
 )
-from trainer.compat.verl.rules import Given, Rule, Value
+from trainer.compat.verl.rules import Given, Rule, Translation, Value, unsupported, word
 from trainer.errors import ConfigError
 
 # Exact keys are tried first, then patterns in this order. A pattern stands only for keys that verl leaves open.
@@ -40,38 +43,100 @@ RULES: dict[str, Rule] = {
 }
 
 
-def translate(given: Given, known: Iterable[str]) -> tuple[dict[str, Value], list[str]]:
+DEFAULTS: dict[str, Value] = json.loads(Path(__file__).with_name("defaults.json").read_text(encoding="utf-8"))
+"""verl's keys and default values. A key without a rule is accepted with its default, and refused with other values."""
+
+
+def translate(given: Given, known: Iterable[str], nearest: Callable[[str], str]) -> tuple[dict[str, Value], list[str]]:
     """Our settings for everything given, and notes for the user. The last value of a setting counts.
 
-    Keys in `known` and unknown ones stay. Raises ConfigError for a value that asks for a missing feature, and for a
-    misspelt key.
+    Keys in `known` stay. `nearest` is the hint for an unknown key. Raises ConfigError for keys that do not exist, and
+    for values that ask for a missing feature: UnusableSettingsError if there are several.
     """
     known = set(known)
     settings: dict[str, Value] = {}
     inherited: dict[str, Value] = {}
     notes: list[str] = []
+    problems: list[ConfigError] = []
     for key, value in given.items():
-        rule = None if key in known else _rule(key)
-        if rule is None:
+        if key in known or _below_open_mapping(key, known):
             settings[key] = value
             continue
-        translation = rule(key, value, given)
+        try:
+            rule = _rule(key)
+            if rule is None:
+                raise ConfigError(f"{key}: there is no such setting", hint=nearest(key))
+            translation = rule(key, value, given)
+        except ConfigError as problem:
+            problems.append(problem)
+            continue
         settings |= translation.settings
         inherited |= translation.inherited
-        if translation.note:
+        if translation.note and not (translation.ignored and is_default(key, value, given)):
             notes.append(translation.note)
+    if problems:
+        raise problems[0] if len(problems) == 1 else UnusableSettingsError(problems)
     return inherited | settings, notes
 
 
+class UnusableSettingsError(ConfigError):
+    """Several settings that cannot be used."""
+
+    def __init__(self, problems: Sequence[ConfigError]) -> None:
+        lines = [f"\n  {problem}" + (f" ({problem.hint})" if problem.hint else "") for problem in problems]
+        super().__init__(f"{len(problems)} settings cannot be used:" + "".join(lines))
+        self.problems = problems
+
+
+def is_default(key: str, value: Value, given: Given) -> bool:
+    """Whether verl has this key with this default."""
+    if key not in DEFAULTS:
+        return False
+    try:
+        default = interpolated(key, DEFAULTS[key], lambda name: given[name] if name in given else DEFAULTS[name])
+    except ConfigError:
+        return False
+    return _comparable(value) == _comparable(default)
+
+
+def _comparable(value: Value) -> object:
+    """Equal for values that mean the same in YAML: `1` and 1.0, `True` and true, `none` and null."""
+    if isinstance(value, list):
+        return [_comparable(item) for item in value]
+    text = word(value)
+    try:
+        return float(text)
+    except ValueError:
+        return "null" if text == "none" else text
+
+
+def _below_open_mapping(key: str, known: set[str]) -> bool:
+    """Whether a parent of the key is a setting of ours: a mapping whose keys are free."""
+    parents = key.split(".")
+    return any(".".join(parents[:count]) in known for count in range(2, len(parents)))
+
+
 def _rule(key: str) -> Rule | None:
-    """The rule of a key: its own, or the first pattern that matches. Raises ConfigError for a near miss of a key."""
+    """The rule of a key: its own, the first pattern that matches, or `default_only`.
+
+    Raises ConfigError for a near miss of a key below an open mapping.
+    """
     if key in RULES:
         return RULES[key]
     found = next((rule for pattern, rule in RULES.items() if "*" in pattern and fnmatchcase(key, pattern)), None)
+    if key in DEFAULTS:
+        return found or default_only
     if found is not None:
         section, _, leaf = key.rpartition(".")
-        siblings = [name.rpartition(".")[2] for name in RULES if name.rpartition(".")[0] == section]
+        siblings = [name.rpartition(".")[2] for name in (*RULES, *DEFAULTS) if name.rpartition(".")[0] == section]
         near = difflib.get_close_matches(leaf, [name for name in siblings if "*" not in name], n=1, cutoff=0.85)
         if near:
             raise ConfigError(f"{key}: there is no such setting", hint=f"did you mean {section}.{near[0]}=VALUE?")
     return found
+
+
+def default_only(key: str, value: Value, given: Given) -> Translation:
+    """verl's default is what happens here anyway. Other values are refused."""
+    if not is_default(key, value, given):
+        raise unsupported(key, value, [word(DEFAULTS[key])])
+    return Translation({})

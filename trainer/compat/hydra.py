@@ -1,0 +1,95 @@
+"""Hydra's command line: `+KEY=VALUE`, `~KEY`, values as YAML, and `${...}` in values (https://hydra.cc, OmegaConf)."""
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import yaml
+
+from trainer.errors import ConfigError
+
+_INTERPOLATION = re.compile(r"\$\{([^${}]*)\}")
+_PAIR = re.compile(r"""([{,]\s*(?:[\w.-]+|"[^"]*"|'[^']*'))\s*:(?=[^\s/])""")
+_DEPTH = 20
+
+Lookup = Callable[[str], Any]
+"""The value of a key; raises KeyError if there is none."""
+
+
+def read_value(argument: str, text: str) -> Any:
+    """A value without the quotes that Hydra allows. Lists, mappings and null are read as YAML.
+
+    Any other value stays text, because only the setting's type can tell whether `1e-6` is a number and `007` a name.
+    """
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'":
+        text = text[1:-1]
+    if not text.startswith(("[", "{")) and text not in ("null", "~"):
+        return text
+    try:
+        return yaml.safe_load(_PAIR.sub(r"\1: ", text) if "{" in text else text)  # Hydra reads {a:1} as {a: 1}
+    except yaml.YAMLError as error:
+        raise ConfigError(
+            f"{argument}: not YAML: {error}", hint="write a list as [a,b], a mapping as {a: 1}"
+        ) from error
+
+
+def remove(key: str, given: dict[str, Any]) -> None:
+    """Drops what was given for a key and for settings below it: Hydra's `~KEY`.
+
+    Raises ConfigError if nothing was given, because a setting cannot be absent here.
+    """
+    found = [name for name in given if name == key or name.startswith(f"{key}.")]
+    if not found:
+        raise ConfigError(f"~{key}: no file or argument before it sets {key}", hint=f"leave it out, or set {key}=null")
+    for name in found:
+        del given[name]
+
+
+def flattened(key: str, value: Any) -> dict[str, Any]:
+    """A mapping as one entry per leaf, with dotted keys; any other value, and an empty mapping, under its own key."""
+    if not isinstance(value, Mapping) or not value:
+        return {key: value}
+    return {name: leaf for inner, below in value.items() for name, leaf in flattened(f"{key}.{inner}", below).items()}
+
+
+def interpolated(key: str, value: Any, lookup: Lookup, depth: int = 0) -> Any:
+    """A value with its `${...}` replaced: another key, `oc.env:NAME,default`, `oc.select:KEY,default`.
+
+    A value that is nothing but one interpolation keeps the type of what it names. Raises ConfigError for a name that
+    has no value.
+    """
+    if isinstance(value, list):
+        return [interpolated(key, item, lookup, depth) for item in value]
+    while isinstance(value, str) and (match := _INTERPOLATION.search(value)):
+        if depth > _DEPTH:
+            raise ConfigError(f"{key}={value}: interpolations refer to each other", hint="write the value itself")
+        found = _resolve(key, match[1], lookup, depth)
+        if match[0] == value:
+            return interpolated(key, found, lookup, depth + 1)
+        shown = "null" if found is None else str(found)
+        value = value[: match.start()] + shown + value[match.end() :]
+        depth += 1
+    return value
+
+
+def _resolve(key: str, expression: str, lookup: Lookup, depth: int) -> Any:
+    resolver, _, rest = expression.partition(":")
+    if resolver == "oc.env":
+        name, separator, default = (part.strip() for part in rest.partition(","))
+        if not separator and name not in os.environ:
+            raise ConfigError(f"{key}: the environment variable {name} is not set", hint=f"export {name}=VALUE")
+        return os.environ.get(name, read_value(expression, default))
+    name, separator, default = rest.partition(",") if resolver == "oc.select" else (expression, "", "")
+    name = name.strip()
+    if name.startswith("."):
+        levels = len(name) - len(name.lstrip("."))
+        name = ".".join([*key.split(".")[:-levels], name.lstrip(".")])
+    try:
+        return interpolated(name, lookup(name), lookup, depth + 1)
+    except KeyError as error:
+        if resolver == "oc.select":
+            return read_value(expression, default.strip()) if separator else None
+        raise ConfigError(
+            f"{key}: ${{{expression}}} names no setting", hint="write the value, ${oc.env:NAME}, or a key that exists"
+        ) from error

@@ -1,0 +1,123 @@
+"""The commands that a shell script would run, with its variables, arrays and defaults expanded.
+
+bash itself expands the script. It runs restricted and with an empty PATH, so no program starts, and no file is written:
+every external command is recorded instead.
+"""
+
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer.errors import ConfigError
+
+# Shell functions replace builtins that would leave the restricted shell or wait. Commands whose output is common in
+# variables get a plausible answer; a probe for an optional package fails, as on a machine without it.
+_PRELUDE = r"""
+cd() { :; }; pushd() { :; }; popd() { :; }; ulimit() { :; }; trap() { :; }; kill() { :; }; wait() { :; }; read() { :; }
+exec() { if [ $# -gt 0 ]; then "$@"; fi; }
+source() { if [ -f "$1" ]; then eval "$(<"$1")"; fi; }
+.() { source "$@"; }
+command_not_found_handle() {
+    case "$1" in
+        date|whoami|hostname|uuidgen|mktemp|git) echo "$1"; return 0;;
+        nproc|nvidia-smi|wc|bc|expr) echo 8; return 0;;
+        pwd|realpath|readlink) echo "${@: -1}"; return 0;;
+        dirname) [[ "$2" == */* ]] && echo "${2%/*}" || echo .; return 0;;
+        basename) echo "${2##*/}"; return 0;;
+        seq) eval "echo {1..${@: -1}}"; return 0;;
+        cat|tee|grep|sed|awk|cut|tr|head|tail|sort) return 0;;
+        python*|pip*|uv) [[ "$2" == -c || "$2" == show ]] && return 1;;
+    esac
+    printf '%s\0' "$@" $'\x1e' >&9
+}
+set -- "${POSITIONAL[@]}"
+"""
+_START = 'exec 9>&1 1>&2 8>/dev/null; BASH_XTRACEFD=8; PATH=/nonexistent; set -r; eval "$1"'
+_SECONDS = 5
+_REDIRECT = re.compile(r"""(?<=\s)(?:&|\d)?>>?\|?[ ]*(?:"[^"\n]*"|'[^'\n]*'|>\([^)\n]*\)|[^\s;&|()]+)""")
+_UNSET = re.compile(r"line \d+: \$?(\w+): (?:unbound variable|parameter (?:null or )?not set|[^:\n]+)$", re.MULTILINE)
+_RESERVED = re.compile(r"\b(PATH|SHELL|ENV|BASH_ENV)=")
+
+
+@dataclass(frozen=True)
+class Command:
+    """A training command: the module or file that Python runs, and its arguments."""
+
+    entry: str
+    arguments: tuple[str, ...]
+
+    @property
+    def overrides(self) -> list[str]:
+        return [argument for argument in self.arguments if "=" in argument and not argument.startswith("-")]
+
+
+class UnsetVariableError(ConfigError):
+    """A script stopped because a variable is not set. `name` is the variable."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"the script requires the variable {name}", hint=f"set it: {name}=VALUE")
+        self.name = name
+
+
+def training_commands(
+    script: str, variables: Mapping[str, str], directory: Path | None = None, name: str = "script"
+) -> list[Command]:
+    """The commands with `KEY=VALUE` arguments that a script runs through Python.
+
+    `variables` are those of its environment; `1` to `9` are its arguments. `directory` is where it starts, `name` is
+    its path. Raises UnsetVariableError if it stops before any such command because a variable is not set, and
+    ConfigError without bash.
+    """
+    recorded, unset = _run(script, variables, directory, name)
+    found = [command for arguments in recorded for command in _training(arguments, variables, directory)]
+    if unset and not found:
+        raise UnsetVariableError(unset)
+    return found
+
+
+def _run(script: str, variables: Mapping[str, str], directory: Path | None, name: str) -> tuple[list[list[str]], str]:
+    """The commands recorded, and the name of a variable for which the script stopped."""
+    positional = [variables[name] for name in map(str, range(1, 10)) if name in variables]
+    lines = [line if "((" in line else _REDIRECT.sub("", line) for line in script.splitlines()]
+    body = _RESERVED.sub(r"UNUSED_\1=", "\n".join(lines)).replace("${BASH_SOURCE[0]}", "$0")
+    quoted = " ".join("'" + value.replace("'", "'\\''") + "'" for value in positional)
+    environment = {name: value for name, value in variables.items() if name.isidentifier() and name != "PATH"}
+    program = f"POSITIONAL=({quoted})\n{_PRELUDE}\n{body}"
+    try:
+        done = subprocess.run(
+            ["/bin/bash", "-c", _START, name, program],
+            env={"HOME": "/root", "USER": "user", **environment},
+            cwd=directory,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_SECONDS,
+            check=False,
+        )
+        output, errors = done.stdout, done.stderr
+    except subprocess.TimeoutExpired as expired:  # it waits for a server, in a loop
+        output, errors = expired.stdout or b"", expired.stderr or b""
+    except OSError as error:
+        raise ConfigError(f"bash cannot expand the script: {error}", hint="give the settings themselves") from error
+    records = output.decode(errors="replace").split("\x1e\0")
+    commands = [record.removesuffix("\0").split("\0") for record in records if record]
+    missing = _UNSET.search(errors.decode(errors="replace"))
+    return commands, missing[1] if missing else ""
+
+
+def _training(arguments: Sequence[str], variables: Mapping[str, str], directory: Path | None) -> list[Command]:
+    """The training command among these arguments, which may begin with a launcher, or nest one in quotes."""
+    nested = next((text for text in arguments if "\n" in text or (" " in text and re.search(r"python3? ", text))), None)
+    if nested is not None and "python" not in arguments[0]:
+        return training_commands(nested, variables, directory)
+    for index, argument in enumerate(arguments):
+        if re.fullmatch(r"(?:.*/)?python[\d.]*|torchrun", argument):
+            rest = list(arguments[index + 1 :])
+            while rest and rest[0].startswith("-") and rest[0] != "-m":
+                del rest[: 2 if rest[0] in ("-X", "-W") else 1]
+            if rest and rest[0] == "-m":
+                rest.pop(0)
+            command = Command(rest[0], tuple(rest[1:])) if rest else None
+            return [command] if command is not None and command.overrides else []
+    return []
