@@ -54,6 +54,9 @@ class RolloutConfig(Section):
     engines_per_gpu: int = Field(
         1, gt=0, description="engines per GPU; with several, the GPU stays busy while one schedules on the CPU"
     )
+    prefix_caching: bool = Field(
+        True, description="compute the common start of prompts once, as in a group; cleared with every weight update"
+    )
     sleep: bool = Field(True, description="engines free their GPU memory during training")
     log_probs: bool = Field(True, description="engines return log-probs, for comparison with the trainer's")
     ignore_end_tokens: bool = Field(

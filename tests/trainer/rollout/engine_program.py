@@ -35,6 +35,7 @@ from trainer.weights.buckets import pack, store
 
 TEMPERATURE = 0.7
 LIMIT = MicroBatchLimit(32)
+LONG = 300
 END = 7  # a common token, so that responses have different lengths
 
 
@@ -49,9 +50,11 @@ def make_model(directory: Path) -> int:
 
 
 def requests(vocabulary: int, step: int) -> list[SamplingRequest]:
+    """Prompts of many lengths, then a group: the same long prompt, whose start engines may compute once."""
     generator = torch.Generator().manual_seed(1)
-    lengths = torch.randint(1, 65, (96,), generator=generator).tolist()
+    lengths = [*torch.randint(1, 65, (96,), generator=generator).tolist(), LONG]
     prompts = [tuple(torch.randint(0, vocabulary, (length,), generator=generator).tolist()) for length in lengths]
+    prompts += 3 * prompts[-1:]
     return [SamplingRequest(prompt, TEMPERATURE, request_seed(0, step, row, 0)) for row, prompt in enumerate(prompts)]
 
 
@@ -86,6 +89,7 @@ def main(directory: Path, name: str, rank: int) -> None:
     config = Config.model_validate(
         {
             "model": {"path": directory / "model"},
+            "data": {"max_prompt_length": LONG},
             "rollout": {"temperature": TEMPERATURE, "kv_cache_gib": 0.1},
             "actor": {"lora": {"rank": rank, "target_modules": ["q_proj", "v_proj", "o_proj", "up_proj"]}},
         }
@@ -141,7 +145,7 @@ def export(
         dtype="float32",
         enforce_eager=True,
         kv_cache_memory_bytes=2**26,
-        max_model_len=80,
+        max_model_len=LONG + 16,
         enable_chunked_prefill=False,
     )
     token_ids = exported.generate(

@@ -47,8 +47,7 @@ class VllmEngine:
             max_num_seqs=config.rollout.max_num_seqs,
             enforce_eager=config.rollout.eager_on(device),
             enable_sleep_mode=self._sleeps,
-            # Cached blocks would outlive the weights that computed them.
-            enable_prefix_caching=False,
+            enable_prefix_caching=config.rollout.prefix_caching,
             # Log-probs of the distribution that was sampled from, after the temperature.
             logprobs_mode="processed_logprobs",
             worker_extension_cls="trainer.rollout.weight_loader.WeightLoader",
@@ -96,6 +95,12 @@ class VllmEngine:
         else:
             self._engine.collective_rpc(f"{verb}_weights", args=(buckets,))
         self._wake("kv_cache")
+        self._forget_prefixes()
+
+    def _forget_prefixes(self) -> None:
+        """Clears the cached keys and values, which older weights computed."""
+        if not self._engine.reset_prefix_cache():
+            raise WorkerError("vLLM did not clear its prefix cache, whose keys and values belong to older weights")
 
     def sleep(self) -> None:
         """See `RolloutEngine.sleep`."""
