@@ -44,7 +44,7 @@ RULES: dict[str, Rule] = {
     f"{ROLLOUT}.layered_summon": no_effect("weights are sent in buckets"),
     f"{ROLLOUT}.update_weights_bucket_megabytes": no_effect("weights are sent in buckets"),
     f"{ROLLOUT}.enable_chunked_prefill": no_effect("vLLM chooses it"),
-    f"{ROLLOUT}.enable_prefix_caching": no_effect("cached blocks would become stale with every weight update"),
+    f"{ROLLOUT}.enable_prefix_caching": to("rollout.prefix_caching"),
     f"{ROLLOUT}.disable_log_stats": no_effect("engine statistics are always off"),
     f"{ROLLOUT}.cudagraph_capture_sizes": no_effect("vLLM chooses them"),
     f"{ROLLOUT}.engine_kwargs.*": no_effect("settings under rollout configure the engine"),
