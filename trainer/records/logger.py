@@ -1,6 +1,8 @@
 """What a logger is: it receives the metrics of each step, besides console, metrics.jsonl and TensorBoard."""
 
 import importlib
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,8 +31,22 @@ class LoggerRow(Row):
     open: Callable[[Path, str, Mapping[str, Any]], MetricsLogger]
 
 
+ANSWER_SECONDS = 5.0
+
+
+def answers(address: str) -> bool:
+    """Whether an HTTP server answers at this address, with any status, through the proxies of the environment."""
+    try:
+        with urllib.request.urlopen(address, timeout=ANSWER_SECONDS):
+            return True
+    except urllib.error.HTTPError:
+        return True
+    except (OSError, ValueError):
+        return False
+
+
 def load_package(name: str) -> Any:
-    """The module of a package that the image does not contain. Raises ConfigError if it is not installed."""
+    """The module of a package that other installations may lack. Raises ConfigError if it is not installed."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
