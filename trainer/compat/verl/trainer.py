@@ -1,14 +1,34 @@
 """Keys of verl's section `trainer`, and of its profiler and Ray."""
 
-from trainer.compat.verl.rules import Given, Rule, Translation, Value, no_effect, no_effects, only, to, whole, word
+from trainer.compat.verl.rules import (
+    Given,
+    Rule,
+    Translation,
+    Value,
+    no_effect,
+    no_effects,
+    only,
+    to,
+    unsupported,
+    whole,
+    word,
+)
 from trainer.compat.verl.shared import PROFILER_KEYS, SAMPLES, TRACES
 from trainer.errors import ConfigError
+from trainer.rows import module_names
+
+ALWAYS_RECORDED = ("console", "tensorboard", "file")
 
 
-def loggers(_key: str, value: Value, _given: Given) -> Translation:
+def loggers(key: str, value: Value, _given: Given) -> Translation:
     """Console, metrics.jsonl and TensorBoard always record; `trainer.loggers` names the others."""
-    names: list[Value] = list(value) if isinstance(value, list) else [name.strip() for name in str(value).split(",")]
-    return Translation({"trainer.loggers": [name for name in names if name not in ("console", "tensorboard", "file")]})
+    names = value if isinstance(value, list) else str(value).split(",")
+    found = [word(name).strip() for name in names]
+    supported = (*ALWAYS_RECORDED, *module_names("records/loggers"))
+    for name in found:
+        if name not in supported:
+            raise unsupported(key, name, supported)
+    return Translation({"trainer.loggers": [name for name in found if name not in ALWAYS_RECORDED]})
 
 
 def checkpoints_to_keep(key: str, value: Value, given: Given) -> Translation:
