@@ -14,7 +14,8 @@ RANGE = {
     "clip_ratio": Parameter(
         type=float,
         default=0.2,
-        description="epsilon of the clipped policy loss: ratios are clipped to 1 - epsilon and 1 + epsilon",
+        description="epsilon of the clipped policy loss: ratios are clipped to 1 - epsilon and 1 + epsilon; "
+        "dppo_tv, dppo_kl: largest divergence of a token",
         constraints={"gt": 0},
     ),
     "clip_ratio_low": Parameter(
@@ -27,15 +28,24 @@ RANGE = {
 DUAL = Parameter(
     type=float | None,
     default=3.0,
-    description="upper bound of the ratio for tokens with a negative advantage (dual clip); null: none",
+    description="upper bound of the ratio. ppo: for tokens with a negative advantage (dual clip); dppo_tv, dppo_kl: "
+    "for all tokens; null: none",
     constraints={"gt": 1},
 )
 
 
-def bounds(clip_ratio: float, clip_ratio_low: float | None, clip_ratio_high: float | None) -> tuple[float, float]:
-    """The smallest and the largest ratio inside the clip range."""
+def lower_and_upper(
+    clip_ratio: float, clip_ratio_low: float | None, clip_ratio_high: float | None
+) -> tuple[float, float]:
+    """The lower and the upper epsilon."""
     low = clip_ratio if clip_ratio_low is None else clip_ratio_low
     high = clip_ratio if clip_ratio_high is None else clip_ratio_high
+    return low, high
+
+
+def bounds(clip_ratio: float, clip_ratio_low: float | None, clip_ratio_high: float | None) -> tuple[float, float]:
+    """The smallest and the largest ratio inside the clip range."""
+    low, high = lower_and_upper(clip_ratio, clip_ratio_low, clip_ratio_high)
     return 1 - low, 1 + high
 
 

@@ -33,6 +33,12 @@ def raw_ratio(log_probs: Tensor, rollout_log_probs: Tensor) -> Tensor:
     return log_ratio(log_probs, rollout_log_probs).exp()
 
 
+def geometric_mean(weights: Tensor, mask: Tensor) -> Tensor:
+    """The geometric mean of each row's unmasked weights, [rows, 1]; 0 if nearly all of them are."""
+    logs = (weights + 1e-10).log().where(mask, 0.0)
+    return (logs.sum(dim=1, keepdim=True) / mask.sum(dim=1, keepdim=True).clamp(min=1)).exp()
+
+
 def approximate_kl(log_probs: Tensor, old_log_probs: Tensor) -> Tensor:
     """KL(old policy || new policy) per token by k3, r - 1 - log r; any one shape.
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from trainer.algorithms.importance import log_ratio
+from trainer.algorithms.importance import LOG_RATIO_LIMIT
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-KlEstimator = Literal["k1", "k2", "k3"]
+KlEstimator = Literal["k1", "k2", "k3", "abs"]
+
+K3_LIMIT = 10.0
+"""k3 grows exponentially where the policy has lost a token that the reference likes: one such token would decide the
+reward of its response."""
 
 
 def kl_estimate(log_probs: Tensor, reference_log_probs: Tensor, estimator: KlEstimator) -> Tensor:
@@ -18,7 +22,8 @@ def kl_estimate(log_probs: Tensor, reference_log_probs: Tensor, estimator: KlEst
         d = log p - log q
         k1 = d                  unbiased, of high variance
         k2 = d^2 / 2            biased, of low variance
-        k3 = exp(-d) - 1 + d    unbiased, never negative
+        k3 = exp(-d) - 1 + d    never negative, unbiased below its cap of 10; above it there is no gradient
+        abs = |d|               biased
 
     Schulman 2020, "Approximating KL divergence", joschu.net/blog/kl-approx.html.
 
@@ -27,14 +32,17 @@ def kl_estimate(log_probs: Tensor, reference_log_probs: Tensor, estimator: KlEst
     Args:
         log_probs, reference_log_probs: float, any one shape; log-probs of the same tokens.
     """
-    difference = log_ratio(log_probs, reference_log_probs)
+    difference = log_probs - reference_log_probs
     match estimator:
         case "k1":
             return difference
         case "k2":
             return difference.square() / 2
         case "k3":
-            return (-difference).expm1() + difference
+            difference = difference.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+            return ((-difference).expm1() + difference).clamp(max=K3_LIMIT)
+        case "abs":
+            return difference.abs()
 
 
 def kl_loss(log_probs: Tensor, reference_log_probs: Tensor, estimator: KlEstimator, unbiased: bool) -> Tensor:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from trainer.algorithms.aggregation import Aggregation
 from trainer.rows import Row
 
 if TYPE_CHECKING:
@@ -63,9 +64,16 @@ class PolicyLoss(Row):
 
     `loss(log_probs, old_log_probs, advantages, mask, **parameters)` returns a `TokenLoss`; every tensor is
     [rows, tokens]. Its parameters are settings of the section `actor`. `verl` lists verl's names for it.
+
+    `aggregation` replaces `actor.loss_aggregation` for a loss that is defined for one aggregation only. With
+    `sequence_level`, every token has the loss of its response, and a correction enters as its geometric mean over the
+    response. With `per_micro_batch`, the loss of a token depends on the other rows of its micro-batch.
     """
 
     loss: Callable[..., TokenLoss]
+    aggregation: Aggregation | None = None
+    sequence_level: bool = False
+    per_micro_batch: bool = False
     verl: tuple[str, ...]
 
 

@@ -20,6 +20,7 @@ else:
     PolicyLossName = Literal[tuple(POLICY_LOSSES)]
 
 ALL_LINEAR = "all-linear"
+SCALE_LENGTH = "seq-mean-token-sum-norm: tokens by which losses are divided; data.max_response_length when not given"
 
 
 class LoraConfig(Section):
@@ -81,11 +82,28 @@ class ActorConfig(TrainedModelConfig):
     ppo_epochs: int = Field(1, gt=0, description="passes over each batch")
     mini_batch_size: int = Field(128, gt=0, description="responses per optimizer step, over all ranks")
     policy_loss: PolicyLossName = Field("ppo", description="loss of the policy: trainer/algorithms/policy_losses/")
-    loss_aggregation: Aggregation = Field("token-mean", description="how token losses are aggregated")
+    loss_aggregation: Aggregation = Field(
+        "token-mean",
+        description="how token losses are aggregated; sapo and gmpo are always seq-mean-token-mean, and their KL and "
+        "entropy terms as set here",
+    )
+    loss_scale_length: int | None = Field(None, gt=0, description=SCALE_LENGTH)
     entropy_coefficient: float = Field(0.0, ge=0, description="weight of the entropy bonus in the loss")
     kl_loss_coefficient: float = Field(0.0, ge=0, description="weight of the KL to the reference in the loss; 0: none")
     kl_loss_estimator: KlEstimator = Field("k3", description="estimator of that KL")
     kl_loss_unbiased: bool = Field(True, description="use the gradient of k2, which is unbiased, with every estimator")
+
+    @model_validator(mode="after")
+    def _parameters_belong_to_the_loss(self) -> Self:
+        own = POLICY_LOSSES[self.policy_loss].parameters
+        for row in POLICY_LOSSES.values():
+            for name in row.parameters.keys() - own.keys():
+                if getattr(self, name) != row.parameters[name].default:
+                    users = [other.name for other in POLICY_LOSSES.values() if name in other.parameters]
+                    raise ValueError(
+                        f"{name} has no effect with policy_loss={self.policy_loss}, only with {', '.join(users)}"
+                    )
+        return self
 
 
 class CriticConfig(TrainedModelConfig):
@@ -99,6 +117,7 @@ class CriticConfig(TrainedModelConfig):
         0.5, gt=0, description="clip range of a predicted value around its old one; null: no clipping"
     )
     loss_aggregation: Aggregation = Field("token-mean", description="how token losses are aggregated")
+    loss_scale_length: int | None = Field(None, gt=0, description=SCALE_LENGTH)
 
 
 class ReferenceConfig(Section):

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed import TCPStore
 
 from trainer.algorithms.aggregation import GlobalCount, aggregate, token_mean
-from trainer.algorithms.importance import approximate_kl
+from trainer.algorithms.importance import approximate_kl, geometric_mean
 from trainer.algorithms.kl import kl_loss
 from trainer.algorithms.registry import POLICY_LOSSES
 from trainer.cluster.place import RankPlace
@@ -69,8 +69,13 @@ class ActorWorker(TrainingWorker):
         old_log_probs = log_probs.detach() if batch.old_log_probs is None else batch.old_log_probs
         row = POLICY_LOSSES[settings.policy_loss]
         policy = row.loss(log_probs, old_log_probs, batch.advantages, mask, **row.values(settings))
-        policy_loss = policy.loss if batch.corrections is None else policy.loss * batch.corrections
-        losses = policy_loss - settings.entropy_coefficient * entropies
+        policy_loss = policy.loss
+        if batch.corrections is not None:
+            sequence_level = row.sequence_level
+            policy_loss = policy_loss * (
+                geometric_mean(batch.corrections, mask) if sequence_level else batch.corrections
+            )
+        losses = -settings.entropy_coefficient * entropies
         metrics = {
             "policy_loss": policy_loss,
             "entropy": entropies,
@@ -81,9 +86,10 @@ class ActorWorker(TrainingWorker):
             kl = kl_loss(log_probs, batch.reference_log_probs, settings.kl_loss_estimator, settings.kl_loss_unbiased)
             losses = losses + settings.kl_loss_coefficient * kl
             metrics["kl_loss"] = kl
-        return aggregate(losses, mask, settings.loss_aggregation, count), {
-            name: token_mean(value, mask, count.tokens) for name, value in metrics.items()
-        }
+        scale_length = settings.loss_scale_length or self.config.data.max_response_length
+        loss = aggregate(policy_loss, mask, row.aggregation or settings.loss_aggregation, count, scale_length)
+        loss = loss + aggregate(losses, mask, settings.loss_aggregation, count, scale_length)
+        return loss, {name: token_mean(value, mask, count.tokens) for name, value in metrics.items()}
 
     def publish_weights(self) -> tuple[list[ObjectRef], int]:
         """Puts the trained weights into Ray's object store. Every rank calls it; rank 0 returns the buckets and their

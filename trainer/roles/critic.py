@@ -28,5 +28,6 @@ class CriticWorker(TrainingWorker):
     def loss(self, values: Tensor, batch: Batch, count: GlobalCount) -> tuple[Tensor, dict[str, Tensor]]:
         settings, mask = self.config.critic, batch.response_mask
         losses = clipped_value_loss(values, batch.values, batch.returns, settings.clip_range_value)
-        loss = aggregate(losses, mask, settings.loss_aggregation, count)
+        scale_length = settings.loss_scale_length or self.config.data.max_response_length
+        loss = aggregate(losses, mask, settings.loss_aggregation, count, scale_length)
         return loss, {"value_loss": token_mean(losses, mask, count.tokens)}

@@ -162,7 +162,7 @@ class TrainingEngine:
         Returns the metrics. In float16 the gradient is multiplied by the loss scale.
         """
         mask = batch.response_mask
-        count = GlobalCount(*reduced(torch.stack([mask.sum(), mask.any(dim=1).sum()])).tolist())
+        count = GlobalCount(*reduced(torch.stack([mask.sum(), torch.tensor(len(mask))])).tolist())
         totals: dict[str, Tensor] = {}
         batch, _ = rows_of_group(batch, self.peers)
         parts = micro_batches(batch, limit)

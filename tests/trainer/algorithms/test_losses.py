@@ -3,11 +3,13 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import get_args
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -18,7 +20,7 @@ from trainer.algorithms.corrections.icepop import icepop
 from trainer.algorithms.corrections.sequence_mask import sequence_mask
 from trainer.algorithms.corrections.tis import truncated_importance_sampling
 from trainer.algorithms.importance import approximate_kl, raw_ratio
-from trainer.algorithms.kl import adapted_kl_coefficient, kl_estimate, kl_loss
+from trainer.algorithms.kl import KlEstimator, adapted_kl_coefficient, kl_estimate, kl_loss
 from trainer.algorithms.policy_losses.cispo import cispo
 from trainer.algorithms.policy_losses.gspo import gspo
 from trainer.algorithms.policy_losses.ppo import ppo
@@ -28,7 +30,8 @@ from trainer.config.algorithm import AlgorithmConfig
 from trainer.config.roles import ActorConfig
 from trainer.config.tree import Config
 
-MODES: tuple[Aggregation, ...] = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean")
+MODES: tuple[Aggregation, ...] = get_args(Aggregation)
+SCALE_LENGTH = 7
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,8 @@ class Clip:
 
 def token_losses(name: str, log_probs: Tensor, old: Tensor, advantages: Tensor, mask: Tensor, clip: Clip) -> Tensor:
     row = POLICY_LOSSES[name]
-    return row.loss(log_probs, old, advantages, mask, **clip.settings(*row.parameters)).loss
+    clips = [name for name in clip.settings() if name in row.parameters]
+    return row.loss(log_probs, old, advantages, mask, **(clip.settings(*clips) if clips else {})).loss
 
 
 CLIPS = (Clip(0.2, 0.2), Clip(0.2, 0.28), Clip(0.2, 0.2, dual=3.0), Clip(0.1, 0.5, dual=1.5))
@@ -53,21 +57,23 @@ ONE = torch.ones(1, 1, dtype=torch.bool)
 
 
 def count_of(mask: Tensor) -> GlobalCount:
-    return GlobalCount(int(mask.sum()), int(mask.any(dim=1).sum()))
+    return GlobalCount(int(mask.sum()), len(mask))
 
 
 def slow_aggregate(values: Sequence[Sequence[float]], mode: str) -> float:
     rows = [row for row in values if row]
-    tokens = sum(len(row) for row in rows)
+    tokens = sum(len(row) for row in rows)  # a row without tokens counts as a response
     match mode:
         case "token-mean":
             return sum(map(sum, rows)) / tokens
         case "token-sum":
             return sum(map(sum, rows))
         case "seq-mean-token-sum":
-            return sum(map(sum, rows)) / len(rows)
+            return sum(map(sum, rows)) / len(values)
+        case "seq-mean-token-sum-norm":
+            return sum(map(sum, rows)) / len(values) / SCALE_LENGTH
         case _:
-            return sum(sum(row) / len(row) for row in rows) / len(rows)
+            return sum(sum(row) / len(row) for row in rows) / len(values)
 
 
 def slow_surrogate(ratio: float, advantage: float, clip: Clip) -> float:
@@ -86,7 +92,7 @@ def test_aggregation_equals_a_loop(mode: Aggregation, seed: int) -> None:
     values, mask = normal(seed, 4, 5), random_mask(seed, 4, 5)
     mask[3] = False  # a response whose tokens are all masked
     expected = slow_aggregate([row[chosen].tolist() for row, chosen in zip(values, mask, strict=True)], mode)
-    assert aggregate(values, mask, mode, count_of(mask)).item() == pytest.approx(expected)
+    assert aggregate(values, mask, mode, count_of(mask), SCALE_LENGTH).item() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("clip", CLIPS)
@@ -108,7 +114,7 @@ def test_ppo_equals_a_loop(clip: Clip, seed: int) -> None:
     )
 
 
-@pytest.mark.parametrize("clip", CLIPS)
+@pytest.mark.parametrize("clip", CLIPS[:2])
 @given(seed=seeds)
 @settings(deadline=None)
 def test_gspo_is_the_sequence_level_objective(clip: Clip, seed: int) -> None:
@@ -122,16 +128,39 @@ def test_gspo_is_the_sequence_level_objective(clip: Clip, seed: int) -> None:
         objective = torch.minimum(
             ratio * row_advantages[row], ratio.clamp(1 - clip.low, 1 + clip.high) * row_advantages[row]
         )
-        if clip.dual is not None and row_advantages[row] < 0:
-            objective = torch.maximum(objective, clip.dual * row_advantages[row])
         total = total - objective / 3
     (expected,) = torch.autograd.grad(total, new)
     loss = aggregate(
-        gspo(new, old, advantages, mask, **clip.settings()).loss, mask, "seq-mean-token-mean", count_of(mask)
+        gspo(new, old, advantages, mask, 0.2, clip.low, clip.high).loss, mask, "seq-mean-token-mean", count_of(mask)
     )
     (found,) = torch.autograd.grad(loss, new)
     assert_close(loss.detach(), total.detach())
     assert_close(found, expected)
+
+
+def test_gspo_has_no_dual_clip() -> None:
+    log_probs = torch.full((1, 4), -1.0, requires_grad=True)
+    mask, advantages = torch.ones(1, 4, dtype=torch.bool), torch.full((1, 4), -1.0)
+    loss = aggregate(gspo(log_probs, log_probs.detach() - 2, advantages, mask).loss, mask, "token-mean", count_of(mask))
+    loss.backward()
+    assert log_probs.grad is not None
+    assert_close(loss.item(), math.exp(2), rtol=1e-6, atol=0)  # 7.39, where a dual clip would give 3 ...
+    assert_close(log_probs.grad.sum().item(), math.exp(2), rtol=1e-6, atol=0)  # ... and no gradient
+
+
+@pytest.mark.parametrize("row", [row.name for row in POLICY_LOSSES.values() if "clip_dual" not in row.parameters])
+def test_a_parameter_of_another_loss_is_refused(row: str) -> None:
+    with pytest.raises(ValidationError, match=f"clip_dual has no effect with policy_loss={row}, only with dppo_kl"):
+        ActorConfig.model_validate({"policy_loss": row, "clip_dual": 2.0})
+
+
+def test_one_lost_token_costs_at_most_the_cap_of_k3() -> None:
+    lost, liked = torch.tensor([-15.0], requires_grad=True), torch.tensor([-1.0])
+    estimate = kl_estimate(lost, liked, "k3")
+    assert estimate.item() == 10  # without a cap, exp(14) would decide the reward
+    (gradient,) = torch.autograd.grad(estimate.sum(), lost)
+    assert gradient.item() == 0
+    assert kl_estimate(torch.tensor([-3.0]), liked, "k3").item() == pytest.approx(math.exp(2) - 3)
 
 
 @given(seed=seeds)
@@ -182,7 +211,7 @@ def test_no_log_ratio_overflows(log_ratio: float) -> None:
     for name in POLICY_LOSSES:
         assert token_losses(name, log_probs, old, advantage, ONE, CLIPS[0]).isfinite()
     assert approximate_kl(log_probs, old).isfinite()
-    assert all(kl_estimate(log_probs, old, k).isfinite().all() for k in ("k1", "k2", "k3"))
+    assert all(kl_estimate(log_probs, old, k).isfinite().all() for k in get_args(KlEstimator))
     assert raw_ratio(log_probs, old).isfinite()
 
 
@@ -222,8 +251,8 @@ def gradient_in_parts(
     return total / scale, weight.grad / scale, metric / scale
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", POLICY_LOSSES)
+@pytest.mark.parametrize("mode", MODES[::2])
+@pytest.mark.parametrize("name", loss_program.SPLITTABLE)
 @given(seed=seeds, ranks=st.sampled_from([1, 2, 4]), cuts=st.lists(st.integers(1, 7), max_size=3).map(sorted))
 @settings(deadline=None, max_examples=25)
 def test_any_split_over_ranks_and_micro_batches_gives_the_same_gradient(
@@ -253,7 +282,7 @@ def test_masked_tokens_and_padding_change_no_loss(seed: int) -> None:
         assert_close(row.weights(ratio.where(mask, 1e6), mask, **parameters), row.weights(ratio, mask, **parameters))
 
 
-@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+@pytest.mark.parametrize("estimator", get_args(KlEstimator))
 def test_the_unbiased_loss_has_the_value_of_the_estimate_and_the_gradient_of_the_divergence(estimator: str) -> None:
     """Takes the exact expectation: three tokens, each outcome weighted by its probability."""
     logits = torch.tensor([0.3, -0.2, 0.5], dtype=torch.float64, requires_grad=True)
