@@ -135,7 +135,7 @@ def test_every_rule_produces_existing_settings(pattern: str) -> None:
         ("actor_rollout_ref.actor.strategy=veomni", "supported: fsdp, fsdp2, megatron"),
         ("algorithm.adv_estimator=gpg", "supported: gae, grpo"),
         ("actor_rollout_ref.rollout.top_p=0.9", "supported: 1"),
-        ("actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm", "supported: token-mean"),
+        ("actor_rollout_ref.actor.policy_loss.loss_mode=gvpo", "supported: cispo, clip_cov"),
     ],
 )
 def test_a_value_that_asks_for_a_missing_feature_is_refused(argument: str, words: str) -> None:

@@ -11,7 +11,7 @@ Value = str | int | float | bool | list["Value"] | dict[str, "Value"] | None
 
 Given = Mapping[str, Value]
 
-KL_KINDS = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
+KL_KINDS = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3", "abs": "abs"}
 
 
 # Parts of verl's keys, and the feature that they ask for. The first match counts.

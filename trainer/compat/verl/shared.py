@@ -3,9 +3,13 @@
 A key that ends in `.*` stands for any key of a mapping that verl leaves open.
 """
 
+from typing import get_args
+
+from trainer.algorithms.aggregation import Aggregation
+
 ACTOR, ROLLOUT, REF, MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "ref", "model"))
 
-AGGREGATIONS = {mode: mode for mode in ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean")}
+AGGREGATIONS: dict[str, str] = {mode: mode for mode in get_args(Aggregation)}
 
 LOG_PROB_KEYS = (
     *("log_prob_micro_batch_size", "log_prob_micro_batch_size_per_gpu"),

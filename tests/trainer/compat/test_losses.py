@@ -1,0 +1,83 @@
+"""verl's keys of the loss: the same loss, with verl's defaults for what is not given."""
+
+import pytest
+
+from trainer.algorithms.registry import POLICY_LOSSES
+from trainer.config.overrides import load_config
+from trainer.config.roles import ActorConfig
+from trainer.errors import ConfigError
+
+ACTOR = "actor_rollout_ref.actor"
+
+
+def actor(*line: str) -> tuple[ActorConfig, list[str]]:
+    config, notes = load_config(["verl"], list(line))
+    return config.actor, notes
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "parameters"),
+    [
+        ("vanilla", "ppo", {"clip_ratio": 0.2, "clip_dual": 3.0}),
+        ("gspo", "gspo", {"clip_ratio": 0.2}),
+        ("cispo", "cispo", {"clip_ratio": 0.2}),
+        ("geo_mean", "gmpo", {"clip_ratio": 0.2}),
+        ("gpg", "gpg", {}),
+        ("sapo", "sapo", {"tau_positive": 1.0, "tau_negative": 1.05}),
+        ("clip_cov", "clip_cov", {"clip_cov_ratio": 0.0002, "clip_cov_low": 1.0, "clip_cov_high": 5.0}),
+        ("kl_cov", "kl_cov", {"kl_cov_ratio": 0.0002, "kl_cov_coefficient": 0.1}),
+        ("dppo_tv", "dppo_tv", {"clip_ratio": 0.2, "clip_dual": 3.0}),
+        ("dppo_kl", "dppo_kl", {"clip_ratio": 0.2, "clip_dual": 3.0}),
+    ],
+)
+def test_each_loss_has_verls_defaults(theirs: str, ours: str, parameters: dict[str, float]) -> None:
+    settings, _ = actor(f"{ACTOR}.policy_loss.loss_mode={theirs}")
+    assert settings.policy_loss == ours
+    assert {name: getattr(settings, name) for name in parameters} == parameters
+    assert parameters.keys() <= POLICY_LOSSES[ours].parameters.keys()
+
+
+def test_parameters_reach_the_loss_that_uses_them() -> None:
+    section = f"{ACTOR}.policy_loss"
+    settings, _ = actor(f"{section}.loss_mode=clip_cov", f"{section}.clip_cov_ratio=0.01", f"{section}.clip_cov_lb=0.5")
+    assert (settings.clip_cov_ratio, settings.clip_cov_low) == (0.01, 0.5)
+    settings, _ = actor(f"{section}.loss_mode=kl_cov", f"{section}.ppo_kl_coef=1.0")
+    assert settings.kl_cov_coefficient == 1.0
+    settings, _ = actor(f"{section}.loss_mode=sapo", f"{ACTOR}.tau_pos=2.0", f"+{section}.tau_neg=3.0")
+    assert (settings.tau_positive, settings.tau_negative) == (2.0, 3.0)
+
+
+def test_a_parameter_that_the_loss_ignores_is_noted() -> None:
+    settings, notes = actor(f"{ACTOR}.policy_loss.loss_mode=gspo", f"{ACTOR}.clip_ratio_c=10.0")
+    assert settings.clip_dual == 3.0
+    assert f"{ACTOR}.clip_ratio_c has no effect: the policy loss gspo does not use it" in notes
+
+
+def test_dro_needs_its_weight() -> None:
+    mode = f"{ACTOR}.policy_loss.loss_mode=dro"
+    assert actor(mode, f"{ACTOR}.policy_loss.dro_beta=0.5")[0].dro_beta == 0.5
+    with pytest.raises(ConfigError, match="loss_mode=dro needs a weight"):
+        actor(mode)
+
+
+def test_actor_and_critic_share_the_aggregation() -> None:
+    config, _ = load_config([], [f"{ACTOR}.loss_agg_mode=seq-mean-token-sum-norm", f"{ACTOR}.loss_scale_factor=4096"])
+    for role in (config.actor, config.critic):
+        assert (role.loss_aggregation, role.loss_scale_length) == ("seq-mean-token-sum-norm", 4096)
+
+
+@pytest.mark.parametrize(
+    ("line", "estimator", "unbiased"),
+    [
+        ((), "k3", False),
+        (("low_var_kl",), "k3", False),
+        (("low_var_kl+",), "k3", True),
+        (("kl",), "k1", False),
+        (("mse",), "k2", False),
+        (("abs",), "abs", False),
+    ],
+)
+def test_the_kl_in_the_loss_has_verls_gradient(line: tuple[str, ...], estimator: str, unbiased: bool) -> None:
+    settings, _ = actor(f"{ACTOR}.use_kl_loss=True", *(f"{ACTOR}.kl_loss_type={kind}" for kind in line))
+    assert settings.kl_loss_coefficient == 0.001
+    assert (settings.kl_loss_estimator, settings.kl_loss_unbiased) == (estimator, unbiased)

@@ -1,0 +1,111 @@
+"""Keys of the loss in verl's section `actor_rollout_ref.actor`."""
+
+from collections.abc import Sequence
+
+from trainer.algorithms.registry import POLICY_LOSSES
+from trainer.compat.verl.rules import (
+    KL_KINDS,
+    Given,
+    Rule,
+    Translation,
+    Value,
+    is_true,
+    mapped,
+    no_effect,
+    switched_by,
+    to,
+    unsupported,
+    word,
+)
+from trainer.compat.verl.shared import ACTOR, AGGREGATIONS
+from trainer.errors import ConfigError
+
+LOSSES = {name: row.name for row in POLICY_LOSSES.values() for name in row.verl}
+_LOSS_MODE = f"{ACTOR}.policy_loss.loss_mode"
+
+
+def chosen_loss(given: Given) -> str:
+    """The name of the policy loss in all settings given; `ppo` if none names it."""
+    latest = next((key for key in reversed(list(given)) if key in (_LOSS_MODE, "actor.policy_loss")), None)
+    name = word(given[latest]) if latest else "ppo"
+    return name if latest == "actor.policy_loss" else LOSSES.get(name, name)
+
+
+def policy_loss(key: str, value: Value, given: Given) -> Translation:
+    if word(value) == "dro" and word(given.get(f"{ACTOR}.policy_loss.dro_beta")) == "null":
+        raise ConfigError(f"{key}=dro needs a weight", hint=f"set {ACTOR}.policy_loss.dro_beta to a positive number")
+    return mapped(LOSSES, "actor.policy_loss")(key, value, given)
+
+
+def parameter(ours: str) -> Rule:
+    """A parameter of some losses: verl ignores it with the others."""
+
+    def rule(key: str, value: Value, given: Given) -> Translation:
+        loss = chosen_loss(given)
+        if loss in POLICY_LOSSES and ours not in POLICY_LOSSES[loss].parameters:
+            return Translation({}, f"{key} has no effect: the policy loss {loss} does not use it", ignored=True)
+        return Translation({} if word(value) == "null" else {f"actor.{ours}": value})
+
+    return rule
+
+
+def use_kl_loss(key: str, value: Value, given: Given) -> Translation:
+    if word(value) not in ("true", "false"):
+        raise unsupported(key, value, ("true", "false"))
+    if not is_true(value):
+        return Translation({"actor.kl_loss_coefficient": 0.0})
+    coefficient = given.get(f"{ACTOR}.kl_loss_coef", 0.001)
+    # Without kl_loss_type, verl differentiates k3.
+    return Translation({"actor.kl_loss_coefficient": coefficient}, inherited={"actor.kl_loss_unbiased": False})
+
+
+def kl_loss_type(key: str, value: Value, _given: Given) -> Translation:
+    """A trailing + asks for the gradient of the KL, with any estimator."""
+    name = word(value).removesuffix("+")
+    if name not in KL_KINDS:
+        raise unsupported(key, value, [*KL_KINDS, *(f"{kind}+" for kind in KL_KINDS)])
+    unbiased = word(value).endswith("+")
+    return Translation({"actor.kl_loss_estimator": KL_KINDS[name], "actor.kl_loss_unbiased": unbiased})
+
+
+def to_both(ours: str) -> Rule:
+    """verl's critic takes this value from the actor."""
+    return to(f"actor.{ours}", inherited=(f"critic.{ours}",))
+
+
+def parameters(names: dict[str, str], sections: Sequence[str]) -> dict[str, Rule]:
+    return {f"{section}.{theirs}": parameter(ours) for section in sections for theirs, ours in names.items()}
+
+
+RULES: dict[str, Rule] = {
+    _LOSS_MODE: policy_loss,
+    **parameters(
+        {
+            "clip_ratio": "clip_ratio",
+            "clip_ratio_low": "clip_ratio_low",
+            "clip_ratio_high": "clip_ratio_high",
+            "clip_ratio_c": "clip_dual",
+        },
+        [ACTOR],
+    ),
+    **parameters({"tau_pos": "tau_positive", "tau_neg": "tau_negative"}, [ACTOR, f"{ACTOR}.policy_loss"]),
+    **parameters(
+        {
+            "clip_cov_ratio": "clip_cov_ratio",
+            "clip_cov_lb": "clip_cov_low",
+            "clip_cov_ub": "clip_cov_high",
+            "kl_cov_ratio": "kl_cov_ratio",
+            "ppo_kl_coef": "kl_cov_coefficient",
+            "dro_beta": "dro_beta",
+        },
+        [f"{ACTOR}.policy_loss"],
+    ),
+    f"{ACTOR}.loss_agg_mode": mapped(AGGREGATIONS, "actor.loss_aggregation", inherited=("critic.loss_aggregation",)),
+    f"{ACTOR}.loss_scale_factor": to_both("loss_scale_length"),
+    "critic.loss_scale_factor": to("critic.loss_scale_length"),
+    f"{ACTOR}.entropy_coeff": to("actor.entropy_coefficient"),
+    f"{ACTOR}.calculate_entropy": no_effect("the entropy is always computed"),
+    f"{ACTOR}.use_kl_loss": use_kl_loss,
+    f"{ACTOR}.kl_loss_coef": switched_by(f"{ACTOR}.use_kl_loss", "actor.kl_loss_coefficient"),
+    f"{ACTOR}.kl_loss_type": kl_loss_type,
+}
