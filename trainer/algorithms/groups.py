@@ -16,6 +16,12 @@ def sum_by_group(values: Tensor, groups: Tensor) -> Tensor:
     return values.new_zeros(int(groups.max()) + 1).index_add(0, groups, values)
 
 
+def group_means(values: Tensor, groups: Tensor) -> Tensor:
+    """The mean of the row's group, for each of values [rows]: [rows]."""
+    sizes = sum_by_group(values.new_ones(values.shape), groups)
+    return (sum_by_group(values, groups) / sizes)[groups]
+
+
 def at_every_token(values: Tensor, mask: Tensor) -> Tensor:
     """values [rows] repeated at every unmasked token: [rows, tokens], 0 where masked."""
     return values.unsqueeze(1).expand(mask.shape).where(mask, 0.0)

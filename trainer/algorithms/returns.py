@@ -55,7 +55,7 @@ def rewards_to_go(rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
 
 
 def whiten(values: Tensor, mask: Tensor, epsilon: float = 1e-8) -> Tensor:
-    """The unmasked values, shifted and scaled to mean 0 and variance 1; masked ones become 0.
+    """The unmasked values, shifted and scaled to mean 0 and sample variance 1; masked ones become 0.
 
     Pass the whole batch: moments of a part would scale each part differently (Huang et al. 2024, arXiv:2403.17031,
     detail 8).
@@ -65,20 +65,22 @@ def whiten(values: Tensor, mask: Tensor, epsilon: float = 1e-8) -> Tensor:
         mask: [rows, tokens] bool.
     """
     chosen = values[mask]
-    variance = chosen.var(correction=0)
+    if len(chosen) < 2:
+        return values.new_zeros(values.shape)
+    variance = chosen.var()
     return ((values - chosen.mean()) * (variance + epsilon).rsqrt()).where(mask, 0.0)
 
 
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:
     """1 - Var(R - V) / Var(R) over the unmasked tokens: 1 for a perfect critic, 0 for one that predicts the mean.
 
-    0 if all returns are equal, because there is nothing to explain.
+    0 if all returns are equal or masked, because there is nothing to explain.
 
     Args:
         values, returns: [rows, tokens] float.
         mask: [rows, tokens] bool.
     """
-    variance = returns[mask].var(correction=0)
+    variance = returns[mask].var(correction=0) if mask.any() else 0.0
     if variance == 0:
         return 0.0
     return 1.0 - float((returns - values)[mask].var(correction=0) / variance)

@@ -87,7 +87,13 @@ def test_whitened_values_have_mean_0_and_variance_1(seed: int) -> None:
     mask = random_mask(seed, 4, 6)
     whitened = whiten(5 + 3 * normal(seed, 4, 6), mask)[mask]
     assert_close(whitened.mean(), torch.zeros((), dtype=torch.float64), atol=1e-7, rtol=0)
-    assert_close(whitened.var(correction=0), torch.ones((), dtype=torch.float64), atol=1e-6, rtol=0)
+    assert_close(whitened.var(), torch.ones((), dtype=torch.float64), atol=1e-6, rtol=0)
+
+
+def test_a_single_value_whitens_to_zero() -> None:
+    mask = torch.tensor([[True, False], [False, False]])
+    assert (whiten(torch.full((2, 2), 4.0), mask) == 0).all()
+    assert (whiten(torch.full((2, 2), 4.0), mask & False) == 0).all()
 
 
 def test_equal_advantages_whiten_to_zero_not_to_nan() -> None:

@@ -11,8 +11,12 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from tests.trainer.tensors import normal, random_mask, seeds
+from trainer.algorithms.advantages.gpg import gpg
 from trainer.algorithms.advantages.grpo import grpo
+from trainer.algorithms.advantages.grpo_passk import grpo_passk
+from trainer.algorithms.advantages.opo import opo
 from trainer.algorithms.advantages.reinforce_plus_plus import reinforce_plus_plus
+from trainer.algorithms.advantages.reinforce_plus_plus_baseline import reinforce_plus_plus_baseline
 from trainer.algorithms.advantages.remax import remax
 from trainer.algorithms.advantages.rloo import rloo
 from trainer.algorithms.dapo import informative_groups, overlong_penalty
@@ -31,6 +35,19 @@ def slow_rloo(own: float, group: Sequence[float]) -> float:
     return own - statistics.fmean(others) if others else 0.0
 
 
+def slow_passk(own: float, group: Sequence[float], divide: bool) -> float:
+    best = sorted(group)
+    if len(group) == 1 or own != best[-1]:
+        return 0.0
+    return (best[-1] - best[-2]) / (statistics.stdev(group) + 1e-6 if divide else 1.0)
+
+
+def sampled_rewards(seed: int, rows: int = ROWS) -> tuple[Tensor, Tensor]:
+    """Rewards, 0 where the policy did not choose the token, and the mask of the tokens that it chose."""
+    mask = random_mask(seed, rows, TOKENS)
+    return normal(seed, rows, TOKENS).where(mask, 0.0), mask
+
+
 def slow_rewards_to_go(rewards: Sequence[float], gamma: float) -> list[float]:
     return [sum(gamma ** (k - t) * rewards[k] for k in range(t, len(rewards))) for t in range(len(rewards))]
 
@@ -41,8 +58,10 @@ def slow_rewards_to_go(rewards: Sequence[float], gamma: float) -> list[float]:
         (lambda r, m, g: grpo(r, m, g, divide_by_std=True), lambda own, group: slow_grpo(own, group, True)),
         (lambda r, m, g: grpo(r, m, g, divide_by_std=False), lambda own, group: slow_grpo(own, group, False)),
         (rloo, slow_rloo),
+        (lambda r, m, g: grpo_passk(r, m, g, divide_by_std=True), lambda own, group: slow_passk(own, group, True)),
+        (lambda r, m, g: grpo_passk(r, m, g, divide_by_std=False), lambda own, group: slow_passk(own, group, False)),
     ],
-    ids=["grpo", "grpo without std", "rloo"],
+    ids=["grpo", "grpo without std", "rloo", "grpo_passk", "grpo_passk without std"],
 )
 @given(seed=seeds, groups=st.lists(st.integers(0, 2), min_size=ROWS, max_size=ROWS))
 @settings(deadline=None)
@@ -52,8 +71,9 @@ def test_a_response_is_compared_with_its_group(
     seed: int,
     groups: list[int],
 ) -> None:
-    rewards, mask = normal(seed, ROWS, TOKENS), random_mask(seed, ROWS, TOKENS)
-    scores = [sum(row[chosen].tolist()) for row, chosen in zip(rewards, mask, strict=True)]
+    rewards, mask = sampled_rewards(seed)
+    scores = [sum(row.tolist()) for row in rewards]
+    mask[-1] = False  # a response that does not train is still compared with
     found = fast(rewards, mask, torch.tensor(groups))
     for row in range(ROWS):
         group = [score for score, number in zip(scores, groups, strict=True) if number == groups[row]]
@@ -67,11 +87,37 @@ def test_reinforce_plus_plus_whitens_discounted_future_rewards(seed: int, gamma:
     rewards, mask = normal(seed, 4, TOKENS), random_mask(seed, 4, TOKENS)
     to_go = [slow_rewards_to_go(row[chosen].tolist(), gamma) for row, chosen in zip(rewards, mask, strict=True)]
     flat = [value for row in to_go for value in row]
-    mean, spread = statistics.fmean(flat), statistics.pstdev(flat)
+    mean, spread = statistics.fmean(flat), statistics.stdev(flat)
     found = reinforce_plus_plus(rewards, mask, gamma)
     expected = torch.tensor([(value - mean) / spread for value in flat], dtype=torch.float64)
     assert_close(found[mask], expected, atol=1e-5, rtol=1e-5)
     assert (found[~mask] == 0).all()
+
+
+@given(seed=seeds)
+@settings(deadline=None)
+def test_reinforce_plus_plus_baseline_whitens_the_distance_to_the_group(seed: int) -> None:
+    (rewards, mask), groups = sampled_rewards(seed), [0, 0, 0, 1, 1, 1]
+    scores = [sum(row.tolist()) for row in rewards]
+    apart = [
+        score - statistics.fmean(scores[i] for i in range(ROWS) if groups[i] == groups[row])
+        for row, score in enumerate(scores)
+    ]
+    flat = [apart[row] for row, _ in mask.nonzero().tolist()]
+    found = reinforce_plus_plus_baseline(rewards, mask, torch.tensor(groups))
+    expected = [(value - statistics.fmean(flat)) / statistics.stdev(flat) for value in flat]
+    assert_close(found[mask], torch.tensor(expected, dtype=torch.float64), atol=1e-6, rtol=1e-6)
+
+
+def test_opo_weights_the_baseline_by_length() -> None:
+    mask = torch.tensor([[True, True, True], [True, False, False]])
+    rewards = torch.tensor([[0.0, 0.0, 1.0], [5.0, 0.0, 0.0]])
+    assert_close(opo(rewards, mask, torch.tensor([0, 0])), torch.tensor([[-1.0] * 3, [3.0, 0.0, 0.0]]))
+
+
+def test_gpg_makes_up_for_responses_without_reward() -> None:
+    mask, rewards = torch.ones(4, 1, dtype=torch.bool), torch.tensor([[1.0], [0.0], [0.0], [0.0]])
+    assert_close(gpg(rewards, mask, torch.tensor([0, 0, 1, 1])), 4 * torch.tensor([[0.5], [-0.5], [0.0], [0.0]]))
 
 
 @given(seed=seeds)
@@ -89,7 +135,7 @@ def test_remax_subtracts_the_greedy_score_from_future_rewards(seed: int) -> None
 @given(seed=seeds)
 @settings(deadline=None)
 def test_masked_tokens_padding_and_the_order_of_rows_change_nothing(seed: int) -> None:
-    rewards, mask, greedy = normal(seed, ROWS, TOKENS), random_mask(seed, ROWS, TOKENS), normal(seed + 1, ROWS)
+    (rewards, mask), greedy = sampled_rewards(seed), normal(seed + 1, ROWS)
     groups = torch.arange(ROWS) // 2
     order = torch.randperm(ROWS, generator=torch.Generator().manual_seed(seed))
 
@@ -99,13 +145,16 @@ def test_masked_tokens_padding_and_the_order_of_rows_change_nothing(seed: int) -
                 grpo(r, m, g, True),
                 grpo(r, m, g, False),
                 rloo(r, m, g),
+                gpg(r, m, g),
+                opo(r, m, g),
+                grpo_passk(r, m, g, True),
+                reinforce_plus_plus_baseline(r, m, g),
                 reinforce_plus_plus(r, m, 0.9),
                 remax(r, m, best),
             ]
         )
 
     clean = all_of(rewards, mask, groups, greedy)
-    assert_close(all_of(rewards.where(mask, 1e6), mask, groups, greedy), clean)
     padded = (torch.nn.functional.pad(tensor, (0, 3)) for tensor in (rewards, mask))
     assert_close(all_of(*padded, groups, greedy)[..., :TOKENS], clean)
     assert_close(all_of(rewards[order], mask[order], groups[order], greedy[order]), clean[:, order])
@@ -117,6 +166,10 @@ def test_equal_scores_give_no_advantage() -> None:
         grpo(rewards, mask, groups, True),
         grpo(rewards, mask, groups, False),
         rloo(rewards, mask, groups),
+        gpg(rewards, mask, groups),
+        opo(rewards, mask, groups),
+        grpo_passk(rewards, mask, groups, True),
+        reinforce_plus_plus_baseline(rewards, mask, groups),
     ):
         assert (advantages == 0).all()
 

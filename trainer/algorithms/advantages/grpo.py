@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainer.algorithms.groups import at_every_token, sum_by_group
+from trainer.algorithms.groups import at_every_token, group_means, sum_by_group
 from trainer.algorithms.rows import Advantages, Estimator, Sampled
 from trainer.rows import Parameter
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+DIVIDE_BY_STD = Parameter(
+    type=bool,
+    default=True,
+    description="grpo, grpo_passk, gdpo: divide advantages by the standard deviation of the group; false: Dr. GRPO",
+)
 
 
 def grpo(rewards: Tensor, mask: Tensor, groups: Tensor, divide_by_std: bool) -> Tensor:
@@ -22,17 +28,17 @@ def grpo(rewards: Tensor, mask: Tensor, groups: Tensor, divide_by_std: bool) -> 
     0.
 
     Args:
-        rewards: [rows, tokens] float.
-        mask: [rows, tokens] bool.
+        rewards: [rows, tokens] float, 0 where the policy did not choose the token.
+        mask: [rows, tokens] bool, the tokens that train. Every reward counts, that of masked tokens as well.
         groups: [rows] int64.
 
     Returns:
         advantages: [rows, tokens], 0 where masked.
     """
-    scores = rewards.where(mask, 0.0).sum(dim=1)
-    sizes = sum_by_group(scores.new_ones(scores.shape), groups)
-    difference = scores - (sum_by_group(scores, groups) / sizes)[groups]
+    scores = rewards.sum(dim=1)
+    difference = scores - group_means(scores, groups)
     if divide_by_std:
+        sizes = sum_by_group(scores.new_ones(scores.shape), groups)
         variance = sum_by_group(difference.square(), groups) / (sizes - 1).clamp(min=1)
         difference = difference / (variance.sqrt()[groups] + 1e-6)
     return at_every_token(difference, mask)
@@ -46,12 +52,6 @@ ROW = Estimator(
     name="grpo",
     estimate=_estimate,
     compares_groups=True,
-    parameters={
-        "divide_by_std": Parameter(
-            type=bool,
-            default=True,
-            description="grpo: divide advantages by the standard deviation of the group; false: Dr. GRPO",
-        )
-    },
-    verl=("grpo",),
+    parameters={"divide_by_std": DIVIDE_BY_STD},
+    verl=("grpo", "grpo_vectorized"),
 )

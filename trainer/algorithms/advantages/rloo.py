@@ -20,7 +20,7 @@ def rloo(rewards: Tensor, mask: Tensor, groups: Tensor) -> Tensor:
 
     Args, returns: see `grpo`.
     """
-    scores = rewards.where(mask, 0.0).sum(dim=1)
+    scores = rewards.sum(dim=1)
     sizes = sum_by_group(scores.new_ones(scores.shape), groups)[groups]
     others = (sum_by_group(scores, groups)[groups] - scores) / (sizes - 1).clamp(min=1)
     return at_every_token((scores - others).where(sizes > 1, 0.0), mask)
@@ -30,4 +30,4 @@ def _estimate(sampled: Sampled) -> Advantages:
     return Advantages(rloo(sampled.rewards, sampled.mask, sampled.groups))
 
 
-ROW = Estimator(name="rloo", estimate=_estimate, compares_groups=True, verl=("rloo",))
+ROW = Estimator(name="rloo", estimate=_estimate, compares_groups=True, verl=("rloo", "rloo_vectorized"))

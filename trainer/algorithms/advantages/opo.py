@@ -1,0 +1,33 @@
+"""On-policy RL with an optimal baseline."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trainer.algorithms.groups import at_every_token, sum_by_group
+from trainer.algorithms.rows import Advantages, Estimator, Sampled
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def opo(rewards: Tensor, mask: Tensor, groups: Tensor) -> Tensor:
+    """Score minus the mean of the group weighted by length (Hao et al. 2025, arXiv:2505.23585, equation 7).
+
+        A_i = R_i - sum(L R) / sum(L) over the group, the same at every token
+
+    This baseline has the least variance if the gradients of tokens are orthogonal and of equal norm.
+
+    Args, returns: see `grpo`.
+    """
+    scores = rewards.sum(dim=1)
+    lengths = mask.sum(dim=1).to(scores.dtype)
+    totals = sum_by_group(lengths, groups).clamp(min=1)
+    return at_every_token(scores - (sum_by_group(lengths * scores, groups) / totals)[groups], mask)
+
+
+def _estimate(sampled: Sampled) -> Advantages:
+    return Advantages(opo(sampled.rewards, sampled.mask, sampled.groups))
+
+
+ROW = Estimator(name="opo", estimate=_estimate, compares_groups=True, verl=("opo",))
