@@ -1,7 +1,8 @@
 """Causal attention within each sequence of a packed line, registered with Transformers as `packed`.
 
 On GPUs it uses torch's variable-length FlashAttention. On CPU and in float32 it pads the sequences on the right and
-uses torch's scaled dot-product attention: under a causal mask no token sees the padding after it.
+uses torch's scaled dot-product attention: under a causal mask no token sees the padding after it. Neither knows soft
+caps (Gemma 2) or sinks (gpt-oss): attention with them is computed from its formula, block by block.
 """
 
 import inspect
@@ -11,21 +12,30 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface
+
+from trainer.errors import DataError
+from trainer.models.packing import coordinates, spread
 
 NAME = "packed"
 # torch 2.11 accepts grouped key-value heads; later releases need a flag.
 _GROUPED_HEADS = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+# Number of scores in one block of the formula: 1 GiB in float32.
+SCORES_PER_BLOCK = 2**28
 
 
 def packed_attention(
-    _module: nn.Module,
+    module: nn.Module,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
     sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
     cu_seq_lens_q: Tensor | None = None,
     max_length_q: int | None = None,
     **_: Any,
@@ -33,20 +43,33 @@ def packed_attention(
     """Attention of one packed line. Transformers calls it in each layer.
 
     Args:
-        query: [1, heads, tokens, width]; key, value: [1, key-value heads, tokens, width].
-        attention_mask: must be None; the sequence bounds replace it.
+        query: [1, heads, tokens, width]; key [1, key-value heads, tokens, width]; value the same with its own width.
+        attention_mask, position_bias: must be None; the sequence bounds replace the mask.
         sliding_window: the number of tokens that a token sees, including itself; None: all tokens before it.
+        softcap: scores become softcap tanh(score / softcap).
+        s_aux: [heads], the sinks: each takes part in the softmax of its head and contributes no value.
         cu_seq_lens_q: [sequences + 1] int32, the sequence bounds; max_length_q: the longest sequence.
 
     Returns:
         [1, tokens, heads, width], and None in place of attention weights, which are never computed.
+
+    Raises DataError if a family's layers do not pass the bounds on.
     """
-    if cu_seq_lens_q is None or max_length_q is None or attention_mask is not None:
-        raise ValueError(f"{NAME} attention needs sequence bounds and no mask: call it through PackedRows")
+    if cu_seq_lens_q is None or max_length_q is None or attention_mask is not None or position_bias is not None:
+        raise DataError(
+            f"{type(module).__name__} cannot attend within the rows of a packed line: it passes no bounds of the rows, "
+            "or a mask or position biases of its own",
+            hint="use another model family, such as Qwen3, Llama, Mistral, Gemma or Granite",
+        )
     query, key, value = (tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value))
-    # FlashAttention does not support float32.
-    attend = _variable_length if query.is_cuda and query.dtype != torch.float32 else _padded
-    return attend(query, key, value, cu_seq_lens_q, max_length_q, scaling, sliding_window).unsqueeze(0), None
+    line = (query, key, value, cu_seq_lens_q, max_length_q, scaling, sliding_window)
+    if softcap is not None or s_aux is not None:
+        found = _by_formula(*line, softcap, s_aux)
+    elif query.is_cuda and query.dtype != torch.float32:  # FlashAttention does not support float32
+        found = _variable_length(*line)
+    else:
+        found = _padded(*line)
+    return found.unsqueeze(0), None
 
 
 def _variable_length(
@@ -61,22 +84,69 @@ def _variable_length(
 def _padded(
     query: Tensor, key: Tensor, value: Tensor, offsets: Tensor, longest: int, scale: float | None, window: int | None
 ) -> Tensor:
-    lengths = offsets.diff().long()
-    sequence = torch.repeat_interleave(torch.arange(len(lengths), device=query.device), lengths)
-    column = torch.arange(len(query), device=query.device) - offsets[:-1].long()[sequence]
-
-    def spread(packed: Tensor) -> Tensor:
-        padded = packed.new_zeros(len(lengths), longest, *packed.shape[1:])
-        return padded.index_put((sequence, column), packed).transpose(1, 2)
-
-    mask = None
+    tokens, mask = len(query), None
     if window is not None and window < longest:
-        band = torch.ones(longest, longest, dtype=torch.bool, device=query.device)
-        mask = band.tril() & band.triu(1 - window)
-    padded = scaled_dot_product_attention(
-        spread(query), spread(key), spread(value), mask, is_causal=mask is None, scale=scale, enable_gqa=True
+        mask = _visible(slice(0, longest), slice(0, longest), window, query.device)
+    query, key, value = (spread(tensor, offsets, longest).transpose(1, 2) for tensor in (query, key, value))
+    padded = scaled_dot_product_attention(query, key, value, mask, is_causal=mask is None, scale=scale, enable_gqa=True)
+    return padded.transpose(1, 2)[coordinates(offsets, tokens)]
+
+
+@torch.compiler.disable  # the number of blocks depends on the lengths
+def _by_formula(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    offsets: Tensor,
+    longest: int,
+    scale: float | None,
+    window: int | None,
+    cap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    tokens, (heads, width), groups = len(query), query.shape[1:], key.shape[1]
+    scale = width**-0.5 if scale is None else scale
+    # [sequences, key-value heads, query heads of each, longest, width], and the same with 1 query head
+    query = spread(query, offsets, longest).unflatten(2, (groups, -1)).permute(0, 2, 3, 1, 4)
+    key, value = (spread(part, offsets, longest).transpose(1, 2).unsqueeze(2) for part in (key, value))
+    sinks = None if sinks is None else sinks.float().view(groups, -1, 1, 1)
+    block = max(1, SCORES_PER_BLOCK // (len(query) * heads * longest))
+    found = []
+    for start in range(0, longest, block):
+        rows = slice(start, min(start + block, longest))
+        columns = slice(0 if window is None else max(0, start - window + 1), rows.stop)
+        mask = _visible(rows, columns, window, query.device)
+        # Recomputed in the backward pass, so that the scores of only one block are in memory.
+        found.append(
+            checkpoint(
+                _attend,
+                *(query[..., rows, :], key[..., columns, :], value[..., columns, :], mask, scale, cap, sinks),
+                use_reentrant=False,
+            )
+        )
+    padded = torch.cat(found, dim=-2).permute(0, 3, 1, 2, 4).flatten(2, 3)
+    return padded[coordinates(offsets, tokens)]
+
+
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float, cap: float | None, sinks: Tensor | None
+) -> Tensor:
+    scores = (query @ key.transpose(-1, -2)).float() * scale
+    if cap is not None:
+        scores = cap * torch.tanh(scores / cap)
+    scores = scores.masked_fill(~mask, -torch.inf)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.expand(*scores.shape[:-1], 1)], dim=-1)
+    weights = scores.softmax(dim=-1)[..., : key.shape[-2]]
+    return weights.to(value.dtype) @ value
+
+
+def _visible(rows: slice, columns: slice, window: int | None, device: torch.device) -> Tensor:
+    """Which tokens (columns) each token (row) of a sequence sees, [rows, columns] bool."""
+    distance = torch.arange(rows.start, rows.stop, device=device).unsqueeze(1) - torch.arange(
+        columns.start, columns.stop, device=device
     )
-    return padded.transpose(1, 2)[sequence, column]
+    return (distance >= 0) & (distance < (rows.stop if window is None else window))
 
 
 AttentionInterface.register(NAME, packed_attention)

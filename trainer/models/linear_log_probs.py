@@ -10,6 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
+
+from trainer.models.output_head import PLAIN, OutputHead
 
 
 def linear_log_probs(
@@ -19,18 +22,26 @@ def linear_log_probs(
     temperature: float,
     tokens_per_chunk: int,
     with_entropy: bool = True,
+    bias: Tensor | None = None,
+    head: OutputHead = PLAIN,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probs and entropy of softmax(hidden weight^T / temperature), without storing all logits.
+    """Log-probs and entropy of softmax(logits / temperature), without storing all logits.
 
     Args:
         hidden: [tokens, width]; weight: [vocabulary, width]; both of the same float type.
         token_ids: [tokens] int64.
         with_entropy: False saves one of two passes over the logits; the entropy and its gradient are then 0.
+        bias: [vocabulary], of the same type.
+        head: what becomes of hidden weight^T + bias to give the logits.
 
     Returns:
         log_probs, entropy: [tokens] float32.
     """
-    log_probs, entropy = _LinearLogProbs.apply(hidden, weight, token_ids, temperature, tokens_per_chunk, with_entropy)
+    if head.hidden_scale != 1.0:
+        hidden = hidden * head.hidden_scale
+    log_probs, entropy = _LinearLogProbs.apply(
+        hidden, weight, bias, token_ids, head.tempered(temperature), tokens_per_chunk, with_entropy
+    )
     return log_probs, entropy
 
 
@@ -40,81 +51,90 @@ class _LinearLogProbs(torch.autograd.Function):  # type: ignore[misc]
         ctx,
         hidden: Tensor,
         weight: Tensor,
+        bias: Tensor | None,
         token_ids: Tensor,
-        temperature: float,
+        head: OutputHead,
         tokens_per_chunk: int,
         with_entropy: bool,
     ) -> tuple[Tensor, Tensor]:
         statistics = _kernel(chunk_statistics if with_entropy else chunk_log_probs, hidden.device.type)
         log_probs, normaliser, entropy = (hidden.new_zeros(len(hidden), dtype=torch.float32) for _ in range(3))
         for rows in _chunks(len(hidden), tokens_per_chunk):
-            found = statistics(hidden[rows] @ weight.T, token_ids[rows], 1 / temperature)
+            found = statistics(linear(hidden[rows], weight, bias), token_ids[rows], head)
             for kept, values in zip((log_probs, normaliser, entropy), found, strict=False):
                 kept[rows] = values
-        ctx.save_for_backward(hidden, weight, token_ids, normaliser, entropy)
-        ctx.temperature, ctx.tokens_per_chunk = temperature, tokens_per_chunk
+        ctx.save_for_backward(hidden, weight, bias, token_ids, normaliser, entropy)
+        ctx.head, ctx.tokens_per_chunk = head, tokens_per_chunk
         return log_probs, entropy
 
     @staticmethod
     def backward(  # type: ignore[no-untyped-def]
         ctx, log_prob_gradient: Tensor, entropy_gradient: Tensor
-    ) -> tuple[Tensor | None, Tensor | None, None, None, None, None]:
-        hidden, weight, token_ids, normaliser, entropy = ctx.saved_tensors
-        gradient = _kernel(logit_gradient, hidden.device.type)
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None, None, None]:
+        hidden, weight, bias, token_ids, normaliser, entropy = ctx.saved_tensors
+        gradient = _kernel(output_gradient, hidden.device.type)
         hidden_gradient = torch.empty_like(hidden)
         weight_gradient = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
+        bias_gradient = torch.zeros_like(bias, dtype=torch.float32) if ctx.needs_input_grad[2] else None
         for rows in _chunks(len(hidden), ctx.tokens_per_chunk):
-            logits_gradient = gradient(
-                hidden[rows] @ weight.T,
+            outputs_gradient = gradient(
+                linear(hidden[rows], weight, bias),
                 token_ids[rows],
                 normaliser[rows],
                 entropy[rows],
                 log_prob_gradient[rows],
                 entropy_gradient[rows],
-                1 / ctx.temperature,
+                ctx.head,
             )
-            torch.mm(logits_gradient, weight, out=hidden_gradient[rows])
+            torch.mm(outputs_gradient, weight, out=hidden_gradient[rows])
             if weight_gradient is not None:
-                _add_product(weight_gradient, logits_gradient.T, hidden[rows])
+                _add_product(weight_gradient, outputs_gradient.T, hidden[rows])
+            if bias_gradient is not None:
+                bias_gradient += outputs_gradient.sum(dim=0, dtype=torch.float32)
         by_weight = None if weight_gradient is None else weight_gradient.to(weight.dtype)
-        return hidden_gradient, by_weight, None, None, None, None
+        by_bias = None if bias_gradient is None else bias_gradient.to(weight.dtype)
+        return hidden_gradient, by_weight, by_bias, None, None, None, None
 
 
-def chunk_statistics(logits: Tensor, token_ids: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probs, log-normalisers and entropies of softmax(scale logits), each [tokens] float32; logits [tokens, V]."""
-    log_probs, normaliser = chunk_log_probs(logits, token_ids, scale)
-    scaled = logits.float() * scale
-    mean = ((scaled - normaliser.unsqueeze(-1)).exp() * scaled).sum(dim=-1)
+def chunk_statistics(outputs: Tensor, token_ids: Tensor, head: OutputHead) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probs, log-normalisers and entropies of softmax(head.logits(outputs)), each [tokens] float32.
+
+    outputs: [tokens, V], of the head's matrix.
+    """
+    log_probs, normaliser = chunk_log_probs(outputs, token_ids, head)
+    logits = head.logits(outputs.float())
+    mean = ((logits - normaliser.unsqueeze(-1)).exp() * logits).sum(dim=-1)
     return log_probs, normaliser, normaliser - mean
 
 
-def chunk_log_probs(logits: Tensor, token_ids: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+def chunk_log_probs(outputs: Tensor, token_ids: Tensor, head: OutputHead) -> tuple[Tensor, Tensor]:
     """The first two of `chunk_statistics`."""
-    scaled = logits.float() * scale
-    normaliser = scaled.logsumexp(dim=-1)
-    return scaled.gather(-1, token_ids.unsqueeze(-1)).squeeze(-1) - normaliser, normaliser
+    logits = head.logits(outputs.float())
+    normaliser = logits.logsumexp(dim=-1)
+    return logits.gather(-1, token_ids.unsqueeze(-1)).squeeze(-1) - normaliser, normaliser
 
 
-def logit_gradient(
-    logits: Tensor,
+def output_gradient(
+    outputs: Tensor,
     token_ids: Tensor,
     normaliser: Tensor,
     entropy: Tensor,
     log_prob_gradient: Tensor,
     entropy_gradient: Tensor,
-    scale: float,
+    head: OutputHead,
 ) -> Tensor:
-    """The gradient with respect to the logits, [tokens, V] in their type.
+    """The gradient with respect to the outputs of the head's matrix, [tokens, V] in their type.
 
-    With p = softmax(scale logits), the gradient of the log-prob of y is scale (1[y] - p), and the gradient of the
-    entropy H is -scale p (log p + H).
+    With p = softmax(logits), the gradient of the log-prob of y with respect to the logits is 1[y] - p, and the gradient
+    of the entropy H is -p (log p + H).
     """
-    log_p = logits.float() * scale - normaliser.unsqueeze(-1)
+    logits = head.logits(outputs.float())
+    log_p = logits - normaliser.unsqueeze(-1)
     p = log_p.exp()
     by_log_prob, by_entropy = log_prob_gradient.unsqueeze(-1), entropy_gradient.unsqueeze(-1)
     chosen = torch.arange(logits.shape[-1], device=logits.device) == token_ids.unsqueeze(-1)
     total = by_log_prob * (chosen.float() - p) - by_entropy * p * (log_p + entropy.unsqueeze(-1))
-    return (scale * total).to(logits.dtype)
+    return (head.slope(logits) * total).to(outputs.dtype)
 
 
 @cache

@@ -11,10 +11,13 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from trainer.errors import DataError
 from trainer.models import attention
 from trainer.models.linear_log_probs import linear_log_probs
+from trainer.models.output_head import output_head
 from trainer.models.packing import PackedRows
 
 # Number of logits in one chunk. Large matrix products are efficient on GPUs; 2^29 numbers in bfloat16 are 1 GiB.
 LOGITS_PER_CHUNK = {"cuda": 2**29, "cpu": 2**26}
+# Transformers' names of the kinds of layers that `trainer.models.attention` computes.
+ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
 
 
 class PolicyNetwork(nn.Module):  # type: ignore[misc]
@@ -22,7 +25,8 @@ class PolicyNetwork(nn.Module):  # type: ignore[misc]
 
     def __init__(self, language_model: nn.Module, temperature: float) -> None:
         super().__init__()
-        self.language_model = with_packed_attention(language_model)
+        self.language_model = prepared(language_model)
+        self.output_head = output_head(language_model)
         self.temperature = temperature
         self.tokens_per_chunk: int | None = None  # as many as LOGITS_PER_CHUNK allows
 
@@ -36,10 +40,14 @@ class PolicyNetwork(nn.Module):  # type: ignore[misc]
         A pass without gradients needs no entropy and returns 0 for it.
         """
         hidden = decode(self.decoder, rows)
-        weight = self.language_model.get_output_embeddings().weight
+        matrix = self.language_model.get_output_embeddings()
+        weight = matrix.weight
         chunk = self.tokens_per_chunk or max(1, LOGITS_PER_CHUNK[hidden.device.type] // weight.shape[0])
         log_probs, entropy = linear_log_probs(
-            hidden, weight, rows.targets, self.temperature, chunk, with_entropy=torch.is_grad_enabled()
+            *(hidden, weight, rows.targets, self.temperature, chunk),
+            with_entropy=torch.is_grad_enabled(),
+            bias=matrix.bias,
+            head=self.output_head,
         )
         return rows.unpack(log_probs), rows.unpack(entropy)
 
@@ -52,7 +60,7 @@ class ValueNetwork(nn.Module):  # type: ignore[misc]
 
     def __init__(self, language_model: nn.Module) -> None:
         super().__init__()
-        self.body = with_packed_attention(language_model).get_decoder()
+        self.body = prepared(language_model).get_decoder()
         self.head = nn.Linear(language_model.config.hidden_size, 1, bias=False, dtype=torch.float32)
         nn.init.zeros_(self.head.weight)
 
@@ -69,16 +77,45 @@ class ValueNetwork(nn.Module):  # type: ignore[misc]
 
 def decode(decoder: nn.Module, rows: PackedRows) -> Tensor:
     """The hidden states that predict the response tokens, [response tokens, width]."""
+    if not is_packed(decoder):
+        # Padding on the right changes nothing: no token of a causal model depends on later ones.
+        output = decoder(input_ids=rows.padded_token_ids(), use_cache=False)
+        return rows.predicting_in_line(output.last_hidden_state)
     output = decoder(
         input_ids=rows.token_ids, position_ids=rows.positions, use_cache=False, **rows.attention_arguments()
     )
     return output.last_hidden_state.squeeze(0)[rows.predicting]
 
 
-def with_packed_attention(language_model: nn.Module) -> nn.Module:
-    """Switches the model to packed attention, in place, and returns it."""
-    language_model.set_attn_implementation(attention.NAME)
+def prepared(language_model: nn.Module) -> nn.Module:
+    """Switches the model to packed attention, in place, if its rows can be packed, and returns it.
+
+    Dropout stays off in training: the ratio of new to old log-probs would otherwise measure noise.
+    """
+    language_model.eval()
+    if why_not_packed(language_model) is None:
+        language_model.set_attn_implementation(attention.NAME)
     return language_model
+
+
+def is_packed(model: nn.Module) -> bool:
+    """Whether a prepared model, or its decoder, computes on packed rows; otherwise on rows padded to one length."""
+    return bool(model.config._attn_implementation == attention.NAME)
+
+
+def why_not_packed(language_model: nn.Module) -> str | None:
+    """Why rows of a Transformers model cannot be packed; None if they can.
+
+    Only attention can be kept within a row. A recurrent state or a convolution carries a row into the next one.
+    """
+    if language_model._is_stateful:
+        return "its layers have a recurrent state"
+    kinds = set(getattr(language_model.config.get_text_config(), "layer_types", None) or ())
+    if others := sorted(kinds - ATTENTION_LAYERS):
+        return f"it has layers of the kind {', '.join(others)}"
+    if not language_model._supports_attention_backend:
+        return "its attention cannot be replaced"
+    return None
 
 
 def load_language_model(path: Path, dtype: torch.dtype = torch.float32) -> nn.Module:

@@ -64,6 +64,17 @@ class PackedRows:
         """Scatters values [response tokens] into [rows, response length], with 0 elsewhere."""
         return values.new_zeros(self.response_shape).put(self.places, values)
 
+    def padded_token_ids(self) -> Tensor:
+        """The token ids, [sequences, longest], with zeros on the right."""
+        return spread(self.token_ids.squeeze(0), self.offsets, self.longest)
+
+    def predicting_in_line(self, padded: Tensor) -> Tensor:
+        """The values that predict the response tokens, [response tokens, ...], from padded ones.
+
+        `padded` is [sequences, longest, ...].
+        """
+        return padded[coordinates(self.offsets, self.token_ids.shape[1])][self.predicting]
+
     def attention_arguments(self) -> dict[str, Any]:
         """Arguments for `trainer.models.attention`, by the names that Transformers passes on to every layer."""
         return {
@@ -72,3 +83,16 @@ class PackedRows:
             "max_length_q": self.longest,
             "max_length_k": self.longest,
         }
+
+
+def coordinates(offsets: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
+    """The sequence of each token of a packed line and the token's place in it, both [tokens] int64."""
+    lengths = offsets.diff().long()
+    sequence = torch.repeat_interleave(torch.arange(len(lengths), device=offsets.device), lengths, output_size=tokens)
+    return sequence, torch.arange(tokens, device=offsets.device) - offsets[:-1].long()[sequence]
+
+
+def spread(packed: Tensor, offsets: Tensor, longest: int) -> Tensor:
+    """Pads the sequences of a packed line, [tokens, ...], with zeros on the right: [sequences, longest, ...]."""
+    padded = packed.new_zeros(len(offsets) - 1, longest, *packed.shape[1:])
+    return padded.index_put(coordinates(offsets, len(packed)), packed)

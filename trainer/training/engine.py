@@ -18,6 +18,7 @@ from trainer.data.partition import MicroBatchLimit
 from trainer.errors import WorkerError
 from trainer.models.lora import adapted_layers, adapter_weights
 from trainer.models.megatron_weights import to_transformers
+from trainer.models.networks import is_packed
 from trainer.models.tensor_parallel import add_gradients_of_heads
 from trainer.training.allocator import give_back_memory
 from trainer.training.first_rank import broadcast_from_rank0, some_rank_is_empty, whole_tensors
@@ -66,6 +67,7 @@ class TrainingEngine:
         # Found once: walking through all modules takes a millisecond.
         self._sharded_modules = sharded_modules(self.network)
         self._has_adapters = any(adapted_layers(self.network))
+        self._pads_rows = not is_packed(self.network.decoder)
         # How the weights of the backend's layers map to Transformers' weights.
         self.origins = execution.backend.origins(self.network.decoder.config, execution.sharding.tensor_parallel)
         self.loss_scale = LossScale.of(execution.dtype)
@@ -109,7 +111,7 @@ class TrainingEngine:
         batch, own = rows_of_group(batch, self.peers)
         result = torch.zeros(batch.response_mask.shape, dtype=torch.float32, device=self.device)
         with torch.no_grad(), _memory_errors_explained(), self._weights.needed(written=False):
-            for rows in micro_batches(batch, limit):
+            for rows in micro_batches(batch, limit, self._pads_rows):
                 output = self.network(pack(batch.rows(rows), self.device))
                 # An index on the CPU would make the CPU wait for the GPU before the next micro-batch.
                 result[to_device(rows, self.device)] = output[0] if isinstance(output, tuple) else output
@@ -165,7 +167,7 @@ class TrainingEngine:
         count = GlobalCount(*reduced(torch.stack([mask.sum(), torch.tensor(len(mask))])).tolist())
         totals: dict[str, Tensor] = {}
         batch, _ = rows_of_group(batch, self.peers)
-        parts = micro_batches(batch, limit)
+        parts = micro_batches(batch, limit, self._pads_rows)
         with self._weights.needed(written=False):
             for number, rows in enumerate(parts, start=1):
                 self._schedule_traffic(number, last=number == len(parts))

@@ -14,12 +14,15 @@ from trainer.models.packing import PackedRows
 LENGTH_MULTIPLE = 256
 
 
-def micro_batches(batch: Batch, limit: MicroBatchLimit) -> list[Tensor]:
+def micro_batches(batch: Batch, limit: MicroBatchLimit, padded: bool = False) -> list[Tensor]:
     """The rows of each micro-batch. Every rank gets the same number, as FSDP's collectives require.
 
-    Every rank of the default process group must call it.
+    With `padded`, the network pads rows to one length, and every row counts as much as the longest. Every rank of the
+    default process group must call it.
     """
     lengths = batch.lengths.tolist()
+    if padded:
+        lengths = [max(lengths)] * len(lengths)
     count = int(reduced(torch.tensor(limit.parts_needed(lengths)), dist.ReduceOp.MAX))
     return [torch.tensor(part) for part in limit.split(lengths, count)]
 

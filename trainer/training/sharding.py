@@ -46,7 +46,8 @@ def shard(network: nn.Module, execution: Execution, mesh: DeviceMesh) -> nn.Modu
     trained = any(parameter.requires_grad for parameter in network.parameters())
     if execution.checkpoint_activations and trained:
         network.decoder.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        network.train()  # Transformers checkpoints activations only in training mode
+        for layer in layers:
+            layer.training = True  # Transformers checkpoints only such layers; their parts drop nothing out
     if execution.device.type == "cuda":
         # Matrix products that stay in float32 may use TF32.
         torch.set_float32_matmul_precision("high")
