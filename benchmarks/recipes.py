@@ -1,0 +1,218 @@
+"""How many of verl's published scripts this trainer accepts, and why it refuses the others. Needs no GPU and no model.
+
+python benchmarks/recipes.py CHECKOUT... > docs/recipes.md     checkouts or bare mirrors of verl and verl-recipe
+python benchmarks/recipes.py --list plain CHECKOUT...          each refused script of a kind, with its reasons
+python benchmarks/recipes.py --defaults CONFIG.yaml... > trainer/compat/verl/defaults.json
+
+A script's commands are expanded by `trainer.compat.scripts`; its settings go through the checks of `trainer config`.
+"""
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+
+from trainer.compat.hydra import flattened
+from trainer.compat.scripts import Command, UnsetVariableError, training_commands
+from trainer.compat.verl.translate import UnusableSettingsError
+from trainer.config.files import hydra_files
+from trainer.config.overrides import load_config
+from trainer.config.tree import Config
+from trainer.errors import ConfigError
+
+PLAIN = "FSDP, vLLM, text"
+# The first kind whose pattern is found in a command's words, or in the script's path, counts.
+KINDS = {
+    "NPU": r"npu|ascend|mindspeed",
+    "other entry point": r"^(?!(\S+ )?(verl|trainer)\.trainer\.main_(ppo|fastrl)\b)",
+    "Megatron": r"strategy=megatron|model_engine=(?!dp|fsdp)|megatron_trainer|torchtitan|veomni|strategy=mlite",
+    "SGLang or TensorRT-LLM": r"rollout\.name=(?!vllm|hf)\w+",
+    "vision": r"image_key=(?!images? )\w+|geo3k|vl[-_]|-VL-|_vl|video|limit_images|omni|freeze_vision|pokemon",
+    PLAIN: "",
+}
+
+
+@dataclass
+class Outcome:
+    """What the check says about one command."""
+
+    script: str
+    kind: str
+    notes: list[str] = field(default_factory=list)
+    problems: list[ConfigError] = field(default_factory=list)
+
+    @property
+    def verdict(self) -> str:
+        return "refused" if self.problems else "with a note" if self.notes else "accepted"
+
+
+def commands_of(checkout: Path) -> Iterator[tuple[Path, Command]]:
+    """Each training command of the scripts in a checkout. A variable that nobody sets is 1."""
+    for path in sorted([*checkout.rglob("*.sh"), *checkout.rglob("*.slurm")]):
+        variables: dict[str, str] = {}
+        name = str(path.relative_to(checkout))
+        text = path.read_text(encoding="utf-8", errors="replace")
+        while True:
+            try:
+                found = training_commands(text, variables, checkout, name)
+            except UnsetVariableError as stop:
+                if stop.name in variables:
+                    break
+                variables[stop.name] = "1"
+                continue
+            yield from ((path, command) for command in found)
+            break
+
+
+def check(checkout: Path, script: Path, command: Command) -> Outcome:
+    """Checks a command as `python -m trainer.main_ppo` would, and collects every problem instead of the first."""
+    name = str(script.relative_to(checkout))
+    words = " ".join([command.entry, *command.arguments])
+    kind = next(kind for kind, pattern in KINDS.items() if re.search(pattern, words) or re.search(pattern, name) and kind == "NPU")
+    outcome = Outcome(name, kind)
+    options, arguments = _split(command.arguments)
+    files = ["verl", *_files(checkout, script, options)]
+    while True:
+        try:
+            config, outcome.notes = load_config(files, arguments)
+            _check_ranks(config)
+            return outcome
+        except ConfigError as error:
+            found = error.problems if isinstance(error, UnusableSettingsError) else [error]
+            outcome.problems += found
+            keys = {_key(problem) for problem in found}
+            kept = [argument for argument in arguments if argument.partition("=")[0].lstrip("+~") not in keys]
+            if len(kept) == len(arguments):
+                return outcome
+            arguments = kept
+
+
+def _key(problem: ConfigError) -> str:
+    return re.split(r"[=:\s]", str(problem).lstrip("~+"), maxsplit=1)[0]
+
+
+def _split(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Hydra's options and its overrides."""
+    options, overrides, rest = {}, [], list(arguments)
+    while rest:
+        word = rest.pop(0)
+        if word.startswith("--config-"):
+            name, separator, value = word.partition("=")
+            options[name] = value if separator else rest.pop(0)
+        elif "=" in word or word.startswith("~"):
+            overrides.append(word)
+    return options, overrides
+
+
+def _files(checkout: Path, script: Path, options: dict[str, str]) -> list[str]:
+    if "--config-name" not in options:
+        return []
+    given = options.get("--config-path", "config").removeprefix("file://").strip("'\"")
+    tried = [given, checkout / given, checkout / given.removeprefix("recipe/"), script.parent / given]
+    for directory in tried:
+        files = hydra_files(options["--config-name"], str(directory))
+        if files[0].startswith("verl") or Path(files[0]).exists():
+            return files
+    return files
+
+
+def _check_ranks(config: Config) -> None:
+    devices = (config.trainer.nnodes or 1) * (config.trainer.n_gpus_per_node or 8)
+    config.check_ranks(dict.fromkeys(("actor", "critic", "reference"), devices))
+
+
+def checkouts(places: Sequence[str], directory: Path) -> list[Path]:
+    """The places as checkouts. A bare mirror is unpacked below the directory."""
+    found = []
+    for number, place in enumerate(places):
+        path = Path(place)
+        if (path / "objects").is_dir():
+            path = directory / str(number)
+            path.mkdir()
+            archive = subprocess.run(["git", "-C", place, "archive", "HEAD"], capture_output=True, check=True)
+            subprocess.run(["tar", "-x", "-C", path], input=archive.stdout, check=True)
+        found.append(path.resolve())
+    return found
+
+
+def page(outcomes: Sequence[Outcome]) -> str:
+    """The page of the documentation."""
+    kinds = Counter(outcome.kind for outcome in outcomes)
+    counts = Counter((outcome.kind, outcome.verdict) for outcome in outcomes)
+    lines = [
+        "| commands | all | accepted | with a note | refused |",
+        "| --- | --- | --- | --- | --- |",
+        *(
+            f"| {kind} | {kinds[kind]} | " + " | ".join(str(counts[kind, word]) for word in ("accepted", "with a note", "refused")) + " |"
+            for kind in reversed(KINDS)
+        ),
+        "",
+        "| refused | plain | all | values |",
+        "| --- | --- | --- | --- |",
+    ]
+    plain, everywhere = Counter[str](), Counter[str]()
+    values: dict[str, Counter[str]] = {}
+    for outcome in outcomes:
+        for key, value in {(_key(problem), _value(problem)) for problem in outcome.problems}:
+            everywhere[key] += 1
+            plain[key] += outcome.kind == PLAIN
+            values.setdefault(key, Counter())[value] += 1
+    for key in sorted(everywhere, key=lambda key: (-plain[key], -everywhere[key], key)):
+        shown = ", ".join(value for value, _ in values[key].most_common(4))
+        lines.append(f"| `{key}` | {plain[key]} | {everywhere[key]} | {shown} |")
+    notes = Counter(note.partition(" ")[0].partition("=")[0] + ": " + note.partition(": ")[2] for outcome in outcomes for note in outcome.notes)
+    lines += ["", "| accepted with a note | commands |", "| --- | --- |"]
+    lines += [f"| {note} | {count} |" for note, count in notes.most_common()]
+    return "\n".join(lines) + "\n"
+
+
+def _value(problem: ConfigError) -> str:
+    text = str(problem)
+    match = re.match(r"[^=:\s]+=(.*?)(?: is not supported here(.*)|: .*)?$", text, re.DOTALL)
+    return " ".join((match[1] + (match[2] or "") if match else "unknown").split())[:80]
+
+
+def write_defaults(files: Sequence[str]) -> str:
+    """The keys of verl's configurations with their defaults: of the first file that has one other than null."""
+    defaults: dict[str, object] = {}
+    for file in files:
+        for key, value in flattened("", yaml.safe_load(Path(file).read_text(encoding="utf-8"))).items():
+            name = key.lstrip(".")
+            if defaults.get(name) is None and not any(part.startswith("_") for part in name.split(".")):
+                defaults[name] = value
+    return json.dumps(defaults, indent=0) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("places", nargs="+")
+    parser.add_argument("--list", metavar="KIND")
+    parser.add_argument("--defaults", action="store_true")
+    arguments = parser.parse_args()
+    if arguments.defaults:
+        sys.stdout.write(write_defaults(arguments.places))
+        return
+    with tempfile.TemporaryDirectory() as directory:
+        outcomes = [
+            check(checkout, script, command)
+            for checkout in checkouts(arguments.places, Path(directory))
+            for script, command in commands_of(checkout)
+        ]
+    if arguments.list:
+        for outcome in outcomes:
+            if outcome.kind.startswith(arguments.list.replace("plain", PLAIN)):
+                print(f"{outcome.verdict}: {outcome.script}", *(f"  {problem}" for problem in outcome.problems), sep="\n")
+        return
+    sys.stdout.write(page(outcomes))
+
+
+if __name__ == "__main__":
+    main()
