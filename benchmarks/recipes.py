@@ -76,7 +76,11 @@ def check(checkout: Path, script: Path, command: Command) -> Outcome:
     """Checks a command as `python -m trainer.main_ppo` would, and collects every problem instead of the first."""
     name = str(script.relative_to(checkout))
     words = " ".join([command.entry, *command.arguments])
-    kind = next(kind for kind, pattern in KINDS.items() if re.search(pattern, words) or re.search(pattern, name) and kind == "NPU")
+    kind = next(
+        kind
+        for kind, pattern in KINDS.items()
+        if re.search(pattern, words) or (re.search(pattern, name) and kind == "NPU")
+    )
     outcome = Outcome(name, kind)
     options, arguments = _split(command.arguments)
     files = ["verl", *_files(checkout, script, options)]
@@ -151,7 +155,9 @@ def page(outcomes: Sequence[Outcome]) -> str:
         "| commands | all | accepted | with a note | refused |",
         "| --- | --- | --- | --- | --- |",
         *(
-            f"| {kind} | {kinds[kind]} | " + " | ".join(str(counts[kind, word]) for word in ("accepted", "with a note", "refused")) + " |"
+            f"| {kind} | {kinds[kind]} | "
+            + " | ".join(str(counts[kind, word]) for word in ("accepted", "with a note", "refused"))
+            + " |"
             for kind in reversed(KINDS)
         ),
         "",
@@ -168,7 +174,11 @@ def page(outcomes: Sequence[Outcome]) -> str:
     for key in sorted(everywhere, key=lambda key: (-plain[key], -everywhere[key], key)):
         shown = ", ".join(value for value, _ in values[key].most_common(4))
         lines.append(f"| `{key}` | {plain[key]} | {everywhere[key]} | {shown} |")
-    notes = Counter(note.partition(" ")[0].partition("=")[0] + ": " + note.partition(": ")[2] for outcome in outcomes for note in outcome.notes)
+    notes = Counter(
+        note.partition(" ")[0].partition("=")[0] + ": " + note.partition(": ")[2]
+        for outcome in outcomes
+        for note in outcome.notes
+    )
     lines += ["", "| accepted with a note | commands |", "| --- | --- |"]
     lines += [f"| {note} | {count} |" for note, count in notes.most_common()]
     return "\n".join(lines) + "\n"
@@ -209,7 +219,10 @@ def main() -> None:
     if arguments.list:
         for outcome in outcomes:
             if outcome.kind.startswith(arguments.list.replace("plain", PLAIN)):
-                print(f"{outcome.verdict}: {outcome.script}", *(f"  {problem}" for problem in outcome.problems), sep="\n")
+                lines = [f"{outcome.verdict}: {outcome.script}", *(f"  {problem}" for problem in outcome.problems)]
+                sys.stdout.write("
+".join(lines) + "
+")
         return
     sys.stdout.write(page(outcomes))
 

@@ -185,11 +185,58 @@ def test_keys_that_verl_leaves_open_are_accepted_with_a_note() -> None:
     keys = [
         "actor_rollout_ref.rollout.engine_kwargs.vllm.swap_space",
         "actor_rollout_ref.actor.profiler.tool_config.nsys.discrete",
-        "reward_model.reward_kwargs.anything",
         "ray_kwargs.ray_init.num_cpus",
     ]
     _, notes = load_config([], [f"{key}=1" for key in keys])
     assert [note.split(" has no effect: ")[0] for note in notes] == keys
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "actor_rollout_ref.rollout.engine_kwargs.vllm.speculative_config={method: ngram}",
+        "reward_model.reward_kwargs.scale=2",
+        "data.image_key=pictures",
+        "actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent",
+        "actor_rollout_ref.model.override_config.attention_dropout=0.1",
+        "critic.model.override_config.attention_dropout=0.1",
+        "actor_rollout_ref.rollout.response_length=7",
+        "actor_rollout_ref.rollout.max_model_len=600",
+        "data.gen_batch_size=3",
+        "trainer.device=npu",
+    ],
+)
+def test_a_key_that_changes_the_result_is_refused(argument: str) -> None:
+    with pytest.raises(ConfigError, match=argument.split("=")[0]):
+        load_config(["verl"], [argument])
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "actor_rollout_ref.model.override_config.attention_dropout=0.",
+        "actor_rollout_ref.rollout.response_length=512",
+        "actor_rollout_ref.rollout.response_length=${data.max_response_length}",
+        "actor_rollout_ref.rollout.max_model_len=1024",
+        "actor_rollout_ref.actor.ulysses_sequence_parallel_size=1",
+        "data.image_key=images",
+        "data.gen_batch_size=1024",
+        "model_engine=dp",
+        "hydra.searchpath=null",
+    ],
+)
+def test_a_neutral_value_needs_no_note(argument: str) -> None:
+    assert load_config(["verl"], [argument])[1] == load_config(["verl"], [])[1]
+
+
+def test_micro_batches_of_all_devices_are_divided() -> None:
+    line = ["actor_rollout_ref.actor.ppo_micro_batch_size=64", "trainer.nnodes=2", "trainer.n_gpus_per_node=8"]
+    assert load_config([], line)[0].actor.micro_batch_size == 4
+
+
+def test_the_model_engine_sets_the_backend_of_both_roles() -> None:
+    config, _ = load_config([], ["model_engine=megatron", "critic.strategy=fsdp"])
+    assert (config.actor.backend, config.critic.backend) == ("megatron", "fsdp")
 
 
 def test_a_key_without_effect_is_accepted_with_the_reason() -> None:
@@ -216,6 +263,15 @@ def test_an_enabled_reward_model_replaces_the_rule() -> None:
     )
     off = load_config([], ["reward_model.enable=False", *line])[0].reward
     assert (off.model.path, off.weight) == (None, 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "estimator", "unbiased"), [("low_var_kl", "k3", False), ("k3+", "k3", True), ("kl", "k1", False)]
+)
+def test_the_gradient_of_the_kl_is_verl_s(kind: str, estimator: str, unbiased: bool) -> None:
+    actor = load_config([], [f"actor_rollout_ref.actor.kl_loss_type={kind}"])[0].actor
+    assert (actor.kl_loss_estimator, actor.kl_loss_unbiased) == (estimator, unbiased)
+    assert not load_config(["verl"], [])[0].actor.kl_loss_unbiased
 
 
 def test_a_run_with_a_name_resumes_itself() -> None:

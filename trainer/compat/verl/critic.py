@@ -1,13 +1,24 @@
 """Keys of verl's section `critic`."""
 
-from trainer.compat.verl.rules import Rule, mapped, no_effect, no_effects, only, switched_by, to, to_responses
+from trainer.compat.verl.model import dropout_rules, lora_alpha
+from trainer.compat.verl.rules import (
+    Rule,
+    dynamic_batches,
+    mapped,
+    no_effect,
+    no_effects,
+    only,
+    per_device,
+    switched_by,
+    to,
+    to_responses,
+)
 from trainer.compat.verl.sharding import fsdp_rules, megatron_rules, strategy
 from trainer.compat.verl.shared import (
     ACTOR,
     AGGREGATIONS,
     CHECKPOINT,
     CHECKPOINT_KEYS,
-    DYNAMIC,
     PACKED,
     PROFILER_KEYS,
     TRACES,
@@ -19,28 +30,31 @@ _CRITIC_FORWARD = "critic.micro_batch_size or critic.micro_batch_tokens limits e
 RULES: dict[str, Rule] = {
     "critic.strategy": strategy("critic"),
     "critic.enable": no_effect("algorithm.advantage decides whether there is a critic"),
-    "critic.rollout_n": no_effect("see rollout.samples_per_prompt"),
     "critic.model.path": to("critic.path"),
     "critic.model.tokenizer_path": no_effect("actor and critic share the actor's tokenizer"),
     "critic.model.enable_gradient_checkpointing": to("critic.activation_checkpointing"),
     "critic.model.use_remove_padding": no_effect(PACKED),
     **fsdp_rules("critic.model.fsdp_config", "critic"),
     "critic.model.lora_rank": to("critic.lora.rank"),
-    "critic.model.lora_alpha": to("critic.lora.alpha"),
+    "critic.model.lora_alpha": lora_alpha("critic", "critic.model.lora_rank"),
     "critic.model.target_modules": to("critic.lora.target_modules"),
     "critic.model.trust_remote_code": only("false"),
     "critic.model.external_lib": only("null"),
     **no_effects(
         "critic.model",
-        ("use_shm", "enable_activation_offload", "override_config", "override_config.*"),
+        ("use_shm", "enable_activation_offload", "use_liger", "use_fused_kernels", "fused_kernel_options.impl_backend"),
         "the critic loads and computes its model like the actor",
     ),
+    "critic.model.override_config": only("{}"),
+    **dropout_rules("critic.model.override_config"),
     **fsdp_rules("critic.fsdp_config", "critic"),
+    **fsdp_rules("critic.fsdp", "critic"),
+    "critic.data_loader_seed": no_effect("mini-batches keep the order of the batch; see trainer.seed"),
     **megatron_rules("critic", "critic"),
     "critic.ppo_mini_batch_size": to_responses("critic.mini_batch_size"),
     "critic.ppo_micro_batch_size_per_gpu": to("critic.micro_batch_size"),
-    "critic.ppo_micro_batch_size": only("null"),
-    "critic.use_dynamic_bsz": no_effect(DYNAMIC),
+    "critic.ppo_micro_batch_size": per_device("critic.micro_batch_size"),
+    "critic.use_dynamic_bsz": dynamic_batches("critic.micro_batch_tokens", 32768),
     "critic.ppo_max_token_len_per_gpu": switched_by(
         "critic.use_dynamic_bsz", "critic.micro_batch_tokens", inherited=f"{ACTOR}.use_dynamic_bsz"
     ),

@@ -1,6 +1,19 @@
 """Keys of verl's section `data`."""
 
-from trainer.compat.verl.rules import Given, Rule, Translation, Value, is_true, mapped, no_effect, no_effects, only, to
+from trainer.compat.verl.rules import (
+    Given,
+    Rule,
+    Translation,
+    Value,
+    is_true,
+    mapped,
+    no_effect,
+    no_effects,
+    only,
+    to,
+    unsupported,
+    word,
+)
 
 
 def truncation(key: str, value: Value, given: Given) -> Translation:
@@ -16,6 +29,15 @@ def filter_overlong(key: str, value: Value, given: Given) -> Translation:
     return only("false")(key, value, given)
 
 
+def prompts_per_round(key: str, value: Value, given: Given) -> Translation:
+    """Rounds exist with dynamic sampling only, and there every round draws a whole batch."""
+    if word(value) in ("null", word(given.get("data.train_batch_size"))):
+        return Translation({})
+    if is_true(given.get("algorithm.filter_groups.enable", given.get("algorithm.dynamic_sampling", False))):
+        return no_effect("each round draws data.train_batch_size prompts")(key, value, given)
+    raise unsupported(key, value, ("null", "the value of data.train_batch_size"))
+
+
 def shared_memory(key: str, value: Value, given: Given) -> Translation:
     if is_true(value):
         return Translation({"data.cache_dir": "/dev/shm/slipway-data"})
@@ -28,7 +50,7 @@ RULES: dict[str, Rule] = {
     "data.filter_overlong_prompts": filter_overlong,
     "data.filter_overlong_prompts_workers": no_effect("the tokenizer chooses its number of threads"),
     "data.val_batch_size": no_effect("all held-out prompts are sampled in one batch"),
-    "data.gen_batch_size": no_effect("each round draws data.train_batch_size prompts"),
+    "data.gen_batch_size": prompts_per_round,
     "data.seed": to("trainer.seed"),
     "data.use_shm": shared_memory,
     "data.tokenizer": only("null"),
@@ -40,8 +62,6 @@ RULES: dict[str, Rule] = {
         ("return_raw_input_ids", "return_raw_chat", "return_full_prompt", "return_multi_modal_inputs"),
         "prompts are sent as tokens",
     ),
-    "data.image_key": no_effect("prompts are text"),
-    "data.video_key": no_effect("prompts are text"),
     "data.sampler.class_path": only("null"),
     "data.sampler.class_name": only("null"),
     "data.datagen.path": only("null"),

@@ -1,7 +1,25 @@
 """Keys of verl's section `actor_rollout_ref.model`."""
 
-from trainer.compat.verl.rules import Rule, no_effect, only, to
+from trainer.compat.verl.rules import Given, Rule, Translation, Value, no_effect, only, to, word
 from trainer.compat.verl.shared import KERNELS, MODEL, PACKED
+
+# Names of dropout in configurations of Transformers. Nothing is dropped here.
+_DROPOUTS = ("attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "hidden_dropout")
+
+
+def lora_alpha(role: str, rank_key: str) -> Rule:
+    """Without adapters verl ignores their scale."""
+
+    def rule(_key: str, value: Value, given: Given) -> Translation:
+        off = word(given.get(rank_key, given.get(f"{role}.lora.rank", 0))) in ("0", "null")
+        return Translation({} if off else {f"{role}.lora.alpha": value})
+
+    return rule
+
+
+def dropout_rules(section: str) -> dict[str, Rule]:
+    return {f"{section}.{name}": only("0", "0.0", "0.") for name in _DROPOUTS}
+
 
 RULES: dict[str, Rule] = {
     f"{MODEL}.path": to("model.path"),
@@ -15,7 +33,7 @@ RULES: dict[str, Rule] = {
         "activations stay on the device; see actor.activation_checkpointing"
     ),
     f"{MODEL}.lora_rank": to("actor.lora.rank"),
-    f"{MODEL}.lora_alpha": to("actor.lora.alpha"),
+    f"{MODEL}.lora_alpha": lora_alpha("actor", f"{MODEL}.lora_rank"),
     f"{MODEL}.target_modules": to("actor.lora.target_modules"),
     f"{MODEL}.exclude_modules": only("null"),
     f"{MODEL}.lora_adapter_path": only("null"),
@@ -23,4 +41,5 @@ RULES: dict[str, Rule] = {
     f"{MODEL}.external_lib": only("null"),
     f"{MODEL}.custom_chat_template": only("null"),
     f"{MODEL}.override_config": only("{}"),
+    **dropout_rules(f"{MODEL}.override_config"),
 }

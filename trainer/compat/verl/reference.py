@@ -15,6 +15,7 @@ RULES: dict[str, Rule] = {
     **no_effects(REF, LOG_PROB_KEYS, _FORWARD),
     **no_effects(f"{REF}.fsdp_config", FSDP_KEYS, _ACTOR_SHARDING),
     f"{REF}.fsdp_config.param_offload": to("reference.param_offload"),
+    f"{REF}.fsdp_config.ulysses_sequence_parallel_size": only("1"),
     **no_effects(f"{REF}.megatron", MEGATRON_KEYS, _ACTOR_SHARDING),
     f"{REF}.megatron.param_offload": to("reference.param_offload"),
     **no_effects(REF, ENTROPY_KEYS, KERNELS),

@@ -10,12 +10,13 @@ from trainer.compat.verl.rules import (
     no_effect,
     no_effects,
     only,
+    refused,
     switched_by,
     to,
     word,
 )
 from trainer.compat.verl.sharding import FSDP_KEYS, MEGATRON_KEYS
-from trainer.compat.verl.shared import PROFILER_KEYS, TRACES
+from trainer.compat.verl.shared import PROFILER_KEYS, SAMPLES, TRACES
 
 _REWARD_MODEL = "each device holds the whole reward model; reward.model.micro_batch_size limits its forward passes"
 
@@ -50,6 +51,18 @@ _REWARD_MODEL_KEYS = (
     *("model.override_config", "model.override_config.*", "load_weight"),
 )
 
+
+def reward_engine_rules(section: str) -> dict[str, Rule]:
+    """verl's engine of the reward model. Here the reward model computes its scores itself."""
+    names = (
+        *("name", "dtype", "gpu_memory_utilization", "enforce_eager", "cudagraph_capture_sizes", "free_cache_engine"),
+        *("data_parallel_size", "tensor_model_parallel_size", "max_num_batched_tokens", "max_model_len", "load_format"),
+        *("max_num_seqs", "enable_chunked_prefill", "enable_prefix_caching", "disable_log_stats", "prompt_length"),
+        *("response_length", "skip_tokenizer_init"),
+    )
+    return no_effects(section, names, _REWARD_MODEL)
+
+
 RULES: dict[str, Rule] = {
     "custom_reward_function.path": to("reward.custom_function.path"),
     "custom_reward_function.name": to("reward.custom_function.name"),
@@ -62,6 +75,9 @@ RULES: dict[str, Rule] = {
     "reward_model.reward_manager": mapped({"naive": "gsm8k", "dapo": "gsm8k", "batch": "gsm8k"}, "reward.name"),
     **overlong_rules("reward_model"),
     **overlong_rules("reward_model.reward_kwargs"),
+    **overlong_rules("reward.reward_kwargs"),
+    **reward_engine_rules("reward_model.rollout"),
+    **reward_engine_rules("reward.reward_model.rollout"),
     "reward_model.launch_reward_fn_async": no_effect("rewards are computed in separate processes"),
     **no_effects("reward_model", _REWARD_MODEL_KEYS, _REWARD_MODEL),
     **no_effects("reward_model.model.fsdp_config", ("param_offload", *FSDP_KEYS), _REWARD_MODEL),
@@ -72,6 +88,18 @@ RULES: dict[str, Rule] = {
         "reward.custom_function can call a sandbox",
     ),
     **no_effects("reward_model.profiler", ("enable", *PROFILER_KEYS), TRACES),
-    "reward_model.reward_kwargs": no_effect("a rule takes its parameters from settings under reward"),
-    "reward_model.reward_kwargs.*": no_effect("a rule takes its parameters from settings under reward"),
+    "reward_model.reward_kwargs": only("{}", "null"),
+    "reward.reward_kwargs": only("{}", "null"),
+    "reward.custom_reward_function.path": to("reward.custom_function.path"),
+    "reward.custom_reward_function.name": to("reward.custom_function.name"),
+    "reward.reward_model.enable": reward_model_alone,
+    "reward.reward_model.model_path": switched_by("reward.reward_model.enable", "reward.model.path"),
+    **no_effects("reward.reward_model", ("enable_resource_pool", "n_gpus_per_node", "nnodes"), _REWARD_MODEL),
+    "reward_model.reward_kwargs.*": refused("settings under reward are the parameters of a rule"),
+    "reward.reward_kwargs.*": refused("settings under reward are the parameters of a rule"),
+    "reward_model.reward_kwargs.num_examine": no_effect(SAMPLES),
+    "reward.reward_kwargs.num_examine": no_effect(SAMPLES),
+    "reward_model.num_workers": no_effect("see reward.processes"),
+    "reward.num_workers": no_effect("see reward.processes"),
+    "reward_model.use_reward_loop": no_effect("rewards are computed in separate processes"),
 }

@@ -1,7 +1,21 @@
 """Keys of verl's section `actor_rollout_ref.rollout`."""
 
-from trainer.compat.verl.rules import Rule, mapped, no_effect, no_effects, only, to
+from trainer.compat.verl.rules import (
+    Given,
+    Rule,
+    Translation,
+    Value,
+    mapped,
+    no_effect,
+    no_effects,
+    only,
+    refused,
+    to,
+    whole,
+    word,
+)
 from trainer.compat.verl.shared import LOG_PROB_KEYS, PROFILER_KEYS, ROLLOUT, SAMPLES, TRACES
+from trainer.errors import ConfigError
 
 _FORWARD = "actor.micro_batch_size or actor.micro_batch_tokens limits every forward pass of actor and reference"
 
@@ -13,10 +27,25 @@ _MULTI_TURN_KEYS = (
     "use_inference_chat_template",
 )
 
-_AGENT_KEYS = (
-    *("num_workers", "default_agent_loop", "agent_loop_config_path", "agent_loop_manager_class"),
-    *("custom_async_server.path", "custom_async_server.name"),
+_ENGINE_KEYS = (
+    *("swap_space", "disable_mm_preprocessor_cache", "mm_processor_cache_gb", "max_num_seqs", "block_size"),
+    *("enable_chunked_prefill", "disable_log_stats", "enable_log_requests", "async_scheduling", "disable_log_requests"),
+    *("enable_prefix_caching", "compilation_config", "compilation_config.*", "use_inductor_graph_partition"),
 )
+_PROMETHEUS_KEYS = ("enable", "port", "file", "served_model_name")
+
+
+def holds_prompt_and_response(key: str, value: Value, given: Given) -> Translation:
+    """An engine's limit has an effect in verl only if it is below prompt and response together."""
+    lengths = [whole(given.get(f"data.max_{part}_length", 512)) for part in ("prompt", "response")]
+    longest, limit = sum(length or 0 for length in lengths), whole(value)
+    if word(value) == "null" or (limit is not None and limit >= longest):
+        return Translation({})
+    raise ConfigError(
+        f"{key}={value} is below data.max_prompt_length plus data.max_response_length, {longest}",
+        hint="lower data.max_response_length instead",
+    )
+
 
 RULES: dict[str, Rule] = {
     f"{ROLLOUT}.name": mapped({"vllm": "vllm", "hf": "transformers"}, "rollout.engine"),
@@ -31,9 +60,7 @@ RULES: dict[str, Rule] = {
     f"{ROLLOUT}.enforce_eager": to("rollout.enforce_eager"),
     f"{ROLLOUT}.max_num_seqs": to("rollout.max_num_seqs"),
     f"{ROLLOUT}.tensor_model_parallel_size": only("1"),
-    f"{ROLLOUT}.prompt_length": no_effect("see data.max_prompt_length"),
-    f"{ROLLOUT}.response_length": no_effect("see data.max_response_length"),
-    f"{ROLLOUT}.max_model_len": no_effect("it is data.max_prompt_length plus data.max_response_length"),
+    f"{ROLLOUT}.max_model_len": holds_prompt_and_response,
     f"{ROLLOUT}.max_num_batched_tokens": no_effect("vLLM chooses it"),
     f"{ROLLOUT}.dtype": no_effect("see model.dtype"),
     **no_effects(ROLLOUT, LOG_PROB_KEYS, _FORWARD),
@@ -47,14 +74,22 @@ RULES: dict[str, Rule] = {
     f"{ROLLOUT}.enable_prefix_caching": to("rollout.prefix_caching"),
     f"{ROLLOUT}.disable_log_stats": no_effect("engine statistics are always off"),
     f"{ROLLOUT}.cudagraph_capture_sizes": no_effect("vLLM chooses them"),
-    f"{ROLLOUT}.engine_kwargs.*": no_effect("settings under rollout configure the engine"),
+    **no_effects(f"{ROLLOUT}.engine_kwargs.vllm", _ENGINE_KEYS, "settings under rollout configure the engine"),
+    f"{ROLLOUT}.engine_kwargs.vllm.*": refused("settings under rollout configure the engine"),
+    f"{ROLLOUT}.engine_kwargs.sglang.*": no_effect("the engine is vLLM"),
+    f"{ROLLOUT}.engine_kwargs.trtllm.*": no_effect("the engine is vLLM"),
+    f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes": no_effect("weights are sent in buckets"),
+    f"{ROLLOUT}.skip_tokenizer_init": no_effect("prompts are sent as tokens"),
+    f"{ROLLOUT}.seed": no_effect("see trainer.seed"),
+    f"{ROLLOUT}.scheduling_policy": no_effect("an engine gets its whole batch at once and schedules it"),
+    **no_effects(f"{ROLLOUT}.prometheus", _PROMETHEUS_KEYS, "metrics.jsonl and the loggers hold the metrics"),
     f"{ROLLOUT}.val_kwargs.do_sample": only("false"),
     f"{ROLLOUT}.val_kwargs.temperature": only("0", "0.0"),
     f"{ROLLOUT}.val_kwargs.n": only("1"),
     **no_effects(f"{ROLLOUT}.val_kwargs", ("top_k", "top_p"), "validation samples greedily"),
     f"{ROLLOUT}.multi_turn.enable": only("false"),
     **no_effects(f"{ROLLOUT}.multi_turn", _MULTI_TURN_KEYS, "see rollout.environment"),
-    **no_effects(f"{ROLLOUT}.agent", _AGENT_KEYS, "see rollout.environment"),
+    **no_effects(f"{ROLLOUT}.agent", ("num_workers",), "`rollout.environment` runs beside the engines"),
     **no_effects(f"{ROLLOUT}.profiler", ("enable", *PROFILER_KEYS), TRACES),
     **no_effects(f"{ROLLOUT}.trace", ("backend", "token2text", "max_samples_per_step_per_worker"), SAMPLES),
     "actor_rollout_ref.hybrid_engine": only("true"),

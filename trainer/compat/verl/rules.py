@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 
 from trainer.errors import ConfigError
 
@@ -91,6 +92,17 @@ def only(*accepted: str) -> Rule:
     return rule
 
 
+def refused(hint: str) -> Rule:
+    """No value but null is accepted. The hint says what to set instead."""
+
+    def rule(key: str, value: Value, _given: Given) -> Translation:
+        if word(value) not in ("null", "none", "{}"):
+            raise ConfigError(f"{key}={value} is not supported here", hint=hint)
+        return Translation({})
+
+    return rule
+
+
 def no_effect(reason: str) -> Rule:
     """The key is accepted and ignored; the note gives the reason."""
     return lambda key, _value, _given: Translation({}, f"{key} has no effect: {reason}", ignored=True)
@@ -114,6 +126,28 @@ def to_responses(ours: str, inherited: Sequence[str] = ()) -> Rule:
         return Translation({ours: responses}, inherited=dict.fromkeys(inherited, responses))
 
     return rule
+
+
+def per_device(ours: str) -> Rule:
+    """Converts a micro-batch size: verl's older setting counts the responses of all devices."""
+
+    def rule(key: str, value: Value, given: Given) -> Translation:
+        if word(value) == "null":
+            return Translation({})
+        total = whole(value)
+        sizes = [
+            whole(given.get(f"trainer.{name}", number)) for name, number in (("nnodes", 1), ("n_gpus_per_node", 8))
+        ]
+        if total is None or None in sizes:
+            raise ConfigError(f"{key}={value}: expected a whole number", hint=f"set {key}_per_gpu instead")
+        return Translation({ours: max(1, total // prod(size or 1 for size in sizes))})
+
+    return rule
+
+
+def dynamic_batches(ours: str, tokens: int) -> Rule:
+    """verl's switch for micro-batches of so many tokens by default; the limit itself is another key."""
+    return lambda _key, value, _given: Translation({}, inherited={ours: tokens} if is_true(value) else {})
 
 
 def switch(companion: str, ours: str, default: float) -> Rule:

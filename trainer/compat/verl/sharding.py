@@ -19,8 +19,8 @@ FSDP_KEYS = (
     *("wrap_policy", "wrap_policy.min_num_params", "wrap_policy.transformer_layer_cls_to_wrap"),
     *("model_dtype", "dtype", "mixed_precision", "mixed_precision.param_dtype", "mixed_precision.reduce_dtype"),
     *("mixed_precision.buffer_dtype", "use_orig_params", "use_torch_compile", "forward_only", "seed"),
-    *("entropy_checkpointing", "entropy_from_logits_with_chunking", "full_determinism"),
-    "ulysses_sequence_parallel_size",
+    *("entropy_checkpointing", "entropy_from_logits_with_chunking", "entropy_from_logits_chunk_size"),
+    *("full_determinism", "pad_to_length", "pad_to_length_bucket", "use_no_sync_for_gradient_accumulation"),
 )
 RECOMPUTE_KEYS = tuple(
     f"override_transformer_config.recompute_{name}" for name in ("granularity", "modules", "method", "num_layers")
@@ -46,6 +46,7 @@ def fsdp_rules(theirs: str, role: str) -> dict[str, Rule]:
     ours = f"{role}.sharding"
     return {
         **no_effects(theirs, FSDP_KEYS, "FSDP2 chooses it"),
+        f"{theirs}.ulysses_sequence_parallel_size": only("1"),
         f"{theirs}.param_offload": to(f"{ours}.param_offload"),
         f"{theirs}.optimizer_offload": to(f"{ours}.optimizer_offload"),
         f"{theirs}.offload_policy": to(f"{ours}.param_offload", f"{ours}.optimizer_offload"),

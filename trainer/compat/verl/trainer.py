@@ -5,6 +5,7 @@ from trainer.compat.verl.rules import (
     Rule,
     Translation,
     Value,
+    mapped,
     no_effect,
     no_effects,
     only,
@@ -51,6 +52,12 @@ def resume_mode(key: str, value: Value, given: Given) -> Translation:
     return only("disable")(key, value, given)
 
 
+def engine(key: str, value: Value, given: Given) -> Translation:
+    """The training backend of every role; a role's `strategy` overrides it."""
+    backend = mapped({"dp": "fsdp", "fsdp": "fsdp", "megatron": "megatron"}, "actor.backend")(key, value, given)
+    return Translation({}, inherited=backend.settings | {"critic.backend": backend.settings["actor.backend"]})
+
+
 RULES: dict[str, Rule] = {
     "trainer.total_training_steps": to("trainer.total_steps"),
     "trainer.default_local_dir": to("trainer.output_dir"),
@@ -65,7 +72,7 @@ RULES: dict[str, Rule] = {
     "trainer.rollout_data_dir": no_effect(SAMPLES),
     "trainer.validation_data_dir": no_effect(SAMPLES),
     "trainer.default_hdfs_dir": only("null"),
-    "trainer.device": no_effect("the run uses the GPUs that Ray reports"),
+    "trainer.device": only("cuda", "gpu", "null"),
     "trainer.ray_wait_register_center_timeout": to("trainer.worker_timeout"),
     "trainer.max_actor_ckpt_to_keep": checkpoints_to_keep,
     "trainer.max_critic_ckpt_to_keep": checkpoints_to_keep,
@@ -78,6 +85,9 @@ RULES: dict[str, Rule] = {
         ("tool", "steps", "profile_continuous_steps", "save_path", "global_tool_config", "global_tool_config.*"),
         TRACES,
     ),
+    "model_engine": engine,
+    "hydra.*": lambda _key, _value, _given: Translation({}),
+    "global_profiler.relocate_results": no_effect(TRACES),
     "ray_kwargs.ray_init.*": no_effect("`launch` starts and sizes Ray"),
     "ray_kwargs.timeline_json_file": no_effect(TRACES),
     "ray_init.*": no_effect("`launch` starts and sizes Ray"),
