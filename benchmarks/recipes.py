@@ -220,9 +220,7 @@ def main() -> None:
         for outcome in outcomes:
             if outcome.kind.startswith(arguments.list.replace("plain", PLAIN)):
                 lines = [f"{outcome.verdict}: {outcome.script}", *(f"  {problem}" for problem in outcome.problems)]
-                sys.stdout.write("
-".join(lines) + "
-")
+                sys.stdout.write("\n".join(lines) + "\n")
         return
     sys.stdout.write(page(outcomes))
 
