@@ -1,16 +1,22 @@
 """Settings of prompts and responses."""
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from trainer.config.custom_code import CustomCode
 from trainer.config.section import AbsolutePath, Section
 
 
 class DataConfig(Section):
-    train_files: list[AbsolutePath] = Field([], description="Parquet files with training prompts")
-    validation_files: list[AbsolutePath] = Field([], description="Parquet files with held-out prompts")
+    train_files: list[AbsolutePath] = Field(
+        [], description="files with training prompts: Parquet, JSON Lines, or folders saved by datasets"
+    )
+    validation_files: list[AbsolutePath] = Field([], description="files with held-out prompts")
+    train_max_samples: int = Field(
+        -1, description="rows of the training files to use, drawn at random with shuffle, else the first; -1: all"
+    )
+    validation_max_samples: int = Field(-1, description="the same for the held-out files")
     train_batch_size: int = Field(64, gt=0, description="prompts per step")
     max_prompt_length: int = Field(
         64, gt=0, description="maximum tokens per prompt; see overlong_prompts for longer ones"
@@ -29,3 +35,9 @@ class DataConfig(Section):
     custom_cls: CustomCode = Field(
         CustomCode(), description="your own dataset class: (files, tokenizer, data settings) -> prompts"
     )
+
+    @model_validator(mode="after")
+    def _your_own_class_chooses_its_rows(self) -> Self:
+        if self.custom_cls.path is not None and max(self.train_max_samples, self.validation_max_samples) > 0:
+            raise ValueError("data.custom_cls reads the files itself: limit the rows there, not with max_samples")
+        return self

@@ -14,7 +14,9 @@ from jinja2 import TemplateError
 
 from trainer.config.custom_code import load_custom
 from trainer.config.data import DataConfig
-from trainer.data.schema import read_parquet
+from trainer.data.files import read_rows, stored_files
+from trainer.data.messages import checked_text, refuse_media, text_messages
+from trainer.data.subset import EVERY_ROW, Subset
 from trainer.errors import CheckpointError, DataError
 from trainer.records.atomic import atomic_file
 
@@ -29,6 +31,7 @@ _TABLE = pa.schema(
         "extra_info": pa.string(),  # JSON, because its fields are the user's
     }
 )
+_MEDIA = ("images", "videos")  # columns of datasets with vision
 _ROWS_AT_A_TIME = 1024
 
 
@@ -60,10 +63,10 @@ class Dataset(Protocol):
     def __getitem__(self, index: int) -> Prompt: ...
 
 
-def open_dataset(files: Sequence[Path], tokenizer: Any, settings: DataConfig) -> Dataset:
+def open_dataset(files: Sequence[Path], tokenizer: Any, settings: DataConfig, subset: Subset = EVERY_ROW) -> Dataset:
     """The prompts of the files, read by the user's own class if there is one. Raises DataError or ConfigError."""
     if settings.custom_cls.path is None:
-        return PromptDataset(files, tokenizer, settings)
+        return PromptDataset(files, tokenizer, settings, subset)
     name = settings.custom_cls.name or "Dataset"
     made = load_custom("data.custom_cls", settings.custom_cls.path, name)(files, tokenizer, settings)
     where = f"data.custom_cls {settings.custom_cls.path}: {name}"
@@ -76,7 +79,7 @@ def open_dataset(files: Sequence[Path], tokenizer: Any, settings: DataConfig) ->
 
 
 class PromptDataset:
-    """All prompts of Parquet files, in file order, with the chat template applied.
+    """The prompts of files, or of a subset of their rows, in file order, with the chat template applied.
 
     One Arrow table holds them. With `data.cache_dir` it is a memory-mapped file that the next run reuses.
 
@@ -84,13 +87,13 @@ class PromptDataset:
     `data.max_prompt_length` tokens under `data.overlong_prompts=error`.
     """
 
-    def __init__(self, files: Sequence[Path], tokenizer: Any, settings: DataConfig) -> None:
+    def __init__(self, files: Sequence[Path], tokenizer: Any, settings: DataConfig, subset: Subset = EVERY_ROW) -> None:
         if not files:
             raise DataError("no prompt files are given", hint=_HINT)
         if settings.cache_dir is None:
-            self._table = _tokenised(files, tokenizer, settings)
+            self._table = _tokenised(files, tokenizer, settings, subset)
         else:
-            self._table = _cached(settings.cache_dir, files, tokenizer, settings)
+            self._table = _cached(settings.cache_dir, files, tokenizer, settings, subset)
         if len(self._table) == 0:
             raise DataError(
                 f"{', '.join(map(str, files))}: no prompt has at most {settings.max_prompt_length} tokens",
@@ -113,11 +116,11 @@ class PromptDataset:
         )
 
 
-def _cached(directory: Path, files: Sequence[Path], tokenizer: Any, settings: DataConfig) -> pa.Table:
+def _cached(directory: Path, files: Sequence[Path], tokenizer: Any, settings: DataConfig, subset: Subset) -> pa.Table:
     """The table from its file in `directory`, written there first for new files, tokenizers or limits."""
-    cache = directory / f"{_digest(files, tokenizer, settings)}.arrow"
+    cache = directory / f"{_digest(files, tokenizer, settings, subset)}.arrow"
     if not cache.is_file():
-        table = _tokenised(files, tokenizer, settings)
+        table = _tokenised(files, tokenizer, settings, subset)
         try:
             directory.mkdir(parents=True, exist_ok=True)
             with atomic_file(cache) as temporary, pa.ipc.new_file(str(temporary), _TABLE) as writer:
@@ -129,36 +132,51 @@ def _cached(directory: Path, files: Sequence[Path], tokenizer: Any, settings: Da
     return pa.ipc.open_file(pa.memory_map(str(cache))).read_all()
 
 
-def _digest(files: Sequence[Path], tokenizer: Any, settings: DataConfig) -> str:
+def _digest(files: Sequence[Path], tokenizer: Any, settings: DataConfig, subset: Subset) -> str:
     """A hash of everything that determines the table: the files, the tokenizer with its template, the limits."""
     try:
-        stats = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+        stored = [part for file in files for part in stored_files(file)]
+        stats = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in stored]
     except OSError as error:
         raise DataError(f"{error.filename}: no such file", hint=_HINT) from error
-    limits = (settings.max_prompt_length, settings.overlong_prompts, settings.prompt_key)
+    limits = (settings.max_prompt_length, settings.overlong_prompts, settings.prompt_key, subset.size, subset.seed)
     known = (sorted(tokenizer.get_vocab().items()), tokenizer.chat_template)
     return hashlib.sha256(json.dumps([_TABLE.names, stats, limits, known]).encode()).hexdigest()[:32]
 
 
-def _tokenised(files: Sequence[Path], tokenizer: Any, settings: DataConfig) -> pa.Table:
+def _tokenised(files: Sequence[Path], tokenizer: Any, settings: DataConfig, subset: Subset) -> pa.Table:
+    found = [_read(file, settings) for file in files]
+    chosen = subset.rows([len(rows) for rows in found])
     return pa.concat_tables(
-        [pa.Table.from_pylist(list(_rows(file, tokenizer, settings)), schema=_TABLE) for file in files]
+        [
+            pa.Table.from_pylist(list(_rows(file, rows, numbers, tokenizer, settings)), schema=_TABLE)
+            for file, rows, numbers in zip(files, found, chosen, strict=True)
+        ]
     )
 
 
-def _rows(file: Path, tokenizer: Any, settings: DataConfig) -> Iterator[dict[str, Any]]:
-    columns = ("data_source", settings.prompt_key, "reward_model", "extra_info")
-    rows = read_parquet(file, columns, _HINT)
+def _read(file: Path, settings: DataConfig) -> list[dict[str, Any]]:
+    return read_rows(file, ("data_source", settings.prompt_key, "reward_model"), _HINT, ("extra_info", *_MEDIA))
+
+
+def _rows(
+    file: Path, rows: Sequence[dict[str, Any]], numbers: Sequence[int], tokenizer: Any, settings: DataConfig
+) -> Iterator[dict[str, Any]]:
+    """The tokenised prompts of the rows with these numbers."""
     fit = _FITS[settings.overlong_prompts]
-    for start in range(0, len(rows), _ROWS_AT_A_TIME):
-        part = rows[start : start + _ROWS_AT_A_TIME]
-        texts = [_render(file, start + number, row, tokenizer, settings) for number, row in enumerate(part)]
+    for start in range(0, len(numbers), _ROWS_AT_A_TIME):
+        places = numbers[start : start + _ROWS_AT_A_TIME]
+        part = [_checked(f"{file}, row {number}", rows[number], settings.prompt_key) for number in places]
+        texts = [
+            render_prompt(file, number, row[settings.prompt_key], tokenizer)
+            for number, row in zip(places, part, strict=True)
+        ]
         tokenised = tokenizer(texts, add_special_tokens=False)["input_ids"]
-        for number, (row, token_ids) in enumerate(zip(part, tokenised, strict=True)):
+        for number, row, token_ids in zip(places, part, tokenised, strict=True):
             fitting = fit(token_ids, settings.max_prompt_length)
             if fitting is None and settings.overlong_prompts == "error":
                 raise DataError(
-                    f"{file}, row {start + number}: the prompt has {len(token_ids)} tokens, "
+                    f"{file}, row {number}: the prompt has {len(token_ids)} tokens, "
                     f"data.max_prompt_length is {settings.max_prompt_length}",
                     hint=f"set data.max_prompt_length={len(token_ids)} or more, or data.overlong_prompts=filter",
                 )
@@ -179,20 +197,23 @@ _FITS: dict[str, Callable[[list[int], int], list[int] | None]] = {
 }
 
 
-def _render(file: Path, number: int, row: dict[str, Any], tokenizer: Any, settings: DataConfig) -> str:
-    messages, reward_model = row[settings.prompt_key], row["reward_model"]
+def _checked(where: str, row: Mapping[str, Any], prompt_key: str) -> dict[str, Any]:
+    """The row with messages of plain text and a mapping as `extra_info`. Raises DataError."""
+    messages, reward_model, extra_info = row[prompt_key], row["reward_model"], row["extra_info"]
+    for column, value in (("reward_model", reward_model), ("extra_info", extra_info)):
+        if value is not None and not isinstance(value, dict):
+            raise DataError(f"{where}: column {column} is {type(value).__name__} instead of a mapping", hint=_HINT)
     if not messages or not reward_model or reward_model.get("ground_truth") is None:
-        raise DataError(f"{file}, row {number}: prompt or reward_model.ground_truth is empty", hint=_HINT)
-    return render_prompt(file, number, messages, tokenizer, settings.prompt_key)
+        raise DataError(f"{where}: prompt or reward_model.ground_truth is empty", hint=_HINT)
+    if isinstance(reward_model["ground_truth"], bytes):
+        raise DataError(f"{where}: reward_model.ground_truth is bytes", hint="write it as text")
+    refuse_media(where, row, _MEDIA)
+    checked_text(f"{where}: column data_source", row["data_source"], "name the data set of each row")
+    return {**row, prompt_key: text_messages(where, prompt_key, messages, _HINT), "extra_info": extra_info or {}}
 
 
-def render_prompt(file: Path, number: int, messages: Any, tokenizer: Any, column: str) -> str:
+def render_prompt(file: Path, number: int, messages: Sequence[Mapping[str, Any]], tokenizer: Any) -> str:
     """A row's prompt as text, up to where the answer begins. Raises DataError."""
-    if isinstance(messages, str) or not all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in messages):
-        raise DataError(
-            f"{file}, row {number}: column {column} is not a list of messages with role and content",
-            hint=_HINT,
-        )
     try:
         return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
     except (TemplateError, ValueError) as error:
@@ -203,13 +224,14 @@ def render_prompt(file: Path, number: int, messages: Any, tokenizer: Any, column
 
 
 def _row(row: dict[str, Any], token_ids: list[int], prompt_key: str) -> dict[str, Any]:
-    extra_info = row["extra_info"] or {}
+    extra_info, messages = row["extra_info"], row[prompt_key]
+    question = extra_info.get("question") or messages[-1]["content"] or ""
     return {
         "token_ids": token_ids,
         "ground_truth": str(row["reward_model"]["ground_truth"]),
         "data_source": row["data_source"],
-        "question": extra_info.get("question") or row[prompt_key][-1]["content"],
-        "messages": json.dumps(row[prompt_key]),
+        "question": str(question),
+        "messages": json.dumps(messages, default=str),
         "extra_info": json.dumps(extra_info, default=str),
     }
 

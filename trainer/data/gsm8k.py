@@ -1,11 +1,11 @@
 """Prompts from the published GSM8K files."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from trainer.data.answers import final_answer
-from trainer.data.schema import PromptRow, read_parquet, write_rows
+from trainer.data.files import read_rows
+from trainer.data.schema import PromptRow, write_rows
 from trainer.errors import DataError
 
 _HINT = "the input is GSM8K as published: parquet or jsonl with question and answer, each answer ending in `#### N`"
@@ -21,33 +21,10 @@ def convert_gsm8k(source: Path, output: Path | None = None) -> Path:
     output = output or source.with_name(f"{source.stem}.prompts.parquet")
     if output.resolve() == source.resolve():
         raise DataError(f"{output}: the output is the input", hint="name another --output")
-    records = _read_jsonl(source) if source.suffix in (".jsonl", ".json") else _read_table(source)
+    records = read_rows(source, ("question", "answer"), _HINT)
     split = "test" if "test" in source.stem else "train"
     write_rows([_row(source, number, record, split) for number, record in enumerate(records)], output)
     return output
-
-
-def _read_table(source: Path) -> list[dict[str, Any]]:
-    return read_parquet(source, ("question", "answer"), _HINT)
-
-
-def _read_jsonl(source: Path) -> list[dict[str, Any]]:
-    try:
-        lines = source.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{source}: cannot be read: {error}", hint=_HINT) from error
-    records = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except ValueError as error:
-            raise DataError(f"{source}, line {number}: not JSON: {error}", hint=_HINT) from error
-        records.append(record if isinstance(record, dict) else {})
-    if not records:
-        raise DataError(f"{source}: the file has no rows", hint=_HINT)
-    return records
 
 
 def _row(source: Path, number: int, record: dict[str, Any], split: str) -> PromptRow:

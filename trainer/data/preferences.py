@@ -7,7 +7,9 @@ from typing import Any
 
 from trainer.config.data import DataConfig
 from trainer.data.dataset import render_prompt
-from trainer.data.schema import read_parquet
+from trainer.data.files import read_rows
+from trainer.data.messages import checked_text, text_messages
+from trainer.data.subset import EVERY_ROW, Subset
 from trainer.errors import DataError
 
 _HINT = "each row has prompt (a list of messages), chosen and rejected (text, or messages of which the last one counts)"
@@ -22,8 +24,10 @@ class PreferencePair:
     rejected: tuple[int, ...]
 
 
-def read_pairs(files: Sequence[Path], tokenizer: Any, settings: DataConfig) -> list[PreferencePair]:
-    """The pairs of Parquet files, in file order.
+def read_pairs(
+    files: Sequence[Path], tokenizer: Any, settings: DataConfig, subset: Subset = EVERY_ROW
+) -> list[PreferencePair]:
+    """The pairs of files, or of a subset of their rows, in file order.
 
     Raises DataError if a file is missing, damaged or has other columns, or if a prompt or response exceeds
     `data.max_prompt_length` or `data.max_response_length`. With `data.overlong_prompts=filter` such pairs are dropped.
@@ -35,10 +39,10 @@ def read_pairs(files: Sequence[Path], tokenizer: Any, settings: DataConfig) -> l
             "the tokenizer has no end token, which every response needs", hint="set eos_token in tokenizer_config.json"
         )
     pairs = []
-    for file in files:
-        rows = read_parquet(file, (settings.prompt_key, "chosen", "rejected"), _HINT)
-        for number, row in enumerate(rows):
-            pair = _pair(file, number, row, tokenizer, settings)
+    found = [read_rows(file, (settings.prompt_key, "chosen", "rejected"), _HINT) for file in files]
+    for file, rows, numbers in zip(files, found, subset.rows([len(rows) for rows in found]), strict=True):
+        for number in numbers:
+            pair = _pair(file, number, rows[number], tokenizer, settings)
             too_long = _too_long(pair, settings)
             if too_long and settings.overlong_prompts != "filter":
                 raise DataError(
@@ -52,14 +56,15 @@ def read_pairs(files: Sequence[Path], tokenizer: Any, settings: DataConfig) -> l
 
 
 def _pair(file: Path, number: int, row: dict[str, Any], tokenizer: Any, settings: DataConfig) -> PreferencePair:
-    prompt = render_prompt(file, number, row[settings.prompt_key], tokenizer, settings.prompt_key)
-    texts = [prompt]
+    where = f"{file}, row {number}"
+    messages = text_messages(where, settings.prompt_key, row[settings.prompt_key], _HINT)
+    texts = [render_prompt(file, number, messages, tokenizer)]
     for column in ("chosen", "rejected"):
         value = row[column]
-        text = value if isinstance(value, str) else (value or [{}])[-1].get("content")
-        if not text:
-            raise DataError(f"{file}, row {number}: {column} is empty", hint=_HINT)
-        texts.append(text)
+        if not value:
+            raise DataError(f"{where}: {column} is empty", hint=_HINT)
+        text = text_messages(where, column, value, _HINT)[-1]["content"] if isinstance(value, list) else value
+        texts.append(checked_text(f"{where}: {column}", text, _HINT))
     if texts[1] == texts[2]:
         raise DataError(f"{file}, row {number}: chosen and rejected are the same", hint="remove such rows")
     tokens = tokenizer(texts, add_special_tokens=False)["input_ids"]

@@ -1,4 +1,4 @@
-"""The chat-style Parquet format of verl's preprocessing: its rows, writing and reading."""
+"""The chat-style Parquet format of verl's preprocessing: its rows, and writing them."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -60,24 +60,3 @@ def write_table(rows: Sequence[Mapping[str, Any]], path: Path, schema: pa.Schema
             pq.write_table(pa.Table.from_pylist(list(rows), schema=schema), temporary)
     except OSError as error:
         raise DataError(f"{path}: cannot be written: {error}", hint="name a directory that you can write to") from error
-
-
-def read_parquet(path: Path, columns: Sequence[str], hint: str) -> list[dict[str, Any]]:
-    """The rows of a Parquet file, with these columns only.
-
-    Raises DataError with `hint` if the file is missing, not Parquet or empty, or if it lacks a column.
-    """
-    if not path.is_file():
-        raise DataError(f"{path}: no such file", hint=hint)
-    try:
-        with pq.ParquetFile(path, memory_map=True) as file:
-            missing = [column for column in columns if column not in file.schema_arrow.names]
-            if missing:
-                found = ", ".join(file.schema_arrow.names) or "none"
-                raise DataError(f"{path}: no column {', '.join(missing)}; the file has {found}", hint=hint)
-            rows: list[dict[str, Any]] = file.read(columns=list(columns)).to_pylist()
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{path}: not a readable parquet file: {error}", hint=hint) from error
-    if not rows:
-        raise DataError(f"{path}: the file has no rows", hint=hint)
-    return rows

@@ -19,6 +19,7 @@ from trainer.config.tree import Config
 from trainer.data.batch import Batch
 from trainer.data.dataset import Dataset, Prompt, PromptSampler, open_dataset
 from trainer.data.prefetch import Prefetcher
+from trainer.data.subset import Subset
 from trainer.experience.conversations import Conversations
 from trainer.experience.trajectory import Trajectory
 from trainer.models.files import decode, load_tokenizer
@@ -45,9 +46,10 @@ class RunData:
         """Reads the files of `data`. Raises DataError if one is missing or does not fit."""
         data = config.data
         tokenizer = load_tokenizer(config.model)
-        training = open_dataset(data.train_files, tokenizer, data)
-        validation = open_dataset(data.validation_files, tokenizer, data)
-        sampler = PromptSampler(len(training), data.train_batch_size, data.shuffle, config.trainer.seed)
+        seed = config.trainer.seed
+        training = open_dataset(data.train_files, tokenizer, data, Subset.of_training(data, seed))
+        validation = open_dataset(data.validation_files, tokenizer, data, Subset.of_validation(data, seed))
+        sampler = PromptSampler(len(training), data.train_batch_size, data.shuffle, seed)
         return cls(tokenizer, training, validation, sampler)
 
     def steps(self, config: Config) -> int:

@@ -20,6 +20,7 @@ from trainer.config.tree import Config, RunConfig
 from trainer.data.batch import Batch
 from trainer.data.dataset import PromptSampler
 from trainer.data.preferences import PreferencePair, read_pairs
+from trainer.data.subset import Subset
 from trainer.models.files import check_models, load_tokenizer, with_local_models
 from trainer.records.console import Column
 from trainer.records.tracking import Tracker
@@ -89,8 +90,9 @@ def train_on_preferences(settings: DpoConfig) -> Path:
             placement = find_placement(config, ["actor"] if config.actor_is_reference else ["actor", "reference"])
             groups = start_training(config, placement)
             tokenizer = load_tokenizer(config.model)
-            training = read_pairs(config.data.train_files, tokenizer, config.data)
-            validation = read_pairs(config.data.validation_files, tokenizer, config.data)
+            data, seed = config.data, config.trainer.seed
+            training = read_pairs(data.train_files, tokenizer, data, Subset.of_training(data, seed))
+            validation = read_pairs(data.validation_files, tokenizer, data, Subset.of_validation(data, seed))
             connect_ranks(groups.all, run_dir, limit)
             run = PreferenceRun(settings, config, run_dir, tracker, stop, groups, training, validation)
             tracker.expect(run.last_step)

@@ -15,7 +15,7 @@ from transformers.utils import logging as transformers_logging
 
 from trainer.config.section import Section
 from trainer.data.dataset import PromptSampler
-from trainer.data.schema import read_parquet
+from trainer.data.files import read_rows
 from trainer.models.files import decode
 from trainer.models.small import ModelShape, build_tokenizer, create_model, save_model
 from trainer.records.console import Column, progress
@@ -90,7 +90,7 @@ def read_demonstrations(files: list[Path], tokenizer: Any) -> list[Demonstration
 
 
 def _read(files: list[Path]) -> list[dict[str, Any]]:
-    return [row for file in files for row in read_parquet(file, ("prompt", "reward_model", "extra_info"), _HINT)]
+    return [row for file in files for row in read_rows(file, ("prompt", "reward_model", "extra_info"), _HINT)]
 
 
 def _texts(rows: list[dict[str, Any]]) -> list[str]:

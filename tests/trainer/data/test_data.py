@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from trainer.data.arithmetic import add_without_carry, write_arithmetic
 from trainer.data.dataset import PromptSampler
+from trainer.data.files import read_rows
 from trainer.data.gsm8k import convert_gsm8k
-from trainer.data.schema import read_parquet
 from trainer.errors import CheckpointError, DataError
 from trainer.rewards.rules.gsm8k import gsm8k
 
@@ -19,7 +19,7 @@ COLUMNS = ("data_source", "prompt", "ability", "reward_model", "extra_info")
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
-    return read_parquet(path, COLUMNS, "")
+    return read_rows(path, COLUMNS, "")
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 """Prompts from Parquet files: lengths, refusals, the token cache, and custom dataset classes."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from trainer.config.data import DataConfig
 from trainer.data import dataset
 from trainer.data.arithmetic import write_arithmetic
 from trainer.data.dataset import PromptDataset, open_dataset
+from trainer.data.subset import Subset
 from trainer.errors import ConfigError, DataError
 from trainer.models.small import build_tokenizer
 
@@ -112,6 +114,131 @@ def test_wrong_columns_are_named_with_file_and_row(
     assert str(path) in str(caught.value)
     assert words in str(caught.value)
     assert caught.value.hint
+
+
+QUESTION = {"role": "user", "content": "How many are 1 + 2?"}
+LINE = {"data_source": "here", "prompt": [QUESTION], "reward_model": {"ground_truth": "3"}}
+
+
+def lines(path: Path, *rows: object) -> Path:
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def saved_by_datasets(folder: Path, file: Path) -> Path:
+    """A folder like the one that `datasets.Dataset.save_to_disk` writes, with two data files."""
+    folder.mkdir()
+    table = pq.read_table(file)
+    names = [f"data-0000{part}-of-00002.arrow" for part in range(2)]
+    for name, part in zip(names, (table.slice(0, 25), table.slice(25)), strict=True):
+        with pa.ipc.new_stream(str(folder / name), table.schema) as writer:
+            writer.write_table(part)
+    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name} for name in names]}))
+    return folder
+
+
+def test_a_datasets_folder_has_the_prompts_of_the_parquet_file(file: Path, tokenizer: Any, tmp_path: Path) -> None:
+    settings = DataConfig(max_prompt_length=128, cache_dir=tmp_path / "cache")
+    folder = saved_by_datasets(tmp_path / "saved", file)
+    ours, theirs = (PromptDataset([path], tokenizer, settings) for path in (folder, file))
+    assert [ours[index] for index in range(len(ours))] == [theirs[index] for index in range(len(theirs))]
+
+
+def test_a_folder_of_splits_names_them(tokenizer: Any, tmp_path: Path) -> None:
+    (tmp_path / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    with pytest.raises(DataError) as caught:
+        PromptDataset([tmp_path], tokenizer, DataConfig())
+    assert caught.value.hint == f"name one of them: {tmp_path}/train, {tmp_path}/test"
+
+
+def test_json_lines_end_at_line_feeds_only(tokenizer: Any, tmp_path: Path) -> None:
+    question = {"role": "user", "content": "1 +\u2028 2\x85?"}
+    path = lines(tmp_path / "train.jsonl", LINE, {**LINE, "prompt": [question]})
+    prompts = PromptDataset([path], tokenizer, DataConfig())
+    assert [prompt.question for prompt in (prompts[0], prompts[1])] == ["How many are 1 + 2?", "1 +\u2028 2\x85?"]
+    assert prompts[1].extra_info == {}
+
+
+def test_a_json_file_holds_an_array_or_lines(tokenizer: Any, tmp_path: Path) -> None:
+    array = tmp_path / "array.json"
+    array.write_text(json.dumps([LINE, LINE], indent=1))
+    rows = PromptDataset([array, lines(tmp_path / "lines.json", LINE)], tokenizer, DataConfig())
+    assert len(rows) == 3
+
+
+def test_text_parts_are_joined(tokenizer: Any, tmp_path: Path) -> None:
+    content = [{"type": "text", "text": "How many "}, {"type": "text", "text": "are 1 + 2?"}]
+    path = lines(tmp_path / "train.jsonl", LINE, {**LINE, "prompt": [{"role": "user", "content": content}]})
+    prompts = PromptDataset([path], tokenizer, DataConfig())
+    assert prompts[1].token_ids == prompts[0].token_ids
+    assert prompts[1].messages == [QUESTION]
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({**LINE, "reward_model": "3"}, "row 1: column reward_model is str instead of a mapping"),
+        ({**LINE, "extra_info": "x"}, "row 1: column extra_info is str instead of a mapping"),
+        ({**LINE, "data_source": None}, "row 1: column data_source is NoneType instead of text"),
+        ({**LINE, "prompt": "Why?"}, "row 1: column prompt is not a list of messages"),
+        ({**LINE, "prompt": ["Why?"]}, "row 1: column prompt is not a list of messages"),
+        ({**LINE, "prompt": [{"role": "user", "content": None}]}, "row 1: message 0 of prompt: the content is null"),
+        ({**LINE, "prompt": [{"role": 7, "content": "x"}]}, "row 1: message 0 of prompt: the role is int instead of"),
+        ({**LINE, "prompt": [{"role": "user", "content": {"a": 1}}]}, "the content is dict instead of text"),
+        (
+            {**LINE, "prompt": [QUESTION, {"role": "user", "content": [{"type": "image", "image": "a.png"}]}]},
+            "row 1: message 1 of prompt: part 0 is of type image",
+        ),
+        ({**LINE, "images": ["a.png"]}, "row 1: column images is not empty"),
+        ({"prompt": [QUESTION]}, "line 2: no column data_source, reward_model; the file has prompt"),
+        ([1, 2], "line 2: [1, 2] is not an object with columns"),
+    ],
+)
+def test_a_wrong_row_is_one_error_with_file_and_row(tmp_path: Path, tokenizer: Any, row: object, words: str) -> None:
+    path = lines(tmp_path / "train.jsonl", LINE, row)
+    with pytest.raises(DataError) as caught:
+        PromptDataset([path], tokenizer, DataConfig())
+    assert str(path) in str(caught.value)
+    assert words in str(caught.value)
+    assert caught.value.hint
+    assert ("vision" in caught.value.hint) == ("image" in words)
+
+
+def test_bytes_are_refused_and_lone_surrogates_too(tmp_path: Path, tokenizer: Any) -> None:
+    in_bytes = write(tmp_path / "bytes.parquet", prompt=[[{"role": "user", "content": b"How many?"}]])
+    with pytest.raises(DataError, match="row 0: message 0 of prompt: the content is bytes instead of text"):
+        PromptDataset([in_bytes], tokenizer, DataConfig())
+    truth = write(tmp_path / "truth.parquet", reward_model=[{"ground_truth": b"3"}])
+    with pytest.raises(DataError, match=r"row 0: reward_model.ground_truth is bytes"):
+        PromptDataset([truth], tokenizer, DataConfig())
+    half = tmp_path / "half.jsonl"
+    half.write_text(json.dumps({**LINE, "prompt": [{"role": "user", "content": "\ud800"}]}) + "\n")
+    with pytest.raises(DataError, match="the content is not valid Unicode"):
+        PromptDataset([half], tokenizer, DataConfig())
+
+
+def test_damaged_lines_are_named(tmp_path: Path, tokenizer: Any) -> None:
+    path = tmp_path / "train.jsonl"
+    path.write_text(json.dumps(LINE) + '\n{"prompt": ')
+    with pytest.raises(DataError, match="line 2: not JSON"):
+        PromptDataset([path], tokenizer, DataConfig())
+    path.write_bytes(b'{"prompt": "\xff"}')
+    with pytest.raises(DataError, match="not a readable jsonl"):
+        PromptDataset([path], tokenizer, DataConfig())
+
+
+def test_a_subset_is_the_first_rows_or_a_random_draw_that_the_seed_repeats(file: Path, tokenizer: Any) -> None:
+    def questions(subset: Subset) -> list[str]:
+        prompts = PromptDataset([file, file], tokenizer, DataConfig(max_prompt_length=128), subset)
+        return [prompts[index].question for index in range(len(prompts))]
+
+    every = questions(Subset())
+    assert questions(Subset(size=45)) == every[:45]
+    assert questions(Subset(size=1000)) == questions(Subset(size=0)) == every
+    drawn = questions(Subset(size=30, seed=1))
+    assert drawn == questions(Subset(size=30, seed=1)) != questions(Subset(size=30, seed=2))
+    assert len(drawn) == 30
+    assert Subset(size=3).rows([2, 0, 2]) == [[0, 1], [], [0]]
 
 
 def test_another_column_may_hold_the_prompt(tmp_path: Path, tokenizer: Any) -> None:

@@ -19,8 +19,8 @@ from trainer.algorithms.dpo import dpo_advantages, dpo_loss, preference_margins
 from trainer.algorithms.policy_losses.ppo import ppo
 from trainer.config.data import DataConfig
 from trainer.data.arithmetic import write_preferences
+from trainer.data.files import read_rows
 from trainer.data.preferences import read_pairs
-from trainer.data.schema import read_parquet
 from trainer.errors import DataError
 from trainer.models.small import build_tokenizer
 from trainer.rewards.rules.gsm8k import gsm8k
@@ -69,7 +69,7 @@ def write(path: Path, **columns: Any) -> Path:
 
 def test_the_right_answer_is_preferred_to_a_wrong_one(tmp_path: Path) -> None:
     for path in write_preferences(tmp_path, 50, 10, max_number=9, seed=0):
-        for row in read_parquet(path, ("prompt", "chosen", "rejected"), ""):
+        for row in read_rows(path, ("prompt", "chosen", "rejected"), ""):
             truth = row["chosen"].rpartition(" ")[2]
             assert gsm8k(row["chosen"], truth) == 1.0
             assert gsm8k(row["rejected"], truth) == 0.0

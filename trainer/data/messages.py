@@ -1,0 +1,66 @@
+"""The messages of a prompt, checked and reduced to text."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from trainer.errors import DataError
+
+Messages = list[dict[str, Any]]
+
+_NO_VISION = "vision is not supported: use a model and data of text, or remove such rows"
+
+
+def text_messages(where: str, column: str, value: Any, hint: str) -> Messages:
+    """The messages with plain text as content; text parts are joined.
+
+    Raises DataError, which begins with `where`, for anything but a list of messages with role and content, for content
+    that is empty or not text, and for images, videos and audio.
+    """
+    if not isinstance(value, list) or not all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in value):
+        raise DataError(f"{where}: column {column} is not a list of messages with role and content", hint=hint)
+    return [
+        {
+            name: _readable(f"{where}: message {number} of {column}", name, part, message)
+            for name, part in message.items()
+        }
+        for number, message in enumerate(value)
+    ]
+
+
+def refuse_media(where: str, row: Mapping[str, Any], columns: Sequence[str]) -> None:
+    """Raises DataError if one of these columns holds images or videos: the prompt would lose them."""
+    for column in columns:
+        if row[column]:
+            raise DataError(f"{where}: column {column} is not empty", hint=_NO_VISION)
+
+
+def checked_text(where: str, value: Any, hint: str) -> str:
+    """The text. Raises DataError if it is something else, like bytes, or cannot be encoded."""
+    if not isinstance(value, str):
+        raise DataError(f"{where} is {type(value).__name__} instead of text", hint=hint)
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"{where} is not valid Unicode: {error.reason}", hint="remove the lone surrogate") from error
+    return value
+
+
+def _readable(where: str, name: str, value: Any, message: Mapping[str, Any]) -> Any:
+    if name == "role":
+        return checked_text(f"{where}: the role", value, "roles are system, user, assistant or tool")
+    if name != "content" or (value is None and message.get("tool_calls")):
+        return value
+    if isinstance(value, list):
+        return "".join(_text_parts(where, value))
+    if value is None:
+        raise DataError(f"{where}: the content is null", hint="give every message a text, or remove the row")
+    return checked_text(f"{where}: the content", value, "write the content as text")
+
+
+def _text_parts(where: str, parts: Sequence[Any]) -> Iterator[str]:
+    for number, part in enumerate(parts):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind in ("image", "image_url", "video", "video_url", "audio", "input_audio"):
+            raise DataError(f"{where}: part {number} is of type {kind}", hint=_NO_VISION)
+        text = part.get("text") if isinstance(part, dict) and kind in ("text", None) else part
+        yield checked_text(f"{where}: part {number}", text, "write parts as {type: text, text: …}")
