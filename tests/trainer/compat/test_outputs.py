@@ -26,3 +26,16 @@ def test_another_logger_is_refused_by_name(name: str) -> None:
         load(f"trainer.logger=[console,{name}]")
     assert str(caught.value) == f"trainer.logger={name} is not supported here"
     assert caught.value.hint == "supported: console, tensorboard, file, mlflow, swanlab, wandb"
+
+
+def test_the_rows_and_their_order_are_chosen_as_in_verl() -> None:
+    config = load("data.train_max_samples=1000", "data.val_max_samples=50", "data.shuffle=False", "data.seed=7")
+    assert (config.data.train_max_samples, config.data.validation_max_samples) == (1000, 50)
+    assert (config.data.shuffle, config.trainer.seed) == (False, 7)
+    every = load("data.train_max_samples=-1", "data.val_max_samples=-1", "data.seed=null")
+    assert (every.data.train_max_samples, every.data.validation_max_samples) == (-1, -1)
+
+
+def test_your_own_dataset_class_chooses_its_rows() -> None:
+    with pytest.raises(ConfigError, match=r"data.custom_cls reads the files itself"):
+        load("data.custom_cls.path=mine.py", "data.train_max_samples=5")

@@ -38,6 +38,11 @@ def prompts_per_round(key: str, value: Value, given: Given) -> Translation:
     raise unsupported(key, value, ("null", "the value of data.train_batch_size"))
 
 
+def seed(_key: str, value: Value, _given: Given) -> Translation:
+    """verl draws a seed if it is null; ours is fixed then."""
+    return Translation({} if word(value) == "null" else {"trainer.seed": value})
+
+
 def shared_memory(key: str, value: Value, given: Given) -> Translation:
     if is_true(value):
         return Translation({"data.cache_dir": "/dev/shm/slipway-data"})
@@ -51,7 +56,8 @@ RULES: dict[str, Rule] = {
     "data.filter_overlong_prompts_workers": no_effect("the tokenizer chooses its number of threads"),
     "data.val_batch_size": no_effect("all held-out prompts are sampled in one batch"),
     "data.gen_batch_size": prompts_per_round,
-    "data.seed": to("trainer.seed"),
+    "data.seed": seed,
+    "data.val_max_samples": to("data.validation_max_samples"),
     "data.use_shm": shared_memory,
     "data.tokenizer": only("null"),
     "data.reward_fn_key": only("data_source"),
