@@ -20,7 +20,7 @@ from benchmarks.gpu.common import SHAPES, Results, arguments, timed, write_job
 if TYPE_CHECKING:
     from benchmarks.gpu.weights_split import TimedActor, TimedRollout
     from trainer.cluster.nodes import Slot
-    from trainer.cluster.place import RankPlace
+    from trainer.cluster.place import RankPlace, Team
     from trainer.cluster.workers import WorkerGroup
     from trainer.config.tree import Config
     from trainer.roles.actor import ActorWorker
@@ -79,26 +79,25 @@ def make_timed_actor(config: Config, place: RankPlace) -> TimedActor:
     return TimedActor(config, place)
 
 
-def make_timed_rollout(config: Config, place: RankPlace) -> TimedRollout:
+def make_timed_rollout(config: Config, place: RankPlace, team: Team) -> TimedRollout:
     from benchmarks.gpu.weights_split import TimedRollout
 
-    return TimedRollout(config, place)
+    return TimedRollout(config, place, team)
 
 
 def start(
     config: Config,
     make_actor: Callable[[Config, RankPlace], Actor],
-    make_rollout: Callable[[Config, RankPlace], Rollout],
+    make_rollout: Callable[[Config, RankPlace, Team], Rollout],
     for_actor: Slot,
     for_engine: Slot,
     job: Path,
 ) -> tuple[WorkerGroup[Actor], WorkerGroup[Rollout]]:
     """An actor and an engine."""
-    from trainer.runs.workers import connect_ranks, start_group
+    from trainer.runs.workers import connect_ranks, start_engines, start_group
 
-    placement = {"rollout": [for_engine], "actor": [for_actor]}
-    rollout = start_group("rollout", make_rollout, config, placement)
-    actor = start_group("actor", make_actor, config, placement)
+    rollout = start_engines(make_rollout, config, [for_engine])
+    actor = start_group("actor", make_actor, config, {"actor": [for_actor]})
     connect_ranks([actor], job, 300)
     return actor, rollout
 

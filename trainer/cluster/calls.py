@@ -69,10 +69,14 @@ def wait(calls: Sequence[Call[R]], timeout: float) -> list[R]:
     return [results[call.result] for call in calls]
 
 
-def outcomes(calls: Sequence[Call[R]], timeout: float) -> list[R | TrainerError]:
-    """The result of each call, in their order, or the error that `wait` would raise for it."""
-    found = {call.result: _outcome(call) for call in _as_they_end(calls, timeout)}
-    return [found[call.result] if call.result in found else _no_answer([call], timeout) for call in calls]
+def outcomes(calls: Sequence[Call[R]], timeout: float) -> Iterator[tuple[Call[R], R | TrainerError]]:
+    """Each call with its result, or the error that `wait` would raise for it, as soon as it has ended."""
+    unanswered = dict.fromkeys(calls)
+    for call in _as_they_end(calls, timeout):
+        del unanswered[call]
+        yield call, _outcome(call)
+    for call in unanswered:
+        yield call, _no_answer([call], timeout)
 
 
 def _as_they_end(calls: Sequence[Call[R]], timeout: float) -> Iterator[Call[R]]:

@@ -11,3 +11,16 @@ class RankPlace:
     world_size: int
     address: str
     device: str
+
+
+@dataclass(frozen=True)
+class Team:
+    """A worker's place among workers of one node that start, fail and restart together, like the ranks of an engine.
+
+    `meeting` is the name of a file in the node's temporary directory through which they find each other; every start
+    has another.
+    """
+
+    rank: int = 0
+    size: int = 1
+    meeting: str = ""

@@ -1,6 +1,7 @@
 """Groups of Ray workers, one group per role."""
 
 import os
+import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
@@ -12,40 +13,69 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from trainer.cluster.calls import Call, Task, outcomes, task, wait
 from trainer.cluster.cores import keep_to_cores
 from trainer.cluster.nodes import Slot
-from trainer.errors import WorkerError
+from trainer.cluster.place import Team
+from trainer.errors import TrainerError, WorkerError
 
 P = ParamSpec("P")
 R = TypeVar("R")
 W_co = TypeVar("W_co", covariant=True)
 
+# Ray sets the one that the GPUs' maker uses.
+VISIBLE_GPUS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+
 
 class WorkerHost:
     """A Ray actor around a plain object, which it makes itself: only this process imports what the object needs."""
 
-    def start(self, make: Callable[[], object], environment: Mapping[str, str], share: tuple[int, int] | None) -> None:
+    def gpus(self) -> list[str]:
+        """The ids of the GPUs that Ray gave to this process."""
+        return [str(gpu) for gpu in ray.get_gpu_ids()]
+
+    def start(
+        self,
+        make: Callable[[Team], object],
+        environment: Mapping[str, str],
+        share: tuple[int, int] | None,
+        team: Team,
+        *gpus_of_team: Sequence[str],
+    ) -> None:
         """Makes the object. `share` is (i, n) for the i-th of n GPUs of the node, whose nearest cores this process
-        keeps to; None leaves it on all cores.
+        keeps to; None leaves it on all cores. `gpus_of_team` are the GPUs of each worker of a team, by rank.
 
         Not part of the constructor: Ray turns a constructor's errors into text.
         """
         os.environ.update(environment)
-        gpus = ray.get_gpu_ids()
-        if share is not None and gpus:
-            keep_to_cores(gpus[0], *share)
-        self._worker = make()
+        if share is not None and (own := self.gpus()):
+            keep_to_cores(own[0], *share)
+        if team.size > 1:
+            show_gpus([gpu for gpus in gpus_of_team for gpu in gpus])
+        self._worker = make(team)
 
     def call(self, method: str, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
         return getattr(self._worker, method)(*arguments, **keywords)
 
 
+def show_gpus(gpus: Sequence[str]) -> None:
+    """Makes these GPUs of the node visible to this process, numbered in this order. Call it before torch is imported.
+
+    Ray shows each process only its own, but processes that copy between their GPUs must see both.
+    """
+    for name in VISIBLE_GPUS:
+        if name in os.environ:
+            os.environ[name] = ",".join(gpus)
+
+
 @dataclass(frozen=True)
 class WorkerSpec:
-    """How to make a worker: `make` runs in its process, `gpus` is its share of the slot's GPU."""
+    """How to make a worker: `make` runs in its process, `gpus` is its share of the slot's GPU, and it is number
+    `team_rank` of the `team_size` workers that start, fail and restart together."""
 
     slot: Slot
-    make: Callable[[], object]
+    make: Callable[[Team], object]
     environment: Mapping[str, str]
     gpus: float
+    team_rank: int = 0
+    team_size: int = 1
 
 
 @dataclass(frozen=True)
@@ -77,14 +107,51 @@ class WorkerGroup(Generic[W_co]):
 
     def add(self, slot: Slot, make: Callable[[], W_co], environment: Mapping[str, str], gpus: float) -> None:
         """Starts one more worker; returns at once. `make` is sent to its process, so it should import lazily."""
-        self.workers.append(self._start(WorkerSpec(slot, make, environment, gpus)))
+        self.add_team([slot], lambda _: make(), environment, gpus)
+
+    def add_team(
+        self, slots: Sequence[Slot], make: Callable[[Team], W_co], environment: Mapping[str, str], gpus: float
+    ) -> None:
+        """Starts one more worker in each of these slots of a node; returns at once. If one fails, all are restarted."""
+        specs = [WorkerSpec(slot, make, environment, gpus, rank, len(slots)) for rank, slot in enumerate(slots)]
+        self.workers += self._start(specs)
+
+    def teams(self) -> list[range]:
+        """The ranks of the workers that start, fail and restart together."""
+        return [self._team(rank) for rank, worker in enumerate(self.workers) if worker.spec.team_rank == 0]
 
     def restart(self, rank: int) -> None:
-        """Kills a worker and starts another in its place; returns at once."""
-        ray.kill(self.workers[rank].handle)
-        self.workers[rank] = self._start(self.workers[rank].spec)
+        """Kills a worker with its team and starts others in their place; returns at once."""
+        team = self._team(rank)
+        for worker in self.workers[team.start : team.stop]:
+            ray.kill(worker.handle)
+        self.workers[team.start : team.stop] = self._start([self.workers[rank].spec for rank in team])
 
-    def _start(self, spec: WorkerSpec) -> Worker:
+    def _team(self, rank: int) -> range:
+        spec = self.workers[rank].spec
+        return range(rank - spec.team_rank, rank - spec.team_rank + spec.team_size)
+
+    def _start(self, specs: Sequence[WorkerSpec]) -> list[Worker]:
+        """Starts the workers of one team."""
+        hosts = [self._host(spec) for spec in specs]
+        meeting = f"slipway-{uuid.uuid4().hex}"
+        # The workers wait for these ids; this process does not.
+        gpus = [host.gpus.remote() for host in hosts] if len(hosts) > 1 else []
+        workers = []
+        for spec, host in zip(specs, hosts, strict=True):
+            slot, team = spec.slot, Team(spec.team_rank, spec.team_size, meeting)
+            share = (slot.local_rank, slot.local_size) if self._bind_cores else None
+            started = host.start.remote(spec.make, spec.environment, share, team, *gpus)
+            workers.append(Worker(self._name(spec), spec, host, started))
+        return workers
+
+    def _name(self, spec: WorkerSpec) -> str:
+        # On CPU a whole team has the same slot.
+        shard = f", shard {spec.team_rank}" if spec.team_size > 1 and spec.slot.device == "cpu" else ""
+        return f"{self.role} rank {spec.slot.rank} on {spec.slot.node.address}{shard}"
+
+    def _host(self, spec: WorkerSpec) -> Any:
+        """The Ray actor of a worker."""
         slot = spec.slot
         # The class is named after the role, so that `ps` and `ray list actors` show which worker is which.
         host = ray.remote(type(f"{self.role.capitalize()}Worker", (WorkerHost,), {})).options(
@@ -92,10 +159,7 @@ class WorkerGroup(Generic[W_co]):
             num_gpus=spec.gpus if slot.device == "cuda" else 0,
             scheduling_strategy=PlacementGroupSchedulingStrategy(slot.group, placement_group_bundle_index=slot.rank),
         )
-        handle = host.remote()
-        share = (slot.local_rank, slot.local_size) if self._bind_cores else None
-        started = handle.start.remote(spec.make, spec.environment, share)
-        return Worker(f"{self.role} rank {slot.rank} on {slot.node.address}", spec, handle, started)
+        return host.remote()
 
     def start_one(
         self, rank: int, method: Callable[Concatenate[W_co, P], R], *arguments: P.args, **keywords: P.kwargs
@@ -130,18 +194,24 @@ class WorkerGroup(Generic[W_co]):
     def attempt(
         self, tasks: Mapping[int, Task[W_co, R]], timeout: float | None = None
     ) -> tuple[dict[int, R], dict[int, WorkerError]]:
-        """Runs tasks on some workers: the results and the failures, by rank. Raises errors other than WorkerError."""
-        calls = [self._run(self.workers[rank], own) for rank, own in tasks.items()]
+        """Runs tasks on some workers: the results and the failures, by rank. Raises errors other than WorkerError.
+
+        If a worker fails, its team fails with it: the others are killed, because they would wait for it.
+        """
+        ranks = {self._run(self.workers[rank], own): rank for rank, own in tasks.items()}
         results: dict[int, R] = {}
         failures: dict[int, WorkerError] = {}
-        for rank, outcome in zip(tasks, outcomes(calls, timeout or self.timeout), strict=True):
+        for call, outcome in outcomes(list(ranks), timeout or self.timeout):
+            rank = ranks[call]
             if isinstance(outcome, WorkerError):
-                failures[rank] = outcome
-            elif isinstance(outcome, Exception):
+                for other in self._team(rank):
+                    if failures.setdefault(other, outcome) is outcome and other != rank:
+                        ray.kill(self.workers[other].handle)
+            elif isinstance(outcome, TrainerError):
                 raise outcome
             else:
                 results[rank] = outcome
-        return results, failures
+        return {rank: result for rank, result in results.items() if rank not in failures}, failures
 
     def wait(self, calls: Sequence[Call[R]]) -> list[R]:
         """The results of calls to this group, in their order; see `trainer.cluster.calls.wait`."""

@@ -45,11 +45,18 @@ class RolloutConfig(Section):
     kv_cache_gib: float | None = Field(
         None,
         gt=0,
-        description="GiB of key-value cache per engine; when not given, the rest of its share on GPUs, 0.5 on CPU",
+        description="GiB of key-value cache per engine and GPU; when not given, the rest of its share on GPUs, "
+        "0.5 on CPU",
     )
     gpu_memory_utilization: float = Field(0.4, gt=0, le=1, description="share of a GPU's memory that an engine may use")
     enforce_eager: bool | None = Field(
         None, description="disable compilation and CUDA graphs in the engine; when not given, only on CPU"
+    )
+    tensor_parallel: int = Field(
+        1,
+        gt=0,
+        description="neighbouring GPUs of a node that one engine spans, for models too large for one; on CPU, "
+        "processes of a node",
     )
     engines_per_gpu: int = Field(
         1, gt=0, description="engines per GPU; with several, the GPU stays busy while one schedules on the CPU"
@@ -65,6 +72,11 @@ class RolloutConfig(Section):
 
     @model_validator(mode="after")
     def _engines_know_their_share(self) -> Self:
+        if self.engines_per_gpu > 1 and self.tensor_parallel > 1:
+            raise ValueError(
+                f"rollout.tensor_parallel={self.tensor_parallel} needs rollout.engines_per_gpu=1: engines that span "
+                "several GPUs do not share them with each other"
+            )
         if self.engines_per_gpu > 1 and self.kv_cache_gib is None:
             raise ValueError(
                 f"rollout.engines_per_gpu={self.engines_per_gpu} needs rollout.kv_cache_gib: "

@@ -5,7 +5,7 @@ Imports are inside: only the worker's own process imports torch and vLLM, after 
 
 from typing import TYPE_CHECKING
 
-from trainer.cluster.place import RankPlace
+from trainer.cluster.place import RankPlace, Team
 from trainer.config.tree import Config
 
 if TYPE_CHECKING:
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from trainer.roles.rollout import RolloutWorker
 
 
-def make_rollout(config: Config, place: RankPlace) -> "RolloutWorker":
+def make_rollout(config: Config, place: RankPlace, team: Team) -> "RolloutWorker":
     from trainer.roles.rollout import RolloutWorker
 
-    return RolloutWorker(config, place)
+    return RolloutWorker(config, place, team)
 
 
 def make_actor(config: Config, place: RankPlace) -> "ActorWorker":

@@ -1,4 +1,4 @@
-"""A rollout engine: samples responses with the weights that it received last."""
+"""A rollout engine, or one rank of it: samples responses with the weights that it received last."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ import ray
 import torch
 from ray import ObjectRef
 
-from trainer.cluster.place import RankPlace
+from trainer.cluster.place import RankPlace, Team
 from trainer.config.tree import Config
 from trainer.rollout.end_tokens import end_token_ids
 from trainer.rollout.engine import choose_engine, open_engine
@@ -18,12 +18,17 @@ from trainer.weights.channel import WeightChannel
 
 
 class RolloutWorker:
-    def __init__(self, config: Config, place: RankPlace) -> None:
+    """An engine in this process, or this process's rank of an engine that spans the devices of its team."""
+
+    def __init__(self, config: Config, place: RankPlace, team: Team) -> None:
         self._config = config
         self._place = place
+        self._team = team
+        # A process sees the GPUs of its team, in the order of the ranks.
+        self._device = torch.device(place.device, team.rank) if place.device == "cuda" else torch.device("cpu")
         self._channel: WeightChannel | None = None
         self._chosen = choose_engine(config.rollout.engine)
-        self._engine = open_engine(self._chosen[0], config, place.device, end_token_ids(config.model.directory))
+        self._engine = open_engine(self._chosen[0], config, place.device, end_token_ids(config.model.directory), team)
         collect_garbage()  # now, and not while it samples
 
     def chosen(self) -> tuple[str, str]:
@@ -31,8 +36,9 @@ class RolloutWorker:
         return self._chosen
 
     def generate(self, requests: Sequence[SamplingRequest]) -> list[Response]:
-        """One response per request, in their order."""
-        return self._engine.generate(requests)
+        """One response per request, in their order; nothing from ranks other than the first."""
+        responses = self._engine.generate(requests)
+        return responses if self._team.rank == 0 else []
 
     def replace_weights(self, buckets: Sequence[ObjectRef]) -> None:
         """Loads the buckets from Ray's object store; later responses are sampled with these weights."""
@@ -45,7 +51,7 @@ class RolloutWorker:
         timeout = self._config.trainer.worker_timeout / 2  # shorter than the caller's time limit
         name_interface(self._place.address)
         store = connect_store(address, port, size, timeout)
-        self._channel = WeightChannel(store, rank, size, torch.device(self._place.device), timeout)
+        self._channel = WeightChannel(store, rank, size, self._device, timeout)
 
     def receive_weights(self, layouts: Sequence[BucketLayout]) -> None:
         """Receives the buckets that the actor broadcasts; later responses are sampled with these weights."""

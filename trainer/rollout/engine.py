@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from trainer.cluster.place import Team
 from trainer.config.tree import Config
 from trainer.errors import ConfigError
 from trainer.rollout.sampling import Response, SamplingRequest
@@ -44,11 +45,13 @@ class EngineRow:
     """One rollout engine. `open` takes the run's settings, the device and the end tokens, and starts the engine.
 
     `package` must be installed. `rollout.engine=auto` takes the installed engine with the highest `preference`.
+    `open_shard` starts one rank of an engine that spans the devices of a team; None if the engine needs one device.
     """
 
     open: Callable[[Config, str, Sequence[int]], RolloutEngine]
     package: str
     preference: int
+    open_shard: Callable[[Config, str, Sequence[int], Team], RolloutEngine] | None = None
 
 
 def engine_rows() -> dict[str, EngineRow]:
@@ -77,6 +80,22 @@ def choose_engine(setting: str) -> tuple[str, str]:
     return setting, f"rollout.engine={setting}"
 
 
-def open_engine(name: str, config: Config, device: str, end_token_ids: Sequence[int]) -> RolloutEngine:
-    """Starts the engine of that name in this process."""
-    return engine_rows()[name].open(config, device, end_token_ids)
+def check_tensor_parallel(config: Config) -> None:
+    """Raises ConfigError if the engine of this machine cannot span several devices, but `rollout` wants that."""
+    size, (name, reason) = config.rollout.tensor_parallel, choose_engine(config.rollout.engine)
+    if size > 1 and engine_rows()[name].open_shard is None:
+        raise ConfigError(
+            f"rollout.tensor_parallel={size}: an engine of {name} has one device ({reason})",
+            hint="set rollout.tensor_parallel=1, or rollout.engine=vllm",
+        )
+
+
+def open_engine(
+    name: str, config: Config, device: str, end_token_ids: Sequence[int], team: Team | None = None
+) -> RolloutEngine:
+    """Starts the engine of that name in this process: the whole engine, or this rank of it."""
+    row = engine_rows()[name]
+    if team is None or team.size == 1:
+        return row.open(config, device, end_token_ids)
+    assert row.open_shard is not None
+    return row.open_shard(config, device, end_token_ids, team)

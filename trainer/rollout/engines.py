@@ -45,6 +45,7 @@ class Engines:
         on_shared_gpus: bool,
     ) -> None:
         self._group = group
+        self._engines = group.teams()
         self._timeout = config.rollout.timeout or group.timeout
         self._max_repairs = config.rollout.max_repairs
         actor_slots = [worker.spec.slot for worker in actor.workers]
@@ -69,12 +70,14 @@ class Engines:
 
     def generate(self, requests: Sequence[SamplingRequest]) -> list[Response]:
         """One response per request, in the same order. The requests are spread over all engines."""
-        parts = dict(enumerate(split(requests, len(self._group))))
+        parts = dict(zip(self._engines, split(requests, len(self._engines)), strict=True))
         repairs, results = self._repairs, dict[int, list[Response]]()
         while parts:
-            answers, failures = self._attempt({rank: task(EngineWorker.generate, part) for rank, part in parts.items()})
+            # All ranks of an engine sample together, and the first returns the responses.
+            asked = {rank: task(EngineWorker.generate, part) for ranks, part in parts.items() for rank in ranks}
+            answers, failures = self._attempt(asked)
             results |= answers
-            parts = {rank: parts[rank] for rank in failures}
+            parts = {ranks: part for ranks, part in parts.items() if ranks.start in failures}
             self._replace(failures)
         if self._repairs == repairs:
             self._repairs_in_a_row = 0
@@ -107,12 +110,13 @@ class Engines:
     def _replace(self, failures: Mapping[int, WorkerError]) -> None:
         """Restarts failed engines until they have the weights. Raises WorkerError after too many failures."""
         while failures:
-            for rank, failure in failures.items():
-                self._count_repair(rank, failure)
-                self._group.restart(rank)
+            for number, ranks in enumerate(self._engines):
+                if ranks.start in failures:  # and with it all ranks
+                    self._count_repair(number, failures[ranks.start])
+                    self._group.restart(ranks.start)
             failures = self._transfer.push(list(failures))
 
-    def _count_repair(self, rank: int, failure: WorkerError) -> None:
+    def _count_repair(self, number: int, failure: WorkerError) -> None:
         if self._repairs_in_a_row == self._max_repairs:
             raise WorkerError(
                 f"engines failed {self._max_repairs + 1} times in a row, at last: {failure}",
@@ -120,7 +124,7 @@ class Engines:
             )
         self._repairs += 1
         self._repairs_in_a_row += 1
-        logger.warning("engine %d is restarted, repair %d in a row: %s", rank, self._repairs_in_a_row, failure)
+        logger.warning("engine %d is restarted, repair %d in a row: %s", number, self._repairs_in_a_row, failure)
 
 
 def split(items: Sequence[Item], count: int) -> list[Sequence[Item]]:

@@ -8,9 +8,9 @@ from vllm.lora.lora_model import LoRAModel
 from vllm.lora.lora_weights import LoRALayerWeights
 
 from trainer.models.lora import named_adapters
-from trainer.weights.arrival import check_in_place, checked
+from trainer.weights.arrival import check_count, check_in_place, checked
 from trainer.weights.buckets import SentBucket, checksum
-from trainer.weights.in_place import InPlaceLoader
+from trainer.weights.in_place import CopyRecorder, InPlaceLoader
 
 # The id of the actor's adapters, the only set, in requests to vLLM.
 ADAPTERS = 1
@@ -20,6 +20,7 @@ class WeightLoader:
     """A mix-in for vLLM's worker (`worker_extension_cls`)."""
 
     model_runner: Any
+    parallel_config: Any
     _in_place: InPlaceLoader | None = None
 
     def replace_weights(self, buckets: Iterable[SentBucket]) -> None:
@@ -37,12 +38,16 @@ class WeightLoader:
             weights_iterator=(weight for sent in arrived for weight in sent.open().tensors())
         )
 
+    @property
+    def _sharded(self) -> bool:
+        return int(self.parallel_config.tensor_parallel_size) > 1
+
     def copy_weights(self, buckets: Iterable[SentBucket]) -> None:
         """Copies buckets in GPU memory straight into the model's weights, then compares checksums.
 
         Raises WorkerError if a weight differs from what was sent.
         """
-        self._in_place = self._in_place or InPlaceLoader(self.model_runner.get_model())
+        self._in_place = self._in_place or InPlaceLoader(self.model_runner.get_model(), self._sharded)
         self._in_place.load(buckets)
 
     def replace_adapters(self, buckets: Iterable[SentBucket], scaling: float) -> None:
@@ -57,6 +62,12 @@ class WeightLoader:
         adapters = {name: LoRALayerWeights(name, len(a), len(a), a, b) for name, (a, b) in layers.items()}
         manager.remove_adapter(ADAPTERS)
         manager.add_adapter(LoRAModel(ADAPTERS, next(iter(adapters.values())).rank, adapters))
-        manager.activate_adapter(ADAPTERS)
+        with CopyRecorder() as recorder:
+            manager.activate_adapter(ADAPTERS)
+        given = [part for layer in layers.values() for part in layer]
+        if self._sharded:
+            copied = [source for _, source in recorder.copies]
+            check_count(len(copied), len(given))
+            given = copied
         inside = [part for layer in manager.modules.values() for part in (*layer.lora_a_stacked, *layer.lora_b_stacked)]
-        check_in_place(checksum(inside), checksum(part for layer in layers.values() for part in layer))
+        check_in_place(checksum(inside), checksum(given))

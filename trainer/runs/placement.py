@@ -41,10 +41,7 @@ def place_roles(config: Config, slots: Sequence[Slot], roles: Sequence[str]) -> 
 def _mapped(role: str, mapping: str | None, slots: Sequence[Slot]) -> list[Slot]:
     if mapping is None:
         return list(slots)
-    by_node: dict[str, list[Slot]] = defaultdict(list)
-    for slot in slots:
-        by_node[slot.node.id].append(slot)
-    nodes = list(by_node.values())
+    nodes = list(_by_node(slots).values())
     chosen = []
     for node, device in parse_devices(mapping):
         if node >= len(nodes) or device >= len(nodes[node]):
@@ -55,6 +52,33 @@ def _mapped(role: str, mapping: str | None, slots: Sequence[Slot]) -> list[Slot]
             )
         chosen.append(nodes[node][device])
     return chosen
+
+
+def engine_slots(config: Config, slots: Sequence[Slot]) -> list[list[Slot]]:
+    """The slots of each rank of each engine: neighbouring GPUs of a node, or the same node again and again on CPU.
+
+    Raises ConfigError if the model or the GPUs of a node cannot be split that way.
+    """
+    size = config.rollout.tensor_parallel
+    if size == 1 or slots[0].device == "cpu":
+        return [[slot] * size for slot in slots]
+    engines = []
+    for own in _by_node(slots).values():
+        if len(own) % size:
+            raise ConfigError(
+                f"rollout.tensor_parallel={size} does not divide the {len(own)} GPUs of the rollout engines on "
+                f"{own[0].node.address}",
+                hint="set it to a divisor of the GPUs that every node has for them: an engine stays within a node",
+            )
+        engines += [own[first : first + size] for first in range(0, len(own), size)]
+    return engines
+
+
+def _by_node(slots: Sequence[Slot]) -> dict[str, list[Slot]]:
+    nodes: dict[str, list[Slot]] = defaultdict(list)
+    for slot in slots:
+        nodes[slot.node.id].append(slot)
+    return nodes
 
 
 def shares(config: Config, placement: Mapping[str, Sequence[Slot]], device_gib: float | None) -> list[Share]:
@@ -89,7 +113,9 @@ def _gib(config: Config, role: str, ranks: int, device: str, device_gib: float |
     cache, engines = config.rollout.kv_cache_gib, config.rollout.engines_per_gpu if on_gpu else 1
     if on_gpu and device_gib is not None and cache is None:
         return config.rollout.gpu_memory_utilization * device_gib, 0.0
-    return engines * (size * width + (cache or 0.5)), 0.0
+    # On CPU all ranks of an engine are on one node.
+    split = config.rollout.tensor_parallel if on_gpu else 1
+    return engines * (size * width / split + (cache or 0.5)), 0.0
 
 
 def plan(found: Sequence[Share]) -> list[str]:

@@ -24,6 +24,7 @@ from trainer.experience.collector import Collector, Experience, RunData, Scores
 from trainer.experience.pipeline import Pipeline
 from trainer.models.files import check_models, with_local_models
 from trainer.records.tracking import Sample, Tracker
+from trainer.rollout.engine import check_tensor_parallel
 from trainer.rollout.engines import Engines
 from trainer.runs.checkpoint import TrainingState, read_checkpoint
 from trainer.runs.interfaces import ActorRole, CriticRole, ReferenceRole
@@ -36,7 +37,7 @@ from trainer.runs.loop import (
     update,
     with_last_checkpoint,
 )
-from trainer.runs.placement import alternatives, check_fit, device_memory, place_roles, plan, shares
+from trainer.runs.placement import alternatives, check_fit, device_memory, engine_slots, place_roles, plan, shares
 from trainer.runs.stop_signal import StopSignal
 from trainer.runs.watchdogs import Watchdogs, most_severe
 from trainer.runs.workers import Workers, connect_ranks, roles_of, start_workers
@@ -91,6 +92,8 @@ def find_placement(config: Config, roles: Sequence[str]) -> dict[str, list[Slot]
     slots = reserve_slots(nodes, gpus, settings.worker_timeout)
     placement = place_roles(config, slots, roles)
     config.check_ranks({role: len(own) for role, own in placement.items()})
+    check_tensor_parallel(config)
+    engine_slots(config, placement["rollout"])
     memory = device_memory(slots[0].device)
     found = shares(config, placement, memory)
     for line in plan(found):

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from trainer.cluster.calls import wait
 from trainer.cluster.nodes import Slot
-from trainer.cluster.place import RankPlace
+from trainer.cluster.place import RankPlace, Team
 from trainer.cluster.workers import WorkerGroup
 from trainer.config.tree import Config
 from trainer.experience.collector import Scorer
@@ -17,6 +17,7 @@ from trainer.roles.factories import make_actor, make_critic, make_reference, mak
 from trainer.rollout.engines import EngineWorker
 from trainer.rollout.process_environment import engine_environment
 from trainer.runs.interfaces import ActorRole, CriticRole, ReferenceRole, TrainedRole, TrainingRole
+from trainer.runs.placement import engine_slots
 
 W = TypeVar("W")
 
@@ -73,7 +74,7 @@ def roles_of(config: Config) -> list[str]:
 def start_workers(config: Config, placement: Placement) -> Workers:
     """Starts a worker of each role in each of its slots; returns at once, while they import what they need."""
     return Workers(
-        start_group("rollout", make_rollout, config, placement),  # first: engines take longest to start
+        start_engines(make_rollout, config, placement["rollout"]),  # first: engines take longest to start
         start_training(config, placement),
         start_group("reward", make_reward, config, placement),
         on_shared_gpus=placement["actor"][0].device == "cuda"
@@ -99,20 +100,34 @@ def start_group(
     group = WorkerGroup[W](role, settings.worker_timeout, settings.bind_cores)
     for rank, slot in enumerate(slots):
         place = RankPlace(rank, len(slots), slot.node.address, slot.device)
-        engines = config.rollout.engines_per_gpu if role == "rollout" and place.device == "cuda" else 1
         # Rewards by rule alone use no GPU.
-        share = GPU_SHARE / engines if role != "reward" or config.reward.model.path else 0.0
-        for _ in range(engines):
-            group.add(slot, partial(make, config, place), worker_environment(config, slot), share)
+        share = GPU_SHARE if role != "reward" or config.reward.model.path else 0.0
+        group.add(slot, partial(make, config, place), worker_environment(config, slot), share)
     return group
 
 
-def worker_environment(config: Config, slot: Slot) -> dict[str, str]:
-    """The variables to set in a worker's process before it imports torch."""
+def start_engines(
+    make: Callable[[Config, RankPlace, Team], W], config: Config, slots: Sequence[Slot]
+) -> WorkerGroup[W]:
+    """Starts the workers of all engines, a team per engine; returns at once."""
+    group = WorkerGroup[W]("rollout", config.trainer.worker_timeout, config.trainer.bind_cores)
+    engines = engine_slots(config, slots)
+    per_slot = config.rollout.engines_per_gpu if slots[0].device == "cuda" else 1
+    for number, team in enumerate(engines):
+        place = RankPlace(number, len(engines), team[0].node.address, team[0].device)
+        processes = team.count(team[0])  # of this engine on one device
+        environment = worker_environment(config, team[0], processes)
+        for _ in range(per_slot):
+            group.add_team(team, partial(make, config, place), environment, GPU_SHARE / per_slot)
+    return group
+
+
+def worker_environment(config: Config, slot: Slot, at_once: int = 1) -> dict[str, str]:
+    """The variables to set in a worker's process before it imports torch; `at_once` such processes compute together."""
     return {
         **engine_environment(config.rollout.eager_on(slot.device)),
         # Ray gives a worker a single thread. The roles of a node take turns, so each may use all its cores,
-        "OMP_NUM_THREADS": str(slot.threads),
+        "OMP_NUM_THREADS": str(max(1, slot.threads // at_once)),
         # but waiting threads must not spin: they would take cores from the role whose turn it is. Measured: 3 to 5
         # times slower, with two processes of two threads each on two cores.
         "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"),

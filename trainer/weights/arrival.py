@@ -27,6 +27,12 @@ def check_in_place(inside: int, given: int) -> None:
         raise WorkerError(f"the weights inside the engine have the checksum {inside}, not {given}", hint=_HINT)
 
 
+def check_count(copied: int, given: int) -> None:
+    """Raises WorkerError unless a shard copied from each of the matrices that it received."""
+    if copied != given:
+        raise WorkerError(f"the engine copied from {copied} adapter matrices, not from {given}", hint=_HINT)
+
+
 def check_complete(names: Iterable[str], arrived: set[str]) -> None:
     """Raises WorkerError if the engine has a weight that was not sent."""
     if missing := [name for name in names if name not in arrived]:

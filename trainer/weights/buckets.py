@@ -16,6 +16,8 @@ from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
 BUCKET_BYTES = 512 * 2**20
 # A bucket's checksum is the sum of its 64-bit words, modulo 2^64. torch sums them without a conversion.
 WORD_BYTES = 8
+# The place of the sender's device among the arguments of torch's `rebuild_cuda_tensor`.
+DEVICE_IN_HANDLE = 6
 # To sum shorter words, torch first converts them to 64 bits; this many at a time take 128 MiB.
 SHORT_WORDS_AT_ONCE = 2**24
 
@@ -100,8 +102,12 @@ class SharedBucket:
     handle: tuple[Any, ...]
 
     def open(self) -> Bucket:
-        """Maps the memory of the sending process, which must keep the bucket until it has been copied."""
-        return Bucket(self.layout, rebuild_cuda_tensor(*self.handle))
+        """Maps the memory of the sending process, which must keep the bucket until it has been copied.
+
+        This process may see more GPUs than the sender and number them differently; its own is the current one.
+        """
+        before, after = self.handle[:DEVICE_IN_HANDLE], self.handle[DEVICE_IN_HANDLE + 1 :]
+        return Bucket(self.layout, rebuild_cuda_tensor(*before, torch.cuda.current_device(), *after))
 
 
 def share(bucket: Bucket) -> SharedBucket:

@@ -114,7 +114,7 @@ class WeightChannel:
             if self._device.type == "cuda":
                 # NCCL reports a failed transfer as completed, but may leave a kernel that never ends. An event on the
                 # stream shows whether it did.
-                self._wait_for(torch.cuda.current_stream().record_event().query)
+                self._wait_for(torch.cuda.current_stream(self._device).record_event().query)
         except RuntimeError as error:
             raise self._broken(error) from error
 

@@ -1,6 +1,7 @@
 """Copies buckets straight into the weights of a model on a GPU."""
 
 import logging
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -29,29 +30,36 @@ class RecordedCopies:
     keeps_words: bool
 
     def repeat(self, bucket: Bucket) -> None:
+        torch._foreach_copy_(list(self.targets), self.pieces(bucket))
+
+    def pieces(self, bucket: Bucket) -> list[Tensor]:
+        """The parts of the bucket that are copied, in the order of `targets`."""
         weights = bucket.data.view(bucket.layout.dtype)
         start = weights.storage_offset()
-        pieces = [weights.as_strided(shape, stride, start + offset) for shape, stride, offset in self.sources]
-        torch._foreach_copy_(list(self.targets), pieces)
+        return [weights.as_strided(shape, stride, start + offset) for shape, stride, offset in self.sources]
 
 
 class InPlaceLoader:
-    """Loads all weights of a model, once per update.
+    """Loads all weights of a model, or of this rank's shard of it, once per update.
 
     A model's own loader decides in Python where each weight goes, which takes much longer than the copies on the GPU.
     So the first load records the copies, and later loads repeat them in one batch. A loader that does more than copy
     is called every time.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, sharded: bool = False) -> None:
         self._model = model
+        self._sharded = sharded
         self._copies: dict[BucketLayout, RecordedCopies | None] = {}
 
     def load(self, buckets: Iterable[SentBucket]) -> None:
         """Copies all buckets and waits for the copies. Raises WorkerError if the model's weights then differ.
 
-        The comparison is by checksum. Once all copies are known to keep 64-bit words whole, those are summed, which is
-        fast. Each of the model's weights is then summed after its last bucket, while later buckets are still arriving.
+        The comparison is by checksum: with that of the buckets, or of the parts of them that a shard copies. If the
+        loader of a shard does more than copy, these parts are not known, and only the buckets are checked.
+
+        Once all copies are known to keep 64-bit words whole, those are summed, which is fast. Each of the model's
+        weights is then summed after its last bucket, while later buckets are still arriving.
         """
         parameters = list(self._model.parameters())
         word = torch.int64 if self._keeps_words() else torch.int16
@@ -64,7 +72,7 @@ class InPlaceLoader:
                 waiting, inside = {None: parameters}, []
             self._copy(bucket)
             found = bucket.sum
-            given = found if word is torch.int64 else word_sum(bucket.layout.tensors(bucket.data), word)
+            given = self._given(bucket, found, word)
             sums.append(torch.stack([bucket.packed_sum, found, given]))
             if bucket.layout in waiting:
                 inside.append(word_sum(waiting.pop(bucket.layout), word))
@@ -73,7 +81,15 @@ class InPlaceLoader:
         # Waits for the copies. The sender may free its buckets after this.
         packed, found, given = torch.stack(sums).sum(dim=0).tolist()
         check_arrived(found, packed)
-        check_in_place(int(torch.stack(inside).sum()), given)
+        if not self._sharded or None not in self._copies.values():
+            check_in_place(int(torch.stack(inside).sum()), given)
+
+    def _given(self, bucket: Bucket, found: Tensor, word: torch.dtype) -> Tensor:
+        """The checksum in words of what the model took from a bucket; `found` is the bucket's own."""
+        if not self._sharded:
+            return found if word is torch.int64 else word_sum(bucket.layout.tensors(bucket.data), word)
+        copies = self._copies[bucket.layout]
+        return word_sum(copies.pieces(bucket), word) if copies else torch.zeros_like(found)
 
     def _by_last_bucket(self, parameters: Sequence[Tensor]) -> dict[BucketLayout | None, list[Tensor]]:
         """The weights grouped by the bucket that holds their last part; under None if that is not known."""
@@ -91,7 +107,7 @@ class InPlaceLoader:
 
     def _copy(self, bucket: Bucket) -> None:
         if bucket.layout not in self._copies:
-            copies = record(self._model, bucket)
+            copies = record(self._model, bucket, self._sharded)
             if copies is None and None not in self._copies.values():
                 logger.info(
                     "weights go through the engine's own loader in every update, because it does more than copy"
@@ -103,9 +119,10 @@ class InPlaceLoader:
             self._model.load_weights(bucket.tensors())
 
 
-def record(model: nn.Module, bucket: Bucket) -> RecordedCopies | None:
-    """Loads a bucket and returns the copies made. None unless they copy the whole bucket into the model's weights."""
-    with _Recorder() as recorder, torch.no_grad():
+def record(model: nn.Module, bucket: Bucket, sharded: bool = False) -> RecordedCopies | None:
+    """Loads a bucket and returns the copies made. None unless they copy the whole bucket into the model's weights; of a
+    shard, a part of every weight in the bucket."""
+    with CopyRecorder() as recorder, torch.no_grad():
         model.load_weights(bucket.tensors())
     own = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
     copies = [
@@ -113,7 +130,9 @@ def record(model: nn.Module, bucket: Bucket) -> RecordedCopies | None:
         for target, source in recorder.copies
         if _is_plain(target, source, bucket) and target.untyped_storage().data_ptr() in own
     ]
-    if len(copies) < len(recorder.copies) or sum(source.nbytes for _, source in copies) != bucket.layout.nbytes:
+    sources = [source for _, source in copies]
+    complete = _from_every_weight(bucket, sources) if sharded else _nbytes(sources) == bucket.layout.nbytes
+    if len(copies) < len(recorder.copies) or not complete:
         return None
     itemsize = bucket.layout.dtype.itemsize
     starts = [(source.data_ptr() - bucket.data.data_ptr()) // itemsize for _, source in copies]
@@ -124,7 +143,7 @@ def record(model: nn.Module, bucket: Bucket) -> RecordedCopies | None:
     )
 
 
-class _Recorder(TorchFunctionMode):  # type: ignore[misc]
+class CopyRecorder(TorchFunctionMode):  # type: ignore[misc]
     """Records target and source of every `Tensor.copy_`."""
 
     def __init__(self) -> None:
@@ -135,6 +154,21 @@ class _Recorder(TorchFunctionMode):  # type: ignore[misc]
         if function is Tensor.copy_:
             self.copies.append((args[0], args[1]))
         return function(*args, **(kwargs or {}))
+
+
+def _nbytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+def _from_every_weight(bucket: Bucket, sources: Sequence[Tensor]) -> bool:
+    """Whether each weight of a bucket is the source of a copy."""
+    starts = sorted(source.data_ptr() for source in sources)
+
+    def is_read(weight: Tensor) -> bool:
+        first = bisect_left(starts, weight.data_ptr())
+        return first < len(starts) and starts[first] < weight.data_ptr() + weight.nbytes
+
+    return all(is_read(weight) for weight in bucket.layout.tensors(bucket.data))
 
 
 def _is_plain(target: Tensor, source: Tensor, bucket: Bucket) -> bool:

@@ -43,8 +43,9 @@ class SharedGpus:
     def push(self, ranks: Sequence[int]) -> dict[int, WorkerError]:
         shared = self._actor.call(WeightSender.share_weights)
         self.nbytes = sum(bucket.layout.nbytes for bucket in shared[0])
-        per_rank = len(self._rollout) // len(self._actor)
-        copies = {rank: task(WeightReceiver.copy_weights, shared[rank // per_rank]) for rank in ranks}
+        by_slot = {worker.spec.slot.rank: own for worker, own in zip(self._actor.workers, shared, strict=True)}
+        slots = [worker.spec.slot.rank for worker in self._rollout.workers]
+        copies = {rank: task(WeightReceiver.copy_weights, by_slot[slots[rank]]) for rank in ranks}
         _, failures = self._rollout.attempt(copies)
         self._actor.call(WeightSender.release_weights)
         return failures
@@ -128,7 +129,7 @@ class Broadcast:
 
     def _went_well(self, call: Call[None], failures: Mapping[int, WorkerError]) -> bool:
         """Whether the actor's and the engines' calls succeeded. Logs a failure, because the fallback is slower."""
-        (outcome,) = outcomes([call], self._actor.timeout)
+        ((_, outcome),) = outcomes([call], self._actor.timeout)
         failed = [*failures.values(), *([outcome] if isinstance(outcome, WorkerError) else [])]
         if failed:
             logger.warning(

@@ -3,6 +3,7 @@
 import os
 import time
 
+from trainer.cluster.place import Team
 from trainer.errors import DataError
 
 
@@ -37,3 +38,20 @@ class Worker:
 
     def sleep(self) -> None:
         time.sleep(60)
+
+
+class Member(Worker):
+    """A worker that knows its team."""
+
+    def __init__(self, team: Team) -> None:
+        super().__init__()
+        self.team = team
+
+    def own_team(self) -> Team:
+        return self.team
+
+    def die_or_wait(self) -> None:
+        """The second process of the team dies; the others wait for it, as in a collective."""
+        if self.team.rank == 1:
+            os._exit(1)
+        time.sleep(600)

@@ -1,6 +1,7 @@
 """Groups of Ray actors: results by rank, and failures that name the worker and its node."""
 
 import os
+import re
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -9,11 +10,11 @@ from pathlib import Path
 import pytest
 from ray.exceptions import GetTimeoutError, RayTaskError
 
-from tests.trainer.cluster.misbehaving import Worker
+from tests.trainer.cluster.misbehaving import Member, Worker
 from trainer.cluster import calls
 from trainer.cluster.calls import Call, task
 from trainer.cluster.nodes import Slot, connected, find_nodes, reserve_slots
-from trainer.cluster.workers import WorkerGroup
+from trainer.cluster.workers import WorkerGroup, show_gpus
 from trainer.errors import ConfigError, DataError, WorkerError
 
 
@@ -104,6 +105,36 @@ def test_a_worker_that_does_not_answer_ends_the_wait(group: WorkerGroup[Worker])
         WorkerError, match=r"critic rank 0 on .*, critic rank 1 on .*: no answer to sleep within 0\.5 s"
     ):
         calls.wait(group.start(Worker.sleep), timeout=0.5)
+
+
+def test_a_team_fails_and_restarts_together(slots: list[Slot]) -> None:
+    """The first team waits for a dead member; the second is not touched."""
+    group = WorkerGroup[Member]("rollout", timeout=120)
+    for slot in slots:
+        group.add_team([slot] * 2, Member, {}, gpus=0)
+    assert group.teams() == [range(2), range(2, 4)]
+    before = group.call(Member.own_team)
+    assert [(team.rank, team.size) for team in before] == [(0, 2), (1, 2)] * 2
+    assert [team.meeting == before[0].meeting for team in before] == [True, True, False, False]
+
+    tasks = {rank: task(Member.die_or_wait) if rank < 2 else task(Member.echo, "well") for rank in range(4)}
+    results, failures = group.attempt(tasks)
+    assert results == {2: "well", 3: "well"}
+    assert set(failures) == {0, 1}
+    assert all(re.search(r"rank 0 on .*, shard 1 died during die_or_wait", str(error)) for error in failures.values())
+
+    group.restart(1)
+    after = group.call(Member.own_team)
+    assert after[2:] == before[2:]
+    assert after[0].meeting == after[1].meeting != before[0].meeting
+
+
+def test_workers_of_a_team_see_each_other_s_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
+    monkeypatch.delenv("HIP_VISIBLE_DEVICES", raising=False)
+    show_gpus(["4", "5"])
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "4,5"
+    assert "HIP_VISIBLE_DEVICES" not in os.environ
 
 
 def test_more_nodes_or_gpus_than_available_are_refused(slots: list[Slot]) -> None:

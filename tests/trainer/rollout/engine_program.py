@@ -1,13 +1,16 @@
-"""A rollout engine and a trainer in one process, for test_rollout.py: `engine_program.py DIRECTORY ENGINE RANK`.
+"""A rollout engine and a trainer in one process, for test_rollout.py: `engine_program.py DIRECTORY ENGINE RANK SIZE`.
 
 Samples, compares log-probs with the trainer's, trains, syncs and compares again. With a RANK above 0 adapters of that
-rank are trained. Writes DIRECTORY/found.json.
+rank are trained. With a SIZE above 1 the engine spans that many processes. Writes DIRECTORY/found.json.
 """
 
 import json
+import multiprocessing
 import os
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ os.environ.update(engine_environment(enforce_eager=True), OMP_WAIT_POLICY="PASSI
 import torch
 
 from trainer.algorithms.aggregation import GlobalCount, token_mean
+from trainer.cluster.place import Team
 from trainer.config.tree import Config
 from trainer.data.batch import Batch
 from trainer.data.partition import MicroBatchLimit
@@ -31,7 +35,7 @@ from trainer.rollout.sampling import Response, SamplingRequest, request_seed
 from trainer.training.engine import OptimizerSettings, TrainingEngine
 from trainer.training.process_group import join, open_store
 from trainer.training.sharding import Execution
-from trainer.weights.buckets import pack, store
+from trainer.weights.buckets import SentBucket, pack, store
 
 TEMPERATURE = 0.7
 LIMIT = MicroBatchLimit(32)
@@ -84,7 +88,40 @@ def loss(output: Any, part: Batch, count: GlobalCount) -> tuple[torch.Tensor, di
     return value, {"loss": value}
 
 
-def main(directory: Path, name: str, rank: int) -> None:
+class SpanningEngine:
+    """An engine that spans several processes. They all get the same calls, and the first one's results count."""
+
+    def __init__(self, *arguments: object, size: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipes = []
+        for rank in range(size):
+            ours, theirs = context.Pipe()
+            team = Team(rank, size, f"slipway-test-{os.getpid()}")
+            context.Process(target=serve, args=(theirs, *arguments, team), daemon=True).start()
+            theirs.close()  # so that a dead process is noticed
+            self._pipes.append(ours)
+
+    def generate(self, requests: list[SamplingRequest]) -> list[Response]:
+        return self._call("generate", requests)
+
+    def replace_weights(self, buckets: Iterable[SentBucket]) -> None:
+        self._call("replace_weights", list(buckets))
+
+    def _call(self, method: str, argument: object) -> Any:
+        for pipe in self._pipes:
+            pipe.send((method, argument))
+        results = [pipe.recv() for pipe in self._pipes]
+        return results[0]
+
+
+def serve(pipe: Connection, name: str, config: Config, device: str, end_tokens: list[int], team: Team) -> None:
+    engine = open_engine(name, config, device, end_tokens, team)
+    while True:
+        method, argument = pipe.recv()
+        pipe.send(getattr(engine, method)(argument))
+
+
+def main(directory: Path, name: str, rank: int, size: int) -> None:
     vocabulary = make_model(directory / "model")
     config = Config.model_validate(
         {
@@ -101,7 +138,9 @@ def main(directory: Path, name: str, rank: int) -> None:
         add_adapters(language_model, config.actor.lora, seed=0)
     network = PolicyNetwork(language_model, TEMPERATURE)
     trainer = TrainingEngine(network, Execution(device, torch.float32), OptimizerSettings(1e-2, 0.0, 1.0))
-    engine = open_engine(name, config, "cpu", [END, *end_token_ids(directory / "model")])
+    end_tokens = [END, *end_token_ids(directory / "model")]
+    where = (name, config, "cpu", end_tokens)
+    engine: Any = SpanningEngine(*where, size=size) if size > 1 else open_engine(*where)
 
     found: dict[str, Any] = {}
     asked = requests(vocabulary, step=1)
@@ -127,7 +166,7 @@ def main(directory: Path, name: str, rank: int) -> None:
     sync(trainer, engine, rank)
     found["after the second sync"] = difference(trainer, batch(asked, engine.generate(asked)))
 
-    if name == "vllm" and not rank:
+    if name == "vllm" and not rank and size == 1:
         del engine
         found |= export(directory, asked, list(trainer.full_weights(network.language_model)))
     (directory / "found.json").write_text(json.dumps(found))
@@ -163,4 +202,4 @@ def export(
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))

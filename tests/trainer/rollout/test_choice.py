@@ -10,8 +10,9 @@ from pydantic import ValidationError
 
 import trainer
 from trainer.config.rollout import RolloutConfig
+from trainer.config.tree import Config
 from trainer.errors import ConfigError
-from trainer.rollout.engine import choose_engine, engine_rows
+from trainer.rollout.engine import check_tensor_parallel, choose_engine, engine_rows
 
 
 @pytest.fixture
@@ -40,6 +41,20 @@ def test_an_engine_that_is_not_installed_is_refused_here_simulated(without_vllm:
     with pytest.raises(ConfigError, match=r"rollout\.engine=vllm: vllm is not installed here") as caught:
         choose_engine("vllm")
     assert caught.value.hint == "install it, or set rollout.engine=transformers"
+
+
+def test_an_engine_that_needs_one_device_does_not_span_several() -> None:
+    check_tensor_parallel(Config.model_validate({"rollout": {"engine": "vllm", "tensor_parallel": 2}}))
+    with pytest.raises(
+        ConfigError, match=r"rollout\.tensor_parallel=2: an engine of transformers has one device"
+    ) as caught:
+        check_tensor_parallel(Config.model_validate({"rollout": {"engine": "transformers", "tensor_parallel": 2}}))
+    assert caught.value.hint == "set rollout.tensor_parallel=1, or rollout.engine=vllm"
+
+
+def test_engines_that_span_gpus_do_not_share_them() -> None:
+    with pytest.raises(ValidationError, match=r"rollout\.tensor_parallel=2 needs rollout\.engines_per_gpu=1"):
+        RolloutConfig.model_validate({"tensor_parallel": 2, "engines_per_gpu": 2, "kv_cache_gib": 1})
 
 
 def test_choosing_an_engine_does_not_import_vllm() -> None:

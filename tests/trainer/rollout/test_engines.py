@@ -30,6 +30,9 @@ class FakeGroup:
     def __len__(self) -> int:
         return 1
 
+    def teams(self) -> list[range]:
+        return [range(1)]
+
     def call(self, _method: object) -> list[Any]:
         return [([], 0)]
 

@@ -1,5 +1,6 @@
 """Both rollout engines compared with the trainer: they sample from its policy before and after an update."""
 
+import inspect
 import json
 import os
 import subprocess
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
 from trainer.algorithms.agreement import log_prob_agreement
 from trainer.config.tree import Config
@@ -18,18 +20,27 @@ from trainer.rollout.process_environment import engine_environment
 from trainer.rollout.sampling import request_seed
 from trainer.rollout.vllm_settings import weight_settings
 from trainer.weights.arrival import check_in_place, checked
-from trainer.weights.buckets import checksum, pack, store, word_sum
+from trainer.weights.buckets import DEVICE_IN_HANDLE, checksum, pack, store, word_sum
 
 PROGRAM = Path(__file__).with_name("engine_program.py")
 
 
-@pytest.fixture(scope="module", params=["vllm", "transformers", "transformers with adapters"])
+# engine, rank of the adapters, processes that it spans
+ENGINES = {
+    "vllm": ("vllm", 0, 1),
+    "vllm over two processes": ("vllm", 0, 2),
+    "vllm with adapters over two processes": ("vllm", 4, 2),
+    "transformers": ("transformers", 0, 1),
+    "transformers with adapters": ("transformers", 4, 1),
+}
+
+
+@pytest.fixture(scope="module", params=ENGINES)
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Results of the engine program. It runs in a separate process, because vLLM changes torch when it is imported."""
     directory = tmp_path_factory.mktemp("engine")
-    engine, _, adapters = request.param.partition(" with ")
     subprocess.run(
-        [sys.executable, PROGRAM, directory, engine, "4" if adapters else "0"],
+        [sys.executable, PROGRAM, directory, *map(str, ENGINES[request.param])],
         env={**os.environ, "PYTHONPATH": str(PROGRAM.parents[3])},
         check=True,
         timeout=280,
@@ -144,6 +155,12 @@ def test_weights_are_unchanged_by_buckets(dtype: torch.dtype, bucket_bytes: int,
     ):
         assert name == unpacked_name
         assert torch.equal(tensor, unpacked)
+
+
+def test_a_handle_names_its_device_where_it_is_replaced() -> None:
+    """Receivers number their GPUs differently; a real handle needs a GPU."""
+    names = list(inspect.signature(rebuild_cuda_tensor).parameters)
+    assert names[DEVICE_IN_HANDLE] == "storage_device"
 
 
 def test_a_changed_byte_changes_the_checksum() -> None:

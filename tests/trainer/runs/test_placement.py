@@ -1,5 +1,6 @@
 """Where roles run: mappings, the plan, and models that do not fit."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from trainer.config.tree import Config
 from trainer.errors import ConfigError, DataError
 from trainer.models.files import parameter_count
 from trainer.models.small import ModelShape, build_tokenizer, create_model, save_model
-from trainer.runs.placement import alternatives, check_fit, place_roles, plan, shares
+from trainer.runs.placement import alternatives, check_fit, engine_slots, place_roles, plan, shares
 from trainer.runs.workers import roles_of
 
 NODES = [ClusterNode(f"id{at}", f"10.0.0.{at}", cpus=8, gpus=2) for at in range(2)]
@@ -182,3 +183,27 @@ def test_engines_with_a_cache_of_a_given_size_are_counted_one_by_one(model: Path
     settings = config(model, rollout={"kv_cache_gib": 2.0, "engines_per_gpu": 3})
     found = shares(settings, place_roles(settings, SLOTS, ["rollout"]), device_gib=140.0)
     assert found[0].gib == pytest.approx(3 * (2.0 + 4 * parameter_count(model) / 2**30))
+
+
+def test_engines_that_span_gpus_stay_within_a_node(model: Path) -> None:
+    def engines(slots: list[Slot], size: int, **mapping: str) -> list[list[int]]:
+        settings = config(model, rollout={"tensor_parallel": size}, device_mapping=mapping)
+        placed = place_roles(settings, slots, ["rollout"])
+        return [[slot.rank for slot in engine] for engine in engine_slots(settings, placed["rollout"])]
+
+    assert engines(SLOTS, 1) == [[0], [1], [2], [3]]
+    assert engines(SLOTS, 2) == [[0, 1], [2, 3]]
+    assert engines(SLOTS, 2, rollout="node1:0,1") == [[2, 3]]
+    assert engines(SLOTS, 2, rollout="node1:0;node0:0,1;node1:1") == [[2, 3], [0, 1]]
+    on_cpu = [replace(slot, device="cpu") for slot in SLOTS[::2]]
+    assert engines(on_cpu, 2) == [[0, 0], [2, 2]]
+    with pytest.raises(ConfigError, match=r"tensor_parallel=4 does not divide the 2 GPUs of .* on 10\.0\.0\.0"):
+        engines(SLOTS, 4)
+    with pytest.raises(ConfigError, match=r"tensor_parallel=2 does not divide the 1 GPUs of .* on 10\.0\.0\.1"):
+        engines(SLOTS, 2, rollout="node0:0,1;node1:0")
+
+
+def test_engines_that_span_gpus_hold_a_part_of_the_model_on_each(model: Path) -> None:
+    settings = config(model, rollout={"kv_cache_gib": 2.0, "tensor_parallel": 2})
+    found = shares(settings, place_roles(settings, SLOTS, ["rollout"]), device_gib=140.0)
+    assert found[0].gib == pytest.approx(2.0 + 4 * parameter_count(model) / 2**30 / 2)

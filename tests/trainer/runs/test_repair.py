@@ -18,7 +18,7 @@ from trainer.roles.factories import make_actor, make_rollout
 from trainer.rollout.engines import Engines, EngineWorker
 from trainer.rollout.sampling import Response, SamplingRequest
 from trainer.runs.interfaces import ActorRole
-from trainer.runs.workers import connect_ranks, start_group
+from trainer.runs.workers import connect_ranks, start_engines, start_group
 
 Groups = tuple[WorkerGroup[EngineWorker], WorkerGroup[ActorRole], Config]
 
@@ -46,7 +46,7 @@ def groups(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Groups]:
             nodes = find_nodes(1, 0)
             slots = reserve_slots(nodes * 2, 0, timeout=60)
             placement = {"rollout": slots, "actor": slots[:1]}
-            rollout = start_group("rollout", make_rollout, config, placement)
+            rollout = start_engines(make_rollout, config, placement["rollout"])
             actor = start_group("actor", make_actor, config, placement)
             connect_ranks([actor], directory, timeout=120)
             yield rollout, actor, config

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from trainer.errors import WorkerError
 from trainer.weights import in_place
 from trainer.weights.buckets import Bucket, pack
-from trainer.weights.in_place import InPlaceLoader
+from trainer.weights.in_place import InPlaceLoader, record
 
 PROGRAM = Path(__file__).with_name("loader_program.py")
 
@@ -66,6 +66,36 @@ class Filling(Fused):
             target.view(-1)[place] = value
 
 
+class Shard(Fused):
+    """The first of two ranks: half of the rows of q and k, and half of the columns of `bias`, as engines split them."""
+
+    def __init__(self, q: int = 8, k: int = 4, width: int = 12, forgets: str = "") -> None:
+        super().__init__(q // 2, k // 2, width)
+        self.bias = nn.Parameter(torch.zeros(width, width // 2, dtype=torch.bfloat16), requires_grad=False)
+        self.whole = {"q": (q, width), "bias": (width, width), "k": (k, width)}
+        self.forgets = forgets
+
+    def put(self, target: Tensor, weight: Tensor) -> None:
+        if tuple(weight.shape) != self.whole.get(self.forgets):
+            target.copy_(weight[: target.shape[0], : target.shape[1]])
+
+    def random(self, seed: int) -> dict[str, Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        return {name: torch.randn(shape, generator=generator) for name, shape in self.whole.items()}
+
+    def holds(self, sent: dict[str, Tensor]) -> bool:
+        (_, q), (_, k) = self.parts.values()
+        half = sent["bias"][:, : self.bias.shape[1]]
+        return super().holds({"q": sent["q"][:q], "k": sent["k"][:k], "bias": half})
+
+
+class FillingShard(Shard):
+    def put(self, target: Tensor, weight: Tensor) -> None:
+        for row in range(target.shape[0]):
+            for column in range(target.shape[1]):
+                target[row, column] = weight[row, column]
+
+
 def packed(weights: dict[str, Tensor], bucket_bytes: int = 250) -> list[Bucket]:
     return list(pack(weights.items(), torch.bfloat16, bucket_bytes))
 
@@ -97,6 +127,45 @@ def test_a_loader_that_does_more_than_copy_is_called_every_time(
         assert model.holds(sent)
         assert model.calls == (seed + 1) * len(buckets)
     assert "the engine's own loader in every update" in caplog.text
+
+
+@pytest.mark.parametrize("width", [16, 12, 10], ids=["by long words", "by short words", "by short words in halves"])
+def test_a_shard_copies_and_checks_its_part(width: int) -> None:
+    model = Shard(width=width)
+    loader = InPlaceLoader(model, sharded=True)
+    for seed in range(3):
+        sent = model.random(seed)
+        buckets = packed(sent, bucket_bytes=500)
+        loader.load(buckets)
+        assert model.holds(sent)
+        assert model.calls == len(buckets)
+    changed = packed(model.random(3), bucket_bytes=500)
+    changed[0].data[3] ^= 1
+    with pytest.raises(WorkerError, match="weights changed on the way"):
+        loader.load(changed)
+    model.qk.data = model.qk.data.clone()  # no longer the copies' target
+    with pytest.raises(WorkerError, match="the weights inside the engine have the checksum"):
+        loader.load(packed(model.random(4), bucket_bytes=500))
+
+
+def test_a_shard_that_takes_nothing_from_a_weight_is_not_recorded() -> None:
+    assert record(Shard(), packed(Shard().random(0))[0], sharded=True) is not None
+    bucket = packed(Shard().random(0), bucket_bytes=10**6)[0]
+    assert record(Shard(), bucket, sharded=True) is not None
+    assert record(Shard(forgets="k"), bucket, sharded=True) is None
+
+
+def test_a_shard_whose_loader_does_more_than_copy_is_called_every_time() -> None:
+    model = FillingShard()
+    loader = InPlaceLoader(model, sharded=True)
+    for seed in range(2):
+        sent = model.random(seed)
+        loader.load(packed(sent))
+        assert model.holds(sent)
+    changed = packed(model.random(3))
+    changed[0].data[3] ^= 1
+    with pytest.raises(WorkerError, match="weights changed on the way"):
+        loader.load(changed)
 
 
 def test_a_new_layout_is_recorded_again() -> None:

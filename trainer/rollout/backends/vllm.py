@@ -6,6 +6,7 @@ vLLM reads `trainer.rollout.process_environment` when it is imported, so it is i
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from trainer.cluster.place import Team
 from trainer.config.tree import Config
 from trainer.errors import WorkerError
 from trainer.rollout.engine import EngineRow
@@ -18,14 +19,17 @@ if TYPE_CHECKING:
     from vllm.outputs import CompletionOutput
 
 
+ALONE = Team()
+
+
 class VllmEngine:
-    """A vLLM engine in this process; see `RolloutEngine`.
+    """A vLLM engine in this process, or this process's rank of an engine that spans several; see `RolloutEngine`.
 
     With adapters, vLLM applies them beside the frozen weights, as the actor does. It refuses to sample before the first
     adapters arrive.
     """
 
-    def __init__(self, config: Config, device: str, end_token_ids: Sequence[int]) -> None:
+    def __init__(self, config: Config, device: str, end_token_ids: Sequence[int], team: Team = ALONE) -> None:
         from vllm import LLM
         from vllm.lora.request import LoRARequest
 
@@ -55,6 +59,7 @@ class VllmEngine:
             disable_log_stats=True,
             **weight_settings(config, device),
             **device_settings(config, device),
+            **_shard_settings(team),
         )
 
     def generate(self, requests: Sequence[SamplingRequest]) -> list[Response]:
@@ -115,6 +120,15 @@ class VllmEngine:
             self._asleep = tag != "kv_cache"
 
 
+def _shard_settings(team: Team) -> dict[str, object]:
+    """Arguments of one rank of an engine that spans several devices."""
+    if team.size == 1:
+        return {}
+    from trainer.rollout.shards import shard_executor
+
+    return {"tensor_parallel_size": team.size, "distributed_executor_backend": shard_executor(team)}
+
+
 def _response(output: "CompletionOutput") -> Response:
     token_ids = tuple(output.token_ids)
     if not token_ids:
@@ -126,4 +140,4 @@ def _response(output: "CompletionOutput") -> Response:
     return Response(token_ids, log_probs, ended)
 
 
-ROW = EngineRow(VllmEngine, package="vllm", preference=1)
+ROW = EngineRow(VllmEngine, package="vllm", preference=1, open_shard=VllmEngine)
