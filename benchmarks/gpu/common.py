@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 VOCABULARY = 151_936
+END_TOKEN = 258
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -75,7 +76,7 @@ def qwen2_config(shape: Shape) -> Any:
         max_position_embeddings=32768,
         use_sliding_window=False,
         bos_token_id=256,
-        eos_token_id=258,
+        eos_token_id=END_TOKEN,
         pad_token_id=256,
     )
 
@@ -94,8 +95,11 @@ def save_model(shape: Shape, directory: Path) -> None:
     random_model(shape, device, torch.bfloat16).save_pretrained(directory)
 
 
-def write_job(directory: Path, name: str, prompt_tokens: int, prompts: int = 2048) -> Path:
-    """Writes model, tokenizer, prompts and a reward function for both trainers. Returns `directory`."""
+def write_job(directory: Path, name: str, prompt_tokens: int, prompts: int = 2048, end_tokens: int = 0) -> Path:
+    """Writes model, tokenizer, prompts and a reward function for both trainers. Returns `directory`.
+
+    `end_tokens` ids, spread over the vocabulary, end a response.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
     from tokenizers.pre_tokenizers import ByteLevel
@@ -116,6 +120,11 @@ def write_job(directory: Path, name: str, prompt_tokens: int, prompts: int = 204
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
         process.submit(save_model, shape, directory / "model").result()
     tokenizer.save_pretrained(directory / "model")
+    if end_tokens:
+        ids = range(END_TOKEN + 1, shape.vocabulary, (shape.vocabulary - END_TOKEN - 1) // end_tokens)
+        generation = directory / "model" / "generation_config.json"
+        known = json.loads(generation.read_text()) if generation.exists() else {}
+        generation.write_text(json.dumps({**known, "eos_token_id": [END_TOKEN, *ids[:end_tokens]]}))
     empty = tokenizer.apply_chat_template([{"role": "user", "content": ""}], add_generation_prompt=True, tokenize=False)
     wrapper = len(tokenizer(empty, add_special_tokens=False)["input_ids"])
     generator = random.Random(0)

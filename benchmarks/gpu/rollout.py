@@ -3,8 +3,8 @@
     python -m benchmarks.gpu.rollout --shape 0.5B [--engines 4] [--repeats 2] [--profile DIR]
 
 All engines start at once and then generate in turn. `offline` is vLLM's `LLM` with its own defaults, as a rollout
-needs it (random sampling, log-probs of the sampled tokens); the others are the trainer's adapter, in several engines
-that share the GPU, with and without log-probs. Profiles of the single engine: py-spy stacks, kernels of 64 steps.
+needs it (random sampling, prefix caching); the others are the trainer's adapter, in several engines that share the GPU.
+Both run with and without log-probs. Profiles of the single engine: py-spy stacks, kernels of 64 steps.
 """
 
 import argparse
@@ -60,7 +60,7 @@ def offline_engine(options: argparse.Namespace) -> Any:
         logprobs_mode="processed_logprobs",
         max_num_seqs=1024,
         disable_log_stats=True,
-        enable_prefix_caching=False,
+        enable_prefix_caching=True,
         **settings,
     )
 
@@ -153,7 +153,13 @@ def running(kinds: list[str], options: argparse.Namespace) -> Iterator[list[Conn
 def measure(engines: list[Connection], options: argparse.Namespace, results: Results) -> None:
     generator = random.Random(0)
     vocabulary = SHAPES[options.shape].vocabulary
-    prompts = [[generator.randrange(300, vocabulary) for _ in range(options.prompt)] for _ in range(options.prompts)]
+    prompts = [
+        prompt
+        for prompt in (
+            [generator.randrange(300, vocabulary) for _ in range(options.prompt)] for _ in range(options.prompts)
+        )
+        for _ in range(options.samples)
+    ]
     counts = [count for count in (1, 2, 3, 4, 6, 8) if count <= options.engines]
     variants = [("offline", 1, True), ("offline", 1, False)]
     variants += [("trainer", count, log_probs) for count in counts for log_probs in (True, False)]
@@ -173,6 +179,7 @@ def measure(engines: list[Connection], options: argparse.Namespace, results: Res
             engines=count,
             log_probs=log_probs,
             prompts=options.prompts,
+            samples=options.samples,
             prompt=options.prompt,
             response=options.response,
             seconds=round(min(times), 3),
@@ -188,6 +195,7 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--shape", choices=SHAPES, default="0.5B")
     parser.add_argument("--prompts", type=int, default=512)
+    parser.add_argument("--samples", type=int, default=1, help="responses to each prompt")
     parser.add_argument("--prompt", type=int, default=256)
     parser.add_argument("--response", type=int, default=512)
     parser.add_argument("--engines", type=int, default=4)

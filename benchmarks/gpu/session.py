@@ -67,13 +67,33 @@ def ppo(
 ) -> Job:
     """PPO steps of this trainer and, with `both`, of verl."""
     command = (
-        f"{BENCH}ppo_step --name {name} --shape {shape} --prompt {prompt} --response {response} --batch {batch} "
+        f"{BENCH}step --name {name} --shape {shape} --prompt {prompt} --response {response} --batch {batch} "
         f"--gpus {gpus} --out $ROWS --logs $LOGS --timeout 700"
     )
     line = f"{command} --side ours --tokens {tokens} --steps {steps} {settings}"
     if both:
         line += f"; {command} --side verl --steps 3"
     return Job(name, line, limit=1200 if both else 300, gpus=gpus, ray=True)
+
+
+def grpo(
+    shape: str,
+    batch: int,
+    prompt: int,
+    response: int,
+    end_tokens: int,
+    side: str,
+    settings: str = "",
+    tokens: int = 16384,
+) -> Job:
+    """GRPO steps with 8 responses to a prompt. The two sides are jobs of their own, because each takes minutes."""
+    name = f"grpo-{shape}-{response}"
+    command = (
+        f"{BENCH}step --algorithm grpo --samples 8 --name {name} --shape {shape} --prompt {prompt} "
+        f"--response {response} --batch {batch} --end-tokens {end_tokens} --side {side} --tokens {tokens} --steps 4 "
+        f"--out $ROWS --logs $LOGS --timeout 560 {settings}"
+    )
+    return Job(f"{name}-{side}", command, limit=580, ray=True)
 
 
 TWO_ENGINES = "rollout.engines_per_gpu=2 rollout.log_probs=false rollout.kv_cache_gib={}"
@@ -104,6 +124,20 @@ PLAN = (
     ppo("1.5B-512-512-offload", "1.5B", 512, 512, f"{TWO_ENGINES.format(8)} {OFFLOAD}", tokens=12288, steps=3),
     ppo("0.5B-256-1024-offload", "0.5B", 256, 1024, f"{TWO_ENGINES.format(5)} {OFFLOAD} {CHECKPOINTS}", tokens=24576),
     ppo("0.5B-512-512-offload", "0.5B", 512, 512, f"{TWO_ENGINES.format(4)} {OFFLOAD} {CHECKPOINTS}", tokens=24576),
+    *(
+        job
+        for side in ("ours", "verl")
+        for job in (
+            grpo("0.5B", 64, 128, 2048, 300, side, "rollout.log_probs=false", tokens=32768),
+            grpo("1.5B", 64, 512, 2048, 300, side, "rollout.log_probs=false"),
+            grpo("1.5B", 16, 256, 4096, 0, side, "rollout.log_probs=false"),
+        )
+    ),
+    Job(
+        "rollout-1.5B-4096",
+        f"{BENCH}rollout --shape 1.5B --prompts 16 --samples 8 --prompt 256 --response 4096 --engines 1 --repeats 1 "
+        "--kv-cache-gib 20 --out $ROWS --profile $LOGS",
+    ),
     Job("learning", f"{BENCH}learning --out $ROWS --output $LOGS", ray=True),
     Job("trimmed", f"{BENCH}trimmed --variant vllm0.26-torch2.11-cu130 --out $ROWS --logs $LOGS", limit=200),
     Job(

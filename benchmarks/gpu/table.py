@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MEASURED = Path(__file__).with_name("measured.jsonl")
 PAGE = ROOT / "docs" / "benchmarks.md"
 Row = dict[str, Any]
+STEPS = ("step", "ppo_step")  # and the name of older rows
 
 
 def all_rows(paths: Iterable[Path]) -> list[Row]:
@@ -38,7 +39,7 @@ def origin(rows: Sequence[Row], command: str = "python3 -m benchmarks.gpu.sessio
 
 def beside_verl(rows: Sequence[Row]) -> str:
     """Seconds and GiB of each phase on both sides, and verl's step divided by this trainer's."""
-    found = [row for row in rows if row["benchmark"] == "ppo_step" and "step" in row]
+    found = [row for row in rows if row["benchmark"] in STEPS and "step" in row]
     ours = {row["name"]: row for row in found if row["side"] == "ours"}
     theirs = {_job(row): row for row in found if row["side"] == "verl"}
     pairs = {
@@ -124,7 +125,7 @@ def generation(rows: Sequence[Row]) -> str:
 
 def apart(rows: Sequence[Row]) -> str:
     """Engines and training on separate GPUs, in turn and side by side."""
-    found = {row["name"]: row for row in rows if row["benchmark"] == "ppo_step" and row["name"].startswith("split")}
+    found = {row["name"]: row for row in rows if row["benchmark"] in STEPS and row["name"].startswith("split")}
     if len(found) < 2:
         return ""
     synchronous, ahead = found["split-synchronous"], found["split-one-step-off"]
@@ -159,9 +160,7 @@ def across(rows: Sequence[Row]) -> str:
 
 def scaling(rows: Sequence[Row]) -> str:
     """Weak scaling: the number of prompts grows with the number of GPUs."""
-    found = [
-        row for row in rows if row["benchmark"] == "ppo_step" and row["name"].startswith("scaling") and "step" in row
-    ]
+    found = [row for row in rows if row["benchmark"] in STEPS and row["name"].startswith("scaling") and "step" in row]
     if not found:
         return ""
     alone = {_place(row): row["step"] for row in found if row["gpus"] == 1}

@@ -1,7 +1,8 @@
-"""verl's PPO on the job of `benchmarks.gpu.common.write_job`, as its documentation advises for speed.
+"""verl's PPO and GRPO on the job of `benchmarks.gpu.common.write_job`, tuned as its experts would.
 
-Dynamic batches, rows without padding, fused kernels for the head, activations recomputed, one optimizer step of each
-network, vLLM on the same GPUs. Needs verl 0.9.1 and flash-attn, or something with flash-attn's interface.
+FSDP2, dynamic batches, rows without padding, fused kernels for the head, passes without gradients in batches twice as
+large, one optimizer step of each network, and vLLM on the same GPUs without its own log-probs, which verl computes
+again. Needs verl 0.9.1 and flash-attn, or something with flash-attn's interface.
 """
 
 import argparse
@@ -12,6 +13,7 @@ from pathlib import Path
 # The line that verl's console logger writes at the end of a step, and the numbers in it.
 STEP = re.compile(r"step:\d+ - ")
 NUMBER = re.compile(r"([\w/]+):(?:np\.float64\()?(-?[\d.]+(?:e-?\d+)?)")
+TOKENS = "perf/total_num_tokens"
 
 # In the order of a step; verl's name for each.
 PHASES = {
@@ -29,7 +31,7 @@ PHASES = {
 
 
 def command(job: Path, options: argparse.Namespace) -> list[str]:
-    """The command that runs verl; `options` are those of `benchmarks.gpu.ppo_step`."""
+    """The command that runs verl; `options` are those of `benchmarks.gpu.step`."""
     model, tokens = job / "model", options.verl_tokens
     data = {
         "train_files": job / "train.parquet",
@@ -43,26 +45,24 @@ def command(job: Path, options: argparse.Namespace) -> list[str]:
     policy = {
         "model.path": model,
         "model.use_remove_padding": True,
-        "model.enable_gradient_checkpointing": True,
+        "model.enable_gradient_checkpointing": not options.verl_keeps,
         "model.use_fused_kernels": True,
         "model.fused_kernel_options.impl_backend": "triton",
+        "actor.strategy": "fsdp2",
         "actor.ppo_mini_batch_size": options.batch,
         "actor.use_dynamic_bsz": True,
         "actor.ppo_max_token_len_per_gpu": tokens,
         "ref.log_prob_use_dynamic_bsz": True,
+        "ref.log_prob_max_token_len_per_gpu": 2 * tokens,
         "rollout.log_prob_use_dynamic_bsz": True,
+        "rollout.log_prob_max_token_len_per_gpu": 2 * tokens,
         "rollout.name": "vllm",
+        "rollout.n": options.samples,
         "rollout.tensor_model_parallel_size": 1,
-        "rollout.gpu_memory_utilization": 0.6,
+        "rollout.gpu_memory_utilization": 0.5,
         "rollout.max_num_seqs": 1024,
-        "rollout.ignore_eos": True,
-    }
-    critic = {
-        "model.path": model,
-        "model.use_remove_padding": True,
-        "use_dynamic_bsz": True,
-        "ppo_max_token_len_per_gpu": tokens,
-        "forward_max_token_len_per_gpu": tokens,
+        "rollout.ignore_eos": not options.end_tokens,
+        "rollout.calculate_log_probs": False,
     }
     trainer = {
         "n_gpus_per_node": options.gpus,
@@ -74,12 +74,36 @@ def command(job: Path, options: argparse.Namespace) -> list[str]:
         "save_freq": -1,
     }
     settings = {
-        "algorithm.adv_estimator": "gae",
-        "algorithm.use_kl_in_reward": True,
+        **(_ppo(job, options) if options.algorithm == "ppo" else _grpo()),
         "reward.custom_reward_function.path": job / "reward.py",
         **{f"data.{key}": value for key, value in data.items()},
         **{f"actor_rollout_ref.{key}": value for key, value in policy.items()},
-        **{f"critic.{key}": value for key, value in critic.items()},
         **{f"trainer.{key}": value for key, value in trainer.items()},
     }
     return [sys.executable, "-m", "verl.trainer.main_ppo", *(f"{key}={value}" for key, value in settings.items())]
+
+
+def _ppo(job: Path, options: argparse.Namespace) -> dict[str, object]:
+    """A critic, and the KL to the reference in the reward."""
+    return {
+        "algorithm.adv_estimator": "gae",
+        "algorithm.use_kl_in_reward": True,
+        "critic.model.path": job / "model",
+        "critic.strategy": "fsdp2",
+        "critic.model.use_remove_padding": True,
+        "critic.model.enable_gradient_checkpointing": not options.verl_keeps,
+        "critic.use_dynamic_bsz": True,
+        "critic.ppo_max_token_len_per_gpu": options.verl_tokens,
+        "critic.forward_max_token_len_per_gpu": 2 * options.verl_tokens,
+    }
+
+
+def _grpo() -> dict[str, object]:
+    """No critic, and the KL to the reference in the loss."""
+    return {
+        "algorithm.adv_estimator": "grpo",
+        "algorithm.use_kl_in_reward": False,
+        "actor_rollout_ref.actor.use_kl_loss": True,
+        "actor_rollout_ref.actor.kl_loss_coef": 0.001,
+        "actor_rollout_ref.actor.kl_loss_type": "low_var_kl",
+    }

@@ -55,10 +55,11 @@ class Config(RunConfig):
     def needs_old_log_probs(self) -> bool:
         """Whether log-probs of the sampling policy are computed before the update.
 
-        A single optimizer step computes them anyway, but the KL and the comparison with the engines need them earlier.
+        A single optimizer step computes them anyway, but a KL in the reward and the comparison with the engines need
+        them earlier.
         """
         single_step = self.actor.ppo_epochs == 1 and self.actor.mini_batch_size == self.responses
-        return not single_step or self.needs_reference or self.rollout.log_probs
+        return not single_step or self.algorithm.kl_coefficient > 0 or self.rollout.log_probs
 
     @property
     def actor_is_reference(self) -> bool:

@@ -176,7 +176,11 @@ class Controller(TrainingRun):
                 with phase("update_actor"):
                     read = batch.with_only(*ACTOR_READS)
                     metrics |= update(actor, read, self.config.actor.mini_batch_size)
-                self.after_update = {"actor/entropy": metrics["actor/entropy"]}
+                if "actor/kl_loss" in metrics:  # where no pass before the update has measured the KL
+                    metrics.setdefault("reference/kl", metrics["actor/kl_loss"])
+                self.after_update = {
+                    name: metrics[name] for name in ("actor/entropy", "reference/kl") if name in metrics
+                }
         with self.pipeline.paused(), phase("sync_weights"):
             metrics |= self.engines.sync_weights()
         metrics["rollout/repairs"] = self.engines.take_repairs()
@@ -213,7 +217,7 @@ class Controller(TrainingRun):
     def _rewards(self, batch: Batch, scores: Tensor) -> tuple[Tensor, dict[str, float]]:
         """The reward of each token, [rows, response length], and metrics of its KL term."""
         algorithm, mask, coefficient = self.config.algorithm, batch.response_mask, self.kl_coefficient
-        if batch.reference_log_probs is None:
+        if batch.reference_log_probs is None or batch.old_log_probs is None:
             return token_rewards(scores, torch.zeros(mask.shape), mask, 0.0), {}
         kl = kl_estimate(batch.old_log_probs, batch.reference_log_probs, algorithm.kl_estimator)
         metrics = {"reference/kl": kl[mask].mean().item()}

@@ -1,9 +1,11 @@
-"""One PPO step with critic and reference: the same job on this trainer and on verl, one after the other.
+"""Steps of PPO (critic and reference) or GRPO (reference): the same job on this trainer and on verl, one by one.
 
-    python -m benchmarks.gpu.ppo_step --shape 0.5B --response 512 [--side ours|verl|both] [KEY=VALUE…]
+    python -m benchmarks.gpu.step --shape 0.5B --response 512 [--side ours|verl|both] [KEY=VALUE…]
+    python -m benchmarks.gpu.step --shape 1.5B --algorithm grpo --batch 64 --samples 8 --response 2048 --end-tokens 300
 
-KEY=VALUE are settings of this trainer; verl's are in benchmarks/gpu/verl.py. Times are medians over the steps after the
-first, memory is the most in any of them.
+KEY=VALUE are settings of this trainer; verl's are in benchmarks/gpu/verl.py. With `--end-tokens` so many ids of the
+vocabulary end a response, so that the lengths of a random model fall geometrically; without, every response reaches
+the limit. Times are medians over the steps after the first, memory is the most in any of them.
 """
 
 import argparse
@@ -14,7 +16,7 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.gpu import verl
 from benchmarks.gpu.common import SHAPES, Results, arguments, write_job
@@ -22,8 +24,21 @@ from benchmarks.gpu.memory import MemorySampler
 from benchmarks.results import read_rows
 
 ROOT = Path(__file__).resolve().parents[2]
-# A step that ended: when, and the seconds of its phases in their order.
-Step = tuple[float, dict[str, float]]
+JOB = ("name", "shape", "algorithm", "gpus", "batch", "samples", "prompt", "response", "end_tokens")
+GRPO = {
+    "algorithm.advantage": "grpo",
+    "algorithm.kl_coefficient": 0,
+    "actor.kl_loss_coefficient": 0.001,
+    "actor.kl_loss_estimator": "k3",
+}
+
+
+class Step(NamedTuple):
+    """When a step ended, the seconds of its phases in their order, and its tokens of prompts and responses."""
+
+    end: float
+    seconds: dict[str, float]
+    tokens: float
 
 
 def run(command: list[str], log: Path, timeout: float) -> list[tuple[float, str]]:
@@ -47,6 +62,7 @@ def run(command: list[str], log: Path, timeout: float) -> list[tuple[float, str]
 def ours(job: Path, options: argparse.Namespace) -> dict[str, Any]:
     """The phases of this trainer, from its metrics."""
     run_id = f"gpu-{options.shape}-{options.prompt}-{options.response}-{time.time():.0f}"
+    responses = options.batch * options.samples
     settings = {
         "model.path": job / "model",
         "model.dtype": "float32" if options.cpu else "bfloat16",
@@ -55,11 +71,12 @@ def ours(job: Path, options: argparse.Namespace) -> dict[str, Any]:
         "data.max_prompt_length": options.prompt,
         "data.max_response_length": options.response,
         "data.train_batch_size": options.batch,
-        "rollout.samples_per_prompt": 1,
+        "rollout.samples_per_prompt": options.samples,
         "rollout.max_num_seqs": 1024,
-        "rollout.ignore_end_tokens": "true",
-        "actor.mini_batch_size": options.batch,
-        "critic.mini_batch_size": options.batch,
+        "rollout.ignore_end_tokens": "false" if options.end_tokens else "true",
+        **(GRPO if options.algorithm == "grpo" else {}),
+        "actor.mini_batch_size": responses,
+        "critic.mini_batch_size": responses,
         "actor.micro_batch_tokens": options.tokens,
         "critic.micro_batch_tokens": options.tokens,
         "reward.name": "exact_match",
@@ -81,10 +98,17 @@ def ours(job: Path, options: argparse.Namespace) -> dict[str, Any]:
     metrics = options.logs / "runs" / run_id / "metrics.jsonl"
     rows = [row for row in read_rows(metrics) if "time/step" in row] if metrics.exists() else []
     # After the last step the model is validated, and only then is the row written.
-    steps = [(row["wall_time"] - row.get("time/validate", 0.0), _own_phases(row)) for row in rows]
+    steps = [
+        Step(
+            row["wall_time"] - row.get("time/validate", 0.0),
+            _own_phases(row),
+            responses * (options.prompt + row["rollout/response_length"]),
+        )
+        for row in rows
+    ]
     extra = ("log_prob_difference", "log_prob_difference_mean", "ratio_outside_tenth")
     agreement = {name: rows[-1][f"rollout/{name}"] for name in extra if rows and f"rollout/{name}" in rows[-1]}
-    return summary(steps, memory, began, options) | agreement
+    return summary(steps, memory, began) | agreement
 
 
 def theirs(job: Path, options: argparse.Namespace) -> dict[str, Any]:
@@ -93,7 +117,8 @@ def theirs(job: Path, options: argparse.Namespace) -> dict[str, Any]:
     with MemorySampler() as memory:
         lines = run(verl.command(job, options), options.logs / f"verl-{options.name}.log", options.timeout)
     ended = [(when, dict(verl.NUMBER.findall(line))) for when, line in lines if verl.STEP.search(line)]
-    return summary([(when, _verls_phases(found)) for when, found in ended], memory, began, options)
+    steps = [Step(when, _verls_phases(found), float(found[verl.TOKENS])) for when, found in ended]
+    return summary(steps, memory, began)
 
 
 def _own_phases(row: Mapping[str, Any]) -> dict[str, float]:
@@ -107,20 +132,23 @@ def _verls_phases(line: Mapping[str, str]) -> dict[str, float]:
     return {phase: float(line[key]) for phase, key in keys.items() if key in line}
 
 
-def summary(steps: list[Step], memory: MemorySampler, began: float, options: argparse.Namespace) -> dict[str, Any]:
+def summary(steps: list[Step], memory: MemorySampler, began: float) -> dict[str, Any]:
     """Median seconds and peak memory of the steps after the first."""
     if not steps:
         return {"error": "no step ended"}
-    end, first = steps[0]
-    measured = steps[1:] or steps
-    medians = {phase: statistics.median(step[phase] for _, step in measured) for phase in measured[0][1]}
-    phases = [(when, {phase: seconds for phase, seconds in step.items() if phase != "step"}) for when, step in measured]
-    tokens = options.batch * (options.prompt + options.response)
+    first, measured = steps[0], steps[1:] or steps
+    medians = {phase: statistics.median(step.seconds[phase] for step in measured) for phase in measured[0].seconds}
+    phases = [
+        (step.end, {phase: seconds for phase, seconds in step.seconds.items() if phase != "step"}) for step in measured
+    ]
     return {
         "steps": len(steps) - 1,
         **{phase: round(seconds, 3) for phase, seconds in medians.items()},
-        "tokens_per_second": round(tokens / medians["step"]),
-        "seconds_to_first_step": round(end - first["step"] - began, 1),
+        "all_steps": [round(step.seconds["step"], 2) for step in steps],
+        "all_generate": [round(step.seconds["generate"], 2) for step in steps],
+        "tokens_per_step": round(statistics.mean(step.tokens for step in measured)),
+        "tokens_per_second": round(statistics.median(step.tokens / step.seconds["step"] for step in measured)),
+        "seconds_to_first_step": round(first.end - first.seconds["step"] - began, 1),
         "peak_gib": memory.peaks(phases),
     }
 
@@ -130,10 +158,14 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, default="0.5B")
     parser.add_argument("--prompt", type=int, default=256)
     parser.add_argument("--response", type=int, default=512)
-    parser.add_argument("--batch", type=int, default=512)
+    parser.add_argument("--batch", type=int, default=512, help="prompts per step")
+    parser.add_argument("--algorithm", choices=["ppo", "grpo"], default="ppo")
+    parser.add_argument("--samples", type=int, default=1, help="responses to each prompt")
+    parser.add_argument("--end-tokens", type=int, default=0, help="ids that end a response; 0: none does")
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=32768, help="tokens of a micro-batch here")
-    parser.add_argument("--verl-tokens", type=int, default=32768, help="and there, where activations are recomputed")
+    parser.add_argument("--verl-tokens", type=int, default=32768, help="tokens of a micro-batch there")
+    parser.add_argument("--verl-keeps", action="store_true", help="verl keeps activations instead of recomputing them")
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--name", help="of the logs; shape and lengths if not given")
     parser.add_argument("--side", choices=["ours", "verl", "both"], default="both")
@@ -145,12 +177,13 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     options = parser.parse_args()
     options.logs.mkdir(parents=True, exist_ok=True)
-    results = Results(options.out, "ppo_step")
-    job = write_job(options.jobs / f"{options.shape}-{options.prompt}", options.shape, options.prompt)
+    results = Results(options.out, "step")
+    place = options.jobs / f"{options.shape}-{options.prompt}-{options.end_tokens}"
+    job = write_job(place, options.shape, options.prompt, end_tokens=options.end_tokens)
     options.name = options.name or f"{options.shape}-{options.prompt}-{options.response}"
     for side, measure in (("ours", ours), ("verl", theirs)):
         if options.side in (side, "both"):
-            job_of = {name: getattr(options, name) for name in ("name", "shape", "gpus", "batch", "prompt", "response")}
+            job_of = {name: getattr(options, name) for name in JOB}
             settings = {"tokens": options.verl_tokens}
             if side == "ours":
                 settings = {"tokens": options.tokens, "overrides": options.overrides}
