@@ -134,8 +134,19 @@ def stage(context: Path, matrix: Matrix, variant: Variant, lock: Lock, provider:
         shutil.copytree(
             code_folder(matrix.root, package), context / "app" / package, ignore=shutil.ignore_patterns("__pycache__")
         )
+    stage_aliases(matrix.images / "aliases", context)
     if provider == "bootstrap":
         link(bootstrap(variant, cache_folder(), lock.debs, lock.epoch).tar, context / "rootfs.tar")
+
+
+def stage_aliases(aliases: Path, context: Path) -> None:
+    """verl's names: its modules beside the code, and the files that its launch lines read in the working directory."""
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(aliases / "verl", context / "app" / "verl", ignore=ignored)
+    shutil.copytree(aliases / "examples", context / "workspace" / "examples", ignore=ignored)
+    environment = context / "workspace" / "verl" / "trainer" / "runtime_env.yaml"
+    environment.parent.mkdir(parents=True)
+    shutil.copy2(aliases / "verl" / "trainer" / "runtime_env.yaml", environment)
 
 
 def stage_wheels(context: Path, matrix: Matrix, lock: Lock, host: HostSettings) -> None:

@@ -122,8 +122,9 @@ def installed_bytes(wheel: WheelFacts) -> int:
 
 def code_content(root: Path) -> tuple[int, str]:
     """Size in bytes and digest of the code that goes into the image."""
-    folders = [code_folder(root, package) for package in CODE]
-    files = [(path, path.relative_to(folder.parent)) for folder in folders for path in sorted(folder.rglob("*.py"))]
+    folders = [*(code_folder(root, package) for package in CODE), root / "images" / "aliases"]
+    found = [(path, folder) for folder in folders for path in sorted(folder.rglob("*")) if path.is_file()]
+    files = [(path, path.relative_to(folder.parent)) for path, folder in found if "__pycache__" not in path.parts]
     contents = [path.read_bytes() for path, _ in files]
     names = [str(name) for _, name in files]
     return sum(map(len, contents)), digest(*names, *(hashlib.sha256(content).hexdigest() for content in contents))

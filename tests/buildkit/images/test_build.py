@@ -46,6 +46,10 @@ def test_the_context_contains_exactly_the_files_of_the_image(project: Path, tmp_
     for package in ("entrypoints", "trainer"):
         (project / package / "__pycache__").mkdir(parents=True)
         (project / package / "code.py").write_text("")
+    for name in ("verl/trainer/runtime_env.yaml", "examples/prepare.py"):
+        path = project / "images" / "aliases" / name
+        path.parent.mkdir(parents=True)
+        path.write_text("")
     matrix = load_matrix(project)
     context = tmp_path / "context"
     stage(
@@ -60,7 +64,8 @@ def test_the_context_contains_exactly_the_files_of_the_image(project: Path, tmp_
     code = {"app/entrypoints/code.py", "app/trainer/code.py"}
     described = {"Dockerfile", "image.json", "launch", "install-wheels", "requirements/wheels.txt"}
     described |= {"prune.txt", "source-only.txt"}
-    assert files == {*described, "tools/uv", *code}
+    aliases = {f"{folder}/verl/trainer/runtime_env.yaml" for folder in ("app", "workspace")}
+    assert files == {*described, "tools/uv", *code, *aliases, "workspace/examples/prepare.py"}
     assert (context / "requirements" / "wheels.txt").read_text() == "six==1.17.0\n"
     assert json.loads((context / "image.json").read_text())["pins"] == {"six": "1.17.0"}
 

@@ -1,0 +1,6 @@
+"""`python -m verl.trainer.main_fastrl --config FILE KEY=VALUE…`."""
+
+from trainer.main_ppo import run
+
+if __name__ == "__main__":
+    run()

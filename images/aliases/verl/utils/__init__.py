@@ -1,0 +1,1 @@
+"""The modules of verl that other code imports."""

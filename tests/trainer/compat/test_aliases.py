@@ -1,0 +1,57 @@
+"""The names of verl in the image: its modules, and the files that its launch lines read."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[3]
+ALIASES = ROOT / "images" / "aliases"
+
+
+def run(path: list[Path], *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, path))}
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, env=environment, cwd="/", capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("module", ["main_ppo", "main_fastrl"])
+def test_verl_s_module_takes_verl_s_settings(module: str) -> None:
+    ended = run([ROOT, ALIASES], "-m", f"verl.trainer.{module}", "--ddp_backend=nccl", "trainer.val_onli=True")
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("error: trainer.val_onli: there is no such setting")
+
+
+def test_an_installed_verl_comes_first(tmp_path: Path) -> None:
+    (tmp_path / "verl").mkdir()
+    (tmp_path / "verl" / "__init__.py").write_text("")
+    ended = run([tmp_path, ROOT, ALIASES], "-c", "import verl; print(verl.__file__)")
+    assert ended.stdout.startswith(str(tmp_path))
+
+
+def test_the_copy_in_the_working_directory_hides_no_package(tmp_path: Path) -> None:
+    (tmp_path / "verl" / "trainer").mkdir(parents=True)  # holds runtime_env.yaml only
+    ended = run([tmp_path, ROOT, ALIASES], "-c", "import verl.trainer.main_ppo as found; print(found.__file__)")
+    assert ended.stdout.startswith(str(ALIASES))
+
+
+def test_the_runtime_environment_installs_nothing() -> None:
+    assert set(yaml.safe_load((ALIASES / "verl" / "trainer" / "runtime_env.yaml").read_text())) == {"env_vars"}
+
+
+def test_gsm8k_is_prepared_from_downloaded_files(tmp_path: Path) -> None:
+    pq = pytest.importorskip("pyarrow.parquet")
+    pa = pytest.importorskip("pyarrow")
+    (tmp_path / "main").mkdir()
+    for split in ("train", "test"):
+        table = pa.table({"question": ["How many?"], "answer": ["Some.\n#### 3"]})
+        pq.write_table(table, tmp_path / "main" / f"{split}-00000-of-00001.parquet")
+    script = str(ALIASES / "examples" / "data_preprocess" / "gsm8k.py")
+    ended = run([ROOT], script, "--local_dir", str(tmp_path / "out"), "--local_dataset_path", str(tmp_path))
+    assert ended.returncode == 0, ended.stderr
+    for split in ("train", "test"):
+        (row,) = pq.read_table(tmp_path / "out" / f"{split}.parquet").to_pylist()
+        assert (row["reward_model"]["ground_truth"], row["extra_info"]["split"]) == ("3", split)
