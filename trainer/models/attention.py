@@ -23,6 +23,8 @@ NAME = "packed"
 _GROUPED_HEADS = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
 # Number of scores in one block of the formula: 1 GiB in float32.
 SCORES_PER_BLOCK = 2**28
+# Why the formula was used in this process.
+FORMULA_USED_FOR: set[str] = set()
 
 
 def packed_attention(
@@ -104,6 +106,7 @@ def _by_formula(
     cap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
+    FORMULA_USED_FOR.update(name for name, given in (("soft caps", cap), ("sinks", sinks)) if given is not None)
     tokens, (heads, width), groups = len(query), query.shape[1:], key.shape[1]
     scale = width**-0.5 if scale is None else scale
     # [sequences, key-value heads, query heads of each, longest, width], and the same with 1 query head

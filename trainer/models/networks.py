@@ -39,9 +39,9 @@ class PolicyNetwork(nn.Module):  # type: ignore[misc]
 
         A pass without gradients needs no entropy and returns 0 for it.
         """
-        hidden = decode(self.decoder, rows)
         matrix = self.language_model.get_output_embeddings()
         weight = matrix.weight
+        hidden = decode(self.decoder, rows).to(weight.dtype)  # Mamba's last normalisation returns float32
         chunk = self.tokens_per_chunk or max(1, LOGITS_PER_CHUNK[hidden.device.type] // weight.shape[0])
         log_probs, entropy = linear_log_probs(
             *(hidden, weight, rows.targets, self.temperature, chunk),
@@ -116,6 +116,19 @@ def why_not_packed(language_model: nn.Module) -> str | None:
     if not language_model._supports_attention_backend:
         return "its attention cannot be replaced"
     return None
+
+
+def computation_notes(decoder: nn.Module) -> list[str]:
+    """What is unusual, and slower, in how this process has computed with a decoder."""
+    family = decoder.config.model_type
+    notes = []
+    if not is_packed(decoder):
+        notes.append(f"{family}: rows are padded to one length and not packed, because {why_not_packed(decoder)}")
+    if used := sorted(attention.FORMULA_USED_FOR):
+        notes.append(
+            f"{family}: attention is computed from its formula, because FlashAttention has no {' and no '.join(used)}"
+        )
+    return notes
 
 
 def load_language_model(path: Path, dtype: torch.dtype = torch.float32) -> nn.Module:

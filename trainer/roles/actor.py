@@ -25,6 +25,7 @@ from trainer.roles.worker import TrainingWorker, micro_batch_limit
 from trainer.training.allocator import shareable_memory
 from trainer.training.engine import TrainingEngine
 from trainer.training.process_group import open_store
+from trainer.training.self_check import check_log_probs, check_rows, transformers_log_probs
 from trainer.weights.buckets import Bucket, BucketLayout, SharedBucket, StoredBucket, pack, share, store
 from trainer.weights.channel import WeightChannel
 
@@ -44,9 +45,14 @@ class ActorWorker(TrainingWorker):
     def build(self) -> TrainingEngine:
         settings = self.config.actor
         language_model = self.language_model(self.config.model.directory, settings)
-        network = PolicyNetwork(language_model, self.config.rollout.temperature)
-        optimizer = self.optimizer(settings)
-        return TrainingEngine(network, self.execution(settings), optimizer)
+        model, temperature = language_model.config, self.config.rollout.temperature
+        rows = check_rows(model.get_text_config().vocab_size)
+        first = self.place.rank == 0  # other ranks may have no weights yet
+        expected = transformers_log_probs(language_model, rows, temperature) if first else None
+        network = PolicyNetwork(language_model, temperature)
+        engine = TrainingEngine(network, self.execution(settings), self.optimizer(settings))
+        check_log_probs(engine, rows, expected, model.model_type)
+        return engine
 
     def log_probs(self, batch: Batch) -> Tensor:
         """Log-probs of this rank's responses, [rows, response length]."""

@@ -14,7 +14,7 @@ from trainer.data.partition import MicroBatchLimit
 from trainer.errors import DataError
 from trainer.models.backend import training_backend
 from trainer.models.lora import add_adapters
-from trainer.models.networks import empty_language_model, load_language_model
+from trainer.models.networks import computation_notes, empty_language_model, load_language_model
 from trainer.records.profiling import Tracer
 from trainer.training.allocator import use_expandable_segments
 from trainer.training.engine import LossFunction, OptimizerSettings, TrainingEngine
@@ -42,8 +42,11 @@ class TrainingWorker:
         self._store = open_store(self.place.address, self.place.world_size, self.config.trainer.worker_timeout)
         return int(self._store.port)
 
-    def setup(self, store_address: str, store_port: int, run_dir: Path) -> None:
-        """Joins the process group and builds this rank's shard of the network."""
+    def setup(self, store_address: str, store_port: int, run_dir: Path) -> list[str]:
+        """Joins the process group and builds this rank's shard of the network.
+
+        Returns what the user should know of how it computes.
+        """
         if not run_dir.is_dir():
             raise DataError(
                 f"{run_dir} is not visible at {self.place.address}",
@@ -56,6 +59,7 @@ class TrainingWorker:
         self.engine = self.build()
         if self.engine.settings is not None:
             self._sharded_state = ShardedState(self.engine, timeout)
+        return computation_notes(self.engine.network.decoder)
 
     def build(self) -> TrainingEngine:
         raise NotImplementedError

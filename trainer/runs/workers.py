@@ -1,5 +1,6 @@
 """All workers of a run, and how they start together."""
 
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ W = TypeVar("W")
 ROLES = ("rollout", "actor", "critic", "reference", "reward")
 # The share of its slot's GPU that Ray reserves for a worker, so that all roles of a slot fit.
 GPU_SHARE = 1 / len(ROLES)
+
+logger = logging.getLogger(__name__)
 
 # The slots of each role, in the order of its ranks.
 Placement = Mapping[str, Sequence[Slot]]
@@ -141,4 +144,6 @@ def connect_ranks(groups: Sequence[WorkerGroup[TrainingRole]], run_dir: Path, ti
         group.start(TrainingRole.setup, group.workers[0].spec.slot.node.address, port, run_dir)
         for group, port in zip(groups, ports, strict=True)
     ]
-    wait([call for calls in setups for call in calls], timeout)
+    notes = wait([call for calls in setups for call in calls], timeout)
+    for note in dict.fromkeys(note for own in notes for note in own):
+        logger.info("%s", note)

@@ -1,0 +1,62 @@
+"""The comparison with Transformers at the start of a run: it passes for right networks and names a wrong family."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.trainer.models.test_log_probs_by_family import TEMPERATURE, language_model
+from trainer.errors import DataError
+from trainer.models import attention, networks
+from trainer.models.output_head import PLAIN
+from trainer.training.engine import TrainingEngine
+from trainer.training.process_group import join, open_store
+from trainer.training.self_check import check_log_probs, check_rows, transformers_log_probs
+from trainer.training.sharding import Execution
+
+TYPES = [torch.float32, torch.bfloat16]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_rank() -> Iterator[None]:
+    join(open_store("127.0.0.1", 1, 60), 0, 1, torch.device("cpu"), "127.0.0.1", 60)
+    yield
+    dist.destroy_process_group()
+
+
+def check(family: str, dtype: torch.dtype) -> None:
+    model, rows = language_model(family), check_rows(50)
+    expected = transformers_log_probs(model, rows, TEMPERATURE)
+    engine = TrainingEngine(networks.PolicyNetwork(model, TEMPERATURE), Execution(torch.device("cpu"), dtype))
+    check_log_probs(engine, rows, expected, family)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("family", ["cohere", "falcon_h1", "gemma2", "granite", "mamba", "phi", "qwen3_5_text"])
+def test_right_log_probs_pass(family: str, dtype: torch.dtype) -> None:
+    check(family, dtype)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_a_forgotten_scale_of_the_logits_is_found(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(networks, "output_head", lambda _model: PLAIN)
+    with pytest.raises(DataError, match="granite: this trainer's log-probs differ from Transformers' by"):
+        check("granite", dtype)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_a_state_that_leaks_into_the_next_row_is_found(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    def set_packed(model: torch.nn.Module) -> torch.nn.Module:
+        model.config._attn_implementation_internal = attention.NAME
+        return model.eval()
+
+    monkeypatch.setattr(networks, "prepared", set_packed)
+    with pytest.raises(DataError, match="mamba: this trainer's log-probs differ"):
+        check("mamba", dtype)
+
+
+def test_log_probs_that_are_no_numbers_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(networks, "output_head", lambda _model: PLAIN._replace(scale=float("nan")))
+    with pytest.raises(DataError, match="qwen3: this trainer's log-probs differ from Transformers' by nan"):
+        check("qwen3", torch.float32)
