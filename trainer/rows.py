@@ -42,13 +42,21 @@ class Row:
 class RewardRule(Row):
     """A rule in `trainer/rewards/rules/`.
 
-    `score(response, ground_truth, **parameters)` returns a finite number, usually 1.0 for right and 0.0 for wrong.
-    Its parameters are settings of the section `reward`. A rule that may hang on some responses runs in processes of
-    its own, under `reward.timeout`.
+    `score(response, ground_truth, **parameters)` returns a finite number, usually 1.0 for right and 0.0 for wrong, or a
+    mapping that holds it under `score` beside further numbers to log. The ground truth is what the data holds: text, a
+    number, a list or a mapping. The parameters are settings of the section `reward`.
+
+    `sources` are the data sources that `reward.name=auto` scores with this rule, as patterns like `aime*`. A rule that
+    may hang on some responses runs in processes of its own: for at most `reward.timeout` seconds, or at most
+    `time_limit(**parameters)` where the rule limits itself. `check` runs once before training: it raises ConfigError if
+    the rule cannot work here, and returns a note for the user or "".
     """
 
-    score: Callable[..., float]
+    score: Callable[..., float | Mapping[str, float]]
+    sources: tuple[str, ...] = ()
     may_hang: bool = False
+    time_limit: Callable[..., float] | None = None
+    check: Callable[[], str] | None = None
 
 
 AnyRow = TypeVar("AnyRow", bound=Row)

@@ -180,7 +180,7 @@ def _kinds(annotation: Any) -> list[str]:
         kind = _kinds(arguments[0])[0]
         return [f"list of {kind}" if get_origin(arguments[0]) is Literal else f"list of {kind}s"]
     names = {"int": "integer", "float": "number", "bool": "true or false", "str": "text", "NoneType": "null"}
-    names["Pattern"] = "regular expression"
+    names |= {"Pattern": "regular expression", "dict": "mapping"}
     return [names.get(annotation.__name__, annotation.__name__.lower())]
 
 

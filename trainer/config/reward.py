@@ -1,19 +1,23 @@
-"""The settings of the reward: the rule or the user's function, and a reward model."""
+"""The settings of the reward: rules, the user's function or a server, and a reward model."""
 
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import TYPE_CHECKING, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, JsonValue, model_validator
 
 from trainer.config.custom_code import CustomCode
 from trainer.config.section import ModelPath, Section, with_parameters
 from trainer.rows import RewardRule, find_rows
 
 RULES = find_rows("trainer.rewards.rules", RewardRule)
+_KNOWN_SOURCES = {pattern: rule for rule in RULES.values() for pattern in rule.sources}
 if TYPE_CHECKING:
     RuleName = str
+    NameOrAuto = str
 else:
     RuleName = Literal[tuple(RULES)]
+    NameOrAuto = Literal[("auto", *RULES)]
 
 
 class RewardModelConfig(Section):
@@ -37,17 +41,38 @@ class RewardModelConfig(Section):
     micro_batch_size: int = Field(16, gt=0, description="texts per forward pass")
 
 
+class RewardFunction(CustomCode):
+    """The user's function (data_source, solution_str, ground_truth, extra_info) -> score."""
+
+    kwargs: dict[str, JsonValue] = Field({}, description="further keyword arguments of the function")
+    batched: bool = Field(
+        False,
+        description="true: one call scores all responses of a step: (data_sources, solution_strs, ground_truths, "
+        "extra_infos) -> list of scores",
+    )
+
+    @model_validator(mode="after")
+    def _belongs_to_a_file(self) -> Self:
+        if self.path is None and (self.kwargs or self.batched):
+            raise ValueError("kwargs and batched need the path of the function's file")
+        return self
+
+
 @partial(with_parameters, tables=(RULES,))
 class RewardConfig(Section):
-    name: RuleName = Field("gsm8k", description="rule that scores a response: trainer/rewards/rules/")
+    name: NameOrAuto = Field(
+        "auto",
+        description="rule that scores a response: trainer/rewards/rules/; auto: by the row's data_source",
+    )
+    sources: dict[str, RuleName] = Field(
+        {},
+        description="rules of data sources for reward.name=auto, before the known ones: {my/data: math}",
+    )
     weight: float = Field(
         1.0, description="weight of the score of the rule or function; 0: only the reward model scores"
     )
     model: RewardModelConfig = RewardModelConfig()
-    custom_function: CustomCode = Field(
-        CustomCode(),
-        description="function (data_source, solution_str, ground_truth, extra_info) -> score",
-    )
+    custom_function: RewardFunction = RewardFunction()
     processes: int | None = Field(
         None,
         gt=0,
@@ -62,12 +87,17 @@ class RewardConfig(Section):
 
     @model_validator(mode="after")
     def _rule_has_its_parameters(self) -> Self:
-        own = RULES[self.name].parameters
-        for parameter in own:
-            if getattr(self, parameter) is None:
-                raise ValueError(f"reward.name={self.name} needs reward.{parameter}")
+        if self.sources and self.name != "auto":
+            raise ValueError(f"reward.sources belongs to reward.name=auto, not to {self.name}")
+        named = [RULES[name] for name in (set(self.sources.values()) if self.name == "auto" else [self.name])]
+        for rule in named:
+            for parameter in rule.parameters:
+                if getattr(self, parameter) is None:
+                    raise ValueError(f"the reward rule {rule.name} needs reward.{parameter}")
+        usable = [*named, *_KNOWN_SOURCES.values()] if self.name == "auto" else named
+        own = {parameter for rule in usable for parameter in rule.parameters}
         for rule in RULES.values():
-            for parameter in rule.parameters.keys() - own.keys():
+            for parameter in rule.parameters.keys() - own:
                 if getattr(self, parameter) != rule.parameters[parameter].default:
                     raise ValueError(f"reward.{parameter} belongs to reward.name={rule.name}, not to {self.name}")
         return self
@@ -77,3 +107,16 @@ class RewardConfig(Section):
         if self.weight == 0 and self.model.path is None:
             raise ValueError("reward.weight=0 leaves nothing to score with: set reward.model.path")
         return self
+
+    def rule_for(self, data_source: str) -> RewardRule | None:
+        """The rule that scores rows of a data source; None if `reward.name=auto` knows none."""
+        if self.name != "auto":
+            return RULES[self.name]
+        own = {pattern: RULES[name] for pattern, name in self.sources.items()}
+        for table in (own, _KNOWN_SOURCES):
+            if data_source in table:
+                return table[data_source]
+            found = [rule for pattern, rule in table.items() if fnmatchcase(data_source, pattern)]
+            if found:
+                return found[0]
+        return None

@@ -4,6 +4,7 @@ import copy
 import hashlib
 import json
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +25,8 @@ _HINT = "make the file with `python -m trainer data arithmetic` or `python -m tr
 _TABLE = pa.schema(
     {
         "token_ids": pa.list_(pa.int32()),
-        "ground_truth": pa.string(),
+        "file": pa.int32(),  # its position in data.train_files or data.validation_files
+        "ground_truth": pa.string(),  # JSON, because it may be a number, a list or a mapping
         "data_source": pa.string(),
         "question": pa.string(),
         "messages": pa.string(),  # JSON
@@ -37,12 +39,15 @@ _ROWS_AT_A_TIME = 1024
 
 @dataclass(frozen=True)
 class Prompt:
-    """One question as the engines see it. `index` is its position in the dataset, `extra_info` goes to the reward, and
-    `messages` to a reward model with its own chat template."""
+    """One question as the engines see it.
+
+    `index` is its position in the dataset. `ground_truth` (text, a number, a list or a mapping) and `extra_info` go to
+    the reward, `messages` to a reward model with its own chat template.
+    """
 
     index: int
     token_ids: tuple[int, ...]
-    ground_truth: str
+    ground_truth: Any
     data_source: str
     question: str
     extra_info: Mapping[str, Any] = field(default_factory=dict)
@@ -90,6 +95,7 @@ class PromptDataset:
     def __init__(self, files: Sequence[Path], tokenizer: Any, settings: DataConfig, subset: Subset = EVERY_ROW) -> None:
         if not files:
             raise DataError("no prompt files are given", hint=_HINT)
+        self._files = files
         if settings.cache_dir is None:
             self._table = _tokenised(files, tokenizer, settings, subset)
         else:
@@ -103,12 +109,20 @@ class PromptDataset:
     def __len__(self) -> int:
         return len(self._table)
 
+    def count_sources(self) -> Mapping[tuple[Path, str], int]:
+        """How many prompts of each file have each data source."""
+        counts = self._table.group_by(["file", "data_source"], use_threads=False).aggregate([([], "count_all")])
+        found: Counter[tuple[Path, str]] = Counter()
+        for row in counts.to_pylist():
+            found[self._files[row["file"]], row["data_source"]] += row["count_all"]
+        return found
+
     def __getitem__(self, index: int) -> Prompt:
         (row,) = self._table.slice(index, 1).to_pylist()
         return Prompt(
             index,
             tuple(row["token_ids"]),
-            row["ground_truth"],
+            json.loads(row["ground_truth"]),
             row["data_source"],
             row["question"],
             json.loads(row["extra_info"]),
@@ -149,8 +163,10 @@ def _tokenised(files: Sequence[Path], tokenizer: Any, settings: DataConfig, subs
     chosen = subset.rows([len(rows) for rows in found])
     return pa.concat_tables(
         [
-            pa.Table.from_pylist(list(_rows(file, rows, numbers, tokenizer, settings)), schema=_TABLE)
-            for file, rows, numbers in zip(files, found, chosen, strict=True)
+            pa.Table.from_pylist(
+                [{**row, "file": place} for row in _rows(file, rows, numbers, tokenizer, settings)], schema=_TABLE
+            )
+            for place, (file, rows, numbers) in enumerate(zip(files, found, chosen, strict=True))
         ]
     )
 
@@ -228,7 +244,7 @@ def _row(row: dict[str, Any], token_ids: list[int], prompt_key: str) -> dict[str
     question = extra_info.get("question") or messages[-1]["content"] or ""
     return {
         "token_ids": token_ids,
-        "ground_truth": str(row["reward_model"]["ground_truth"]),
+        "ground_truth": json.dumps(row["reward_model"]["ground_truth"], default=str),
         "data_source": row["data_source"],
         "question": str(question),
         "messages": json.dumps(messages, default=str),

@@ -2,11 +2,13 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import compress
+from pathlib import Path
+from statistics import mean
 from typing import Any, Protocol, Self
 
 import torch
@@ -17,13 +19,14 @@ from trainer.cluster.calls import task
 from trainer.cluster.workers import WorkerGroup
 from trainer.config.tree import Config
 from trainer.data.batch import Batch
-from trainer.data.dataset import Dataset, Prompt, PromptSampler, open_dataset
+from trainer.data.dataset import Dataset, Prompt, PromptDataset, PromptSampler, open_dataset
 from trainer.data.prefetch import Prefetcher
 from trainer.data.subset import Subset
 from trainer.experience.conversations import Conversations
 from trainer.experience.trajectory import Trajectory
 from trainer.models.files import decode, load_tokenizer
 from trainer.rewards.answer import Answer, Scored
+from trainer.rewards.sources import check_sources, source_lines
 from trainer.rollout.engines import Engines, split
 from trainer.rollout.sampling import request_seed
 
@@ -43,12 +46,18 @@ class RunData:
 
     @classmethod
     def load(cls, config: Config) -> Self:
-        """Reads the files of `data`. Raises DataError if one is missing or does not fit."""
+        """Reads the files of `data`.
+
+        Raises DataError if one is missing or does not fit, ConfigError if no reward rule knows a data source.
+        """
         data = config.data
         tokenizer = load_tokenizer(config.model)
         seed = config.trainer.seed
         training = open_dataset(data.train_files, tokenizer, data, Subset.of_training(data, seed))
         validation = open_dataset(data.validation_files, tokenizer, data, Subset.of_validation(data, seed))
+        counts = {**_sources(training), **_sources(validation)}
+        for line in [*source_lines(config, counts), *check_sources(config, counts)]:
+            logger.info("%s", line)
         sampler = PromptSampler(len(training), data.train_batch_size, data.shuffle, seed)
         return cls(tokenizer, training, validation, sampler)
 
@@ -58,16 +67,24 @@ class RunData:
         return settings.total_steps or max(1, settings.total_epochs * len(self.training) // batch)
 
 
+def _sources(dataset: Dataset) -> Mapping[tuple[Path, str], int]:
+    """Prompts by file and data source; none for the user's own dataset."""
+    return dataset.count_sources() if isinstance(dataset, PromptDataset) else {}
+
+
 @dataclass(frozen=True)
 class Scores:
     """The score of each response of a step, [rows] float32, and metrics of them.
 
-    `greedy` [rows] holds the scores of greedy responses to the same prompts, for algorithms with a greedy baseline.
+    `greedy` [rows] holds the scores of greedy responses to the same prompts, for algorithms with a greedy baseline,
+    length penalties included. `by_token` holds the parts of each row's score that are earned before the last token:
+    (position among the tokens that the policy sampled, reward).
     """
 
     values: Tensor
     metrics: dict[str, float]
     greedy: Tensor | None = None
+    by_token: Sequence[Sequence[tuple[int, float]]] = ()
 
 
 @dataclass(frozen=True)
@@ -84,7 +101,7 @@ class Experience:
     @property
     def lengths(self) -> Tensor:
         """Tokens of each response, [rows] int64."""
-        return torch.tensor([len(response.token_ids) for response in self.responses])
+        return lengths_of(self.responses)
 
     def staleness(self, version: int) -> dict[str, float]:
         """Metrics: how many updates before `version` each token was sampled, over all sampled tokens."""
@@ -157,10 +174,10 @@ class Collector:
             prompts, responses = prompts + drawn, responses + sampled
             if int(self._informative(scored).sum()) >= wanted:
                 break
-        scores = self.summarized(responses, scored)
+        scores = self.summarized(prompts, responses, scored)
         rows = self._informative(scored).logical_not().int().argsort(stable=True)[:wanted].tolist()
         metrics = scores.metrics | {"rollout/sampling_rounds": len(prompts) / wanted}
-        chosen = Scores(scores.values[rows], metrics)
+        chosen = Scores(scores.values[rows], metrics, by_token=[scores.by_token[row] for row in rows])
         return Experience([prompts[row] for row in rows], [responses[row] for row in rows], completed(chosen))
 
     def _sampled(self, step: int, phase: Phase, first_row: int) -> tuple[list[Prompt], list[Trajectory]]:
@@ -180,7 +197,7 @@ class Collector:
         return experience
 
     def _scores(self, prompts: list[Prompt], rows: list[Trajectory]) -> Scores:
-        return self.summarized(rows, self.score(prompts, rows))
+        return self.summarized(prompts, rows, self.score(prompts, rows))
 
     def _wait_for_scores(self, experience: Experience, phase: Phase) -> Scores:
         with phase("reward"):
@@ -194,16 +211,19 @@ class Collector:
         """The next prompts, each repeated `samples_per_prompt` times."""
         return [prompt for prompt in self.prefetcher.next_batch() for _ in range(self.samples)]
 
-    def summarized(self, rows: Sequence[Trajectory], scored: Sequence[Scored]) -> Scores:
+    def summarized(self, prompts: Sequence[Prompt], rows: Sequence[Trajectory], scored: Sequence[Scored]) -> Scores:
         """The scores of finished responses as a tensor, with their metrics."""
         metrics = {
             "rollout/informative_fraction": self._informative(scored).float().mean().item(),
             "reward/failed": failed_fraction(scored),
             **{f"reward/{name}": value for name, value in mean_parts(scored).items()},
+            **{f"reward/info/{name}": value for name, value in mean_info(scored).items()},
+            **{f"reward/source/{name}": value for name, value in mean_by_source(prompts, scored).items()},
         }
         if self.config.rollout.environment.path is not None:
             metrics["rollout/turns"] = sum(row.turns for row in rows) / len(rows)
-        return Scores(torch.tensor([one.value for one in scored]), metrics)
+        values = torch.tensor([one.value for one in scored])
+        return Scores(values, metrics, by_token=[one.by_token for one in scored])
 
     def _informative(self, scored: Sequence[Scored]) -> Tensor:
         """Which responses differ in score from others to the same prompt, [rows] bool."""
@@ -222,22 +242,24 @@ class Collector:
         return scores + overlong_penalty(lengths, longest, reward.overlong_buffer, reward.overlong_penalty)
 
     def greedy_scores(self, prompts: Sequence[Prompt]) -> Tensor:
-        """The score of the greedy response to each row's prompt, [rows]; sampled once per prompt."""
-        scores = torch.tensor([one.value for one in self._greedy(prompts[:: self.samples])])
-        return scores.repeat_interleave(self.samples)
+        """The score of the greedy response to each row's prompt, [rows]; sampled once per prompt. A long response
+        is penalised as a sampled one is: otherwise the baseline would reward long sampled responses."""
+        rows, scored = self._greedy(prompts[:: self.samples])
+        scores = torch.tensor([one.value for one in scored])
+        return self.shaped(scores, lengths_of(rows)).repeat_interleave(self.samples)
 
     def validate(self) -> dict[str, float]:
         """Metrics of greedy responses to the held-out prompts: the share with the rule's full reward, and the mean
         score of a reward model if there is one."""
-        scored = self._greedy([self.data.validation[i] for i in range(len(self.data.validation))])
+        _, scored = self._greedy([self.data.validation[i] for i in range(len(self.data.validation))])
         modelled = {f"validation/reward_{name}": value for name, value in mean_parts(scored).items() if name == "model"}
         return {"validation/exact_match": sum(one.rule == 1.0 for one in scored) / len(scored), **modelled}
 
-    def _greedy(self, prompts: Sequence[Prompt]) -> list[Scored]:
-        """The scored greedy response to each prompt."""
+    def _greedy(self, prompts: Sequence[Prompt]) -> tuple[list[Trajectory], list[Scored]]:
+        """The greedy response to each prompt, and its score."""
         rows = self.conversations.begin(prompts, [0] * len(prompts), temperature=0.0)
         self.conversations.finish(rows)
-        return self.score(prompts, rows)
+        return rows, self.score(prompts, rows)
 
     def score(self, prompts: Sequence[Prompt], rows: Sequence[Trajectory]) -> list[Scored]:
         """The reward of each response: from its environment, or else for the policy's own text.
@@ -250,6 +272,12 @@ class Collector:
             Answer(text, prompt.ground_truth, prompt.data_source, prompt.extra_info)
             for text, prompt in zip(texts, (prompts[place] for place in unscored), strict=True)
         ]
+        function = self.config.reward.custom_function
+        if function.path is not None:
+            answers = [
+                replace(answer, sampled_ids=rows[place].sampled)
+                for answer, place in zip(answers, unscored, strict=True)
+            ]
         if self.config.reward.model.path is not None:
             answers = [
                 replace(
@@ -261,6 +289,8 @@ class Collector:
                 for answer, place in zip(answers, unscored, strict=True)
             ]
         parts = split(answers, len(self.reward))
+        if function.batched:  # one call sees all responses of the step
+            parts = [answers, *([] for _ in parts[1:])]
         scored = iter(score for part in self.reward.call_each(task(Scorer.score, p) for p in parts) for score in part)
         return [row.scored or next(scored) for row in rows]
 
@@ -272,6 +302,11 @@ class Collector:
         seed, rows = self.config.trainer.seed, range(first_row, first_row + len(prompts))
         seeds = [request_seed(seed, step, row // self.samples, row % self.samples) for row in rows]
         return self.conversations.begin(prompts, seeds, self.config.rollout.temperature)
+
+
+def lengths_of(rows: Sequence[Trajectory]) -> Tensor:
+    """Tokens of each response, [rows] int64."""
+    return torch.tensor([len(row.token_ids) for row in rows])
 
 
 def completed(scores: Scores) -> Future[Scores]:
@@ -293,3 +328,17 @@ def mean_parts(scored: Sequence[Scored]) -> dict[str, float]:
     """The mean of each component of the rewards, by name; empty without a reward model."""
     made = [one.parts for one in scored if one.parts]
     return {name: sum(parts[name] for parts in made) / len(made) for name in made[0]} if made else {}
+
+
+def mean_info(scored: Sequence[Scored]) -> dict[str, float]:
+    """The mean of each further number that rules or functions returned, over the responses that have it."""
+    names = {name for one in scored for name in one.info}
+    return {name: mean([one.info[name] for one in scored if name in one.info]) for name in sorted(names)}
+
+
+def mean_by_source(prompts: Sequence[Prompt], scored: Sequence[Scored]) -> dict[str, float]:
+    """The mean reward by data source; empty if there is only one."""
+    rewards: dict[str, list[float]] = {}
+    for prompt, one in zip(prompts, scored, strict=True):
+        rewards.setdefault(prompt.data_source, []).append(one.value)
+    return {source: mean(values) for source, values in sorted(rewards.items())} if len(rewards) > 1 else {}

@@ -17,7 +17,7 @@ from trainer.experience.environment import (
 )
 from trainer.experience.trajectory import Trajectory
 from trainer.rewards.answer import Answer, Scored
-from trainer.rewards.function import as_score
+from trainer.rewards.scores import as_scored
 from trainer.rollout.engines import Engines
 
 
@@ -72,7 +72,7 @@ class Conversations:
             row.done = True
             return
         if answer.score is not None:
-            row.scored = Scored(as_score(answer.score, Answer(self.text(row.turn), "")))
+            row.scored = as_scored(answer.score, Answer(self.text(row.turn), ""))
         row.done |= answer.done or row.turns == self._config.rollout.max_turns
         if not row.done and self._tokens is not None:
             row.observe([*self._tokens(answer.messages), *answer.token_ids] if answer.messages else answer.token_ids)

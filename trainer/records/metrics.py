@@ -7,6 +7,8 @@ METRICS: dict[str, str] = {
     "reward/mean": "mean reward of the step's responses, penalties for length included",
     "reward/rule": "mean score of the rule or function, with a reward model",
     "reward/model": "mean score of the reward model",
+    "reward/source/NAME": "mean reward of the rows of that data source, where there are several",
+    "reward/info/NAME": "mean of that number, which a rule or function returned beside its score",
     "reward/failed": "share of responses whose reward raised or took too long",
     "validation/exact_match": "share of held-out prompts whose greedy response earns the full reward",
     "validation/reward_model": "mean score of the reward model on held-out prompts",

@@ -7,12 +7,17 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Answer:
-    """A response with what scoring needs. Only reward models use the tokens, and the messages of the prompt."""
+    """A response with what scoring needs. The ground truth is what the data holds: text, a number, a list, a mapping.
+
+    `sampled_ids` are the tokens of `response`; only custom functions get them. Only reward models use the other tokens
+    and the messages of the prompt.
+    """
 
     response: str
-    ground_truth: str
+    ground_truth: Any
     data_source: str = ""
     extra_info: Mapping[str, Any] = field(default_factory=dict)
+    sampled_ids: Sequence[int] = ()
     prompt_ids: Sequence[int] = ()
     response_ids: Sequence[int] = ()
     messages: Sequence[Mapping[str, str]] = ()
@@ -22,12 +27,18 @@ class Answer:
 class Scored:
     """The reward of a response. If scoring failed, `failure` says why and `value` is `reward.failure_score`.
 
-    With a reward model, `parts` holds the scores of rule and model, from which `value` is computed.
+    With a reward model, `parts` holds the scores of rule and model, from which `value` is computed. `info` holds
+    further numbers of the rule or function, to be logged.
+
+    `by_token` is the part of `value` that is earned at certain tokens of the response: (position, reward). The rest is
+    earned at the last token.
     """
 
     value: float
     failure: str = ""
     parts: Mapping[str, float] = field(default_factory=dict)
+    info: Mapping[str, float] = field(default_factory=dict)
+    by_token: tuple[tuple[int, float], ...] = ()
 
     @property
     def rule(self) -> float:
@@ -40,6 +51,6 @@ class Reply:
     """What a reward process sends: a score; or `failure`, why this response has none; or `refusal`
     (message, hint), why the run must end."""
 
-    score: float = 0.0
+    scored: Scored = Scored(0.0)
     failure: str = ""
     refusal: tuple[str, str] | None = None

@@ -1,78 +1,109 @@
-"""The function that scores a response: a rule or the user's own; and its weighted sum with a reward model."""
+"""The functions that score responses: rules by data source, or the user's own."""
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from numbers import Real
+import asyncio
+import inspect
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from trainer.config.custom_code import load_custom
 from trainer.config.reward import RewardConfig
 from trainer.errors import RewardError
-from trainer.rewards.answer import Answer, Scored
-from trainer.rows import RewardRule, find_rows
-
-RULES = find_rows("trainer.rewards.rules", RewardRule)
-_SHOWN = 200  # characters of a response in an error
+from trainer.rewards.answer import Answer
+from trainer.rows import RewardRule
 
 Reward = Callable[[Answer], Any]
 
+SOURCES_HINT = (
+    "set reward.sources={SOURCE: RULE}, reward.name=RULE for all rows, or reward.custom_function.path to a function of "
+    "your own"
+)
 
-def needs_processes(settings: RewardConfig) -> bool:
-    """Whether the reward may hang or die, and therefore runs in processes of its own."""
-    return settings.custom_function.path is not None or RULES[settings.name].may_hang
+
+def needs_process(settings: RewardConfig, answer: Answer) -> bool:
+    """Whether scoring this answer may hang or die, and therefore runs in a process of its own."""
+    if settings.custom_function.path is not None:
+        return True
+    rule = rule_of(settings, answer)
+    return rule is not None and rule.may_hang
+
+
+def time_limit(settings: RewardConfig, answer: Answer) -> float:
+    """Seconds after which the score of this answer counts as failed."""
+    rule = None if settings.custom_function.path is not None else rule_of(settings, answer)
+    return rule.time_limit(**rule.values(settings)) if rule and rule.time_limit else settings.timeout
+
+
+def rule_of(settings: RewardConfig, answer: Answer) -> RewardRule | None:
+    """The rule that scores this answer; None if only the reward model counts and no rule knows the data source.
+
+    Raises RewardError if the rule counts and none knows the data source.
+    """
+    rule = settings.rule_for(answer.data_source)
+    if rule is None and settings.weight != 0:
+        raise RewardError(f"no reward rule knows the data source {answer.data_source!r}", hint=SOURCES_HINT)
+    return rule
 
 
 def reward_function(settings: RewardConfig) -> Reward:
-    """The user's function if there is one, otherwise the rule `reward.name`.
+    """The user's function if there is one, otherwise the rules.
 
-    The user's function is called as verl does: (data_source, solution_str, ground_truth, extra_info), by name. Raises
+    The user's function is called as verl does: (data_source, solution_str, ground_truth, extra_info), by name, and with
+    `reward.custom_function.kwargs`. A parameter called `response_ids` gets the tokens of the response. Raises
     ConfigError if it cannot be loaded.
     """
     custom = settings.custom_function
-    if custom.path is not None:
-        function = load_custom("reward.custom_function", custom.path, custom.name or "compute_score")
-        return lambda answer: function(
-            data_source=answer.data_source,
-            solution_str=answer.response,
-            ground_truth=answer.ground_truth,
-            extra_info=dict(answer.extra_info),
-        )
-    rule = RULES[settings.name]
-    parameters = {name: getattr(settings, name) for name in rule.parameters}
-    return lambda answer: rule.score(answer.response, answer.ground_truth, **parameters)
+    if custom.path is None:
+        return lambda answer: _by_rule(settings, answer)
+    function = load_custom("reward.custom_function", custom.path, custom.name or "compute_score")
+    with_tokens = "response_ids" in inspect.signature(function).parameters
 
-
-def weighted_sums(by_rule: Sequence[Scored], by_reward_model: Sequence[float], settings: RewardConfig) -> list[Scored]:
-    """`reward.weight` times the rule's score plus `reward.model.weight` times the model's, for each response.
-
-    Raises RewardError if a score of the reward model is not finite.
-    """
-    for number in by_reward_model:
-        if not math.isfinite(number):
-            raise RewardError(
-                f"the reward model {settings.model.path} returned {number}",
-                hint="set reward.model.dtype=float32, or check that its weights are complete",
+    def call(answer: Answer) -> Any:
+        tokens = {"response_ids": list(answer.sampled_ids)} if with_tokens else {}
+        return _awaited(
+            function(
+                data_source=answer.data_source,
+                solution_str=answer.response,
+                ground_truth=answer.ground_truth,
+                extra_info=dict(answer.extra_info),
+                **tokens,
+                **custom.kwargs,
             )
-    return [
-        Scored(
-            settings.weight * scored.value + settings.model.weight * number,
-            scored.failure,
-            {"rule": scored.value, "model": number},
         )
-        for scored, number in zip(by_rule, by_reward_model, strict=True)
-    ]
+
+    return call
 
 
-def as_score(returned: Any, answer: Answer) -> float:
-    """The number that a reward function returned, or that its mapping holds under `score`.
+def batched_function(settings: RewardConfig) -> Callable[[Sequence[Answer]], Sequence[Any]]:
+    """The user's function that scores many responses in one call. Raises ConfigError if it cannot be loaded."""
+    custom = settings.custom_function
+    assert custom.path is not None
+    function = load_custom("reward.custom_function", custom.path, custom.name or "compute_score")
 
-    Raises RewardError if it is not a finite number, because such a reward would reach every weight of the policy.
-    """
-    value = returned.get("score") if isinstance(returned, Mapping) else returned
-    if isinstance(value, Real) and math.isfinite(value):
-        return float(value)
-    raise RewardError(
-        f"the reward function returned {value!r} for the response {answer.response[:_SHOWN]!r} "
-        f"(ground truth {answer.ground_truth!r}, data source {answer.data_source!r})",
-        hint="return a finite number, or raise an error for a response that cannot be scored",
-    )
+    def call(answers: Sequence[Answer]) -> Sequence[Any]:
+        scores = _awaited(
+            function(
+                data_sources=[answer.data_source for answer in answers],
+                solution_strs=[answer.response for answer in answers],
+                ground_truths=[answer.ground_truth for answer in answers],
+                extra_infos=[dict(answer.extra_info) for answer in answers],
+                **custom.kwargs,
+            )
+        )
+        if len(scores) != len(answers):
+            raise RewardError(
+                f"the reward function returned {len(scores)} scores for {len(answers)} responses",
+                hint="return a list with one score per response, in their order",
+            )
+        return list(scores)
+
+    return call
+
+
+def _by_rule(settings: RewardConfig, answer: Answer) -> Any:
+    rule = rule_of(settings, answer)
+    return 0.0 if rule is None else rule.score(answer.response, answer.ground_truth, **rule.values(settings))
+
+
+def _awaited(returned: Any) -> Any:
+    """What the function returned, or what its coroutine returns."""
+    return asyncio.run(returned) if inspect.iscoroutine(returned) else returned

@@ -13,48 +13,62 @@ from typing import Any, Self
 from trainer.config.reward import RewardConfig
 from trainer.errors import ConfigError, RewardError, WorkerError
 from trainer.rewards.answer import Answer, Reply, Scored
+from trainer.rewards.function import time_limit
 
 START_SECONDS = 120.0  # the user's file may import a lot
+_MOST_AT_ONCE = 16  # answers that a process gets in one message
 
 
 class RewardProcess:
-    """One process, which scores one answer at a time."""
+    """One process, which scores the answers of a message one after the other."""
 
     def __init__(self, settings: RewardConfig) -> None:
-        """Starts it. Raises ConfigError if the function cannot be loaded, WorkerError if the process does not start."""
+        """Starts it, without waiting until it is ready."""
         ours, theirs = socketpair()
         with theirs:
             command = [sys.executable, "-m", "trainer.rewards.process", str(theirs.fileno())]
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         self.connection: Connection[Any, Any] = Connection(ours.detach())
-        self.row = -1
-        self.deadline = float("inf")
-        try:
-            self.connection.send(settings)
-            if not self.connection.poll(START_SECONDS):
-                raise WorkerError(f"a reward process did not start within {START_SECONDS:g} s")
-            reply: Reply = self.connection.recv()
-        except (EOFError, OSError) as error:
-            self.kill()
-            raise WorkerError(
-                "a reward process ended while starting", hint="see its output in the worker's log"
-            ) from error
-        except WorkerError:
-            self.kill()
-            raise
-        if reply.refusal:
-            self.kill()
-            raise ConfigError(*reply.refusal)
+        self._settings = settings
+        self.ready = False
+        self.pending: deque[tuple[int, Answer]] = deque()
+        self.deadline = time.monotonic() + START_SECONDS
+        self.connection.send(settings)
 
-    def start(self, row: int, answer: Answer, timeout: float) -> None:
-        """Sends it an answer to score."""
-        self.row, self.deadline = row, time.monotonic() + timeout
-        self.connection.send(answer)
+    @property
+    def busy(self) -> bool:
+        return bool(self.pending) or not self.ready
+
+    def send(self, answers: Sequence[tuple[int, Answer]]) -> None:
+        """Sends answers to score, each with its row."""
+        self.pending.extend(answers)
+        self.connection.send([answer for _, answer in answers])
+        self._set_deadline()
+
+    def receive(self) -> tuple[int, Reply] | None:
+        """The row and the reply to the first pending answer, or None if this was the news that the process is ready.
+
+        Raises EOFError or OSError if the process died, ConfigError if the function cannot be loaded.
+        """
+        reply: Reply = self.connection.recv()
+        if not self.ready:
+            if reply.refusal:
+                raise ConfigError(*reply.refusal)
+            self.ready = True
+            return None
+        row, _ = self.pending.popleft()
+        self._set_deadline()
+        return row, reply
 
     def kill(self) -> None:
         self.connection.close()
         self._process.kill()
         self._process.wait()
+
+    def _set_deadline(self) -> None:
+        batched = self._settings.custom_function.batched
+        counted = [answer for _, answer in self.pending][: None if batched else 1]
+        self.deadline = time.monotonic() + sum(time_limit(self._settings, answer) for answer in counted)
 
 
 class RewardPool:
@@ -62,8 +76,9 @@ class RewardPool:
 
     def __init__(self, settings: RewardConfig, processes: int) -> None:
         self._settings = settings
-        self._count = processes
-        self._idle: list[RewardProcess] = []
+        self._batched = settings.custom_function.batched
+        self._count = 1 if self._batched else processes
+        self._processes: list[RewardProcess] = []
 
     def __enter__(self) -> Self:
         return self
@@ -74,49 +89,84 @@ class RewardPool:
         self.close()
 
     def close(self) -> None:
-        while self._idle:
-            self._idle.pop().kill()
+        while self._processes:
+            self._processes.pop().kill()
+
+    def start(self, wanted: int | None = None) -> None:
+        """Starts processes until there are `wanted` of them, or all; they become ready side by side."""
+        while len(self._processes) < min(self._count, wanted or self._count):
+            self._processes.append(RewardProcess(self._settings))
 
     def score(self, answers: Sequence[Answer]) -> list[Scored]:
-        """The reward of each answer, in order. Raises RewardError if a score is not a finite number."""
+        """The reward of each answer, in order.
+
+        Raises RewardError if a score is not a finite number, ConfigError if the function cannot be loaded, WorkerError
+        if a process does not start.
+        """
         waiting = deque(enumerate(answers))
         scored: dict[int, Scored] = {}
-        busy: list[RewardProcess] = []
         try:
-            while waiting or busy:
-                while waiting and len(busy) < self._count:
-                    process = self._idle.pop() if self._idle else RewardProcess(self._settings)
-                    busy.append(process)
-                    process.start(*waiting.popleft(), self._settings.timeout)
-                for process in self._finished(busy):
-                    busy.remove(process)
-                    scored[process.row] = self._result(process)
+            while len(scored) < len(answers):
+                self.start(len(answers) - len(scored))
+                self._hand_out(waiting)
+                for process in self._heard_from():
+                    self._take(process, waiting, scored)
         finally:
-            for process in busy:
-                process.kill()
+            for process in [process for process in self._processes if process.pending]:
+                self._lose(process)
         return [scored[row] for row in range(len(answers))]
 
-    def _finished(self, busy: Sequence[RewardProcess]) -> list[RewardProcess]:
+    def _hand_out(self, waiting: deque[tuple[int, Answer]]) -> None:
+        """Gives each idle process its next answers: several while many wait, so that none waits for a message."""
+        for process in self._processes:
+            if waiting and not process.busy:
+                share = -(-len(waiting) // (4 * self._count))
+                count = len(waiting) if self._batched else min(_MOST_AT_ONCE, share)
+                process.send([waiting.popleft() for _ in range(count)])
+
+    def _heard_from(self) -> list[RewardProcess]:
         """The processes that answered, died or timed out; waits until there is one."""
+        busy = [process for process in self._processes if process.busy]
         first = min(process.deadline for process in busy)
-        ready = wait([process.connection for process in busy], max(0.0, first - time.monotonic()))
+        ready = set(wait([process.connection for process in busy], max(0.0, first - time.monotonic())))
         now = time.monotonic()
         return [process for process in busy if process.connection in ready or process.deadline <= now]
 
-    def _result(self, process: RewardProcess) -> Scored:
-        """The result of a finished process, which becomes idle unless it is lost."""
-        if not process.connection.poll():
-            process.kill()
-            return self._failed(f"no reward within {self._settings.timeout:g} s")
+    def _take(self, process: RewardProcess, waiting: deque[tuple[int, Answer]], scored: dict[int, Scored]) -> None:
+        """Adds what a process found to `scored`. If it is lost, its other answers wait again."""
         try:
-            reply: Reply = process.connection.recv()
+            while process.busy and process.connection.poll():
+                found = process.receive()
+                if found is not None:
+                    scored[found[0]] = self._result(found[1])
+            if not process.busy or process.deadline > time.monotonic():
+                return
+            reason = (
+                f"no reward within {time_limit(self._settings, process.pending[0][1]):g} s" if process.ready else ""
+            )
         except (EOFError, OSError):
-            process.kill()
-            return self._failed("the reward process died")
-        self._idle.append(process)
+            reason = "the reward process died" if process.ready else ""
+        except ConfigError:
+            self._lose(process)
+            raise
+        self._lose(process)
+        if not reason:
+            raise WorkerError(
+                f"a reward process ended while starting, or did not start within {START_SECONDS:g} s",
+                hint="see its output in the worker's log",
+            )
+        lost = [process.pending.popleft() for _ in range(len(process.pending) if self._batched else 1)]
+        scored.update({row: self._failed(reason) for row, _ in lost})
+        waiting.extendleft(reversed(process.pending))
+
+    def _lose(self, process: RewardProcess) -> None:
+        self._processes.remove(process)
+        process.kill()
+
+    def _result(self, reply: Reply) -> Scored:
         if reply.refusal:
             raise RewardError(*reply.refusal)
-        return self._failed(reply.failure) if reply.failure else Scored(reply.score)
+        return self._failed(reply.failure) if reply.failure else reply.scored
 
     def _failed(self, reason: str) -> Scored:
         return Scored(self._settings.failure_score, reason)

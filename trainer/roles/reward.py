@@ -1,4 +1,4 @@
-"""The reward role: scores by a rule or the user's function, a reward model, or both; imports torch for a model only."""
+"""The reward role: scores by rules or the user's function, a reward model, or both; imports torch for a model only."""
 
 import os
 from collections.abc import Sequence
@@ -6,18 +6,17 @@ from collections.abc import Sequence
 from trainer.cluster.place import RankPlace
 from trainer.config.tree import Config
 from trainer.rewards.answer import Answer, Scored
-from trainer.rewards.function import as_score, needs_processes, reward_function, weighted_sums
+from trainer.rewards.function import needs_process, reward_function
 from trainer.rewards.pool import RewardPool
+from trainer.rewards.scores import as_scored, weighted_sums
 
 
 class RewardWorker:
     def __init__(self, config: Config, place: RankPlace) -> None:
         self._settings = settings = config.reward
-        self._pool: RewardPool | None = None
-        if needs_processes(settings):
-            self._pool = RewardPool(settings, settings.processes or os.cpu_count() or 1)
-        else:
-            self._reward = reward_function(settings)
+        self._pool = RewardPool(settings, settings.processes or os.cpu_count() or 1)
+        if settings.custom_function.path is not None:
+            self._pool.start()
         self._model = None
         if settings.model.path is not None:
             import torch
@@ -32,6 +31,11 @@ class RewardWorker:
         return ruled if self._model is None else weighted_sums(ruled, self._model.score(answers), self._settings)
 
     def _ruled(self, answers: Sequence[Answer]) -> list[Scored]:
-        if self._pool is not None:
-            return self._pool.score(answers)
-        return [Scored(as_score(self._reward(answer), answer)) for answer in answers]
+        """Scores by rule or function: here, or in processes of their own if they may hang."""
+        apart = [needs_process(self._settings, answer) for answer in answers]
+        pooled = iter(self._pool.score([answer for answer, away in zip(answers, apart, strict=True) if away]))
+        here = reward_function(self._settings) if self._settings.custom_function.path is None else None
+        return [
+            next(pooled) if away or here is None else as_scored(here(answer), answer)
+            for answer, away in zip(answers, apart, strict=True)
+        ]

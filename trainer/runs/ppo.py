@@ -193,6 +193,7 @@ class Controller(TrainingRun):
         """The batch with advantages, returns and corrections per token; metrics of the sampled responses."""
         algorithm, mask = self.config.algorithm, batch.response_mask
         rewards, metrics = self._rewards(batch, self.collector.shaped(scores.values, experience.lengths))
+        move_to_tokens(rewards, scores.by_token, mask)
         groups = self.collector.groups(len(batch))
         sampled = Sampled(rewards, mask, groups, batch.values, scores.greedy)
         estimated = algorithm.estimator.estimate(sampled, **algorithm.estimator.values(algorithm))
@@ -280,7 +281,7 @@ class Controller(TrainingRun):
         rows = range(0, len(prompts), self.config.rollout.samples_per_prompt)[:SAMPLES_PER_STEP]
         texts = self.collector.texts([responses[row].token_ids for row in rows])
         return [
-            Sample(prompts[row].question, text, prompts[row].ground_truth, scores[row])
+            Sample(prompts[row].question, text, str(prompts[row].ground_truth), scores[row])
             for row, text in zip(rows, texts, strict=True)
         ]
 
@@ -295,3 +296,19 @@ def token_rewards(scores: Tensor, kl: Tensor, mask: Tensor, kl_coefficient: floa
     last = (mask * torch.arange(1, mask.shape[1] + 1)).argmax(dim=1)
     rewards[torch.arange(len(scores)), last] += scores
     return rewards
+
+
+def move_to_tokens(rewards: Tensor, by_token: Sequence[Sequence[tuple[int, float]]], mask: Tensor) -> None:
+    """Moves parts of each row's score from its last token to the tokens that earned them, in place.
+
+    Args:
+        rewards: [rows, tokens], with the whole score at the last token.
+        by_token: for each row (position among the tokens that the policy sampled, reward); empty if no row has any.
+        mask: [rows, tokens] bool, the tokens that the policy sampled.
+    """
+    for row, pairs in enumerate(by_token):
+        if pairs:
+            places = mask[row].nonzero().squeeze(1)
+            for position, reward in pairs:
+                rewards[row, places[position]] += reward
+                rewards[row, places[-1]] -= reward

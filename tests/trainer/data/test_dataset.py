@@ -57,6 +57,20 @@ def test_files_are_read_one_after_the_other(file: Path, tokenizer: Any) -> None:
     assert prompts[41].index == 41
 
 
+@pytest.mark.parametrize(
+    "truth", ["3", 3, 2.5, ["3", "three"], {"target": ["Queen"]}, {"inputs": ["1\n"], "fn_name": None}]
+)
+def test_a_ground_truth_reaches_the_reward_as_it_is(tmp_path: Path, tokenizer: Any, truth: Any) -> None:
+    file = write(tmp_path / "a.parquet", reward_model=[{"style": "rule", "ground_truth": truth}])
+    assert PromptDataset([file], tokenizer, DataConfig())[0].ground_truth == truth
+
+
+def test_prompts_are_counted_by_file_and_data_source(file: Path, tmp_path: Path, tokenizer: Any) -> None:
+    other = write(tmp_path / "a.parquet")
+    prompts = PromptDataset([file, other, file], tokenizer, DataConfig(max_prompt_length=128))
+    assert prompts.count_sources() == {(file, "slipway/arithmetic"): 80, (other, "here"): 1}
+
+
 def test_a_long_prompt_is_refused_dropped_or_truncated(file: Path, tokenizer: Any) -> None:
     whole = PromptDataset([file], tokenizer, DataConfig(max_prompt_length=128))
     lengths = [len(whole[index].token_ids) for index in range(len(whole))]

@@ -96,3 +96,29 @@ def test_the_age_of_weights_is_a_mean_over_sampled_tokens() -> None:
     of_two = Trajectory((1,), 1.0, 0, 4, token_ids=[3, 4, 5], mask=[True, False, True], versions=[2, 3, 3])
     experience = Experience([], [of_one_version, of_two], completed(Scores(torch.zeros(2), {})))
     assert experience.staleness(version=4) == {"rollout/staleness_mean": 1.75, "rollout/staleness_max": 2.0}
+
+
+def test_a_greedy_baseline_is_penalised_for_its_length_as_a_sampled_response_is() -> None:
+    """Played conversations, because there is no engine: the second greedy response has the maximum length."""
+    rewards = FakeRewards()
+    rewards.told.set()
+    made = collector(rewards, overlong_buffer=8, overlong_penalty=1.0)
+    longest = made.config.data.max_response_length
+    rows = [Trajectory((1,), 0.0, 0, longest, token_ids=[3] * length, mask=[True] * length) for length in (2, longest)]
+    played: Any = type("Played", (), {"begin": lambda *_, **__: rows, "finish": lambda *_: None})()
+    made.conversations = played
+    prompts = [Prompt(row, (1,), "1", "", "") for row in range(2) for _ in range(made.samples)]
+    assert made.greedy_scores(prompts).tolist() == [1.0] * made.samples + [0.0] * made.samples
+    made.close()
+
+
+def test_metrics_name_data_sources_and_further_numbers() -> None:
+    rewards = FakeRewards()
+    made = collector(rewards)
+    prompts = [Prompt(row, (1,), "1", source, "") for row, source in enumerate(["a", "b", "b"])]
+    rows = [Trajectory((1,), 1.0, 0, 4)] * 3
+    scored = [Scored(1.0, info={"acc": 1.0}), Scored(0.0), Scored(0.5, info={"acc": 0.0})]
+    metrics = made.summarized(prompts, rows, scored).metrics
+    assert (metrics["reward/source/a"], metrics["reward/source/b"], metrics["reward/info/acc"]) == (1.0, 0.25, 0.5)
+    assert not any("source" in name for name in made.summarized(prompts[1:], rows[1:], scored[1:]).metrics)
+    made.close()

@@ -19,8 +19,8 @@ from trainer.experience.trajectory import Trajectory
 from trainer.models.files import check_models, parameter_count, reads_tokens
 from trainer.models.small import ModelShape, build_tokenizer, create_model, save_model
 from trainer.rewards.answer import Answer, Scored
-from trainer.rewards.function import weighted_sums
 from trainer.rewards.model import RewardModel
+from trainer.rewards.scores import weighted_sums
 from trainer.roles.reward import RewardWorker
 
 PLACE = RankPlace(0, 1, "here", "cpu")

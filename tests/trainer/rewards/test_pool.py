@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from trainer.config.custom_code import CustomCode
-from trainer.config.reward import RewardConfig
+from trainer.config.reward import RewardConfig, RewardFunction
 from trainer.errors import ConfigError, RewardError
-from trainer.rewards.answer import Answer
+from trainer.rewards.answer import Answer, Scored
 from trainer.rewards.pool import RewardPool
 
 FUNCTION = """
@@ -38,7 +37,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def pool(file: Path) -> Iterator[RewardPool]:
-    settings = RewardConfig(custom_function=CustomCode(path=file), timeout=1.0, failure_score=-1.0)
+    settings = RewardConfig(custom_function=RewardFunction(path=file), timeout=1.0, failure_score=-1.0)
     with RewardPool(settings, processes=2) as made:
         yield made
 
@@ -66,6 +65,40 @@ def test_a_reward_that_hangs_raises_or_dies_costs_its_own_sample_only(pool: Rewa
         "the reward process died",
     ]
     assert [one.value for one in pool.score(answers("right", "right", "right"))] == [3.0, 3.0, 3.0]
+
+
+def test_a_slow_answer_costs_those_behind_it_nothing(pool: RewardPool) -> None:
+    """Each process gets several answers in one message; those behind one that hangs are scored by another process."""
+    found = pool.score(answers(*["right"] * 20, "hang", *["wrong"] * 20, "die", *["right"] * 20))
+    assert [one.value for one in found] == [3.0] * 20 + [-1.0] + [2.0] * 20 + [-1.0] + [3.0] * 20
+
+
+def test_a_function_gets_structured_truths_tokens_and_its_own_arguments(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "async def judge(data_source, solution_str, ground_truth, extra_info, response_ids, scale):\n"
+        "    return {'score': scale * len(ground_truth['tests']), 'tokens': len(response_ids),\n"
+        "            'token_rewards': [(0, 0.5)]}\n"
+    )
+    function = RewardFunction(path=tmp_path / "mine.py", name="judge", kwargs={"scale": 2})
+    with RewardPool(RewardConfig(custom_function=function), processes=1) as pool:
+        (found,) = pool.score([Answer("hi", {"tests": [1, 2]}, sampled_ids=(7, 8))])
+    assert found == Scored(4.5, info={"tokens": 2.0}, by_token=((0, 0.5),))
+
+
+def test_a_batched_function_sees_all_answers_in_one_call(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def compute_score(data_sources, solution_strs, ground_truths, extra_infos, bonus):\n"
+        "    if 'raise' in solution_strs: raise ValueError('no')\n"
+        "    if 'short' in solution_strs: return [1.0]\n"
+        "    longest = max(map(len, solution_strs))\n"
+        "    return [bonus + len(text) / longest for text in solution_strs]\n"
+    )
+    function = RewardFunction(path=tmp_path / "mine.py", kwargs={"bonus": 1.0}, batched=True)
+    with RewardPool(RewardConfig(custom_function=function), processes=4) as pool:
+        assert [one.value for one in pool.score(answers("a", "aaaa", *["aa"] * 40))] == [1.25, 2.0] + [1.5] * 40
+        assert [one.failure for one in pool.score(answers("a", "raise"))] == ["ValueError: no"] * 2
+        with pytest.raises(RewardError, match="returned 1 scores for 2 responses"):
+            pool.score(answers("a", "short"))
 
 
 @pytest.mark.parametrize(("response", "shown"), [("nan", "nan"), ("text", "'1.0'")])
@@ -106,7 +139,7 @@ def test_a_function_that_cannot_be_loaded_is_refused(
     path = tmp_path / "mine.py"
     if content is not None:
         path.write_text(content)
-    settings = RewardConfig(custom_function=CustomCode(path=path, name=name))
+    settings = RewardConfig(custom_function=RewardFunction(path=path, name=name))
     with pytest.raises(ConfigError) as caught, RewardPool(settings, processes=1) as pool:
         pool.score(answers("right"))
     assert words in str(caught.value)

@@ -9,13 +9,16 @@ from hypothesis import strategies as st
 from trainer.config.overrides import parse_overrides
 from trainer.config.reward import RewardConfig
 from trainer.data.answers import final_answer
-from trainer.errors import ConfigError
+from trainer.errors import ConfigError, RewardError
 from trainer.rewards.answer import Answer
 from trainer.rewards.function import reward_function
+from trainer.rewards.scores import as_scored
 
 
-def score(name: str, response: str, truth: str, pattern: str | None = None) -> float:
-    return reward_function(RewardConfig(name=name, pattern=pattern))(Answer(response, truth))
+def score(name: str, response: str, truth: object, **parameters: object) -> float:
+    """The score by a rule, as the settings choose it."""
+    answer = Answer(response, truth)
+    return as_scored(reward_function(RewardConfig(name=name, **parameters))(answer), answer).value
 
 
 @pytest.mark.parametrize(
@@ -25,7 +28,15 @@ def score(name: str, response: str, truth: str, pattern: str | None = None) -> f
         ("#### 1,000", "1000", 1.0),
         ("#### -7", "-7", 1.0),
         ("#### 3 no, #### 4", "4", 1.0),
+        ("#### -$7", "-7", 1.0),
+        ("#### $-7", "-7", 1.0),
+        ("#### \u22127", "-7", 1.0),
+        ("#### .25", "0.25", 1.0),
+        ("####\u00a042", "42", 1.0),
+        ("####\u202f$1,000.50", "1000.5", 1.0),
+        ("#### 9", 9, 1.0),
         ("#### 12", "1", 0.0),
+        ("#### 1,0000", "1000", 0.0),
         ("the answer is 9", "9", 0.0),
         ("####", "9", 0.0),
         ("", "9", 0.0),
@@ -43,7 +54,101 @@ def test_any_number_after_the_last_mark_is_found(number: int, before: str) -> No
 @given(text=st.text())
 def test_any_text_has_an_answer_or_none(text: str) -> None:
     answer = final_answer(text)
-    assert answer is None or answer in text
+    assert answer is None or answer.lstrip("-") in text.replace("$", "")
+
+
+def test_the_flexible_method_takes_the_last_number_anywhere() -> None:
+    assert score("gsm8k", "so it is 1,200 dollars.", "1200", gsm8k_method="flexible") == 1.0
+    assert score("gsm8k", "1200 or 13", "1200", gsm8k_method="flexible") == 0.0
+    assert score("gsm8k", "so it is 1,200 dollars.", "1200") == 0.0
+
+
+@pytest.mark.parametrize(
+    ("response", "truth", "expected"),
+    [
+        (r"so \boxed{\frac{1}{2}}", "0.5", 1.0),
+        (r"\boxed{1/2}", r"\frac12", 1.0),
+        (r"\boxed{x^2+2x+1}", "(x+1)^2", 1.0),
+        (r"\boxed{3} no, \boxed{4}", "4", 1.0),
+        (r"\boxed{3} no, \boxed{4}", "3", 0.0),
+        (r"\boxed{\text{Evelyn}}", "Evelyn", 1.0),
+        (r"\boxed{12\text{ cm}}", "12", 1.0),
+        (r"\boxed{(1, 2)}", "(1,2)", 1.0),
+        (r"\boxed{5", "5", 0.0),
+        ("5", "5", 0.0),
+        (r"\boxed{7}", ["6", 7], 1.0),
+        (r"\boxed{7}", r"thus \boxed{7}", 1.0),
+        (r"\boxed{}", "7", 0.0),
+    ],
+)
+def test_math_compares_the_last_boxed_answer_as_mathematics(response: str, truth: object, expected: float) -> None:
+    assert score("math", response, truth) == expected
+
+
+@pytest.mark.parametrize(
+    ("response", "truth", "expected"),
+    [
+        ("Answer: 34", "34", 1.0),
+        ("answer : $1,034$", "1034", 1.0),
+        ("Answer: 3\nAnswer: 4", "4", 1.0),
+        (r"Answer: \frac12", r"\frac{1}{2}", 1.0),
+        ("Answer: x = 5 dollars", "5", 1.0),
+        (r"it is \boxed{34}", "34", 1.0),
+        (r"it is \boxed{34.0}", "34", -1.0),
+        ("34", "34", -1.0),
+        ("Answer: 34" + " " * 300, "34", -1.0),
+        (r"\boxed{34}" + " " * 100, "34", -1.0),
+    ],
+)
+def test_dapo_gives_one_or_minus_one(response: str, truth: object, expected: float) -> None:
+    assert score("dapo", response, truth) == expected
+
+
+def test_dapo_reports_its_accuracy() -> None:
+    answer = Answer("Answer: 3", 3, "aime2025")
+    assert as_scored(reward_function(RewardConfig())(answer), answer).info == {"acc": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("response", "truth", "expected"),
+    [
+        ("C", "C", 1.0),
+        ("(C) because", "C", 1.0),
+        ("I think the answer is **C**.", "C", 1.0),
+        ("The answer is B. No, the correct answer is (C)", "C", 1.0),
+        ("**Answer:** C", "C", 1.0),
+        (r"\boxed{\text{C}}", "C", 1.0),
+        ("<answer> C) Paris </answer>", "C", 1.0),
+        ("Answer: C", 2, 1.0),
+        ("Answer: 3", "3", 1.0),
+        ("the answer is a cat", "A", 0.0),
+        ("Can it be?", "C", 0.0),
+        ("Answer: D", "C", 0.0),
+        ("", "C", 0.0),
+    ],
+)
+def test_multiple_choice_reads_the_chosen_label(response: str, truth: object, expected: float) -> None:
+    assert score("multiple_choice", response, truth) == expected
+
+
+@pytest.mark.parametrize(
+    ("response", "truth", "exact", "f1"),
+    [
+        ("<answer>The Beatles!</answer>", {"target": ["Beatles", "Queen"]}, 1.0, 1.0),
+        ("<answer>x</answer> <answer>a queen</answer>", {"target": "Queen"}, 1.0, 1.0),
+        ("<answer>Paul McCartney</answer>", ["Sir Paul McCartney"], 0.0, 0.8),
+        ("no tags: Queen", "Queen", 0.0, 0.5),
+        ("<answer>42</answer>", 42, 1.0, 1.0),
+        ("<answer>Queen</answer>" * 11, "Queen", 0.25, 1.0),
+    ],
+)
+def test_answers_to_questions_are_compared_as_squad_does(response: str, truth: object, exact: float, f1: float) -> None:
+    assert (score("qa_em", response, truth), score("qa_f1", response, truth)) == (exact, pytest.approx(f1))
+
+
+def test_a_rule_for_text_refuses_a_structured_truth() -> None:
+    with pytest.raises(RewardError, match=r"ground truth that is text or a number, not \{'a': 1\}"):
+        score("exact_match", "1", {"a": 1})
 
 
 def test_exact_match_ignores_space_at_the_ends_only() -> None:
@@ -62,15 +167,18 @@ def test_exact_match_ignores_space_at_the_ends_only() -> None:
     ],
 )
 def test_a_regular_expression_finds_the_answer(pattern: str, response: str, expected: float) -> None:
-    assert score("regex", response, "4", pattern) == expected
+    assert score("regex", response, "4", pattern=pattern) == expected
 
 
 @pytest.mark.parametrize(
     ("arguments", "message", "hint"),
     [
-        (["reward.name=gsm"], "reward.name=gsm: expected exact_match | gsm8k | regex", "did you mean gsm8k?"),
-        (["reward.name=regex"], "reward.name=regex needs reward.pattern", ""),
-        (["reward.pattern=x"], "reward.pattern belongs to reward.name=regex, not to gsm8k", ""),
+        (["reward.name=gsm"], "reward.name=gsm: expected auto | dapo | exact_match", "did you mean gsm8k?"),
+        (["reward.name=regex"], "the reward rule regex needs reward.pattern", ""),
+        (["reward.sources={mine: regex}"], "the reward rule regex needs reward.pattern", ""),
+        (["reward.pattern=x"], "reward.pattern belongs to reward.name=regex, not to auto", ""),
+        (["reward.sources={mine: mathh}"], "reward.sources={mine: mathh}: expected mapping", "rules of data sources"),
+        (["reward.name=math", "reward.sources={mine: math}"], "reward.sources belongs to reward.name=auto", ""),
         (["reward.name=regex", "reward.pattern=("], "reward.pattern=(: expected regular expression", "Python's syntax"),
         (["trainer.loggers=[wand]"], "expected list of mlflow | wandb", "did you mean wandb?"),
     ],

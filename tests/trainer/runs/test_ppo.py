@@ -17,7 +17,7 @@ from trainer.models.small import ModelShape, create_model, save_model
 from trainer.rollout.engines import split
 from trainer.runs.checkpoint import read_checkpoint
 from trainer.runs.loop import run_directory
-from trainer.runs.ppo import token_rewards
+from trainer.runs.ppo import move_to_tokens, token_rewards
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +109,13 @@ def test_the_score_is_given_at_the_last_token() -> None:
     rewards = token_rewards(torch.tensor([1.0, 0.0, 2.0]), kl, mask, kl_coefficient=0.1)
     expected = [[-0.05, 0.95, 0.0], [-0.05, -0.05, -0.05], [1.95, 0.0, 0.0]]
     torch.testing.assert_close(rewards, torch.tensor(expected))
+
+
+def test_parts_of_a_score_move_to_the_sampled_tokens_that_earned_them() -> None:
+    mask = torch.tensor([[True, False, True, True], [True, True, False, False]])
+    rewards = torch.tensor([[0.0, 0.0, 0.0, 2.0], [0.0, 1.0, 0.0, 0.0]])
+    move_to_tokens(rewards, [[(0, 0.5), (1, 0.25), (2, 1.0)], []], mask)
+    torch.testing.assert_close(rewards, torch.tensor([[0.5, 0.0, 0.25, 1.25], [0.0, 1.0, 0.0, 0.0]]))
 
 
 @pytest.mark.parametrize(("items", "count"), [(7, 3), (2, 4), (0, 2), (8, 2)])

@@ -1,4 +1,4 @@
-"""Keys of verl's sections `reward_model` and `custom_reward_function`."""
+"""Keys of verl's sections `reward_model` and `custom_reward_function`, and of `reward` in its later versions."""
 
 from trainer.compat.verl.rules import (
     Given,
@@ -6,23 +6,28 @@ from trainer.compat.verl.rules import (
     Translation,
     Value,
     is_true,
-    mapped,
     no_effect,
     no_effects,
     only,
-    refused,
     switched_by,
     to,
+    typed,
     word,
 )
 from trainer.compat.verl.sharding import FSDP_KEYS, MEGATRON_KEYS
 from trainer.compat.verl.shared import PROFILER_KEYS, SAMPLES, TRACES
+from trainer.errors import ConfigError
 
 _REWARD_MODEL = "each device holds the whole reward model; reward.model.micro_batch_size limits its forward passes"
 
 
 def reward_model_alone(key: str, value: Value, given: Given) -> Translation:
-    """Where verl has a reward model, its score is the reward."""
+    """Where verl has a reward model, its score is the reward, unless a function of the user's asks the model."""
+    if is_true(value) and any(given.get(f"{section}.path") for section in _FUNCTION_SECTIONS):
+        raise ConfigError(
+            f"{key}=true with custom_reward_function.path: a reward function cannot ask the reward model here",
+            hint="serve the model and call it from the function, or leave one of the two out",
+        )
     return Translation({"reward.weight": 0.0}) if is_true(value) else only("false")(key, value, given)
 
 
@@ -31,18 +36,113 @@ def reward_model_input(_key: str, value: Value, _given: Given) -> Translation:
     return Translation({"reward.model.input": "tokens" if word(value) in ("null", "none") else "text"})
 
 
+def manager_of(given: Given) -> str:
+    """The reward manager that verl uses, by the latest of its keys."""
+    found = [word(value) for key, value in given.items() if key in _MANAGER_KEYS and value is not None]
+    return found[-1] if found else "naive"
+
+
+def reward_manager(key: str, value: Value, given: Given) -> Translation:
+    """The managers that differ only in how they run the same function give the same rewards. The batch manager calls
+    the user's function once for all responses."""
+    if word(value) == "batch" and any(given.get(f"{section}.path") for section in _FUNCTION_SECTIONS):
+        return Translation({"reward.custom_function.batched": True})
+    if word(value) == "batch":
+        raise ConfigError(
+            f"{key}=batch needs a reward function for whole batches",
+            hint="set custom_reward_function.path, or leave the manager out: rules then score by data_source",
+        )
+    return only(*_SAME_REWARDS)(key, value, given)
+
+
+def function_kwargs(section: str) -> Rule:
+    """Keyword arguments of the user's function, from all keys of a section."""
+
+    def rule(_key: str, _value: Value, given: Given) -> Translation:
+        whole_section = given.get(section)
+        kwargs = dict(whole_section) if isinstance(whole_section, dict) else {}
+        own = {
+            name.removeprefix(f"{section}."): typed(one)
+            for name, one in given.items()
+            if name.startswith(f"{section}.")
+        }
+        return Translation({"reward.custom_function.kwargs": kwargs | own})
+
+    return rule
+
+
+def manager_kwargs(section: str) -> Rule:
+    """Arguments of a manager: the batch manager hands them to the function, the others have none besides DAPO's."""
+
+    def rule(key: str, value: Value, given: Given) -> Translation:
+        if manager_of(given) == "batch":
+            return function_kwargs(section)(key, value, given)
+        if word(value) in ("null", "{}"):
+            return Translation({})
+        raise ConfigError(
+            f"{key}: the reward manager {manager_of(given)} has no such argument",
+            hint="give arguments of your own function as custom_reward_function.reward_kwargs.NAME=VALUE",
+        )
+
+    return rule
+
+
 def overlong_rules(section: str) -> dict[str, Rule]:
-    """DAPO's penalty for long responses, which verl reads from either of two sections."""
-    rules: dict[str, Rule] = {f"{section}.max_resp_len": no_effect("see data.max_response_length")}
-    for buffer in (f"{section}.overlong_buffer", f"{section}.overlong_buffer_cfg"):
+    """DAPO's penalty for long responses, which verl reads from either of two sections. It is off unless `enable` is
+    true and the manager is dapo."""
+    rules: dict[str, Rule] = {f"{section}.max_resp_len": longest_response(section)}
+    for buffer in _buffers(section):
         rules |= {
             f"{buffer}.enable": only("true", "false"),
-            f"{buffer}.len": to("reward.overlong_buffer"),
-            f"{buffer}.penalty_factor": to("reward.overlong_penalty"),
+            f"{buffer}.len": overlong(buffer, "reward.overlong_buffer"),
+            f"{buffer}.penalty_factor": overlong(buffer, "reward.overlong_penalty"),
             f"{buffer}.log": no_effect("response lengths are always logged"),
         }
     return rules
 
+
+def overlong(buffer: str, ours: str) -> Rule:
+    def rule(key: str, value: Value, given: Given) -> Translation:
+        if manager_of(given) != "dapo":
+            return Translation({}, f"{key} has no effect: only the reward manager dapo reads it")
+        return switched_by(f"{buffer}.enable", ours)(key, value, given)
+
+    return rule
+
+
+def longest_response(section: str) -> Rule:
+    """verl measures the penalty from this length, we from data.max_response_length."""
+
+    def rule(key: str, value: Value, given: Given) -> Translation:
+        longest = given.get("data.max_response_length")
+        penalised = manager_of(given) == "dapo" and any(is_true(given.get(f"{b}.enable")) for b in _buffers(section))
+        if penalised and longest is not None and word(longest) != word(value):
+            raise ConfigError(
+                f"{key}={value} differs from data.max_response_length={longest}",
+                hint="the penalty is measured from data.max_response_length: set both to the same number",
+            )
+        return Translation({})
+
+    return rule
+
+
+def sandbox_url(key: str, value: Value, _given: Given) -> Translation:
+    if word(value) in ("null", "none", ""):
+        return Translation({})
+    raise ConfigError(
+        f"{key}={value} is not supported here",
+        hint="leave it out: the rule code runs programs in a sandbox of this image; or set reward.server.url to a "
+        "server that returns scores",
+    )
+
+
+def _buffers(section: str) -> tuple[str, str]:
+    return f"{section}.overlong_buffer", f"{section}.overlong_buffer_cfg"
+
+
+_MANAGER_KEYS = ("reward_model.reward_manager", "reward.reward_manager.name")
+_SAME_REWARDS = ("naive", "dapo", "prime", "remote", "null")
+_FUNCTION_SECTIONS = ("custom_reward_function", "reward.custom_reward_function")
 
 _REWARD_MODEL_KEYS = (
     *("strategy", "use_dynamic_bsz", "forward_max_token_len_per_gpu", "ulysses_sequence_parallel_size"),
@@ -63,43 +163,64 @@ def reward_engine_rules(section: str) -> dict[str, Rule]:
     return no_effects(section, names, _REWARD_MODEL)
 
 
+def function_rules(section: str) -> dict[str, Rule]:
+    """The user's own reward function."""
+    return {
+        f"{section}.path": to("reward.custom_function.path"),
+        f"{section}.name": to("reward.custom_function.name"),
+        f"{section}.reward_kwargs": function_kwargs(f"{section}.reward_kwargs"),
+        f"{section}.reward_kwargs.*": function_kwargs(f"{section}.reward_kwargs"),
+    }
+
+
+def sandbox_rules(section: str) -> dict[str, Rule]:
+    """The service that runs programs for verl."""
+    return {
+        f"{section}.url": sandbox_url,
+        f"{section}.max_concurrent": no_effect("reward.processes programs run at once"),
+        f"{section}.memory_limit_mb": no_effect("see reward.code_memory_mb"),
+    }
+
+
 RULES: dict[str, Rule] = {
-    "custom_reward_function.path": to("reward.custom_function.path"),
-    "custom_reward_function.name": to("reward.custom_function.name"),
+    **function_rules("custom_reward_function"),
     "reward_model.enable": reward_model_alone,
     "reward_model.model.path": switched_by("reward_model.enable", "reward.model.path"),
     "reward_model.model.input_tokenizer": reward_model_input,
     "reward_model.micro_batch_size_per_gpu": to("reward.model.micro_batch_size"),
     "reward_model.max_length": to("reward.model.max_length"),
     "reward_model.micro_batch_size": only("null"),
-    "reward_model.reward_manager": mapped({"naive": "gsm8k", "dapo": "gsm8k", "batch": "gsm8k"}, "reward.name"),
+    "reward_model.reward_manager": reward_manager,
     **overlong_rules("reward_model"),
     **overlong_rules("reward_model.reward_kwargs"),
-    **overlong_rules("reward.reward_kwargs"),
     **reward_engine_rules("reward_model.rollout"),
     **reward_engine_rules("reward.reward_model.rollout"),
-    "reward_model.launch_reward_fn_async": no_effect("rewards are computed in separate processes"),
+    "reward_model.reward_kwargs": manager_kwargs("reward_model.reward_kwargs"),
+    "reward_model.reward_kwargs.num_examine": no_effect(SAMPLES),
+    "reward_model.reward_kwargs.*": manager_kwargs("reward_model.reward_kwargs"),
+    **no_effects(
+        "reward_model",
+        ("launch_reward_fn_async", "use_reward_loop", "num_workers"),
+        "rewards are computed in separate processes, reward.processes of them per node",
+    ),
     **no_effects("reward_model", _REWARD_MODEL_KEYS, _REWARD_MODEL),
     **no_effects("reward_model.model.fsdp_config", ("param_offload", *FSDP_KEYS), _REWARD_MODEL),
     **no_effects("reward_model.megatron", ("param_offload", *MEGATRON_KEYS), _REWARD_MODEL),
-    **no_effects(
-        "reward_model.sandbox_fusion",
-        ("url", "max_concurrent", "memory_limit_mb"),
-        "reward.custom_function can call a sandbox",
-    ),
     **no_effects("reward_model.profiler", ("enable", *PROFILER_KEYS), TRACES),
-    "reward_model.reward_kwargs": only("{}", "null"),
-    "reward.reward_kwargs": only("{}", "null"),
-    "reward.custom_reward_function.path": to("reward.custom_function.path"),
-    "reward.custom_reward_function.name": to("reward.custom_function.name"),
+    **sandbox_rules("reward_model.sandbox_fusion"),
+    # verl 0.7 and later
+    **function_rules("reward.custom_reward_function"),
+    "reward.reward_manager.name": reward_manager,
+    "reward.reward_manager.source": only("register", "null"),
+    "reward.reward_manager.module.path": only("null"),
+    **overlong_rules("reward.reward_kwargs"),
+    "reward.reward_kwargs": manager_kwargs("reward.reward_kwargs"),
+    "reward.reward_kwargs.num_examine": no_effect(SAMPLES),
+    "reward.reward_kwargs.*": manager_kwargs("reward.reward_kwargs"),
+    "reward.num_workers": no_effect("rewards are computed in reward.processes processes per node"),
     "reward.reward_model.enable": reward_model_alone,
     "reward.reward_model.model_path": switched_by("reward.reward_model.enable", "reward.model.path"),
     **no_effects("reward.reward_model", ("enable_resource_pool", "n_gpus_per_node", "nnodes"), _REWARD_MODEL),
-    "reward_model.reward_kwargs.*": refused("settings under reward are the parameters of a rule"),
-    "reward.reward_kwargs.*": refused("settings under reward are the parameters of a rule"),
-    "reward_model.reward_kwargs.num_examine": no_effect(SAMPLES),
-    "reward.reward_kwargs.num_examine": no_effect(SAMPLES),
-    "reward_model.num_workers": no_effect("see reward.processes"),
-    "reward.num_workers": no_effect("see reward.processes"),
-    "reward_model.use_reward_loop": no_effect("rewards are computed in separate processes"),
+    **sandbox_rules("reward.sandbox_fusion"),
+    **sandbox_rules("sandbox_fusion"),
 }

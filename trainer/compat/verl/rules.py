@@ -58,6 +58,18 @@ def whole(value: Value) -> int | None:
     return int(text) if text.removeprefix("-").isdecimal() else None
 
 
+def typed(value: Value) -> Value:
+    """A value as Hydra reads it: numbers, truth values and null are recognised in text."""
+    if not isinstance(value, str):
+        return value
+    for kind in (int, float):
+        try:
+            return kind(value)
+        except ValueError:
+            continue
+    return {"true": True, "false": False, "null": None}.get(value.lower(), value)
+
+
 def is_true(value: Value) -> bool:
     return word(value) == "true"
 

@@ -1,0 +1,77 @@
+"""verl's reward settings mean here what they mean there, or are refused."""
+
+import pytest
+
+from trainer.config.overrides import load_config
+from trainer.config.reward import RewardConfig
+from trainer.errors import ConfigError
+
+DAPO = "reward_model.reward_manager=dapo"
+BUFFER = "reward_model.overlong_buffer"
+LATER = "reward.reward_kwargs.overlong_buffer_cfg"
+
+
+def reward(*line: str) -> RewardConfig:
+    return load_config([], line)[0].reward
+
+
+@pytest.mark.parametrize("manager", ["naive", "dapo", "prime"])
+@pytest.mark.parametrize("key", ["reward_model.reward_manager", "reward.reward_manager.name"])
+def test_a_manager_scores_each_row_by_its_data_source(manager: str, key: str) -> None:
+    found = reward(f"{key}={manager}")
+    assert found.name == "auto"
+    rule = found.rule_for("lighteval/MATH")
+    assert rule is not None
+    assert rule.name == "math"
+
+
+@pytest.mark.parametrize(
+    ("line", "buffer"),
+    [
+        ([DAPO, f"{BUFFER}.enable=True", f"{BUFFER}.len=64", f"{BUFFER}.penalty_factor=0.5"], (64, 0.5)),
+        ([DAPO, f"{BUFFER}.enable=False", f"{BUFFER}.len=64", f"{BUFFER}.penalty_factor=0.5"], (0, 1.0)),
+        ([DAPO, f"{BUFFER}.len=64"], (0, 1.0)),
+        ([f"{BUFFER}.enable=True", f"{BUFFER}.len=64"], (0, 1.0)),
+        (["reward.reward_manager.name=dapo", f"+{LATER}.enable=True", f"+{LATER}.len=64"], (64, 1.0)),
+    ],
+)
+def test_the_penalty_on_length_is_on_only_if_it_is_enabled(line: list[str], buffer: tuple[int, float]) -> None:
+    found = reward("data.max_response_length=128", *line)
+    assert (found.overlong_buffer, found.overlong_penalty) == buffer
+
+
+def test_the_penalty_is_measured_from_the_longest_response() -> None:
+    line = [DAPO, f"{LATER}.enable=True", f"{LATER}.len=64", "data.max_response_length=128"]
+    assert reward(*line, "reward.reward_kwargs.max_resp_len=128").overlong_buffer == 64
+    with pytest.raises(ConfigError, match=r"max_resp_len=256 differs from data.max_response_length=128"):
+        reward(*line, "reward.reward_kwargs.max_resp_len=256")
+
+
+@pytest.mark.parametrize("section", ["custom_reward_function", "reward.custom_reward_function"])
+def test_a_function_keeps_its_arguments(section: str) -> None:
+    line = ["path=/mine.py", "name=judge", "+reward_kwargs.scale=1e-2", "+reward_kwargs.mode=strict"]
+    found = reward(*(f"{'+' if part[0] == '+' else ''}{section}.{part.removeprefix('+')}" for part in line))
+    assert (str(found.custom_function.path), found.custom_function.name) == ("/mine.py", "judge")
+    assert found.custom_function.kwargs == {"scale": 0.01, "mode": "strict"}
+
+
+def test_the_batch_manager_calls_the_function_once_with_its_arguments() -> None:
+    line = ["reward_model.reward_manager=batch", "reward_model.reward_kwargs.bonus=2"]
+    found = reward("custom_reward_function.path=/mine.py", *line)
+    assert (found.custom_function.batched, found.custom_function.kwargs) == (True, {"bonus": 2})
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (["reward_model.reward_manager=batch"], "needs a reward function for whole batches"),
+        (["reward_model.reward_manager=elliptical"], "reward_manager=elliptical is not supported here"),
+        (["reward_model.reward_kwargs.anything=1"], "the reward manager naive has no such argument"),
+        (["reward_model.sandbox_fusion.url=http://box/run_code"], "is not supported here"),
+        (["reward_model.enable=True", "custom_reward_function.path=/mine.py"], "cannot ask the reward model here"),
+    ],
+)
+def test_what_would_change_the_reward_is_refused(line: list[str], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config([], line)
+    assert words in str(caught.value)

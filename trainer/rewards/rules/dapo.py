@@ -1,0 +1,25 @@
+"""DAPO's rule (Yu et al. 2025, arXiv:2503.14476): 1 for a right `Answer: ...`, -1 for anything else."""
+
+import re
+
+from trainer.rewards.latex import last_boxed, normalized
+from trainer.rewards.truth import as_text
+from trainer.rows import RewardRule
+
+_ANSWER = re.compile(r"answer\s*:\s*([^\n]+)", re.IGNORECASE)
+_END = 300  # characters at the end of a response in which its answer must stand
+_BOX_END = 100  # the same for a boxed answer
+
+
+def dapo(response: str, ground_truth: object) -> dict[str, float]:
+    """The score 1.0 or -1.0, and `acc` 1.0 or 0.0.
+
+    The answer follows the last `Answer:`. Without one it is the last boxed answer, which must be spelt like the truth.
+    """
+    truth, end = as_text(ground_truth), response[-_END:]
+    stated = _ANSWER.findall(end)
+    right = normalized(stated[-1]) == normalized(truth) if stated else last_boxed(end[-_BOX_END:]) == truth
+    return {"score": 1.0 if right else -1.0, "acc": float(right)}
+
+
+ROW = RewardRule(name="dapo", score=dapo, sources=("math_dapo", "math", "math_dapo_reasoning", "aime*"))

@@ -1,0 +1,86 @@
+"""What reward functions return, as scores; and the weighted sum with the scores of a reward model."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from numbers import Real
+from typing import Any
+
+from trainer.config.reward import RewardConfig
+from trainer.errors import RewardError
+from trainer.rewards.answer import Answer, Scored
+
+_SHOWN = 200  # characters of a response in an error
+
+
+def as_scored(returned: Any, answer: Answer) -> Scored:
+    """The score from what a reward function returned: a number, or a mapping with one under `score`.
+
+    The mapping's other numbers are logged. Its `token_rewards` are earned at certain tokens of the response, in
+    addition to `score` at the last one (0 if left out): one number per token, or pairs (position, reward). Raises
+    RewardError for anything but finite numbers, because such a reward would reach every weight of the policy.
+    """
+    if not isinstance(returned, Mapping):
+        return Scored(_finite(returned, returned, answer))
+    by_token = _by_token(returned.get("token_rewards", ()), answer)
+    outcome = _finite(returned.get("score", 0.0 if by_token else None), returned, answer)
+    info = {
+        str(name): float(value)
+        for name, value in returned.items()
+        if name not in ("score", "token_rewards") and isinstance(value, Real) and math.isfinite(value)
+    }
+    return Scored(outcome + sum(reward for _, reward in by_token), info=info, by_token=by_token)
+
+
+def _by_token(given: Any, answer: Answer) -> tuple[tuple[int, float], ...]:
+    """(position, reward) for each token with a reward other than 0. Raises RewardError."""
+    pairs, count = list(given), len(answer.sampled_ids)
+    if not any(isinstance(one, Sequence) for one in pairs):
+        if pairs and len(pairs) != count:
+            raise _unusable(f"{len(pairs)} token_rewards for {count} tokens", answer)
+        pairs = list(enumerate(pairs))
+    rewards: list[tuple[int, float]] = []
+    for pair in pairs:
+        if not isinstance(pair, Sequence) or len(pair) != 2 or not isinstance(pair[0], int):
+            raise _unusable(f"token_rewards that hold {pair!r}", answer)
+        if not 0 <= pair[0] < count:
+            raise _unusable(f"a reward at token {pair[0]} of {count}", answer)
+        rewards.append((pair[0], _finite(pair[1], pair, answer)))
+    return tuple(pair for pair in rewards if pair[1] != 0.0)
+
+
+def _finite(value: Any, returned: Any, answer: Answer) -> float:
+    if isinstance(value, Real) and math.isfinite(value):
+        return float(value)
+    raise _unusable(repr(returned if isinstance(returned, Mapping) and value is None else value), answer)
+
+
+def _unusable(what: str, answer: Answer) -> RewardError:
+    return RewardError(
+        f"the reward function returned {what} for the response {answer.response[:_SHOWN]!r} "
+        f"(ground truth {answer.ground_truth!r}, data source {answer.data_source!r})",
+        hint="return a finite number, a mapping with one under `score`, or token_rewards: one number per token or "
+        "pairs (position, reward); raise an error for a response that cannot be scored",
+    )
+
+
+def weighted_sums(by_rule: Sequence[Scored], by_reward_model: Sequence[float], settings: RewardConfig) -> list[Scored]:
+    """`reward.weight` times the rule's score plus `reward.model.weight` times the model's, for each response.
+
+    Raises RewardError if a score of the reward model is not finite.
+    """
+    for number in by_reward_model:
+        if not math.isfinite(number):
+            raise RewardError(
+                f"the reward model {settings.model.path} returned {number}",
+                hint="set reward.model.dtype=float32, or check that its weights are complete",
+            )
+    return [
+        replace(
+            scored,
+            value=settings.weight * scored.value + settings.model.weight * number,
+            parts={"rule": scored.value, "model": number},
+            by_token=tuple((place, settings.weight * reward) for place, reward in scored.by_token),
+        )
+        for scored, number in zip(by_rule, by_reward_model, strict=True)
+    ]
