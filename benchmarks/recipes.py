@@ -22,9 +22,8 @@ import yaml
 
 from trainer.compat.hydra import flattened
 from trainer.compat.scripts import Command, UnsetVariableError, training_commands
-from trainer.compat.verl.translate import UnusableSettingsError
 from trainer.config.files import hydra_files
-from trainer.config.overrides import load_config
+from trainer.config.imports import import_verl, key_of, split_options
 from trainer.config.tree import Config
 from trainer.errors import ConfigError
 
@@ -82,38 +81,15 @@ def check(checkout: Path, script: Path, command: Command) -> Outcome:
         if re.search(pattern, words) or (re.search(pattern, name) and kind == "NPU")
     )
     outcome = Outcome(name, kind)
-    options, arguments = _split(command.arguments)
-    files = ["verl", *_files(checkout, script, options)]
-    while True:
+    options, arguments = split_options(command.arguments)
+    found = import_verl(arguments, ["verl", *_files(checkout, script, options)])
+    outcome.notes, outcome.problems = found.without_effect, found.missing
+    if found.config is not None:
         try:
-            config, outcome.notes = load_config(files, arguments)
-            _check_ranks(config)
-            return outcome
+            _check_ranks(found.config)
         except ConfigError as error:
-            found = error.problems if isinstance(error, UnusableSettingsError) else [error]
-            outcome.problems += found
-            keys = {_key(problem) for problem in found}
-            kept = [argument for argument in arguments if argument.partition("=")[0].lstrip("+~") not in keys]
-            if len(kept) == len(arguments):
-                return outcome
-            arguments = kept
-
-
-def _key(problem: ConfigError) -> str:
-    return re.split(r"[=:\s]", str(problem).lstrip("~+"), maxsplit=1)[0]
-
-
-def _split(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Hydra's options and its overrides."""
-    options, overrides, rest = {}, [], list(arguments)
-    while rest:
-        word = rest.pop(0)
-        if word.startswith("--config-"):
-            name, separator, value = word.partition("=")
-            options[name] = value if separator else rest.pop(0)
-        elif "=" in word or word.startswith("~"):
-            overrides.append(word)
-    return options, overrides
+            outcome.problems.append(error)
+    return outcome
 
 
 def _files(checkout: Path, script: Path, options: dict[str, str]) -> list[str]:
@@ -167,7 +143,7 @@ def page(outcomes: Sequence[Outcome]) -> str:
     plain, everywhere = Counter[str](), Counter[str]()
     values: dict[str, Counter[str]] = {}
     for outcome in outcomes:
-        for key, value in {(_key(problem), _value(problem)) for problem in outcome.problems}:
+        for key, value in {(key_of(problem), _value(problem)) for problem in outcome.problems}:
             everywhere[key] += 1
             plain[key] += outcome.kind == PLAIN
             values.setdefault(key, Counter())[value] += 1

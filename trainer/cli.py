@@ -1,6 +1,7 @@
 """The command line of the trainer. Commands import heavy packages only when they run."""
 
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -164,6 +165,43 @@ def load(
     for note in notes:
         logging.warning("warning: %s", note)
     return settings
+
+
+@app.command("import")
+def import_script(
+    script: Annotated[Path, typer.Argument(metavar="SCRIPT", help="Shell script that starts verl.")],
+    output: Annotated[Path | None, typer.Option(help="YAML file to write. The default is beside the script.")] = None,
+    variables: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Variable of the script; 1 to 9: arguments.")
+    ] = None,
+) -> None:
+    """Turn a script of verl into settings of this trainer, and say what keeps its meaning and what is missing.
+
+    bash expands the script without starting a program. The exit status is 2 if something is missing.
+    """
+    from trainer.compat.scripts import training_commands
+    from trainer.config.imports import import_verl, named_files, split_options
+    from trainer.errors import ConfigError
+
+    try:
+        text = script.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{script}: cannot be read: {error}", hint="name a shell script") from error
+    environment = {**os.environ, **dict(variable.partition("=")[::2] for variable in variables or [])}
+    commands = training_commands(text, environment, Path.cwd(), str(script))
+    if not commands:
+        raise ConfigError(f"{script}: runs no Python with KEY=VALUE settings", hint="name the script that starts verl")
+    missing = False
+    for number, command in enumerate(commands, start=1):
+        options, overrides = split_options(command.arguments)
+        found = import_verl(overrides, named_files(options))
+        suffix = ".yaml" if len(commands) == 1 else f".{number}.yaml"
+        target = (output or script).with_suffix(suffix) if len(commands) > 1 or output is None else output
+        target.write_text(f"# Imported from {script.name}, {command.entry}.\n{found.yaml()}", encoding="utf-8")
+        typer.echo(f"{target}\n\n{found.report()}")
+        missing = missing or bool(found.missing)
+    if missing:
+        raise typer.Exit(2)
 
 
 @app.command()

@@ -73,6 +73,15 @@ def load_config(files: Sequence[str], arguments: Sequence[str]) -> tuple[Config,
     verl's keys work wherever ours do. Returns the config, and notes about those that differ or have no effect.
     Raises ConfigError; see `parse_overrides`.
     """
+    given = given_settings(files, arguments)
+    known = [setting.key for setting in settings(Config)]
+    suggestions = _suggestions(known)
+    translated, notes = translate(given, known, lambda key: _nearest(key, suggestions))
+    return build(Config, translated, suggestions), notes
+
+
+def given_settings(files: Sequence[str], arguments: Sequence[str]) -> dict[str, Any]:
+    """What files and arguments set, by dotted key in either dialect; interpolations are replaced."""
     defaults = {setting.key: setting.default for setting in settings(Config)}
     known = list(defaults)
     given: dict[str, Any] = {}
@@ -85,10 +94,11 @@ def load_config(files: Sequence[str], arguments: Sequence[str]) -> tuple[Config,
             key, value = split_argument(argument, known)
             _add(given, {key: value} if key in defaults else flattened(key, value))
     everything = ChainMap(given, DEFAULTS, defaults)
-    given = {key: interpolated(key, value, everything.__getitem__) for key, value in given.items()}
-    suggestions = [*known, *(key for key in RULES if "*" not in key), *DEFAULTS]
-    translated, notes = translate(given, known, lambda key: _nearest(key, suggestions))
-    return build(Config, translated, suggestions), notes
+    return {key: interpolated(key, value, everything.__getitem__) for key, value in given.items()}
+
+
+def _suggestions(known: Sequence[str]) -> list[str]:
+    return [*known, *(key for key in RULES if "*" not in key), *DEFAULTS]
 
 
 def _add(given: dict[str, Any], source: Mapping[str, Any]) -> None:

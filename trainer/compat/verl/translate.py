@@ -63,10 +63,7 @@ def translate(given: Given, known: Iterable[str], nearest: Callable[[str], str])
             settings[key] = value
             continue
         try:
-            rule = _rule(key)
-            if rule is None:
-                raise ConfigError(f"{key}: there is no such setting", hint=nearest(key))
-            translation = rule(key, value, given)
+            translation = translate_key(key, value, given, nearest)
         except ConfigError as problem:
             problems.append(problem)
             continue
@@ -77,6 +74,14 @@ def translate(given: Given, known: Iterable[str], nearest: Callable[[str], str])
     if problems:
         raise problems[0] if len(problems) == 1 else UnusableSettingsError(problems)
     return inherited | settings, notes
+
+
+def translate_key(key: str, value: Value, given: Given, nearest: Callable[[str], str]) -> Translation:
+    """Our settings for one of verl's; see `translate`."""
+    rule = _rule(key)
+    if rule is None:
+        raise ConfigError(f"{key}: there is no such setting", hint=nearest(key))
+    return rule(key, value, given)
 
 
 class UnusableSettingsError(ConfigError):

@@ -1,0 +1,96 @@
+"""Scripts of verl: the commands that they would run, and what these mean here."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from trainer.compat.scripts import UnsetVariableError, training_commands
+from trainer.config.overrides import load_config
+
+ROOT = Path(__file__).parents[3]
+SCRIPT = """\
+#!/bin/bash
+set -xeuo pipefail
+N=${N:-8}
+MODEL=(actor_rollout_ref.model.path="Some/Model" data.max_prompt_length=$((128 * 2)))
+if [ "$N" -gt 4 ]; then LOSS=grpo; else LOSS=rloo; fi
+rm -rf data
+nvidia-smi > /dev/null 2>&1
+LAUNCH=(uv run python3)
+"${LAUNCH[@]}" -X faulthandler -m verl.trainer.main_ppo \\
+    algorithm.adv_estimator=$LOSS `# a comment` \\
+    "${MODEL[@]}" \\
+    actor_rollout_ref.rollout.n=$N \\
+    actor_rollout_ref.actor.ppo_mini_batch_size=64 data.train_batch_size=256 \\
+    trainer.logger='["console","wandb"]' "$@" 2>&1 | tee "run $N.log"
+"""
+
+
+def test_bash_expands_the_script_and_runs_nothing(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (command,) = training_commands(SCRIPT, {"1": "trainer.nnodes=2"}, tmp_path)
+    assert command.entry == "verl.trainer.main_ppo"
+    assert command.overrides == [
+        "algorithm.adv_estimator=grpo",
+        "actor_rollout_ref.model.path=Some/Model",
+        "data.max_prompt_length=256",
+        "actor_rollout_ref.rollout.n=8",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=64",
+        "data.train_batch_size=256",
+        'trainer.logger=["console","wandb"]',
+        "trainer.nnodes=2",
+    ]
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+    assert "algorithm.adv_estimator=rloo" in training_commands(SCRIPT, {"N": "2"})[0].overrides
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "python3 -m verl.trainer.main_ppo a.b=1",
+        "srun --ntasks=1 docker exec box python -m verl.trainer.main_ppo a.b=1",
+        "srun bash -c 'cd /verl && python3 -m verl.trainer.main_ppo a.b=1'",
+        "ray job submit --runtime-env=verl/trainer/runtime_env.yaml -- python3 -m verl.trainer.main_ppo a.b=1",
+        "for try in 1; do python3 -m verl.trainer.main_ppo a.b=1; done",
+        "PATH=/bin:/usr/bin; touch made; python3 -m verl.trainer.main_ppo a.b=1 >made",
+        "cd $(dirname ${BASH_SOURCE[0]}); exec python3 -m verl.trainer.main_ppo a.b=1",
+    ],
+)
+def test_the_command_is_found_behind_its_launcher(line: str, tmp_path: Path) -> None:
+    (command,) = training_commands(line, {}, tmp_path)
+    assert command.overrides == ["a.b=1"]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_required_variable_is_named() -> None:
+    with pytest.raises(UnsetVariableError, match="requires the variable HOME_OF_DATA"):
+        training_commands("python3 -m m data.train_files=${HOME_OF_DATA:?}", {})
+
+
+def imported(tmp_path: Path, script: str) -> tuple[subprocess.CompletedProcess[str], Path]:
+    path = tmp_path / "run.sh"
+    path.write_text(script)
+    command = [sys.executable, "-m", "trainer", "import", str(path)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False), path.with_suffix(".yaml")
+
+
+def test_an_imported_script_means_the_same(tmp_path: Path) -> None:
+    ended, written = imported(tmp_path, SCRIPT)
+    assert ended.returncode == 0, ended.stderr
+    config, _ = load_config([str(written)], [])
+    line = training_commands(SCRIPT, {})[0].overrides
+    assert config == load_config(["verl"], line)[0]
+    assert "actor_rollout_ref.actor.ppo_mini_batch_size=64 -> actor.mini_batch_size=512" in ended.stdout
+    assert yaml.safe_load(written.read_text())["actor"]["mini_batch_size"] == 512
+
+
+def test_what_is_missing_is_listed(tmp_path: Path) -> None:
+    wrong = "actor_rollout_ref.actor.ulysses_sequence_parallel_size=4 actor_rollout_ref.rollout.nn=3"
+    ended, written = imported(tmp_path, SCRIPT.replace('"$@"', wrong))
+    assert ended.returncode == 2
+    assert "missing: 2" in ended.stdout
+    assert "context parallelism" in ended.stdout
+    assert load_config([str(written)], [])[0].rollout.samples_per_prompt == 8

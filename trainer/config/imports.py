@@ -1,0 +1,107 @@
+"""Another tool's command as settings of ours, with a report of what stays the same and what is missing."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from trainer.compat.verl.translate import UnusableSettingsError, is_default, translate_key
+from trainer.config.files import hydra_files
+from trainer.config.overrides import given_settings, load_config, settings
+from trainer.config.tree import Config
+from trainer.errors import ConfigError
+
+
+@dataclass
+class Imported:
+    """`config` is None if the rest of the settings contradict each other.
+
+    `same` lists each setting with ours, `without_effect` what this trainer does by itself, `missing` what it cannot do.
+    """
+
+    config: Config | None = None
+    same: list[str] = field(default_factory=list)
+    without_effect: list[str] = field(default_factory=list)
+    missing: list[ConfigError] = field(default_factory=list)
+
+    def report(self) -> str:
+        """The differences in meaning, as text."""
+        missing = [f"{problem}" + (f" ({problem.hint})" if problem.hint else "") for problem in self.missing]
+        parts = (("the same", self.same), ("no effect on the result", self.without_effect), ("missing", missing))
+        return "\n".join(
+            f"{title}: {len(lines)}\n" + "".join(f"  {line}\n" for line in lines) for title, lines in parts
+        )
+
+    def yaml(self) -> str:
+        """The settings that differ from this trainer's defaults."""
+        if self.config is None:
+            return ""
+        chosen = _different(self.config.model_dump(mode="json"), Config().model_dump(mode="json"))
+        return yaml.safe_dump(chosen, sort_keys=False, allow_unicode=True)
+
+
+def import_verl(arguments: Sequence[str], files: Sequence[str] = ("verl",)) -> Imported:
+    """What a command line of verl means here. Problems are collected, so the result lists all of them."""
+    files, rest = [*files], list(arguments)
+    found = Imported()
+    while True:
+        try:
+            found.config, found.without_effect = load_config(files, rest)
+            break
+        except ConfigError as error:
+            found.missing += error.problems if isinstance(error, UnusableSettingsError) else [error]
+            keys = {key_of(problem) for problem in found.missing}
+            kept = [argument for argument in rest if argument.partition("=")[0].lstrip("+~") not in keys]
+            if len(kept) == len(rest):
+                break
+            rest = kept
+    known = {setting.key for setting in settings(Config)}
+    given = given_settings(files, rest) if found.config else {}
+    named = {argument.partition("=")[0].lstrip("+~") for argument in rest}
+    for key in (key for key in given if key in named):
+        ours = {key: given[key]} if key in known else translate_key(key, given[key], given, str).settings
+        if ours or (key not in known and is_default(key, given[key], given)):
+            settings_of_ours = ", ".join(f"{name}={value}" for name, value in ours.items())
+            found.same.append(f"{key}={given[key]}" + (f" -> {settings_of_ours}" if ours else ""))
+    return found
+
+
+def split_options(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Hydra's `--config-name` and `--config-path`, and the overrides of a command line."""
+    options: dict[str, str] = {}
+    overrides, rest = [], list(arguments)
+    while rest:
+        word = rest.pop(0)
+        if word.startswith("--config-"):
+            name, separator, value = word.partition("=")
+            options[name] = value if separator or not rest else rest.pop(0)
+        elif "=" in word or word.startswith("~"):
+            overrides.append(word)
+    return options, overrides
+
+
+def named_files(options: dict[str, str]) -> list[str]:
+    """verl's preset, and the file that Hydra's options name."""
+    if "--config-name" not in options:
+        return ["verl"]
+    return ["verl", *hydra_files(options["--config-name"], options.get("--config-path"))]
+
+
+def key_of(problem: ConfigError) -> str:
+    """The key that a message begins with."""
+    return re.split(r"[=:\s]", str(problem).lstrip("~+"), maxsplit=1)[0]
+
+
+def _different(values: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    found = {}
+    for name, value in values.items():
+        default = defaults.get(name)
+        if isinstance(value, dict) and isinstance(default, dict) and value:
+            value = _different(value, default)
+            if value:
+                found[name] = value
+        elif value != default:
+            found[name] = value
+    return found
