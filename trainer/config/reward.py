@@ -58,6 +58,18 @@ class RewardFunction(CustomCode):
         return self
 
 
+class RewardServer(Section):
+    """A server that scores responses over HTTP."""
+
+    url: str | None = Field(
+        None, pattern="^https?://", description="where batches of responses are posted as JSON; null: no server"
+    )
+    batch_size: int = Field(16, gt=0, description="responses per request")
+    requests: int = Field(8, gt=0, description="requests at once, of each reward worker")
+    timeout: float = Field(60.0, gt=0, description="seconds that a request may take")
+    retries: int = Field(3, ge=0, description="further attempts of a request that failed")
+
+
 @partial(with_parameters, tables=(RULES,))
 class RewardConfig(Section):
     name: NameOrAuto = Field(
@@ -73,6 +85,7 @@ class RewardConfig(Section):
     )
     model: RewardModelConfig = RewardModelConfig()
     custom_function: RewardFunction = RewardFunction()
+    server: RewardServer = RewardServer()
     processes: int | None = Field(
         None,
         gt=0,
@@ -106,6 +119,8 @@ class RewardConfig(Section):
     def _something_scores(self) -> Self:
         if self.weight == 0 and self.model.path is None:
             raise ValueError("reward.weight=0 leaves nothing to score with: set reward.model.path")
+        if self.server.url is not None and self.custom_function.path is not None:
+            raise ValueError("reward.server.url and reward.custom_function.path both score responses: set one of them")
         return self
 
     def rule_for(self, data_source: str) -> RewardRule | None:

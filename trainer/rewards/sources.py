@@ -15,10 +15,11 @@ Counts = Mapping[tuple[Path, str], int]
 def check_sources(config: Config, counts: Counts) -> list[str]:
     """Notes of the rules that the run needs. Raises ConfigError if no rule knows a data source, or a rule cannot work.
 
-    The user's own function knows every source. So does an environment, which may score its conversations itself.
+    The user's own function or server knows every source. An environment may score its conversations itself.
     """
     reward = config.reward
-    if reward.custom_function.path is not None or config.rollout.environment.path is not None:
+    others = (reward.custom_function.path, reward.server.url, config.rollout.environment.path)
+    if any(other is not None for other in others):
         return []
     rules = {place: reward.rule_for(place[1]) for place in counts}
     unknown = [place for place, rule in rules.items() if rule is None]
@@ -33,7 +34,9 @@ def check_sources(config: Config, counts: Counts) -> list[str]:
 def source_lines(config: Config, counts: Counts) -> list[str]:
     """A line per file and data source, largest first: its prompts, and the rule that scores them."""
     function = config.reward.custom_function
-    own = f"{function.path.name}:{function.name or 'compute_score'}" if function.path is not None else None
+    own = config.reward.server.url
+    if function.path is not None:
+        own = f"{function.path.name}:{function.name or 'compute_score'}"
     lines = []
     for (file, source), count in sorted(counts.items(), key=lambda item: -item[1]):
         rule = config.reward.rule_for(source)

@@ -1,4 +1,7 @@
-"""The reward role: scores by rules or the user's function, a reward model, or both; imports torch for a model only."""
+"""The reward role: scores by rules, the user's function or a server, and by a reward model.
+
+It imports torch for a reward model only.
+"""
 
 import os
 from collections.abc import Sequence
@@ -9,6 +12,7 @@ from trainer.rewards.answer import Answer, Scored
 from trainer.rewards.function import needs_process, reward_function
 from trainer.rewards.pool import RewardPool
 from trainer.rewards.scores import as_scored, weighted_sums
+from trainer.rewards.server import RewardServer
 
 
 class RewardWorker:
@@ -17,6 +21,7 @@ class RewardWorker:
         self._pool = RewardPool(settings, settings.processes or os.cpu_count() or 1)
         if settings.custom_function.path is not None:
             self._pool.start()
+        self._server = RewardServer(settings) if settings.server.url is not None else None
         self._model = None
         if settings.model.path is not None:
             import torch
@@ -31,7 +36,9 @@ class RewardWorker:
         return ruled if self._model is None else weighted_sums(ruled, self._model.score(answers), self._settings)
 
     def _ruled(self, answers: Sequence[Answer]) -> list[Scored]:
-        """Scores by rule or function: here, or in processes of their own if they may hang."""
+        """Scores by the server, or by rule or function: here, or in processes of their own if they may hang."""
+        if self._server is not None:
+            return self._server.score(answers)
         apart = [needs_process(self._settings, answer) for answer in answers]
         pooled = iter(self._pool.score([answer for answer, away in zip(answers, apart, strict=True) if away]))
         here = reward_function(self._settings) if self._settings.custom_function.path is None else None

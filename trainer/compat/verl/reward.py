@@ -178,7 +178,7 @@ def sandbox_rules(section: str) -> dict[str, Rule]:
     return {
         f"{section}.url": sandbox_url,
         f"{section}.max_concurrent": no_effect("reward.processes programs run at once"),
-        f"{section}.memory_limit_mb": no_effect("see reward.code_memory_mb"),
+        f"{section}.memory_limit_mb": to("reward.code_memory_mb"),
     }
 
 

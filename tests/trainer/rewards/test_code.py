@@ -1,0 +1,98 @@
+"""Programs that are scored by running them, in real sandboxes."""
+
+import json
+import os
+import time
+
+import pytest
+
+from trainer.config.reward import RewardConfig
+from trainer.errors import RewardError
+from trainer.rewards.answer import Answer, Scored
+from trainer.rewards.pool import RewardPool
+from trainer.rewards.rules.code import code
+from trainer.rewards.sandbox import Limits, check, run_tests
+
+ECHO = {"inputs": ["1 2\n", "3 4\n"], "outputs": ["3\n", "7"]}
+ADD = {"fn_name": "add", "inputs": ["1\n2", [3, 4]], "outputs": ["3", [7]]}
+
+
+def score(program: str, tests: object, seconds: float = 5.0, memory_mb: int = 1024) -> float:
+    return code(f"Sure:\n```python\n{program}\n```\nDone.", tests, 10, seconds, memory_mb)["score"]
+
+
+@pytest.mark.parametrize(
+    ("program", "tests", "expected"),
+    [
+        ("a, b = map(int, input().split())\nprint(a + b)", ECHO, 1.0),
+        ("a, b = map(int, input().split())\nprint(a + b)", json.dumps(ECHO), 1.0),
+        ("if __name__ == '__main__':\n    print(float(sum(map(int, sys.stdin.read().split()))))", ECHO, 1.0),
+        ("print(3)", ECHO, 0.5),
+        ("print(3); exit()", ECHO, 0.5),
+        ("print(3); exit(1)", ECHO, 0.0),
+        ("print(3", ECHO, 0.0),
+        ("def add(a, b): return a + b", ADD, 1.0),
+        ("class Solution:\n    def add(self, a: int, b: List[int]): print('noise'); return a + b", ADD, 1.0),
+        ("def add(a, b): return 3", ADD, 0.5),
+        ("def other(a, b): return a + b", ADD, 0.0),
+    ],
+)
+def test_a_program_earns_the_share_of_tests_that_it_passes(program: str, tests: object, expected: float) -> None:
+    assert score(program, tests) == expected
+
+
+@pytest.mark.parametrize("truth", ["not json", {"inputs": ["1"], "outputs": []}, {}, 3])
+def test_a_truth_without_tests_is_refused(truth: object) -> None:
+    with pytest.raises(RewardError, match="the reward rule code needs tests"):
+        score("print(1)", truth)
+
+
+def outputs(program: str, limits: Limits | None = None) -> str | None:
+    return run_tests(program, None, [""], limits or Limits())[0]
+
+
+def test_the_sandbox_is_complete_in_this_container() -> None:
+    assert check() == ""
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import socket; socket.create_connection(('127.0.0.1', 22))",
+        "import socket; socket.socket()",
+        "import os; os.fork()",
+        "import subprocess; subprocess.run(['/bin/true'])",
+        f"import os; os.kill({os.getpid()}, 0)",
+        "import os; os.kill(os.getppid(), 0)",
+        "import os; os.kill(-1, 0)",
+        f"open('/proc/{os.getpid()}/environ').read()",
+        "open('/tmp/slipway-left-behind', 'w')",
+        "open('/root/.bashrc').read()",
+        "open('big', 'wb').write(bytes(32 * 2**20)); assert os.path.getsize('big') > 2**24",
+        "bytearray(2 * 2**30)",
+        "[open('/dev/null') for _ in range(100)]",
+    ],
+)
+def test_a_program_cannot_leave_the_sandbox(program: str) -> None:
+    reported = f"try:\n    exec({program!r})\n    print('done')\nexcept BaseException as error:\n    print('refused')"
+    assert outputs(reported) in ("refused\n", None)
+
+
+def test_a_program_sees_neither_the_environment_nor_the_expected_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET_TOKEN", "hidden")
+    assert "hidden" not in (outputs("import os; print(dict(os.environ))") or "hidden")
+    looks = "import gc\nprint([one for one in gc.get_objects() if isinstance(one, dict) and 'outputs' in one])"
+    assert outputs(looks) == "[]\n"
+
+
+def test_a_program_that_hangs_costs_its_own_time_only() -> None:
+    started = time.monotonic()
+    assert score("while True: pass", ECHO, seconds=0.5) == 0.0
+    assert score("import signal, time\nsignal.signal(signal.SIGTERM, lambda *_: 0)\ntime.sleep(99)", ECHO, 0.5) == 0.0
+    assert time.monotonic() - started < 20
+
+
+def test_code_runs_in_reward_processes_by_its_data_source() -> None:
+    with RewardPool(RewardConfig(), processes=2) as pool:
+        found = pool.score([Answer(f"```python\nprint({n})\n```", ECHO, "taco") for n in (3, 4)])
+    assert found == [Scored(0.5, info={"solved": 0.0}), Scored(0.0, info={"solved": 0.0})]

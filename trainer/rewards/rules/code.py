@@ -1,0 +1,111 @@
+"""The last program of the response must pass tests: it is run in a sandbox."""
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from trainer.errors import RewardError
+from trainer.rewards import sandbox
+from trainer.rows import Parameter, RewardRule
+
+_STARTING = 15.0  # seconds beside those of the tests
+
+
+def code(
+    response: str, ground_truth: object, code_tests: int, code_seconds: float, code_memory_mb: int
+) -> dict[str, float]:
+    """The share of the first `code_tests` tests that the program passes; `solved` is 1.0 if it passes them all.
+
+    The program is the last block ```python of the response. The tests are those of APPS and TACO, as a mapping or as
+    JSON: `inputs` and `outputs` of standard input and output, or with `fn_name` arguments and results of a function.
+    """
+    function, inputs, outputs = _tests(ground_truth, code_tests)
+    program = response.split("```python")[-1].split("```")[0]
+    limits = sandbox.Limits(code_seconds, code_memory_mb)
+    found = sandbox.run_tests(program, function, inputs, limits)
+    same = _same_text if function is None else _same_result
+    passed = [given is not None and same(given, wanted) for given, wanted in zip(found, outputs, strict=True)]
+    return {"score": sum(passed) / len(passed), "solved": float(all(passed))}
+
+
+def _tests(ground_truth: object, most: int) -> tuple[str | None, list[Any], list[Any]]:
+    """Function or None, inputs and outputs. Raises RewardError if these are no tests."""
+    try:
+        tests = json.loads(ground_truth) if isinstance(ground_truth, str) else ground_truth
+    except ValueError:
+        tests = None
+    if not isinstance(tests, Mapping) or not tests.get("inputs") or len(tests["inputs"]) != len(tests["outputs"]):
+        raise RewardError(
+            f"the reward rule code needs tests, not the ground truth {str(ground_truth)[:200]!r}",
+            hint="write {'inputs': [...], 'outputs': [...]}, with 'fn_name' for a function",
+        )
+    inputs, outputs = list(tests["inputs"])[:most], list(tests["outputs"])[:most]
+    function = tests.get("fn_name")
+    if function is None:
+        return None, [_joined(text) for text in inputs], [_joined(text) for text in outputs]
+    return function, [_arguments(given) for given in inputs], [_parsed(wanted) for wanted in outputs]
+
+
+def _joined(text: Any) -> str:
+    return "\n".join(map(str, text)) if isinstance(text, list) else str(text)
+
+
+def _arguments(given: Any) -> list[Any]:
+    return [json.loads(line) for line in given.split("\n")] if isinstance(given, str) else list(given)
+
+
+def _parsed(wanted: Any) -> Any:
+    return json.loads(wanted) if isinstance(wanted, str) else wanted
+
+
+def _same_result(given: str, wanted: Any) -> bool:
+    """Whether a result is the wanted one, or the only element of a list that holds it."""
+    try:
+        result = json.loads(given)
+    except ValueError:
+        return False
+    return bool(result == wanted or (isinstance(wanted, list) and wanted and result == wanted[0]))
+
+
+def _same_text(given: str, wanted: str) -> bool:
+    """Whether the words of every line are equal; numbers may differ by rounding."""
+    lines, wanted_lines = ([line.split() for line in text.strip().splitlines()] for text in (given, wanted))
+    return len(lines) == len(wanted_lines) and all(
+        len(line) == len(other) and all(map(_same_word, line, other))
+        for line, other in zip(lines, wanted_lines, strict=True)
+    )
+
+
+def _same_word(word: str, wanted: str) -> bool:
+    if word == wanted:
+        return True
+    try:
+        return math.isclose(float(word), float(wanted), rel_tol=1e-5, abs_tol=1e-8)
+    except ValueError:
+        return False
+
+
+def _longest(code_tests: int, code_seconds: float, code_memory_mb: int) -> float:  # noqa: ARG001
+    return _STARTING + code_tests * code_seconds
+
+
+ROW = RewardRule(
+    name="code",
+    score=code,
+    sources=("codecontests", "apps", "codeforces", "taco"),
+    parameters={
+        "code_tests": Parameter(
+            type=int, default=10, description="tests of a program, the first ones", constraints={"gt": 0}
+        ),
+        "code_seconds": Parameter(
+            type=float, default=5.0, description="seconds that a test may take", constraints={"gt": 0}
+        ),
+        "code_memory_mb": Parameter(
+            type=int, default=1024, description="address space of a program, MiB", constraints={"ge": 64}
+        ),
+    },
+    may_hang=True,
+    time_limit=_longest,
+    check=sandbox.check,
+)
