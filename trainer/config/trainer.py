@@ -21,13 +21,19 @@ class ProfilerConfig(Section):
     )
     steps: list[int] = Field([2], description="steps to trace; the first step is not representative")
     actor_forward_ms: float | None = Field(
-        80.0, gt=0, description="warn when old_log_prob takes longer, in milliseconds"
+        None,
+        gt=0,
+        description="warn when old_log_prob takes longer, in ms; null: twice the run's median",
     )
     critic_update_ms: float | None = Field(
-        150.0, gt=0, description="warn when update_critic takes longer, in milliseconds"
+        None,
+        gt=0,
+        description="warn when update_critic takes longer, in ms; null: twice the run's median",
     )
     loading_ms: float | None = Field(
-        10.0, gt=0, description="warn when loading a batch of prompts takes longer, in milliseconds"
+        None,
+        gt=0,
+        description="warn when loading a batch of prompts takes longer, in ms; null: twice the run's median",
     )
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -30,15 +31,31 @@ class Tracer:
         self._profiler = None
 
 
-def slow_phases(seconds: Mapping[str, float], settings: ProfilerConfig) -> list[str]:
-    """A sentence for each phase of a step above its threshold; the keys of `seconds` are `time/<phase>`."""
-    limits = {
-        "time/load": settings.loading_ms,
-        "time/old_log_prob": settings.actor_forward_ms,
-        "time/update_critic": settings.critic_update_ms,
-    }
-    return [
-        f"{name.removeprefix('time/')} took {seconds[name] * 1000:.0f} ms, the threshold is {limit:g} ms"
-        for name, limit in limits.items()
-        if limit is not None and seconds.get(name, 0.0) * 1000 > limit
-    ]
+class SlowPhases:
+    """Finds phases that take longer than their threshold: a setting, or a multiple of the run's own median."""
+
+    MULTIPLE = 2.0
+    STEPS = 3  # before a median says anything
+
+    def __init__(self, settings: ProfilerConfig) -> None:
+        self._thresholds = {
+            "time/load": settings.loading_ms,
+            "time/old_log_prob": settings.actor_forward_ms,
+            "time/update_critic": settings.critic_update_ms,
+        }
+        self._earlier: dict[str, list[float]] = {name: [] for name in self._thresholds}
+
+    def of_step(self, seconds: Mapping[str, float]) -> list[str]:
+        """A sentence for each slow phase of the next step; the keys of `seconds` are `time/<phase>`."""
+        found = []
+        for name, threshold in self._thresholds.items():
+            if name not in seconds:
+                continue
+            earlier, taken = self._earlier[name], seconds[name] * 1000
+            limit = threshold
+            if limit is None and len(earlier) >= self.STEPS:
+                limit = self.MULTIPLE * median(earlier)
+            if limit is not None and taken > limit:
+                found.append(f"{name.removeprefix('time/')} took {taken:.0f} ms, the threshold is {limit:.4g} ms")
+            earlier.append(taken)
+        return found

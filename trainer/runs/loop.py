@@ -19,7 +19,7 @@ from trainer.data.batch import Batch
 from trainer.data.dataset import PromptSampler
 from trainer.errors import InterruptedRun, RewardError, TrainerError, WatchdogError
 from trainer.records.atomic import atomic_directory
-from trainer.records.profiling import slow_phases
+from trainer.records.profiling import SlowPhases
 from trainer.records.tracking import Tracker
 from trainer.runs.checkpoint import TrainingState, fingerprint, last_checkpoint
 from trainer.runs.interfaces import ActorRole, TrainedRole, TrainingRole
@@ -95,6 +95,7 @@ class TrainingRun:
         self._sampler = sampler
         self.run_dir = run_dir
         self.tracker = tracker
+        self._slow_phases = SlowPhases(config.trainer.profiler)
         self.stop = stop
         self.last_step = last_step
         self.saver = Saver(groups.trained, run_dir, config.trainer.keep_checkpoints)
@@ -177,7 +178,7 @@ class TrainingRun:
                 group.call(TrainingRole.stop_trace, directory, step, group.role)
             logger.info("traces of step %d in %s", step, directory)
         if settings.enable:
-            for slow in slow_phases(self.tracker.seconds, settings):
+            for slow in self._slow_phases.of_step(self.tracker.seconds):
                 logger.warning("step %d: %s", step, slow)
 
     def save_beside(self) -> None:

@@ -349,6 +349,35 @@ def test_a_refusal_names_the_feature(argument: str, feature: str) -> None:
         load_config([], [argument])
 
 
+GUIDE = """
+device_mapping:
+  actor: {type: tp, devices: ["0,1,2,3"]}
+critic: {type: dp, devices: ["node0:0,1;node1:0,1"], model_config: {use_gradient_checkpointing: True}}
+reward_model: {type: single, devices: ["0"]}
+actor:
+  model_config: {dtype: torch.float16, use_flash_attention: True}
+  engine_config: {enable_resharding: True, resharding_interval: 100}
+  training_config: {grad_accumulation_steps: 4}
+trainer:
+  ddp_config: {backend: c10d, init_method: "env://", timeout: 1800}
+"""
+
+
+def test_the_files_of_a_tuning_guide_are_read(tmp_path: Path) -> None:
+    file = tmp_path / "guide.yaml"
+    file.write_text(GUIDE)
+    config, _ = load_config([str(file)], [])
+    mapping = config.device_mapping
+    assert (mapping.actor, mapping.critic, mapping.reward) == ("0,1,2,3", "node0:0,1;node1:0,1", "0")
+    assert (config.model.dtype, config.actor.sharding.resharding_interval) == ("float16", 100)
+    assert (config.critic.activation_checkpointing, config.trainer.worker_timeout) == (True, 1800)
+    with pytest.raises(
+        ConfigError, match=r"critic\.model_config\.dtype=torch\.bfloat16 differs from the actor's float16"
+    ):
+        load_config([str(file)], ["critic.model_config.dtype=torch.bfloat16"])
+    assert load_config([], ["critic.model_config.dtype=torch.bfloat16"])[0].model.dtype == "bfloat16"
+
+
 def test_every_problem_is_reported_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         load_config([], ["algorithm.adv_estimator=mine", "trainer.val_onli=true"])

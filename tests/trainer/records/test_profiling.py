@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from trainer.config.trainer import ProfilerConfig
-from trainer.records.profiling import Tracer, slow_phases
+from trainer.records.profiling import SlowPhases, Tracer
 
 
 def test_a_trace_names_what_torch_did_between_start_and_stop(tmp_path: Path) -> None:
@@ -23,9 +23,14 @@ def test_a_trace_names_what_torch_did_between_start_and_stop(tmp_path: Path) -> 
 
 def test_slow_phases_are_reported_with_their_threshold() -> None:
     seconds = {"time/load": 0.02, "time/old_log_prob": 0.07, "time/update_critic": 0.2, "time/generate": 9.0}
-    assert slow_phases(seconds, ProfilerConfig()) == [
+    assert SlowPhases(ProfilerConfig(loading_ms=10, actor_forward_ms=80, critic_update_ms=150)).of_step(seconds) == [
         "load took 20 ms, the threshold is 10 ms",
         "update_critic took 200 ms, the threshold is 150 ms",
     ]
-    assert slow_phases(seconds, ProfilerConfig(loading_ms=None, critic_update_ms=300)) == []
-    assert slow_phases({}, ProfilerConfig()) == []
+
+
+def test_without_a_threshold_a_phase_is_compared_with_the_run_s_median() -> None:
+    phases = SlowPhases(ProfilerConfig())
+    steps = [phases.of_step({"time/load": seconds}) for seconds in (9.0, 0.1, 0.1, 0.15, 0.3)]
+    assert steps == [[], [], [], [], ["load took 300 ms, the threshold is 250 ms"]]
+    assert phases.of_step({}) == []

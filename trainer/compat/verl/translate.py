@@ -59,7 +59,7 @@ def translate(given: Given, known: Iterable[str], nearest: Callable[[str], str])
     notes: list[str] = []
     problems: list[ConfigError] = []
     for key, value in given.items():
-        if key in known or _below_open_mapping(key, known):
+        if key in known or (key not in RULES and _below_open_mapping(key, known)):
             settings[key] = value
             continue
         try:
