@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from trainer.config.section import ModelPath, Section
 from trainer.errors import ConfigError
@@ -19,6 +19,11 @@ class ModelConfig(Section):
         "float16 enables loss scaling",
     )
 
+    override_config: dict[str, JsonValue] = Field(
+        {},
+        description="entries that replace those of the model's config.json in training, sampling and export, like "
+        "{max_position_embeddings: 32768}",
+    )
     pad_token: str | None = Field(None, description="padding token, for a tokenizer that defines none")
 
     @property

@@ -14,6 +14,7 @@ from trainer.config.section import is_hub_name
 from trainer.config.tree import Config
 from trainer.errors import ConfigError, DataError
 from trainer.models.backend import training_backend
+from trainer.models.overrides import with_overrides
 
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 # Rows that a thread decodes per call.
@@ -23,7 +24,8 @@ ROWS_AT_ONCE = 64
 def with_local_models(config: Config) -> Config:
     """The settings with Hugging Face hub names, such as `Qwen/Qwen2.5-0.5B`, replaced by local directories.
 
-    Downloads missing models unless HF_HUB_OFFLINE is set. Raises DataError if that fails.
+    Downloads missing models unless HF_HUB_OFFLINE is set, and applies `model.override_config`. Raises DataError if a
+    model cannot be downloaded, ConfigError for entries that cannot be overridden.
     """
     updates: dict[str, Any] = {
         role: section.model_copy(update={"path": _local(section.path, f"{role}.path")})
@@ -34,7 +36,7 @@ def with_local_models(config: Config) -> Config:
     if reward_model.path is not None:
         reward_model = reward_model.model_copy(update={"path": _local(reward_model.path, "reward.model.path")})
         updates["reward"] = config.reward.model_copy(update={"model": reward_model})
-    return config.model_copy(update=updates)
+    return with_overrides(config.model_copy(update=updates))
 
 
 def _local(path: Path, setting: str) -> Path:

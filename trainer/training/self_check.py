@@ -18,8 +18,9 @@ from trainer.training.engine import TrainingEngine
 
 # Prompt and response lengths of the two rows. They differ, so that a row that reads another one shows.
 PROMPTS, RESPONSES = (5, 3), (8, 14)
-# Rounding changes log-probs of deep networks by at most this many units in the last place, on average over a row.
-UNITS = 64
+# Rounding changes log-probs by fewer units in the last place, on average over a row. Measured: 6 with Qwen2's shape of
+# 7B in bfloat16, 6 with Mamba; a forgotten scale, bias or state makes hundreds.
+UNITS = 32
 # The smallest difference that counts, for networks in float32.
 LEAST = 1e-3
 

@@ -14,6 +14,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from trainer.config.sharding import ShardingConfig
 from trainer.errors import DataError
 from trainer.models.backend import TrainingBackend, training_backend
+from trainer.models.networks import is_packed
 
 REPLICATE, SHARD, TENSOR = "replicate", "shard", "tensor"
 
@@ -58,7 +59,8 @@ def shard(network: nn.Module, execution: Execution, mesh: DeviceMesh) -> nn.Modu
     # A single rank has nothing to gather, so its converted weights may stay until the pass is over.
     stays = ranks.size() == 1 or execution.sharding.resharding_interval > 1
     for layer in layers:
-        if execution.compile_layers and execution.backend.compiles_layers:
+        # Layers with a recurrent state loop over tokens: compiling one takes minutes.
+        if execution.compile_layers and execution.backend.compiles_layers and is_packed(network.decoder):
             layer.compile()
         kept = False if stays else execution.sharding.reshard_after_forward
         fully_shard(layer, mesh=ranks, mp_policy=policy, reshard_after_forward=kept)

@@ -384,3 +384,9 @@ def test_every_problem_is_reported_at_once() -> None:
     assert "2 settings cannot be used" in str(caught.value)
     assert "algorithm.adv_estimator=mine is not supported here (supported: " in str(caught.value)
     assert "did you mean trainer.val_only=VALUE?" in str(caught.value)
+
+
+@pytest.mark.parametrize("section", ["override_config", "override_config.model_config"])
+def test_entries_of_the_models_configuration_are_overridden(section: str) -> None:
+    config, _ = load_config([], [f"+actor_rollout_ref.model.{section}.max_position_embeddings=32768"])
+    assert config.model.override_config == {"max_position_embeddings": 32768}

@@ -1,5 +1,7 @@
 """Keys of verl's section `actor_rollout_ref.model`."""
 
+import yaml
+
 from trainer.compat.verl.rules import Given, Rule, Translation, Value, no_effect, only, to, word
 from trainer.compat.verl.shared import KERNELS, MODEL, PACKED
 
@@ -15,6 +17,16 @@ def lora_alpha(role: str, rank_key: str) -> Rule:
         return Translation({} if off else {f"{role}.lora.alpha": value})
 
     return rule
+
+
+def override_config(_key: str, _value: Value, given: Given) -> Translation:
+    """Entries of the model's configuration. verl reads them in a section of their own as well, `model_config`."""
+    section, entries = f"{MODEL}.override_config.", {}
+    for key, value in given.items():
+        name = key.removeprefix(section).removeprefix("model_config.")
+        if key.startswith(section) and name not in (*_DROPOUTS, "attn_implementation", "model_config"):
+            entries[name] = yaml.safe_load(value) if isinstance(value, str) else value
+    return Translation({"model.override_config": entries})
 
 
 def dropout_rules(section: str) -> dict[str, Rule]:
@@ -41,5 +53,8 @@ RULES: dict[str, Rule] = {
     f"{MODEL}.external_lib": only("null"),
     f"{MODEL}.custom_chat_template": only("null"),
     f"{MODEL}.override_config": only("{}"),
+    f"{MODEL}.override_config.max_position_embeddings": override_config,
+    f"{MODEL}.override_config.model_config.max_position_embeddings": override_config,
+    f"{MODEL}.override_config.attn_implementation": no_effect("log-probs are those of every implementation"),
     **dropout_rules(f"{MODEL}.override_config"),
 }

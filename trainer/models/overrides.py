@@ -1,0 +1,76 @@
+"""`model.override_config`: a model directory with other entries in its config.json."""
+
+import difflib
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from trainer.config.tree import Config
+from trainer.errors import ConfigError, DataError
+from trainer.records.atomic import atomic_directory
+
+# Entries that this trainer decides, and the setting that does.
+OTHER_SETTINGS = {"dtype": "model.dtype", "torch_dtype": "model.dtype", "vocab_size": "model.path"}
+
+
+def with_overrides(config: Config) -> Config:
+    """The settings with `model.path` replaced by a directory whose config.json has the entries of
+    `model.override_config`.
+
+    Its other files are links to those of the model. It lies in `trainer.output_dir`, which every node sees, so that
+    training, engines, checks and export all read the same entries. Raises ConfigError for an entry that the model does
+    not have or that another setting decides.
+    """
+    changed = config.model.override_config
+    if not changed:
+        return config
+    source = config.model.directory
+    _check(changed, source)
+    text = json.dumps(_settings(source) | changed, indent=2, sort_keys=True) + "\n"
+    digest = hashlib.sha256(f"{source.absolute()}\n{text}".encode()).hexdigest()[:12]
+    directory = config.trainer.output_dir.expanduser().absolute() / "overridden-models" / f"{source.name}-{digest}"
+    if not directory.is_dir():
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_directory(directory) as partial:
+            for file in source.iterdir():
+                if file.name != "config.json":
+                    (partial / file.name).symlink_to(file.resolve())
+            (partial / "config.json").write_text(text, encoding="utf-8")
+    return config.model_copy(update={"model": config.model.model_copy(update={"path": directory})})
+
+
+def _settings(model: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{model}/config.json: cannot be read: {error}", hint="set model.path to a model") from error
+    return found
+
+
+def _check(changed: dict[str, Any], model: Path) -> None:
+    from transformers import AutoConfig  # takes seconds, and few runs need it
+
+    known = {*_settings(model), *AutoConfig.from_pretrained(model, local_files_only=True).to_dict(), "rope_scaling"}
+    for name, value in changed.items():
+        if name in OTHER_SETTINGS:
+            raise ConfigError(
+                f"model.override_config: {name} is not an entry to override", hint=f"set {OTHER_SETTINGS[name]}"
+            )
+        if name in ("attn_implementation", "_attn_implementation"):
+            raise ConfigError(
+                f"model.override_config: {name}={value} cannot be chosen: attention is computed within packed rows",
+                hint="leave it out; the log-probs are those of every implementation",
+            )
+        if ("dropout" in name or name.endswith("_pdrop")) and value:
+            raise ConfigError(
+                f"model.override_config: {name}={value}: nothing is dropped out here, because the ratio of new to old "
+                "log-probs would measure the noise",
+                hint="set it to 0, or leave it out",
+            )
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            raise ConfigError(
+                f"model.override_config: {model}/config.json has no entry {name}",
+                hint=f"did you mean {near[0]}?" if near else "use a name of the model's configuration in Transformers",
+            )
