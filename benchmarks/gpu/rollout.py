@@ -61,6 +61,7 @@ def offline_engine(options: argparse.Namespace) -> Any:
         max_num_seqs=1024,
         disable_log_stats=True,
         enable_prefix_caching=True,
+        tensor_parallel_size=options.tensor_parallel,
         **settings,
     )
 
@@ -204,6 +205,7 @@ def main() -> None:
     parser.add_argument("--profile", type=Path)
     parser.add_argument("--jobs", type=Path, default=Path("/tmp/slipway-jobs"))
     parser.add_argument("--cpu", action="store_true", help="rehearse without a GPU")
+    parser.set_defaults(tensor_parallel=1)
     options = parser.parse_args()
     results = Results(options.out, "rollout")
     options.job = write_job(options.jobs / f"{options.shape}-{options.prompt}", options.shape, options.prompt)

@@ -54,9 +54,32 @@ class TimedActor(Timed, ActorWorker):
         """Waits until the sent weights are copied to CPU; training has time for that between two steps."""
         self._kept.take()
 
+    def link_within(self, kind: str, nbytes: int, repeats: int) -> float:
+        """Median seconds in which every rank of the actor has this many bytes, after two warm-ups.
+
+        `broadcast`: the first rank had them all before; `all_gather`: each rank had its part.
+        """
+        data = torch.ones(nbytes, dtype=torch.uint8, device=self.device)
+        part = data[: nbytes // self.place.world_size].clone()
+        times = []
+        for _ in range(repeats + 2):
+            dist.barrier()
+            synchronize()
+            begin = time.perf_counter()
+            if kind == "broadcast":
+                dist.broadcast(data, src=0)
+            else:
+                dist.all_gather_into_tensor(data[: len(part) * self.place.world_size], part)
+            synchronize()
+            times.append(time.perf_counter() - begin)
+        return median(times[2:])
+
 
 class TimedRollout(Timed, RolloutWorker):
-    pass
+    def return_log_probs(self, wanted: bool) -> None:
+        """Whether later responses come with log-probs."""
+        engine: Any = self._engine
+        engine._rollout = engine._rollout.model_copy(update={"log_probs": wanted})
 
 
 def measure(

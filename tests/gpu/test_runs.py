@@ -63,6 +63,16 @@ def test_adapters_are_used_by_vllm_s_kernels(machine: Machine, record_property: 
     assert_engines_follow_the_actor(run)
 
 
+@pytest.mark.gpus(2)
+def test_an_engine_over_two_gpus_copies_every_update_of_the_actor(machine: Machine, record_property: Record) -> None:
+    """Each rank of the engine takes its part of the weights from the actor on its GPU, and both sleep and wake."""
+    devices = machine.on(2) if machine.device == "cuda" else machine.on(1)  # on CPU, both ranks are on one node
+    run = Finished.of(machine.runs.start("spanning", *COMMON, *FAST, "rollout.tensor_parallel=2", *devices))
+    run.note(record_property)
+    assert f"weights go to the engines through {machine.transport_within_a_device}" in run.said
+    assert_engines_follow_the_actor(run)
+
+
 def on_two_gpus(machine: Machine, name: str, *settings: str) -> Finished:
     """The second GPU belongs to the engine."""
     trained = [f"device_mapping.{role}={machine.first}" for role in ("actor", "critic", "reference")]

@@ -239,6 +239,18 @@ def test_the_model_engine_sets_the_backend_of_both_roles() -> None:
     assert (config.actor.backend, config.critic.backend) == ("megatron", "fsdp")
 
 
+def test_engines_span_as_many_gpus_as_in_verl() -> None:
+    rollout = "actor_rollout_ref.rollout"
+    config, notes = load_config([], [f"{rollout}.tensor_model_parallel_size=4", f"{rollout}.data_parallel_size=2"])
+    assert config.rollout.tensor_parallel == 4
+    assert notes == [
+        f"{rollout}.data_parallel_size has no effect: "
+        "every rollout.tensor_parallel GPUs hold an engine, and the engines share the prompts"
+    ]
+    with pytest.raises(ConfigError, match="pipeline"):
+        load_config([], [f"{rollout}.pipeline_model_parallel_size=2"])
+
+
 def test_a_key_without_effect_is_accepted_with_the_reason() -> None:
     _, notes = load_config([], ["actor_rollout_ref.model.use_remove_padding=False"])
     assert notes == ["actor_rollout_ref.model.use_remove_padding has no effect: rows are always packed without padding"]

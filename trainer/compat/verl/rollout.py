@@ -59,7 +59,10 @@ RULES: dict[str, Rule] = {
     f"{ROLLOUT}.gpu_memory_utilization": to("rollout.gpu_memory_utilization"),
     f"{ROLLOUT}.enforce_eager": to("rollout.enforce_eager"),
     f"{ROLLOUT}.max_num_seqs": to("rollout.max_num_seqs"),
-    f"{ROLLOUT}.tensor_model_parallel_size": only("1"),
+    f"{ROLLOUT}.tensor_model_parallel_size": to("rollout.tensor_parallel"),
+    f"{ROLLOUT}.data_parallel_size": no_effect(
+        "every rollout.tensor_parallel GPUs hold an engine, and the engines share the prompts"
+    ),
     f"{ROLLOUT}.max_model_len": holds_prompt_and_response,
     f"{ROLLOUT}.max_num_batched_tokens": no_effect("vLLM chooses it"),
     f"{ROLLOUT}.dtype": no_effect("see model.dtype"),
