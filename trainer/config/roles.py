@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from trainer.algorithms.aggregation import Aggregation
 from trainer.algorithms.kl import KlEstimator
 from trainer.algorithms.registry import POLICY_LOSSES
-from trainer.config.section import ModelPath, Section, with_parameters
+from trainer.config.section import AbsolutePath, ModelPath, Section, with_parameters
 from trainer.config.sharding import ShardingConfig
 from trainer.rows import module_names
 
@@ -36,6 +36,16 @@ class LoraConfig(Section):
         min_length=1,
         description="names of the layers that get an adapter, like q_proj; all-linear: every linear layer",
     )
+    exclude_modules: list[str] = Field([], description="names of layers that get none, whatever target_modules says")
+    path: AbsolutePath | None = Field(
+        None, description="directory of an adapter in peft's format to start from; null: the adapters start at zero"
+    )
+
+    @model_validator(mode="after")
+    def _rank_of_an_adapter(self) -> Self:
+        if self.path is not None and not self.rank:
+            raise ValueError("an adapter to start from needs its rank: set lora.rank to r of its adapter_config.json")
+        return self
 
 
 class TrainedModelConfig(Section):

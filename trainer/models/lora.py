@@ -10,13 +10,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from trainer.config.roles import ALL_LINEAR, LoraConfig
-from trainer.errors import ConfigError
+from trainer.errors import ConfigError, DataError
 
 Gather = Callable[[Tensor], Tensor]
 
@@ -81,7 +82,49 @@ def _targets(language_model: nn.Module, settings: LoraConfig) -> list[tuple[nn.M
             f"lora.target_modules: the model has no linear layer {', '.join(sorted(unknown))}",
             hint=f"its linear layers are {', '.join(sorted(names))}; {ALL_LINEAR} selects all of them",
         )
-    return [target for target in found if target[1] in wanted or ALL_LINEAR in wanted]
+    excluded = set(settings.exclude_modules)
+    if unknown := excluded - names:
+        raise ConfigError(
+            f"lora.exclude_modules: the model has no linear layer {', '.join(sorted(unknown))}",
+            hint=f"its linear layers are {', '.join(sorted(names))}",
+        )
+    return [target for target in found if (target[1] in wanted or ALL_LINEAR in wanted) and target[1] not in excluded]
+
+
+def load_adapter(language_model: nn.Module, settings: LoraConfig) -> None:
+    """Fills the adapters of a model with those at `settings.path`.
+
+    Raises ConfigError if their rank, scale or layers differ from the settings, DataError if they cannot be read.
+    """
+    directory = settings.path
+    assert directory is not None
+    try:
+        found = json.loads((directory / "adapter_config.json").read_text(encoding="utf-8"))
+        weights = load_file(directory / "adapter_model.safetensors")
+    except (OSError, ValueError, SafetensorError) as error:
+        raise DataError(
+            f"lora.path={directory}: cannot be read: {error}",
+            hint="name a directory with adapter_config.json and adapter_model.safetensors",
+        ) from error
+    if other := [name for name in ("use_rslora", "use_dora", "rank_pattern", "alpha_pattern") if found.get(name)]:
+        raise ConfigError(
+            f"lora.path={directory}: adapters with {', '.join(other)} are not supported",
+            hint="use an adapter of plain LoRA, or merge it into the model",
+        )
+    if (found.get("r"), found.get("lora_alpha")) != (settings.rank, settings.alpha):
+        raise ConfigError(
+            f"lora.path={directory}: its rank is {found.get('r')} and its alpha {found.get('lora_alpha')}, "
+            f"but lora.rank={settings.rank} and lora.alpha={settings.alpha:g}",
+            hint=f"set lora.rank={found.get('r')} and lora.alpha={found.get('lora_alpha')}",
+        )
+    own = dict(adapter_parameters(language_model))
+    if different := sorted(own.keys() ^ weights.keys()):
+        raise ConfigError(
+            f"lora.path={directory}: it has adapters for other layers; the first difference is {different[0]}",
+            hint=f"set lora.target_modules={found.get('target_modules')}",
+        )
+    for name, parameter in own.items():
+        parameter.data.copy_(weights[name])
 
 
 def adapted_layers(module: nn.Module) -> Iterator[tuple[str, LoraLinear]]:

@@ -13,7 +13,7 @@ from trainer.data.batch import Batch
 from trainer.data.partition import MicroBatchLimit
 from trainer.errors import DataError
 from trainer.models.backend import training_backend
-from trainer.models.lora import add_adapters
+from trainer.models.lora import add_adapters, load_adapter
 from trainer.models.networks import computation_notes, empty_language_model, load_language_model
 from trainer.records.profiling import Tracer
 from trainer.training.allocator import use_expandable_segments
@@ -71,6 +71,8 @@ class TrainingWorker:
         # Frozen weights need only the compute precision.
         language_model = self.read_model(path, self.dtype, settings)
         add_adapters(language_model, settings.lora, self.config.trainer.seed)
+        if settings.lora.path is not None:
+            load_adapter(language_model, settings.lora)
         return language_model
 
     def read_model(self, path: Path, dtype: torch.dtype, settings: TrainedModelConfig) -> nn.Module:

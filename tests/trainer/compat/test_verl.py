@@ -402,3 +402,17 @@ def test_every_problem_is_reported_at_once() -> None:
 def test_entries_of_the_models_configuration_are_overridden(section: str) -> None:
     config, _ = load_config([], [f"+actor_rollout_ref.model.{section}.max_position_embeddings=32768"])
     assert config.model.override_config == {"max_position_embeddings": 32768}
+
+
+def test_adapters_start_from_a_directory_and_leave_layers_out() -> None:
+    config, _ = load_config(
+        [],
+        [
+            "actor_rollout_ref.model.lora_rank=8",
+            "actor_rollout_ref.model.lora_adapter_path=/adapters/start",
+            "actor_rollout_ref.model.exclude_modules=[down_proj]",
+        ],
+    )
+    assert (config.actor.lora.path, config.actor.lora.exclude_modules) == (Path("/adapters/start"), ["down_proj"])
+    with pytest.raises(ConfigError, match="exclude_modules"):
+        load_config([], ["actor_rollout_ref.model.exclude_modules=.*layers.1.*"])

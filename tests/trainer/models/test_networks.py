@@ -1,5 +1,7 @@
 """Networks on packed rows compared with Transformers' forward pass, row by row."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,9 +11,16 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from trainer.algorithms.log_probs import log_probs_and_entropy
 from trainer.config.roles import LoraConfig
 from trainer.data.batch import Batch
-from trainer.errors import ConfigError
+from trainer.errors import ConfigError, DataError
 from trainer.models.linear_log_probs import linear_log_probs
-from trainer.models.lora import add_adapters
+from trainer.models.lora import (
+    adapted_layers,
+    adapter_parameters,
+    adapter_weights,
+    add_adapters,
+    load_adapter,
+    write_adapter,
+)
 from trainer.models.networks import PolicyNetwork, ValueNetwork
 from trainer.models.packing import PackedRows
 from trainer.models.tensor_parallel import check_split
@@ -167,3 +176,38 @@ def test_an_adapter_for_an_unknown_layer_is_refused_and_known_layers_are_listed(
     with pytest.raises(ConfigError, match="no linear layer query") as caught:
         add_adapters(language_model("qwen2"), LoraConfig(rank=2, target_modules=["query", "v_proj"]), seed=0)
     assert "q_proj" in caught.value.hint
+
+
+def adapted(settings: LoraConfig, seed: int) -> torch.nn.Module:
+    model = language_model("qwen2")
+    add_adapters(model, settings, seed)
+    for _, parameter in adapter_parameters(model):
+        torch.nn.init.normal_(parameter)
+    return model
+
+
+def test_a_saved_adapter_is_the_start_of_another_run(tmp_path: Path) -> None:
+    saved = LoraConfig(rank=2, alpha=6, target_modules=["q_proj", "v_proj"])
+    trained = adapted(saved, 0)
+    write_adapter(adapter_weights(trained, lambda tensor: tensor), saved, tmp_path, tmp_path / "adapter")
+    again = saved.model_copy(update={"path": tmp_path / "adapter"})
+    fresh = adapted(saved, 1)
+    load_adapter(fresh, again)
+    for (name, loaded), (_, wanted) in zip(adapter_parameters(fresh), adapter_parameters(trained), strict=True):
+        assert torch.equal(loaded, wanted), name
+
+    with pytest.raises(ConfigError, match="its rank is 2 and its alpha 6") as caught:
+        load_adapter(fresh, again.model_copy(update={"rank": 4}))
+    assert "set lora.rank=2" in caught.value.hint
+    with pytest.raises(ConfigError, match="adapters for other layers"):
+        load_adapter(adapted(LoraConfig(rank=2, target_modules=["o_proj"]), 0), again)
+    with pytest.raises(DataError, match="cannot be read"):
+        load_adapter(fresh, again.model_copy(update={"path": tmp_path}))
+
+
+def test_excluded_layers_get_no_adapter() -> None:
+    model = adapted(LoraConfig(rank=2, exclude_modules=["down_proj", "o_proj"]), 0)
+    names = {name.rpartition(".")[2] for name, _ in adapted_layers(model)}
+    assert names == {"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"}
+    with pytest.raises(ConfigError, match="exclude_modules: the model has no linear layer down"):
+        adapted(LoraConfig(rank=2, exclude_modules=["down"]), 0)

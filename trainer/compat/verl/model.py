@@ -4,6 +4,7 @@ import yaml
 
 from trainer.compat.verl.rules import Given, Rule, Translation, Value, no_effect, only, to, word
 from trainer.compat.verl.shared import KERNELS, MODEL, PACKED
+from trainer.errors import ConfigError
 
 # Names of dropout in configurations of Transformers. Nothing is dropped here.
 _DROPOUTS = ("attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "hidden_dropout")
@@ -17,6 +18,17 @@ def lora_alpha(role: str, rank_key: str) -> Rule:
         return Translation({} if off else {f"{role}.lora.alpha": value})
 
     return rule
+
+
+def excluded_modules(key: str, value: Value, _given: Given) -> Translation:
+    """verl takes names, or one regular expression for whole paths; scripts exclude vision towers by the latter."""
+    if isinstance(value, str) and "visual" in value:
+        return Translation({}, f"{key} has no effect: language models have no visual layers", ignored=True)
+    if isinstance(value, str) and not value.replace("_", "").isalnum():
+        raise ConfigError(
+            f"{key}={value} is not supported here", hint="give the names of the layers, like [down_proj,o_proj]"
+        )
+    return Translation({} if word(value) in ("null", "[]") else {"actor.lora.exclude_modules": value})
 
 
 def override_config(_key: str, _value: Value, given: Given) -> Translation:
@@ -47,8 +59,8 @@ RULES: dict[str, Rule] = {
     f"{MODEL}.lora_rank": to("actor.lora.rank"),
     f"{MODEL}.lora_alpha": lora_alpha("actor", f"{MODEL}.lora_rank"),
     f"{MODEL}.target_modules": to("actor.lora.target_modules"),
-    f"{MODEL}.exclude_modules": only("null"),
-    f"{MODEL}.lora_adapter_path": only("null"),
+    f"{MODEL}.exclude_modules": excluded_modules,
+    f"{MODEL}.lora_adapter_path": to("actor.lora.path"),
     f"{MODEL}.trust_remote_code": only("false"),
     f"{MODEL}.external_lib": only("null"),
     f"{MODEL}.custom_chat_template": only("null"),
