@@ -123,6 +123,7 @@ def test_a_repeated_key_overrides_equivalent_keys_between_its_uses() -> None:
 def test_paths_become_absolute_in_every_setting() -> None:
     arguments = [f"{setting.key}=some" for setting in settings(Config) if "path" in setting.expected.split()]
     arguments += ["trainer.resume=some", "data.train_files=[some]", "rollout.environment.name=A"]
+    arguments += ["actor.lora.rank=8", "critic.lora.rank=8"]  # an adapter to start from needs its rank
     dumped = load_config([], arguments)[0].model_dump()
 
     def paths(tree: object) -> list[Path]:
