@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 import yaml
@@ -46,11 +46,12 @@ def remove(key: str, given: dict[str, Any]) -> None:
         del given[name]
 
 
-def flattened(key: str, value: Any) -> dict[str, Any]:
-    """A mapping as one entry per leaf, with dotted keys; any other value, and an empty mapping, under its own key."""
-    if not isinstance(value, Mapping) or not value:
+def flattened(key: str, value: Any, whole: Container[str] = ()) -> dict[str, Any]:
+    """A mapping as one entry per leaf, with dotted keys. Settings in `whole` take their mapping as it is."""
+    if not isinstance(value, Mapping) or not value or key in whole:
         return {key: value}
-    return {name: leaf for inner, below in value.items() for name, leaf in flattened(f"{key}.{inner}", below).items()}
+    parts = [flattened(f"{key}.{inner}" if key else str(inner), below, whole) for inner, below in value.items()]
+    return {name: leaf for part in parts for name, leaf in part.items()}
 
 
 def interpolated(key: str, value: Any, lookup: Lookup, depth: int = 0) -> Any:
@@ -61,6 +62,8 @@ def interpolated(key: str, value: Any, lookup: Lookup, depth: int = 0) -> Any:
     """
     if isinstance(value, list):
         return [interpolated(key, item, lookup, depth) for item in value]
+    if isinstance(value, dict):
+        return {name: interpolated(key, item, lookup, depth) for name, item in value.items()}
     while isinstance(value, str) and (match := _INTERPOLATION.search(value)):
         if depth > _DEPTH:
             raise ConfigError(f"{key}={value}: interpolations refer to each other", hint="write the value itself")

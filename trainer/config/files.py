@@ -1,6 +1,6 @@
 """Settings in YAML: the user's files, and the presets in `trainer/config/presets/`."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,11 @@ def preset_names() -> list[str]:
     return sorted(path.stem for path in PRESETS.glob("*.yaml"))
 
 
-def read_settings(name: str) -> dict[str, Any]:
+def read_settings(name: str, whole: Container[str] = ()) -> dict[str, Any]:
     """The settings of a preset or a YAML file, by dotted key.
 
-    A file may begin with Hydra's `defaults`, a list of files beside it or of verl's own configurations. Raises
-    ConfigError if the file does not exist or is not a mapping of settings.
+    Settings in `whole` take a mapping as it is. A file may begin with Hydra's `defaults`, a list of files beside it or
+    of verl's own configurations. Raises ConfigError if the file does not exist or is not a mapping of settings.
     """
     preset, path = PRESETS / f"{name}.yaml", Path(name)
     if name in preset_names():
@@ -39,7 +39,9 @@ def read_settings(name: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     bases = list(tree.get("defaults") or [])
     for base in bases if "_self_" in bases else [*bases, "_self_"]:
-        found |= dict(_leaves(own, "")) if base == "_self_" else _base(name, path.parent, base)
+        found |= (
+            (flattened("", own, whole) if own else {}) if base == "_self_" else _base(name, path.parent, base, whole)
+        )
     return found
 
 
@@ -50,7 +52,7 @@ def hydra_files(config_name: str, config_path: str | None) -> list[str]:
     return [_VERL_CONFIGS[name]] if name in _VERL_CONFIGS and not path.exists() else [str(path)]
 
 
-def _base(name: str, directory: Path, base: object) -> dict[str, Any]:
+def _base(name: str, directory: Path, base: object, whole: Container[str]) -> dict[str, Any]:
     """The settings of an entry of `defaults`."""
     if not isinstance(base, str) or "@" in base:
         raise ConfigError(
@@ -58,9 +60,4 @@ def _base(name: str, directory: Path, base: object) -> dict[str, Any]:
             hint="write its settings into the file",
         )
     beside = directory / f"{base.removesuffix('.yaml')}.yaml"
-    return read_settings(str(beside) if beside.exists() else _VERL_CONFIGS.get(base, str(beside)))
-
-
-def _leaves(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        yield from flattened(f"{prefix}{key}", value).items()
+    return read_settings(str(beside) if beside.exists() else _VERL_CONFIGS.get(base, str(beside)), whole)

@@ -40,6 +40,10 @@ class SettingHelp:
         return any(get_origin(member) is list for member in _members(self.annotation))
 
     @property
+    def is_mapping(self) -> bool:
+        return any(get_origin(member) is dict for member in _members(self.annotation))
+
+    @property
     def is_number(self) -> bool:
         members = _members(self.annotation)
         return bool not in members and (int in members or float in members)
@@ -84,15 +88,19 @@ def given_settings(files: Sequence[str], arguments: Sequence[str]) -> dict[str, 
     """What files and arguments set, by dotted key in either dialect; interpolations are replaced."""
     defaults = {setting.key: setting.default for setting in settings(Config)}
     known = list(defaults)
+    mappings = [setting.key for setting in settings(Config) if setting.is_mapping]
     given: dict[str, Any] = {}
-    for source in map(read_settings, files):
-        _add(given, source)
+    for file in files:
+        _add(given, read_settings(file, mappings))
     for argument in arguments:
         if argument.startswith("~"):
             remove(argument[1:].partition("=")[0], given)
         else:
             key, value = split_argument(argument, known)
-            _add(given, {key: value} if key in defaults else flattened(key, value))
+            parent = next((mapping for mapping in mappings if key.startswith(f"{mapping}.")), None)
+            if parent is not None:
+                key, value = parent, {**given.get(parent, {}), key.removeprefix(f"{parent}."): value}
+            _add(given, flattened(key, value, known))
     everything = ChainMap(given, DEFAULTS, defaults)
     return {key: interpolated(key, value, everything.__getitem__) for key, value in given.items()}
 

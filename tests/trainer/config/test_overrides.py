@@ -190,3 +190,12 @@ def test_a_setting_or_a_section_is_explained() -> None:
 def test_every_setting_has_a_description() -> None:
     undocumented = [setting.key for setting in settings(Config) if not setting.description]
     assert undocumented == []
+
+
+def test_a_setting_that_is_a_mapping_keeps_its_keys(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("reward: {sources: {a/b.c: math}}\n")
+    assert load_config([str(mine)], [])[0].reward.sources == {"a/b.c": "math"}
+    added = load_config([str(mine)], ["reward.sources.other=gsm8k"])[0].reward.sources
+    assert added == {"a/b.c": "math", "other": "gsm8k"}
+    assert load_config([str(mine)], ["reward.sources={d: math}"])[0].reward.sources == {"d": "math"}

@@ -59,7 +59,7 @@ def translate(given: Given, known: Iterable[str], nearest: Callable[[str], str])
     notes: list[str] = []
     problems: list[ConfigError] = []
     for key, value in given.items():
-        if key in known or (key not in RULES and _below_open_mapping(key, known)):
+        if key in known:
             settings[key] = value
             continue
         try:
@@ -113,12 +113,6 @@ def _comparable(value: Value) -> object:
         return float(text)
     except ValueError:
         return "null" if text == "none" else text
-
-
-def _below_open_mapping(key: str, known: set[str]) -> bool:
-    """Whether a parent of the key is a setting of ours: a mapping whose keys are free."""
-    parents = key.split(".")
-    return any(".".join(parents[:count]) in known for count in range(2, len(parents)))
 
 
 def _rule(key: str) -> Rule | None:
