@@ -90,7 +90,8 @@ def grpo(
     name = f"grpo-{shape}-{response}"
     command = (
         f"{BENCH}step --algorithm grpo --samples 8 --name {name} --shape {shape} --prompt {prompt} "
-        f"--response {response} --batch {batch} --end-tokens {end_tokens} --side {side} --tokens {tokens} --steps 4 "
+        f"--response {response} --batch {batch} --end-tokens {end_tokens} --side {side} --tokens {tokens} "
+        f"--steps {4 if side == 'ours' else 3} "
         f"--out $ROWS --logs $LOGS --timeout 560 {settings}"
     )
     return Job(f"{name}-{side}", command, limit=580, ray=True)
