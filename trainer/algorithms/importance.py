@@ -33,6 +33,11 @@ def raw_ratio(log_probs: Tensor, rollout_log_probs: Tensor) -> Tensor:
     return log_ratio(log_probs, rollout_log_probs).exp()
 
 
+def sequence_ratio(ratio: Tensor, mask: Tensor) -> Tensor:
+    """The product of each row's unmasked ratios, [rows, 1], between exp(-20) and exp(20)."""
+    return ratio.log().where(mask, 0.0).sum(dim=1, keepdim=True).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+
+
 def geometric_mean(weights: Tensor, mask: Tensor) -> Tensor:
     """The geometric mean of each row's unmasked weights, [rows, 1]; 0 if nearly all of them are."""
     logs = (weights + 1e-10).log().where(mask, 0.0)

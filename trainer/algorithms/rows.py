@@ -65,12 +65,14 @@ class PolicyLoss(Row):
     `loss(log_probs, old_log_probs, advantages, mask, **parameters)` returns a `TokenLoss`; every tensor is
     [rows, tokens]. Its parameters are settings of the section `actor`. `verl` lists verl's names for it.
 
-    `aggregation` replaces `actor.loss_aggregation` for a loss that is defined for one aggregation only. With
-    `sequence_level`, every token has the loss of its response, and a correction enters as its geometric mean over the
-    response. With `per_micro_batch`, the loss of a token depends on the other rows of its micro-batch.
+    Without `uses_ratio`, the loss is that of a policy that learns from its own samples. `aggregation` replaces
+    `actor.loss_aggregation` for a loss that is defined for one aggregation only. With `sequence_level`, every token has
+    the loss of its response, and a correction enters as its geometric mean over the response. With `per_micro_batch`,
+    the loss of a token depends on the other rows of its micro-batch.
     """
 
     loss: Callable[..., TokenLoss]
+    uses_ratio: bool = True
     aggregation: Aggregation | None = None
     sequence_level: bool = False
     per_micro_batch: bool = False
@@ -82,8 +84,10 @@ class Correction(Row):
     """A correction in `trainer/algorithms/corrections/`.
 
     `weights(ratio, mask, **parameters)` returns the weight of each token's loss, [rows, tokens]. Its parameters are
-    settings of the section `algorithm`. `verl` lists verl's names for it.
+    settings of the section `algorithm`. `verl` lists verl's names for it. With `sequence_level`, all tokens of a
+    response have the same weight.
     """
 
     weights: Callable[..., Tensor]
+    sequence_level: bool = False
     verl: tuple[str, ...] = ()

@@ -3,10 +3,12 @@
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from trainer.algorithms.kl import KlEstimator
+from trainer.algorithms.off_policy import OffPolicyCorrection
 from trainer.algorithms.registry import CORRECTIONS, ESTIMATORS
+from trainer.algorithms.rejection import Bound, Criterion, ratio_bounds
 from trainer.algorithms.rows import Estimator
 from trainer.config.section import Section, with_parameters
 
@@ -39,12 +41,47 @@ class AlgorithmConfig(Section):
     correction: CorrectionName = Field(
         "none", description="importance weights for the gap between engine and trainer: trainer/algorithms/corrections/"
     )
+    correction_normalize: bool = Field(
+        False, description="divide the weights of the correction by their mean over the step"
+    )
+    rejection: dict[Criterion, Bound] = Field(
+        {},
+        description="tokens and responses that do not train, by criterion and bound: trainer/algorithms/rejection.py. "
+        "k1 takes the smallest and largest ratio trainer / engine, like {seq_mean_k1: [0.999, 1.001]}, or one bound "
+        "for both; k2 and k3 take their largest value; token_veto takes the smallest ratio of any token",
+    )
+    old_log_probs: Literal["trainer", "engine"] = Field(
+        "trainer",
+        description="denominator of the ratio in the loss. trainer: the policy before the update, in its own pass; "
+        "engine: the engine that sampled, where correction and rejection follow the policy during the update",
+    )
+    mask_truncated: bool = Field(
+        False, description="responses that reach data.max_response_length without an end do not train"
+    )
     dynamic_sampling: bool = Field(
         False, description="sample until the batch is full of prompts whose responses differ in score (DAPO)"
     )
     max_sampling_rounds: int = Field(
         10, gt=0, description="maximum batches sampled for a step; other prompts then fill the rest"
     )
+
+    @field_validator("rejection")
+    @classmethod
+    def _bounds_fit_the_criteria(cls, given: dict[Criterion, Bound]) -> dict[Criterion, Bound]:
+        for criterion, bound in given.items():
+            low, high = ratio_bounds(bound)
+            if isinstance(bound, tuple) and not criterion.endswith("k1"):
+                raise ValueError(f"{criterion} takes one bound, not {list(bound)}")
+            if low <= 0 or high <= 0 or (isinstance(bound, tuple) and low > high):
+                raise ValueError(f"{criterion}: bounds are above 0, and the lower one comes first")
+        return given
+
+    @property
+    def off_policy(self) -> OffPolicyCorrection:
+        """Weights and rejection for the gap between engine and trainer."""
+        row = None if self.correction == "none" else CORRECTIONS[self.correction]
+        parameters = row.values(self) if row else {}
+        return OffPolicyCorrection(row, parameters, self.correction_normalize, self.rejection)
 
     @property
     def estimator(self) -> Estimator:

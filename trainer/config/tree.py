@@ -5,6 +5,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
+from trainer.algorithms.registry import POLICY_LOSSES
 from trainer.config.algorithm import AlgorithmConfig
 from trainer.config.data import DataConfig
 from trainer.config.device_mapping import DeviceMappingConfig
@@ -101,7 +102,8 @@ class Config(RunConfig):
             raise ValueError("algorithm.correction_low is not below algorithm.correction_high")
         if algorithm.correction != "none" and not self.rollout.log_probs:
             raise ValueError(f"algorithm.correction={algorithm.correction} needs rollout.log_probs=true")
-        if self.trainer.mode != "synchronous" and algorithm.correction == "none":
+        older = self.trainer.mode != "synchronous" and algorithm.old_log_probs == "trainer"
+        if older and algorithm.correction == "none":
             raise ValueError(f"trainer.mode={self.trainer.mode} learns from an older policy: set algorithm.correction")
         batchwise = algorithm.dynamic_sampling or algorithm.estimator.needs_greedy_responses
         if self.trainer.mode == "asynchronous" and batchwise:
@@ -113,6 +115,29 @@ class Config(RunConfig):
             raise ValueError(f"trainer.critic_warmup: algorithm.advantage={algorithm.advantage} has no critic")
         if algorithm.kl_control == "adaptive" and algorithm.kl_coefficient == 0:
             raise ValueError("algorithm.kl_control=adaptive needs an algorithm.kl_coefficient above 0 to start from")
+        return self
+
+    @model_validator(mode="after")
+    def _the_gap_to_the_engines_is_corrected_once(self) -> Self:
+        algorithm = self.algorithm
+        if algorithm.correction_normalize and algorithm.correction == "none":
+            raise ValueError("algorithm.correction_normalize has nothing to normalize: set algorithm.correction")
+        if algorithm.rejection and not self.rollout.log_probs:
+            raise ValueError("algorithm.rejection needs rollout.log_probs=true")
+        if algorithm.old_log_probs == "trainer":
+            return self
+        if not self.rollout.log_probs:
+            raise ValueError("algorithm.old_log_probs=engine needs rollout.log_probs=true")
+        if algorithm.correction != "none" and POLICY_LOSSES[self.actor.policy_loss].uses_ratio:
+            raise ValueError(
+                f"algorithm.old_log_probs=engine: the ratio of actor.policy_loss={self.actor.policy_loss} already "
+                "corrects for the engine: set algorithm.correction=none, or actor.policy_loss=gpg"
+            )
+        if algorithm.correction_normalize:
+            raise ValueError(
+                "algorithm.correction_normalize needs the weights of the whole step, which are not known "
+                "with algorithm.old_log_probs=engine"
+            )
         return self
 
     @model_validator(mode="after")

@@ -103,6 +103,11 @@ class Experience:
         """Tokens of each response, [rows] int64."""
         return lengths_of(self.responses)
 
+    @property
+    def truncated(self) -> Tensor:
+        """Whether each response was cut at the limit, [rows] bool."""
+        return torch.tensor([response.truncated for response in self.responses])
+
     def staleness(self, version: int) -> dict[str, float]:
         """Metrics: how many updates before `version` each token was sampled, over all sampled tokens."""
         tokens: Counter[int] = Counter()

@@ -15,7 +15,7 @@ class Trajectory:
 
     `mask`, `log_probs` and `versions` have an entry per token: whether the policy sampled it, with which log-prob (0.0
     where it did not, or where engines leave it out), and after how many updates of the weights. `scored` is set once
-    an environment has given a score, or failed.
+    an environment has given a score, or failed. `truncated` means that the limit ended the response.
     """
 
     prompt: tuple[int, ...]
@@ -29,6 +29,7 @@ class Trajectory:
     turn_start: int = 0
     turns: int = 0
     done: bool = False
+    truncated: bool = False
     environment: ConversationEnvironment | None = None
     scored: Scored | None = None
 
@@ -51,6 +52,7 @@ class Trajectory:
         self.log_probs += response.log_probs or [0.0] * count
         self.versions += [version] * count
         self.done = len(self.token_ids) == self.limit
+        self.truncated = self.done and not response.ended
         self.turns += response.ended or self.done
         return response.ended or self.done
 
@@ -63,7 +65,7 @@ class Trajectory:
         """Appends the environment's tokens and starts the policy's next turn. Without room for a turn after them, ends
         the response instead: tokens that the policy cannot answer teach nothing."""
         if len(self.token_ids) + len(token_ids) >= self.limit:
-            self.done = True
+            self.done = self.truncated = True
             return
         self.token_ids += token_ids
         self.mask += [False] * len(token_ids)

@@ -32,6 +32,8 @@ METRICS: dict[str, str] = {
     "reference/kl": "KL to the reference, nats per token",
     "reference/kl_coefficient": "weight of that KL in the reward, which adaptive control moves",
     "rollout/response_length": "mean length of a response, tokens",
+    "rollout/truncated_fraction": "share of responses that data.max_response_length cut",
+    "rollout/rejected_fraction": "share of tokens that algorithm.rejection excludes from training",
     "rollout/informative_fraction": "share of responses whose group has different scores",
     "rollout/sampling_rounds": "dynamic sampling: batches that were drawn for the step",
     "rollout/turns": "turns of the policy in a conversation with an environment, mean",

@@ -76,11 +76,9 @@ class ActorWorker(TrainingWorker):
         row = POLICY_LOSSES[settings.policy_loss]
         policy = row.loss(log_probs, old_log_probs, batch.advantages, mask, **row.values(settings))
         policy_loss = policy.loss
-        if batch.corrections is not None:
-            sequence_level = row.sequence_level
-            policy_loss = policy_loss * (
-                geometric_mean(batch.corrections, mask) if sequence_level else batch.corrections
-            )
+        corrections = self.corrections(log_probs, batch)
+        if corrections is not None:
+            policy_loss = policy_loss * (geometric_mean(corrections, mask) if row.sequence_level else corrections)
         losses = -settings.entropy_coefficient * entropies
         metrics = {
             "policy_loss": policy_loss,
@@ -96,6 +94,15 @@ class ActorWorker(TrainingWorker):
         loss = aggregate(policy_loss, mask, row.aggregation or settings.loss_aggregation, count, scale_length)
         loss = loss + aggregate(losses, mask, settings.loss_aggregation, count, scale_length)
         return loss, {name: token_mean(value, mask, count.tokens) for name, value in metrics.items()}
+
+    def corrections(self, log_probs: Tensor, batch: Batch) -> Tensor | None:
+        """The weight of each token's policy loss, [rows, response length]; None if all are 1."""
+        algorithm = self.config.algorithm
+        if algorithm.old_log_probs == "trainer":
+            return batch.corrections
+        corrected = algorithm.off_policy.apply(log_probs, batch.old_log_probs, batch.response_mask)
+        accepted = corrected.accepted.to(log_probs.dtype)
+        return accepted if corrected.weights is None else corrected.weights * accepted
 
     def publish_weights(self) -> tuple[list[ObjectRef], int]:
         """Puts the trained weights into Ray's object store. Every rank calls it; rank 0 returns the buckets and their

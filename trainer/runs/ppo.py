@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from trainer.algorithms.agreement import log_prob_agreement
-from trainer.algorithms.importance import raw_ratio
 from trainer.algorithms.kl import adapted_kl_coefficient, kl_estimate
-from trainer.algorithms.registry import CORRECTIONS
+from trainer.algorithms.off_policy import OffPolicyCorrection
 from trainer.algorithms.returns import explained_variance
 from trainer.algorithms.rows import Sampled
 from trainer.cluster.nodes import Slot, connected, find_nodes, reserve_slots
@@ -152,7 +151,10 @@ class Controller(TrainingRun):
                 self.engines.sleep()
         with phase("batch"):
             batch = experience.batch(self.config.rollout.log_probs)
-        if self.config.needs_old_log_probs:
+        tokens = int(batch.lengths.sum())
+        if self.config.algorithm.old_log_probs == "engine":
+            batch = batch.with_(old_log_probs=batch.rollout_log_probs)
+        elif self.config.needs_old_log_probs:
             with phase("old_log_prob"):
                 batch = batch.with_(old_log_probs=forward(actor, ActorRole.log_probs, batch))
         if reference:
@@ -185,34 +187,36 @@ class Controller(TrainingRun):
             metrics |= self.engines.sync_weights()
         metrics["rollout/repairs"] = self.engines.take_repairs()
         seconds = time.perf_counter() - started
-        return metrics | {"time/step": seconds, "throughput/tokens_per_second": int(batch.lengths.sum()) / seconds}
+        return metrics | {"time/step": seconds, "throughput/tokens_per_second": tokens / seconds}
 
     def estimate_advantages(
         self, batch: Batch, experience: Experience, scores: Scores
     ) -> tuple[Batch, dict[str, float]]:
-        """The batch with advantages, returns and corrections per token; metrics of the sampled responses."""
+        """The batch with advantages, returns and corrections per token; metrics of the sampled responses.
+
+        Its mask contains only the tokens that train: those that are neither rejected nor in a truncated response.
+        """
         algorithm, mask = self.config.algorithm, batch.response_mask
         rewards, metrics = self._rewards(batch, self.collector.shaped(scores.values, experience.lengths))
         move_to_tokens(rewards, scores.by_token, mask)
-        groups = self.collector.groups(len(batch))
-        sampled = Sampled(rewards, mask, groups, batch.values, scores.greedy)
+        from_trainer = algorithm.old_log_probs == "trainer"
+        if from_trainer and batch.rollout_log_probs is not None:
+            metrics |= log_prob_agreement(batch.rollout_log_probs, batch.old_log_probs, mask)
+            batch, found = corrected(batch, algorithm.off_policy)
+            metrics |= found
+        truncated = experience.truncated
+        metrics["rollout/truncated_fraction"] = truncated.float().mean().item()
+        if algorithm.mask_truncated:
+            batch = batch.with_(response_mask=batch.response_mask & ~truncated.unsqueeze(1))
+        groups, trained = self.collector.groups(len(batch)), batch.response_mask
+        sampled = Sampled(rewards, trained, groups, batch.values, scores.greedy)
         estimated = algorithm.estimator.estimate(sampled, **algorithm.estimator.values(algorithm))
         batch = batch.with_(advantages=estimated.advantages)
         if estimated.returns is not None:
             batch = batch.with_(returns=estimated.returns)
-            metrics["critic/explained_variance"] = explained_variance(batch.values, estimated.returns, mask)
-        if algorithm.correction != "none":
-            ratio = raw_ratio(batch.old_log_probs, batch.rollout_log_probs)
-            correction = CORRECTIONS[algorithm.correction]
-            weights = correction.weights(ratio, mask, **correction.values(algorithm))
-            batch = batch.with_(corrections=weights)
-            metrics["rollout/ratio_largest"] = ratio[mask].max().item()
-            metrics["rollout/ratio_smallest"] = ratio[mask].min().item()
-            metrics["rollout/corrected_fraction"] = (weights != ratio)[mask].float().mean().item()
+            metrics["critic/explained_variance"] = explained_variance(batch.values, estimated.returns, trained)
         metrics["reward/mean"] = scores.values.mean().item()
         metrics["rollout/response_length"] = mask.sum(dim=1).float().mean().item()
-        if batch.rollout_log_probs is not None:
-            metrics |= log_prob_agreement(batch.rollout_log_probs, batch.old_log_probs, mask)
         return batch, scores.metrics | experience.staleness(self.engines.version) | metrics
 
     def _rewards(self, batch: Batch, scores: Tensor) -> tuple[Tensor, dict[str, float]]:
@@ -284,6 +288,21 @@ class Controller(TrainingRun):
             Sample(prompts[row].question, text, str(prompts[row].ground_truth), scores[row])
             for row, text in zip(rows, texts, strict=True)
         ]
+
+
+def corrected(batch: Batch, correction: OffPolicyCorrection) -> tuple[Batch, dict[str, float]]:
+    """The batch with correction weights and without rejected tokens in its mask, and metrics of both."""
+    mask, metrics = batch.response_mask, {}
+    weights, bounded, accepted, ratio = correction.apply(batch.old_log_probs, batch.rollout_log_probs, mask)
+    if correction.rejection:
+        batch = batch.with_(response_mask=accepted)
+        metrics["rollout/rejected_fraction"] = 1 - (accepted.sum() / mask.sum()).item()
+    if weights is not None:
+        batch = batch.with_(corrections=weights)
+        metrics["rollout/ratio_largest"] = ratio[mask].max().item()
+        metrics["rollout/ratio_smallest"] = ratio[mask].min().item()
+        metrics["rollout/corrected_fraction"] = bounded[mask].float().mean().item()
+    return batch, metrics
 
 
 def token_rewards(scores: Tensor, kl: Tensor, mask: Tensor, kl_coefficient: float) -> Tensor:

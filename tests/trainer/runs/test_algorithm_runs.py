@@ -74,6 +74,25 @@ def test_remax_with_sequence_ratios_needs_neither_critic_nor_reference(runs: Run
         assert row["actor/gradient_norm"] > 0
 
 
+def test_truncated_responses_do_not_train(runs: Runs) -> None:
+    run = runs.start(
+        "truncated",
+        *ON_ONE_NODE,
+        "algorithm.advantage=grpo",
+        "algorithm.kl_coefficient=0",
+        "algorithm.mask_truncated=true",
+        "algorithm.old_log_probs=engine",
+        "algorithm.rejection={seq_mean_k1: [0.5, 2]}",
+        "reward.overlong_buffer=15",
+        "actor.entropy_coefficient=0.1",  # would move the policy by every token that trains
+        "trainer.total_steps=1",
+    )
+    (row,) = finished(run)
+    assert "time/old_log_prob" not in row
+    assert row["rollout/truncated_fraction"] > 0.9  # a random model hardly ever ends a response
+    assert (row["actor/gradient_norm"] == 0) == (row["rollout/truncated_fraction"] == 1)
+
+
 def test_a_published_launch_line_trains(runs: Runs, tmp_path: Path) -> None:
     """verl's keys as its users write them, their own reward function included."""
     (tmp_path / "mine.py").write_text(

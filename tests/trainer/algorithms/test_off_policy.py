@@ -1,0 +1,173 @@
+"""The gap between engine and trainer: weights of tokens and responses, and rejection."""
+
+import math
+from collections.abc import Sequence
+from typing import get_args
+
+import pytest
+import torch
+from hypothesis import given, settings
+from pydantic import ValidationError
+from torch import Tensor
+from torch.testing import assert_close
+
+from tests.trainer.tensors import normal, random_mask, seeds
+from trainer.algorithms.aggregation import GlobalCount
+from trainer.algorithms.rejection import Criterion
+from trainer.cluster.place import RankPlace
+from trainer.config.algorithm import AlgorithmConfig
+from trainer.config.tree import Config
+from trainer.data.batch import Batch
+from trainer.roles.actor import ActorWorker
+
+BOUNDS = {"k1": (0.8, 1.3), "k2": 0.05, "k3": 0.04, "veto": 0.7}
+
+
+def policies(seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probs of trainer and engine, and a mask."""
+    engine = -normal(seed, 5, 6).abs() - 0.05
+    return engine + 0.3 * normal(seed + 1, 5, 6), engine, random_mask(seed, 5, 6)
+
+
+def slow_accepted(criterion: str, differences: Sequence[float]) -> list[bool]:
+    """Which tokens of a response meet the criterion, from log(trainer / engine) of each."""
+    scope, _, estimator = criterion.rpartition("_")
+    bound = BOUNDS[estimator]
+    if estimator == "veto":
+        return [min(map(math.exp, differences)) >= bound] * len(differences)
+    values = {
+        "k1": list(differences),
+        "k2": [d * d / 2 for d in differences],
+        "k3": [math.exp(d) - 1 - d for d in differences],
+    }[estimator]
+    match scope:
+        case "token":
+            statistics = values
+        case "seq_sum":
+            statistics = [sum(values)] * len(values)
+        case "seq_mean":
+            statistics = [sum(values) / len(values)] * len(values)
+        case _:
+            statistics = [max(values)] * len(values)
+    if isinstance(bound, tuple):
+        return [bound[0] <= math.exp(value) <= bound[1] for value in statistics]
+    return [value <= bound for value in statistics]
+
+
+@pytest.mark.parametrize("criterion", get_args(Criterion))
+@given(seed=seeds)
+@settings(deadline=None, max_examples=30)
+def test_a_token_trains_if_it_meets_the_criterion(criterion: Criterion, seed: int) -> None:
+    trainer, engine, mask = policies(seed)
+    bound = BOUNDS[criterion.rpartition("_")[2]]
+    algorithm = AlgorithmConfig.model_validate({"rejection": {criterion: bound}})
+    found = algorithm.off_policy.apply(trainer, engine, mask).accepted
+    for row in range(len(mask)):
+        differences = (trainer - engine)[row, mask[row]].tolist()
+        assert found[row, mask[row]].tolist() == slow_accepted(criterion, differences)
+    assert not (found & ~mask).any()
+
+
+def test_all_criteria_must_be_met() -> None:
+    trainer, engine, mask = policies(3)
+    both = AlgorithmConfig.model_validate({"rejection": {"token_k1": 1.3, "seq_mean_k2": 0.05}})
+    alone = [AlgorithmConfig.model_validate({"rejection": {name: bound}}) for name, bound in both.rejection.items()]
+    first, second = (one.off_policy.apply(trainer, engine, mask).accepted for one in alone)
+    assert (first != second).any()
+    assert torch.equal(both.off_policy.apply(trainer, engine, mask).accepted, first & second)
+
+
+@pytest.mark.parametrize(
+    ("rejection", "words"),
+    [
+        ({"token_k4": 1}, "token_k1"),
+        ({"token_k2": [0.1, 0.2]}, "token_k2 takes one bound"),
+        ({"seq_mean_k1": [1.1, 0.9]}, "the lower one comes first"),
+        ({"token_k3": -1}, "bounds are above 0"),
+    ],
+)
+def test_bounds_must_fit_their_criterion(rejection: dict[str, object], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        AlgorithmConfig.model_validate({"rejection": rejection})
+
+
+@pytest.mark.parametrize(
+    ("correction", "weights"),
+    [
+        ("tis", [[2.0, 0.25, 1.0], [1.5, 1.5, 0.0]]),
+        ("icepop", [[0.0, 0.0, 1.0], [1.5, 1.5, 0.0]]),
+        ("sequence_tis", [[1.0, 1.0, 1.0], [2.0, 2.0, 0.0]]),  # products 4 x 0.25 x 1 and 1.5 x 1.5
+        ("sequence_icepop", [[1.0, 1.0, 1.0], [0.0, 0.0, 0.0]]),
+    ],
+)
+def test_weights_of_tokens_and_of_responses(correction: str, weights: list[list[float]]) -> None:
+    trainer = torch.tensor([[4.0, 0.25, 1.0], [1.5, 1.5, 9.0]]).log()
+    mask, expected = torch.tensor([[True, True, True], [True, True, False]]), torch.tensor(weights)
+    plain = AlgorithmConfig(correction=correction).off_policy.apply(trainer, torch.zeros(2, 3), mask)
+    assert plain.weights is not None
+    assert_close(plain.weights, expected)
+    by_response = correction.startswith("sequence")
+    mean = expected[:, 0].mean() if by_response else expected.sum() / 5
+    normal_mean = AlgorithmConfig(correction=correction, correction_normalize=True).off_policy
+    normalized = normal_mean.apply(trainer, torch.zeros(2, 3), mask).weights
+    assert normalized is not None
+    assert_close(normalized, expected / mean)
+
+
+def actor_loss(settings: dict[str, dict[str, object]], new: Tensor, batch: Batch) -> tuple[float, Tensor]:
+    """The loss of one rank and its gradient with respect to the log-probs."""
+    log_probs = new.clone().requires_grad_()
+    actor = ActorWorker(Config.model_validate(settings), RankPlace(0, 1, "127.0.0.1", "cpu"))
+    count = GlobalCount(int(batch.response_mask.sum()), len(batch))
+    loss, _ = actor.loss((log_probs, torch.zeros_like(new)), batch, count)
+    return loss.item(), torch.autograd.grad(loss, log_probs)[0]
+
+
+@given(seed=seeds)
+@settings(deadline=None, max_examples=20)
+def test_with_the_engine_as_old_policy_weights_follow_the_policy_during_the_update(seed: int) -> None:
+    new, engine, mask = policies(seed)
+    advantages = normal(seed + 2, 5, 6)
+    batch = Batch(
+        torch.zeros(5, 7, dtype=torch.int64),
+        torch.ones(5, dtype=torch.int64),
+        mask,
+        None,
+        engine,
+        None,
+        None,
+        advantages,
+    )
+    rejection = {"seq_mean_k1": [0.9, 1.1]}
+    kept = AlgorithmConfig.model_validate({"rejection": rejection}).off_policy.apply(new, engine, mask).accepted
+
+    algorithm = {"old_log_probs": "engine", "rejection": rejection}
+    actor: dict[str, object] = {"policy_loss": "gpg"}
+    _, found = actor_loss({"actor": actor, "algorithm": {**algorithm, "correction": "tis"}}, new, batch)
+    weights = (new - engine).exp().clamp(max=2)
+    assert_close(found, (-weights * advantages).where(kept, 0.0) / mask.sum())
+
+    _, found = actor_loss({"actor": {"policy_loss": "ppo", "clip_dual": None}, "algorithm": algorithm}, new, batch)
+    unclipped = actor_loss({"actor": {"policy_loss": "ppo", "clip_dual": None}}, new, batch)[1]
+    assert_close(found, unclipped.where(kept, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"algorithm": {"correction_normalize": True}}, "nothing to normalize"),
+        ({"algorithm": {"rejection": {"token_k1": 2}}, "rollout": {"log_probs": False}}, "log_probs=true"),
+        ({"algorithm": {"old_log_probs": "engine"}, "rollout": {"log_probs": False}}, "log_probs=true"),
+        ({"algorithm": {"old_log_probs": "engine", "correction": "tis"}}, "already corrects for the engine"),
+        (
+            {
+                "algorithm": {"old_log_probs": "engine", "correction": "tis", "correction_normalize": True},
+                "actor": {"policy_loss": "gpg"},
+            },
+            "weights of the whole step",
+        ),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(settings: dict[str, object], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        Config.model_validate(settings)
