@@ -1,6 +1,7 @@
 """Keys of verl's section `algorithm`."""
 
 from trainer.algorithms.registry import CORRECTIONS, ESTIMATORS
+from trainer.compat.verl import rollout_correction
 from trainer.compat.verl.rules import (
     KL_KINDS,
     Given,
@@ -23,7 +24,7 @@ _ESTIMATORS = {name: row.name for row in ESTIMATORS.values() for name in row.ver
 def rollout_is(key: str, value: Value, given: Given) -> Translation:
     if word(value) in ("null", "none", "false"):
         return Translation({})
-    names = {name: row.name for row in CORRECTIONS.values() for name in row.verl}
+    names = {name: row.name for row in CORRECTIONS.values() for name in row.verl} | {"true": "tis"}
     return mapped(names, "algorithm.correction")(key, value, given)
 
 
@@ -41,8 +42,7 @@ RULES: dict[str, Rule] = {
     "algorithm.filter_groups.metric": no_effect("groups are compared by score"),
     "algorithm.rollout_is": rollout_is,
     "algorithm.rollout_is_threshold": to("algorithm.correction_high"),
-    "algorithm.rollout_correction.rollout_is": rollout_is,
-    "algorithm.rollout_correction.rollout_is_threshold": to("algorithm.correction_high"),
+    **rollout_correction.RULES,
     "algorithm.use_pf_ppo": only("false"),
     **no_effects("algorithm.pf_ppo", ("reweight_method", "weight_pow"), "prompts are not reweighted"),
 }

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from trainer.algorithms.registry import POLICY_LOSSES
+from trainer.compat.verl.rollout_correction import bypass_loss
 from trainer.compat.verl.rules import (
     KL_KINDS,
     Given,
@@ -26,12 +27,17 @@ _LOSS_MODE = f"{ACTOR}.policy_loss.loss_mode"
 
 def chosen_loss(given: Given) -> str:
     """The name of the policy loss in all settings given; `ppo` if none names it."""
+    bypass = bypass_loss(given)
+    if bypass is not None:
+        return bypass
     latest = next((key for key in reversed(list(given)) if key in (_LOSS_MODE, "actor.policy_loss")), None)
     name = word(given[latest]) if latest else "ppo"
     return name if latest == "actor.policy_loss" else LOSSES.get(name, name)
 
 
 def policy_loss(key: str, value: Value, given: Given) -> Translation:
+    if bypass_loss(given) is not None:
+        return Translation({}, f"{key} has no effect: in bypass mode, rollout_correction.loss_type names the loss")
     if word(value) == "dro" and word(given.get(f"{ACTOR}.policy_loss.dro_beta")) == "null":
         raise ConfigError(f"{key}=dro needs a weight", hint=f"set {ACTOR}.policy_loss.dro_beta to a positive number")
     return mapped(LOSSES, "actor.policy_loss")(key, value, given)
