@@ -151,7 +151,7 @@ def load_tokenizer(settings: ModelConfig) -> Any:
             hint="copy the tokenizer's files from the model's source",
         )
     try:
-        tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise DataError(
             f"{model}: Transformers cannot load the tokenizer: {error}",

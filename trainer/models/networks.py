@@ -134,13 +134,13 @@ def computation_notes(decoder: nn.Module) -> list[str]:
 def load_language_model(path: Path, dtype: torch.dtype = torch.float32) -> nn.Module:
     """A Transformers causal language model on CPU. Raises DataError if there is none at `path`."""
     with _explained_failure(path):
-        return AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True)
+        return AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True, trust_remote_code=False)
 
 
 def empty_language_model(path: Path, dtype: torch.dtype = torch.float32) -> nn.Module:
     """The same model on the device `meta`, without memory for its weights. Raises DataError."""
     with _explained_failure(path), torch.device("meta"):
-        config = AutoConfig.from_pretrained(path, local_files_only=True)
+        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
 
 

@@ -416,3 +416,10 @@ def test_adapters_start_from_a_directory_and_leave_layers_out() -> None:
     assert (config.actor.lora.path, config.actor.lora.exclude_modules) == (Path("/adapters/start"), ["down_proj"])
     with pytest.raises(ConfigError, match="exclude_modules"):
         load_config([], ["actor_rollout_ref.model.exclude_modules=.*layers.1.*"])
+
+
+@pytest.mark.parametrize("section", ["data", "actor_rollout_ref.model", "critic.model"])
+def test_trust_in_a_models_own_code_is_noted(section: str) -> None:
+    assert load_config([], [f"{section}.trust_remote_code=False"])[1] == []
+    _, notes = load_config([], [f"{section}.trust_remote_code=True"])
+    assert "those that bring their own are refused" in notes[0]

@@ -1,6 +1,7 @@
 """Every model family: load, compute log-probs, train one step, export."""
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from tests.trainer.training.rank_program import ROWS, batch, loss
 from trainer.data.batch import Batch
 from trainer.data.partition import MicroBatchLimit
+from trainer.errors import DataError
 from trainer.models.export import write_language_model
-from trainer.models.networks import PolicyNetwork, load_language_model
+from trainer.models.networks import PolicyNetwork, empty_language_model, load_language_model
 from trainer.models.small import build_tokenizer
 from trainer.training.engine import OptimizerSettings, TrainingEngine
 from trainer.training.process_group import join, open_store
@@ -104,3 +106,12 @@ def test_a_family_loads_matches_transformers_trains_and_exports(family: str, tmp
     assert_close(after, transformers_log_probs(tmp_path / "export", rows, 0.7), atol=1e-5, rtol=0)
     exported = AutoTokenizer.from_pretrained(tmp_path / "export", local_files_only=True)
     assert exported("1 + 2")["input_ids"] == build_tokenizer(["How many are 1 + 2? #### 3"])("1 + 2")["input_ids"]
+
+
+@pytest.mark.parametrize("load", [load_language_model, empty_language_model])
+def test_a_model_that_brings_its_own_code_is_refused(load: Callable[[Path], nn.Module], tmp_path: Path) -> None:
+    names = {"AutoConfig": "configuration_own.OwnConfig", "AutoModelForCausalLM": "modeling_own.OwnModel"}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": names}))
+    (tmp_path / "configuration_own.py").write_text("raise SystemExit")
+    with pytest.raises(DataError, match="Transformers cannot load this model"):
+        load(tmp_path)

@@ -8,6 +8,7 @@ from trainer.compat.verl.rules import (
     no_effect,
     no_effects,
     only,
+    own_code,
     per_device,
     switched_by,
     to,
@@ -38,7 +39,7 @@ RULES: dict[str, Rule] = {
     "critic.model.lora_rank": to("critic.lora.rank"),
     "critic.model.lora_alpha": lora_alpha("critic", "critic.model.lora_rank"),
     "critic.model.target_modules": to("critic.lora.target_modules"),
-    "critic.model.trust_remote_code": only("false"),
+    "critic.model.trust_remote_code": own_code,
     "critic.model.external_lib": only("null"),
     **no_effects(
         "critic.model",

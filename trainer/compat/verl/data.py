@@ -10,6 +10,7 @@ from trainer.compat.verl.rules import (
     no_effect,
     no_effects,
     only,
+    own_code,
     to,
     unsupported,
     word,
@@ -72,5 +73,5 @@ RULES: dict[str, Rule] = {
     "data.sampler.class_name": only("null"),
     "data.datagen.path": only("null"),
     "data.datagen.name": only("null"),
-    "data.trust_remote_code": only("false"),
+    "data.trust_remote_code": own_code,
 }

@@ -2,7 +2,7 @@
 
 import yaml
 
-from trainer.compat.verl.rules import Given, Rule, Translation, Value, no_effect, only, to, word
+from trainer.compat.verl.rules import Given, Rule, Translation, Value, no_effect, only, own_code, to, word
 from trainer.compat.verl.shared import KERNELS, MODEL, PACKED
 from trainer.errors import ConfigError
 
@@ -61,7 +61,7 @@ RULES: dict[str, Rule] = {
     f"{MODEL}.target_modules": to("actor.lora.target_modules"),
     f"{MODEL}.exclude_modules": excluded_modules,
     f"{MODEL}.lora_adapter_path": to("actor.lora.path"),
-    f"{MODEL}.trust_remote_code": only("false"),
+    f"{MODEL}.trust_remote_code": own_code,
     f"{MODEL}.external_lib": only("null"),
     f"{MODEL}.custom_chat_template": only("null"),
     f"{MODEL}.override_config": only("{}"),

@@ -120,6 +120,15 @@ def no_effect(reason: str) -> Rule:
     return lambda key, _value, _given: Translation({}, f"{key} has no effect: {reason}", ignored=True)
 
 
+def own_code(key: str, value: Value, _given: Given) -> Translation:
+    """`trust_remote_code`: a model whose code Transformers lacks is refused when it is loaded."""
+    if word(value) in ("false", "null"):
+        return Translation({})
+    return no_effect("models and tokenizers run Transformers' own code; those that bring their own are refused")(
+        key, value, _given
+    )
+
+
 def no_effects(section: str, names: Iterable[str], reason: str) -> dict[str, Rule]:
     """`no_effect` for several keys of a section."""
     return {f"{section}.{name}": no_effect(reason) for name in names}
