@@ -37,7 +37,7 @@ class SettingHelp:
 
     @property
     def is_list(self) -> bool:
-        return any(get_origin(member) is list for member in _members(self.annotation))
+        return any(get_origin(member) in (list, tuple) for member in _members(self.annotation))
 
     @property
     def is_mapping(self) -> bool:

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 from trainer.algorithms.aggregation import Aggregation
 from trainer.algorithms.kl import KlEstimator
 from trainer.algorithms.registry import POLICY_LOSSES
+from trainer.config.optimization import OptimizerConfig, ScheduleConfig
 from trainer.config.section import AbsolutePath, ModelPath, Section, with_parameters
 from trainer.config.sharding import ShardingConfig
 from trainer.rows import module_names
@@ -72,6 +73,16 @@ class TrainedModelConfig(Section):
         description="implementation of the layers. fsdp: Transformers; megatron: Megatron-Core, if installed. "
         "FSDP2 shards the weights of both",
     )
+    weights_dtype: Literal["float32", "bfloat16"] = Field(
+        "float32",
+        description="type of trained weights, gradients and optimizer state. bfloat16 halves their memory, and loses "
+        "changes below 1/256 of a weight",
+    )
+    shuffle: bool = Field(
+        False, description="divide each rank's responses into mini-batches at random, anew in each of ppo_epochs"
+    )
+    optimizer: OptimizerConfig = OptimizerConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
     sharding: ShardingConfig = ShardingConfig()
     lora: LoraConfig = LoraConfig()
 
@@ -85,9 +96,9 @@ class TrainedModelConfig(Section):
 @partial(with_parameters, tables=(POLICY_LOSSES,))
 class ActorConfig(TrainedModelConfig):
     learning_rate: float = Field(
-        1e-6, gt=0, description="learning rate of AdamW; 1e-6 suits models of a few billion parameters"
+        1e-6, gt=0, description="learning rate, before `schedule`; 1e-6 suits models of a few billion parameters"
     )
-    weight_decay: float = Field(0.0, ge=0, description="weight decay of AdamW")
+    weight_decay: float = Field(0.0, ge=0, description="weight decay of the optimizer")
     max_gradient_norm: float = Field(1.0, gt=0, description="gradients are clipped to this L2 norm")
     ppo_epochs: int = Field(1, gt=0, description="passes over each batch")
     mini_batch_size: int = Field(128, gt=0, description="responses per optimizer step, over all ranks")
@@ -118,8 +129,10 @@ class ActorConfig(TrainedModelConfig):
 
 class CriticConfig(TrainedModelConfig):
     path: ModelPath | None = Field(None, description="model to start from; the actor's when not given")
-    learning_rate: float = Field(1e-5, gt=0, description="learning rate of AdamW; usually ten times the actor's")
-    weight_decay: float = Field(0.0, ge=0, description="weight decay of AdamW")
+    learning_rate: float = Field(
+        1e-5, gt=0, description="learning rate, before `schedule`; usually ten times the actor's"
+    )
+    weight_decay: float = Field(0.0, ge=0, description="weight decay of the optimizer")
     max_gradient_norm: float = Field(1.0, gt=0, description="gradients are clipped to this L2 norm")
     ppo_epochs: int = Field(1, gt=0, description="passes over each batch")
     mini_batch_size: int = Field(128, gt=0, description="responses per optimizer step, over all ranks")

@@ -1,6 +1,6 @@
 """How the ranks of a trained role share its weights, and where weights are kept while the role is idle."""
 
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -36,6 +36,9 @@ class ShardingConfig(Section):
         gt=0,
         description="micro-batches whose gradients each rank accumulates before the ranks average them; more than 1 "
         "costs each rank 4 bytes per weight of the whole network",
+    )
+    gradient_dtype: Literal["float32", "bfloat16"] = Field(
+        "float32", description="type in which the ranks average gradients; bfloat16 halves the traffic and rounds"
     )
     param_offload: bool = Field(False, description="keep weights in CPU memory while the role is idle; GPUs only")
     optimizer_offload: bool = Field(

@@ -23,21 +23,23 @@ Gather = Callable[[Tensor], Tensor]
 
 
 class LoraLinear(nn.Linear):  # type: ignore[misc]
-    """W x + b + scaling B A x, with frozen W [out, in] and b, and trained float32 A [rank, in] and B [out, rank].
+    """W x + b + scaling B A x, with frozen W [out, in] and b, and trained A [rank, in] and B [out, rank] of `dtype`.
 
     B starts at zero, so training starts from the frozen network.
     """
 
-    def __init__(self, frozen: nn.Linear, settings: LoraConfig, generator: torch.Generator) -> None:
+    def __init__(
+        self, frozen: nn.Linear, settings: LoraConfig, generator: torch.Generator, dtype: torch.dtype = torch.float32
+    ) -> None:
         nn.Module.__init__(self)
         self.in_features, self.out_features = frozen.in_features, frozen.out_features
         self.weight, self.bias = frozen.weight, frozen.bias
         self.scaling = settings.alpha / settings.rank
         self.enabled = True
         bound = 1 / math.sqrt(self.in_features)
-        self.lora_A = nn.Parameter(torch.empty(settings.rank, self.in_features))
-        self.lora_A.data.uniform_(-bound, bound, generator=generator)
-        self.lora_B = nn.Parameter(torch.zeros(self.out_features, settings.rank))
+        first = torch.empty(settings.rank, self.in_features).uniform_(-bound, bound, generator=generator)
+        self.lora_A = nn.Parameter(first.to(dtype))
+        self.lora_B = nn.Parameter(torch.zeros(self.out_features, settings.rank, dtype=dtype))
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in] -> [..., out]."""
@@ -46,18 +48,20 @@ class LoraLinear(nn.Linear):  # type: ignore[misc]
 
     def merged(self, gather: Gather) -> Tensor:
         """W + scaling B A, [out, in] float32. `gather` turns a sharded tensor into a whole one."""
-        return gather(self.weight).float() + self.scaling * gather(self.lora_B) @ gather(self.lora_A)
+        return gather(self.weight).float() + self.scaling * gather(self.lora_B).float() @ gather(self.lora_A).float()
 
 
-def add_adapters(language_model: nn.Module, settings: LoraConfig, seed: int) -> None:
-    """Freezes a language model and adds adapters to layers of its decoder, equal on every rank.
+def add_adapters(
+    language_model: nn.Module, settings: LoraConfig, seed: int, dtype: torch.dtype = torch.float32
+) -> None:
+    """Freezes a language model and adds adapters of a type to layers of its decoder, equal on every rank.
 
     Raises ConfigError if no layer has the name of a target module.
     """
     language_model.requires_grad_(False)
     generator = torch.Generator().manual_seed(seed)
     for parent, name, layer in _targets(language_model, settings):
-        setattr(parent, name, LoraLinear(layer, settings, generator))
+        setattr(parent, name, LoraLinear(layer, settings, generator, dtype))
 
 
 def target_names(model: Path, settings: LoraConfig) -> list[str]:

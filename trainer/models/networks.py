@@ -55,13 +55,14 @@ class PolicyNetwork(nn.Module):  # type: ignore[misc]
 class ValueNetwork(nn.Module):  # type: ignore[misc]
     """The body of a causal language model with a head that estimates the value of the state before each response token.
 
-    The head starts at zero, so the first advantages come from the rewards and not from a random head.
+    The head starts at zero, so the first advantages come from the rewards and not from a random head. `dtype` is that
+    of the other trained weights.
     """
 
-    def __init__(self, language_model: nn.Module) -> None:
+    def __init__(self, language_model: nn.Module, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.body = prepared(language_model).get_decoder()
-        self.head = nn.Linear(language_model.config.hidden_size, 1, bias=False, dtype=torch.float32)
+        self.head = nn.Linear(language_model.config.hidden_size, 1, bias=False, dtype=dtype)
         nn.init.zeros_(self.head.weight)
 
     @property

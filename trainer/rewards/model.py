@@ -24,7 +24,9 @@ class RewardModel:
         self._path = settings.path
         self._device = device
         self._rows = settings.micro_batch_size
-        self._model = _load(settings.path, getattr(torch, settings.dtype or config.model.dtype)).to(device)
+        self._model = _load(settings.path, getattr(torch, settings.dtype or config.model.dtype_on(device.type))).to(
+            device
+        )
         text_config = self._model.config.get_text_config()
         self._positions = settings.max_length or getattr(text_config, "max_position_embeddings", None)
         self._vocabulary = int(text_config.vocab_size)

@@ -1,5 +1,6 @@
 """The critic, which estimates the value of each state."""
 
+import torch
 from torch import Tensor
 
 from trainer.algorithms.aggregation import GlobalCount, aggregate, token_mean
@@ -13,7 +14,8 @@ from trainer.training.engine import TrainingEngine
 class CriticWorker(TrainingWorker):
     def build(self) -> TrainingEngine:
         settings = self.config.critic
-        network = ValueNetwork(self.language_model(settings.path or self.config.model.directory, settings))
+        language_model = self.language_model(settings.path or self.config.model.directory, settings)
+        network = ValueNetwork(language_model, getattr(torch, settings.weights_dtype))
         optimizer = self.optimizer(settings)
         return TrainingEngine(network, self.execution(settings), optimizer)
 

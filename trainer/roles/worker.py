@@ -1,11 +1,14 @@
 """The base class of the three training roles."""
 
+import random
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import nn
 from torch.distributed import TCPStore
 
+from trainer.algorithms.optimizers import OPTIMIZERS
 from trainer.cluster.place import RankPlace
 from trainer.config.roles import ActorConfig, CriticConfig, TrainedModelConfig
 from trainer.config.tree import Config
@@ -27,13 +30,14 @@ class TrainingWorker:
     """One rank of a training role. Call `open_store` on rank 0 first, then `setup` on all ranks."""
 
     engine: TrainingEngine
+    run_steps: int
     _sharded_state: ShardedState | None = None
 
     def __init__(self, config: Config, place: RankPlace) -> None:
         self.config = config
         self.place = place
         self.device = torch.device(place.device)
-        self.dtype = getattr(torch, config.model.dtype)
+        self.dtype = getattr(torch, config.model.dtype_on(place.device))
         self._store: TCPStore | None = None
         self._tracer = Tracer()
 
@@ -42,11 +46,12 @@ class TrainingWorker:
         self._store = open_store(self.place.address, self.place.world_size, self.config.trainer.worker_timeout)
         return int(self._store.port)
 
-    def setup(self, store_address: str, store_port: int, run_dir: Path) -> list[str]:
-        """Joins the process group and builds this rank's shard of the network.
+    def setup(self, store_address: str, store_port: int, run_dir: Path, run_steps: int) -> list[str]:
+        """Joins the process group and builds this rank's shard of the network, for a run with `run_steps` steps.
 
         Returns what the user should know of how it computes.
         """
+        self.run_steps = run_steps
         if not run_dir.is_dir():
             raise DataError(
                 f"{run_dir} is not visible at {self.place.address}",
@@ -66,11 +71,12 @@ class TrainingWorker:
 
     def language_model(self, path: Path, settings: TrainedModelConfig) -> nn.Module:
         """The model at `path` to train, with LoRA adapters if the settings ask for them."""
+        weights = getattr(torch, settings.weights_dtype)
         if not settings.lora.rank:
-            return self.read_model(path, torch.float32, settings)
+            return self.read_model(path, weights, settings)
         # Frozen weights need only the compute precision.
         language_model = self.read_model(path, self.dtype, settings)
-        add_adapters(language_model, settings.lora, self.config.trainer.seed)
+        add_adapters(language_model, settings.lora, self.config.trainer.seed, weights)
         if settings.lora.path is not None:
             load_adapter(language_model, settings.lora)
         return language_model
@@ -98,7 +104,15 @@ class TrainingWorker:
     def optimizer(self, settings: ActorConfig | CriticConfig) -> OptimizerSettings:
         """The settings of this rank's optimizer."""
         skip = self.config.watchdogs.non_finite_gradients == "skip"
-        return OptimizerSettings(settings.learning_rate, settings.weight_decay, settings.max_gradient_norm, skip)
+        return OptimizerSettings(
+            settings.learning_rate,
+            settings.weight_decay,
+            settings.max_gradient_norm,
+            skip,
+            OPTIMIZERS[settings.optimizer.name],
+            settings.optimizer.arguments,
+            partial(settings.schedule.factor, run_steps=self.run_steps),
+        )
 
     def take_steps(
         self, role: str, settings: ActorConfig | CriticConfig, batch: Batch, loss_function: LossFunction
@@ -110,16 +124,23 @@ class TrainingWorker:
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         rows = settings.mini_batch_size // self.place.world_size
-        with self.engine.stepping(several=settings.ppo_epochs > 1 or len(batch) > rows):
+        several = settings.ppo_epochs > 1 or len(batch) > rows
+        with self.engine.updating() as rate, self.engine.stepping(several):
             steps = [
                 self.engine.update(mini_batch, loss_function, micro_batch_limit(settings))
-                for _ in range(settings.ppo_epochs)
-                for mini_batch in batch.micro_batches(rows)
+                for epoch in range(settings.ppo_epochs)
+                for mini_batch in (self.shuffled(batch, epoch) if settings.shuffle else batch).micro_batches(rows)
             ]
-        means = {name: sum(step[name] for step in steps) / len(steps) for name in steps[0]}
+        means = {name: sum(step[name] for step in steps) / len(steps) for name in steps[0]} | {"learning_rate": rate}
         if self.device.type == "cuda":
             means["gpu_peak_gib"] = torch.cuda.max_memory_reserved() / 2**30
         return {f"{role}/{name}": mean for name, mean in means.items()}
+
+    def shuffled(self, batch: Batch, epoch: int) -> Batch:
+        """This rank's rows in the random order of an epoch, which follows from seed, update, epoch and rank."""
+        order = list(range(len(batch)))
+        random.Random(f"{self.config.trainer.seed} {self.engine.updates} {epoch} {self.place.rank}").shuffle(order)
+        return batch.rows(torch.tensor(order))
 
     def start_trace(self) -> None:
         """Starts a trace of this rank."""

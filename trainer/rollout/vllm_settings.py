@@ -19,7 +19,7 @@ def weight_settings(config: Config, device: str) -> dict[str, object]:
             # vLLM prepacks a tied head separately and does not update it on reload, so the head gets its own weights.
             settings["hf_overrides"] = {"tie_word_embeddings": False}
         return settings
-    if device == "cuda" and config.model.dtype == "float32":
+    if device == "cuda" and config.model.dtype_on(device) == "float32":
         raise ConfigError(
             "model.dtype=float32: on GPUs vLLM computes adapters in bfloat16 or float16 only",
             hint="set model.dtype=bfloat16, or rollout.engine=transformers",

@@ -93,7 +93,7 @@ def train_on_preferences(settings: DpoConfig) -> Path:
             data, seed = config.data, config.trainer.seed
             training = read_pairs(data.train_files, tokenizer, data, Subset.of_training(data, seed))
             validation = read_pairs(data.validation_files, tokenizer, data, Subset.of_validation(data, seed))
-            connect_ranks(groups.all, run_dir, limit)
+            connect_ranks(groups.all, run_dir, steps_of(config, len(training)), limit)
             run = PreferenceRun(settings, config, run_dir, tracker, stop, groups, training, validation)
             tracker.expect(run.last_step)
             run.begin(resumed)
@@ -121,8 +121,7 @@ class PreferenceRun(TrainingRun):
         self.training, self.validation = training, validation
         size = config.data.train_batch_size
         self.sampler = PromptSampler(len(training), size, config.data.shuffle, config.trainer.seed)
-        steps = config.trainer.total_steps or max(1, config.trainer.total_epochs * len(training) // size)
-        super().__init__(config, run_dir, tracker, stop, groups, self.sampler, steps)
+        super().__init__(config, run_dir, tracker, stop, groups, self.sampler, steps_of(config, len(training)))
 
     def step(self, _step: int) -> dict[str, float]:
         """One optimizer step on a batch of pairs; its metrics."""
@@ -169,6 +168,12 @@ class PreferenceRun(TrainingRun):
         """The pairs, the last one repeated until every rank gets as many rows."""
         ranks = len(self.actor)
         return [*pairs, *[pairs[-1]] * (-len(pairs) % ranks)]
+
+
+def steps_of(config: Config, pairs: int) -> int:
+    """The steps of a run on this many pairs."""
+    settings = config.trainer
+    return settings.total_steps or max(1, settings.total_epochs * pairs // config.data.train_batch_size)
 
 
 def pair_batch(pairs: Sequence[PreferencePair]) -> Batch:

@@ -17,8 +17,6 @@ from trainer.models.files import parameter_count
 Section = TypeVar("Section", bound=BaseModel)
 
 GIB = 2**30
-# Bytes per trained weight, all float32: the weight, its gradient, AdamW's two moments.
-WEIGHT_BYTES, GRADIENT_BYTES, MOMENTS_BYTES = 4, 4, 8
 LEAST_FOR_ENGINES = 0.2  # share of a GPU to suggest for engines before suggesting any offload
 TYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -94,21 +92,22 @@ def _gib(config: Config, role: str, ranks: int, device: str, device_gib: float |
     """GiB of a rank, and how many of them are offloaded between its turns."""
     model = config.model.directory
     size = parameter_count(config.critic.path or model if role == "critic" else model) / GIB
-    width = TYPE_BYTES[config.model.dtype]
+    width = TYPE_BYTES[config.model.dtype_on(device)]
     on_gpu = device == "cuda"
     if role in ("actor", "critic"):
         settings = config.actor if role == "actor" else config.critic
         share = size / (settings.sharding.shard_size or ranks)
         if settings.lora.rank:  # adapters are small compared with the model
             return share * width, share * width * settings.sharding.param_offload * on_gpu
-        offloaded = WEIGHT_BYTES * settings.sharding.param_offload + MOMENTS_BYTES * settings.sharding.optimizer_offload
-        return share * (WEIGHT_BYTES + GRADIENT_BYTES + MOMENTS_BYTES), share * offloaded * on_gpu
+        trained, states = share * TYPE_BYTES[settings.weights_dtype], settings.optimizer.states
+        offloaded = settings.sharding.param_offload + states * settings.sharding.optimizer_offload
+        return trained * (2 + states), trained * offloaded * on_gpu  # weights, gradients and the optimizer's states
     if role == "reference":
         share = size * width / (config.actor.sharding.shard_size or ranks)
         return share, share * (config.reference.param_offload and on_gpu)
     if role == "reward":
         reward_model = config.reward.model
-        type_bytes = TYPE_BYTES[reward_model.dtype or config.model.dtype]
+        type_bytes = TYPE_BYTES[reward_model.dtype or config.model.dtype_on(device)]
         return (parameter_count(reward_model.path) / GIB * type_bytes if reward_model.path else 0.0), 0.0
     cache, engines = config.rollout.kv_cache_gib, config.rollout.engines_per_gpu if on_gpu else 1
     if on_gpu and device_gib is not None and cache is None:

@@ -69,7 +69,7 @@ def train(config: Config) -> TrainingResult:
             workers = start_workers(config, placement)
             data = RunData.load(config)
             tracker.expect(data.steps(config))
-            connect_ranks(workers.training.all, run_dir, settings.worker_timeout)
+            connect_ranks(workers.training.all, run_dir, data.steps(config), settings.worker_timeout)
             controller = Controller(config, run_dir, tracker, stop, workers, data)
             controller.begin(resumed)
         try:

@@ -137,11 +137,14 @@ def worker_environment(config: Config, slot: Slot, at_once: int = 1) -> dict[str
     }
 
 
-def connect_ranks(groups: Sequence[WorkerGroup[TrainingRole]], run_dir: Path, timeout: float) -> None:
-    """Connects the ranks of each group in a process group and builds its network; all groups at the same time."""
+def connect_ranks(groups: Sequence[WorkerGroup[TrainingRole]], run_dir: Path, run_steps: int, timeout: float) -> None:
+    """Connects the ranks of each group in a process group and builds its network; all groups at the same time.
+
+    `run_steps` is the number of steps of the run, over which learning rates decay.
+    """
     ports = wait([group.start_one(0, TrainingRole.open_store) for group in groups], timeout)
     setups = [
-        group.start(TrainingRole.setup, group.workers[0].spec.slot.node.address, port, run_dir)
+        group.start(TrainingRole.setup, group.workers[0].spec.slot.node.address, port, run_dir, run_steps)
         for group, port in zip(groups, ports, strict=True)
     ]
     notes = wait([call for calls in setups for call in calls], timeout)

@@ -1,8 +1,8 @@
 """One rank's shard of a network under FSDP2: forward passes, optimizer steps and weights."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from trainer.algorithms.aggregation import GlobalCount
+from trainer.algorithms.optimizers import OPTIMIZERS, Optimizer
 from trainer.data.batch import Batch
 from trainer.data.copies import to_device
 from trainer.data.partition import MicroBatchLimit
@@ -33,19 +34,32 @@ from trainer.training.sharding import TENSOR, Execution, device_mesh, reshard, s
 LossFunction = Callable[[Any, Batch, GlobalCount], tuple[Tensor, dict[str, Tensor]]]
 
 
+def _constant(_update: int) -> float:
+    return 1.0
+
+
 @dataclass(frozen=True)
 class OptimizerSettings:
+    """`kind` and `arguments` name a class of torch.optim and its further arguments.
+
+    `factor` gives the factor on the learning rate at an update, counted from 0.
+    """
+
     learning_rate: float
     weight_decay: float
     max_gradient_norm: float
     skip_non_finite: bool = False
+    kind: Optimizer = OPTIMIZERS["adamw"]
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    factor: Callable[[int], float] = _constant
 
 
 class TrainingEngine:
     """A network sharded over the ranks of the default process group.
 
-    Trained weights and optimizer state are float32; `execution` sets the type of activations and how they are
-    computed. Each method loads what is offloaded and offloads it again; `stepping` keeps it loaded over several calls.
+    Trained weights and optimizer state keep the network's type; `execution` sets the type of activations and how they
+    are computed. Each method loads what is offloaded and offloads it again; `stepping` keeps it loaded over several
+    calls.
     """
 
     def __init__(self, network: nn.Module, execution: Execution, optimizer: OptimizerSettings | None = None) -> None:
@@ -75,18 +89,33 @@ class TrainingEngine:
         self._weights = Offload(self.network.parameters if offloads.param_offload else list)
         if optimizer is None:
             return
-        # Fused and foreach kernels cannot mix split and whole weights.
-        self._kernels = {
-            "fused": self.device.type == "cuda" and self.peers is None,
-            "foreach": None if self.peers is None else False,
-        }
-        self.optimizer = torch.optim.AdamW(
-            [parameter for parameter in self.network.parameters() if parameter.requires_grad],
-            lr=optimizer.learning_rate,
-            weight_decay=optimizer.weight_decay,
-            **self._kernels,
-        )
+        # The updates taken: steps of the role, each with one or more optimizer steps.
+        self.updates = 0
+        self.optimizer = self._new_optimizer(optimizer)
         self._states = Offload(partial(optimizer_states, self.optimizer) if offloads.optimizer_offload else list)
+
+    def _new_optimizer(self, settings: OptimizerSettings) -> torch.optim.Optimizer:
+        # Fused and foreach kernels cannot mix split and whole weights.
+        kernels: dict[str, bool | None] = {"foreach": None if self.peers is None else False}
+        if settings.kind.fused:
+            kernels["fused"] = self.device.type == "cuda" and self.peers is None
+        return getattr(torch.optim, settings.kind.torch)(
+            [parameter for parameter in self.network.parameters() if parameter.requires_grad],
+            lr=settings.learning_rate,
+            weight_decay=settings.weight_decay,
+            **settings.arguments,
+            **kernels,
+        )
+
+    @contextmanager
+    def updating(self) -> Iterator[float]:
+        """One update: sets its learning rate, which it yields, and counts it after the block."""
+        assert self.settings is not None
+        rate = self.settings.learning_rate * self.settings.factor(self.updates)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        yield rate
+        self.updates += 1
 
     @contextmanager
     def stepping(self, several: bool = True) -> Iterator[None]:

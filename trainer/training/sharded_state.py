@@ -18,6 +18,8 @@ from trainer.training.loss_scale import LossScale
 
 # Key in the checkpoint: how many ranks split the layers, where that number must not change.
 _SPLIT = "tensor_parallel"
+# Key in the checkpoint: how many updates were taken, which decides the learning rate.
+_UPDATES = "updates"
 
 
 class TrainedNetwork(Protocol):
@@ -26,6 +28,7 @@ class TrainedNetwork(Protocol):
     network: nn.Module
     optimizer: torch.optim.Optimizer
     loss_scale: LossScale
+    updates: int
 
     @property
     def split_ranks(self) -> int | None:
@@ -88,7 +91,7 @@ class ShardedState:
         with self._trained.stepping():
             state = self._state()
             try:
-                self._check_names(directory, state["network"])
+                self._fit(state, directory)
                 distributed_checkpoint.load(state, checkpoint_id=str(directory))
             except (distributed_checkpoint.CheckpointException, OSError, RuntimeError, ValueError, KeyError) as error:
                 raise CheckpointError(
@@ -106,9 +109,12 @@ class ShardedState:
             group.update(own)
         if self._trained.loss_scale.dynamic:
             self._trained.loss_scale.restore(state["loss_scale"])
+        self._trained.updates = int(state.get(_UPDATES, 0))
 
-    def _check_names(self, directory: Path, network: dict[str, Any]) -> None:
-        """Raises ValueError if the checkpoint holds more than this network: torch would silently load a part of it.
+    def _fit(self, state: dict[str, Any], directory: Path) -> None:
+        """Removes what a checkpoint of an earlier version lacks: the number of updates.
+
+        Raises ValueError if the checkpoint holds more than this state: torch would silently load a part of it.
 
         Layers that join several weights in one join them rank by rank, so their checkpoint fits one split only.
         """
@@ -121,16 +127,22 @@ class ShardedState:
             distributed_checkpoint.load(split, checkpoint_id=str(directory))
             if int(split[_SPLIT]) != split_ranks:
                 raise ValueError(f"it was saved with sharding.tensor_parallel={int(split[_SPLIT])}: set that again")
-        more = sorted({name for name in saved if name.startswith("network.")} - {f"network.{name}" for name in network})
-        if more:
+        own = {f"network.{name}" for name in state["network"]}
+        if more := sorted({name for name in saved if name.startswith("network.")} - own):
             raise ValueError(f"its network is larger: it has {more[0].removeprefix('network.')}")
+        kept = {name for values in state["optimizer"]["state"].values() for name in values}
+        found = {name.rpartition(".")[2] for name in saved if name.startswith("optimizer.state.")}
+        if more := sorted(found - kept):
+            raise ValueError(f"it was saved with another optimizer, which keeps {more[0]}: set that again")
+        if _UPDATES not in saved:
+            del state[_UPDATES]
 
     def _state(self) -> dict[str, Any]:
         network, optimizer = get_state_dict(self._trained.network, self._trained.optimizer)
         for name, weight in self._trained.network.named_parameters(remove_duplicate=False):
             if not weight.requires_grad:  # the run's starting model has it
                 del network[name]
-        state = {"network": network, "optimizer": optimizer}
+        state = {"network": network, "optimizer": optimizer, _UPDATES: torch.tensor(self._trained.updates)}
         if self._trained.split_ranks is not None:
             state[_SPLIT] = torch.tensor(self._trained.split_ranks)
         scale = self._trained.loss_scale

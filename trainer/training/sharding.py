@@ -55,7 +55,9 @@ def shard(network: nn.Module, execution: Execution, mesh: DeviceMesh) -> nn.Modu
     # torch reads this when it compiles a layer, in the first pass.
     torch._functorch.config.activation_memory_budget = execution.activation_memory_budget
     ranks = mesh[REPLICATE, SHARD] if REPLICATE in mesh.mesh_dim_names else mesh[SHARD]
-    policy = MixedPrecisionPolicy(param_dtype=execution.dtype, reduce_dtype=torch.float32)
+    policy = MixedPrecisionPolicy(
+        param_dtype=execution.dtype, reduce_dtype=getattr(torch, execution.sharding.gradient_dtype)
+    )
     # A single rank has nothing to gather, so its converted weights may stay until the pass is over.
     stays = ranks.size() == 1 or execution.sharding.resharding_interval > 1
     for layer in layers:

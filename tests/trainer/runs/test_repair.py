@@ -48,7 +48,7 @@ def groups(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Groups]:
             placement = {"rollout": slots, "actor": slots[:1]}
             rollout = start_engines(make_rollout, config, placement["rollout"])
             actor = start_group("actor", make_actor, config, placement)
-            connect_ranks([actor], directory, timeout=120)
+            connect_ranks([actor], directory, run_steps=1, timeout=120)
             yield rollout, actor, config
 
 

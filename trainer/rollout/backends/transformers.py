@@ -25,7 +25,7 @@ class TransformersEngine:
         self._device = torch.device(device)
         self._end_tokens = torch.tensor([] if config.rollout.ignore_end_tokens else end_token_ids, device=device)
         self._with_adapters = config.actor.lora.rank > 0
-        self._model = _model(config).to(self._device).eval()
+        self._model = _model(config, device).to(self._device).eval()
 
     def generate(self, requests: Sequence[SamplingRequest]) -> list[Response]:
         """See `RolloutEngine.generate`."""
@@ -108,12 +108,13 @@ class TransformersEngine:
             torch.cuda.empty_cache()
 
 
-def _model(config: Config) -> nn.Module:
+def _model(config: Config, device: str) -> nn.Module:
     """The model before the first weights arrive.
 
     Frozen weights are loaded from disk. All others stay random, so that a missing weight shows at once.
     """
-    directory, lora, dtype = config.model.directory, config.actor.lora, getattr(torch, config.model.dtype)
+    directory, lora = config.model.directory, config.actor.lora
+    dtype = getattr(torch, config.model.dtype_on(device))
     if not lora.rank:
         architecture = AutoConfig.from_pretrained(directory, local_files_only=True)
         return AutoModelForCausalLM.from_config(architecture, dtype=dtype)

@@ -45,7 +45,7 @@ class VllmEngine:
         self._adapters = LoRARequest("actor", ADAPTERS, "/adapters/come/from/the/actor") if self._lora else None
         self._engine = LLM(
             model=str(config.model.directory),
-            dtype=config.model.dtype,
+            dtype=config.model.dtype_on(device),
             seed=config.trainer.seed,
             max_model_len=config.data.max_prompt_length + config.data.max_response_length,
             max_num_seqs=config.rollout.max_num_seqs,
