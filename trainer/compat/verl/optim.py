@@ -1,23 +1,216 @@
-"""Keys of verl's sections `optim`, which actor and critic have."""
+"""Keys of verl's sections `optim`, which actor and critic have.
 
-from trainer.compat.verl.rules import Rule, no_effects, to
-from trainer.compat.verl.shared import ACTOR
+verl steps a learning-rate schedule once per training step, over the steps of the run, as `schedule` does here. Keys of
+its Megatron optimizer have an effect only with `strategy=megatron`.
+"""
 
-_KEYS = (
-    *("betas", "clip_grad", "lr_decay_steps", "lr_decay_style", "lr_scheduler_type", "lr_warmup_init"),
-    *("lr_warmup_steps", "lr_warmup_steps_ratio", "lr_wsd_decay_steps", "lr_wsd_decay_style", "min_lr"),
-    *("min_lr_ratio", "num_cycles", "optimizer", "optimizer_impl", "override_optimizer_config"),
-    *("override_optimizer_config.*", "total_training_steps", "use_checkpoint_opt_param_scheduler"),
-    *("warmup_style", "weight_decay_incr_style", "zero_indexed_step"),
+from trainer.algorithms.optimizers import OPTIMIZERS
+from trainer.compat.verl.rules import (
+    Given,
+    Rule,
+    Translation,
+    Value,
+    is_true,
+    no_effect,
+    only,
+    to,
+    unsupported,
+    whole,
+    word,
 )
+from trainer.compat.verl.shared import ACTOR
+from trainer.errors import ConfigError
+
+_NAMES = {row.torch.lower(): row.name for row in OPTIMIZERS.values()}
+_ARGUMENTS = {theirs: ours for row in OPTIMIZERS.values() for ours, theirs in row.arguments.items()}
+_KERNELS = ("foreach", "fused", "capturable", "differentiable")
+# Arguments of Megatron's optimizer that choose where and how it computes.
+_MEGATRON_PLACES = (
+    *("optimizer_cpu_offload", "optimizer_offload_fraction", "offload_fraction", "overlap_cpu_optimizer_d2h_h2d"),
+    *("use_precision_aware_optimizer", "pin_cpu_grads", "pin_cpu_params"),
+)
+_MEGATRON_STYLES = {"constant": "constant", "linear": "linear", "cosine": "cosine"}
+
+
+class _Section:
+    """The rules of one optimizer section: `theirs` is verl's, `role` ours."""
+
+    def __init__(self, theirs: str, role: str, strategy: str) -> None:
+        self._theirs, self._strategy = theirs, strategy
+        self._optimizer, self._schedule = f"{role}.optimizer", f"{role}.schedule"
+
+    def _megatron(self, given: Given) -> bool:
+        return word(given.get(self._strategy)) == "megatron"
+
+    def _style(self, given: Given) -> str:
+        """The schedule that the section asks for, by our name."""
+        names = ("lr_decay_style",) if self._megatron(given) else ("warmup_style", "lr_scheduler_type")
+        chosen = [word(given[key]) for name in names if (key := f"{self._theirs}.{name}") in given]
+        return next((name for name in chosen if name != "null"), "constant")
+
+    def optimizer(self, key: str, value: Value, given: Given) -> Translation:
+        names = {**_NAMES, "adam": "adamw"} if self._megatron(given) else _NAMES  # Megatron's Adam decouples the decay
+        if word(value) not in names:
+            raise unsupported(key, value, (row.torch for row in OPTIMIZERS.values()))
+        return Translation({f"{self._optimizer}.name": names[word(value)]})
+
+    def betas(self, key: str, value: Value, given: Given) -> Translation:
+        if "adam" in word(given.get(f"{self._theirs}.optimizer", "AdamW")):
+            return Translation({f"{self._optimizer}.betas": value})
+        return Translation({}, f"{key} has no effect: the optimizer has no betas")
+
+    def scheduler(self, key: str, value: Value, given: Given) -> Translation:
+        if word(value) == "null":
+            return Translation({})
+        if word(value) not in ("constant", "cosine"):
+            raise unsupported(key, value, ("constant", "cosine"))
+        return Translation({f"{self._schedule}.name": self._style(given)})
+
+    def of_cosine(self, ours: str) -> Rule:
+        """A setting of the cosine schedule."""
+
+        def rule(key: str, value: Value, given: Given) -> Translation:
+            if self._style(given) != "cosine":
+                return Translation({}, f"{key} has no effect: lr_scheduler_type is not cosine", ignored=True)
+            return Translation({} if word(value) == "null" else {f"{self._schedule}.{ours}": value})
+
+        return rule
+
+    def _warmup_steps(self, given: Given) -> int:
+        return whole(given.get(f"{self._theirs}.lr_warmup_steps")) or 0
+
+    def warmup_steps(self, key: str, value: Value, _given: Given) -> Translation:
+        if word(value) not in ("null", "none") and whole(value) is None:
+            raise ConfigError(f"{key}={value}: expected a whole number or null", hint="it counts training steps")
+        return Translation({f"{self._schedule}.warmup_steps": value} if (whole(value) or 0) > 0 else {})
+
+    def warmup_ratio(self, key: str, value: Value, given: Given) -> Translation:
+        if self._warmup_steps(given) > 0:
+            return Translation({}, f"{key} has no effect: {self._theirs}.lr_warmup_steps counts", ignored=True)
+        return Translation({f"{self._schedule}.warmup_ratio": value})
+
+    def of_megatron(self, inner: Rule) -> Rule:
+        """A rule that applies with `strategy=megatron` only."""
+
+        def rule(key: str, value: Value, given: Given) -> Translation:
+            if self._megatron(given):
+                return inner(key, value, given)
+            return Translation({}, f"{key} has no effect: {self._strategy} is not megatron", ignored=True)
+
+        return rule
+
+    def decay_style(self, key: str, value: Value, _given: Given) -> Translation:
+        if word(value) not in _MEGATRON_STYLES:
+            raise unsupported(key, value, _MEGATRON_STYLES)
+        return Translation({f"{self._schedule}.name": _MEGATRON_STYLES[word(value)]})
+
+    def decay_steps(self, _key: str, value: Value, given: Given) -> Translation:
+        if word(value) == "null" or self._style(given) == "constant":
+            return Translation({})
+        return Translation({f"{self._schedule}.total_steps": value})
+
+    def min_lr(self, key: str, value: Value, given: Given) -> Translation:
+        """verl's lowest rate as a share of the rate."""
+        rate = number(given.get(f"{self._theirs}.lr", "1e-6"))
+        lowest = number(value)
+        if lowest is None or not rate:
+            raise ConfigError(f"{key}={value}: expected a number", hint=f"{self._theirs}.lr must be one as well")
+        if self._style(given) == "constant":
+            return Translation({})
+        return Translation({f"{self._schedule}.min_ratio": lowest / rate})
+
+    def offload(self, _key: str, value: Value, _given: Given) -> Translation:
+        sharding = f"{self._optimizer.removesuffix('.optimizer')}.sharding"
+        return Translation({f"{sharding}.optimizer_offload": True} if is_true(value) else {})
+
+    def arguments(self, key: str, value: Value, given: Given) -> Translation:
+        """The mapping of further arguments, if it is given as a whole."""
+        if not isinstance(value, dict):
+            return only("null", "none")(key, value, given)
+        settings: dict[str, Value] = {}
+        for name, argument in value.items():
+            inner = self.argument_rules().get(name)
+            if inner is None:
+                raise unsupported(f"{key}.{name}", argument, self.argument_rules())
+            settings |= inner(f"{key}.{name}", argument, given).settings
+        return Translation(settings)
+
+    def argument_rules(self) -> dict[str, Rule]:
+        """The rule of each argument of an optimizer."""
+        kernels = no_effect("the trainer chooses the kernels; results are the same")
+        places = no_effect("see sharding.optimizer_offload; optimizer state is float32")
+        return {
+            **{theirs: to(f"{self._optimizer}.{ours}") for theirs, ours in _ARGUMENTS.items()},
+            **dict.fromkeys(_KERNELS, kernels),
+            **{name: self.of_megatron_only(places) for name in _MEGATRON_PLACES},
+            "optimizer_cpu_offload": self.of_megatron_only(self.offload),
+        }
+
+    def of_megatron_only(self, inner: Rule) -> Rule:
+        """An argument that other optimizers refuse, in verl as well, unless it is off."""
+
+        def rule(key: str, value: Value, given: Given) -> Translation:
+            if self._megatron(given) or word(value) in ("false", "0", "0.0"):
+                return inner(key, value, given)
+            raise ConfigError(f"{key}={value}: torch's optimizers have no such argument", hint="leave it out")
+
+        return rule
+
+
+def number(value: Value) -> float | None:
+    try:
+        return float(str(value))
+    except ValueError:
+        return None
+
+
+def clip(other: str, ours: str) -> Rule:
+    """The largest gradient norm, which verl has under two keys. They must agree."""
+
+    def rule(key: str, value: Value, given: Given) -> Translation:
+        if other in given and number(given[other]) != number(value):
+            raise ConfigError(f"{key}={value} contradicts {other}={given[other]}", hint=f"give only {key}")
+        return Translation({ours: value})
+
+    return rule
 
 
 def optimizer_rules(theirs: str, role: str) -> dict[str, Rule]:
-    """The keys of one of verl's optimizer sections."""
+    """The keys of one of verl's optimizer sections, and the key for clipping beside it."""
+    parent = theirs.removesuffix(".optim")
+    section = _Section(theirs, role, f"{parent}.strategy")
+    norm = f"{role}.max_gradient_norm"
+    rules: dict[str, Rule] = {
+        "lr": to(f"{role}.learning_rate"),
+        "weight_decay": to(f"{role}.weight_decay"),
+        "clip_grad": clip(f"{parent}.grad_clip", norm),
+        "optimizer": section.optimizer,
+        "optimizer_impl": only("torch.optim"),
+        "betas": section.betas,
+        "override_optimizer_config": section.arguments,
+        **{f"override_optimizer_config.{name}": rule for name, rule in section.argument_rules().items()},
+        "lr_scheduler_type": section.scheduler,
+        "warmup_style": section.scheduler,
+        "lr_warmup_steps": section.warmup_steps,
+        "lr_warmup_steps_ratio": section.warmup_ratio,
+        "min_lr_ratio": section.of_cosine("min_ratio"),
+        "num_cycles": section.of_cosine("cycles"),
+        "zero_indexed_step": section.of_cosine("zero_indexed"),
+        "total_training_steps": no_effect("verl replaces it by the steps of the run"),
+        "lr_decay_style": section.of_megatron(section.decay_style),
+        "lr_decay_steps": section.of_megatron(section.decay_steps),
+        "min_lr": section.of_megatron(section.min_lr),
+        "lr_warmup_init": section.of_megatron(only("0", "0.0")),
+        "weight_decay_incr_style": section.of_megatron(only("constant")),
+        "lr_wsd_decay_style": section.of_megatron(no_effect("lr_decay_style is not WSD")),
+        "lr_wsd_decay_steps": section.of_megatron(no_effect("lr_decay_style is not WSD")),
+        "use_checkpoint_opt_param_scheduler": section.of_megatron(
+            no_effect("a resumed run continues its schedule with the learning rate of the settings")
+        ),
+    }
     return {
-        **no_effects(theirs, _KEYS, "the optimizer is AdamW with a constant learning rate"),
-        f"{theirs}.lr": to(f"{role}.learning_rate"),
-        f"{theirs}.weight_decay": to(f"{role}.weight_decay"),
+        f"{parent}.grad_clip": clip(f"{theirs}.clip_grad", norm),
+        **{f"{theirs}.{name}": rule for name, rule in rules.items()},
     }
 
 

@@ -1,7 +1,7 @@
 """Keys of verl's section `actor_rollout_ref.ref`."""
 
 from trainer.compat.verl.rules import Rule, no_effect, no_effects, only, to
-from trainer.compat.verl.sharding import FSDP_KEYS, MEGATRON_KEYS
+from trainer.compat.verl.sharding import FROZEN_DTYPE_KEYS, FSDP_KEYS, MEGATRON_KEYS
 from trainer.compat.verl.shared import ENTROPY_KEYS, KERNELS, LOG_PROB_KEYS, PROFILER_KEYS, REF, TRACES
 
 _ACTOR_SHARDING = "the reference uses the actor's sharding; see actor.sharding"
@@ -14,6 +14,7 @@ RULES: dict[str, Rule] = {
     f"{REF}.ulysses_sequence_parallel_size": only("1"),
     **no_effects(REF, LOG_PROB_KEYS, _FORWARD),
     **no_effects(f"{REF}.fsdp_config", FSDP_KEYS, _ACTOR_SHARDING),
+    **no_effects(f"{REF}.fsdp_config", FROZEN_DTYPE_KEYS, "the reference is kept and computes in model.dtype"),
     f"{REF}.fsdp_config.param_offload": to("reference.param_offload"),
     f"{REF}.fsdp_config.ulysses_sequence_parallel_size": only("1"),
     **no_effects(f"{REF}.megatron", MEGATRON_KEYS, _ACTOR_SHARDING),

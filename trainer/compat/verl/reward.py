@@ -14,7 +14,7 @@ from trainer.compat.verl.rules import (
     typed,
     word,
 )
-from trainer.compat.verl.sharding import FSDP_KEYS, MEGATRON_KEYS
+from trainer.compat.verl.sharding import FROZEN_DTYPE_KEYS, FSDP_KEYS, MEGATRON_KEYS
 from trainer.compat.verl.shared import PROFILER_KEYS, SAMPLES, TRACES
 from trainer.errors import ConfigError
 
@@ -204,7 +204,7 @@ RULES: dict[str, Rule] = {
         "rewards are computed in separate processes, reward.processes of them per node",
     ),
     **no_effects("reward_model", _REWARD_MODEL_KEYS, _REWARD_MODEL),
-    **no_effects("reward_model.model.fsdp_config", ("param_offload", *FSDP_KEYS), _REWARD_MODEL),
+    **no_effects("reward_model.model.fsdp_config", ("param_offload", *FSDP_KEYS, *FROZEN_DTYPE_KEYS), _REWARD_MODEL),
     **no_effects("reward_model.megatron", ("param_offload", *MEGATRON_KEYS), _REWARD_MODEL),
     **no_effects("reward_model.profiler", ("enable", *PROFILER_KEYS), TRACES),
     **sandbox_rules("reward_model.sandbox_fusion"),

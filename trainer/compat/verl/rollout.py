@@ -1,5 +1,6 @@
 """Keys of verl's section `actor_rollout_ref.rollout`."""
 
+from trainer.compat.verl.dtypes import compute_type
 from trainer.compat.verl.rules import (
     Given,
     Rule,
@@ -65,7 +66,7 @@ RULES: dict[str, Rule] = {
     ),
     f"{ROLLOUT}.max_model_len": holds_prompt_and_response,
     f"{ROLLOUT}.max_num_batched_tokens": no_effect("vLLM chooses it"),
-    f"{ROLLOUT}.dtype": no_effect("see model.dtype"),
+    f"{ROLLOUT}.dtype": compute_type,
     **no_effects(ROLLOUT, LOG_PROB_KEYS, _FORWARD),
     f"{ROLLOUT}.calculate_log_probs": no_effect("see rollout.log_probs"),
     f"{ROLLOUT}.free_cache_engine": no_effect("see rollout.sleep"),

@@ -1,5 +1,6 @@
 """Keys of verl's FSDP and Megatron sections, which several roles have."""
 
+from trainer.compat.verl.dtypes import dtype_rules
 from trainer.compat.verl.rules import (
     Given,
     Rule,
@@ -17,10 +18,16 @@ from trainer.compat.verl.rules import (
 FSDP_KEYS = (
     *("optimizer_offload", "offload_policy", "fsdp_size", "reshard_after_forward", "forward_prefetch", "strategy"),
     *("wrap_policy", "wrap_policy.min_num_params", "wrap_policy.transformer_layer_cls_to_wrap"),
-    *("model_dtype", "dtype", "mixed_precision", "mixed_precision.param_dtype", "mixed_precision.reduce_dtype"),
-    *("mixed_precision.buffer_dtype", "use_orig_params", "use_torch_compile", "forward_only", "seed"),
+    *("use_orig_params", "use_torch_compile", "forward_only", "seed"),
     *("entropy_checkpointing", "entropy_from_logits_with_chunking", "entropy_from_logits_chunk_size"),
     *("full_determinism", "pad_to_length", "pad_to_length_bucket", "use_no_sync_for_gradient_accumulation"),
+)
+# Types of a role that trains nothing: its weights are in the type in which it computes.
+FROZEN_DTYPE_KEYS = (
+    "mixed_precision",
+    "model_dtype",
+    "dtype",
+    *(f"mixed_precision.{name}_dtype" for name in ("param", "reduce", "buffer")),
 )
 RECOMPUTE_KEYS = tuple(
     f"override_transformer_config.recompute_{name}" for name in ("granularity", "modules", "method", "num_layers")
@@ -46,6 +53,7 @@ def fsdp_rules(theirs: str, role: str) -> dict[str, Rule]:
     ours = f"{role}.sharding"
     return {
         **no_effects(theirs, FSDP_KEYS, "FSDP2 chooses it"),
+        **dtype_rules(theirs, role),
         f"{theirs}.ulysses_sequence_parallel_size": only("1"),
         f"{theirs}.param_offload": to(f"{ours}.param_offload"),
         f"{theirs}.optimizer_offload": to(f"{ours}.optimizer_offload"),
