@@ -64,7 +64,7 @@ def dtype_rules(theirs: str, role: str) -> dict[str, Rule]:
     inner: dict[str, Rule] = {
         "param_dtype": compute_type,
         "reduce_dtype": one_of(_FLOAT32 | _BFLOAT16, f"{role}.sharding.gradient_dtype"),
-        "buffer_dtype": only("fp32", "float32", "32"),
+        "buffer_dtype": only("fp32", "float32", "32", "null"),
     }
 
     def whole_mapping(key: str, value: Value, given: Given) -> Translation:
