@@ -117,7 +117,7 @@ def test_every_rule_produces_existing_settings(pattern: str) -> None:
     """Each rule is tried with values of every kind, and with every switch on that other keys depend on."""
     known = {setting.key for setting in settings(Config)}
     tried = ("true", "1", "null", "false", "{}", "token-mean", "vanilla", "gae", "vllm", "fsdp", "fixed", "k3", "naive")
-    tried = (*tried, "error", "token", "auto", "data_source", "0", "-1", "console")
+    tried = (*tried, "error", "token", "auto", "data_source", "0", "-1", "console", "adamw", "torch.optim", "constant")
     translations = []
     for value in tried:
         try:

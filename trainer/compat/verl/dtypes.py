@@ -51,7 +51,7 @@ def compute_type(key: str, value: Value, given: Given) -> Translation:
                 hint="give both the same type, or model.dtype alone",
             )
     training = any(other in given for other in COMPUTE_KEYS if other != f"{ROLLOUT}.dtype") or "model.dtype" in given
-    if key == f"{ROLLOUT}.dtype" and chosen != "bfloat16" and not training:
+    if key == f"{ROLLOUT}.dtype" and chosen not in (None, "bfloat16") and not training:
         raise ConfigError(
             f"{key}={value}: verl's roles compute in bfloat16, and here roles and engines of a run compute in one type",
             hint=f"set model.dtype={chosen} for all of them",
