@@ -32,7 +32,7 @@ PLAIN = "FSDP, vLLM, text"
 KINDS = {
     "NPU": r"npu|ascend|mindspeed",
     "other entry point": r"^(?!(\S+ )?(verl|trainer)\.trainer\.main_(ppo|fastrl)\b)",
-    "Megatron": r"strategy=megatron|model_engine=(?!dp|fsdp)|megatron_trainer|torchtitan|veomni|strategy=mlite",
+    "Megatron": r"strategy=(megatron|mlite)|model_engine=(?!dp|fsdp)|megatron_trainer|torchtitan|veomni|actor\.engine",
     "SGLang or TensorRT-LLM": r"rollout\.name=(?!vllm|hf)\w+",
     "vision": r"image_key=(?!images? )\w+|geo3k|vl[-_]|-VL-|_vl|video|limit_images|omni|freeze_vision|pokemon",
     PLAIN: "",
@@ -56,7 +56,7 @@ class Outcome:
 def commands_of(checkout: Path) -> Iterator[tuple[Path, Command]]:
     """Each training command of the scripts in a checkout. A variable that nobody sets is 1."""
     for path in sorted([*checkout.rglob("*.sh"), *checkout.rglob("*.slurm")]):
-        variables: dict[str, str] = {}
+        variables = {"SLURM_NNODES": "1", "SLURM_JOB_NUM_NODES": "1", "SLURM_GPUS_PER_NODE": "8"}
         name = str(path.relative_to(checkout))
         text = path.read_text(encoding="utf-8", errors="replace")
         while True:
@@ -123,47 +123,65 @@ def checkouts(places: Sequence[str], directory: Path) -> list[Path]:
     return found
 
 
+HEAD = """# verl's published scripts
+
+`benchmarks/recipes.py` expands the scripts of three public snapshots (verl of January and August 2026, verl-recipe of
+August 2026) with bash, and reads every training command as `python -m verl.trainer.main_ppo` would: translation, types,
+contradictions, division over the script's devices. It starts no GPU, no model and no run. A note names a key without
+effect on the result. *Limits* are refusals only for context parallelism, experts or vision. Prompts with images are
+refused when they are read, which no table here counts.
+"""
+LIMITS = ("context parallelism", "experts", "there is no vision")
+
+
 def page(outcomes: Sequence[Outcome]) -> str:
     """The page of the documentation."""
-    kinds = Counter(outcome.kind for outcome in outcomes)
-    counts = Counter((outcome.kind, outcome.verdict) for outcome in outcomes)
-    lines = [
-        "| commands | all | accepted | with a note | refused |",
-        "| --- | --- | --- | --- | --- |",
-        *(
-            f"| {kind} | {kinds[kind]} | "
-            + " | ".join(str(counts[kind, word]) for word in ("accepted", "with a note", "refused"))
-            + " |"
-            for kind in reversed(KINDS)
-        ),
-        "",
-        "| refused | plain | all | values |",
-        "| --- | --- | --- | --- |",
-    ]
-    plain, everywhere = Counter[str](), Counter[str]()
+    lines = [HEAD, "| commands | all | accepted | accepted with a note | refused | of these limits |"]
+    lines.append("| --- | --- | --- | --- | --- | --- |")
+    for kind in reversed(KINDS):
+        own = [outcome for outcome in outcomes if outcome.kind == kind]
+        verdicts = Counter(outcome.verdict for outcome in own)
+        counts = [
+            len(own),
+            *(verdicts[word] for word in ("accepted", "with a note", "refused")),
+            sum(map(_limited, own)),
+        ]
+        lines.append(f"| {kind} | " + " | ".join(map(str, counts)) + " |")
     values: dict[str, Counter[str]] = {}
+    plain, everywhere = Counter[str](), Counter[str]()
     for outcome in outcomes:
         for key, value in {(key_of(problem), _value(problem)) for problem in outcome.problems}:
             everywhere[key] += 1
             plain[key] += outcome.kind == PLAIN
             values.setdefault(key, Counter())[value] += 1
+    lines += ["", "## Refused", "", f"Keys in scripts of the kind *{PLAIN}*, and those refused at least ten times.", ""]
+    lines += ["| key | plain | all | values |", "| --- | --- | --- | --- |"]
     for key in sorted(everywhere, key=lambda key: (-plain[key], -everywhere[key], key)):
-        shown = ", ".join(value for value, _ in values[key].most_common(4))
-        lines.append(f"| `{key}` | {plain[key]} | {everywhere[key]} | {shown} |")
+        if plain[key] or everywhere[key] >= 10:
+            shown = ", ".join(value for value, _ in values[key].most_common(4)).replace("|", "\\|")
+            lines.append(f"| `{key}` | {plain[key]} | {everywhere[key]} | {shown} |")
     notes = Counter(
-        note.partition(" ")[0].partition("=")[0] + ": " + note.partition(": ")[2]
+        (note.partition(" ")[0].partition("=")[0], note.partition(": ")[2])
         for outcome in outcomes
+        if outcome.kind == PLAIN
         for note in outcome.notes
     )
-    lines += ["", "| accepted with a note | commands |", "| --- | --- |"]
-    lines += [f"| {note} | {count} |" for note, count in notes.most_common()]
+    lines += ["", "## Accepted with a note", "", f"In scripts of the kind *{PLAIN}*.", ""]
+    lines += ["| key | commands | why it has no effect |", "| --- | --- | --- |"]
+    lines += [f"| `{key}` | {count} | {reason} |" for (key, reason), count in notes.most_common()]
     return "\n".join(lines) + "\n"
+
+
+def _limited(outcome: Outcome) -> bool:
+    """Whether only context parallelism, experts or vision stand in the way."""
+    return bool(outcome.problems) and all(any(word in str(problem) for word in LIMITS) for problem in outcome.problems)
 
 
 def _value(problem: ConfigError) -> str:
     text = str(problem)
     match = re.match(r"[^=:\s]+=(.*?)(?: is not supported here(.*)|: .*)?$", text, re.DOTALL)
-    return " ".join((match[1] + (match[2] or "") if match else "unknown").split())[:80]
+    found = " ".join((match[1] + (match[2] or "") if match else "unknown").split())
+    return "a path" if "/" in found else found[:80]
 
 
 def write_defaults(files: Sequence[str]) -> str:

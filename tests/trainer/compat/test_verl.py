@@ -229,6 +229,12 @@ def test_a_neutral_value_needs_no_note(argument: str) -> None:
     assert load_config(["verl"], [argument])[1] == load_config(["verl"], [])[1]
 
 
+def test_verl_s_tools_are_refused_with_the_setting_to_use() -> None:
+    with pytest.raises(ConfigError, match=r"multi_turn\.enable=True is not supported") as caught:
+        load_config([], ["actor_rollout_ref.rollout.multi_turn.enable=True"])
+    assert "rollout.environment" in caught.value.hint
+
+
 def test_micro_batches_of_all_devices_are_divided() -> None:
     line = ["actor_rollout_ref.actor.ppo_micro_batch_size=64", "trainer.nnodes=2", "trainer.n_gpus_per_node=8"]
     assert load_config([], line)[0].actor.micro_batch_size == 4
@@ -340,11 +346,11 @@ def test_the_hint_for_an_unknown_key_includes_verl_s_keys() -> None:
 
 
 def test_a_key_without_a_rule_is_accepted_with_verl_s_default_and_refused_with_another_value() -> None:
-    key = "actor_rollout_ref.rollout.checkpoint_engine.backend"
-    assert load_config([], [f"{key}=naive"])[1] == []
-    with pytest.raises(ConfigError, match=f"{key}=nixl is not supported here") as caught:
-        load_config([], [f"{key}=nixl"])
-    assert caught.value.hint == "supported: naive"
+    key = "actor_rollout_ref.rollout.logprobs_mode"
+    assert load_config([], [f"{key}=processed_logprobs"])[1] == []
+    with pytest.raises(ConfigError, match=f"{key}=raw_logits is not supported here") as caught:
+        load_config([], [f"{key}=raw_logits"])
+    assert caught.value.hint == "supported: processed_logprobs"
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from trainer.compat.verl.rules import (
     Rule,
     Translation,
     Value,
+    is_true,
     mapped,
     no_effect,
     no_effects,
@@ -34,6 +35,16 @@ _ENGINE_KEYS = (
     *("enable_prefix_caching", "compilation_config", "compilation_config.*", "use_inductor_graph_partition"),
 )
 _PROMETHEUS_KEYS = ("enable", "port", "file", "served_model_name")
+
+
+def no_turns(key: str, value: Value, given: Given) -> Translation:
+    """verl's tools and interactions are classes of its own."""
+    if is_true(value):
+        raise ConfigError(
+            f"{key}={value} is not supported here: verl's tools and interactions are classes of its own",
+            hint="set rollout.environment to a class that answers the policy's turns",
+        )
+    return only("false")(key, value, given)
 
 
 def holds_prompt_and_response(key: str, value: Value, given: Given) -> Translation:
@@ -91,7 +102,8 @@ RULES: dict[str, Rule] = {
     f"{ROLLOUT}.val_kwargs.temperature": only("0", "0.0"),
     f"{ROLLOUT}.val_kwargs.n": only("1"),
     **no_effects(f"{ROLLOUT}.val_kwargs", ("top_k", "top_p"), "validation samples greedily"),
-    f"{ROLLOUT}.multi_turn.enable": only("false"),
+    f"{ROLLOUT}.multi_turn.enable": no_turns,
+    f"{ROLLOUT}.checkpoint_engine.backend": no_effect("see rollout.weight_transfer"),
     **no_effects(f"{ROLLOUT}.multi_turn", _MULTI_TURN_KEYS, "see rollout.environment"),
     **no_effects(f"{ROLLOUT}.agent", ("num_workers",), "`rollout.environment` runs beside the engines"),
     **no_effects(f"{ROLLOUT}.profiler", ("enable", *PROFILER_KEYS), TRACES),
