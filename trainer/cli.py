@@ -220,6 +220,23 @@ def report(
     typer.echo(write_report(runs[0]))
 
 
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="Run directory, like runs/20260101T120000Z. The run may still go on.")],
+    step: Annotated[
+        int | None, typer.Option(min=0, help="Step of the checkpoint. The default is the last one.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Directory to write. The default is RUN/models/step_000010.")
+    ] = None,
+    model: Annotated[Path | None, typer.Option(help="Where the run's starting model is now, if it moved.")] = None,
+) -> None:
+    """Write a checkpoint's policy as a model directory for Transformers and vLLM."""
+    from trainer.runs.export import export_checkpoint
+
+    typer.echo(export_checkpoint(run, step, output, model))
+
+
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Runs a command line, by default that of the process.
 

@@ -1,18 +1,29 @@
 """Exports the trained policy as a model directory for Transformers and vLLM."""
 
+import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
+_GENERATION = "generation_config.json"
 
-def write_language_model(source: Path, weights: list[tuple[str, Tensor]], dtype: torch.dtype, directory: Path) -> None:
-    """Writes `weights` with the configuration and the tokenizer of the model at `source`."""
+
+def write_language_model(
+    source: Path, weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype, directory: Path, shard_size: str = "5GB"
+) -> None:
+    """Writes `weights` with the configuration, the generation defaults and the tokenizer of the model at `source`.
+
+    Weights above `shard_size` in total are several safetensors files with an index.
+    """
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(source), dtype=dtype)
     model.load_state_dict({name: tensor.to(dtype) for name, tensor in weights}, assign=True)
     model.tie_weights()  # a tied weight was gathered under each of its names and is written once
     model.generation_config = GenerationConfig.from_model_config(model.config)
-    model.save_pretrained(directory)
+    model.save_pretrained(directory, max_shard_size=shard_size)
+    if (source / _GENERATION).is_file():  # copied: Transformers refuses to write some files that it reads
+        shutil.copyfile(source / _GENERATION, directory / _GENERATION)
     AutoTokenizer.from_pretrained(source).save_pretrained(directory)

@@ -152,16 +152,17 @@ def adapter_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """A and B of every adapter, by peft's names."""
     for name, layer in adapted_layers(module):
         for part in ("lora_A", "lora_B"):
-            yield _peft_name(name, part), getattr(layer, part)
+            yield peft_name(name, part), getattr(layer, part)
 
 
 def named_adapters(weights: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
     """A and B of each adapted layer, by the layer's name in the model. The keys of `weights` are peft's names."""
     layers = [name.split(".", 2)[2].rsplit(".", 2)[0] for name in weights]
-    return {name: (weights[_peft_name(name, "lora_A")], weights[_peft_name(name, "lora_B")]) for name in layers}
+    return {name: (weights[peft_name(name, "lora_A")], weights[peft_name(name, "lora_B")]) for name in layers}
 
 
-def _peft_name(layer: str, part: str) -> str:
+def peft_name(layer: str, part: str) -> str:
+    """peft's name of `part` (lora_A or lora_B) of a layer."""
     return f"base_model.model.{layer}.{part}.weight"
 
 

@@ -129,14 +129,7 @@ def read_checkpoint(directory: Path, model: Path, roles: Sequence[str] = ()) -> 
     Raises CheckpointError unless it is complete, holds these roles and belongs to the model at `model`.
     """
     hint = _hint(directory)
-    if not directory.is_dir():
-        raise CheckpointError(f"{directory}: no such checkpoint", hint=hint)
-    try:
-        manifest = _Manifest.model_validate_json((directory / STATE_FILE).read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{directory}: not a checkpoint, it has no {STATE_FILE}", hint=hint) from error
-    except (OSError, ValidationError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{directory / STATE_FILE}: damaged: {error}", hint=hint) from error
+    manifest = _read_manifest(directory)
     if manifest.state.format != FORMAT:
         raise CheckpointError(
             f"{directory}: written in format {manifest.state.format}, this version reads {FORMAT}", hint=hint
@@ -158,6 +151,26 @@ def read_checkpoint(directory: Path, model: Path, roles: Sequence[str] = ()) -> 
             hint="resume with the algorithm.advantage of the run that wrote it, or start from its exported model",
         )
     return manifest.state
+
+
+def _read_manifest(directory: Path) -> _Manifest:
+    hint = _hint(directory)
+    if not directory.is_dir():
+        raise CheckpointError(f"{directory}: no such checkpoint", hint=hint)
+    try:
+        return _Manifest.model_validate_json((directory / STATE_FILE).read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{directory}: not a checkpoint, it has no {STATE_FILE}", hint=hint) from error
+    except (OSError, ValidationError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{directory / STATE_FILE}: damaged: {error}", hint=hint) from error
+
+
+def checkpoint_model(directory: Path) -> Path:
+    """The directory of the model that the checkpoint's run started from. Raises CheckpointError."""
+    path = _read_manifest(directory).state.config.get("model", {}).get("path")
+    if path is None:
+        raise CheckpointError(f"{directory}: it does not name its run's model", hint="name the model with --model")
+    return Path(path)
 
 
 def fingerprint(model: Path) -> str:

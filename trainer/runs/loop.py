@@ -19,6 +19,7 @@ from trainer.data.batch import Batch
 from trainer.data.dataset import PromptSampler
 from trainer.errors import InterruptedRun, RewardError, TrainerError, WatchdogError
 from trainer.records.atomic import atomic_directory
+from trainer.records.model_card import write_model_card
 from trainer.records.profiling import SlowPhases
 from trainer.records.tracking import Tracker
 from trainer.runs.checkpoint import TrainingState, fingerprint, last_checkpoint
@@ -90,7 +91,8 @@ class TrainingRun:
     ) -> None:
         self._settings = config.trainer
         self._dump = config.model_dump(mode="json")
-        self._fingerprint = fingerprint(config.model.directory)
+        self._model = config.model.directory
+        self._fingerprint = fingerprint(self._model)
         self._groups = groups
         self._sampler = sampler
         self.run_dir = run_dir
@@ -199,6 +201,7 @@ class TrainingRun:
         """Writes the policy as a model directory that Transformers and vLLM can load."""
         with self.tracker.phase("export"), atomic_directory(self.run_dir / "model") as partial:
             self._groups.actor.call(ActorRole.export, partial)
+            write_model_card(partial, self.run_dir, self.progress.step, self._model, self._dump)
 
     def state(self, step: int) -> TrainingState:
         """The run's state after a step."""

@@ -3,11 +3,13 @@
 import json
 
 import pytest
+import torch
 from safetensors.torch import load_file
 from torch.testing import assert_close
 from transformers import AutoModelForCausalLM
 
 from tests.trainer.whole_run import Runs, workers_of
+from trainer.runs.export import export_checkpoint
 
 
 def test_adapters_are_trained_against_the_frozen_actor_and_only_adapters_are_sent(runs: Runs) -> None:
@@ -33,6 +35,11 @@ def test_adapters_are_trained_against_the_frozen_actor_and_only_adapters_are_sen
     assert sum(row["rollout/repairs"] for row in rows) == 1
     # The only reward is minus the KL, which is 0 before the first step, so the critic's head learns nothing until then.
     assert rows[1]["critic/gradient_norm"] > 0
+    exported = export_checkpoint(run.directory, None, None, None)
+    for file in ("model.safetensors", "adapter/adapter_model.safetensors"):
+        ours, theirs = load_file(exported / file), load_file(run.directory / "model" / file)
+        assert ours.keys() == theirs.keys()
+        assert all(torch.allclose(ours[name], theirs[name], atol=1e-6, rtol=0) for name in theirs)
     merged = AutoModelForCausalLM.from_pretrained(run.directory / "model").state_dict()
     frozen = AutoModelForCausalLM.from_pretrained(runs.model).state_dict()
     adapter = load_file(run.directory / "model" / "adapter" / "adapter_model.safetensors")

@@ -12,10 +12,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tests.trainer.whole_run import Run, Runs, workers_of
 from trainer.config.trainer import TrainerConfig
 from trainer.config.tree import Config
-from trainer.errors import ConfigError
+from trainer.errors import CheckpointError, ConfigError
 from trainer.models.small import ModelShape, create_model, save_model
 from trainer.rollout.engines import split
 from trainer.runs.checkpoint import read_checkpoint
+from trainer.runs.export import export_checkpoint
 from trainer.runs.loop import run_directory
 from trainer.runs.ppo import move_to_tokens, token_rewards
 
@@ -51,6 +52,27 @@ def test_the_result_is_a_model_that_transformers_loads(uninterrupted: Run, runs:
     before, after = load_file(runs.model / "model.safetensors"), load_file(exported / "model.safetensors")
     assert before.keys() == after.keys()
     assert all(not torch.equal(before[name], after[name]) for name in before)
+
+
+def test_every_checkpoint_can_be_exported(uninterrupted: Run, runs: Runs) -> None:
+    run = uninterrupted.directory
+    written = {step: export_checkpoint(run, step, None, None) for step in (2, 4)}
+    assert written[4] == run / "models" / "step_000004"
+    final = load_file(run / "model" / "model.safetensors")
+    for step, directory in written.items():
+        AutoModelForCausalLM.from_pretrained(directory)
+        AutoTokenizer.from_pretrained(directory)
+        weights = load_file(directory / "model.safetensors")
+        assert weights.keys() == final.keys()
+        assert all(torch.equal(weights[name], final[name]) for name in final) == (step == 4)
+    card = (written[2] / "README.md").read_text()
+    assert f"# {run.name}, step 2" in card
+    assert f"| reward/mean | {uninterrupted.metrics()[2]['reward/mean']:.6g} | 2 |" in card
+    assert card != (run / "model" / "README.md").read_text() == (written[4] / "README.md").read_text()
+    with pytest.raises(CheckpointError, match="step_000003: no such checkpoint"):
+        export_checkpoint(run, 3, None, None)
+    with pytest.raises(CheckpointError, match="no checkpoint yet"):
+        export_checkpoint(runs.directory / "nowhere", None, None, None)
 
 
 def test_a_resumed_run_goes_on_with_the_same_metrics_even_when_it_loses_an_engine(

@@ -1,0 +1,65 @@
+"""README.md of an exported model: the run it comes from, its settings and its metrics."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trainer.records.run_files import read_lines
+from trainer.records.tracking import METRICS
+
+CARD = "README.md"
+_SHOWN = ("validation/", "reward/", "rollout/response_length", "actor/entropy", "reference/kl", "dpo/", "sft/")
+_TEMPLATE = """---
+library_name: transformers
+pipeline_tag: text-generation
+tags:
+  - slipway
+  - reinforcement-learning
+---
+
+# {run}, step {step}
+
+| | |
+| --- | --- |
+| run | {run} |
+| step | {step} |
+| base model | {base} |
+| settings (sha256) | {digest} |
+
+## Metrics
+
+The latest values up to this step.
+
+| metric | value | step |
+| --- | --- | --- |
+{metrics}
+## Use
+
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    model, tokenizer = (kind.from_pretrained("DIRECTORY") for kind in (AutoModelForCausalLM, AutoTokenizer))
+
+or `vllm serve DIRECTORY`.
+"""
+
+
+def settings_digest(settings: Mapping[str, Any]) -> str:
+    """SHA-256 of the settings, equal for equal settings."""
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+
+
+def write_model_card(directory: Path, run_dir: Path, step: int, base: Path, settings: Mapping[str, Any]) -> None:
+    """Writes the card into a model's directory. `settings` are those of the whole run. Raises DataError."""
+    latest: dict[str, tuple[float, int]] = {}
+    for row in read_lines(run_dir / METRICS):
+        if row["step"] <= step:
+            latest |= {name: (value, row["step"]) for name, value in row.items() if name.startswith(_SHOWN)}
+    text = _TEMPLATE.format(
+        run=run_dir.resolve().name,
+        step=step,
+        base=base.name,
+        digest=settings_digest(settings),
+        metrics="".join(f"| {name} | {value:.6g} | {at} |\n" for name, (value, at) in sorted(latest.items())),
+    )
+    (directory / CARD).write_text(text, encoding="utf-8")

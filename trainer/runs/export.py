@@ -1,0 +1,128 @@
+"""Exports the policy of a checkpoint, without Ray and beside a run that goes on."""
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+import torch.distributed.checkpoint as distributed_checkpoint
+from pydantic import ValidationError
+from torch import Tensor
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from trainer.config.model import ModelConfig
+from trainer.config.roles import ActorConfig
+from trainer.errors import CheckpointError
+from trainer.models.backend import training_backend
+from trainer.models.export import write_language_model
+from trainer.models.lora import peft_name, write_adapter
+from trainer.models.megatron_weights import to_transformers
+from trainer.records.atomic import atomic_directory
+from trainer.records.model_card import write_model_card
+from trainer.runs.checkpoint import (
+    TrainingState,
+    checkpoint_directory,
+    checkpoint_model,
+    last_checkpoint,
+    read_checkpoint,
+)
+
+_LANGUAGE_MODEL = "network.language_model."
+_BYTES_AT_ONCE = 2**32
+_ADAPTER = (".lora_A", ".lora_B")
+
+
+def export_checkpoint(run_dir: Path, step: int | None, output: Path | None, model: Path | None) -> Path:
+    """Writes the policy of a step's checkpoint, the last one if `step` is None; the directory written.
+
+    `output` defaults to `RUN/models/step_000010`. `model` replaces the directory of the run's starting model. Raises
+    CheckpointError or DataError.
+    """
+    checkpoint = last_checkpoint(run_dir) if step is None else checkpoint_directory(run_dir, step)
+    if checkpoint is None:
+        raise CheckpointError(f"{run_dir}: no checkpoint yet", hint="set trainer.save_freq in the run, or wait for one")
+    base = model or checkpoint_model(checkpoint)
+    state = read_checkpoint(checkpoint, base, ["actor"])
+    directory = output or run_dir / "models" / checkpoint.name
+    with atomic_directory(directory) as partial:
+        try:
+            _write(checkpoint / "actor", state, base, partial)
+        except FileNotFoundError as error:
+            raise CheckpointError(
+                f"{checkpoint}: removed while it was read: {error}",
+                hint="export a later step, or raise trainer.keep_checkpoints",
+            ) from error
+        write_model_card(partial, run_dir, state.step, base, state.config)
+    return directory
+
+
+def _write(checkpoint: Path, state: TrainingState, base: Path, directory: Path) -> None:
+    try:
+        actor, model = (kind.model_validate(state.config.get(name, {})) for kind, name in _SECTIONS)
+    except ValidationError as error:
+        raise CheckpointError(
+            f"{checkpoint.parent}: its settings are those of another version: {error}",
+            hint="export it with the version that wrote it",
+        ) from error
+    assert isinstance(actor, ActorConfig)
+    assert isinstance(model, ModelConfig)
+    dtype = getattr(torch, model.dtype)
+    if not actor.lora.rank:
+        origins = training_backend(actor.backend).origins(
+            AutoConfig.from_pretrained(base), actor.sharding.tensor_parallel
+        )
+        trained = (
+            (own, part.to(dtype))
+            for name, weight in _weights(checkpoint)
+            for own, part in to_transformers(name, weight, origins)
+        )
+        write_language_model(base, trained, dtype, directory)
+        return
+    adapters = dict(_weights(checkpoint))
+    scaling = actor.lora.alpha / actor.lora.rank
+    weights = dict(AutoModelForCausalLM.from_pretrained(base, dtype=dtype).state_dict())
+    for name in [name.removesuffix(".lora_A") for name in adapters if name.endswith(".lora_A")]:
+        product = adapters[f"{name}.lora_B"] @ adapters[f"{name}.lora_A"]
+        weights[f"{name}.weight"] = weights[f"{name}.weight"].float() + scaling * product
+    write_language_model(base, weights.items(), dtype, directory)
+    named = ((peft_name(*name.rsplit(".", 1)), weight) for name, weight in adapters.items() if name.endswith(_ADAPTER))
+    write_adapter(named, actor.lora, base, directory / "adapter")
+
+
+_SECTIONS = ((ActorConfig, "actor"), (ModelConfig, "model"))
+
+
+def _weights(checkpoint: Path) -> Iterator[tuple[str, Tensor]]:
+    """The trained weights of the language model, whole and on CPU, read a few gigabytes at a time.
+
+    Raises CheckpointError if the files are damaged.
+    """
+    try:
+        found = distributed_checkpoint.FileSystemReader(str(checkpoint)).read_metadata().state_dict_metadata
+        stored = {
+            name: entry
+            for name, entry in found.items()
+            if name.startswith(_LANGUAGE_MODEL) and isinstance(entry, TensorStorageMetadata)
+        }
+        for names in _groups(stored):
+            part = {name: torch.empty(stored[name].size, dtype=stored[name].properties.dtype) for name in names}
+            with warnings.catch_warnings(action="ignore"):  # torch warns that one process loads, as it should
+                distributed_checkpoint.load(part, checkpoint_id=str(checkpoint), no_dist=True)
+            yield from ((name.removeprefix(_LANGUAGE_MODEL), tensor) for name, tensor in part.items())
+    except (distributed_checkpoint.CheckpointException, RuntimeError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{checkpoint}: cannot be read: {error}", hint="export another checkpoint") from error
+
+
+def _groups(stored: dict[str, TensorStorageMetadata]) -> Iterator[list[str]]:
+    """The names, in groups whose tensors have about `_BYTES_AT_ONCE` bytes."""
+    group: list[str] = []
+    size = 0
+    for name, entry in stored.items():
+        group.append(name)
+        size += entry.size.numel() * entry.properties.dtype.itemsize
+        if size >= _BYTES_AT_ONCE:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
