@@ -221,6 +221,24 @@ def report(
 
 
 @app.command()
+def samples(
+    run: Annotated[Path, typer.Argument(help="Run directory, like runs/20260101T120000Z. The run may still go on.")],
+    step: Annotated[int | None, typer.Option(min=1, help="The default is the last recorded step.")] = None,
+    best: Annotated[int | None, typer.Option(min=1, metavar="N", help="Show the N highest rewards.")] = None,
+    worst: Annotated[int | None, typer.Option(min=1, metavar="N", help="Show the N lowest rewards.")] = None,
+) -> None:
+    """Show prompts, responses and rewards of a step; without --best and --worst, the first four."""
+    from trainer.records.run_files import recorded_trajectories
+    from trainer.records.trajectories import show
+
+    rows = recorded_trajectories(run, step)
+    ordered = sorted(rows, key=lambda row: row["reward"])
+    chosen = (ordered[::-1][:best] if best else []) + (ordered[:worst] if worst else [])
+    for row in chosen or rows[:4]:
+        typer.echo(show(row) + "\n")
+
+
+@app.command()
 def export(
     run: Annotated[Path, typer.Argument(help="Run directory, like runs/20260101T120000Z. The run may still go on.")],
     step: Annotated[

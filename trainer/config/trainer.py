@@ -37,6 +37,12 @@ class ProfilerConfig(Section):
     )
 
 
+class TrajectoriesConfig(Section):
+    freq: int = Field(1, ge=0, description="steps between files with all responses of a step; 0: none")
+    dir: AbsolutePath | None = Field(None, description="directory of these files; RUN/trajectories when not given")
+    per_token: bool = Field(False, description="also record token ids, log-probs and advantages of every token")
+
+
 class TrainerConfig(Section):
     output_dir: AbsolutePath = Field(Path("runs"), description="parent directory of the run's directory")
     run_id: str | None = Field(None, description="name of the run's directory; the start time when not given")
@@ -72,6 +78,7 @@ class TrainerConfig(Section):
     )
     seed: int = Field(0, description="seed of the prompt order and of sampling")
     profiler: ProfilerConfig = ProfilerConfig()
+    trajectories: TrajectoriesConfig = TrajectoriesConfig()
     bind_cores: bool = Field(
         True, description="pin the processes of a GPU to the CPU cores near it, or else to an equal share of all cores"
     )

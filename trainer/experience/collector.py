@@ -78,13 +78,14 @@ class Scores:
 
     `greedy` [rows] holds the scores of greedy responses to the same prompts, for algorithms with a greedy baseline,
     length penalties included. `by_token` holds the parts of each row's score that are earned before the last token:
-    (position among the tokens that the policy sampled, reward).
+    (position among the tokens that the policy sampled, reward). `parts` holds the named numbers of each row's reward.
     """
 
     values: Tensor
     metrics: dict[str, float]
     greedy: Tensor | None = None
     by_token: Sequence[Sequence[tuple[int, float]]] = ()
+    parts: Sequence[Mapping[str, float]] = ()
 
 
 @dataclass(frozen=True)
@@ -182,7 +183,8 @@ class Collector:
         scores = self.summarized(prompts, responses, scored)
         rows = self._informative(scored).logical_not().int().argsort(stable=True)[:wanted].tolist()
         metrics = scores.metrics | {"rollout/sampling_rounds": len(prompts) / wanted}
-        chosen = Scores(scores.values[rows], metrics, by_token=[scores.by_token[row] for row in rows])
+        by_token, parts = [scores.by_token[row] for row in rows], [scores.parts[row] for row in rows]
+        chosen = Scores(scores.values[rows], metrics, by_token=by_token, parts=parts)
         return Experience([prompts[row] for row in rows], [responses[row] for row in rows], completed(chosen))
 
     def _sampled(self, step: int, phase: Phase, first_row: int) -> tuple[list[Prompt], list[Trajectory]]:
@@ -228,7 +230,8 @@ class Collector:
         if self.config.rollout.environment.path is not None:
             metrics["rollout/turns"] = sum(row.turns for row in rows) / len(rows)
         values = torch.tensor([one.value for one in scored])
-        return Scores(values, metrics, by_token=[one.by_token for one in scored])
+        parts = [{**one.parts, **one.info} for one in scored]
+        return Scores(values, metrics, by_token=[one.by_token for one in scored], parts=parts)
 
     def _informative(self, scored: Sequence[Scored]) -> Tensor:
         """Which responses differ in score from others to the same prompt, [rows] bool."""

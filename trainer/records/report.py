@@ -52,6 +52,7 @@ def write_report(run_dir: Path) -> Path:
         facts=_facts(run),
         figures=plots,
         samples=run.shown_samples(),
+        extremes=[(run.extremes[0]["step"], run.extremes)] if run.extremes else [],
         settings=_settings(run),
     )
     return run_dir / REPORT

@@ -1,15 +1,18 @@
 """What a run left in its directory, read back."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from trainer.errors import DataError
 from trainer.records.tracking import CONFIG, METRICS, SAMPLES, finished_lines
+from trainer.records.trajectories import FOLDER, read_trajectories, recorded_steps
 
 _STEPS_OF_SAMPLES = 3  # a page shows the samples of this many steps: the first, one in the middle, the last
+
+_EXTREMES = 3
 
 Row = dict[str, float]
 
@@ -22,6 +25,8 @@ class RecordedRun:
     rows: list[Row]
     samples: list[dict[str, Any]]
     config: dict[str, Any]
+    extremes: list[dict[str, Any]] = field(default_factory=list)
+    """The trajectories with the highest and the lowest rewards of the last recorded step."""
 
     def series(self, metric: str) -> tuple[list[float], list[float]]:
         """Steps and values of one metric, at the steps that measured it."""
@@ -47,15 +52,28 @@ def read_run(run_dir: Path) -> RecordedRun:
     """The run in this directory. Raises DataError if there are no metrics, or a file is damaged."""
     if not (run_dir / METRICS).is_file():
         raise DataError(f"{run_dir}: no {METRICS} there", hint="name the directory of a run, such as runs/ID")
-    config = run_dir / CONFIG
-    try:
-        settings = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
-    except ValueError as error:
-        raise DataError(f"{config}: damaged: {error}", hint="delete it; the page will lack the settings") from error
+    settings = read_settings(run_dir)
     rows = read_lines(run_dir / METRICS)
     if not rows:
         raise DataError(f"{run_dir / METRICS}: no step was finished", hint="name a run that finished a step")
-    return RecordedRun(run_dir.resolve().name, rows, read_lines(run_dir / SAMPLES), settings)
+    samples = read_lines(run_dir / SAMPLES)
+    return RecordedRun(run_dir.resolve().name, rows, samples, settings, _extremes(trajectories_of(settings, run_dir)))
+
+
+def _extremes(directory: Path) -> list[dict[str, Any]]:
+    if not recorded_steps(directory):
+        return []
+    ordered = sorted(read_trajectories(directory), key=lambda row: row["reward"], reverse=True)
+    return ordered if len(ordered) <= 2 * _EXTREMES else [*ordered[:_EXTREMES], *ordered[-_EXTREMES:]]
+
+
+def read_settings(run_dir: Path) -> dict[str, Any]:
+    """The recorded settings of a run; empty if it recorded none. Raises DataError if the file is damaged."""
+    config = run_dir / CONFIG
+    try:
+        return dict(json.loads(config.read_text(encoding="utf-8"))) if config.is_file() else {}
+    except ValueError as error:
+        raise DataError(f"{config}: damaged: {error}", hint="delete it; the page will lack the settings") from error
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -69,6 +87,17 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         except ValueError as error:
             raise DataError(f"{path}, line {number}: damaged: {error}", hint="delete that line") from error
     return values
+
+
+def recorded_trajectories(run_dir: Path, step: int | None = None) -> list[dict[str, Any]]:
+    """The trajectories of a run's step, the last recorded one if it is None. Raises DataError."""
+    return read_trajectories(trajectories_of(read_settings(run_dir), run_dir), step)
+
+
+def trajectories_of(settings: Mapping[str, Any], run_dir: Path) -> Path:
+    """The directory of a run's trajectories, by its recorded settings."""
+    own = settings.get("trainer", {}).get("trajectories", {}).get("dir")
+    return Path(own) if own else run_dir / FOLDER
 
 
 def median(values: Sequence[float]) -> float:

@@ -1,8 +1,10 @@
 """The controller of a PPO run: one process that calls all workers. `Controller.step` is one step, top to bottom."""
 
+import json
 import logging
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -23,6 +25,7 @@ from trainer.experience.collector import Collector, Experience, RunData, Scores
 from trainer.experience.pipeline import Pipeline
 from trainer.models.files import check_models, with_local_models
 from trainer.records.tracking import Sample, Tracker
+from trainer.records.trajectories import Row, TrajectoryWriter, text_of, trajectories_directory
 from trainer.rollout.engine import check_tensor_parallel
 from trainer.rollout.engines import Engines
 from trainer.runs.checkpoint import TrainingState, read_checkpoint
@@ -77,6 +80,7 @@ def train(config: Config) -> TrainingResult:
         finally:
             controller.pipeline.close()
             controller.collector.close()
+            controller.trajectories.close()
         return controller.result()
 
 
@@ -126,12 +130,16 @@ class Controller(TrainingRun):
         self.kl_coefficient = config.algorithm.kl_coefficient
         self.exact_matches: list[float] = []
         self.watchdogs = Watchdogs(config.watchdogs)
+        recorded = config.trainer.trajectories
+        self.trajectories = TrajectoryWriter(trajectories_directory(run_dir, recorded), recorded)
         self.after_update: dict[str, float] = {}
         super().__init__(config, run_dir, tracker, stop, workers.training, data.sampler, data.steps(config))
 
     def begin(self, resumed: TrainingState | None) -> None:
         """Continues from a checkpoint if there is one, and gives the engines their first weights."""
         super().begin(resumed)
+        if resumed is not None:
+            self.trajectories.truncate(resumed.step)
         adaptive = self.config.algorithm.kl_control == "adaptive"
         if resumed is not None and resumed.kl_coefficient is not None and adaptive:
             self.kl_coefficient = resumed.kl_coefficient
@@ -169,6 +177,8 @@ class Controller(TrainingRun):
         with phase("advantages"):
             batch, metrics = self.estimate_advantages(batch, experience, scores)
         self.stop.check()  # from here on the state is no longer that of the previous step
+        if self.trajectories.wants(step):
+            self.trajectories.write(step, partial(self._trajectories, experience, scores, batch))
         if self.may_update(metrics):
             if critic:
                 with phase("update_critic"):
@@ -287,6 +297,38 @@ class Controller(TrainingRun):
         return [
             Sample(prompts[row].question, text, str(prompts[row].ground_truth), scores[row])
             for row, text in zip(rows, texts, strict=True)
+        ]
+
+    def _trajectories(self, experience: Experience, scores: Scores, batch: Batch) -> list[Row]:
+        """All responses of a step, as `trajectories` records them."""
+        responses = experience.responses
+        texts = self.collector.texts([response.token_ids for response in responses])
+        rows: list[Row] = [
+            {
+                "prompt_index": prompt.index,
+                "data_source": prompt.data_source,
+                "prompt": prompt.question,
+                "response": text,
+                "ground_truth": text_of(prompt.ground_truth),
+                "reward": reward,
+                "scores": json.dumps(parts),
+                "tokens": len(response.token_ids),
+            }
+            for prompt, response, text, reward, parts in zip(
+                experience.prompts, responses, texts, scores.values.tolist(), scores.parts, strict=True
+            )
+        ]
+        if not self.config.trainer.trajectories.per_token:
+            return rows
+        log_probs = batch.rollout_log_probs if batch.old_log_probs is None else batch.old_log_probs
+        values = {"log_probs": log_probs, "advantages": batch.advantages}
+        return [
+            {
+                **row,
+                "token_ids": response.token_ids,
+                **{name: own[number, : row["tokens"]].tolist() for name, own in values.items() if own is not None},
+            }
+            for number, (row, response) in enumerate(zip(rows, responses, strict=True))
         ]
 
 

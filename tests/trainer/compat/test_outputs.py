@@ -39,3 +39,10 @@ def test_the_rows_and_their_order_are_chosen_as_in_verl() -> None:
 def test_your_own_dataset_class_chooses_its_rows() -> None:
     with pytest.raises(ConfigError, match=r"data.custom_cls reads the files itself"):
         load("data.custom_cls.path=mine.py", "data.train_max_samples=5")
+
+
+def test_responses_are_recorded_where_verl_would() -> None:
+    config, notes = load_config(["verl"], ["trainer.rollout_data_dir=/tmp/rollouts", "trainer.log_val_generations=10"])
+    assert str(config.trainer.trajectories.dir) == "/tmp/rollouts"
+    assert [note for note in notes if "log_val_generations" in note]
+    assert load("trainer.rollout_data_dir=null").trainer.trajectories.dir is None

@@ -14,6 +14,7 @@ from trainer.config.trainer import TrainerConfig
 from trainer.config.tree import Config
 from trainer.errors import CheckpointError, ConfigError
 from trainer.models.small import ModelShape, create_model, save_model
+from trainer.records.run_files import recorded_trajectories
 from trainer.rollout.engines import split
 from trainer.runs.checkpoint import read_checkpoint
 from trainer.runs.export import export_checkpoint
@@ -24,7 +25,9 @@ from trainer.runs.ppo import move_to_tokens, token_rewards
 @pytest.fixture(scope="module")
 def uninterrupted(runs: Runs) -> Run:
     """Four steps on two ranks, with a checkpoint in the middle."""
-    run = runs.start("uninterrupted", "trainer.total_steps=4", "trainer.save_freq=2")
+    run = runs.start(
+        "uninterrupted", "trainer.total_steps=4", "trainer.save_freq=2", "trainer.trajectories.per_token=true"
+    )
     run.succeed()
     return run
 
@@ -52,6 +55,19 @@ def test_the_result_is_a_model_that_transformers_loads(uninterrupted: Run, runs:
     before, after = load_file(runs.model / "model.safetensors"), load_file(exported / "model.safetensors")
     assert before.keys() == after.keys()
     assert all(not torch.equal(before[name], after[name]) for name in before)
+
+
+def test_every_response_is_recorded(uninterrupted: Run) -> None:
+    metrics = uninterrupted.metrics()
+    for step in range(1, 5):
+        rows = recorded_trajectories(uninterrupted.directory, step)
+        assert len(rows) == 16
+        assert sum(row["reward"] for row in rows) / 16 == pytest.approx(metrics[step]["reward/mean"])
+        assert sum(row["tokens"] for row in rows) / 16 == metrics[step]["rollout/response_length"]
+        for row in rows:
+            assert len(row["token_ids"]) == len(row["log_probs"]) == len(row["advantages"]) == row["tokens"]
+            assert max(row["log_probs"]) <= 0
+        assert any(any(row["advantages"]) for row in rows)
 
 
 def test_every_checkpoint_can_be_exported(uninterrupted: Run, runs: Runs) -> None:

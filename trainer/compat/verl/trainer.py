@@ -14,7 +14,7 @@ from trainer.compat.verl.rules import (
     whole,
     word,
 )
-from trainer.compat.verl.shared import PROFILER_KEYS, SAMPLES, TRACES
+from trainer.compat.verl.shared import PROFILER_KEYS, TRACES
 from trainer.errors import ConfigError
 from trainer.rows import module_names
 
@@ -69,9 +69,9 @@ RULES: dict[str, Rule] = {
     "transfer_queue.enable": no_effect("batches go through Ray's object store"),
     "trainer.val_only": only("false"),
     "trainer.balance_batch": no_effect("ranks always get about the same number of tokens"),
-    "trainer.log_val_generations": no_effect(SAMPLES),
-    "trainer.rollout_data_dir": no_effect(SAMPLES),
-    "trainer.validation_data_dir": no_effect(SAMPLES),
+    "trainer.log_val_generations": no_effect("`trainer samples RUN` shows responses of every training step"),
+    "trainer.rollout_data_dir": to("trainer.trajectories.dir"),
+    "trainer.validation_data_dir": no_effect("trainer.trajectories records the responses of training steps"),
     "trainer.default_hdfs_dir": only("null"),
     "trainer.device": only("cuda", "gpu", "null"),
     "trainer.ray_wait_register_center_timeout": to("trainer.worker_timeout"),

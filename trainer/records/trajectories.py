@@ -1,0 +1,124 @@
+"""Every response of a run in Parquet, one file per step, written beside the training and read back for people."""
+
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from trainer.config.trainer import TrajectoriesConfig
+from trainer.errors import DataError
+from trainer.records.atomic import atomic_file
+
+logger = logging.getLogger(__name__)
+
+FOLDER = "trajectories"
+_TEXT, _NUMBERS = pa.string(), pa.list_(pa.float32())
+SCHEMA = pa.schema(
+    {
+        "step": pa.int64(),
+        "prompt_index": pa.int64(),  # its position in the training data
+        "data_source": _TEXT,
+        "prompt": _TEXT,
+        "response": _TEXT,
+        "ground_truth": _TEXT,  # JSON unless it is text
+        "reward": pa.float32(),
+        "scores": _TEXT,  # JSON: the parts of the reward by name, if it has any
+        "tokens": pa.int64(),
+        # With trainer.trajectories.per_token, an entry per token of the response; otherwise null.
+        "token_ids": pa.list_(pa.int32()),
+        "log_probs": _NUMBERS,  # of the policy that the update starts from, or of the engines if only they are known
+        "advantages": _NUMBERS,
+    }
+)
+Row = Mapping[str, Any]
+
+
+def trajectories_directory(run_dir: Path, settings: TrajectoriesConfig) -> Path:
+    return settings.dir or run_dir / FOLDER
+
+
+class TrajectoryWriter:
+    """Writes one file per step in a thread; a file that cannot be written only costs a warning."""
+
+    def __init__(self, directory: Path, settings: TrajectoriesConfig) -> None:
+        self._directory, self._freq = directory, settings.freq
+        self._thread = ThreadPoolExecutor(1, "trajectories")
+        self._pending: Future[None] | None = None
+
+    def wants(self, step: int) -> bool:
+        return self._freq > 0 and step % self._freq == 0
+
+    def write(self, step: int, rows: Callable[[], Sequence[Row]]) -> None:
+        """Starts to write the rows of a step, which the thread makes. Waits for the previous step's file."""
+        self._finish()
+        self._pending = self._thread.submit(self._write, step, rows)
+
+    def truncate(self, last_step: int) -> None:
+        """Removes the files of later steps: a resumed run takes these steps again."""
+        for file in self._directory.glob("step_*.parquet"):
+            if file.name > _file(self._directory, last_step).name:
+                file.unlink()
+
+    def close(self) -> None:
+        self._finish()
+        self._thread.shutdown()
+
+    def _write(self, step: int, rows: Callable[[], Sequence[Row]]) -> None:
+        table = pa.Table.from_pylist([{"step": step, **row} for row in rows()], schema=SCHEMA)
+        with atomic_file(_file(self._directory, step)) as temporary:
+            pq.write_table(table, temporary, compression="zstd")
+
+    def _finish(self) -> None:
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        try:
+            pending.result()
+        except OSError as error:
+            logger.warning("%s: trajectories cannot be written: %s", self._directory, error)
+
+
+def text_of(ground_truth: object) -> str:
+    return ground_truth if isinstance(ground_truth, str) else json.dumps(ground_truth, ensure_ascii=False, default=str)
+
+
+def recorded_steps(directory: Path) -> list[int]:
+    """The steps with a file, in order."""
+    return sorted(int(file.stem.removeprefix("step_")) for file in directory.glob("step_*.parquet"))
+
+
+def read_trajectories(directory: Path, step: int | None = None) -> list[dict[str, Any]]:
+    """The trajectories of a step, the last one if it is None. Raises DataError."""
+    steps = recorded_steps(directory)
+    if not steps:
+        raise DataError(f"{directory}: no trajectories", hint="set trainer.trajectories.freq to 1 or more in the run")
+    step = steps[-1] if step is None else step
+    if step not in steps:
+        raise DataError(f"{directory}: no trajectories of step {step}", hint=f"there are {_ranges(steps)}")
+    file = _file(directory, step)
+    try:
+        rows: list[dict[str, Any]] = pq.read_table(file).to_pylist()
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{file}: damaged: {error}", hint="delete it and read another step") from error
+    return rows
+
+
+def show(row: Row) -> str:
+    """A trajectory as text for a terminal."""
+    parts = "".join(f", {name} {value:g}" for name, value in json.loads(row["scores"] or "{}").items())
+    title = f"step {row['step']}, {row['data_source']}, reward {row['reward']:g}{parts}, {row['tokens']} tokens"
+    texts = (("prompt", row["prompt"]), ("response", row["response"]), ("ground truth", row["ground_truth"]))
+    return "\n".join([f"=== {title}", *(f"--- {name}\n{text}" for name, text in texts)])
+
+
+def _file(directory: Path, step: int) -> Path:
+    return directory / f"step_{step:06d}.parquet"
+
+
+def _ranges(steps: Sequence[int]) -> str:
+    return f"{len(steps)} steps from {steps[0]} to {steps[-1]}"
