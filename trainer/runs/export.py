@@ -67,7 +67,7 @@ def _write(checkpoint: Path, state: TrainingState, base: Path, directory: Path) 
         ) from error
     assert isinstance(actor, ActorConfig)
     assert isinstance(model, ModelConfig)
-    dtype = getattr(torch, model.dtype)
+    dtype = getattr(torch, model.dtype_on("cuda" if torch.cuda.is_available() else "cpu"))
     if not actor.lora.rank:
         origins = training_backend(actor.backend).origins(
             AutoConfig.from_pretrained(base), actor.sharding.tensor_parallel
