@@ -31,6 +31,7 @@ class DeviceMappingConfig(Section):
     actor: str | None = Field(None, description="devices of the actor; its weights are sharded over them")
     critic: str | None = Field(None, description="devices of the critic")
     reference: str | None = Field(None, description="devices of the reference")
+    teacher: str | None = Field(None, description="devices of the teacher, for distillation")
     rollout: str | None = Field(None, description="devices of the rollout engines")
     reward: str | None = Field(None, description="devices of the reward model; rules run on CPU")
 

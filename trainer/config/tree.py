@@ -9,6 +9,7 @@ from trainer.algorithms.registry import POLICY_LOSSES
 from trainer.config.algorithm import AlgorithmConfig
 from trainer.config.data import DataConfig
 from trainer.config.device_mapping import DeviceMappingConfig
+from trainer.config.distillation import DistillationConfig
 from trainer.config.model import ModelConfig
 from trainer.config.reward import RewardConfig
 from trainer.config.roles import ActorConfig, CriticConfig, ReferenceConfig
@@ -32,6 +33,7 @@ class Config(RunConfig):
     critic: CriticConfig = CriticConfig()
     reference: ReferenceConfig = ReferenceConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
+    distillation: DistillationConfig = DistillationConfig()
     rollout: RolloutConfig = RolloutConfig()
     reward: RewardConfig = RewardConfig()
     watchdogs: WatchdogsConfig = WatchdogsConfig()
@@ -50,7 +52,8 @@ class Config(RunConfig):
     @property
     def needs_reference(self) -> bool:
         """Whether the run needs log-probs of the reference policy."""
-        return self.algorithm.kl_coefficient > 0 or self.actor.kl_loss_coefficient > 0
+        in_reward = self.algorithm.kl_coefficient > 0 and not self.distillation.replaces_rewards
+        return in_reward or self.actor.kl_loss_coefficient > 0
 
     @property
     def needs_old_log_probs(self) -> bool:
@@ -118,6 +121,15 @@ class Config(RunConfig):
         return self
 
     @model_validator(mode="after")
+    def _rewards_or_a_teacher(self) -> Self:
+        if self.distillation.replaces_rewards and self.needs_critic:
+            raise ValueError(
+                "distillation.rewards=false uses no advantages, so a critic would be trained for nothing: set "
+                "algorithm.advantage to an estimator without one, like reinforce_plus_plus"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _the_gap_to_the_engines_is_corrected_once(self) -> Self:
         algorithm = self.algorithm
         if algorithm.correction_normalize and algorithm.correction == "none":
@@ -159,6 +171,14 @@ class Config(RunConfig):
             section.sharding.check_ranks(role, role, ranks[role])
         if self.needs_reference and "reference" in ranks:
             self.actor.sharding.check_ranks("actor", "reference", ranks["reference"])
+        if "teacher" in ranks:
+            self.actor.sharding.check_ranks("actor", "teacher", ranks["teacher"])
+        if self.responses % ranks.get("teacher", 1):
+            raise ConfigError(
+                f"the {self.responses} responses of a step cannot be split evenly over {ranks['teacher']} ranks of "
+                "the teacher",
+                hint="change data.train_batch_size, or device_mapping.teacher",
+            )
         if self.needs_reference and self.responses % ranks.get("reference", 1):
             raise ConfigError(
                 f"the {self.responses} responses of a step cannot be split evenly over {ranks['reference']} ranks of "

@@ -30,6 +30,7 @@ class Batch:
     rollout_log_probs: Tensor | None = None
     old_log_probs: Tensor | None = None
     reference_log_probs: Tensor | None = None
+    teacher_log_probs: Tensor | None = None
     values: Tensor | None = None
     advantages: Tensor | None = None
     returns: Tensor | None = None

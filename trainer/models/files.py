@@ -32,6 +32,10 @@ def with_local_models(config: Config) -> Config:
         for role, section in (("model", config.model), ("critic", config.critic))
         if section.path is not None
     }
+    teacher = config.distillation.teacher
+    if teacher is not None:
+        local = _local(teacher, "distillation.teacher")
+        updates["distillation"] = config.distillation.model_copy(update={"teacher": local})
     reward_model = config.reward.model
     if reward_model.path is not None:
         reward_model = reward_model.model_copy(update={"path": _local(reward_model.path, "reward.model.path")})
@@ -57,7 +61,8 @@ def _local(path: Path, setting: str) -> Path:
 def check_models(config: Config) -> None:
     """Checks every model of a run.
 
-    Raises DataError if a model is missing or of the wrong kind, or if the critic's vocabulary is not the actor's.
+    Raises DataError if a model is missing or of the wrong kind, or if the vocabulary of critic or teacher is not the
+    actor's.
     Raises ConfigError if a role's training backend does not support its model.
     """
     actor = config.model.directory
@@ -66,6 +71,13 @@ def check_models(config: Config) -> None:
     _check_positions(config, actor)
     if config.reward.model.path is not None:
         _check_reward_model(config, config.reward.model.path)
+    teacher = config.distillation.teacher
+    if teacher is not None and not _same_words(actor, teacher, "distillation.teacher"):
+        raise DataError(
+            f"distillation.teacher={teacher} has another vocabulary than model.path={actor}: it would misread the "
+            "policy's tokens",
+            hint="use a teacher of the same model family",
+        )
     critic = config.critic.path
     if config.needs_critic:
         _check_backend("critic", config.critic, critic or actor)

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.distributed import TCPStore
 
 from trainer.algorithms.aggregation import GlobalCount, aggregate, token_mean
+from trainer.algorithms.distillation import distillation_policy_loss, teacher_kl
 from trainer.algorithms.importance import approximate_kl, geometric_mean
 from trainer.algorithms.kl import kl_loss
 from trainer.algorithms.registry import POLICY_LOSSES
@@ -80,12 +81,18 @@ class ActorWorker(TrainingWorker):
         if corrections is not None:
             policy_loss = policy_loss * (geometric_mean(corrections, mask) if row.sequence_level else corrections)
         losses = -settings.entropy_coefficient * entropies
+        if batch.teacher_log_probs is not None:
+            from_teacher, kl = self.teacher_loss(log_probs, old_log_probs, batch, corrections)
+            losses = losses + self.config.distillation.coefficient * from_teacher
+            policy_loss = policy_loss if self.config.distillation.rewards else torch.zeros_like(policy_loss)
         metrics = {
             "policy_loss": policy_loss,
             "entropy": entropies,
             "clip_fraction": policy.clipped.to(policy_loss.dtype),
             "approximate_kl": approximate_kl(log_probs, old_log_probs),
         }
+        if batch.teacher_log_probs is not None:
+            metrics["teacher_kl"] = kl
         if settings.kl_loss_coefficient:
             kl = kl_loss(log_probs, batch.reference_log_probs, settings.kl_loss_estimator, settings.kl_loss_unbiased)
             losses = losses + settings.kl_loss_coefficient * kl
@@ -94,6 +101,19 @@ class ActorWorker(TrainingWorker):
         loss = aggregate(policy_loss, mask, row.aggregation or settings.loss_aggregation, count, scale_length)
         loss = loss + aggregate(losses, mask, settings.loss_aggregation, count, scale_length)
         return loss, {name: token_mean(value, mask, count.tokens) for name, value in metrics.items()}
+
+    def teacher_loss(
+        self, log_probs: Tensor, old_log_probs: Tensor, batch: Batch, corrections: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """The loss of each token that brings the policy closer to the teacher, and the KL to the teacher."""
+        settings = self.config.distillation
+        kl = teacher_kl(log_probs, batch.teacher_log_probs, settings.estimator, settings.limit)
+        if settings.signal == "loss":
+            return kl, kl
+        loss = distillation_policy_loss(
+            log_probs, old_log_probs, kl, batch.response_mask, settings.clip_ratio, settings.clip_dual
+        )
+        return (loss if corrections is None else loss * corrections), kl
 
     def corrections(self, log_probs: Tensor, batch: Batch) -> Tensor | None:
         """The weight of each token's policy loss, [rows, response length]; None if all are 1."""

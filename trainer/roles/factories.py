@@ -11,7 +11,7 @@ from trainer.config.tree import Config
 if TYPE_CHECKING:
     from trainer.roles.actor import ActorWorker
     from trainer.roles.critic import CriticWorker
-    from trainer.roles.reference import ReferenceWorker
+    from trainer.roles.reference import ReferenceWorker, TeacherWorker
     from trainer.roles.reward import RewardWorker
     from trainer.roles.rollout import RolloutWorker
 
@@ -38,6 +38,12 @@ def make_reference(config: Config, place: RankPlace) -> "ReferenceWorker":
     from trainer.roles.reference import ReferenceWorker
 
     return ReferenceWorker(config, place)
+
+
+def make_teacher(config: Config, place: RankPlace) -> "TeacherWorker":
+    from trainer.roles.reference import TeacherWorker
+
+    return TeacherWorker(config, place)
 
 
 def make_reward(config: Config, place: RankPlace) -> "RewardWorker":

@@ -1,4 +1,6 @@
-"""The reference policy: the policy before training."""
+"""Policies that are not trained: the reference, which is the policy before training, and a teacher."""
+
+from pathlib import Path
 
 from torch import Tensor
 
@@ -9,10 +11,15 @@ from trainer.training.engine import TrainingEngine
 
 
 class ReferenceWorker(TrainingWorker):
+    @property
+    def directory(self) -> Path:
+        """Where the model is."""
+        return self.config.model.directory
+
     def build(self) -> TrainingEngine:
         # These weights are never updated, so the compute precision is enough.
         settings = self.config.actor
-        language_model = self.read_model(self.config.model.directory, self.dtype, settings)
+        language_model = self.read_model(self.directory, self.dtype, settings)
         network = PolicyNetwork(language_model, self.config.rollout.temperature)
         sharding = settings.sharding.model_copy(update={"param_offload": self.config.reference.param_offload})
         return TrainingEngine(network, self.execution(settings.model_copy(update={"sharding": sharding})))
@@ -20,3 +27,12 @@ class ReferenceWorker(TrainingWorker):
     def reference_log_probs(self, batch: Batch) -> Tensor:
         """Log-probs of this rank's responses, [rows, response length]."""
         return self.engine.forward(batch, micro_batch_limit(self.config.actor))
+
+
+class TeacherWorker(ReferenceWorker):
+    """A teacher, placed and sharded like a reference."""
+
+    @property
+    def directory(self) -> Path:
+        assert self.config.distillation.teacher is not None
+        return self.config.distillation.teacher

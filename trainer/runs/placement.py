@@ -91,7 +91,8 @@ def shares(config: Config, placement: Mapping[str, Sequence[Slot]], device_gib: 
 def _gib(config: Config, role: str, ranks: int, device: str, device_gib: float | None) -> tuple[float, float]:
     """GiB of a rank, and how many of them are offloaded between its turns."""
     model = config.model.directory
-    size = parameter_count(config.critic.path or model if role == "critic" else model) / GIB
+    others = {"critic": config.critic.path, "teacher": config.distillation.teacher}
+    size = parameter_count(others.get(role) or model) / GIB
     width = TYPE_BYTES[config.model.dtype_on(device)]
     on_gpu = device == "cuda"
     if role in ("actor", "critic"):
@@ -102,7 +103,7 @@ def _gib(config: Config, role: str, ranks: int, device: str, device_gib: float |
         trained, states = share * TYPE_BYTES[settings.weights_dtype], settings.optimizer.states
         offloaded = settings.sharding.param_offload + states * settings.sharding.optimizer_offload
         return trained * (2 + states), trained * offloaded * on_gpu  # weights, gradients and the optimizer's states
-    if role == "reference":
+    if role in ("reference", "teacher"):
         share = size * width / (config.actor.sharding.shard_size or ranks)
         return share, share * (config.reference.param_offload and on_gpu)
     if role == "reward":

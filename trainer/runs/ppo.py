@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 SAMPLES_PER_STEP = 8
 # The fields of a batch that a role's optimizer steps read, besides the tokens.
-ACTOR_READS = ("old_log_probs", "reference_log_probs", "advantages", "corrections")
+ACTOR_READS = ("old_log_probs", "reference_log_probs", "teacher_log_probs", "advantages", "corrections")
 CRITIC_READS = ("values", "returns")
 
 
@@ -168,6 +168,10 @@ class Controller(TrainingRun):
         if reference:
             with phase("reference"):
                 batch = batch.with_(reference_log_probs=forward(reference, ReferenceRole.reference_log_probs, batch))
+        if self.roles.teacher:
+            with phase("teacher"):
+                found = forward(self.roles.teacher, ReferenceRole.reference_log_probs, batch)
+                batch = batch.with_(teacher_log_probs=found)
         if critic:
             with phase("values"):
                 batch = batch.with_(values=forward(critic, CriticRole.values, batch))

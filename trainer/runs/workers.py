@@ -14,7 +14,7 @@ from trainer.cluster.place import RankPlace, Team
 from trainer.cluster.workers import WorkerGroup
 from trainer.config.tree import Config
 from trainer.experience.collector import Scorer
-from trainer.roles.factories import make_actor, make_critic, make_reference, make_reward, make_rollout
+from trainer.roles.factories import make_actor, make_critic, make_reference, make_reward, make_rollout, make_teacher
 from trainer.rollout.engines import EngineWorker
 from trainer.rollout.process_environment import engine_environment
 from trainer.runs.interfaces import ActorRole, CriticRole, ReferenceRole, TrainedRole, TrainingRole
@@ -22,7 +22,7 @@ from trainer.runs.placement import engine_slots
 
 W = TypeVar("W")
 
-ROLES = ("rollout", "actor", "critic", "reference", "reward")
+ROLES = ("rollout", "actor", "critic", "reference", "teacher", "reward")
 # The share of its slot's GPU that Ray reserves for a worker, so that all roles of a slot fit.
 GPU_SHARE = 1 / len(ROLES)
 
@@ -40,6 +40,7 @@ class TrainingGroups:
     actor: WorkerGroup[ActorRole]
     critic: WorkerGroup[CriticRole] | None
     reference: WorkerGroup[ReferenceRole] | None
+    teacher: WorkerGroup[ReferenceRole] | None = None
 
     @property
     def trained(self) -> list[WorkerGroup[TrainedRole]]:
@@ -49,9 +50,8 @@ class TrainingGroups:
     @property
     def all(self) -> list[WorkerGroup[TrainingRole]]:
         """Each group once; each is a process group of its own."""
-        if self.reference is None or self.reference is self.actor:
-            return [*self.trained]
-        return [*self.trained, self.reference]
+        reference = None if self.reference is self.actor else self.reference
+        return [*self.trained, *(group for group in (reference, self.teacher) if group is not None)]
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,7 @@ def roles_of(config: Config) -> list[str]:
     unneeded = {
         "critic": not config.needs_critic,
         "reference": not config.needs_reference or config.actor_is_reference,
+        "teacher": config.distillation.teacher is None,
     }
     return [role for role in ROLES if not unneeded.get(role)]
 
@@ -86,13 +87,14 @@ def start_workers(config: Config, placement: Placement) -> Workers:
 
 
 def start_training(config: Config, placement: Placement) -> TrainingGroups:
-    """Starts the workers of actor, critic and reference, each if it has slots; returns at once."""
+    """Starts the workers of actor, critic, reference and teacher, each if it has slots; returns at once."""
     actor: WorkerGroup[ActorRole] = start_group("actor", make_actor, config, placement)
     critic = start_group("critic", make_critic, config, placement) if "critic" in placement else None
     reference: WorkerGroup[ReferenceRole] | None = actor if config.needs_reference else None
     if "reference" in placement:
         reference = start_group("reference", make_reference, config, placement)
-    return TrainingGroups(actor, critic, reference)
+    teacher = start_group("teacher", make_teacher, config, placement) if "teacher" in placement else None
+    return TrainingGroups(actor, critic, reference, teacher)
 
 
 def start_group(
