@@ -16,7 +16,10 @@ class DistillationConfig(Section):
         description="directory or Hugging Face name of the teacher, which has the policy's vocabulary; null: none. It "
         "takes all other settings from the reference",
     )
-    estimator: KlEstimator = Field("k1", description="estimator of the KL to the teacher")
+    estimator: KlEstimator = Field(
+        "k1",
+        description="estimator of the KL to the teacher; only k1 suits signal=advantage, and any other signal=loss",
+    )
     signal: Literal["advantage", "loss"] = Field(
         "advantage",
         description="advantage: minus the KL is the advantage of each token in a clipped policy loss; loss: the KL is "
