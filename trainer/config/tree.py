@@ -121,15 +121,6 @@ class Config(RunConfig):
         return self
 
     @model_validator(mode="after")
-    def _rewards_or_a_teacher(self) -> Self:
-        if self.distillation.replaces_rewards and self.needs_critic:
-            raise ValueError(
-                "distillation.rewards=false uses no advantages, so a critic would be trained for nothing: set "
-                "algorithm.advantage to an estimator without one, like reinforce_plus_plus"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _the_gap_to_the_engines_is_corrected_once(self) -> Self:
         algorithm = self.algorithm
         if algorithm.correction_normalize and algorithm.correction == "none":

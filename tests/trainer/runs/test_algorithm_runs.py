@@ -93,6 +93,22 @@ def test_truncated_responses_do_not_train(runs: Runs) -> None:
     assert (row["actor/gradient_norm"] == 0) == (row["rollout/truncated_fraction"] == 1)
 
 
+def test_a_teacher_equal_to_the_policy_leaves_it_as_it_is(runs: Runs) -> None:
+    run = runs.start(
+        "teacher",
+        *ON_ONE_NODE,
+        "algorithm.advantage=reinforce_plus_plus",
+        f"distillation.teacher={runs.model}",
+        "actor.entropy_coefficient=0",
+        "trainer.total_steps=1",
+    )
+    (row,) = finished(run)
+    assert row["time/teacher"] > 0
+    assert "time/reference" not in row  # the KL to it would be in a reward that is not used
+    assert abs(row["actor/teacher_kl"]) < 1e-6
+    assert row["actor/gradient_norm"] < 1e-4
+
+
 def test_a_published_launch_line_trains(runs: Runs, tmp_path: Path) -> None:
     """verl's keys as its users write them, their own reward function included."""
     (tmp_path / "mine.py").write_text(
