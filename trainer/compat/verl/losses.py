@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from trainer.algorithms.registry import POLICY_LOSSES
+from trainer.compat.verl.distillation import unless_teacher_alone
 from trainer.compat.verl.rollout_correction import bypass_loss
 from trainer.compat.verl.rules import (
     KL_KINDS,
@@ -109,9 +110,9 @@ RULES: dict[str, Rule] = {
     f"{ACTOR}.loss_agg_mode": mapped(AGGREGATIONS, "actor.loss_aggregation", inherited=("critic.loss_aggregation",)),
     f"{ACTOR}.loss_scale_factor": to_both("loss_scale_length"),
     "critic.loss_scale_factor": to("critic.loss_scale_length"),
-    f"{ACTOR}.entropy_coeff": to("actor.entropy_coefficient"),
+    f"{ACTOR}.entropy_coeff": unless_teacher_alone(to("actor.entropy_coefficient")),
     f"{ACTOR}.calculate_entropy": no_effect("the entropy is always computed"),
-    f"{ACTOR}.use_kl_loss": use_kl_loss,
-    f"{ACTOR}.kl_loss_coef": switched_by(f"{ACTOR}.use_kl_loss", "actor.kl_loss_coefficient"),
+    f"{ACTOR}.use_kl_loss": unless_teacher_alone(use_kl_loss),
+    f"{ACTOR}.kl_loss_coef": unless_teacher_alone(switched_by(f"{ACTOR}.use_kl_loss", "actor.kl_loss_coefficient")),
     f"{ACTOR}.kl_loss_type": kl_loss_type,
 }

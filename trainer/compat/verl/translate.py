@@ -16,6 +16,7 @@ from trainer.compat.verl import (
     algorithm,
     critic,
     data,
+    distillation,
     guides,
     model,
     optim,
@@ -40,6 +41,7 @@ RULES: dict[str, Rule] = {
     **algorithm.RULES,
     **trainer.RULES,
     **guides.RULES,
+    **distillation.RULES,
 }
 
 
