@@ -1,8 +1,9 @@
-"""Every advantage estimator, policy loss and correction by name. Each is one file in the folders below."""
+"""The rows of the folders below by name. Each row is one file."""
 
-from trainer.algorithms.rows import Correction, Estimator, PolicyLoss
+from trainer.algorithms.rows import Correction, Estimator, PolicyLoss, PreferenceLoss
 from trainer.rows import find_rows
 
 ESTIMATORS = find_rows("trainer.algorithms.advantages", Estimator)
 POLICY_LOSSES = find_rows("trainer.algorithms.policy_losses", PolicyLoss)
+PREFERENCE_LOSSES = find_rows("trainer.algorithms.preference_losses", PreferenceLoss)
 CORRECTIONS = find_rows("trainer.algorithms.corrections", Correction)

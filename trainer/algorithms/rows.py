@@ -91,3 +91,32 @@ class Correction(Row):
     weights: Callable[..., Tensor]
     sequence_level: bool = False
     verl: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Preference pairs: the log-prob of each response under the policy less that under the reference, and its tokens.
+
+    Shapes: all [pairs]; `chosen` and `rejected` are sums over tokens.
+    """
+
+    chosen: Tensor
+    rejected: Tensor
+    chosen_lengths: Tensor
+    rejected_lengths: Tensor
+
+    @property
+    def margins(self) -> Tensor:
+        """How much more the policy prefers the chosen response than the reference does, [pairs]."""
+        return self.chosen - self.rejected
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreferenceLoss(Row):
+    """A loss of preference pairs in `trainer/algorithms/preference_losses/`.
+
+    `loss(pairs, beta, **parameters)` returns the loss of each pair, [pairs]. Its parameters are settings of the section
+    `dpo`.
+    """
+
+    loss: Callable[..., Tensor]

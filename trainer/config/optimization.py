@@ -27,7 +27,7 @@ class OptimizerConfig(Section):
 
     @model_validator(mode="after")
     def _every_setting_is_read(self) -> Self:
-        check_read(self, self.name, OPTIMIZERS)
+        check_read(self, "name", OPTIMIZERS)
         values = self.model_dump()
         if not all(0 <= beta < 1 for beta in values["betas"]):
             raise ValueError(f"betas={list(values['betas'])}: each is at least 0 and below 1")
@@ -64,7 +64,7 @@ class ScheduleConfig(Section):
 
     @model_validator(mode="after")
     def _every_setting_is_read(self) -> Self:
-        check_read(self, self.name, SCHEDULES)
+        check_read(self, "name", SCHEDULES)
         if self.warmup_steps and self.warmup_ratio:
             raise ValueError(
                 f"warmup_steps={self.warmup_steps} and warmup_ratio={self.warmup_ratio} contradict each other: set one"
@@ -79,10 +79,11 @@ class ScheduleConfig(Section):
         return learning_rate_factor(row, position, warmup, total, **row.values(self))
 
 
-def check_read(section: Section, name: str, rows: Mapping[str, Row]) -> None:
-    """Raises ValueError if a setting was changed that the named row does not read."""
+def check_read(section: Section, choice: str, rows: Mapping[str, Row]) -> None:
+    """Raises ValueError if a setting was changed that the row does not read which the setting `choice` names."""
+    name = getattr(section, choice)
     for parameter in (parameter for row in rows.values() for parameter in row.parameters):
         value, default = getattr(section, parameter), type(section).model_fields[parameter].default
         if value != default and parameter not in rows[name].parameters:
             readers = ", ".join(row.name for row in rows.values() if parameter in row.parameters)
-            raise ValueError(f"{parameter}={value} has no effect with name={name}; it is read by {readers}")
+            raise ValueError(f"{parameter}={value} has no effect with {choice}={name}; it is read by {readers}")

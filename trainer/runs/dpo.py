@@ -6,16 +6,22 @@ A step is a step of policy optimisation whose advantages say how strongly each r
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
+from torch import Tensor
 
-from trainer.algorithms.dpo import dpo_advantages, dpo_loss, preference_margins
+from trainer.algorithms.dpo import preference_advantages, preference_pairs
+from trainer.algorithms.registry import PREFERENCE_LOSSES
+from trainer.algorithms.rows import Pairs
 from trainer.cluster.nodes import connected
 from trainer.cluster.workers import WorkerGroup
 from trainer.config.data import DataConfig
+from trainer.config.optimization import check_read
 from trainer.config.roles import ActorConfig
-from trainer.config.section import Section
+from trainer.config.section import Section, with_parameters
 from trainer.config.tree import Config, RunConfig
 from trainer.data.batch import Batch
 from trainer.data.dataset import PromptSampler
@@ -40,9 +46,28 @@ COLUMNS = (
 )
 
 
+if TYPE_CHECKING:
+    PreferenceLossName = str
+else:
+    PreferenceLossName = Literal[tuple(PREFERENCE_LOSSES)]
+
+
+@partial(with_parameters, tables=(PREFERENCE_LOSSES,))
 class DpoSettings(Section):
+    loss: PreferenceLossName = Field(
+        "sigmoid", description="loss of a pair: trainer/algorithms/preference_losses/; sigmoid is DPO's own"
+    )
     beta: float = Field(0.1, gt=0, description="how strongly the policy is held to the reference")
-    label_smoothing: float = Field(0.0, ge=0, lt=0.5, description="share of the labels that are taken to be wrong")
+
+    @model_validator(mode="after")
+    def _every_setting_is_read(self) -> Self:
+        check_read(self, "loss", PREFERENCE_LOSSES)
+        return self
+
+    def losses(self, pairs: Pairs) -> Tensor:
+        """The loss of each pair, [pairs]."""
+        row = PREFERENCE_LOSSES[self.loss]
+        return row.loss(pairs, self.beta, **row.values(self))
 
 
 class DpoConfig(RunConfig):
@@ -127,17 +152,17 @@ class PreferenceRun(TrainingRun):
         """One optimizer step on a batch of pairs; its metrics."""
         started = time.perf_counter()
         batch = self._forward(pair_batch([self.training[index] for index in self.sampler.next_batch()]))
-        margins = preference_margins(batch.old_log_probs, batch.reference_log_probs, batch.response_mask, self.dpo.beta)
-        advantages = dpo_advantages(margins, batch.response_mask, self.dpo.beta, self.dpo.label_smoothing)
+        pairs = preference_pairs(batch.old_log_probs, batch.reference_log_probs, batch.response_mask)
+        advantages, losses = preference_advantages(pairs, batch.response_mask, self.dpo.losses)
         self.stop.check()  # from here on the state is no longer that of the previous step
         with self.tracker.phase("update_actor"):
             metrics = update(self.actor, batch.with_(advantages=advantages), len(batch))
         seconds = time.perf_counter() - started
         return {
             **metrics,
-            "dpo/loss": dpo_loss(margins, self.dpo.label_smoothing).mean().item(),
-            "dpo/margin": margins.mean().item(),
-            "dpo/accuracy": (margins > 0).float().mean().item(),
+            "dpo/loss": losses.mean().item(),
+            "dpo/margin": self.dpo.beta * pairs.margins.mean().item(),
+            "dpo/accuracy": (pairs.margins > 0).float().mean().item(),
             "time/step": seconds,
             "throughput/tokens_per_second": int(batch.lengths.sum()) / seconds,
         }
@@ -149,13 +174,11 @@ class PreferenceRun(TrainingRun):
         """
         with self.tracker.phase("validate"):
             batch = self._forward(pair_batch(self._even(self.validation)))
-            margins = preference_margins(
-                batch.old_log_probs, batch.reference_log_probs, batch.response_mask, self.dpo.beta
-            )[: len(self.validation)]
-        loss = dpo_loss(margins, 0.0).mean().item()
+            pairs = preference_pairs(batch.old_log_probs, batch.reference_log_probs, batch.response_mask)
+            held_out = slice(len(self.validation))
         return {
-            "validation/preference_accuracy": (margins > 0).float().mean().item(),
-            "validation/preference_loss": loss,
+            "validation/preference_accuracy": (pairs.margins[held_out] > 0).float().mean().item(),
+            "validation/preference_loss": self.dpo.losses(pairs)[held_out].mean().item(),
         }
 
     def _forward(self, batch: Batch) -> Batch:

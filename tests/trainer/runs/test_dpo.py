@@ -1,6 +1,7 @@
 """DPO: its formula against the textbook, its data, and a whole run on two Ray nodes."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from torch.testing import assert_close
 
 from tests.trainer.tensors import normal, random_mask, seeds
 from tests.trainer.whole_run import Runs
 from trainer.algorithms.aggregation import GlobalCount, aggregate
-from trainer.algorithms.dpo import dpo_advantages, dpo_loss, preference_margins
+from trainer.algorithms.dpo import preference_advantages, preference_pairs
 from trainer.algorithms.policy_losses.ppo import ppo
+from trainer.algorithms.registry import PREFERENCE_LOSSES
 from trainer.config.data import DataConfig
 from trainer.data.arithmetic import write_preferences
 from trainer.data.files import read_rows
@@ -24,36 +27,77 @@ from trainer.data.preferences import read_pairs
 from trainer.errors import DataError
 from trainer.models.small import build_tokenizer
 from trainer.rewards.rules.gsm8k import gsm8k
-from trainer.runs.dpo import DpoConfig, pair_batch
+from trainer.runs.dpo import DpoConfig, DpoSettings, pair_batch
 
 
+def logistic(x: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.logsigmoid(x)
+
+
+# TRL's formulas, of the log-ratios c and r, their means over tokens mc and mr, beta b and label smoothing s.
+FORMULAS: dict[str, Callable[..., torch.Tensor]] = {
+    "sigmoid": lambda c, r, b, s, **_: -(1 - s) * logistic(b * (c - r)) - s * logistic(-b * (c - r)),
+    "robust": lambda c, r, b, s, **_: (-(1 - s) * logistic(b * (c - r)) + s * logistic(-b * (c - r))) / (1 - 2 * s),
+    "hinge": lambda c, r, b, **_: torch.relu(1 - b * (c - r)),
+    "ipo": lambda mc, mr, b, **_: (mc - mr - 1 / (2 * b)) ** 2,
+    "sigmoid_norm": lambda mc, mr, b, **_: -logistic(b * (mc - mr)),
+    "nca_pair": lambda c, r, b, **_: -logistic(b * c) - 0.5 * logistic(-b * c) - 0.5 * logistic(-b * r),
+    "sppo_hard": lambda c, r, b, **_: (c - 0.5 / b) ** 2 + (r + 0.5 / b) ** 2,
+    "apo_zero": lambda c, r, b, **_: 1 - torch.sigmoid(b * c) + torch.sigmoid(b * r),
+    "apo_down": lambda c, r, b, **_: torch.sigmoid(b * c) + 1 - torch.sigmoid(b * (c - r)),
+}
+
+
+def test_every_loss_has_a_formula_to_compare_with() -> None:
+    assert FORMULAS.keys() == PREFERENCE_LOSSES.keys()
+
+
+@pytest.mark.parametrize("name", FORMULAS)
 @given(seed=seeds, beta=st.floats(0.01, 2), smoothing=st.floats(0, 0.4))
 @settings(deadline=None)
-def test_a_policy_gradient_step_with_its_weights_equals_a_step_of_dpo(seed: int, beta: float, smoothing: float) -> None:
+def test_a_policy_gradient_step_with_its_weights_equals_a_step_on_the_loss(
+    name: str, seed: int, beta: float, smoothing: float
+) -> None:
     log_probs, reference = normal(seed, 6, 5).requires_grad_(), normal(seed + 1, 6, 5)
     mask = random_mask(seed, 6, 5)
+    given_settings = {"label_smoothing": smoothing} if name in ("sigmoid", "robust") else {}
+    chosen = DpoSettings(loss=name, beta=beta, **given_settings)
 
     # The textbook: sums over each response, pair by pair, differentiated by autograd.
-    expected_loss = torch.zeros((), dtype=torch.float64)
+    expected_losses = []
     for pair in range(3):
-        sums = [(log_probs[row] - reference[row])[mask[row]].sum() for row in (2 * pair, 2 * pair + 1)]
-        margin = beta * (sums[0] - sums[1])
-        expected_loss = expected_loss - (1 - smoothing) / 3 * margin.sigmoid().log()
-        expected_loss = expected_loss - smoothing / 3 * (-margin).sigmoid().log()
-    (expected,) = torch.autograd.grad(expected_loss, log_probs)
+        rows = (2 * pair, 2 * pair + 1)
+        c, r = ((log_probs[row] - reference[row])[mask[row]].sum() for row in rows)
+        mc, mr = c / mask[rows[0]].sum(), r / mask[rows[1]].sum()
+        expected_losses.append(FORMULAS[name](c=c, r=r, mc=mc, mr=mr, b=beta, s=smoothing))
+    (expected,) = torch.autograd.grad(torch.stack(expected_losses).mean(), log_probs)
 
-    margins = preference_margins(log_probs.detach(), reference, mask, beta)
-    advantages = dpo_advantages(margins, mask, beta, smoothing)
-    losses = ppo(log_probs, log_probs.detach(), advantages, mask, clip_dual=3.0).loss
+    advantages, losses = preference_advantages(
+        preference_pairs(log_probs.detach(), reference, mask), mask, chosen.losses
+    )
+    token_losses = ppo(log_probs, log_probs.detach(), advantages, mask, clip_dual=3.0).loss
     (found,) = torch.autograd.grad(
-        aggregate(losses, mask, "seq-mean-token-sum", GlobalCount(int(mask.sum()), 6)), log_probs
+        aggregate(token_losses, mask, "seq-mean-token-sum", GlobalCount(int(mask.sum()), 6)), log_probs
     )
     assert_close(found, expected)
-    assert_close(dpo_loss(margins, smoothing).mean(), expected_loss.detach())
+    assert_close(losses, torch.stack(expected_losses).detach())
 
 
 def test_the_loss_of_the_reference_itself_is_log_2() -> None:
-    assert dpo_loss(torch.zeros(1), 0.0).item() == pytest.approx(math.log(2))
+    pairs = preference_pairs(torch.zeros(2, 3), torch.zeros(2, 3), torch.ones(2, 3, dtype=torch.bool))
+    assert DpoSettings().losses(pairs).tolist() == pytest.approx([math.log(2)])
+
+
+def test_a_loss_far_from_the_reference_stays_finite() -> None:
+    log_probs = torch.tensor([[-1e4], [1e4]])
+    pairs = preference_pairs(log_probs, torch.zeros(2, 1), torch.ones(2, 1, dtype=torch.bool))
+    _, losses = preference_advantages(pairs, torch.ones(2, 1, dtype=torch.bool), DpoSettings(beta=1.0).losses)
+    assert losses.tolist() == [2e4]
+
+
+def test_label_smoothing_is_refused_where_no_loss_reads_it() -> None:
+    with pytest.raises(ValidationError, match=r"label_smoothing=0.1 has no effect with loss=ipo; .* robust, sigmoid"):
+        DpoSettings(loss="ipo", label_smoothing=0.1)
 
 
 @pytest.fixture(scope="module")

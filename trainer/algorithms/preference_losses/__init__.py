@@ -1,0 +1,1 @@
+"""Losses of preference pairs: one file each, with a row."""
