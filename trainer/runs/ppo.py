@@ -96,7 +96,8 @@ def find_placement(config: Config, roles: Sequence[str]) -> dict[str, list[Slot]
     placement = place_roles(config, slots, roles)
     config.check_ranks({role: len(own) for role, own in placement.items()})
     check_tensor_parallel(config)
-    engine_slots(config, placement["rollout"])
+    if "rollout" in placement:
+        engine_slots(config, placement["rollout"])
     memory = device_memory(slots[0].device)
     found = shares(config, placement, memory)
     for line in plan(found):
