@@ -128,16 +128,8 @@ def actor_loss(settings: dict[str, dict[str, object]], new: Tensor, batch: Batch
 def test_with_the_engine_as_old_policy_weights_follow_the_policy_during_the_update(seed: int) -> None:
     new, engine, mask = policies(seed)
     advantages = normal(seed + 2, 5, 6)
-    batch = Batch(
-        torch.zeros(5, 7, dtype=torch.int64),
-        torch.ones(5, dtype=torch.int64),
-        mask,
-        None,
-        engine,
-        None,
-        None,
-        advantages,
-    )
+    token_ids, prompt_lengths = torch.zeros(5, 7, dtype=torch.int64), torch.ones(5, dtype=torch.int64)
+    batch = Batch(token_ids, prompt_lengths, mask, old_log_probs=engine, advantages=advantages)
     rejection = {"seq_mean_k1": [0.9, 1.1]}
     kept = AlgorithmConfig.model_validate({"rejection": rejection}).off_policy.apply(new, engine, mask).accepted
 
