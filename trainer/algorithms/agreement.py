@@ -1,10 +1,15 @@
 """Agreement of engine and trainer on the log-probs of the same tokens under the same weights."""
 
+import math
+
 from torch import Tensor
 
 
-def log_prob_agreement(rollout: Tensor, trainer: Tensor, mask: Tensor) -> dict[str, float]:
+def log_prob_agreement(rollout: Tensor, trainer: Tensor, mask: Tensor, smallest_mass: float = 1.0) -> dict[str, float]:
     """Metrics of trainer - rollout over the unmasked tokens. Only rounding contributes if both compute the same policy.
+
+    An engine that samples from the likeliest tokens only divides by their probability, which is between
+    `smallest_mass` and 1. The trainer's log-prob is lower by its logarithm. Differences in that range do not count.
 
         log_prob_difference         largest absolute difference
         log_prob_difference_mean    mean absolute difference
@@ -15,6 +20,7 @@ def log_prob_agreement(rollout: Tensor, trainer: Tensor, mask: Tensor) -> dict[s
         mask: [rows, tokens] bool.
     """
     difference = (trainer - rollout)[mask]
+    difference = difference - difference.clamp(math.log(smallest_mass) if smallest_mass else -math.inf, 0.0)
     ratio = difference.exp()
     return {
         "rollout/log_prob_difference": difference.abs().max().item(),

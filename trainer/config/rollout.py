@@ -2,8 +2,9 @@
 
 from typing import TYPE_CHECKING, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from trainer.algorithms.truncation import Truncation
 from trainer.config.custom_code import CustomCode
 from trainer.config.section import Section
 from trainer.rows import module_names
@@ -41,6 +42,20 @@ class RolloutConfig(Section):
         10.0, gt=0, description="seconds without an answer after which an environment counts as failed"
     )
     temperature: float = Field(1.0, gt=0, description="sampling temperature; all log-probs use it too")
+    top_p: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="sample only the likeliest tokens that hold this share of the probability; the engines' log-probs "
+        "are those of the truncated distribution, the trainer's those of the whole one",
+    )
+    top_k: int | None = Field(None, gt=0, description="sample only the k likeliest tokens; null: all")
+    min_p: float = Field(
+        0.0, ge=0, le=1, description="sample only tokens with at least this share of the likeliest one's probability"
+    )
+    stop: list[str] = Field(
+        [], description="texts that end a response, or a turn; they stay in the response, which the reward sees whole"
+    )
     max_num_seqs: int = Field(256, gt=0, description="maximum concurrent responses per engine")
     kv_cache_gib: float | None = Field(
         None,
@@ -83,6 +98,18 @@ class RolloutConfig(Section):
                 "engines that start side by side cannot measure how much memory is left for each"
             )
         return self
+
+    @field_validator("stop")
+    @classmethod
+    def _stops_have_text(cls, stop: list[str]) -> list[str]:
+        if "" in stop:
+            raise ValueError("an empty text would end every response at once")
+        return stop
+
+    @property
+    def truncation(self) -> Truncation:
+        """Which tokens may be sampled."""
+        return Truncation(self.top_p, self.top_k, self.min_p)
 
     def eager_on(self, device: str) -> bool:
         return device == "cpu" if self.enforce_eager is None else self.enforce_eager

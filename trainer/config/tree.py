@@ -109,6 +109,11 @@ class Config(RunConfig):
         if older and algorithm.correction == "none":
             raise ValueError(f"trainer.mode={self.trainer.mode} learns from an older policy: set algorithm.correction")
         batchwise = algorithm.dynamic_sampling or algorithm.estimator.needs_greedy_responses
+        if self.trainer.mode == "asynchronous" and self.rollout.stop:
+            raise ValueError(
+                "trainer.mode=asynchronous does not support rollout.stop: a stop text may lie on both sides of a "
+                "segment's end"
+            )
         if self.trainer.mode == "asynchronous" and batchwise:
             name = "dynamic_sampling" if algorithm.dynamic_sampling else f"advantage={algorithm.advantage}"
             raise ValueError(f"trainer.mode=asynchronous does not support algorithm.{name}, which needs whole batches")

@@ -309,7 +309,8 @@ class Collector:
         """An empty trajectory for each row of `prompts`, each with its own seed."""
         seed, rows = self.config.trainer.seed, range(first_row, first_row + len(prompts))
         seeds = [request_seed(seed, step, row // self.samples, row % self.samples) for row in rows]
-        return self.conversations.begin(prompts, seeds, self.config.rollout.temperature)
+        rollout = self.config.rollout
+        return self.conversations.begin(prompts, seeds, rollout.temperature, rollout.truncation)
 
 
 def lengths_of(rows: Sequence[Trajectory]) -> Tensor:

@@ -4,11 +4,13 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from trainer.algorithms.truncation import WHOLE, Truncation
 from trainer.config.tree import Config
 from trainer.data.dataset import Prompt
 from trainer.experience.environment import (
     ConversationEnvironment,
     Failure,
+    Message,
     MessageTokens,
     Observation,
     Turn,
@@ -32,11 +34,13 @@ class Conversations:
         self._environment_class = environment_class(custom) if custom.path else None
         self._tokens = MessageTokens(tokenizer) if custom.path else None
 
-    def begin(self, prompts: Sequence[Prompt], seeds: Sequence[int], temperature: float) -> list[Trajectory]:
+    def begin(
+        self, prompts: Sequence[Prompt], seeds: Sequence[int], temperature: float, truncation: Truncation = WHOLE
+    ) -> list[Trajectory]:
         """An empty trajectory for each prompt, with an environment that was reset to it."""
         limit = self._config.data.max_response_length
         pairs = list(zip(prompts, seeds, strict=True))
-        rows = [Trajectory(prompt.token_ids, temperature, seed, limit) for prompt, seed in pairs]
+        rows = [Trajectory(prompt.token_ids, temperature, seed, limit, truncation=truncation) for prompt, seed in pairs]
         if self._environment_class is not None:
             opened = self._call_each([partial(self._open, prompt, seed) for prompt, seed in pairs])
             for row, environment in zip(rows, opened, strict=True):
@@ -75,7 +79,16 @@ class Conversations:
             row.scored = as_scored(answer.score, Answer(self.text(row.turn), ""))
         row.done |= answer.done or row.turns == self._config.rollout.max_turns
         if not row.done and self._tokens is not None:
-            row.observe([*self._tokens(answer.messages), *answer.token_ids] if answer.messages else answer.token_ids)
+            row.observe(
+                [*self._rendered(row, answer.messages), *answer.token_ids] if answer.messages else answer.token_ids
+            )
+
+    def _rendered(self, row: Trajectory, messages: Sequence[Message]) -> list[int]:
+        """The tokens of the environment's messages. A stop string ends a turn without an end token, so they start with
+        it."""
+        assert self._tokens is not None
+        text = str(self._tokenizer.decode(row.turn))
+        return self._tokens(messages, turn_is_closed=not any(stop in text for stop in self._config.rollout.stop))
 
     def _open(self, prompt: Prompt, seed: int) -> ConversationEnvironment:
         assert self._environment_class is not None

@@ -74,17 +74,25 @@ class MessageTokens:
         self._start = self._render(self._START, opening=False)
         end = tokenizer.eos_token
         at = self._start.rfind(end)
-        self._cut = len(self._start) if at < 0 else at + len(end)
+        self._turn_end = len(self._start) if at < 0 else at
+        self._cut = self._turn_end if at < 0 else at + len(end)
 
-    def __call__(self, messages: Sequence[Message]) -> list[int]:
-        """Raises DataError where the chat template cannot say this."""
+    def __call__(self, messages: Sequence[Message], turn_is_closed: bool = True) -> list[int]:
+        """The tokens, after the end token of the policy's turn unless `turn_is_closed`.
+
+        Raises DataError where the chat template cannot say this.
+        """
         whole = self._render([*self._START, *messages], opening=True)
         if not whole.startswith(self._start):
             raise DataError(
                 "the model's chat template writes earlier turns differently once later ones follow",
                 hint="give the tokenizer a chat_template that only appends, or let the environment give token_ids",
             )
-        return list(self._tokenizer(whole[self._cut :], add_special_tokens=False)["input_ids"])
+        return list(
+            self._tokenizer(whole[self._cut if turn_is_closed else self._turn_end :], add_special_tokens=False)[
+                "input_ids"
+            ]
+        )
 
     def _render(self, messages: Sequence[Message], opening: bool) -> str:
         return str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=opening))

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import compress
 
+from trainer.algorithms.truncation import WHOLE, Truncation
 from trainer.experience.environment import ConversationEnvironment
 from trainer.rewards.answer import Scored
 from trainer.rollout.sampling import Response, SamplingRequest
@@ -32,6 +33,7 @@ class Trajectory:
     truncated: bool = False
     environment: ConversationEnvironment | None = None
     scored: Scored | None = None
+    truncation: Truncation = WHOLE
 
     def request(self, most: int | None = None) -> SamplingRequest:
         """The request for an engine to continue this response by at most `most` tokens."""
@@ -42,6 +44,7 @@ class Trajectory:
             # Each segment has its own seed; the first has the response's.
             self.seed + len(self.token_ids),
             min(room, most or room),
+            self.truncation,
         )
 
     def add(self, response: Response, version: int) -> bool:

@@ -14,7 +14,7 @@ from trainer.weights.buckets import SentBucket
 
 
 class RolloutEngine(Protocol):
-    """Samples exactly from the policy: no top-k, no top-p, no penalties.
+    """Samples from the policy, truncated only if a request says so; no penalties.
 
     Its weights are random until the first `replace_weights` or `copy_weights`. A run with adapters is the exception:
     the engine loads the frozen weights from the model's directory and receives only the adapters.

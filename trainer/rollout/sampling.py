@@ -3,6 +3,8 @@
 import hashlib
 from dataclasses import dataclass
 
+from trainer.algorithms.truncation import WHOLE, Truncation
+
 
 @dataclass(frozen=True)
 class SamplingRequest:
@@ -15,13 +17,16 @@ class SamplingRequest:
     temperature: float
     seed: int = 0
     max_tokens: int | None = None
+    truncation: Truncation = WHOLE
 
 
 @dataclass(frozen=True)
 class Response:
-    """The sampled tokens, including the end token if there is one, and their log-probs after the temperature.
+    """The sampled tokens, including the end token if there is one, and their log-probs in the distribution that was
+    sampled from: after the temperature, and renormalised after a truncation.
 
-    `log_probs` is None with `rollout.log_probs=false`. `ended` means that the last token is an end token.
+    `log_probs` is None with `rollout.log_probs=false`. `ended` means that the last token is an end token or completes a
+    stop string.
     """
 
     token_ids: tuple[int, ...]

@@ -216,7 +216,8 @@ class Controller(TrainingRun):
         move_to_tokens(rewards, scores.by_token, mask)
         from_trainer = algorithm.old_log_probs == "trainer"
         if from_trainer and batch.rollout_log_probs is not None:
-            metrics |= log_prob_agreement(batch.rollout_log_probs, batch.old_log_probs, mask)
+            mass = self.config.rollout.truncation.smallest_mass
+            metrics |= log_prob_agreement(batch.rollout_log_probs, batch.old_log_probs, mask, mass)
             batch, found = corrected(batch, algorithm.off_policy)
             metrics |= found
         truncated = experience.truncated

@@ -21,11 +21,13 @@ os.environ.update(engine_environment(enforce_eager=True), OMP_WAIT_POLICY="PASSI
 import torch
 
 from trainer.algorithms.aggregation import GlobalCount, token_mean
+from trainer.algorithms.truncation import Truncation, truncated
 from trainer.cluster.place import Team
 from trainer.config.tree import Config
 from trainer.data.batch import Batch
 from trainer.data.partition import MicroBatchLimit
 from trainer.models.export import write_language_model
+from trainer.models.files import load_tokenizer
 from trainer.models.lora import add_adapters
 from trainer.models.networks import PolicyNetwork, load_language_model
 from trainer.models.small import ModelShape, build_tokenizer, create_model, save_model
@@ -164,12 +166,71 @@ def main(directory: Path, name: str, rank: int, size: int) -> None:
     trainer.update(sampled, loss, LIMIT)
     found["trained, not synced"] = difference(trainer, sampled)
     sync(trainer, engine, rank)
-    found["after the second sync"] = difference(trainer, batch(asked, engine.generate(asked)))
+    unstopped = engine.generate(asked)
+    found["after the second sync"] = difference(trainer, batch(asked, unstopped))
 
-    if name == "vllm" and not rank and size == 1:
+    if not rank and size == 1:
+        plain = load_language_model(directory / "model")
+        plain.load_state_dict(dict(trainer.full_weights(network.language_model)))
+        found["truncated"] = {
+            label: furthest(plain, engine, [replace(one, truncation=truncation) for one in asked])
+            for label, truncation in TRUNCATIONS.items()
+        }
         del engine
+        found |= stopped(name, config, trainer, asked, unstopped)
+    if name == "vllm" and not rank and size == 1:
         found |= export(directory, asked, list(trainer.full_weights(network.language_model)))
     (directory / "found.json").write_text(json.dumps(found))
+
+
+TRUNCATIONS = {
+    "top_p": Truncation(top_p=0.6),
+    "top_k": Truncation(top_k=3),
+    "min_p": Truncation(min_p=0.3),
+    "all of them": Truncation(top_p=0.8, top_k=5, min_p=0.05),
+}
+
+
+@torch.inference_mode()
+def furthest(plain: Any, engine: RolloutEngine, asked: list[SamplingRequest]) -> dict[str, float]:
+    """The largest difference between an engine's log-probs and the renormalised ones of the plain model, and the
+    smallest log-prob that the sampled tokens have in the distribution that allows all tokens, minus theirs."""
+    difference, below = 0.0, 0.0
+    for request, response in zip(asked, engine.generate(asked), strict=True):
+        tokens = torch.tensor(response.token_ids)
+        logits = plain(torch.tensor([[*request.prompt, *response.token_ids]])).logits[0, len(request.prompt) - 1 : -1]
+        whole = (logits.float() / TEMPERATURE).log_softmax(dim=1)
+        allowed = truncated(whole, [request.truncation] * len(tokens))
+        own = torch.tensor(response.log_probs)
+        difference = max(difference, (allowed[range(len(tokens)), tokens] - own).abs().max().item())
+        below = min(below, (whole[range(len(tokens)), tokens] - own).min().item())
+    return {"difference": difference, "below": below}
+
+
+def stopped(
+    name: str, config: Config, trainer: TrainingEngine, asked: list[SamplingRequest], unstopped: list[Response]
+) -> dict[str, Any]:
+    """Responses of an engine with stop strings, and the same responses cut where their text first has one."""
+    tokenizer = load_tokenizer(config.model)
+    texts = [tokenizer.decode(response.token_ids) for response in unstopped]
+    stops = [texts[0][3:5], texts[1][2:4]]
+    rollout = config.rollout.model_copy(update={"stop": stops})
+    engine = open_engine(
+        name, config.model_copy(update={"rollout": rollout}), "cpu", [END, *end_token_ids(config.model.directory)]
+    )
+    sync(trainer, engine, 0)
+    expected = []
+    for response in unstopped:
+        ends = [
+            count
+            for count in range(1, len(response.token_ids) + 1)
+            if any(stop in tokenizer.decode(response.token_ids[:count]) for stop in stops)
+        ]
+        expected.append((response.token_ids[: (ends or [None])[0]], bool(ends) or response.ended))
+    return {
+        "stopped": [(response.token_ids, response.ended) for response in engine.generate(asked)],
+        "cut at the stop strings": expected,
+    }
 
 
 def export(

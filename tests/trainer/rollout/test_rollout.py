@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import math
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import torch
 from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
 from trainer.algorithms.agreement import log_prob_agreement
+from trainer.algorithms.truncation import Truncation, truncated
 from trainer.config.tree import Config
 from trainer.errors import ConfigError, WorkerError
 from trainer.models.small import ModelShape, build_tokenizer, create_model, save_model
@@ -95,6 +97,23 @@ def test_a_request_can_lower_the_token_limit(found: dict[str, Any]) -> None:
 def test_greedy_decoding_ignores_the_seed(found: dict[str, Any]) -> None:
     assert found["greedy"] == found["greedy again"]
     assert found["no requests"] == []
+
+
+@pytest.mark.parametrize("truncation", ["top_p", "top_k", "min_p", "all of them"])
+def test_truncated_responses_have_renormalised_log_probs(found: dict[str, Any], truncation: str) -> None:
+    """A token outside the allowed ones would differ infinitely."""
+    if "truncated" not in found:
+        pytest.skip("looked at without adapters only")
+    assert found["truncated"][truncation]["difference"] < 1e-4
+    assert found["truncated"][truncation]["below"] < -0.1  # the log-probs of the whole distribution are others
+
+
+def test_stop_strings_end_a_response_and_stay_in_it(found: dict[str, Any]) -> None:
+    if "stopped" not in found:
+        pytest.skip("looked at without adapters only")
+    cut = found["cut at the stop strings"]
+    assert found["stopped"] == cut
+    assert sum(len(tokens) < len(whole) for (tokens, _), whole in zip(cut, found["responses"], strict=True)) > 5
 
 
 def test_vllm_loads_the_exported_model(found: dict[str, Any]) -> None:
@@ -180,6 +199,35 @@ def test_the_checksum_does_not_depend_on_how_weights_are_split_or_joined(
     assert word_sum([q, k], torch.int64) == word_sum([torch.cat([k, q])], torch.int64)
     packed = pack([("q", q.float()), ("k", k.float())], torch.bfloat16, bucket_bytes=1)
     assert sum(bucket.packed_sum for bucket in packed) == word_sum([q, k], torch.int64)
+
+
+def test_what_a_truncation_explains_is_no_disagreement() -> None:
+    rollout = torch.tensor([[-1.0, -1.0, -1.0, -1.0]])
+    trainer = torch.tensor([[-1.0, -1.2, -1.5, -0.7]])
+    mask = torch.ones(1, 4, dtype=torch.bool)
+    by_top_p = log_prob_agreement(rollout, trainer, mask, Truncation(top_p=0.8).smallest_mass)
+    assert by_top_p["rollout/log_prob_difference"] == pytest.approx(0.3)
+    assert by_top_p["rollout/log_prob_difference_mean"] == pytest.approx((0.5 + math.log(0.8) + 0.3) / 4)
+    assert by_top_p["rollout/ratio_outside_tenth"] == 0.5
+    by_top_k = log_prob_agreement(rollout, trainer, mask, Truncation(top_k=2).smallest_mass)
+    assert by_top_k["rollout/log_prob_difference_mean"] == pytest.approx(0.3 / 4)
+
+
+def test_truncation_keeps_the_likeliest_tokens_and_renormalises() -> None:
+    log_probs = torch.tensor([[0.1, 0.4, 0.2, 0.3]]).log()
+    for truncation, kept in {
+        Truncation(): [0.1, 0.4, 0.2, 0.3],
+        Truncation(top_p=0.5): [0, 0.4, 0, 0.3],
+        Truncation(top_p=0.71): [0, 0.4, 0.2, 0.3],
+        Truncation(top_p=1e-6): [0, 0.4, 0, 0],
+        Truncation(top_k=1): [0, 0.4, 0, 0],
+        Truncation(top_k=9): [0.1, 0.4, 0.2, 0.3],
+        Truncation(min_p=0.6): [0, 0.4, 0, 0.3],
+        Truncation(top_k=3, top_p=0.8): [0, 0.4, 0.2, 0.3],  # 0.4 and 0.3 are 0.78 of the three
+        Truncation(top_k=3, top_p=0.7): [0, 0.4, 0, 0.3],
+    }.items():
+        expected = torch.tensor([kept]) / sum(kept)
+        torch.testing.assert_close(truncated(log_probs, [truncation]).exp(), expected)
 
 
 def test_agreement_counts_ratios_and_ignores_masked_tokens() -> None:

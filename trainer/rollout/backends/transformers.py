@@ -5,8 +5,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
+from trainer.algorithms.truncation import WHOLE, Truncation, truncated
 from trainer.config.tree import Config
 from trainer.models.lora import adapter_parameters, add_adapters
 from trainer.models.networks import load_language_model
@@ -25,6 +26,7 @@ class TransformersEngine:
         self._device = torch.device(device)
         self._end_tokens = torch.tensor([] if config.rollout.ignore_end_tokens else end_token_ids, device=device)
         self._with_adapters = config.actor.lora.rank > 0
+        self._stops = StopStrings(config) if config.rollout.stop else None
         self._model = _model(config, device).to(self._device).eval()
 
     def generate(self, requests: Sequence[SamplingRequest]) -> list[Response]:
@@ -39,6 +41,8 @@ class TransformersEngine:
         tokens, mask = _left_padded([request.prompt for request in requests], self._device)
         temperatures = torch.tensor([request.temperature for request in requests], device=self._device)
         uniforms = _uniforms(requests, int(limits.max())).to(self._device)
+        truncations = [request.truncation for request in requests]
+        endings = torch.zeros(len(requests), dtype=torch.bool, device=self._device)
         active = torch.ones(len(requests), dtype=torch.bool, device=self._device)
         limits, cache = limits.to(self._device), DynamicCache()
         chosen, log_probs, lengths = [], [], torch.zeros_like(limits)
@@ -47,27 +51,33 @@ class TransformersEngine:
             output = self._model(
                 tokens, mask, position_ids=positions, past_key_values=cache, use_cache=True, logits_to_keep=1
             )
-            token, log_prob = sample(output.logits[:, -1], temperatures, uniforms[:, step])
+            token, log_prob = sample(output.logits[:, -1], temperatures, uniforms[:, step], truncations)
             chosen.append(token)
             log_probs.append(log_prob)
             lengths += active
-            active &= ~torch.isin(token, self._end_tokens) & (lengths < limits)
+            ended = torch.isin(token, self._end_tokens)
+            if self._stops is not None:
+                ended |= self._stops.completed_by(chosen)
+            endings |= ended & active
+            active &= ~ended & (lengths < limits)
             if not active.any():
                 break
             # Finished rows keep decoding with the rest; `_responses` cuts off the surplus.
             tokens, mask = token.unsqueeze(1), torch.nn.functional.pad(mask, (0, 1), value=1)
-        return self._responses(torch.stack(chosen, dim=1), torch.stack(log_probs, dim=1), lengths.tolist())
+        sampled = torch.stack(chosen, dim=1), torch.stack(log_probs, dim=1)
+        return self._responses(*sampled, lengths.tolist(), endings.tolist())
 
-    def _responses(self, chosen: Tensor, log_probs: Tensor, lengths: Sequence[int]) -> list[Response]:
-        ends = set(self._end_tokens.tolist())
-        rows = zip(chosen.tolist(), log_probs.tolist(), lengths, strict=True)
+    def _responses(
+        self, chosen: Tensor, log_probs: Tensor, lengths: Sequence[int], endings: Sequence[bool]
+    ) -> list[Response]:
+        rows = zip(chosen.tolist(), log_probs.tolist(), lengths, endings, strict=True)
         return [
             Response(
                 tuple(tokens[:length]),
                 tuple(values[:length]) if self._rollout.log_probs else None,
-                ended=tokens[length - 1] in ends,
+                ended=ended,
             )
-            for tokens, values, length in rows
+            for tokens, values, length, ended in rows
         ]
 
     def replace_weights(self, buckets: Iterable[SentBucket]) -> None:
@@ -141,21 +151,44 @@ def _copy(bucket: Bucket, own: Mapping[str, nn.Parameter]) -> set[int]:
     return {id(own[name]) for name in names}
 
 
-def sample(logits: Tensor, temperatures: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """One token per row and its log-prob after the temperature. Temperature 0 takes the most likely token.
+def sample(
+    logits: Tensor, temperatures: Tensor, uniforms: Tensor, truncations: Sequence[Truncation] = ()
+) -> tuple[Tensor, Tensor]:
+    """One token per row and its log-prob after temperature and truncation. Temperature 0 takes the most likely token.
 
     Args:
-        logits: [rows, vocabulary]; temperatures: [rows]; uniforms: [rows] float64 in [0, 1).
+        logits: [rows, vocabulary]; temperatures: [rows]; uniforms: [rows] float64 in [0, 1); truncations: one for each
+            row, or none.
 
     Returns:
         tokens [rows] int64, log-probs [rows] float32.
     """
     greedy = temperatures == 0
     log_probs = (logits.float() / temperatures.masked_fill(greedy, 1.0).unsqueeze(1)).log_softmax(dim=1)
+    if any(one != WHOLE for one in truncations):
+        log_probs = truncated(log_probs, truncations)
     cumulative = log_probs.double().exp().cumsum(dim=1)
     sampled = torch.searchsorted(cumulative, (uniforms * cumulative[:, -1]).unsqueeze(1), right=True).squeeze(1)
     tokens = torch.where(greedy, log_probs.argmax(dim=1), sampled.clamp(max=logits.shape[1] - 1))
     return tokens, log_probs.gather(1, tokens.unsqueeze(1)).squeeze(1)
+
+
+class StopStrings:
+    """Finds `rollout.stop` in the text of responses while they are sampled."""
+
+    def __init__(self, config: Config) -> None:
+        self._tokenizer = AutoTokenizer.from_pretrained(config.model.directory, local_files_only=True)
+        self._stops = config.rollout.stop
+        # A token has at least one byte, so a stop string that the last token completes lies within these.
+        self._tokens = 1 + max(len(stop.encode()) for stop in self._stops)
+
+    def completed_by(self, chosen: Sequence[Tensor]) -> Tensor:
+        """Whether the tokens sampled so far, one [rows] tensor per step, end in a stop string or shortly after it:
+        [rows] bool."""
+        tails = torch.stack(list(chosen[-self._tokens :]), dim=1)
+        texts = self._tokenizer.batch_decode(tails.tolist())
+        found = [any(stop in text for stop in self._stops) for text in texts]
+        return torch.tensor(found, device=tails.device)
 
 
 def _uniforms(requests: Sequence[SamplingRequest], length: int) -> Tensor:

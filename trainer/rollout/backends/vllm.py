@@ -52,10 +52,10 @@ class VllmEngine:
             enforce_eager=config.rollout.eager_on(device),
             enable_sleep_mode=self._sleeps,
             enable_prefix_caching=config.rollout.prefix_caching,
-            # Log-probs of the distribution that was sampled from, after the temperature.
+            # Log-probs of the distribution that was sampled from, after the temperature and any truncation.
             logprobs_mode="processed_logprobs",
             worker_extension_cls="trainer.rollout.weight_loader.WeightLoader",
-            skip_tokenizer_init=True,
+            skip_tokenizer_init=not config.rollout.stop,  # only stop strings need text
             disable_log_stats=True,
             **weight_settings(config, device),
             **device_settings(config, device),
@@ -76,13 +76,19 @@ class VllmEngine:
 
         return SamplingParams(
             temperature=request.temperature,
+            top_p=request.truncation.top_p,
+            top_k=request.truncation.top_k or 0,
+            min_p=request.truncation.min_p,
             seed=request.seed if request.temperature > 0 else None,
             max_tokens=request.max_tokens or self._max_response_length,
             stop_token_ids=None if self._rollout.ignore_end_tokens else self._end_token_ids,
             ignore_eos=self._rollout.ignore_end_tokens,
             # 0: the sampled token only. It costs one pass over the vocabulary and one object per token.
             logprobs=0 if self._rollout.log_probs else None,
-            detokenize=False,
+            stop=self._rollout.stop,
+            detokenize=bool(self._rollout.stop),
+            include_stop_str_in_output=True,
+            skip_special_tokens=False,  # a stop string may be a special token
         )
 
     def replace_weights(self, buckets: Iterable[SentBucket]) -> None:
@@ -136,7 +142,8 @@ def _response(output: "CompletionOutput") -> Response:
     ended = output.finish_reason == "stop"
     if output.logprobs is None:
         return Response(token_ids, None, ended)
-    log_probs = tuple(entry[token].logprob for entry, token in zip(output.logprobs, token_ids, strict=True))
+    entries = output.logprobs[: len(token_ids)]  # vLLM may have sampled on after a stop string
+    log_probs = tuple(entry[token].logprob for entry, token in zip(entries, token_ids, strict=True))
     return Response(token_ids, log_probs, ended)
 
 
