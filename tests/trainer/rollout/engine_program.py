@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import pairwise
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -213,7 +214,8 @@ def stopped(
     """Responses of an engine with stop strings, and the same responses cut where their text first has one."""
     tokenizer = load_tokenizer(config.model)
     texts = [tokenizer.decode(response.token_ids) for response in unstopped]
-    stops = [texts[0][3:5], texts[1][2:4]]
+    pairs = [first + second for text in texts for first, second in pairwise(text)]
+    stops = [pair for pair in pairs if pair.isascii()][:10]  # half a character is no text yet while it is sampled
     rollout = config.rollout.model_copy(update={"stop": stops})
     engine = open_engine(
         name, config.model_copy(update={"rollout": rollout}), "cpu", [END, *end_token_ids(config.model.directory)]
