@@ -28,6 +28,17 @@ class DataConfig(Section):
     )
     max_response_length: int = Field(16, gt=0, description="maximum tokens per response")
     prompt_key: str = Field("prompt", description="column with the messages of a prompt")
+    chat_template: str | AbsolutePath | None = Field(
+        None, description="chat template in place of the model's: Jinja text, or a file that holds it"
+    )
+    chat_template_kwargs: dict[str, Any] = Field(
+        {}, description="arguments for the chat template, like {enable_thinking: false}"
+    )
+    system_prompt: str | None = Field(None, description="system message for prompts that start without one")
+    tools_file: AbsolutePath | None = Field(
+        None,
+        description="JSON file with the list of tools that the chat template shows; a row's column `tools` overrides it",
+    )
     shuffle: bool = Field(True, description="shuffle the prompts in each epoch")
     cache_dir: AbsolutePath | None = Field(
         None, description="directory that caches tokenised prompts between runs, like /dev/shm/slipway; null: no cache"

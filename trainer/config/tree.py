@@ -16,6 +16,7 @@ from trainer.config.roles import ActorConfig, CriticConfig, ReferenceConfig
 from trainer.config.rollout import RolloutConfig
 from trainer.config.section import Section
 from trainer.config.trainer import TrainerConfig
+from trainer.config.validation import ValidationConfig
 from trainer.config.watchdogs import WatchdogsConfig
 from trainer.errors import ConfigError
 
@@ -36,6 +37,7 @@ class Config(RunConfig):
     distillation: DistillationConfig = DistillationConfig()
     rollout: RolloutConfig = RolloutConfig()
     reward: RewardConfig = RewardConfig()
+    validation: ValidationConfig = ValidationConfig()
     watchdogs: WatchdogsConfig = WatchdogsConfig()
     device_mapping: DeviceMappingConfig = DeviceMappingConfig()
 

@@ -24,6 +24,7 @@ from trainer.data.prefetch import Prefetcher
 from trainer.data.subset import Subset
 from trainer.experience.conversations import Conversations
 from trainer.experience.trajectory import Trajectory
+from trainer.experience.validation import validation_metrics
 from trainer.models.files import decode, load_tokenizer
 from trainer.rewards.answer import Answer, Scored
 from trainer.rewards.sources import check_sources, source_lines
@@ -257,11 +258,21 @@ class Collector:
         return self.shaped(scores, lengths_of(rows)).repeat_interleave(self.samples)
 
     def validate(self) -> dict[str, float]:
-        """Metrics of greedy responses to the held-out prompts: the share with the rule's full reward, and the mean
-        score of a reward model if there is one."""
-        _, scored = self._greedy([self.data.validation[i] for i in range(len(self.data.validation))])
+        """Metrics of `validation.samples` responses to each held-out prompt: the share with the rule's full reward, the
+        mean score of a reward model if there is one, and `validation_metrics` by data source."""
+        settings, held_out = self.config.validation, self.data.validation
+        prompts = [held_out[row] for row in range(len(held_out)) for _ in range(settings.samples)]
+        seeds = [0] * len(prompts)  # greedy responses need none
+        if settings.temperature > 0:  # the same in every validation; steps are counted from 1
+            places = [divmod(row, settings.samples) for row in range(len(prompts))]
+            seeds = [request_seed(self.config.trainer.seed, 0, *place) for place in places]
+        rows = self.conversations.begin(prompts, seeds, settings.temperature, settings.truncation)
+        self.conversations.finish(rows)
+        scored = self.score(prompts, rows)
+        by_source = validation_metrics([prompt.data_source for prompt in prompts], scored, settings.samples)
         modelled = {f"validation/reward_{name}": value for name, value in mean_parts(scored).items() if name == "model"}
-        return {"validation/exact_match": sum(one.rule == 1.0 for one in scored) / len(scored), **modelled}
+        exact = sum(one.rule == 1.0 for one in scored) / len(scored)
+        return {"validation/exact_match": exact, **modelled, **by_source}
 
     def _greedy(self, prompts: Sequence[Prompt]) -> tuple[list[Trajectory], list[Scored]]:
         """The greedy response to each prompt, and its score."""

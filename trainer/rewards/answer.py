@@ -28,7 +28,8 @@ class Scored:
     """The reward of a response. If scoring failed, `failure` says why and `value` is `reward.failure_score`.
 
     With a reward model, `parts` holds the scores of rule and model, from which `value` is computed. `info` holds
-    further numbers of the rule or function, to be logged.
+    further numbers of the rule or function, to be logged, and `pred` the answer that it found in the response: validation
+    compares the answers of several responses (`maj@K`).
 
     `by_token` is the part of `value` that is earned at certain tokens of the response: (position, reward). The rest is
     earned at the last token.
@@ -39,6 +40,7 @@ class Scored:
     parts: Mapping[str, float] = field(default_factory=dict)
     info: Mapping[str, float] = field(default_factory=dict)
     by_token: tuple[tuple[int, float], ...] = ()
+    pred: str | None = None
 
     @property
     def rule(self) -> float:

@@ -16,7 +16,7 @@ _SHOWN = 200  # characters of a response in an error
 def as_scored(returned: Any, answer: Answer) -> Scored:
     """The score from what a reward function returned: a number, or a mapping with one under `score`.
 
-    The mapping's other numbers are logged. Its `token_rewards` are earned at certain tokens of the response, in
+    The mapping's other numbers are logged. `pred` is the answer in the response, for majority votes in validation. Its `token_rewards` are earned at certain tokens of the response, in
     addition to `score` at the last one (0 if left out): one number per token, or pairs (position, reward). Raises
     RewardError for anything but finite numbers, because such a reward would reach every weight of the policy.
     """
@@ -27,9 +27,11 @@ def as_scored(returned: Any, answer: Answer) -> Scored:
     info = {
         str(name): float(value)
         for name, value in returned.items()
-        if name not in ("score", "token_rewards") and isinstance(value, Real) and math.isfinite(value)
+        if name not in ("score", "token_rewards", "pred") and isinstance(value, Real) and math.isfinite(value)
     }
-    return Scored(outcome + sum(reward for _, reward in by_token), info=info, by_token=by_token)
+    pred = returned.get("pred")
+    value = outcome + sum(reward for _, reward in by_token)
+    return Scored(value, info=info, by_token=by_token, pred=None if pred is None else str(pred))
 
 
 def _by_token(given: Any, answer: Answer) -> tuple[tuple[int, float], ...]:

@@ -281,7 +281,7 @@ class Controller(TrainingRun):
             self.watchdogs.forget()
 
     def validate(self) -> dict[str, float]:
-        """Metrics of greedy responses to the held-out prompts."""
+        """Metrics of responses to the held-out prompts."""
         with self.pipeline.paused(), self.tracker.phase("validate"):
             metrics = self.collector.validate()
         self.exact_matches.append(metrics["validation/exact_match"])

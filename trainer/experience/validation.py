@@ -1,0 +1,86 @@
+"""Metrics of validation with several responses to each prompt, by verl's definitions.
+
+For each data source, means over its prompts of
+
+    mean@N, std@N           mean and standard deviation of the rewards of a prompt's N responses
+    best@K/mean, .../std    largest reward of K responses drawn with replacement, over 1000 draws
+    worst@K/mean, .../std   smallest reward of them
+    maj@K/mean, .../std     reward of the answer that most of them gave; ties go to the answer drawn first
+
+with K = 2, 4, 8, … below N, and N. `maj@K` needs the answers (`pred`) of all responses to a prompt.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+from statistics import fmean
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.rewards.answer import Scored
+
+DRAWS = 1000
+SEED = 42  # verl's, so that the same responses give the same numbers
+
+Numbers = NDArray[np.float64]
+
+
+def validation_metrics(sources: Sequence[str], scored: Sequence[Scored], samples: int) -> dict[str, float]:
+    """The metrics by name, `validation/SOURCE/mean@4`. A further number of a rule is `validation/SOURCE/NAME/mean@4`.
+
+    Args:
+        sources: the data source of each row; scored: the reward of each row. `samples` consecutive rows belong to one
+            prompt.
+    """
+    found: dict[str, list[float]] = {}
+    for start in range(0, len(scored), samples):
+        rows = scored[start : start + samples]
+        answers = [one.pred for one in rows]
+        for name, values in _numbers(rows).items():
+            for metric, value in prompt_metrics(values, answers).items():
+                found.setdefault(f"validation/{sources[start]}/{name}{metric}", []).append(value)
+    return {name: fmean(values) for name, values in sorted(found.items())}
+
+
+def _numbers(rows: Sequence[Scored]) -> dict[str, list[float]]:
+    """The rewards of a prompt's responses under "", and each further number that all of them have under its name."""
+    shared = set.intersection(*(set(one.info) for one in rows))
+    return {"": [one.value for one in rows], **{f"{name}/": [one.info[name] for one in rows] for name in shared}}
+
+
+def prompt_metrics(values: Sequence[float], answers: Sequence[str | None]) -> dict[str, float]:
+    """The metrics of the responses to one prompt, by name."""
+    numbers, count = np.array(values, dtype=np.float64), len(values)
+    metrics = {f"mean@{count}": float(numbers.mean())}
+    if count == 1:
+        return metrics
+    metrics[f"std@{count}"] = float(numbers.std())
+    for size in _sizes(count):
+        drawn = _draws(count, size)
+        picked = {"best": numbers[drawn].max(axis=1), "worst": numbers[drawn].min(axis=1)}
+        if None not in answers:
+            picked["maj"] = _of_majority(numbers[drawn], np.unique(np.array(answers), return_inverse=True)[1][drawn])
+        for name, rewards in picked.items():
+            metrics |= {f"{name}@{size}/mean": float(rewards.mean()), f"{name}@{size}/std": float(rewards.std())}
+    return metrics
+
+
+def _sizes(count: int) -> list[int]:
+    """2, 4, 8, … below `count`, and `count`."""
+    return [*(2**power for power in range(1, count.bit_length()) if 2**power < count), count]
+
+
+@cache
+def _draws(count: int, size: int) -> NDArray[np.int64]:
+    """Rows drawn with replacement, [DRAWS, size]."""
+    return np.random.RandomState(SEED).choice(count, size=(DRAWS, size), replace=True)
+
+
+def _of_majority(rewards: Numbers, answers: NDArray[np.int64]) -> Numbers:
+    """For each draw, the reward of the first response with the most frequent answer, [draws].
+
+    Args:
+        rewards, answers: [draws, size].
+    """
+    votes = (answers[:, :, None] == answers[:, None, :]).sum(axis=2)
+    return rewards[np.arange(len(rewards)), votes.argmax(axis=1)]
