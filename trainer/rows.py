@@ -46,6 +46,9 @@ class RewardRule(Row):
     mapping that holds it under `score` beside further numbers to log. The ground truth is what the data holds: text, a
     number, a list or a mapping. The parameters are settings of the section `reward`.
 
+    `answer(response, **parameters)` is the answer that the rule finds in a response, None if there is none. With it
+    validation reports majority votes. A mapping from `score` may hold the answer under `pred` instead.
+
     `sources` are the data sources that `reward.name=auto` scores with this rule, as patterns like `aime*`. A rule that
     may hang on some responses runs in processes of its own: for at most `reward.timeout` seconds, or at most
     `time_limit(**parameters)` where the rule limits itself. `check` runs once before training: it raises ConfigError if
@@ -53,6 +56,7 @@ class RewardRule(Row):
     """
 
     score: Callable[..., float | Mapping[str, float]]
+    answer: Callable[..., str | None] | None = None
     sources: tuple[str, ...] = ()
     may_hang: bool = False
     time_limit: Callable[..., float] | None = None

@@ -1,8 +1,9 @@
 """Settings of prompts and responses."""
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+import yaml
+from pydantic import Field, field_validator, model_validator
 
 from trainer.config.custom_code import CustomCode
 from trainer.config.section import AbsolutePath, Section
@@ -28,7 +29,7 @@ class DataConfig(Section):
     )
     max_response_length: int = Field(16, gt=0, description="maximum tokens per response")
     prompt_key: str = Field("prompt", description="column with the messages of a prompt")
-    chat_template: str | AbsolutePath | None = Field(
+    chat_template: str | None = Field(
         None, description="chat template in place of the model's: Jinja text, or a file that holds it"
     )
     chat_template_kwargs: dict[str, Any] = Field(
@@ -37,7 +38,7 @@ class DataConfig(Section):
     system_prompt: str | None = Field(None, description="system message for prompts that start without one")
     tools_file: AbsolutePath | None = Field(
         None,
-        description="JSON file with the list of tools that the chat template shows; a row's column `tools` overrides it",
+        description="JSON file with the list of tools for the chat template; a row's own column `tools` replaces it",
     )
     shuffle: bool = Field(True, description="shuffle the prompts in each epoch")
     cache_dir: AbsolutePath | None = Field(
@@ -46,6 +47,12 @@ class DataConfig(Section):
     custom_cls: CustomCode = Field(
         CustomCode(), description="your own dataset class: (files, tokenizer, data settings) -> prompts"
     )
+
+    @field_validator("chat_template_kwargs", mode="after")
+    @classmethod
+    def _kwargs_are_yaml(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """The command line gives text, and a template takes the text `false` for true."""
+        return {name: yaml.safe_load(value) if isinstance(value, str) else value for name, value in given.items()}
 
     @model_validator(mode="after")
     def _your_own_class_chooses_its_rows(self) -> Self:

@@ -68,6 +68,7 @@ class TrainerConfig(Section):
     )
     test_before_training: bool = Field(True, description="validate before the first step")
     critic_warmup: int = Field(0, ge=0, description="steps at the start that train only the critic")
+    validate_only: bool = Field(False, description="validate the model, or the checkpoint of resume, and end")
     test_freq: int = Field(
         5, description="steps between validations; -1: before the first and after the last step only"
     )

@@ -15,6 +15,7 @@ from jinja2 import TemplateError
 
 from trainer.config.custom_code import load_custom
 from trainer.config.data import DataConfig
+from trainer.data.chat_template import checked_tools, conversation_text, read_tools, with_system_prompt
 from trainer.data.files import read_rows, stored_files
 from trainer.data.messages import checked_text, refuse_media, text_messages
 from trainer.data.subset import EVERY_ROW, Subset
@@ -153,9 +154,10 @@ def _digest(files: Sequence[Path], tokenizer: Any, settings: DataConfig, subset:
         stats = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in stored]
     except OSError as error:
         raise DataError(f"{error.filename}: no such file", hint=_HINT) from error
+    template = (settings.chat_template_kwargs, settings.system_prompt, read_tools(settings))
     limits = (settings.max_prompt_length, settings.overlong_prompts, settings.prompt_key, subset.size, subset.seed)
     known = (sorted(tokenizer.get_vocab().items()), tokenizer.chat_template)
-    return hashlib.sha256(json.dumps([_TABLE.names, stats, limits, known]).encode()).hexdigest()[:32]
+    return hashlib.sha256(json.dumps([_TABLE.names, stats, limits, template, known]).encode()).hexdigest()[:32]
 
 
 def _tokenised(files: Sequence[Path], tokenizer: Any, settings: DataConfig, subset: Subset) -> pa.Table:
@@ -172,19 +174,22 @@ def _tokenised(files: Sequence[Path], tokenizer: Any, settings: DataConfig, subs
 
 
 def _read(file: Path, settings: DataConfig) -> list[dict[str, Any]]:
-    return read_rows(file, ("data_source", settings.prompt_key, "reward_model"), _HINT, ("extra_info", *_MEDIA))
+    return read_rows(
+        file, ("data_source", settings.prompt_key, "reward_model"), _HINT, ("extra_info", "tools", *_MEDIA)
+    )
 
 
 def _rows(
     file: Path, rows: Sequence[dict[str, Any]], numbers: Sequence[int], tokenizer: Any, settings: DataConfig
 ) -> Iterator[dict[str, Any]]:
     """The tokenised prompts of the rows with these numbers."""
+    tools = read_tools(settings)
     fit = _FITS[settings.overlong_prompts]
     for start in range(0, len(numbers), _ROWS_AT_A_TIME):
         places = numbers[start : start + _ROWS_AT_A_TIME]
-        part = [_checked(f"{file}, row {number}", rows[number], settings.prompt_key) for number in places]
+        part = [_checked(f"{file}, row {number}", rows[number], settings) for number in places]
         texts = [
-            render_prompt(file, number, row[settings.prompt_key], tokenizer)
+            render_prompt(f"{file}, row {number}", row[settings.prompt_key], tokenizer, settings, row["tools"] or tools)
             for number, row in zip(places, part, strict=True)
         ]
         tokenised = tokenizer(texts, add_special_tokens=False)["input_ids"]
@@ -213,8 +218,9 @@ _FITS: dict[str, Callable[[list[int], int], list[int] | None]] = {
 }
 
 
-def _checked(where: str, row: Mapping[str, Any], prompt_key: str) -> dict[str, Any]:
-    """The row with messages of plain text and a mapping as `extra_info`. Raises DataError."""
+def _checked(where: str, row: Mapping[str, Any], settings: DataConfig) -> dict[str, Any]:
+    """The row with messages of plain text, after the system prompt, and a mapping as `extra_info`. Raises DataError."""
+    prompt_key = settings.prompt_key
     messages, reward_model, extra_info = row[prompt_key], row["reward_model"], row["extra_info"]
     for column, value in (("reward_model", reward_model), ("extra_info", extra_info)):
         if value is not None and not isinstance(value, dict):
@@ -225,17 +231,21 @@ def _checked(where: str, row: Mapping[str, Any], prompt_key: str) -> dict[str, A
         raise DataError(f"{where}: reward_model.ground_truth is bytes", hint="write it as text")
     refuse_media(where, row, _MEDIA)
     checked_text(f"{where}: column data_source", row["data_source"], "name the data set of each row")
-    return {**row, prompt_key: text_messages(where, prompt_key, messages, _HINT), "extra_info": extra_info or {}}
+    texts = with_system_prompt(text_messages(where, prompt_key, messages, _HINT), settings)
+    tools = checked_tools(where, row["tools"]) if row["tools"] else None
+    return {**row, prompt_key: texts, "extra_info": extra_info or {}, "tools": tools}
 
 
-def render_prompt(file: Path, number: int, messages: Sequence[Mapping[str, Any]], tokenizer: Any) -> str:
+def render_prompt(
+    where: str, messages: Sequence[Mapping[str, Any]], tokenizer: Any, settings: DataConfig, tools: Sequence[Any]
+) -> str:
     """A row's prompt as text, up to where the answer begins. Raises DataError."""
     try:
-        return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+        return conversation_text(messages, tokenizer, settings, tools)
     except (TemplateError, ValueError) as error:
         raise DataError(
-            f"{file}, row {number}: the model's chat template rejects this prompt: {error}",
-            hint="give the tokenizer a chat_template that accepts it, or change the roles of the messages",
+            f"{where}: the model's chat template rejects this prompt: {error}",
+            hint="set data.chat_template to a template that accepts it, or change the roles of the messages",
         ) from error
 
 

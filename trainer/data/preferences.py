@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config.data import DataConfig
+from trainer.data.chat_template import read_tools, with_system_prompt
 from trainer.data.dataset import render_prompt
 from trainer.data.files import read_rows
 from trainer.data.messages import checked_text, text_messages
@@ -38,11 +39,11 @@ def read_pairs(
         raise DataError(
             "the tokenizer has no end token, which every response needs", hint="set eos_token in tokenizer_config.json"
         )
-    pairs = []
+    pairs, tools = [], read_tools(settings)
     found = [read_rows(file, (settings.prompt_key, "chosen", "rejected"), _HINT) for file in files]
     for file, rows, numbers in zip(files, found, subset.rows([len(rows) for rows in found]), strict=True):
         for number in numbers:
-            pair = _pair(file, number, rows[number], tokenizer, settings)
+            pair = _pair(file, number, rows[number], tokenizer, settings, tools)
             too_long = _too_long(pair, settings)
             if too_long and settings.overlong_prompts != "filter":
                 raise DataError(
@@ -55,10 +56,12 @@ def read_pairs(
     return pairs
 
 
-def _pair(file: Path, number: int, row: dict[str, Any], tokenizer: Any, settings: DataConfig) -> PreferencePair:
+def _pair(
+    file: Path, number: int, row: dict[str, Any], tokenizer: Any, settings: DataConfig, tools: Sequence[Any]
+) -> PreferencePair:
     where = f"{file}, row {number}"
     messages = text_messages(where, settings.prompt_key, row[settings.prompt_key], _HINT)
-    texts = [render_prompt(file, number, messages, tokenizer)]
+    texts = [render_prompt(where, with_system_prompt(messages, settings), tokenizer, settings, tools)]
     for column in ("chosen", "rejected"):
         value = row[column]
         if not value:

@@ -19,6 +19,7 @@ from trainer.cluster.calls import task
 from trainer.cluster.workers import WorkerGroup
 from trainer.config.tree import Config
 from trainer.data.batch import Batch
+from trainer.data.chat_template import use_chat_template
 from trainer.data.dataset import Dataset, Prompt, PromptDataset, PromptSampler, open_dataset
 from trainer.data.prefetch import Prefetcher
 from trainer.data.subset import Subset
@@ -52,7 +53,7 @@ class RunData:
         Raises DataError if one is missing or does not fit, ConfigError if no reward rule knows a data source.
         """
         data = config.data
-        tokenizer = load_tokenizer(config.model)
+        tokenizer = use_chat_template(load_tokenizer(config.model), data)
         seed = config.trainer.seed
         training = open_dataset(data.train_files, tokenizer, data, Subset.of_training(data, seed))
         validation = open_dataset(data.validation_files, tokenizer, data, Subset.of_validation(data, seed))

@@ -32,7 +32,7 @@ class Conversations:
         self._tokenizer = tokenizer
         custom = config.rollout.environment
         self._environment_class = environment_class(custom) if custom.path else None
-        self._tokens = MessageTokens(tokenizer) if custom.path else None
+        self._tokens = MessageTokens(tokenizer, config.data) if custom.path else None
 
     def begin(
         self, prompts: Sequence[Prompt], seeds: Sequence[int], temperature: float, truncation: Truncation = WHOLE

@@ -9,6 +9,8 @@ from threading import Thread
 from typing import Any, Protocol
 
 from trainer.config.custom_code import CustomCode, load_custom
+from trainer.config.data import DataConfig
+from trainer.data.chat_template import conversation_text
 from trainer.data.dataset import Prompt
 from trainer.errors import DataError
 
@@ -69,8 +71,9 @@ class MessageTokens:
 
     _START = ({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"})
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, settings: DataConfig) -> None:
         self._tokenizer = tokenizer
+        self._settings = settings
         self._start = self._render(self._START, opening=False)
         end = tokenizer.eos_token
         at = self._start.rfind(end)
@@ -86,7 +89,7 @@ class MessageTokens:
         if not whole.startswith(self._start):
             raise DataError(
                 "the model's chat template writes earlier turns differently once later ones follow",
-                hint="give the tokenizer a chat_template that only appends, or let the environment give token_ids",
+                hint="set data.chat_template to a template that only appends, or let the environment give token_ids",
             )
         return list(
             self._tokenizer(whole[self._cut if turn_is_closed else self._turn_end :], add_special_tokens=False)[
@@ -95,7 +98,7 @@ class MessageTokens:
         )
 
     def _render(self, messages: Sequence[Message], opening: bool) -> str:
-        return str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=opening))
+        return conversation_text(messages, self._tokenizer, self._settings, opening=opening)
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,13 @@ from functools import cache
 from statistics import fmean
 
 import numpy as np
-from numpy.typing import NDArray
+import torch
+from torch import Tensor
 
 from trainer.rewards.answer import Scored
 
 DRAWS = 1000
 SEED = 42  # verl's, so that the same responses give the same numbers
-
-Numbers = NDArray[np.float64]
 
 
 def validation_metrics(sources: Sequence[str], scored: Sequence[Scored], samples: int) -> dict[str, float]:
@@ -50,18 +49,20 @@ def _numbers(rows: Sequence[Scored]) -> dict[str, list[float]]:
 
 def prompt_metrics(values: Sequence[float], answers: Sequence[str | None]) -> dict[str, float]:
     """The metrics of the responses to one prompt, by name."""
-    numbers, count = np.array(values, dtype=np.float64), len(values)
-    metrics = {f"mean@{count}": float(numbers.mean())}
+    rewards, count = torch.tensor(values, dtype=torch.float64), len(values)
+    metrics = {f"mean@{count}": rewards.mean().item()}
     if count == 1:
         return metrics
-    metrics[f"std@{count}"] = float(numbers.std())
+    metrics[f"std@{count}"] = rewards.std(correction=0).item()
+    numbers = {answer: number for number, answer in enumerate(answers)}
+    votes = torch.tensor([numbers[answer] for answer in answers])
     for size in _sizes(count):
         drawn = _draws(count, size)
-        picked = {"best": numbers[drawn].max(axis=1), "worst": numbers[drawn].min(axis=1)}
+        picked = {"best": rewards[drawn].amax(dim=1), "worst": rewards[drawn].amin(dim=1)}
         if None not in answers:
-            picked["maj"] = _of_majority(numbers[drawn], np.unique(np.array(answers), return_inverse=True)[1][drawn])
-        for name, rewards in picked.items():
-            metrics |= {f"{name}@{size}/mean": float(rewards.mean()), f"{name}@{size}/std": float(rewards.std())}
+            picked["maj"] = _of_majority(rewards[drawn], votes[drawn])
+        for name, one in picked.items():
+            metrics |= {f"{name}@{size}/mean": one.mean().item(), f"{name}@{size}/std": one.std(correction=0).item()}
     return metrics
 
 
@@ -71,16 +72,17 @@ def _sizes(count: int) -> list[int]:
 
 
 @cache
-def _draws(count: int, size: int) -> NDArray[np.int64]:
-    """Rows drawn with replacement, [DRAWS, size]."""
-    return np.random.RandomState(SEED).choice(count, size=(DRAWS, size), replace=True)
+def _draws(count: int, size: int) -> Tensor:
+    """Rows drawn with replacement, [DRAWS, size] int64."""
+    return torch.from_numpy(np.random.RandomState(SEED).choice(count, size=(DRAWS, size), replace=True))
 
 
-def _of_majority(rewards: Numbers, answers: NDArray[np.int64]) -> Numbers:
+def _of_majority(rewards: Tensor, votes: Tensor) -> Tensor:
     """For each draw, the reward of the first response with the most frequent answer, [draws].
 
     Args:
-        rewards, answers: [draws, size].
+        rewards, votes: [draws, size].
     """
-    votes = (answers[:, :, None] == answers[:, None, :]).sum(axis=2)
-    return rewards[np.arange(len(rewards)), votes.argmax(axis=1)]
+    counts = (votes[:, :, None] == votes[:, None, :]).sum(dim=2)
+    first = (counts == counts.amax(dim=1, keepdim=True)).int().argmax(dim=1, keepdim=True)
+    return rewards.gather(1, first).squeeze(1)

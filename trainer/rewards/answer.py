@@ -28,8 +28,8 @@ class Scored:
     """The reward of a response. If scoring failed, `failure` says why and `value` is `reward.failure_score`.
 
     With a reward model, `parts` holds the scores of rule and model, from which `value` is computed. `info` holds
-    further numbers of the rule or function, to be logged, and `pred` the answer that it found in the response: validation
-    compares the answers of several responses (`maj@K`).
+    further numbers of the rule or function, to be logged. `pred` is the answer in the response: validation lets several
+    responses vote (`maj@K`).
 
     `by_token` is the part of `value` that is earned at certain tokens of the response: (position, reward). The rest is
     earned at the last token.

@@ -2,7 +2,7 @@
 
 import asyncio
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trainer.config.custom_code import load_custom
@@ -101,7 +101,13 @@ def batched_function(settings: RewardConfig) -> Callable[[Sequence[Answer]], Seq
 
 def _by_rule(settings: RewardConfig, answer: Answer) -> Any:
     rule = rule_of(settings, answer)
-    return 0.0 if rule is None else rule.score(answer.response, answer.ground_truth, **rule.values(settings))
+    if rule is None:
+        return 0.0
+    returned = rule.score(answer.response, answer.ground_truth, **rule.values(settings))
+    if rule.answer is None:
+        return returned
+    scores = returned if isinstance(returned, Mapping) else {"score": returned}
+    return {**scores, "pred": rule.answer(answer.response, **rule.values(settings)) or ""}
 
 
 def _awaited(returned: Any) -> Any:

@@ -16,9 +16,10 @@ _SHOWN = 200  # characters of a response in an error
 def as_scored(returned: Any, answer: Answer) -> Scored:
     """The score from what a reward function returned: a number, or a mapping with one under `score`.
 
-    The mapping's other numbers are logged. `pred` is the answer in the response, for majority votes in validation. Its `token_rewards` are earned at certain tokens of the response, in
-    addition to `score` at the last one (0 if left out): one number per token, or pairs (position, reward). Raises
-    RewardError for anything but finite numbers, because such a reward would reach every weight of the policy.
+    The mapping's `pred` is the answer in the response, for majority votes. Its other numbers are logged. Its
+    `token_rewards` are earned at certain tokens of the response, in addition to `score` at the last one (0 if left
+    out): one number per token, or pairs (position, reward). Raises RewardError for anything but finite numbers, because
+    such a reward would reach every weight of the policy.
     """
     if not isinstance(returned, Mapping):
         return Scored(_finite(returned, returned, answer))

@@ -24,6 +24,7 @@ from trainer.config.roles import ActorConfig
 from trainer.config.section import Section, with_parameters
 from trainer.config.tree import Config, RunConfig
 from trainer.data.batch import Batch
+from trainer.data.chat_template import use_chat_template
 from trainer.data.dataset import PromptSampler
 from trainer.data.preferences import PreferencePair, read_pairs
 from trainer.data.subset import Subset
@@ -114,7 +115,7 @@ def train_on_preferences(settings: DpoConfig) -> Path:
         with tracker.phase("start_up"):
             placement = find_placement(config, ["actor"] if config.actor_is_reference else ["actor", "reference"])
             groups = start_training(config, placement)
-            tokenizer = load_tokenizer(config.model)
+            tokenizer = use_chat_template(load_tokenizer(config.model), config.data)
             data, seed = config.data, config.trainer.seed
             training = read_pairs(data.train_files, tokenizer, data, Subset.of_training(data, seed))
             validation = read_pairs(data.validation_files, tokenizer, data, Subset.of_validation(data, seed))

@@ -144,6 +144,9 @@ class TrainingRun:
         collect_garbage()  # now, and not while ranks wait for this process
         torch.set_num_threads(min(torch.get_num_threads(), THREADS))
         try:
+            if settings.validate_only:
+                self.tracker.log(self.progress.step, self.validate())
+                return
             if self.progress.step == 0 and settings.test_before_training:
                 self.tracker.log(0, self.validate())
             while self.progress.step < self.last_step and not self.good_enough():

@@ -13,6 +13,7 @@ import torch
 
 from trainer.algorithms.kl import kl_estimate
 from trainer.algorithms.returns import generalized_advantages
+from trainer.config.data import DataConfig
 from trainer.config.tree import Config
 from trainer.data.batch import Batch
 from trainer.data.dataset import Prompt
@@ -211,7 +212,7 @@ def test_a_template_that_rewrites_earlier_turns_is_refused(tokenizer: Any) -> No
     try:
         tokenizer.chat_template = "{{ messages | length }}" + template
         with pytest.raises(DataError, match="writes earlier turns differently"):
-            MessageTokens(tokenizer)([{"role": "user", "content": "19"}])
+            MessageTokens(tokenizer, DataConfig())([{"role": "user", "content": "19"}])
     finally:
         tokenizer.chat_template = template
 

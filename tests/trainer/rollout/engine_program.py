@@ -213,6 +213,9 @@ def stopped(
 ) -> dict[str, Any]:
     """Responses of an engine with stop strings, and the same responses cut where their text first has one."""
     tokenizer = load_tokenizer(config.model)
+    # Prompts that end within a character would lend their bytes to the first token.
+    whole = [row for row, request in enumerate(asked) if tokenizer.decode(request.prompt[-1:]).isascii()]
+    asked, unstopped = [asked[row] for row in whole], [unstopped[row] for row in whole]
     texts = [tokenizer.decode(response.token_ids) for response in unstopped]
     pairs = [first + second for text in texts for first, second in pairwise(text)]
     stops = [pair for pair in pairs if pair.isascii()][:10]  # half a character is no text yet while it is sampled
@@ -232,6 +235,7 @@ def stopped(
     return {
         "stopped": [(response.token_ids, response.ended) for response in engine.generate(asked)],
         "cut at the stop strings": expected,
+        "uncut": [response.token_ids for response in unstopped],
     }
 
 

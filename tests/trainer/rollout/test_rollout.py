@@ -113,7 +113,7 @@ def test_stop_strings_end_a_response_and_stay_in_it(found: dict[str, Any]) -> No
         pytest.skip("looked at without adapters only")
     cut = found["cut at the stop strings"]
     assert found["stopped"] == cut
-    assert sum(len(tokens) < len(whole) for (tokens, _), whole in zip(cut, found["responses"], strict=True)) > 5
+    assert sum(len(tokens) < len(whole) for (tokens, _), whole in zip(cut, found["uncut"], strict=True)) > 5
 
 
 def test_vllm_loads_the_exported_model(found: dict[str, Any]) -> None:

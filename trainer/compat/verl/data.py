@@ -50,11 +50,20 @@ def shared_memory(key: str, value: Value, given: Given) -> Translation:
     return only("false")(key, value, given)
 
 
+def chat_template_kwargs(key: str, _value: Value, given: Given) -> Translation:
+    """All keys below `data.apply_chat_template_kwargs` as one mapping."""
+    section = key.rpartition(".")[0] + "."
+    found = {name.removeprefix(section): value for name, value in given.items() if name.startswith(section)}
+    return Translation({"data.chat_template_kwargs": found})
+
+
 RULES: dict[str, Rule] = {
     "data.val_files": to("data.validation_files"),
     "data.truncation": truncation,
     "data.filter_overlong_prompts": filter_overlong,
     "data.filter_overlong_prompts_workers": no_effect("the tokenizer chooses its number of threads"),
+    "data.apply_chat_template_kwargs": to("data.chat_template_kwargs"),
+    "data.apply_chat_template_kwargs.*": chat_template_kwargs,
     "data.val_batch_size": no_effect("all held-out prompts are sampled in one batch"),
     "data.gen_batch_size": prompts_per_round,
     "data.seed": seed,

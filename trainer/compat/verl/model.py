@@ -63,7 +63,7 @@ RULES: dict[str, Rule] = {
     f"{MODEL}.lora_adapter_path": to("actor.lora.path"),
     f"{MODEL}.trust_remote_code": own_code,
     f"{MODEL}.external_lib": only("null"),
-    f"{MODEL}.custom_chat_template": only("null"),
+    f"{MODEL}.custom_chat_template": to("data.chat_template"),
     f"{MODEL}.override_config": only("{}"),
     f"{MODEL}.override_config.max_position_embeddings": override_config,
     f"{MODEL}.override_config.model_config.max_position_embeddings": override_config,

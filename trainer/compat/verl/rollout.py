@@ -59,15 +59,32 @@ def holds_prompt_and_response(key: str, value: Value, given: Given) -> Translati
     )
 
 
+def top_k(ours: str) -> Rule:
+    """verl's -1 and 0 mean all tokens."""
+
+    def rule(_key: str, value: Value, _given: Given) -> Translation:
+        return Translation({ours: None if word(value) in ("-1", "0") else value})
+
+    return rule
+
+
 RULES: dict[str, Rule] = {
     f"{ROLLOUT}.name": mapped({"vllm": "vllm", "hf": "transformers"}, "rollout.engine"),
     f"{ROLLOUT}.mode": no_effect("an engine gets its whole batch at once and schedules it"),
     f"{ROLLOUT}.n": to("rollout.samples_per_prompt"),
     f"{ROLLOUT}.temperature": to("rollout.temperature"),
-    f"{ROLLOUT}.top_k": only("-1", "0"),
-    f"{ROLLOUT}.top_p": only("1", "1.0"),
+    f"{ROLLOUT}.top_k": top_k("rollout.top_k"),
+    f"{ROLLOUT}.top_p": to("rollout.top_p"),
+    f"{ROLLOUT}.min_p": to("rollout.min_p"),
+    f"{ROLLOUT}.stop": to("rollout.stop"),
+    f"{ROLLOUT}.include_stop_str_in_output": only("true"),
+    f"{ROLLOUT}.repetition_penalty": only("1", "1.0"),
+    f"{ROLLOUT}.frequency_penalty": only("0", "0.0"),
+    f"{ROLLOUT}.presence_penalty": only("0", "0.0"),
+    f"{ROLLOUT}.min_tokens": only("0"),
+    f"{ROLLOUT}.logprobs_mode": only("processed_logprobs"),
     f"{ROLLOUT}.do_sample": only("true"),
-    f"{ROLLOUT}.ignore_eos": only("false"),
+    f"{ROLLOUT}.ignore_eos": to("rollout.ignore_end_tokens"),
     f"{ROLLOUT}.gpu_memory_utilization": to("rollout.gpu_memory_utilization"),
     f"{ROLLOUT}.enforce_eager": to("rollout.enforce_eager"),
     f"{ROLLOUT}.max_num_seqs": to("rollout.max_num_seqs"),
@@ -98,10 +115,12 @@ RULES: dict[str, Rule] = {
     f"{ROLLOUT}.seed": no_effect("see trainer.seed"),
     f"{ROLLOUT}.scheduling_policy": no_effect("an engine gets its whole batch at once and schedules it"),
     **no_effects(f"{ROLLOUT}.prometheus", _PROMETHEUS_KEYS, "metrics.jsonl and the loggers hold the metrics"),
-    f"{ROLLOUT}.val_kwargs.do_sample": only("false"),
-    f"{ROLLOUT}.val_kwargs.temperature": only("0", "0.0"),
-    f"{ROLLOUT}.val_kwargs.n": only("1"),
-    **no_effects(f"{ROLLOUT}.val_kwargs", ("top_k", "top_p"), "validation samples greedily"),
+    f"{ROLLOUT}.val_kwargs.do_sample": no_effect("validation.temperature decides, as in verl; 0 is greedy"),
+    f"{ROLLOUT}.val_kwargs.temperature": to("validation.temperature"),
+    f"{ROLLOUT}.val_kwargs.n": to("validation.samples"),
+    f"{ROLLOUT}.val_kwargs.top_k": top_k("validation.top_k"),
+    f"{ROLLOUT}.val_kwargs.top_p": to("validation.top_p"),
+    f"{ROLLOUT}.val_kwargs.min_p": to("validation.min_p"),
     f"{ROLLOUT}.multi_turn.enable": no_turns,
     f"{ROLLOUT}.checkpoint_engine.backend": no_effect("see rollout.weight_transfer"),
     **no_effects(f"{ROLLOUT}.multi_turn", _MULTI_TURN_KEYS, "see rollout.environment"),

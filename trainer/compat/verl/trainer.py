@@ -67,7 +67,7 @@ RULES: dict[str, Rule] = {
     "trainer.resume_from_path": to("trainer.resume"),
     "trainer.val_before_train": to("trainer.test_before_training"),
     "transfer_queue.enable": no_effect("batches go through Ray's object store"),
-    "trainer.val_only": only("false"),
+    "trainer.val_only": to("trainer.validate_only"),
     "trainer.balance_batch": no_effect("ranks always get about the same number of tokens"),
     "trainer.log_val_generations": no_effect("`trainer samples RUN` shows responses of every training step"),
     "trainer.rollout_data_dir": to("trainer.trajectories.dir"),

@@ -22,4 +22,9 @@ def dapo(response: str, ground_truth: object) -> dict[str, float]:
     return {"score": 1.0 if right else -1.0, "acc": float(right)}
 
 
-ROW = RewardRule(name="dapo", score=dapo, sources=("math_dapo", "math", "math_dapo_reasoning", "aime*"))
+def _answer(response: str) -> str | None:
+    stated = _ANSWER.findall(response[-_END:])
+    return normalized(stated[-1]) if stated else last_boxed(response[-_BOX_END:])
+
+
+ROW = RewardRule(name="dapo", score=dapo, answer=_answer, sources=("math_dapo", "math", "math_dapo_reasoning", "aime*"))

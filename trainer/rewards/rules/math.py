@@ -52,6 +52,7 @@ def _check() -> str:
 ROW = RewardRule(
     name="math",
     score=math,
+    answer=last_boxed,
     sources=(
         *("lighteval/MATH", "DigitalLearningGmbH/MATH-lighteval", "HuggingFaceH4/MATH-500"),
         *("numina_aops_forum", "numina_synthetic_math", "numina_amc_aime", "numina_synthetic_amc"),

@@ -39,5 +39,6 @@ def _choice(response: str) -> str | None:
 ROW = RewardRule(
     name="multiple_choice",
     score=multiple_choice,
+    answer=_choice,
     sources=("cais/mmlu", "TIGER-Lab/MMLU-Pro", "allenai/ai2_arc"),
 )

@@ -1,0 +1,46 @@
+"""verl's keys for sampling, validation and the chat template."""
+
+import pytest
+
+from trainer.config.overrides import load_config
+from trainer.errors import ConfigError
+
+ROLLOUT = "actor_rollout_ref.rollout"
+
+
+def test_truncation_and_validation_keep_their_meaning() -> None:
+    config, notes = load_config(
+        [],
+        [
+            *(f"{ROLLOUT}.top_p=0.95", f"{ROLLOUT}.top_k=-1", f"{ROLLOUT}.val_kwargs.n=16", "trainer.val_only=true"),
+            *(f"{ROLLOUT}.val_kwargs.do_sample=True", f"{ROLLOUT}.val_kwargs.temperature=0.6"),
+            *(f"{ROLLOUT}.val_kwargs.top_p=0.7", f"{ROLLOUT}.val_kwargs.top_k=20", f"{ROLLOUT}.ignore_eos=True"),
+        ],
+    )
+    assert (config.rollout.top_p, config.rollout.top_k, config.rollout.ignore_end_tokens) == (0.95, None, True)
+    validation = config.validation
+    assert (validation.samples, validation.temperature, validation.top_p, validation.top_k) == (16, 0.6, 0.7, 20)
+    assert config.trainer.validate_only
+    assert not [note for note in notes if "top_" in note]
+
+
+@pytest.mark.parametrize("value", ["false", "False"])
+def test_an_argument_of_the_chat_template_is_no_text(value: str) -> None:
+    for key in ("+data.apply_chat_template_kwargs.enable_thinking", "data.chat_template_kwargs.enable_thinking"):
+        config, _ = load_config([], [f"{key}={value}", "actor_rollout_ref.model.custom_chat_template={{ messages }}"])
+        assert config.data.chat_template_kwargs == {"enable_thinking": False}
+        assert config.data.chat_template == "{{ messages }}"
+
+
+@pytest.mark.parametrize(
+    "argument",
+    ["repetition_penalty=1.1", "frequency_penalty=0.5", "presence_penalty=0.5", "logprobs_mode=raw_logprobs"],
+)
+def test_what_changes_the_sampled_distribution_is_refused(argument: str) -> None:
+    with pytest.raises(ConfigError, match="is not supported here"):
+        load_config([], [f"+{ROLLOUT}.{argument}"])
+
+
+def test_a_stop_string_cannot_be_split_between_segments() -> None:
+    with pytest.raises(ConfigError, match="asynchronous does not support rollout.stop"):
+        load_config([], ["trainer.mode=asynchronous", "algorithm.correction=tis", "rollout.stop=[</answer>]"])
