@@ -26,10 +26,11 @@ def test_truncation_and_validation_keep_their_meaning() -> None:
 
 @pytest.mark.parametrize("value", ["false", "False"])
 def test_an_argument_of_the_chat_template_is_no_text(value: str) -> None:
-    for key in ("+data.apply_chat_template_kwargs.enable_thinking", "data.chat_template_kwargs.enable_thinking"):
-        config, _ = load_config([], [f"{key}={value}", "actor_rollout_ref.model.custom_chat_template={{ messages }}"])
+    key = "data.apply_chat_template_kwargs"
+    for argument in (f"+{key}.enable_thinking={value}", f"{key}={{enable_thinking: {value}}}"):
+        config, _ = load_config([], [argument, "actor_rollout_ref.model.custom_chat_template=a.jinja"])
         assert config.data.chat_template_kwargs == {"enable_thinking": False}
-        assert config.data.chat_template == "{{ messages }}"
+        assert config.data.chat_template == "a.jinja"
 
 
 @pytest.mark.parametrize(
@@ -42,5 +43,5 @@ def test_what_changes_the_sampled_distribution_is_refused(argument: str) -> None
 
 
 def test_a_stop_string_cannot_be_split_between_segments() -> None:
-    with pytest.raises(ConfigError, match="asynchronous does not support rollout.stop"):
+    with pytest.raises(ConfigError, match="asynchronous does not support rollout"):
         load_config([], ["trainer.mode=asynchronous", "algorithm.correction=tis", "rollout.stop=[</answer>]"])
