@@ -218,7 +218,7 @@ def stopped(
     asked, unstopped = [asked[row] for row in whole], [unstopped[row] for row in whole]
     texts = [tokenizer.decode(response.token_ids) for response in unstopped]
     pairs = [first + second for text in texts for first, second in pairwise(text)]
-    stops = [pair for pair in pairs if pair.isascii()][:10]  # half a character is no text yet while it is sampled
+    stops = [pair for pair in pairs if pair.isascii()][:40]  # half a character is no text yet while it is sampled
     rollout = config.rollout.model_copy(update={"stop": stops})
     engine = open_engine(
         name, config.model_copy(update={"rollout": rollout}), "cpu", [END, *end_token_ids(config.model.directory)]
