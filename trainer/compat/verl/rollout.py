@@ -82,7 +82,6 @@ RULES: dict[str, Rule] = {
     f"{ROLLOUT}.frequency_penalty": only("0", "0.0"),
     f"{ROLLOUT}.presence_penalty": only("0", "0.0"),
     f"{ROLLOUT}.min_tokens": only("0"),
-    f"{ROLLOUT}.logprobs_mode": only("processed_logprobs"),
     f"{ROLLOUT}.do_sample": only("true"),
     f"{ROLLOUT}.ignore_eos": to("rollout.ignore_end_tokens"),
     f"{ROLLOUT}.gpu_memory_utilization": to("rollout.gpu_memory_utilization"),
