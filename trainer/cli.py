@@ -94,13 +94,13 @@ def sft(overrides: Overrides = None) -> None:
 
 
 @app.command()
-def dpo(overrides: Overrides = None) -> None:
+def dpo(overrides: Overrides = None, config: Files = None) -> None:
     """Train on preference pairs with DPO."""
     from trainer.config.overrides import parse_overrides
     from trainer.records.report import write_report
     from trainer.runs.dpo import DpoConfig, train_on_preferences
 
-    typer.echo(write_report(train_on_preferences(parse_overrides(overrides or [], DpoConfig))))
+    typer.echo(write_report(train_on_preferences(parse_overrides(overrides or [], DpoConfig, config or []))))
 
 
 @app.command()

@@ -60,4 +60,6 @@ def _base(name: str, directory: Path, base: object, whole: Container[str]) -> di
             hint="write its settings into the file",
         )
     beside = directory / f"{base.removesuffix('.yaml')}.yaml"
-    return read_settings(str(beside) if beside.exists() else _VERL_CONFIGS.get(base, str(beside)), whole)
+    if beside.exists():
+        return read_settings(str(beside), whole)
+    return read_settings(base if base in preset_names() else _VERL_CONFIGS.get(base, str(beside)), whole)

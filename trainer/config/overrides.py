@@ -115,15 +115,22 @@ def _add(given: dict[str, Any], source: Mapping[str, Any]) -> None:
         given[key] = value
 
 
-def parse_overrides(arguments: Sequence[str], model: type[Settings] = Config) -> Settings:  # type: ignore[assignment]
-    """The defaults changed by `KEY=VALUE` arguments; the last value of a key counts.
+def parse_overrides(
+    arguments: Sequence[str],
+    model: type[Settings] = Config,  # type: ignore[assignment]
+    files: Sequence[str] = (),
+) -> Settings:
+    """The defaults changed by YAML files and `KEY=VALUE` arguments; the last value of a key counts.
 
     Values are YAML: `[a,b]` is a list, and `null` unsets. `a,b`, `none` and Hydra's `+KEY=VALUE` work as well. Raises
     ConfigError for an argument without `=`, an unknown key (the hint names the nearest one) and a value of the wrong
     type.
     """
     known = [setting.key for setting in settings(model)]
-    return build(model, dict(split_argument(argument, known) for argument in arguments), known)
+    given: dict[str, Any] = {}
+    for file in files:
+        given |= read_settings(file)
+    return build(model, given | dict(split_argument(argument, known) for argument in arguments), known)
 
 
 def split_argument(argument: str, known: Sequence[str]) -> tuple[str, Any]:

@@ -1,0 +1,87 @@
+"""Every file in examples/recipes is accepted, is planned on the GPUs that it is sized for, and says how to start it."""
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from trainer.cluster.nodes import ClusterNode, Slot
+from trainer.config.overrides import load_config, parse_overrides
+from trainer.config.tree import Config
+from trainer.runs.dpo import DpoConfig
+from trainer.runs.placement import check_fit, engine_slots, place_roles, shares
+from trainer.runs.workers import roles_of
+
+RECIPES = Path(__file__).parents[3] / "examples" / "recipes"
+NAMES = sorted(path.stem for path in RECIPES.glob("*.yaml"))
+GPU_GIB = 79.0
+ROLES_OF_DPO = ("actor", "reference")
+
+
+def read(name: str) -> Config:
+    """The settings of a recipe; those of its workers for DPO."""
+    file = str(RECIPES / f"{name}.yaml")
+    if name.startswith("dpo"):
+        return parse_overrides([], DpoConfig, [file]).for_workers()
+    config, notes = load_config([file], [])
+    assert notes == []
+    return config
+
+
+def header(name: str) -> str:
+    return (RECIPES / f"{name}.yaml").read_text(encoding="utf-8").split("\n\n")[0]
+
+
+def size_of(name: str, directory: Path) -> Path:
+    """A directory with a model of as many weights as the name says, like 7B: the header of its file without data."""
+    found = re.search(r"(\d+(?:\.\d+)?)B\b", name)
+    assert found
+    weights = json.dumps({"w": {"dtype": "BF16", "shape": [int(float(found[1]) * 1e9)], "data_offsets": [0, 0]}})
+    directory.mkdir()
+    (directory / "model.safetensors").write_bytes(len(weights).to_bytes(8, "little") + weights.encode())
+    return directory
+
+
+def with_sizes(config: Config, directory: Path) -> Config:
+    model = config.model.model_copy(update={"path": size_of(str(config.model.path), directory / "model")})
+    reward = config.reward
+    if reward.model.path is not None:
+        path = size_of(str(reward.model.path), directory / "reward")
+        reward = reward.model_copy(update={"model": reward.model.model_copy(update={"path": path})})
+    return config.model_copy(update={"model": model, "reward": reward})
+
+
+def slots(nodes: int, gpus: int) -> Sequence[Slot]:
+    own = [ClusterNode(f"id{at}", f"10.0.0.{at}", cpus=64, gpus=gpus) for at in range(nodes)]
+    return [Slot(rank, own[rank // gpus], "cuda", rank % gpus, gpus, group=None) for rank in range(nodes * gpus)]
+
+
+def test_there_are_a_dozen() -> None:
+    assert len(NAMES) >= 12
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_fits_the_gpus_that_it_names(name: str, tmp_path: Path) -> None:
+    config = with_sizes(read(name), tmp_path)
+    sized = re.search(r"Sized for (\d+) nodes? of (\d+) GPUs? with 80 GB", header(name))
+    assert sized
+    nodes, gpus = int(sized[1]), int(sized[2])
+    assert (config.trainer.nnodes or 1, config.trainer.n_gpus_per_node or 1) == (nodes, gpus)
+    roles = ROLES_OF_DPO if name.startswith("dpo") else roles_of(config)
+    placement = place_roles(config, slots(nodes, gpus), roles)
+    config.check_ranks({role: len(own) for role, own in placement.items()})
+    if "rollout" in placement:
+        engine_slots(config, placement["rollout"])
+    check_fit(shares(config, placement, GPU_GIB), GPU_GIB)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_has_lines_for_docker_slurm_and_kubernetes(name: str) -> None:
+    text = header(name)
+    command = "dpo" if name.startswith("dpo") else "train"
+    for place in ("Docker", "Slurm", "Kubernetes"):
+        assert re.search(rf"^# {place}: ", text, re.MULTILINE)
+    assert text.count(f"{command} --config examples/recipes/{name}.yaml") == 3
+    assert re.findall(r"--nodes (\d+) --gpus (\d+)", text) == 2 * re.findall(r"for (\d+) nodes? of (\d+) GPU", text)
