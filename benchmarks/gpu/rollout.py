@@ -27,6 +27,7 @@ from benchmarks.gpu.common import SHAPES, Results, arguments, write_job
 def serve(connection: Connection, kind: str, options: argparse.Namespace) -> None:
     """One engine in its own process: answers (prompts, response length, log-probs, profile) with (seconds, tokens)."""
     os.setsid()  # vLLM's own processes end with this one's group
+    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # a fork could not use CUDA again
     if kind == "offline":
         os.environ["VLLM_LOGGING_LEVEL"] = "WARNING"
         generate = offline_engine(options)
