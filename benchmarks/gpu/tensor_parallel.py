@@ -115,7 +115,7 @@ def measure_trainer(
         rollout = start_engines(make_rollout, config, slots)
         # On CPU the actor's ranks share the only slot, as the engine's do.
         actor = start_group("actor", make_actor, config, {"actor": slots if gpus else slots * options.size})
-        connect_ranks([actor], options.job, 600)
+        connect_ranks([actor], options.job, run_steps=1, timeout=600)
         results.add(part="actor", start_up_seconds=round(time.perf_counter() - started, 1))
         rollout.call(TimedRollout.chosen)
         results.add(part="engine", start_up_seconds=round(time.perf_counter() - started, 1))

@@ -98,7 +98,7 @@ def start(
 
     rollout = start_engines(make_rollout, config, [for_engine])
     actor = start_group("actor", make_actor, config, {"actor": [for_actor]})
-    connect_ranks([actor], job, 300)
+    connect_ranks([actor], job, run_steps=1, timeout=300)
     return actor, rollout
 
 
