@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.gpu.common import SHAPES, Results, arguments, timed, write_job
 from benchmarks.gpu.rollout import running
+from benchmarks.gpu.timed_factories import make_timed_actor, make_timed_rollout
 from benchmarks.gpu.weights_split import Timed, TimedActor, TimedRollout
 from trainer.cluster.calls import task
 
 if TYPE_CHECKING:
-    from trainer.cluster.place import RankPlace, Team
     from trainer.cluster.workers import WorkerGroup
     from trainer.config.tree import Config
     from trainer.rollout.engines import Engines
@@ -112,9 +112,9 @@ def measure_trainer(
     with connected():
         slots = reserve_slots(find_nodes(1, gpus), gpus, 300)
         started = time.perf_counter()
-        rollout = start_engines(make_rollout, config, slots)
+        rollout = start_engines(make_timed_rollout, config, slots)
         # On CPU the actor's ranks share the only slot, as the engine's do.
-        actor = start_group("actor", make_actor, config, {"actor": slots if gpus else slots * options.size})
+        actor = start_group("actor", make_timed_actor, config, {"actor": slots if gpus else slots * options.size})
         connect_ranks([actor], options.job, run_steps=1, timeout=600)
         results.add(part="actor", start_up_seconds=round(time.perf_counter() - started, 1))
         rollout.call(TimedRollout.chosen)
@@ -153,14 +153,6 @@ def settings(options: argparse.Namespace) -> Config:
             },
         }
     )
-
-
-def make_actor(config: Config, place: RankPlace) -> TimedActor:
-    return TimedActor(config, place)
-
-
-def make_rollout(config: Config, place: RankPlace, team: Team) -> TimedRollout:
-    return TimedRollout(config, place, team)
 
 
 def agreement(

@@ -49,7 +49,9 @@ def test_grpo_trains_without_a_critic_and_with_a_kl_loss(runs: Runs) -> None:
     assert not (checkpoint / "critic").exists()
 
 
-def test_remax_with_sequence_ratios_needs_neither_critic_nor_reference(runs: Runs) -> None:
+def test_remax_with_sequence_ratios_needs_neither_critic_nor_reference(runs: Runs, tmp_path: Path) -> None:
+    # A random model earns no reward from the rule, so one of its own makes responses differ.
+    (tmp_path / "letters.py").write_text("def score(solution_str, **rest):\n    return len(set(solution_str))\n")
     run = runs.start(
         "remax",
         *ON_ONE_NODE,
@@ -59,8 +61,8 @@ def test_remax_with_sequence_ratios_needs_neither_critic_nor_reference(runs: Run
         "actor.loss_aggregation=seq-mean-token-mean",
         "actor.clip_ratio=0.0003",
         "trainer.total_steps=2",
-        # A random model earns no reward, so a penalty on length makes its responses differ.
-        "reward.overlong_buffer=15",
+        f"reward.custom_function.path={tmp_path / 'letters.py'}",
+        "reward.custom_function.name=score",
         "actor.entropy_coefficient=0",
         # A single step needs no log-probs of the sampling policy.
         "actor.mini_batch_size=16",

@@ -39,7 +39,7 @@ def groups(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Groups]:
         }
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("RAY_ADDRESS", raising=False)
+        patch.setenv("RAY_ADDRESS", "local")  # not the cluster of the whole runs
         patch.setenv("RAY_AUTH_MODE", "disabled")
         patch.setenv("PYTHONPATH", str(Path(__file__).parents[3]), prepend=os.pathsep)
         with connected():
