@@ -173,7 +173,7 @@ def test_a_regular_expression_finds_the_answer(pattern: str, response: str, expe
 @pytest.mark.parametrize(
     ("arguments", "message", "hint"),
     [
-        (["reward.name=gsm"], "reward.name=gsm: expected auto | dapo | exact_match", "did you mean gsm8k?"),
+        (["reward.name=gsm"], "reward.name=gsm: expected auto | code | dapo | exact_match", "did you mean gsm8k?"),
         (["reward.name=regex"], "the reward rule regex needs reward.pattern", ""),
         (["reward.sources={mine: regex}"], "the reward rule regex needs reward.pattern", ""),
         (["reward.pattern=x"], "reward.pattern belongs to reward.name=regex, not to auto", ""),

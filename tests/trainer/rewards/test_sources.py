@@ -45,7 +45,7 @@ def test_the_user_s_own_sources_come_first_and_may_be_patterns() -> None:
 
 def test_rows_of_different_sources_are_scored_by_different_rules() -> None:
     reward = reward_function(config().reward)
-    assert reward(Answer("#### 3", "3", "openai/gsm8k")) == 1.0
+    assert reward(Answer("#### 3", "3", "openai/gsm8k"))["score"] == 1.0
     assert reward(Answer("#### 3", "3", "math_dapo"))["score"] == -1.0
 
 
