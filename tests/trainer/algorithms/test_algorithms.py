@@ -1,7 +1,7 @@
 """Advantages with a critic, KL and entropy: equal to slow references, and independent of padding and masked values."""
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
@@ -22,7 +22,6 @@ def slow_advantages(rewards: list[float], values: list[float], gamma: float, lam
 
 
 @given(seeds, unit, unit)
-@settings(deadline=None)
 def test_advantages_equal_the_sum_of_td_errors_over_the_unmasked_tokens(seed: int, gamma: float, lam: float) -> None:
     rewards, values, mask = normal(seed, 3, 7), normal(seed + 1, 3, 7), random_mask(seed, 3, 7)
     advantages, returns = generalized_advantages(rewards, values, mask, gamma, lam)
@@ -36,7 +35,6 @@ def test_advantages_equal_the_sum_of_td_errors_over_the_unmasked_tokens(seed: in
 
 
 @given(seeds)
-@settings(deadline=None)
 def test_values_at_masked_tokens_change_nothing(seed: int) -> None:
     """The property that padding and tool output rely on, for every function that takes a mask."""
     mask = random_mask(seed, 3, 7)
@@ -60,7 +58,6 @@ def test_values_at_masked_tokens_change_nothing(seed: int) -> None:
 
 
 @given(seeds)
-@settings(deadline=None)
 def test_padding_changes_no_unmasked_value(seed: int) -> None:
     mask = random_mask(seed, 3, 5)
     rewards, values = normal(seed, 3, 5), normal(seed + 1, 3, 5)
@@ -82,7 +79,6 @@ def test_undiscounted_returns_are_the_sums_of_future_rewards() -> None:
 
 
 @given(seeds)
-@settings(deadline=None)
 def test_whitened_values_have_mean_0_and_variance_1(seed: int) -> None:
     mask = random_mask(seed, 4, 6)
     whitened = whiten(5 + 3 * normal(seed, 4, 6), mask)[mask]
@@ -112,7 +108,6 @@ def test_kl_estimates_average_to_the_true_divergence() -> None:
 
 
 @given(seeds, st.floats(0.2, 3))
-@settings(deadline=None)
 def test_log_probs_and_entropy_belong_to_the_tempered_distribution(seed: int, temperature: float) -> None:
     logits, tokens = normal(seed, 5, 11).float(), torch.arange(5)
     log_probs, entropy = log_probs_and_entropy(logits, tokens, temperature)

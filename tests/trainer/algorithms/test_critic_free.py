@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
@@ -64,7 +64,6 @@ def slow_rewards_to_go(rewards: Sequence[float], gamma: float) -> list[float]:
     ids=["grpo", "grpo without std", "rloo", "grpo_passk", "grpo_passk without std"],
 )
 @given(seed=seeds, groups=st.lists(st.integers(0, 2), min_size=ROWS, max_size=ROWS))
-@settings(deadline=None)
 def test_a_response_is_compared_with_its_group(
     fast: Callable[[Tensor, Tensor, Tensor], Tensor],
     slow: Callable[[float, Sequence[float]], float],
@@ -82,7 +81,6 @@ def test_a_response_is_compared_with_its_group(
 
 
 @given(seed=seeds, gamma=st.floats(0, 1))
-@settings(deadline=None)
 def test_reinforce_plus_plus_whitens_discounted_future_rewards(seed: int, gamma: float) -> None:
     rewards, mask = normal(seed, 4, TOKENS), random_mask(seed, 4, TOKENS)
     to_go = [slow_rewards_to_go(row[chosen].tolist(), gamma) for row, chosen in zip(rewards, mask, strict=True)]
@@ -95,7 +93,6 @@ def test_reinforce_plus_plus_whitens_discounted_future_rewards(seed: int, gamma:
 
 
 @given(seed=seeds)
-@settings(deadline=None)
 def test_reinforce_plus_plus_baseline_whitens_the_distance_to_the_group(seed: int) -> None:
     (rewards, mask), groups = sampled_rewards(seed), [0, 0, 0, 1, 1, 1]
     scores = [sum(row.tolist()) for row in rewards]
@@ -121,7 +118,6 @@ def test_gpg_makes_up_for_responses_without_reward() -> None:
 
 
 @given(seed=seeds)
-@settings(deadline=None)
 def test_remax_subtracts_the_greedy_score_from_future_rewards(seed: int) -> None:
     rewards, mask, greedy = normal(seed, 4, TOKENS), random_mask(seed, 4, TOKENS), normal(seed + 1, 4)
     found = remax(rewards, mask, greedy)
@@ -133,7 +129,6 @@ def test_remax_subtracts_the_greedy_score_from_future_rewards(seed: int) -> None
 
 
 @given(seed=seeds)
-@settings(deadline=None)
 def test_masked_tokens_padding_and_the_order_of_rows_change_nothing(seed: int) -> None:
     (rewards, mask), greedy = sampled_rewards(seed), normal(seed + 1, ROWS)
     groups = torch.arange(ROWS) // 2

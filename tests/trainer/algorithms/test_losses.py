@@ -87,7 +87,6 @@ def slow_surrogate(ratio: float, advantage: float, clip: Clip) -> float:
 
 @pytest.mark.parametrize("mode", MODES)
 @given(seed=seeds)
-@settings(deadline=None)
 def test_aggregation_equals_a_loop(mode: Aggregation, seed: int) -> None:
     values, mask = normal(seed, 4, 5), random_mask(seed, 4, 5)
     mask[3] = False  # a response whose tokens are all masked
@@ -97,7 +96,6 @@ def test_aggregation_equals_a_loop(mode: Aggregation, seed: int) -> None:
 
 @pytest.mark.parametrize("clip", CLIPS)
 @given(seed=seeds)
-@settings(deadline=None)
 def test_ppo_equals_a_loop(clip: Clip, seed: int) -> None:
     new, old, advantages, mask = (
         normal(seed, 3, 5),
@@ -116,7 +114,6 @@ def test_ppo_equals_a_loop(clip: Clip, seed: int) -> None:
 
 @pytest.mark.parametrize("clip", CLIPS[:2])
 @given(seed=seeds)
-@settings(deadline=None)
 def test_gspo_is_the_sequence_level_objective(clip: Clip, seed: int) -> None:
     """Compares the gradient of equation 5 of the paper, by autograd, with that of the loss per token."""
     new, old = normal(seed, 3, 5).requires_grad_(), normal(seed + 1, 3, 5)
@@ -164,7 +161,6 @@ def test_one_lost_token_costs_at_most_the_cap_of_k3() -> None:
 
 
 @given(seed=seeds)
-@settings(deadline=None)
 def test_cispo_gives_every_token_a_gradient_of_bounded_weight(seed: int) -> None:
     new, old = normal(seed, 3, 5).requires_grad_(), normal(seed + 1, 3, 5)
     advantages, mask = normal(seed + 2, 3, 5), random_mask(seed, 3, 5)
@@ -216,7 +212,6 @@ def test_no_log_ratio_overflows(log_ratio: float) -> None:
 
 
 @given(seed=seeds, clip_range=st.none() | st.floats(0.01, 2))
-@settings(deadline=None)
 def test_value_loss_equals_a_loop(seed: int, clip_range: float | None) -> None:
     values, old, returns = normal(seed, 2, 5), normal(seed + 1, 2, 5), normal(seed + 2, 2, 5)
     expected = []
@@ -254,7 +249,7 @@ def gradient_in_parts(
 @pytest.mark.parametrize("mode", MODES[::2])
 @pytest.mark.parametrize("name", loss_program.SPLITTABLE)
 @given(seed=seeds, ranks=st.sampled_from([1, 2, 4]), cuts=st.lists(st.integers(1, 7), max_size=3).map(sorted))
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 def test_any_split_over_ranks_and_micro_batches_gives_the_same_gradient(
     name: str, mode: Aggregation, seed: int, ranks: int, cuts: list[int]
 ) -> None:
@@ -264,7 +259,6 @@ def test_any_split_over_ranks_and_micro_batches_gives_the_same_gradient(
 
 
 @given(seed=seeds)
-@settings(deadline=None)
 def test_masked_tokens_and_padding_change_no_loss(seed: int) -> None:
     mask = random_mask(seed, 3, 7)
     a, b, c = (normal(seed + i, 3, 7) for i in range(3))

@@ -56,7 +56,7 @@ def slow_accepted(criterion: str, differences: Sequence[float]) -> list[bool]:
 
 @pytest.mark.parametrize("criterion", get_args(Criterion))
 @given(seed=seeds)
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_a_token_trains_if_it_meets_the_criterion(criterion: Criterion, seed: int) -> None:
     trainer, engine, mask = policies(seed)
     bound = BOUNDS[criterion.rpartition("_")[2]]
@@ -124,7 +124,7 @@ def actor_loss(settings: dict[str, dict[str, object]], new: Tensor, batch: Batch
 
 
 @given(seed=seeds)
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 def test_with_the_engine_as_old_policy_weights_follow_the_policy_during_the_update(seed: int) -> None:
     new, engine, mask = policies(seed)
     advantages = normal(seed + 2, 5, 6)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -79,7 +79,6 @@ def policies(seed: int, spread: float = 0.7) -> tuple[Tensor, Tensor, Tensor, Te
     ],
 )
 @given(seed=seeds)
-@settings(deadline=None)
 def test_each_token_has_its_own_loss_and_gradient(
     name: str, slow: Callable[[Token], tuple[float, float]], parameters: dict[str, float], seed: int
 ) -> None:
@@ -102,7 +101,6 @@ def slow_geometric_mean(tokens: Sequence[Token]) -> float:
 
 
 @given(seed=seeds)
-@settings(deadline=None)
 def test_gmpo_gives_every_token_the_loss_of_its_response(seed: int) -> None:
     new, old, _, mask = policies(seed)
     advantages = normal(seed + 2, ROWS, 1).expand(ROWS, TOKENS)
@@ -127,7 +125,6 @@ def slow_covariances(new: Tensor, advantages: Tensor, mask: Tensor) -> list[tupl
 
 
 @given(seed=seeds)
-@settings(deadline=None)
 def test_kl_cov_penalises_the_tokens_of_largest_covariance(seed: int) -> None:
     new, old, advantages, mask = policies(seed)
     result = kl_cov(new, old, advantages, mask, kl_cov_ratio=0.2, kl_cov_coefficient=0.5)
@@ -142,7 +139,6 @@ def test_kl_cov_penalises_the_tokens_of_largest_covariance(seed: int) -> None:
 
 
 @given(seed=seeds)
-@settings(deadline=None)
 def test_clip_cov_leaves_out_some_tokens_of_large_covariance(seed: int) -> None:
     new, old, advantages, mask = policies(seed)
     ppo = POLICY_LOSSES["ppo"].loss(

@@ -3,7 +3,7 @@
 import pickle
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.data.batch import Batch
@@ -28,7 +28,6 @@ def contents(batch: Batch) -> list[tuple[list[int], list[int]]]:
 
 
 @given(st.lists(st.tuples(tokens, tokens), min_size=1, max_size=8))
-@settings(deadline=None)
 def test_a_batch_preserves_its_rows(rows: list[tuple[list[int], list[int]]]) -> None:
     batch = make(rows)
     assert contents(batch) == rows
@@ -37,7 +36,6 @@ def test_a_batch_preserves_its_rows(rows: list[tuple[list[int], list[int]]]) -> 
 
 
 @given(st.lists(st.tuples(tokens, tokens), min_size=8, max_size=8))
-@settings(deadline=None)
 def test_shards_hold_each_ranks_rows_of_each_mini_batch(rows: list[tuple[list[int], list[int]]]) -> None:
     batch = make(rows)
     assert sorted(torch.cat(batch.shards(4)).tolist()) == list(range(8))
@@ -60,7 +58,6 @@ def test_columns_of_padding_are_trimmed() -> None:
 
 
 @given(st.lists(st.tuples(tokens, tokens), min_size=1, max_size=8), st.booleans())
-@settings(deadline=None)
 def test_a_pickled_batch_is_sent_as_arrays_and_is_writable_after_arrival(
     rows: list[tuple[list[int], list[int]]], cut: bool
 ) -> None:

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch.testing import assert_close
@@ -54,7 +54,6 @@ def test_every_loss_has_a_formula_to_compare_with() -> None:
 
 @pytest.mark.parametrize("name", FORMULAS)
 @given(seed=seeds, beta=st.floats(0.01, 2), smoothing=st.floats(0, 0.4))
-@settings(deadline=None)
 def test_a_policy_gradient_step_with_its_weights_equals_a_step_on_the_loss(
     name: str, seed: int, beta: float, smoothing: float
 ) -> None:

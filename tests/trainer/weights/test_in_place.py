@@ -100,7 +100,7 @@ def packed(weights: dict[str, Tensor], bucket_bytes: int = 250) -> list[Bucket]:
     return list(pack(weights.items(), torch.bfloat16, bucket_bytes))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(q=st.integers(1, 9), k=st.integers(1, 9), width=st.integers(1, 17), bucket_bytes=st.integers(1, 1000))
 def test_the_loader_is_called_once_per_bucket_for_any_sizes(q: int, k: int, width: int, bucket_bytes: int) -> None:
     model = Fused(q, k, width)
