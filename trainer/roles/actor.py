@@ -221,7 +221,7 @@ class ActorWorker(TrainingWorker):
         language_model = self.engine.network.language_model
         if self.config.actor.lora.rank:
             return self.engine.adapter_weights(language_model)
-        return self.engine.full_weights(language_model, shared_once)
+        return self.engine.full_weights(language_model, shared_once, self.dtype)
 
     def _at_first_rank(self, weights: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
         """The weights on CPU on rank 0, an empty list on other ranks."""

@@ -242,12 +242,14 @@ class TrainingEngine:
         scale(gradients, min(1.0, self.settings.max_gradient_norm / (norm + 1e-6)) / self.loss_scale.value)
         return norm
 
-    def full_weights(self, module: nn.Module, shared_once: bool = False) -> Iterator[tuple[str, Tensor]]:
+    def full_weights(
+        self, module: nn.Module, shared_once: bool = False, dtype: torch.dtype | None = None
+    ) -> Iterator[tuple[str, Tensor]]:
         """The whole weights of a part of the network by Transformers' names, with adapters merged in.
 
         Every rank must exhaust it. A tied weight comes under both names, or under one with `shared_once`. A rank that
         holds whole weights yields the parameters themselves unless they are offloaded: copy what must survive the next
-        update.
+        update. Shards are converted to `dtype` before they are gathered, for half the traffic in 16 bits.
         """
         reshard(self._sharded_modules)
         layers = adapted_layers(module) if self._has_adapters else ()
@@ -258,7 +260,10 @@ class TrainingEngine:
                 if name in adapted:
                     yield name, adapted[name].merged(self._gather)
                 elif id(weight) not in own:
-                    yield from to_transformers(name, self._gather(weight), self.origins)
+                    sharded = dtype is not None and not self._holds_whole_weights
+                    yield from to_transformers(
+                        name, self._gather(weight.to(dtype) if sharded else weight), self.origins
+                    )
 
     def adapter_weights(self, module: nn.Module) -> list[tuple[str, Tensor]]:
         """Copies of the whole adapters of a part of the network, by peft's names. Every rank must call it."""
