@@ -8,17 +8,17 @@ from pathlib import Path
 
 from entrypoints.environments.base import Allocation, Environment, by_precedence
 from entrypoints.environments.explicit import HEAD, NODES, Explicit
-from entrypoints.environments.kuberay import ADDRESS
+from entrypoints.environments.kubernetes.kuberay import ADDRESS
 from entrypoints.environments.process_view import ProcessView
 from entrypoints.errors import DetectionError, NotYetThereError
 
 __all__ = ["REGISTRY", "Allocation", "Detection", "Environment", "ProcessView", "detect"]
 
-for _module in pkgutil.iter_modules(__path__):
-    importlib.import_module(f"{__name__}.{_module.name}")
+for _module in pkgutil.walk_packages(__path__, f"{__name__}."):
+    importlib.import_module(_module.name)
 
 REGISTRY: tuple[type[Environment], ...] = by_precedence()
-"""All environments, in order of precedence: each module of this folder defines at most one."""
+"""All environments, in order of precedence: each module of this folder and its rooms defines at most one."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from entrypoints.environments import Allocation, Detection, detect
-from entrypoints.environments.kuberay import ADDRESS
+from entrypoints.environments.kubernetes.kuberay import ADDRESS
 from entrypoints.environments.single import Single
 from entrypoints.errors import DetectionError, NotYetThereError, UsageError
 from entrypoints.host.child_environment import child_environment

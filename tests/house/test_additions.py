@@ -164,7 +164,7 @@ LAUNCH_ROW = """    Accelerator(
 
 
 def test_a_scheduler_is_one_file_and_its_record(project: Project) -> None:
-    project.write("entrypoints/environments/acme.py", SCHEDULER)
+    project.write("entrypoints/environments/schedulers/acme.py", SCHEDULER)
     project.write("tests/entrypoints/environments/recorded/acme.toml", RECORD)
     variables = {"ACME_JOB": "7", "ACME_RANK": "1", "ACME_NODES": "2", "ACME_HEAD": "n1"}
     found = json.loads(project.output("-m", "entrypoints", "explain", "--json", **variables))
@@ -173,7 +173,7 @@ def test_a_scheduler_is_one_file_and_its_record(project: Project) -> None:
     generated = f"{tests}::test_the_page_of_environments_is_current"
     project.output("-m", "pytest", "-q", tests, "--deselect", generated)
     assert project.touched() == {
-        "entrypoints/environments/acme.py",
+        "entrypoints/environments/schedulers/acme.py",
         "tests/entrypoints/environments/recorded/acme.toml",
     }
 

@@ -59,7 +59,7 @@ def test_the_order_of_detection_is_total() -> None:
 
 def test_every_environment_file_is_registered() -> None:
     folder = REPOSITORY / "entrypoints" / "environments"
-    files = {path.stem for path in folder.glob("*.py") if "(Environment):" in path.read_text(encoding="utf-8")}
+    files = {path.stem for path in folder.rglob("*.py") if "(Environment):" in path.read_text(encoding="utf-8")}
     assert files == {environment.name for environment in REGISTRY}
 
 

@@ -5,7 +5,7 @@ launch node, which runs the batch script and no task.
 """
 
 from entrypoints.environments.base import Allocation, Environment
-from entrypoints.environments.mpi import local_rank, started_by_mpi
+from entrypoints.environments.mpi.tasks import local_rank, started_by_mpi
 from entrypoints.environments.process_view import ProcessView, Reader, distinct, nodes_of_tasks, rank_of
 from entrypoints.errors import DetectionError
 

@@ -1,7 +1,7 @@
 """HPE's PALS, the mpiexec of Cray systems without Slurm."""
 
 from entrypoints.environments.base import Allocation, Environment, scheduler_job_id
-from entrypoints.environments.mpi import ONE_PER_NODE
+from entrypoints.environments.mpi.tasks import ONE_PER_NODE
 from entrypoints.environments.process_view import ProcessView, Reader
 from entrypoints.errors import DetectionError
 

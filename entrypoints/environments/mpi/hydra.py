@@ -1,7 +1,7 @@
 """Hydra: the mpiexec of MPICH, Intel MPI and MVAPICH 3."""
 
 from entrypoints.environments.base import Allocation, Environment
-from entrypoints.environments.mpi import by_tasks
+from entrypoints.environments.mpi.tasks import by_tasks
 from entrypoints.environments.process_view import ProcessView, Reader
 
 NUMBERS = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")

@@ -2,8 +2,8 @@
 
 from entrypoints.environments.base import Allocation, Environment, scheduler_job_id
 from entrypoints.environments.explicit import NODES
-from entrypoints.environments.mpi import ONE_PER_NODE
-from entrypoints.environments.open_mpi import NAMESPACE, launcher
+from entrypoints.environments.mpi.open_mpi import NAMESPACE, launcher
+from entrypoints.environments.mpi.tasks import ONE_PER_NODE
 from entrypoints.environments.process_view import ProcessView, Reader
 
 LAUNCHED = "PRTE_LAUNCHED"

@@ -6,7 +6,7 @@ the job's list and the node's name are right on every node.
 """
 
 from entrypoints.environments.base import Allocation, Environment
-from entrypoints.environments.mpi import local_rank, started_by_mpi
+from entrypoints.environments.mpi.tasks import local_rank, started_by_mpi
 from entrypoints.environments.process_view import ProcessView, Reader, rank_of
 from entrypoints.errors import DetectionError
 from entrypoints.hostlist import HostlistError, expand

@@ -1,8 +1,8 @@
 """Azure Machine Learning: distributions PyTorch (NODE_RANK) and MPI (Open MPI's variables)."""
 
 from entrypoints.environments.base import Allocation, Environment
-from entrypoints.environments.mpi import local_rank
-from entrypoints.environments.open_mpi import NUMBERS
+from entrypoints.environments.mpi.open_mpi import NUMBERS
+from entrypoints.environments.mpi.tasks import local_rank
 from entrypoints.environments.process_view import ProcessView, Reader, nodes_of_tasks
 
 HEAD = ("AZ_BATCH_MASTER_NODE", "AZ_BATCHAI_MPI_MASTER_NODE")

@@ -5,7 +5,7 @@ the MPI launcher that started the task must tell the node.
 """
 
 from entrypoints.environments.base import Allocation, Environment
-from entrypoints.environments.mpi import local_rank, started_by_mpi
+from entrypoints.environments.mpi.tasks import local_rank, started_by_mpi
 from entrypoints.environments.process_view import ProcessView, Reader, distinct, rank_of
 from entrypoints.errors import DetectionError
 

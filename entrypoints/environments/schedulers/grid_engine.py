@@ -8,7 +8,7 @@ shell splits the command's words again.
 from collections.abc import Mapping
 
 from entrypoints.environments.base import Allocation, Environment
-from entrypoints.environments.mpi import local_rank, started_by_mpi
+from entrypoints.environments.mpi.tasks import local_rank, started_by_mpi
 from entrypoints.environments.process_view import ProcessView, Reader, distinct, rank_of
 from entrypoints.errors import DetectionError
 

@@ -7,7 +7,7 @@ a number). The launcher runs on the first node, unless it was called from anothe
 import re
 
 from entrypoints.environments.base import Allocation, Environment
-from entrypoints.environments.mpi import by_tasks
+from entrypoints.environments.mpi.tasks import by_tasks
 from entrypoints.environments.process_view import ProcessView, Reader
 
 NUMBERS = (

@@ -7,7 +7,7 @@ import re
 
 from entrypoints.environments.base import Allocation, Environment
 from entrypoints.environments.explicit import NODES
-from entrypoints.environments.indexed_job import INDEX, SET_THE_SIZE, pod_name
+from entrypoints.environments.kubernetes.indexed_job import INDEX, SET_THE_SIZE, pod_name
 from entrypoints.environments.process_view import ProcessView, Reader
 from entrypoints.errors import DetectionError
 

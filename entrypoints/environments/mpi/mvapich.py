@@ -1,7 +1,7 @@
 """MVAPICH2's mpirun_rsh and mpiexec: four numbers and no head."""
 
 from entrypoints.environments.base import Allocation, Environment
-from entrypoints.environments.mpi import by_tasks
+from entrypoints.environments.mpi.tasks import by_tasks
 from entrypoints.environments.process_view import ProcessView, Reader
 
 NUMBERS = ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE")

@@ -1,0 +1,1 @@
+"""Managed services: one file each, found by the registry."""

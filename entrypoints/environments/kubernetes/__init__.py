@@ -1,0 +1,1 @@
+"""Controllers of Kubernetes: one file each, found by the registry."""

@@ -1,0 +1,1 @@
+"""MPI launchers: one file each, found by the registry."""

@@ -1,0 +1,1 @@
+"""Resource managers: one file each, found by the registry."""
