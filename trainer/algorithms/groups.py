@@ -17,9 +17,17 @@ def sum_by_group(values: Tensor, groups: Tensor) -> Tensor:
 
 
 def group_means(values: Tensor, groups: Tensor) -> Tensor:
-    """The mean of the row's group, for each of values [rows]: [rows]."""
-    sizes = sum_by_group(values.new_ones(values.shape), groups)
-    return (sum_by_group(values, groups) / sizes)[groups]
+    """The mean of the row's group, for each of values [rows]: [rows].
+
+    A row alone in its group gets 0: it has no baseline, so its advantage is its score.
+    """
+    sizes = group_sizes(groups, values)
+    return (sum_by_group(values, groups)[groups] / sizes).where(sizes > 1, 0.0)
+
+
+def group_sizes(groups: Tensor, like: Tensor) -> Tensor:
+    """Rows in the row's group, [rows] in the type of `like`."""
+    return sum_by_group(like.new_ones(groups.shape), groups)[groups]
 
 
 def at_every_token(values: Tensor, mask: Tensor) -> Tensor:

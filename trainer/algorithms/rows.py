@@ -41,12 +41,14 @@ class Estimator(Row):
     """An advantage estimator in `trainer/algorithms/advantages/`.
 
     `estimate(sampled, **parameters)` returns the advantages; its parameters are settings of the section `algorithm`.
-    `verl` lists verl's names for it.
+    `verl` lists verl's names for it. With `compares_groups`, a response is compared with others to the same prompt;
+    `smallest_group` is the least number of responses for which that works.
     """
 
     estimate: Callable[..., Advantages]
     needs_critic: bool = False
     compares_groups: bool = False
+    smallest_group: int = 1
     needs_greedy_responses: bool = False
     verl: tuple[str, ...]
 

@@ -81,7 +81,8 @@ def load_config(files: Sequence[str], arguments: Sequence[str]) -> tuple[Config,
     known = [setting.key for setting in settings(Config)]
     suggestions = _suggestions(known)
     translated, notes = translate(given, known, lambda key: _nearest(key, suggestions))
-    return build(Config, translated, suggestions), notes
+    config = build(Config, translated, suggestions)
+    return config, [*notes, *config.notes]
 
 
 def given_settings(files: Sequence[str], arguments: Sequence[str]) -> dict[str, Any]:

@@ -29,7 +29,8 @@ class LoraConfig(Section):
         0,
         ge=0,
         le=512,
-        description="rank of the adapters, at most 512 (vLLM's limit); 0: no adapters, all weights are trained",
+        description="rank of the adapters, at most 512 (vLLM's limit); 0: no adapters, or with "
+        "`path` the rank, alpha and layers of that one",
     )
     alpha: float = Field(16.0, gt=0, description="the output of adapters is scaled by alpha / rank")
     target_modules: list[str] = Field(
@@ -41,12 +42,6 @@ class LoraConfig(Section):
     path: AbsolutePath | None = Field(
         None, description="directory of an adapter in peft's format to start from; null: the adapters start at zero"
     )
-
-    @model_validator(mode="after")
-    def _rank_of_an_adapter(self) -> Self:
-        if self.path is not None and not self.rank:
-            raise ValueError("an adapter to start from needs its rank: set lora.rank to r of its adapter_config.json")
-        return self
 
 
 class TrainedModelConfig(Section):
@@ -88,7 +83,7 @@ class TrainedModelConfig(Section):
 
     @model_validator(mode="after")
     def _adapters_are_not_split(self) -> Self:
-        if self.lora.rank and self.sharding.tensor_parallel > 1:
+        if (self.lora.rank or self.lora.path) and self.sharding.tensor_parallel > 1:
             raise ValueError("adapters cannot be split: set lora.rank=0, or sharding.tensor_parallel=1")
         return self
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from trainer.config.section import AbsolutePath, Section
 from trainer.rows import Row, find_rows
@@ -70,7 +70,7 @@ class TrainerConfig(Section):
     critic_warmup: int = Field(0, ge=0, description="steps at the start that train only the critic")
     validate_only: bool = Field(False, description="validate the model, or the checkpoint of resume, and end")
     test_freq: int = Field(
-        5, description="steps between validations; -1: before the first and after the last step only"
+        5, description="steps between validations; -1 or false: before the first and after the last step only"
     )
     stop_at: float | None = Field(None, description="end early once validation/exact_match reaches this")
     resume: Literal["auto"] | AbsolutePath | None = Field(
@@ -84,6 +84,11 @@ class TrainerConfig(Section):
         True, description="pin the processes of a GPU to the CPU cores near it, or else to an equal share of all cores"
     )
     worker_timeout: float = Field(300.0, gt=0, description="timeout of a single call to a worker, in seconds")
+
+    @field_validator("test_freq", mode="before")
+    @classmethod
+    def _false_is_never(cls, given: object) -> object:
+        return -1 if str(given).lower() == "false" else given
 
     @property
     def resumes_itself(self) -> bool:

@@ -77,12 +77,24 @@ class Config(RunConfig):
         """The settings of each role that takes optimizer steps."""
         return {"actor": self.actor, "critic": self.critic} if self.needs_critic else {"actor": self.actor}
 
+    @property
+    def notes(self) -> list[str]:
+        """What the user should know about settings that work together in an unusual way."""
+        found = []
+        if self.rollout.samples_per_prompt == 1 and self.algorithm.estimator.compares_groups:
+            found.append(
+                f"rollout.samples_per_prompt=1: algorithm.advantage={self.algorithm.advantage} has nothing to compare "
+                "a response with, so its advantage is the plain score"
+            )
+        return found
+
     @model_validator(mode="after")
     def _groups_can_be_compared(self) -> Self:
         algorithm, samples = self.algorithm, self.rollout.samples_per_prompt
-        wants = f"algorithm.advantage={algorithm.advantage}" if algorithm.estimator.compares_groups else ""
-        wants = "algorithm.dynamic_sampling=true" if algorithm.dynamic_sampling else wants
-        if wants and samples == 1:
+        smallest = 2 if algorithm.dynamic_sampling else algorithm.estimator.smallest_group
+        if samples < smallest:
+            dynamic = algorithm.dynamic_sampling
+            wants = "algorithm.dynamic_sampling=true" if dynamic else f"algorithm.advantage={algorithm.advantage}"
             raise ValueError(
                 f"{wants} compares responses to the same prompt: set rollout.samples_per_prompt to 2 or more"
             )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config.model import ModelConfig
-from trainer.config.roles import TrainedModelConfig
+from trainer.config.roles import LoraConfig, TrainedModelConfig
 from trainer.config.section import is_hub_name
 from trainer.config.tree import Config
 from trainer.errors import ConfigError, DataError
@@ -24,14 +24,18 @@ ROWS_AT_ONCE = 64
 def with_local_models(config: Config) -> Config:
     """The settings with Hugging Face hub names, such as `Qwen/Qwen2.5-0.5B`, replaced by local directories.
 
-    Downloads missing models unless HF_HUB_OFFLINE is set, and applies `model.override_config`. Raises DataError if a
-    model cannot be downloaded, ConfigError for entries that cannot be overridden.
+    Downloads missing models unless HF_HUB_OFFLINE is set, applies `model.override_config`, and reads the rank of an
+    adapter to start from. Raises DataError if a model cannot be downloaded or an adapter not be read, ConfigError for
+    entries that cannot be overridden.
     """
     updates: dict[str, Any] = {
         role: section.model_copy(update={"path": _local(section.path, f"{role}.path")})
         for role, section in (("model", config.model), ("critic", config.critic))
         if section.path is not None
     }
+    for role in ("actor", "critic"):
+        section = updates.get(role, getattr(config, role))
+        updates[role] = section.model_copy(update={"lora": _with_rank(section.lora)})
     teacher = config.distillation.teacher
     if teacher is not None:
         local = _local(teacher, "distillation.teacher")
@@ -41,6 +45,36 @@ def with_local_models(config: Config) -> Config:
         reward_model = reward_model.model_copy(update={"path": _local(reward_model.path, "reward.model.path")})
         updates["reward"] = config.reward.model_copy(update={"model": reward_model})
     return with_overrides(config.model_copy(update=updates))
+
+
+def _with_rank(settings: LoraConfig) -> LoraConfig:
+    """The settings of adapters, with rank, alpha and layers of the adapter at `lora.path` if they name no rank."""
+    if settings.path is None or settings.rank:
+        return settings
+    found = read_adapter_config(settings.path)
+    layers = found.get("target_modules")
+    if not isinstance(layers, list) or not isinstance(found.get("r"), int):
+        raise DataError(
+            f"lora.path={settings.path}: adapter_config.json has no rank r, or no list target_modules",
+            hint="use an adapter that peft saved",
+        )
+    update = {"rank": found["r"], "alpha": float(found.get("lora_alpha", 8)), "target_modules": sorted(layers)}
+    return settings.model_copy(update=update | {"exclude_modules": []})
+
+
+def read_adapter_config(directory: Path) -> dict[str, Any]:
+    """The settings of an adapter in peft's format. Raises DataError if they cannot be read."""
+    file = directory / "adapter_config.json"
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"lora.path={directory}: cannot be read: {error}",
+            hint="name a directory with adapter_config.json and adapter_model.safetensors",
+        ) from error
+    if not isinstance(found, dict):
+        raise DataError(f"{file}: not a JSON object", hint="use an adapter that peft saved")
+    return found
 
 
 def _local(path: Path, setting: str) -> Path:

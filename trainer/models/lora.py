@@ -18,6 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from trainer.config.roles import ALL_LINEAR, LoraConfig
 from trainer.errors import ConfigError, DataError
+from trainer.models.files import read_adapter_config
 
 Gather = Callable[[Tensor], Tensor]
 
@@ -102,8 +103,8 @@ def load_adapter(language_model: nn.Module, settings: LoraConfig) -> None:
     """
     directory = settings.path
     assert directory is not None
+    found = read_adapter_config(directory)
     try:
-        found = json.loads((directory / "adapter_config.json").read_text(encoding="utf-8"))
         weights = load_file(directory / "adapter_model.safetensors")
     except (OSError, ValueError, SafetensorError) as error:
         raise DataError(

@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import pytest
 import torch
@@ -25,14 +26,15 @@ ROWS, TOKENS = 6, 5
 
 
 def slow_grpo(own: float, group: Sequence[float], divide: bool) -> float:
-    spread = statistics.stdev(group) + 1e-6 if len(group) > 1 else 1.0
-    return (own - statistics.fmean(group)) / (spread if divide else 1.0)
+    if len(group) == 1:
+        return own
+    return (own - statistics.fmean(group)) / (statistics.stdev(group) + 1e-6 if divide else 1.0)
 
 
 def slow_rloo(own: float, group: Sequence[float]) -> float:
     others = list(group)
     others.remove(own)
-    return own - statistics.fmean(others) if others else 0.0
+    return own - statistics.fmean(others) if others else own
 
 
 def slow_passk(own: float, group: Sequence[float], divide: bool) -> float:
@@ -110,6 +112,14 @@ def test_opo_weights_the_baseline_by_length() -> None:
     mask = torch.tensor([[True, True, True], [True, False, False]])
     rewards = torch.tensor([[0.0, 0.0, 1.0], [5.0, 0.0, 0.0]])
     assert_close(opo(rewards, mask, torch.tensor([0, 0])), torch.tensor([[-1.0] * 3, [3.0, 0.0, 0.0]]))
+
+
+@pytest.mark.parametrize("estimate", [rloo, opo, partial(grpo, divide_by_std=True), partial(grpo, divide_by_std=False)])
+def test_the_advantage_of_a_response_alone_in_its_group_is_its_score(
+    estimate: Callable[[Tensor, Tensor, Tensor], Tensor],
+) -> None:
+    mask, rewards = torch.ones(3, 2, dtype=torch.bool), torch.tensor([[0.0, 3.0], [0.0, 0.5], [0.0, 0.5]])
+    assert_close(estimate(rewards, mask, torch.tensor([0, 1, 2])), torch.tensor([[3.0] * 2, [0.5] * 2, [0.5] * 2]))
 
 
 def test_gpg_makes_up_for_responses_without_reward() -> None:

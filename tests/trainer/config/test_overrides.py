@@ -123,7 +123,6 @@ def test_a_repeated_key_overrides_equivalent_keys_between_its_uses() -> None:
 def test_paths_become_absolute_in_every_setting() -> None:
     arguments = [f"{setting.key}=some" for setting in settings(Config) if "path" in setting.expected.split()]
     arguments += ["trainer.resume=some", "data.train_files=[some]", "rollout.environment.name=A"]
-    arguments += ["actor.lora.rank=8", "critic.lora.rank=8"]  # an adapter to start from needs its rank
     dumped = load_config([], arguments)[0].model_dump()
 
     def paths(tree: object) -> list[Path]:
@@ -158,7 +157,10 @@ def test_a_file_without_settings_is_refused(tmp_path: Path, content: str | None,
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["algorithm.advantage=grpo", "rollout.samples_per_prompt=1"], "set rollout.samples_per_prompt to 2 or more"),
+        (
+            ["algorithm.advantage=grpo_passk", "rollout.samples_per_prompt=1"],
+            "set rollout.samples_per_prompt to 2 or more",
+        ),
         (["algorithm.dynamic_sampling=true", "rollout.samples_per_prompt=1"], "set rollout.samples_per_prompt"),
         (["actor.mini_batch_size=100"], "does not divide the 256 responses"),
         (["reward.overlong_buffer=17"], "exceeds data.max_response_length=16"),

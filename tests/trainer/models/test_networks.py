@@ -10,8 +10,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from trainer.algorithms.log_probs import log_probs_and_entropy
 from trainer.config.roles import LoraConfig
+from trainer.config.tree import Config
 from trainer.data.batch import Batch
 from trainer.errors import ConfigError, DataError
+from trainer.models.files import with_local_models
 from trainer.models.linear_log_probs import linear_log_probs
 from trainer.models.lora import (
     adapted_layers,
@@ -203,6 +205,16 @@ def test_a_saved_adapter_is_the_start_of_another_run(tmp_path: Path) -> None:
         load_adapter(adapted(LoraConfig(rank=2, target_modules=["o_proj"]), 0), again)
     with pytest.raises(DataError, match="cannot be read"):
         load_adapter(fresh, again.model_copy(update={"path": tmp_path}))
+
+
+def test_an_adapter_without_a_rank_in_the_settings_keeps_its_own(tmp_path: Path) -> None:
+    saved = LoraConfig(rank=2, alpha=6, target_modules=["q_proj", "v_proj"])
+    write_adapter(adapter_weights(adapted(saved, 0), lambda tensor: tensor), saved, tmp_path, tmp_path / "adapter")
+    given = Config.model_validate({"actor": {"lora": {"path": tmp_path / "adapter"}}})
+    assert with_local_models(given).actor.lora == saved.model_copy(update={"path": tmp_path / "adapter"})
+    missing = Config.model_validate({"critic": {"lora": {"path": tmp_path}}})
+    with pytest.raises(DataError, match="cannot be read"):
+        with_local_models(missing)
 
 
 def test_excluded_layers_get_no_adapter() -> None:

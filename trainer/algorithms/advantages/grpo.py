@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainer.algorithms.groups import at_every_token, group_means, sum_by_group
+from trainer.algorithms.groups import at_every_token, group_means, group_sizes, sum_by_group
 from trainer.algorithms.rows import Advantages, Estimator, Sampled
 from trainer.rows import Parameter
 
@@ -24,8 +24,8 @@ def grpo(rewards: Tensor, mask: Tensor, groups: Tensor, divide_by_std: bool) -> 
         A_i = (R_i - mean(R of the group)) / (std(R of the group) + 1e-6), the same at every token
 
     The division gives more weight to prompts that are almost always or almost never solved; Dr. GRPO omits it (Liu et
-    al. 2025, arXiv:2503.20783). The standard deviation is the sample's, with n - 1. A response alone in its group gets
-    0.
+    al. 2025, arXiv:2503.20783). The standard deviation is the sample's, with n - 1. A response alone in its group has
+    mean 0 and standard deviation 1: its advantage is its score.
 
     Args:
         rewards: [rows, tokens] float, 0 where the policy did not choose the token.
@@ -38,9 +38,9 @@ def grpo(rewards: Tensor, mask: Tensor, groups: Tensor, divide_by_std: bool) -> 
     scores = rewards.sum(dim=1)
     difference = scores - group_means(scores, groups)
     if divide_by_std:
-        sizes = sum_by_group(scores.new_ones(scores.shape), groups)
-        variance = sum_by_group(difference.square(), groups) / (sizes - 1).clamp(min=1)
-        difference = difference / (variance.sqrt()[groups] + 1e-6)
+        sizes = group_sizes(groups, scores)
+        variance = sum_by_group(difference.square(), groups)[groups] / (sizes - 1).clamp(min=1)
+        difference = difference / (variance.sqrt().where(sizes > 1, 1.0) + 1e-6)
     return at_every_token(difference, mask)
 
 

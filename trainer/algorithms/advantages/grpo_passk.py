@@ -38,6 +38,7 @@ ROW = Estimator(
     name="grpo_passk",
     estimate=_estimate,
     compares_groups=True,
+    smallest_group=2,
     parameters={"divide_by_std": DIVIDE_BY_STD},
     verl=("grpo_passk",),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainer.algorithms.groups import at_every_token, sum_by_group
+from trainer.algorithms.groups import at_every_token, group_sizes, sum_by_group
 from trainer.algorithms.rows import Advantages, Estimator, Sampled
 
 if TYPE_CHECKING:
@@ -16,14 +16,16 @@ def opo(rewards: Tensor, mask: Tensor, groups: Tensor) -> Tensor:
 
         A_i = R_i - sum(L R) / sum(L) over the group, the same at every token
 
-    This baseline has the least variance if the gradients of tokens are orthogonal and of equal norm.
+    This baseline has the least variance if the gradients of tokens are orthogonal and of equal norm. The advantage of a
+    response alone in its group is its score.
 
     Args, returns: see `grpo`.
     """
     scores = rewards.sum(dim=1)
     lengths = mask.sum(dim=1).to(scores.dtype)
     totals = sum_by_group(lengths, groups).clamp(min=1)
-    return at_every_token(scores - (sum_by_group(lengths * scores, groups) / totals)[groups], mask)
+    baselines = (sum_by_group(lengths * scores, groups) / totals)[groups]
+    return at_every_token(scores - baselines.where(group_sizes(groups, scores) > 1, 0.0), mask)
 
 
 def _estimate(sampled: Sampled) -> Advantages:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainer.algorithms.groups import at_every_token, sum_by_group
+from trainer.algorithms.groups import at_every_token, group_sizes, sum_by_group
 from trainer.algorithms.rows import Advantages, Estimator, Sampled
 
 if TYPE_CHECKING:
@@ -16,14 +16,15 @@ def rloo(rewards: Tensor, mask: Tensor, groups: Tensor) -> Tensor:
 
         A_i = R_i - mean(R of the others in the group), the same at every token
 
-    The baseline does not depend on the response, so the gradient is unbiased. A response alone in its group gets 0.
+    The baseline does not depend on the response, so the gradient is unbiased. The advantage of a response alone
+    in its group is its score.
 
     Args, returns: see `grpo`.
     """
     scores = rewards.sum(dim=1)
-    sizes = sum_by_group(scores.new_ones(scores.shape), groups)[groups]
+    sizes = group_sizes(groups, scores)
     others = (sum_by_group(scores, groups)[groups] - scores) / (sizes - 1).clamp(min=1)
-    return at_every_token((scores - others).where(sizes > 1, 0.0), mask)
+    return at_every_token(scores - others, mask)
 
 
 def _estimate(sampled: Sampled) -> Advantages:

@@ -12,13 +12,24 @@ from trainer.compat.verl.rules import (
     no_effect,
     no_effects,
     only,
+    samples_per_prompt,
     switch,
     switched_by,
     to,
     word,
 )
+from trainer.errors import ConfigError
 
 _ESTIMATORS = {name: row.name for row in ESTIMATORS.values() for name in row.verl}
+
+
+def estimator(key: str, value: Value, given: Given) -> Translation:
+    if word(value) == "rloo_vectorized" and samples_per_prompt(given, default=2) == 1:
+        raise ConfigError(
+            f"{key}=rloo_vectorized gives a single response the advantage 0, so nothing would be learned",
+            hint="set actor_rollout_ref.rollout.n to 2 or more, or algorithm.adv_estimator=rloo for the plain score",
+        )
+    return mapped(_ESTIMATORS, "algorithm.advantage")(key, value, given)
 
 
 def rollout_is(key: str, value: Value, given: Given) -> Translation:
@@ -29,7 +40,7 @@ def rollout_is(key: str, value: Value, given: Given) -> Translation:
 
 
 RULES: dict[str, Rule] = {
-    "algorithm.adv_estimator": mapped(_ESTIMATORS, "algorithm.advantage"),
+    "algorithm.adv_estimator": estimator,
     "algorithm.norm_adv_by_std_in_grpo": to("algorithm.divide_by_std"),
     "algorithm.use_kl_in_reward": switch("algorithm.kl_ctrl.kl_coef", "algorithm.kl_coefficient", 0.001),
     "algorithm.kl_penalty": mapped(KL_KINDS, "algorithm.kl_estimator"),

@@ -5,7 +5,7 @@ verl keeps trained weights in `model_dtype` (float32 by default) and computes in
 """
 
 from trainer.compat.verl.rules import Given, Rule, Translation, Value, only, unsupported, word
-from trainer.compat.verl.shared import ACTOR, ROLLOUT
+from trainer.compat.verl.shared import ACTOR, MODEL, ROLLOUT
 from trainer.errors import ConfigError
 
 _FLOAT32 = dict.fromkeys(("fp32", "float32", "float", "32"), "float32")
@@ -15,6 +15,7 @@ _SECTIONS = (f"{ACTOR}.fsdp_config", "critic.fsdp_config", "critic.model.fsdp_co
 # Keys of the type in which a role or an engine computes.
 COMPUTE_KEYS = (
     *(f"{section}.{key}" for section in _SECTIONS for key in ("mixed_precision.param_dtype", "dtype")),
+    f"{MODEL}.torch_dtype",
     f"{ROLLOUT}.dtype",
     "actor.dtype",
     "critic.dtype",
@@ -57,6 +58,13 @@ def compute_type(key: str, value: Value, given: Given) -> Translation:
             hint=f"set model.dtype={chosen} for all of them",
         )
     return found
+
+
+def model_type(key: str, value: Value, given: Given) -> Translation:
+    """A key outside verl's configuration that some of its scripts give."""
+    found = compute_type(key, value, given)
+    note = f"{key} is the type in which all roles compute: trained weights have actor.weights_dtype"
+    return Translation(found.settings, note if found.settings else "")
 
 
 def dtype_rules(theirs: str, role: str) -> dict[str, Rule]:

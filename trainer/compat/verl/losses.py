@@ -57,10 +57,11 @@ def parameter(ours: str) -> Rule:
 
 
 def use_kl_loss(key: str, value: Value, given: Given) -> Translation:
-    if word(value) not in ("true", "false"):
+    if word(value) not in ("true", "false", ""):
         raise unsupported(key, value, ("true", "false"))
     if not is_true(value):
-        return Translation({"actor.kl_loss_coefficient": 0.0})
+        note = f"{key} is empty, which counts as false" if value == "" else ""
+        return Translation({"actor.kl_loss_coefficient": 0.0}, note)
     coefficient = given.get(f"{ACTOR}.kl_loss_coef", 0.001)
     # Without kl_loss_type, verl differentiates k3.
     return Translation({"actor.kl_loss_coefficient": coefficient}, inherited={"actor.kl_loss_unbiased": False})

@@ -2,6 +2,7 @@
 
 import yaml
 
+from trainer.compat.verl.dtypes import model_type
 from trainer.compat.verl.rules import Given, Rule, Translation, Value, no_effect, only, own_code, to, word
 from trainer.compat.verl.shared import KERNELS, MODEL, PACKED
 from trainer.errors import ConfigError
@@ -56,6 +57,7 @@ RULES: dict[str, Rule] = {
     f"{MODEL}.enable_activation_offload": no_effect(
         "activations stay on the device; see actor.activation_checkpointing"
     ),
+    f"{MODEL}.torch_dtype": model_type,
     f"{MODEL}.lora_rank": to("actor.lora.rank"),
     f"{MODEL}.lora_alpha": lora_alpha("actor", f"{MODEL}.lora_rank"),
     f"{MODEL}.target_modules": to("actor.lora.target_modules"),

@@ -134,13 +134,17 @@ def no_effects(section: str, names: Iterable[str], reason: str) -> dict[str, Rul
     return {f"{section}.{name}": no_effect(reason) for name in names}
 
 
+def samples_per_prompt(given: Given, default: int = 1) -> int | None:
+    """Responses to each prompt; None if it is no whole number."""
+    names = ("rollout.samples_per_prompt", "actor_rollout_ref.rollout.n")
+    return whole(next((given[name] for name in reversed(list(given)) if name in names), default))  # the latest
+
+
 def to_responses(ours: str, inherited: Sequence[str] = ()) -> Rule:
     """Converts a mini-batch size: verl counts prompts, we count responses."""
 
     def rule(key: str, value: Value, given: Given) -> Translation:
-        names = ("rollout.samples_per_prompt", "actor_rollout_ref.rollout.n")
-        samples = next((given[name] for name in reversed(list(given)) if name in names), 1)  # the latest
-        prompts, per_prompt = whole(value), whole(samples)
+        prompts, per_prompt = whole(value), samples_per_prompt(given)
         if prompts is None or per_prompt is None:
             raise ConfigError(f"{key}={value}: expected a whole number", hint="it counts prompts per optimizer step")
         responses = prompts * per_prompt
