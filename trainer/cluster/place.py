@@ -5,12 +5,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RankPlace:
-    """The rank of a worker in its role, its node's address, and its device: cpu or cuda."""
+    """The rank of a worker in its role, its node's address, and its device: cpu or cuda.
+
+    It is worker `local_rank` of the `local_size` workers of its role on its node.
+    """
 
     rank: int
     world_size: int
     address: str
     device: str
+    local_rank: int = 0
+    local_size: int = 1
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,8 @@ class RewardConfig(Section):
     processes: int | None = Field(
         None,
         gt=0,
-        description="processes per node for custom_function and rules that may hang; one per core when not given",
+        description="processes per node for custom_function and rules that may hang, at least one per reward worker; "
+        "one per core when not given",
     )
     timeout: float = Field(10.0, gt=0, description="seconds after which a reward counts as failed")
     failure_score: float = Field(0.0, description="score of a response whose reward raised or timed out")

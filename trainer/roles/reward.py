@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 
 from trainer.cluster.place import RankPlace
+from trainer.config.reward import RewardConfig
 from trainer.config.tree import Config
 from trainer.rewards.answer import Answer, Scored
 from trainer.rewards.function import needs_process, reward_function
@@ -15,10 +16,17 @@ from trainer.rewards.scores import as_scored, weighted_sums
 from trainer.rewards.server import RewardServer
 
 
+def own_processes(settings: RewardConfig, place: RankPlace) -> int:
+    """A worker's share of its node's reward processes, at least one."""
+    on_node = settings.processes or os.cpu_count() or 1
+    first, end = (on_node * rank // place.local_size for rank in (place.local_rank, place.local_rank + 1))
+    return max(1, end - first)
+
+
 class RewardWorker:
     def __init__(self, config: Config, place: RankPlace) -> None:
         self._settings = settings = config.reward
-        self._pool = RewardPool(settings, settings.processes or os.cpu_count() or 1)
+        self._pool = RewardPool(settings, own_processes(settings, place))
         if settings.custom_function.path is not None:
             self._pool.start()
         self._server = RewardServer(settings) if settings.server.url is not None else None

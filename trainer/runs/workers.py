@@ -2,6 +2,7 @@
 
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from trainer.cluster.calls import wait
-from trainer.cluster.nodes import Slot
+from trainer.cluster.nodes import ClusterNode, Slot
 from trainer.cluster.place import RankPlace, Team
 from trainer.cluster.workers import WorkerGroup
 from trainer.config.tree import Config
@@ -103,12 +104,23 @@ def start_group(
     """Starts the workers of one role; returns at once."""
     settings, slots = config.trainer, placement[role]
     group = WorkerGroup[W](role, settings.worker_timeout, settings.bind_cores)
-    for rank, slot in enumerate(slots):
-        place = RankPlace(rank, len(slots), slot.node.address, slot.device)
+    for place, slot in zip(rank_places(slots), slots, strict=True):
         # Rewards by rule alone use no GPU.
         share = GPU_SHARE if role != "reward" or config.reward.model.path else 0.0
         group.add(slot, partial(make, config, place), worker_environment(config, slot), share)
     return group
+
+
+def rank_places(slots: Sequence[Slot]) -> list[RankPlace]:
+    """The ranks of a role's workers, of which each slot has one."""
+    on_node = Counter(slot.node for slot in slots)
+    earlier: Counter[ClusterNode] = Counter()
+    places = []
+    for rank, slot in enumerate(slots):
+        local = (earlier[slot.node], on_node[slot.node])
+        places.append(RankPlace(rank, len(slots), slot.node.address, slot.device, *local))
+        earlier[slot.node] += 1
+    return places
 
 
 def start_engines(

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from trainer.cluster.place import RankPlace
 from trainer.config.reward import RewardConfig, RewardFunction
 from trainer.errors import ConfigError, RewardError
 from trainer.rewards.answer import Answer, Scored
 from trainer.rewards.pool import RewardPool
+from trainer.roles.reward import own_processes
 
 FUNCTION = """
 import os
@@ -65,6 +67,12 @@ def test_a_reward_that_hangs_raises_or_dies_costs_its_own_sample_only(pool: Rewa
         "the reward process died",
     ]
     assert [one.value for one in pool.score(answers("right", "right", "right"))] == [3.0, 3.0, 3.0]
+
+
+@pytest.mark.parametrize(("processes", "workers", "expected"), [(8, 3, [2, 3, 3]), (1, 2, [1, 1]), (4, 1, [4])])
+def test_reward_workers_share_the_processes_of_their_node(processes: int, workers: int, expected: list[int]) -> None:
+    settings = RewardConfig(processes=processes)
+    assert [own_processes(settings, RankPlace(0, 1, "here", "cpu", at, workers)) for at in range(workers)] == expected
 
 
 def test_a_slow_answer_costs_those_behind_it_nothing(pool: RewardPool) -> None:

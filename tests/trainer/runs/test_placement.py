@@ -15,7 +15,7 @@ from trainer.errors import ConfigError, DataError
 from trainer.models.files import parameter_count
 from trainer.models.small import ModelShape, build_tokenizer, create_model, save_model
 from trainer.runs.placement import alternatives, check_fit, engine_slots, place_roles, plan, shares
-from trainer.runs.workers import roles_of
+from trainer.runs.workers import rank_places, roles_of
 
 NODES = [ClusterNode(f"id{at}", f"10.0.0.{at}", cpus=8, gpus=2) for at in range(2)]
 SLOTS = [Slot(rank, NODES[rank // 2], "cuda", rank % 2, 2, group=None) for rank in range(4)]
@@ -207,3 +207,12 @@ def test_engines_that_span_gpus_hold_a_part_of_the_model_on_each(model: Path) ->
     settings = config(model, rollout={"kv_cache_gib": 2.0, "tensor_parallel": 2})
     found = shares(settings, place_roles(settings, SLOTS, ["rollout"]), device_gib=140.0)
     assert found[0].gib == pytest.approx(2.0 + 2 * parameter_count(model) / 2**30 / 2)
+
+
+def test_a_rank_counts_the_workers_of_its_role_on_its_own_node() -> None:
+    places = rank_places([SLOTS[0], SLOTS[1], SLOTS[3]])
+    assert [(place.rank, place.world_size, place.local_rank, place.local_size) for place in places] == [
+        (0, 3, 0, 2),
+        (1, 3, 1, 2),
+        (2, 3, 0, 1),
+    ]
