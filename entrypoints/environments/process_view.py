@@ -74,12 +74,12 @@ class Reader:
                 return value
         return None
 
-    def number(self, *names: str) -> int | None:
-        """The same as a whole number. Raises DetectionError if it is not one."""
+    def number(self, *names: str, longest: int = 9) -> int | None:
+        """The same as a whole number of at most `longest` digits. Raises DetectionError if it is not one."""
         text = self.text(*names)
         if text is None:
             return None
-        if not (text.isascii() and text.isdigit()) or len(text) > 9:
+        if not (text.isascii() and text.isdigit()) or len(text) > longest:
             name = next(name for name in names if name in self.used)
             raise DetectionError(f"{name} is {text!r}, not a whole number")
         return int(text)

@@ -25,7 +25,7 @@ class Pals(Environment):
     @classmethod
     def detect(cls, view: ProcessView) -> Allocation | None:
         reader = Reader(view.variables)
-        if reader.text(RANK) is None:
+        if reader.text(RANK) is None or view.variables.get("SLURM_STEP_ID"):  # Slurm sets it too on Cray systems
             return None
         size = reader.required_number(*SIZE, hint=ONE_PER_NODE)
         local_size = reader.number(*LOCAL_SIZE) or 1

@@ -1,15 +1,18 @@
 """Slurm, from its variables alone: containers rarely have `scontrol`.
 
-The step's variables outrank the job's, because a step may use fewer nodes. The rank is SLURM_NODEID; SLURM_PROCID
-counts tasks, and several may share a node. Under `mpirun`, which starts its own step on all nodes but the first, only
-the job's list and the node's name are right on every node.
+The step's variables outrank the job's, because a step may use fewer nodes. The rank is the place of SLURMD_NODENAME in
+the step's list, which is sorted: SLURM_NODEID follows the components of a heterogeneous step, and SLURM_PROCID counts
+tasks. Under `mpirun`, which starts its own step on all nodes but the first, only the job's list and the node's name are
+right on every node.
 """
+
+from collections.abc import Mapping
 
 from entrypoints.environments.base import Allocation, Environment
 from entrypoints.environments.mpi.tasks import local_rank, started_by_mpi
-from entrypoints.environments.process_view import ProcessView, Reader, rank_of
+from entrypoints.environments.process_view import ProcessView, Reader, distinct, rank_of
 from entrypoints.errors import DetectionError
-from entrypoints.hostlist import HostlistError, expand
+from entrypoints.hostlist import HostlistError, compress, expand
 
 JOB_ID = "SLURM_JOB_ID"
 STEP_ID = "SLURM_STEP_ID"
@@ -20,7 +23,11 @@ NODE_RANK = "SLURM_NODEID"
 LOCAL_RANK = "SLURM_LOCALID"
 NODE_NAME = "SLURMD_NODENAME"
 RESTARTS = "SLURM_RESTART_COUNT"
+COMPONENTS = "SLURM_HET_SIZE"
+COMPONENT_LIST = "SLURM_JOB_NODELIST_HET_GROUP_{}"
 
+_FIRST_SPECIAL_STEP = 0xFFFFFFF0
+"""Step ids from here on are Slurm's own: 4294967290 is salloc's shell on the first node, 4294967291 a batch script."""
 _START_WITH_SRUN = "start one task per node with srun --ntasks-per-node=1, and pass SLURM_* into the container"
 
 
@@ -29,10 +36,11 @@ class Slurm(Environment):
     precedence = 200
     job_id_variable = JOB_ID
     title = "Slurm"
-    reads = (JOB_ID, STEP_ID, *NODE_COUNT[:2], *NODE_LIST[:2], NODE_RANK, LOCAL_RANK, NODE_NAME, RESTARTS)
+    reads = (JOB_ID, STEP_ID, *NODE_COUNT[:2], *NODE_LIST[:2], NODE_NAME, NODE_RANK, LOCAL_RANK, RESTARTS, COMPONENTS)
     caveats = (
-        "SLURM_PROCID and SLURM_NTASKS count tasks. enroot and pyxis also set MASTER_ADDR, RANK and WORLD_SIZE; Slurm "
-        "takes precedence. Without srun, an sbatch script is one process on the first node."
+        "SLURM_PROCID and SLURM_NTASKS count tasks. enroot and pyxis also set MASTER_ADDR, RANK and WORLD_SIZE, Cray's "
+        "Slurm PALS_RANKID; Slurm takes precedence. Without srun, an sbatch script and the shell of salloc are one "
+        "process on the first node. A step with fewer nodes than the job gets a warning."
     )
     run_under = "Slurm 22.05"
     start = "srun --ntasks-per-node=1 LAUNCH"
@@ -46,29 +54,79 @@ class Slurm(Environment):
             return None
         if restarts := reader.number(RESTARTS):
             job_id = f"{job_id}+{restarts}"  # a task left from before a requeue must not meet the new ones
-        if started_by_mpi(view.variables):
+        if _started_by_mpirun(view.variables):
             return _below_mpirun(view, reader, job_id)
+        step_id = reader.number(STEP_ID, longest=10)
+        if step_id is None or step_id >= _FIRST_SPECIAL_STEP:
+            return _only_process(reader, job_id)
         count = reader.required_number(*NODE_COUNT, hint=_START_WITH_SRUN)
         hosts = _hosts(reader, NODE_LIST)
-        step_id = reader.text(STEP_ID)
-        if step_id is None:  # a batch script or salloc's shell: the job's only process
-            rank = reader.number(NODE_RANK) or 0
-            alone = f"srun --nodes={count} --ntasks-per-node=1 launch ..." if count > 1 else ""
-        else:
-            rank, alone = reader.required_number(NODE_RANK, hint=_START_WITH_SRUN), ""
-            job_id = f"{job_id}.{step_id}"
+        job_hosts = _job_hosts(view.variables)
+        several = view.variables.get(COMPONENTS)
         return Allocation(
             environment=cls.name,
-            job_id=job_id,
+            job_id=f"{job_id}.{step_id}{f'.{hosts[0]}' if several else ''}",  # components share the job's id
             node_count=count,
-            node_rank=rank,
-            local_rank=0 if step_id is None else reader.required_number(LOCAL_RANK, hint=_START_WITH_SRUN),
-            task_count=None if step_id is None else reader.number(*TASK_COUNT),
+            node_rank=_rank(reader, hosts),
+            local_rank=reader.required_number(LOCAL_RANK, hint=_START_WITH_SRUN),
+            task_count=reader.number(*TASK_COUNT),
             hosts=hosts,
             head=hosts[0],
-            alone=alone,
+            warnings=(_too_few(count, job_hosts),) if count < len(job_hosts) else (),
             variables=reader.used,
         )
+
+
+def _started_by_mpirun(variables: Mapping[str, str]) -> bool:
+    """Whether mpirun started this task. PALS_RANKID does not tell: Slurm sets it too on HPE Cray systems."""
+    return started_by_mpi({name: value for name, value in variables.items() if name != "PALS_RANKID"})
+
+
+def _only_process(reader: Reader, job_id: str) -> Allocation:
+    """The allocation of a batch script or of salloc's shell: the job's only process so far, on the first node."""
+    components = reader.number(COMPONENTS) or 0
+    if components:
+        lists = [_hosts(reader, (COMPONENT_LIST.format(component),)) for component in range(components)]
+        hosts = distinct([host for listed in lists for host in listed])
+        count, everywhere = len(hosts), f"--het-group=0-{components - 1}"
+    else:
+        count = reader.required_number(*NODE_COUNT[1:], hint=_START_WITH_SRUN)
+        hosts, everywhere = _hosts(reader, NODE_LIST[1:]), f"--nodes={count}"
+    return Allocation(
+        environment=Slurm.name,
+        job_id=job_id,
+        node_count=count,
+        node_rank=reader.number(NODE_RANK) or 0,
+        hosts=hosts,
+        head=hosts[0],
+        alone=f"srun {everywhere} --ntasks-per-node=1 launch ..." if count > 1 else "",
+        variables=reader.used,
+    )
+
+
+def _rank(reader: Reader, hosts: tuple[str, ...]) -> int:
+    """This node's rank in the step: by its name, else by SLURM_NODEID."""
+    name = reader.text(NODE_NAME)
+    if name in hosts:
+        return hosts.index(name)
+    return reader.required_number(NODE_RANK, hint=_START_WITH_SRUN)
+
+
+def _job_hosts(variables: Mapping[str, str]) -> tuple[str, ...]:
+    """The hosts of the job around a step; empty if its variables do not tell them."""
+    components = Reader(variables).number(COMPONENTS) or 0
+    names = [COMPONENT_LIST.format(component) for component in range(components)] or [NODE_LIST[1]]
+    try:
+        return distinct([host for name in names if (text := variables.get(name)) for host in expand(text)])
+    except HostlistError:
+        return ()
+
+
+def _too_few(count: int, job_hosts: tuple[str, ...]) -> str:
+    return (
+        f"this step has {count} of the job's {len(job_hosts)} nodes ({compress(job_hosts)}); "
+        f"for all of them write srun --nodes={len(job_hosts)} --ntasks-per-node=1 launch ..."
+    )
 
 
 def _below_mpirun(view: ProcessView, reader: Reader, job_id: str) -> Allocation:

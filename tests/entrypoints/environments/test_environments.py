@@ -135,6 +135,7 @@ def without(variables: Mapping[str, str], *names: str) -> dict[str, str]:
         ),
         ({"SLIPWAY_HOSTS": "a,b", "SLIPWAY_NODE_RANK": "-1"}, "SLIPWAY_NODE_RANK is '-1'"),
         (without(SLURM, "SLURM_NODEID"), "SLURM_NODEID is not set"),
+        ({**SLURM, "SLURM_STEP_ID": "x"}, "SLURM_STEP_ID is 'x', not a whole number"),
         (without(SLURM, "SLURM_LOCALID"), "SLURM_LOCALID is not set"),
         ({**SLURM, "SLURM_NODEID": "zero"}, "SLURM_NODEID is 'zero'"),
         ({**SLURM, "SLURM_NODEID": "4"}, "node rank 4 is not below 4 nodes"),
@@ -190,6 +191,14 @@ def without(variables: Mapping[str, str], *names: str) -> dict[str, str]:
 def test_never_guesses_an_identity(variables: Mapping[str, str], message: str) -> None:
     with pytest.raises(DetectionError, match=message):
         detect(variables, "me")
+
+
+def test_a_batch_script_of_a_heterogeneous_job_has_the_nodes_of_all_components() -> None:
+    lists = {"SLURM_JOB_NODELIST_HET_GROUP_0": "cpu1", "SLURM_JOB_NODELIST_HET_GROUP_1": "gpu[1-2]"}
+    script = {"SLURM_JOB_ID": "9", "SLURM_HET_SIZE": "2", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "cpu1"}
+    found = detect({**script, **lists}, "cpu1").allocation
+    assert (found.hosts, found.node_rank) == (("cpu1", "gpu1", "gpu2"), 0)
+    assert found.alone == "srun --het-group=0-1 --ntasks-per-node=1 launch ..."
 
 
 def test_disagreement_names_the_winner() -> None:
