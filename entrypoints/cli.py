@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NoReturn, TypeVar
 
 from entrypoints.commands import attach, environments, explain, hosts, preflight
-from entrypoints.environments.explicit import HEAD, HOST_FILE, HOSTS, NODE_RANK, NODES
+from entrypoints.environments.explicit import HEAD, HOST_FILE, HOSTS, NODE_RANK, NODES, SINGLE
 from entrypoints.errors import LaunchError, UsageError
 from entrypoints.host.settings import read_manifest
 from entrypoints.host.tree import Tree
@@ -80,6 +80,7 @@ def _main(arguments: list[str], variables: Mapping[str, str]) -> int:
 def _with_options(variables: Mapping[str, str], parsed: argparse.Namespace) -> dict[str, str]:
     """The variables, overridden by the options that stand for some of them."""
     given = {name: getattr(parsed, option) for option, name in _VARIABLES.items()}
+    given[SINGLE] = "1" if parsed.single else None
     return {**variables, **{name: value for name, value in given.items() if value is not None}}
 
 
@@ -191,6 +192,7 @@ def _add_node_options(parser: argparse.ArgumentParser) -> None:
         "--node-rank", type=_word, metavar="N", help=f"rank of this node; default: found by its host name [{NODE_RANK}]"
     )
     add("--head", type=_word, metavar="HOST", help=f"the first node, if the environment does not name it [{HEAD}]")
+    add("--single", action="store_true", help=f"run on this node alone, whatever a scheduler says [{SINGLE}=1]")
     add("--hostname", type=_word, metavar="NAME", help="name of this node; default: its host name")
 
 

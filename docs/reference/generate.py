@@ -210,6 +210,7 @@ VARIABLES = {
         "SLIPWAY_NODE_RANK": "this node's number, where its host name does not identify it",
         "SLIPWAY_NODES": "number of nodes, where nothing else gives it",
         "SLIPWAY_HEAD": "host name of the head, where nothing else gives it",
+        "SLIPWAY_SINGLE": "1 runs on this node alone, whatever a scheduler says",
         "SLIPWAY_SERVICE": "Docker's service name, whose tasks are the nodes",
         "SLIPWAY_PODS_PER_JOB": "JobSet: pods in each of its jobs",
         "SLIPWAY_JOB_ID": "name of the job, where no scheduler gives one",

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from entrypoints.environments.base import Allocation, Environment, by_precedence
 from entrypoints.environments.explicit import HEAD, NODES, Explicit
-from entrypoints.environments.kubernetes.kuberay import ADDRESS
+from entrypoints.environments.kubernetes.kuberay import ADDRESS, cluster_address
 from entrypoints.environments.process_view import ProcessView
+from entrypoints.environments.single import Single
 from entrypoints.errors import DetectionError, NotYetThereError
 
 __all__ = ["REGISTRY", "Allocation", "Detection", "Environment", "ProcessView", "detect"]
@@ -38,6 +39,8 @@ def detect(variables: Mapping[str, str], hostname: str, root: Path = Path("/")) 
     instead of one job over all nodes. Its subclass NotYetThereError is worth another try.
     """
     view = ProcessView(variables=variables, hostname=hostname, root=root)
+    if alone := Single.on_purpose(view):
+        return Detection(allocation=alone, runners_up=(), conflicts=_existing_cluster(view, alone))
     winner: Allocation | None = None
     runners_up: list[Allocation] = []
     conflicts: list[str] = []
@@ -59,8 +62,7 @@ def detect(variables: Mapping[str, str], hostname: str, root: Path = Path("/")) 
             continue
         if winner is None:
             winner = _as_the_user_says(view, found)
-            if address := view.variables.get(ADDRESS) if not winner.attach else None:
-                conflicts.append(f"{ADDRESS}={address} names a cluster that exists already; {winner.environment} wins")
+            conflicts += _existing_cluster(view, winner)
         else:
             runners_up.append(found)
             conflicts += _differences(winner, found)
@@ -68,13 +70,21 @@ def detect(variables: Mapping[str, str], hostname: str, root: Path = Path("/")) 
     return Detection(allocation=winner, runners_up=tuple(runners_up), conflicts=tuple(conflicts))
 
 
-def _as_the_user_says(view: ProcessView, found: Allocation) -> Allocation:
-    """Apply what the user says: a cluster to attach to, a head that the environment does not name, a number of nodes.
+def _existing_cluster(view: ProcessView, winner: Allocation) -> tuple[str, ...]:
+    """A sentence if RAY_ADDRESS names a cluster that the winner does not use."""
+    address = view.variables.get(ADDRESS)
+    if not address or winner.attach:
+        return ()
+    return (f"{ADDRESS}={address} names a cluster that exists already; {winner.environment} wins",)
 
-    Raises DetectionError if the number differs from the environment's.
+
+def _as_the_user_says(view: ProcessView, found: Allocation) -> Allocation:
+    """Apply what the user says: a cluster to attach to, a number of nodes, another name of the head.
+
+    Raises DetectionError if it contradicts the environment, or if the cluster's address is a dashboard's.
     """
     if found.environment != Explicit.name:
-        found = replace(found, attach=view.variables.get(ADDRESS) or found.attach)
+        found = replace(found, attach=cluster_address(view.variables) or found.attach)
     expected = view.variables.get(NODES, "").strip()
     if expected and not found.attach and expected != str(found.node_count):
         raise DetectionError(
@@ -82,8 +92,14 @@ def _as_the_user_says(view: ProcessView, found: Allocation) -> Allocation:
             hint="unset it, as the environment knows the number, or list the nodes in SLIPWAY_HOSTS",
         )
     head = view.variables.get(HEAD, "").strip()
-    if found.hosts is not None or not head:
+    if not head or head == found.head or found.environment == Single.name:
         return found
+    if found.hosts is not None and head in found.hosts:
+        raise DetectionError(
+            f"{HEAD} is {head}, but {found.environment} has it as node {found.hosts.index(head)}; "
+            f"node 0 is {found.hosts[0]}",
+            hint=f"unset {HEAD}, or list the nodes in the order that you want: --hosts or SLIPWAY_HOSTS",
+        )
     return replace(found, head=head, other_heads=(), variables={**found.variables, HEAD: head})
 
 

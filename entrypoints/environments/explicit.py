@@ -1,15 +1,15 @@
 """The user names the nodes: a list of hosts with the head first, or the head, the number of nodes and the rank.
 
-A list may use Slurm's short form (`gpu-[0-3]`). A host file has one host per line, as for MPI; slots (`slots=8`, `:8`)
-and comments are ignored.
+A list may use Slurm's short form (`gpu-[0-3]`), and IPv6 addresses in brackets or without. A host file has one host per
+line, as for MPI; slots (`slots=8`, `:8`) and comments are ignored.
 """
 
 import hashlib
 
 from entrypoints.environments.base import Allocation, Environment, scheduler_job_id
-from entrypoints.environments.process_view import ProcessView, Reader, distinct, rank_of
+from entrypoints.environments.host_names import in_file, in_list
+from entrypoints.environments.process_view import ProcessView, Reader, rank_of
 from entrypoints.errors import DetectionError
-from entrypoints.hostlist import HostlistError, expand
 
 JOB_ID = "SLIPWAY_JOB_ID"
 HOSTS = "SLIPWAY_HOSTS"
@@ -18,7 +18,8 @@ HEAD = "SLIPWAY_HEAD"
 NODES = "SLIPWAY_NODES"
 NODE_RANK = "SLIPWAY_NODE_RANK"
 
-_ALL_THREE = f"set all of {HEAD}, {NODES} and {NODE_RANK}, or list the nodes in {HOSTS}"
+SINGLE = "SLIPWAY_SINGLE"
+ALL_THREE = f"set all of {HEAD}, {NODES} and {NODE_RANK}, or list the nodes in {HOSTS}"
 
 
 class Explicit(Environment):
@@ -65,33 +66,16 @@ class Explicit(Environment):
 
 def _hosts(view: ProcessView, reader: Reader) -> tuple[str, ...] | None:
     if text := reader.text(HOSTS):
-        return _listed(text)
+        return in_list(text, HOSTS)
     path = reader.text(HOST_FILE)
     if path is None:
         return None
     lines = view.lines(path)
     if lines is None:
         raise DetectionError(f"{HOST_FILE} is {path}, which cannot be read here", hint="mount it into the container")
-    names = [line.split("#")[0].split()[0].partition(":")[0] for line in lines if line.split("#")[0].strip()]
-    if not names:
+    hosts = in_file(lines, HOST_FILE)
+    if not hosts:
         raise DetectionError(f"{HOST_FILE} is {path}, which lists no host")
-    return distinct(names)
-
-
-def _listed(text: str) -> tuple[str, ...]:
-    if "[" in text:
-        try:
-            hosts = tuple(expand(text))
-        except HostlistError as error:
-            raise DetectionError(f"{HOSTS} is {text!r}: {error}") from error
-    else:
-        hosts = tuple(host.strip() for host in text.split(","))
-    if not all(hosts):
-        raise DetectionError(f"{HOSTS} is {text!r}: a host name is empty", hint=f"write {HOSTS}=head,worker-1")
-    if blank := next((host for host in hosts if len(host.split()) > 1), None):
-        raise DetectionError(f"{HOSTS}: {blank!r} is not a host name", hint="separate the names by commas")
-    if repeated := {host for host in hosts if hosts.count(host) > 1}:
-        raise DetectionError(f"{HOSTS} is {text!r}: {min(repeated)} is listed twice")
     return hosts
 
 
@@ -101,10 +85,10 @@ def _by_number(reader: Reader, view: ProcessView, rank: int | None) -> Allocatio
         return None
     return Allocation(
         environment=Explicit.name,
-        job_id=_job_id(view, reader.required(HEAD, hint=_ALL_THREE)),
-        node_count=reader.required_number(NODES, hint=_ALL_THREE),
+        job_id=_job_id(view, reader.required(HEAD, hint=ALL_THREE)),
+        node_count=reader.required_number(NODES, hint=ALL_THREE),
         node_rank=rank,
-        head=reader.required(HEAD, hint=_ALL_THREE),
+        head=reader.required(HEAD, hint=ALL_THREE),
         variables=reader.used,
     )
 

@@ -1,5 +1,8 @@
 """One process's view of its node, and readers of variables and host lists for environments."""
 
+import contextlib
+import functools
+import ipaddress
 import re
 import shutil
 import subprocess
@@ -24,12 +27,19 @@ class ProcessView:
     """The root directory of all files, so that tests can use recorded ones."""
 
     def lines(self, path: str) -> list[str] | None:
-        """The stripped, non-empty lines of a file; None if it cannot be read here."""
+        """The stripped, non-empty lines of a file; None if it cannot be read here.
+
+        A relative path starts at the working directory.
+        """
         try:
-            text = (self.root / path.lstrip("/")).read_text(encoding="utf-8")
+            text = self.place(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):
             return None
         return [line.strip() for line in text.splitlines() if line.strip()]
+
+    def place(self, path: str) -> Path:
+        """The path below the view's root; a relative one stays as it is."""
+        return self.root / path.lstrip("/") if path.startswith("/") else Path(path)
 
     def ask(self, *command: str) -> str | None:
         """The output of a scheduler's program; None if it is missing or fails."""
@@ -44,11 +54,19 @@ class ProcessView:
             return None
         return done.stdout.strip() if done.returncode == 0 else None
 
-    @property
+    @functools.cached_property
     def addresses(self) -> frozenset[str]:
-        """This node's own IPv4 addresses, without loopback."""
+        """This node's own addresses, without loopback."""
         text = "\n".join(self.lines("/proc/net/fib_trie") or ())
-        return frozenset(found for found in _LOCAL_ADDRESS.findall(text) if not found.startswith("127."))
+        ipv4 = (found for found in _LOCAL_ADDRESS.findall(text) if not found.startswith("127."))
+        ipv6 = (line.split()[0] for line in self.lines("/proc/net/if_inet6") or ())
+        return frozenset((*ipv4, *(str(ipaddress.IPv6Address(int(digits, 16))) for digits in ipv6))) - {"::1"}
+
+    def is_me(self, host: str) -> bool:
+        """Whether a name or address is this node's. Of names the short form decides."""
+        with contextlib.suppress(ValueError):
+            return str(ipaddress.ip_address(host)) in self.addresses
+        return host.split(".")[0] == self.hostname.split(".")[0]
 
     def fully_qualified(self) -> str | None:
         """This host's full name in /etc/hosts, where the kubelet writes a pod's; None if there is none."""
@@ -111,10 +129,7 @@ def rank_of(view: ProcessView, hosts: Sequence[str], source: str) -> int:
     """
     if view.hostname in hosts:
         return hosts.index(view.hostname)
-    short = view.hostname.split(".")[0]
-    matches = [rank for rank, host in enumerate(hosts) if host.split(".")[0] == short]
-    if not matches:
-        matches = [rank for rank, host in enumerate(hosts) if host in view.addresses]
+    matches = [rank for rank, host in enumerate(hosts) if view.is_me(host)]
     if len(matches) != 1:
         raise DetectionError(
             f"this host is {view.hostname}, which is {'ambiguous' if matches else 'not'} in {source}={','.join(hosts)}",

@@ -1,13 +1,12 @@
-"""A single node: used if no other environment is present."""
+"""A single node: used if no other environment is present, or because the user says so."""
 
 import secrets
 
 from entrypoints.environments.base import Allocation, Environment
-from entrypoints.environments.process_view import ProcessView
+from entrypoints.environments.explicit import HEAD, HOST_FILE, HOSTS, NODE_RANK, NODES, SINGLE
+from entrypoints.environments.other_nodes import LIST_THEM, signs
+from entrypoints.environments.process_view import ProcessView, Reader
 from entrypoints.errors import DetectionError
-
-RANKS = ("NODE_RANK", "PET_NODE_RANK", "GROUP_RANK", "RANK")
-"""One of these above 0 shows that there are other nodes, even if the other variables are missing."""
 
 
 class Single(Environment):
@@ -15,20 +14,49 @@ class Single(Environment):
     last_resort = True
     precedence = 900
     title = "One node"
-    reads = ()
-    caveats = "Used if nothing else is found. If you expected several nodes, check `launch explain`."
+    reads = (SINGLE,)
+    caveats = (
+        "Used if nothing else is found, and refused if anything shows other nodes: a rank, a count of nodes, a list or "
+        "a file of hosts, a scheduler's folder. --single runs on this node alone in any environment."
+    )
     run_under = "one container"
     start = "LAUNCH"
     source = "docs/design.md"
 
     @classmethod
     def detect(cls, view: ProcessView) -> Allocation:
-        for name in RANKS:
-            if view.variables.get(name, "").strip("0").isdigit():
-                raise DetectionError(
-                    f"{name} is {view.variables[name]}, so there are other nodes, but nothing says how many",
-                    hint=f"pass NNODES and MASTER_ADDR into the container too; for a single node unset {name}",
-                )
+        if view.variables.get(NODES, "").strip() != "1" and (sign := next(signs(view), None)):
+            raise DetectionError(sign.text, sign.hint)
+        head = view.variables.get(HEAD, "").strip()
+        if head and head != "localhost" and not view.is_me(head):
+            raise DetectionError(f"{HEAD} is {head}, so there are other nodes, but nothing says how many", LIST_THEM)
+        return cls.alone(view, {})
+
+    @classmethod
+    def on_purpose(cls, view: ProcessView) -> Allocation | None:
+        """The allocation of this node alone if the user asks for it, whatever a scheduler says; else None.
+
+        Raises DetectionError if another of the user's variables names more nodes.
+        """
+        reader = Reader(view.variables)
+        chosen = reader.text(SINGLE)
+        if chosen in (None, "0"):
+            return None
+        if chosen != "1":
+            raise DetectionError(f"{SINGLE} is {chosen!r}, not 1 or 0")
+        others = [name for name in (HOSTS, HOST_FILE, HEAD, NODE_RANK) if view.variables.get(name)]
+        if view.variables.get(NODES, "1") != "1":
+            others.append(NODES)
+        if others:
+            raise DetectionError(
+                f"{SINGLE} is 1, but {others[0]} is {view.variables[others[0]]!r}",
+                hint=f"unset {SINGLE} or {others[0]}",
+            )
+        return cls.alone(view, reader.used)
+
+    @classmethod
+    def alone(cls, view: ProcessView, variables: dict[str, str]) -> Allocation:
+        """The allocation of this node alone."""
         return Allocation(
             environment=cls.name,
             job_id=secrets.token_hex(4),  # no peer needs it, but two jobs on one host must differ
@@ -36,5 +64,5 @@ class Single(Environment):
             node_rank=0,
             hosts=(view.hostname,),
             head=view.hostname,
-            variables={},
+            variables=variables,
         )

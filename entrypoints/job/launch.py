@@ -59,7 +59,7 @@ def launch(detection: Detection, options: Options, hostname: str, variables: Map
     if allocation.alone and not allocation.attach:
         raise DetectionError(
             f"{allocation.environment} allocated {allocation.node_count} nodes, but only this process was started",
-            hint=f"write {allocation.alone}",
+            hint=f"write {allocation.alone}, or --single for this node alone",
         )
     if not allocation.attach:  # Ray reads it too, and it names another cluster
         variables = {name: value for name, value in variables.items() if name != ADDRESS}

@@ -1,7 +1,10 @@
 """KubeRay: the pods form a Ray cluster already, so the command only attaches to it."""
 
+from collections.abc import Mapping
+
 from entrypoints.environments.base import Allocation, Environment
 from entrypoints.environments.process_view import ProcessView, Reader
+from entrypoints.errors import DetectionError
 from entrypoints.host.interfaces import bracketed
 
 HEAD = ("FQ_RAY_IP", "RAY_IP")
@@ -30,7 +33,8 @@ class KubeRay(Environment):
         if head is None and cluster is None:
             return None
         port = view.variables.get("RAY_PORT") or _PORT
-        attach = reader.text(ADDRESS) or (f"{bracketed(head)}:{port}" if head else None)
+        reader.text(ADDRESS)
+        attach = cluster_address(view.variables) or (f"{bracketed(head)}:{port}" if head else None)
         if attach is None:
             return None
         return Allocation(
@@ -42,3 +46,17 @@ class KubeRay(Environment):
             attach=attach,
             variables=reader.used,
         )
+
+
+def cluster_address(variables: Mapping[str, str]) -> str | None:
+    """The cluster that the user wants to use, from RAY_ADDRESS; None if it is unset.
+
+    Raises DetectionError for the address of a dashboard, which `ray job submit` reads from the same variable.
+    """
+    address = variables.get(ADDRESS, "").strip()
+    if address.startswith(("http://", "https://")):
+        raise DetectionError(
+            f"{ADDRESS} is {address}, a dashboard's address, at which no command can join the cluster",
+            hint=f"set {ADDRESS} to the cluster's own address, like HOST:{_PORT}, or unset it to form a cluster",
+        )
+    return address or None

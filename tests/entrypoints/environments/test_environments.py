@@ -90,7 +90,9 @@ def test_the_schedulers_job_id_tells_jobs_apart(variables: dict[str, str], job_i
         ({"SLIPWAY_HOSTS": "a,b", "SLIPWAY_NODE_RANK": "1"}, "explicit", 2, 1, 0, "a"),
         ({"SLIPWAY_HOSTS": "n[1-3]", "SLIPWAY_NODE_RANK": "2"}, "explicit", 3, 2, 0, "n1"),
         ({"SLIPWAY_HEAD": "a", "SLIPWAY_NODES": "3", "SLIPWAY_NODE_RANK": "2"}, "explicit", 3, 2, 0, "a"),
-        ({"SLIPWAY_HEAD": "a"}, "single", 1, 0, 0, "me"),
+        ({**SLURM, "SLIPWAY_HEAD": "n01-ib"}, "slurm", 4, 2, 0, "n01-ib"),
+        ({"SLIPWAY_HOSTS": "[fd00::1],[fd00::2]", "SLIPWAY_NODE_RANK": "1"}, "explicit", 2, 1, 0, "fd00::1"),
+        ({"SLIPWAY_HOSTS": "fd00::1,fd00::2", "SLIPWAY_NODE_RANK": "1"}, "explicit", 2, 1, 0, "fd00::1"),
         (SLURM, "slurm", 4, 2, 0, "n01"),
         ({**SLURM, "SLURM_LOCALID": "3"}, "slurm", 4, 2, 3, "n01"),
         ({**SLURM, "SLIPWAY_HOSTS": "me"}, "explicit", 1, 0, 0, "me"),
@@ -128,6 +130,12 @@ def without(variables: Mapping[str, str], *names: str) -> dict[str, str]:
         ({"SLIPWAY_HOSTS": "me.x,me.y"}, "ambiguous"),
         ({"SLIPWAY_HOSTS": "a,,b"}, "a host name is empty"),
         ({"SLIPWAY_HOSTS": "a,a"}, "a is listed twice"),
+        ({"SLIPWAY_HOSTS": "a:8,me:8"}, "SLIPWAY_HOSTS: 'a:8' is not a host name"),
+        ({**SLURM, "SLIPWAY_HEAD": "n03"}, "SLIPWAY_HEAD is n03, but slurm has it as node 2; node 0 is n01"),
+        ({"SLIPWAY_HOSTS": "a,me", "SLIPWAY_HEAD": "me"}, "SLIPWAY_HEAD is me, but explicit has it as node 1"),
+        ({"RAY_ADDRESS": "http://10.0.0.1:8265"}, "RAY_ADDRESS is http://10.0.0.1:8265, a dashboard's address"),
+        ({**SLURM, "RAY_ADDRESS": "https://ray.lan"}, "RAY_ADDRESS is https://ray.lan, a dashboard's address"),
+        ({"FQ_RAY_IP": "h", "RAY_ADDRESS": "http://h:8265"}, "RAY_ADDRESS is http://h:8265, a dashboard's address"),
         ({"SLIPWAY_HOSTS": "a,b", "SLIPWAY_NODE_RANK": "2"}, "SLIPWAY_NODE_RANK is 2"),
         (
             {"SLIPWAY_HOSTS": "a,me", "SLIPWAY_NODE_RANK": "0"},
@@ -278,12 +286,38 @@ def test_nodes_agree_on_the_job() -> None:
         ("a\nme\n", ("a", "me")),
         ("# nodes\na slots=8\n\nme slots=8  # the second\n", ("a", "me")),
         ("a:8\na:8\nme:8\n", ("a", "me")),
+        ("10.0.0.1:8\nme\n", ("10.0.0.1", "me")),
+        ("fd00::1\nme\n", ("fd00::1", "me")),
+        ("[fd00::1]\nme\n", ("fd00::1", "me")),
+        ("[fd00::1]:8 # the head\nme\n", ("fd00::1", "me")),
     ],
 )
 def test_a_host_file_has_one_host_per_line(tmp_path: Path, text: str, hosts: tuple[str, ...]) -> None:
     (tmp_path / "hosts").write_text(text, encoding="utf-8")
     found = detect({"SLIPWAY_HOSTFILE": "/hosts"}, "me", tmp_path).allocation
     assert (found.hosts, found.node_rank) == (hosts, 1)
+
+
+def test_a_relative_host_file_is_read_from_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "hosts").write_text("a\nme\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert detect({"SLIPWAY_HOSTFILE": "hosts"}, "me").allocation.hosts == ("a", "me")
+
+
+def test_a_host_file_with_several_hosts_on_a_line_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("a,me\n", encoding="utf-8")
+    with pytest.raises(DetectionError, match="SLIPWAY_HOSTFILE: 'a,me' is not a host name"):
+        detect({"SLIPWAY_HOSTFILE": "/hosts"}, "me", tmp_path)
+
+
+def test_this_node_is_found_by_its_ipv6_address(tmp_path: Path) -> None:
+    (tmp_path / "proc" / "net").mkdir(parents=True)
+    (tmp_path / "proc" / "net" / "if_inet6").write_text(f"fd00{'0' * 27}2 02 40 00 80 eth0\n", encoding="ascii")
+    (tmp_path / "hosts").write_text("[fd00::1]:8\n[FD00:0::2]:8\n", encoding="ascii")
+    found = detect({"SLIPWAY_HOSTFILE": "/hosts"}, "me", tmp_path).allocation
+    assert (found.node_count, found.node_rank, found.head) == (2, 1, "fd00::1")
 
 
 def test_this_node_is_found_by_its_address_in_a_list_of_addresses(tmp_path: Path) -> None:

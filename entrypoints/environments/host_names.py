@@ -1,0 +1,65 @@
+"""Host names and addresses, as users, host files and services write them."""
+
+import ipaddress
+import re
+
+from entrypoints.errors import DetectionError
+from entrypoints.hostlist import HostlistError, expand
+
+_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?\.?")
+_BRACKETED = re.compile(r"\[([^\]]*:[^\]]*)\](?::(\d+))?")
+_WITH_NUMBER = re.compile(r"([^:]+):(\d+)")
+
+
+def host_name(word: str, source: str) -> str:
+    """A host name, or an address without the brackets of IPv6. Raises DetectionError, naming the source, for others."""
+    name = match[1] if (match := _BRACKETED.fullmatch(word)) and match[2] is None else word
+    if not _NAME.fullmatch(name) and not is_address(name):
+        raise DetectionError(f"{source}: {word!r} is not a host name", hint="write names or addresses alone")
+    return name
+
+
+def is_address(text: str) -> bool:
+    """Whether the text is an IPv4 or IPv6 address."""
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def without_number(word: str) -> str:
+    """`host` of `host:8` and `[fd00::1]:8`, whose number is a port or a count of slots; other words unchanged."""
+    if match := _BRACKETED.fullmatch(word):
+        return match[1]
+    if match := _WITH_NUMBER.fullmatch(word):
+        return match[1]
+    return word
+
+
+def in_list(text: str, source: str) -> tuple[str, ...]:
+    """The hosts of `a,b`, `[fd00::1],[fd00::2]` or `gpu-[0-3]`. Raises DetectionError, naming the source."""
+    if "[" in text and not _BRACKETED.search(text):
+        try:
+            hosts = tuple(expand(text))
+        except HostlistError as error:
+            raise DetectionError(f"{source} is {text!r}: {error}") from error
+    else:
+        hosts = tuple(host.strip() for host in text.split(","))
+    if not all(hosts):
+        raise DetectionError(f"{source} is {text!r}: a host name is empty", hint=f"write {source}=head,worker-1")
+    if blank := next((host for host in hosts if len(host.split()) > 1), None):
+        raise DetectionError(f"{source}: {blank!r} is not a host name", hint="separate the names by commas")
+    hosts = tuple(host_name(host, source) for host in hosts)
+    if repeated := {host for host in hosts if hosts.count(host) > 1}:
+        raise DetectionError(f"{source} is {text!r}: {min(repeated)} is listed twice")
+    return hosts
+
+
+def in_file(lines: list[str], source: str) -> tuple[str, ...]:
+    """The hosts of an MPI host file, each once: the first word of each line, without slots (`host:8`, `host slots=8`).
+
+    Raises DetectionError, naming the source, for a word that is no host.
+    """
+    words = [line.split("#")[0].split()[0] for line in lines if line.split("#")[0].strip()]
+    return tuple(dict.fromkeys(host_name(without_number(word), source) for word in words))
