@@ -38,7 +38,8 @@ class DataConfig(Section):
     system_prompt: str | None = Field(None, description="system message for prompts that start without one")
     tools_file: AbsolutePath | None = Field(
         None,
-        description="JSON file with the list of tools for the chat template; a row's own column `tools` replaces it",
+        description="file with the tools for the chat template: a JSON list, or YAML with the classes that run them; a "
+        "row's own column `tools` replaces it",
     )
     shuffle: bool = Field(True, description="shuffle the prompts in each epoch")
     cache_dir: AbsolutePath | None = Field(

@@ -83,6 +83,11 @@ class RewardConfig(Section):
     weight: float = Field(
         1.0, description="weight of the score of the rule or function; 0: only the reward model scores"
     )
+    text: Literal["policy", "conversation"] = Field(
+        "policy",
+        description="text of a conversation that rules and functions score. policy: the policy's own turns; "
+        "conversation: everything after the prompt, as in verl",
+    )
     model: RewardModelConfig = RewardModelConfig()
     custom_function: RewardFunction = RewardFunction()
     server: RewardServer = RewardServer()

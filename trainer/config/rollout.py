@@ -6,13 +6,26 @@ from pydantic import Field, field_validator, model_validator
 
 from trainer.algorithms.truncation import Truncation
 from trainer.config.custom_code import CustomCode
-from trainer.config.section import Section
+from trainer.config.section import AbsolutePath, Section
 from trainer.rows import module_names
 
 if TYPE_CHECKING:
     EngineName = str
+    FormatName = str
 else:
     EngineName = Literal["auto", *module_names("rollout/backends")]
+    FormatName = Literal[module_names("experience/formats")]
+
+
+class ToolsConfig(Section):
+    """Calls of the tools in `data.tools_file`."""
+
+    format: FormatName = Field("hermes", description="format in which the model writes calls")
+    max_parallel_calls: int = Field(1, gt=0, description="calls of a turn that run; further ones are ignored")
+    max_response_length: int = Field(256, gt=0, description="characters of a tool's answer that the policy sees")
+    truncate_side: Literal["left", "middle", "right"] = Field(
+        "middle", description="side of a longer answer that is cut"
+    )
 
 
 class RolloutConfig(Section):
@@ -37,7 +50,18 @@ class RolloutConfig(Section):
     environment: CustomCode = Field(
         CustomCode(), description="class that answers the policy's turns; see trainer/experience/environment.py"
     )
-    max_turns: int = Field(8, gt=0, description="maximum turns of the policy in a conversation with the environment")
+    agent: Literal["auto", "single_turn", "tools"] = Field(
+        "auto",
+        description="answers the policy's turns in rows without `agent_name`. auto: rollout.environment if given, else "
+        "nobody; single_turn: nobody; tools: the tools of data.tools_file and the users of rollout.interactions_file",
+    )
+    tools: ToolsConfig = ToolsConfig()
+    interactions_file: AbsolutePath | None = Field(
+        None, description="YAML file with simulated users, who answer turns without a call; null: none"
+    )
+    max_turns: int | None = Field(
+        8, gt=0, description="maximum turns of the policy in a conversation; null: data.max_response_length alone"
+    )
     environment_timeout: float = Field(
         10.0, gt=0, description="seconds without an answer after which an environment counts as failed"
     )
@@ -97,6 +121,12 @@ class RolloutConfig(Section):
                 f"rollout.engines_per_gpu={self.engines_per_gpu} needs rollout.kv_cache_gib: "
                 "engines that start side by side cannot measure how much memory is left for each"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _one_answers(self) -> Self:
+        if self.environment.path is not None and self.agent != "auto":
+            raise ValueError(f"rollout.environment answers all turns itself: leave out rollout.agent={self.agent}")
         return self
 
     @field_validator("stop")

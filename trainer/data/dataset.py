@@ -15,10 +15,11 @@ from jinja2 import TemplateError
 
 from trainer.config.custom_code import load_custom
 from trainer.config.data import DataConfig
-from trainer.data.chat_template import checked_tools, conversation_text, read_tools, with_system_prompt
+from trainer.data.chat_template import conversation_text, with_system_prompt
 from trainer.data.files import read_rows, stored_files
 from trainer.data.messages import checked_text, refuse_media, text_messages
 from trainer.data.subset import EVERY_ROW, Subset
+from trainer.data.tools import checked_tools, read_tools, selected
 from trainer.errors import CheckpointError, DataError
 from trainer.records.atomic import atomic_file
 
@@ -32,8 +33,10 @@ _TABLE = pa.schema(
         "question": pa.string(),
         "messages": pa.string(),  # JSON
         "extra_info": pa.string(),  # JSON, because its fields are the user's
+        "agent_name": pa.string(),
     }
 )
+SINGLE_TURN = "single_turn_agent"  # verl's name for rows that nobody answers
 _MEDIA = ("images", "videos")  # columns of datasets with vision
 _ROWS_AT_A_TIME = 1024
 
@@ -43,7 +46,8 @@ class Prompt:
     """One question as the engines see it.
 
     `index` is its position in the dataset. `ground_truth` (text, a number, a list or a mapping) and `extra_info` go to
-    the reward, `messages` to a reward model with its own chat template.
+    the reward, `messages` to a reward model with its own chat template. `agent_name` says who answers the policy, in
+    verl's words; "" leaves it to `rollout.agent`.
     """
 
     index: int
@@ -53,6 +57,7 @@ class Prompt:
     question: str
     extra_info: Mapping[str, Any] = field(default_factory=dict)
     messages: Sequence[Mapping[str, str]] = ()
+    agent_name: str = ""
 
     @property
     def chat(self) -> Sequence[Mapping[str, str]]:
@@ -118,6 +123,10 @@ class PromptDataset:
             found[self._files[row["file"]], row["data_source"]] += row["count_all"]
         return found
 
+    def agent_names(self) -> set[str]:
+        """The agents that rows name; "" for rows that name none."""
+        return set(self._table["agent_name"].unique().to_pylist())
+
     def __getitem__(self, index: int) -> Prompt:
         (row,) = self._table.slice(index, 1).to_pylist()
         return Prompt(
@@ -128,6 +137,7 @@ class PromptDataset:
             row["question"],
             json.loads(row["extra_info"]),
             json.loads(row["messages"]),
+            row["agent_name"],
         )
 
 
@@ -175,7 +185,10 @@ def _tokenised(files: Sequence[Path], tokenizer: Any, settings: DataConfig, subs
 
 def _read(file: Path, settings: DataConfig) -> list[dict[str, Any]]:
     return read_rows(
-        file, ("data_source", settings.prompt_key, "reward_model"), _HINT, ("extra_info", "tools", *_MEDIA)
+        file,
+        ("data_source", settings.prompt_key, "reward_model"),
+        _HINT,
+        ("extra_info", "tools", "agent_name", *_MEDIA),
     )
 
 
@@ -189,7 +202,7 @@ def _rows(
         places = numbers[start : start + _ROWS_AT_A_TIME]
         part = [_checked(f"{file}, row {number}", rows[number], settings) for number in places]
         texts = [
-            render_prompt(f"{file}, row {number}", row[settings.prompt_key], tokenizer, settings, row["tools"] or tools)
+            render_prompt(f"{file}, row {number}", row[settings.prompt_key], tokenizer, settings, _tools_of(row, tools))
             for number, row in zip(places, part, strict=True)
         ]
         tokenised = tokenizer(texts, add_special_tokens=False)["input_ids"]
@@ -203,6 +216,15 @@ def _rows(
                 )
             if fitting is not None:
                 yield _row(row, fitting, settings.prompt_key)
+
+
+def _tools_of(row: Mapping[str, Any], tools: Sequence[Any]) -> Sequence[Any]:
+    """The tools in a row's prompt: its own, or those of the file that it selects, as in verl."""
+    if row["tools"]:
+        return list(row["tools"])
+    if row["agent_name"] == SINGLE_TURN:
+        return []
+    return selected(tools, row["extra_info"].get("tool_selection"))
 
 
 def _kept_if_short(token_ids: list[int], limit: int) -> list[int] | None:
@@ -233,7 +255,8 @@ def _checked(where: str, row: Mapping[str, Any], settings: DataConfig) -> dict[s
     checked_text(f"{where}: column data_source", row["data_source"], "name the data set of each row")
     texts = with_system_prompt(text_messages(where, prompt_key, messages, _HINT), settings)
     tools = checked_tools(where, row["tools"]) if row["tools"] else None
-    return {**row, prompt_key: texts, "extra_info": extra_info or {}, "tools": tools}
+    agent_name = checked_text(f"{where}: column agent_name", row["agent_name"] or "", "name an agent, or nothing")
+    return {**row, prompt_key: texts, "extra_info": extra_info or {}, "tools": tools, "agent_name": agent_name}
 
 
 def render_prompt(
@@ -259,6 +282,7 @@ def _row(row: dict[str, Any], token_ids: list[int], prompt_key: str) -> dict[str
         "question": str(question),
         "messages": json.dumps(messages, default=str),
         "extra_info": json.dumps(extra_info, default=str),
+        "agent_name": row["agent_name"],
     }
 
 

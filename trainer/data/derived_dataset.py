@@ -42,7 +42,7 @@ class RLHFDataset:
                 hint="read self.data_files into self.dataframe, a sequence of rows",
             )
         rows = [dict(self.dataframe[index]) for index in range(len(self.dataframe))]
-        wanted = ("data_source", self.prompt_key, "reward_model", "extra_info")
+        wanted = ("data_source", self.prompt_key, "reward_model", "extra_info", "tools", "agent_name")
         with tempfile.TemporaryDirectory() as directory:
             file = Path(directory, f"{name}.parquet")
             write_table([{column: row[column] for column in wanted if column in row} for row in rows], file)

@@ -23,7 +23,9 @@ from trainer.data.chat_template import use_chat_template
 from trainer.data.dataset import Dataset, Prompt, PromptDataset, PromptSampler, open_dataset
 from trainer.data.prefetch import Prefetcher
 from trainer.data.subset import Subset
+from trainer.experience.agents import check_agents
 from trainer.experience.conversations import Conversations
+from trainer.experience.tool_agent import ToolAgent
 from trainer.experience.trajectory import Trajectory
 from trainer.experience.validation import validation_metrics
 from trainer.models.files import decode, load_tokenizer
@@ -60,6 +62,8 @@ class RunData:
         counts = {**_sources(training), **_sources(validation)}
         for line in [*source_lines(config, counts), *check_sources(config, counts)]:
             logger.info("%s", line)
+        for dataset in (training, validation):
+            check_agents(config, dataset)
         sampler = PromptSampler(len(training), data.train_batch_size, data.shuffle, seed)
         return cls(tokenizer, training, validation, sampler)
 
@@ -228,9 +232,8 @@ class Collector:
             **{f"reward/{name}": value for name, value in mean_parts(scored).items()},
             **{f"reward/info/{name}": value for name, value in mean_info(scored).items()},
             **{f"reward/source/{name}": value for name, value in mean_by_source(prompts, scored).items()},
+            **_conversation_metrics(rows),
         }
-        if self.config.rollout.environment.path is not None:
-            metrics["rollout/turns"] = sum(row.turns for row in rows) / len(rows)
         values = torch.tensor([one.value for one in scored])
         parts = [{**one.parts, **one.info} for one in scored]
         return Scores(values, metrics, by_token=[one.by_token for one in scored], parts=parts)
@@ -287,10 +290,11 @@ class Collector:
         Raises RewardError if one is not a finite number.
         """
         unscored = [place for place, row in enumerate(rows) if row.scored is None]
-        texts = self.texts([rows[place].sampled for place in unscored])
+        whole = self.config.reward.text == "conversation"
+        texts = self.texts([rows[place].token_ids if whole else rows[place].sampled for place in unscored])
         answers = [
-            Answer(text, prompt.ground_truth, prompt.data_source, prompt.extra_info)
-            for text, prompt in zip(texts, (prompts[place] for place in unscored), strict=True)
+            Answer(text, prompts[place].ground_truth, prompts[place].data_source, _info(prompts[place], rows[place]))
+            for text, place in zip(texts, unscored, strict=True)
         ]
         function = self.config.reward.custom_function
         if function.path is not None:
@@ -323,6 +327,27 @@ class Collector:
         seeds = [request_seed(seed, step, row // self.samples, row % self.samples) for row in rows]
         rollout = self.config.rollout
         return self.conversations.begin(prompts, seeds, rollout.temperature, rollout.truncation)
+
+
+def _info(prompt: Prompt, row: Trajectory) -> dict[str, Any]:
+    """The row's `extra_info` with verl's facts about its conversation."""
+    agent = row.environment
+    facts = agent.facts() if isinstance(agent, ToolAgent) else {"tool_rewards": [], "turn_scores": []}
+    return {**prompt.extra_info, "num_turns": row.turns + row.answers + 1, **facts}
+
+
+def _conversation_metrics(rows: Sequence[Trajectory]) -> dict[str, float]:
+    """Metrics of rows whose turns somebody answers; empty without any."""
+    answered = [row for row in rows if row.environment is not None]
+    if not answered:
+        return {}
+    metrics = {"rollout/turns": mean([row.turns for row in answered])}
+    agents = [row.environment for row in answered if isinstance(row.environment, ToolAgent)]
+    if agents:
+        calls = sum(agent.calls for agent in agents)
+        failed = sum(agent.failed_calls for agent in agents)
+        metrics |= {"rollout/tool_calls": calls / len(agents), "rollout/failed_tool_calls": failed / max(1, calls)}
+    return metrics
 
 
 def lengths_of(rows: Sequence[Trajectory]) -> Tensor:

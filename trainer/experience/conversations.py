@@ -1,12 +1,16 @@
 """Samples trajectories: engines produce the policy's turns, environments answer them."""
 
 from collections.abc import Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
+
+from jinja2 import TemplateError
 
 from trainer.algorithms.truncation import WHOLE, Truncation
 from trainer.config.tree import Config
 from trainer.data.dataset import Prompt
+from trainer.errors import ConfigError
+from trainer.experience.agents import Agents
 from trainer.experience.environment import (
     ConversationEnvironment,
     Failure,
@@ -15,7 +19,6 @@ from trainer.experience.environment import (
     Observation,
     Turn,
     call_each,
-    environment_class,
 )
 from trainer.experience.trajectory import Trajectory
 from trainer.rewards.answer import Answer, Scored
@@ -30,9 +33,9 @@ class Conversations:
         self._config = config
         self._engines = engines
         self._tokenizer = tokenizer
-        custom = config.rollout.environment
-        self._environment_class = environment_class(custom) if custom.path else None
-        self._tokens = MessageTokens(tokenizer, config.data) if custom.path else None
+        self._agents = Agents(config, tokenizer)
+        if self._agents.has_tools:
+            self._check_template()
 
     def begin(
         self, prompts: Sequence[Prompt], seeds: Sequence[int], temperature: float, truncation: Truncation = WHOLE
@@ -41,13 +44,13 @@ class Conversations:
         limit = self._config.data.max_response_length
         pairs = list(zip(prompts, seeds, strict=True))
         rows = [Trajectory(prompt.token_ids, temperature, seed, limit, truncation=truncation) for prompt, seed in pairs]
-        if self._environment_class is not None:
-            opened = self._call_each([partial(self._open, prompt, seed) for prompt, seed in pairs])
-            for row, environment in zip(rows, opened, strict=True):
-                if isinstance(environment, Failure):
-                    self._fail(row, environment)  # the policy still takes its first turn, without an answer
-                else:
-                    row.environment = environment
+        answered = [place for place, prompt in enumerate(prompts) if self._agents.answer(prompt)]
+        opened = self._call_each([partial(self._agents.open, *pairs[place]) for place in answered])
+        for place, environment in zip(answered, opened, strict=True):
+            if isinstance(environment, Failure):
+                self._fail(rows[place], environment)  # the policy still takes its first turn, without an answer
+            else:
+                rows[place].environment = environment
         return rows
 
     def finish(self, rows: Sequence[Trajectory]) -> None:
@@ -78,23 +81,31 @@ class Conversations:
         if answer.score is not None:
             row.scored = as_scored(answer.score, Answer(self.text(row.turn), ""))
         row.done |= answer.done or row.turns == self._config.rollout.max_turns
-        if not row.done and self._tokens is not None:
+        row.answers += bool(answer.done and answer.messages)
+        if not row.done:
             row.observe(
                 [*self._rendered(row, answer.messages), *answer.token_ids] if answer.messages else answer.token_ids
             )
 
+    def _check_template(self) -> None:
+        """Raises ConfigError if the chat template cannot write what tools say."""
+        try:
+            self._tokens([{"role": "tool", "content": "19"}])
+        except (TemplateError, ValueError) as error:
+            raise ConfigError(
+                f"the model's chat template cannot write the answer of a tool: {error}",
+                hint="set data.chat_template to a template with the role tool",
+            ) from error
+
+    @cached_property
+    def _tokens(self) -> MessageTokens:
+        return MessageTokens(self._tokenizer, self._config.data)
+
     def _rendered(self, row: Trajectory, messages: Sequence[Message]) -> list[int]:
         """The tokens of the environment's messages. A stop string ends a turn without an end token, so they start with
         it."""
-        assert self._tokens is not None
         text = str(self._tokenizer.decode(row.turn))
         return self._tokens(messages, turn_is_closed=not any(stop in text for stop in self._config.rollout.stop))
-
-    def _open(self, prompt: Prompt, seed: int) -> ConversationEnvironment:
-        assert self._environment_class is not None
-        environment = self._environment_class()
-        environment.reset(prompt, seed)
-        return environment
 
     def _step(self, environment: ConversationEnvironment, token_ids: Sequence[int]) -> Observation:
         answer = environment.step(Turn(self.text(token_ids), tuple(token_ids)))

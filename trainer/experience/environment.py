@@ -65,40 +65,40 @@ def environment_class(settings: CustomCode) -> Callable[[], ConversationEnvironm
 class MessageTokens:
     """Renders what comes between two turns of the policy, whatever was said before.
 
-    The difference that the messages make to a conversation, from the end token of the policy's turn on: tokens that
-    were sampled stay as they are, and are never rendered and tokenised again.
+    The text that follows a turn of the policy in a rendered conversation, from its end token on: tokens that were
+    sampled stay as they are, and are never rendered and tokenised again. A template may drop parts of earlier turns
+    once later ones follow, like Qwen3's thoughts; here they stay.
     """
 
-    _START = ({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"})
+    _FIRST, _TURN = "turn-of-the-user", "turn-of-the-policy"
+    _START = ({"role": "user", "content": _FIRST}, {"role": "assistant", "content": _TURN})
 
     def __init__(self, tokenizer: Any, settings: DataConfig) -> None:
         self._tokenizer = tokenizer
         self._settings = settings
-        self._start = self._render(self._START, opening=False)
-        end = tokenizer.eos_token
-        at = self._start.rfind(end)
-        self._turn_end = len(self._start) if at < 0 else at
-        self._cut = self._turn_end if at < 0 else at + len(end)
+        self._before, _, self._closing = self._parts(self._START, opening=False)
+        self._end = tokenizer.eos_token if tokenizer.eos_token in self._closing else ""
 
     def __call__(self, messages: Sequence[Message], turn_is_closed: bool = True) -> list[int]:
         """The tokens, after the end token of the policy's turn unless `turn_is_closed`.
 
         Raises DataError where the chat template cannot say this.
         """
-        whole = self._render([*self._START, *messages], opening=True)
-        if not whole.startswith(self._start):
+        before, turn, after = self._parts([*self._START, *messages], opening=True)
+        openings = {text.partition(self._FIRST)[0] for text in (before, self._before)}
+        if not turn or not after.startswith(self._closing) or len(openings) > 1:
             raise DataError(
                 "the model's chat template writes earlier turns differently once later ones follow",
                 hint="set data.chat_template to a template that only appends, or let the environment give token_ids",
             )
-        return list(
-            self._tokenizer(whole[self._cut if turn_is_closed else self._turn_end :], add_special_tokens=False)[
-                "input_ids"
-            ]
-        )
+        open_end, end, rest = after.partition(self._end) if self._end else ("", "", after[len(self._closing) :])
+        text = rest if turn_is_closed else f"{open_end}{end}{rest}"
+        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    def _render(self, messages: Sequence[Message], opening: bool) -> str:
-        return conversation_text(messages, self._tokenizer, self._settings, opening=opening)
+    def _parts(self, messages: Sequence[Message], opening: bool) -> tuple[str, str, str]:
+        """The rendered conversation before, in and after the policy's turn; the latter are empty if it is not there."""
+        text = conversation_text(messages, self._tokenizer, self._settings, opening=opening)
+        return text.partition(self._TURN)
 
 
 @dataclass(frozen=True)

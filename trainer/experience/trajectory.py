@@ -15,8 +15,9 @@ class Trajectory:
     """Everything after the prompt, up to `limit` tokens. One turn of the policy's without an environment.
 
     `mask`, `log_probs` and `versions` have an entry per token: whether the policy sampled it, with which log-prob (0.0
-    where it did not, or where engines leave it out), and after how many updates of the weights. `scored` is set once
-    an environment has given a score, or failed. `truncated` means that the limit ended the response.
+    where it did not, or where engines leave it out), and after how many updates of the weights. `answers` counts the
+    environment's turns. `scored` is set once an environment has given a score, or failed. `truncated` means that the
+    limit ended the response.
     """
 
     prompt: tuple[int, ...]
@@ -29,6 +30,7 @@ class Trajectory:
     versions: list[int] = field(default_factory=list)
     turn_start: int = 0
     turns: int = 0
+    answers: int = 0
     done: bool = False
     truncated: bool = False
     environment: ConversationEnvironment | None = None
@@ -75,6 +77,7 @@ class Trajectory:
         self.log_probs += [0.0] * len(token_ids)
         self.versions += [self.versions[-1]] * len(token_ids)
         self.turn_start = len(self.token_ids)
+        self.answers += 1
 
     @property
     def sampled(self) -> list[int]:

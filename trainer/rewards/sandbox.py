@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,13 +25,42 @@ class Limits:
     memory_mb: int = 1024
 
 
+@dataclass(frozen=True)
+class Ended:
+    """A program that ended; `error` says why it failed."""
+
+    stdout: str
+    stderr: str
+    error: str = ""
+
+    @property
+    def timed_out(self) -> bool:
+        return self.error.startswith("no result")
+
+
 def run_tests(program: str, function: str | None, inputs: Sequence[Any], limits: Limits) -> list[str | None]:
     """The output of a Python program for each input; None where it failed.
 
     Without a function, an input is the text on standard input. With one, it is the list of arguments, and the output
     is the result as JSON.
     """
-    job = {"program": program, "function": function, "inputs": list(inputs), **vars(limits)}
+    job = {"program": program, "function": function, "inputs": list(inputs), "prelude": True, **vars(limits)}
+    outputs = [None if "failure" in result else result["output"] for result in _results(job, limits)]
+    return [*outputs, *[None] * (len(inputs) - len(outputs))]
+
+
+def run_program(program: str, limits: Limits) -> Ended:
+    """What a Python program without input wrote. It has no imports but its own."""
+    job = {"program": program, "function": None, "inputs": [""], "prelude": False, **vars(limits)}
+    results = _results(job, limits)
+    if not results:
+        return Ended("", "", "the sandbox did not answer")
+    (result,) = results
+    return Ended(result["output"], result["errors"], result.get("failure", ""))
+
+
+def _results(job: Mapping[str, Any], limits: Limits) -> list[dict[str, Any]]:
+    """A result for each input; fewer if the sandbox was ended."""
     with tempfile.TemporaryDirectory(prefix="sandbox-", ignore_cleanup_errors=True) as directory:
         if os.geteuid() == 0:
             os.chown(directory, sandboxed.NOBODY, sandboxed.NOBODY)
@@ -45,17 +74,16 @@ def run_tests(program: str, function: str | None, inputs: Sequence[Any], limits:
             text=True,
             start_new_session=True,
         )
+        seconds = _START_SECONDS + limits.seconds * len(job["inputs"])
         try:
-            written, _ = process.communicate(json.dumps(job), timeout=_START_SECONDS + limits.seconds * len(inputs))
+            written, _ = process.communicate(json.dumps(job), timeout=seconds)
         except subprocess.TimeoutExpired:
             written = ""
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
-    results = [json.loads(line) for line in written.splitlines()]
-    outputs = [result.get("output") for result in results]
-    return [*outputs, *[None] * (len(inputs) - len(outputs))]
+    return [json.loads(line) for line in written.splitlines()]
 
 
 def check() -> str:

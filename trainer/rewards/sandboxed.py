@@ -15,6 +15,7 @@ import signal
 import socket
 import struct
 import sys
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from importlib import import_module
@@ -28,6 +29,7 @@ MODULES = (
 )
 PRELUDE = "".join(f"import {name}\nfrom {name} import *\n" for name in MODULES)
 MOST_OUTPUT = 2**20  # bytes of output that are read
+MOST_ERRORS = 2**16
 MOST_FILE = 16 * 2**20
 NOBODY = 65534
 
@@ -69,12 +71,20 @@ def _test(job: Mapping[str, Any], given: Any) -> dict[str, Any]:
         with suppress(ProcessLookupError):
             os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
+    written = {"output": _written("output", MOST_OUTPUT), "errors": _written("errors", MOST_ERRORS)}
     if not ready:
-        return {"error": f"no result within {job['seconds']:g} s"}
+        return {"failure": f"no result within {job['seconds']:g} s", **written}
     if status != 0:
-        return {"error": f"the program ended with status {os.waitstatus_to_exitcode(status)}"}
-    with Path("output").open("rb") as file:
-        return {"output": file.read(MOST_OUTPUT).decode(errors="replace")}
+        return {"failure": f"the program ended with status {os.waitstatus_to_exitcode(status)}", **written}
+    return written
+
+
+def _written(name: str, most: int) -> str:
+    try:
+        with Path(name).open("rb") as file:
+            return file.read(most).decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def _run(job: Mapping[str, Any], given: Any) -> None:
@@ -83,29 +93,48 @@ def _run(job: Mapping[str, Any], given: Any) -> None:
     try:
         os.setpgid(0, 0)
         Path("input").write_text(given if job["function"] is None else "", encoding="utf-8")
-        for place, name, flags in ((0, "input", os.O_RDONLY), (1, "output", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)):
+        writing = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        for place, name, flags in ((0, "input", os.O_RDONLY), (1, "output", writing), (2, "errors", writing)):
             os.dup2(os.open(name, flags, 0o666), place)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         sys.stdin, sys.stdout = open(0, encoding="utf-8"), open(1, "w", encoding="utf-8")  # noqa: SIM115
+        sys.stderr = open(2, "w", encoding="utf-8")  # noqa: SIM115
         confine(job["seconds"], job["memory_mb"])
         sys.setrecursionlimit(600_000)
-        _execute(job["program"], job["function"], given)
+        _execute(job, given)
         sys.stdout.flush()
+        sys.stderr.flush()
         status = 0
     except SystemExit as ended:
         status = 0 if ended.code in (None, 0) else 1
         with suppress(OSError, ValueError):
+            if isinstance(ended.code, str):
+                sys.stderr.write(f"{ended.code}\n")
             sys.stdout.flush()
-    except BaseException:  # noqa: BLE001 - an untrusted program may raise anything
+            sys.stderr.flush()
+    except BaseException as error:  # noqa: BLE001 - an untrusted program may raise anything
         status = 1
+        with suppress(BaseException):
+            sys.stdout.flush()
+            _explain(error)
     finally:
         os._exit(status)
 
 
-def _execute(program: str, function: str | None, given: Any) -> None:
+def _explain(error: BaseException) -> None:
+    """Writes the error as Python would, without the frames of this file."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename != "solution.py":
+        trace = trace.tb_next
+    traceback.print_exception(type(error), error, trace)
+    sys.stderr.flush()
+
+
+def _execute(job: Mapping[str, Any], given: Any) -> None:
     """Runs a program that reads standard input; or defines a function, calls it and writes its result as JSON."""
+    program, function = job["program"], job["function"]
     scope: dict[str, Any] = {"__name__": "__main__" if function is None else "solution"}
-    exec(compile(PRELUDE, "prelude.py", "exec"), scope)
+    if job["prelude"]:
+        exec(compile(PRELUDE, "prelude.py", "exec"), scope)
     if function is not None:
         scope.pop(function, None)  # the program must define it, even if a module of the prelude does
     exec(compile(program, "solution.py", "exec"), scope)

@@ -117,7 +117,20 @@ def test_every_rule_produces_existing_settings(pattern: str) -> None:
     """Each rule is tried with values of every kind, and with every switch on that other keys depend on."""
     known = {setting.key for setting in settings(Config)}
     tried = ("true", "1", "null", "false", "{}", "token-mean", "vanilla", "gae", "vllm", "fsdp", "fixed", "k3", "naive")
-    tried = (*tried, "error", "token", "auto", "data_source", "0", "-1", "console", "adamw", "torch.optim", "constant")
+    tried = (
+        *tried,
+        "error",
+        "token",
+        "auto",
+        "data_source",
+        "0",
+        "-1",
+        "console",
+        "adamw",
+        "torch.optim",
+        "constant",
+        "tool_agent",
+    )
     translations = []
     for value in tried:
         try:
@@ -197,7 +210,7 @@ def test_keys_that_verl_leaves_open_are_accepted_with_a_note() -> None:
         "actor_rollout_ref.rollout.engine_kwargs.vllm.speculative_config={method: ngram}",
         "reward_model.reward_kwargs.scale=2",
         "data.image_key=pictures",
-        "actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent",
+        "actor_rollout_ref.rollout.agent.default_agent_loop=my_agent",
         "actor_rollout_ref.model.override_config.attention_dropout=0.1",
         "critic.model.override_config.attention_dropout=0.1",
         "actor_rollout_ref.rollout.response_length=7",
@@ -227,12 +240,6 @@ def test_a_key_that_changes_the_result_is_refused(argument: str) -> None:
 )
 def test_a_neutral_value_needs_no_note(argument: str) -> None:
     assert load_config(["verl"], [argument])[1] == load_config(["verl"], [])[1]
-
-
-def test_verl_s_tools_are_refused_with_the_setting_to_use() -> None:
-    with pytest.raises(ConfigError, match=r"multi_turn\.enable=True is not supported") as caught:
-        load_config([], ["actor_rollout_ref.rollout.multi_turn.enable=True"])
-    assert "rollout.environment" in caught.value.hint
 
 
 def test_micro_batches_of_all_devices_are_divided() -> None:

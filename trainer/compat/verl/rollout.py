@@ -6,7 +6,6 @@ from trainer.compat.verl.rules import (
     Rule,
     Translation,
     Value,
-    is_true,
     mapped,
     no_effect,
     no_effects,
@@ -22,29 +21,12 @@ from trainer.errors import ConfigError
 _FORWARD = "actor.micro_batch_size or actor.micro_batch_tokens limits every forward pass of actor and reference"
 
 
-_MULTI_TURN_KEYS = (
-    *("completion_callback", "format", "interaction_config_path", "max_assistant_turns", "max_parallel_calls"),
-    *("max_tool_response_length", "max_turns", "max_user_turns", "num_repeat_rollouts"),
-    *("tokenization_sanity_check_mode", "tool_config_path", "tool_response_truncate_side"),
-    "use_inference_chat_template",
-)
-
 _ENGINE_KEYS = (
     *("swap_space", "disable_mm_preprocessor_cache", "mm_processor_cache_gb", "max_num_seqs", "block_size"),
     *("enable_chunked_prefill", "disable_log_stats", "enable_log_requests", "async_scheduling", "disable_log_requests"),
     *("enable_prefix_caching", "compilation_config", "compilation_config.*", "use_inductor_graph_partition"),
 )
 _PROMETHEUS_KEYS = ("enable", "port", "file", "served_model_name")
-
-
-def no_turns(key: str, value: Value, given: Given) -> Translation:
-    """verl's tools and interactions are classes of its own."""
-    if is_true(value):
-        raise ConfigError(
-            f"{key}={value} is not supported here: verl's tools and interactions are classes of its own",
-            hint="set rollout.environment to a class that answers the policy's turns",
-        )
-    return only("false")(key, value, given)
 
 
 def holds_prompt_and_response(key: str, value: Value, given: Given) -> Translation:
@@ -120,10 +102,7 @@ RULES: dict[str, Rule] = {
     f"{ROLLOUT}.val_kwargs.top_k": top_k("validation.top_k"),
     f"{ROLLOUT}.val_kwargs.top_p": to("validation.top_p"),
     f"{ROLLOUT}.val_kwargs.min_p": to("validation.min_p"),
-    f"{ROLLOUT}.multi_turn.enable": no_turns,
     f"{ROLLOUT}.checkpoint_engine.backend": no_effect("see rollout.weight_transfer"),
-    **no_effects(f"{ROLLOUT}.multi_turn", _MULTI_TURN_KEYS, "see rollout.environment"),
-    **no_effects(f"{ROLLOUT}.agent", ("num_workers",), "`rollout.environment` runs beside the engines"),
     **no_effects(f"{ROLLOUT}.profiler", ("enable", *PROFILER_KEYS), TRACES),
     **no_effects(f"{ROLLOUT}.trace", ("backend", "token2text", "max_samples_per_step_per_worker"), SAMPLES),
     "actor_rollout_ref.hybrid_engine": only("true"),

@@ -13,6 +13,7 @@ from pathlib import Path
 from trainer.compat.hydra import interpolated
 from trainer.compat.verl import (
     actor,
+    agents,
     algorithm,
     critic,
     data,
@@ -36,6 +37,7 @@ RULES: dict[str, Rule] = {
     **optim.RULES,
     **reference.RULES,
     **rollout.RULES,
+    **agents.RULES,
     **critic.RULES,
     **reward.RULES,
     **algorithm.RULES,

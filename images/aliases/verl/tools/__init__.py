@@ -1,0 +1,1 @@
+"""The base of tools that users write, and the tools that others derive from."""

@@ -1,0 +1,7 @@
+"""The base class of tools."""
+
+from trainer.data.tool_schema import OpenAIFunctionToolSchema
+from trainer.experience.tool import Tool as BaseTool
+from trainer.experience.tool import ToolResponse
+
+__all__ = ["BaseTool", "OpenAIFunctionToolSchema", "ToolResponse"]

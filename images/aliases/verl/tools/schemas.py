@@ -1,0 +1,17 @@
+"""Schemas and answers of tools."""
+
+from trainer.data.tool_schema import (
+    OpenAIFunctionParametersSchema,
+    OpenAIFunctionPropertySchema,
+    OpenAIFunctionSchema,
+    OpenAIFunctionToolSchema,
+)
+from trainer.experience.tool import ToolResponse
+
+__all__ = [
+    "OpenAIFunctionParametersSchema",
+    "OpenAIFunctionPropertySchema",
+    "OpenAIFunctionSchema",
+    "OpenAIFunctionToolSchema",
+    "ToolResponse",
+]

@@ -1,0 +1,39 @@
+"""How models write calls of tools in their turns."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainer.rows import Row
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A call as the model wrote it; `arguments` should be a JSON mapping."""
+
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallFormat(Row):
+    """A format in `trainer/experience/formats/`.
+
+    `parse` finds the calls in a turn. The text has its special tokens, the end token included. A call that cannot be
+    read is none.
+    """
+
+    parse: Callable[[str], Sequence[ToolCall]]
+
+
+def call_from_json(text: str, arguments: Sequence[str] = ("arguments",)) -> ToolCall | None:
+    """The call in a JSON mapping with `name` and one of the keys `arguments`; None if there is none."""
+    try:
+        found: Any = json.loads(text)
+    except ValueError:
+        return None
+    key = next((key for key in arguments if isinstance(found, dict) and key in found), None)
+    if key is None or not isinstance(found.get("name"), str):
+        return None
+    return ToolCall(found["name"], json.dumps(found[key], ensure_ascii=False))

@@ -1,0 +1,1 @@
+"""Formats in which models write calls of tools, one per file."""
