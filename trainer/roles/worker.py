@@ -63,7 +63,7 @@ class TrainingWorker:
         join(store, self.place.rank, world_size, self.device, self.place.address, timeout)
         self.engine = self.build()
         if self.engine.settings is not None:
-            self._sharded_state = ShardedState(self.engine, timeout)
+            self._sharded_state = ShardedState(self.engine)
         return computation_notes(self.engine.network.decoder)
 
     def build(self) -> TrainingEngine:
@@ -158,9 +158,9 @@ class TrainingWorker:
         """Whether this rank's part is still being written."""
         return self._state().saving()
 
-    def finish_save(self) -> None:
-        """Waits until this rank's part is written. Raises CheckpointError if it could not be."""
-        self._state().finish_save()
+    def finish_save(self) -> dict[str, str]:
+        """Waits until this rank's part is written; the SHA-256 of its files. Raises CheckpointError."""
+        return self._state().finish_save()
 
     def load(self, directory: Path) -> None:
         """Loads a state that was saved."""

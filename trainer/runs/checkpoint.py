@@ -1,15 +1,17 @@
 """Checkpoints of a run: complete or absent, and of this model or refused.
 
 A checkpoint is a directory `step_000010` with the training states of actor and critic, each written by all its ranks
-(torch.distributed.checkpoint, so another number of ranks can load it), and `state.json`, which lists every file.
+(torch.distributed.checkpoint, so another number of ranks can load it), and `state.json`, which lists every file with
+its size and SHA-256.
 """
 
 import hashlib
 import json
 import logging
-import os
 import shutil
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,12 +19,16 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from trainer.errors import CheckpointError, DataError
+from trainer.records.atomic import hidden_name, remove_directory, remove_remains, replace_directory, sync_tree
+from trainer.records.checksums import sha256
 
 logger = logging.getLogger(__name__)
 
 STATE_FILE = "state.json"
-FORMAT = 1
+FORMAT = 2
+READABLE = (1, 2)  # format 1 has no checksums
 _HASHED_BYTES = 2**20
+_THREADS = 16  # that hash files, without Python's lock
 
 
 class TrainingState(BaseModel):
@@ -44,58 +50,86 @@ class _Manifest(BaseModel):
 
     state: TrainingState
     files: dict[str, int]
+    checksums: dict[str, str] = {}
+    written: float = 0.0
 
 
 def checkpoint_directory(run_dir: Path, step: int) -> Path:
     return run_dir / "checkpoints" / f"step_{step:06d}"
 
 
-def last_checkpoint(run_dir: Path) -> Path | None:
-    """The checkpoint of the last step; None if there is none."""
-    found = sorted(checkpoint_directory(run_dir, 0).parent.glob(f"step_*/{STATE_FILE}"))
-    return found[-1].parent if found else None
+def checkpoints(*run_dirs: Path) -> list[Path]:
+    """The checkpoints in the directories of a run, whole or not, in the order in which they were written."""
+    return _by_time(path for own in run_dirs for path in checkpoint_directory(own, 0).parent.glob("step_*"))
+
+
+def last_checkpoint(*run_dirs: Path) -> Path | None:
+    """The newest checkpoint that is whole; None if there is none at all. Warns of each newer one that it skips.
+
+    Raises CheckpointError if no checkpoint is whole.
+    """
+    found = checkpoints(*run_dirs)
+    for directory in reversed(found):
+        try:
+            _whole(directory)
+        except CheckpointError as error:
+            logger.warning("skipped a checkpoint: %s", error)
+        else:
+            return directory
+    if found:
+        raise CheckpointError(
+            f"{found[0].parent}: none of the {len(found)} checkpoints is whole",
+            hint="restore one of them, or remove them all to start anew",
+        )
+    return None
 
 
 class CheckpointWriter:
-    """Writes the checkpoints of a run, one at a time, under a hidden name until complete; keeps the last `keep`."""
+    """Writes the checkpoints of a run, one at a time, under a hidden name until complete; keeps the last `keep`.
+
+    The run must be the only writer of its directory.
+    """
 
     def __init__(self, run_dir: Path, keep: int | None = None) -> None:
-        self._run_dir = run_dir
+        self.run_dir = run_dir
         self._keep = keep
         self._state: TrainingState | None = None
+        self._partial = Path()
 
     def begin(self, state: TrainingState) -> Path:
         """A new directory for the state of each role. Removes the remains of interrupted writes.
 
         Raises CheckpointError.
         """
-        partial = self._partial(state.step)
-        with _explained(partial):
-            partial.parent.mkdir(parents=True, exist_ok=True)
-            for left in (*partial.parent.glob(".step_*.partial"), *partial.parent.glob(".step_*.retired")):
-                shutil.rmtree(left)
-            partial.mkdir()
+        directory = checkpoint_directory(self.run_dir, state.step)
+        with _explained(directory):
+            directory.parent.mkdir(parents=True, exist_ok=True)
+            remove_remains(directory.parent, "step_*")
+            self._partial = hidden_name(directory, "partial")
+            self._partial.mkdir()
         self._state = state
-        return partial
+        return self._partial
 
-    def complete(self) -> Path:
-        """Turns the begun directory into a checkpoint; its path. On CheckpointError there is none."""
+    def complete(self, checksums: Mapping[str, str]) -> Path:
+        """Turns the begun directory into a checkpoint; its path. On CheckpointError there is none.
+
+        `checksums` are the SHA-256 of the files, by their paths in the directory.
+        """
         assert self._state is not None
         state, self._state = self._state, None
-        partial, directory = self._partial(state.step), checkpoint_directory(self._run_dir, state.step)
+        directory = checkpoint_directory(self.run_dir, state.step)
+        others = checkpoints(self.run_dir)
+        # A clock that was set back must not make the new one the oldest.
+        written = max(time.time(), _written(others[-1]) + 1e-3 if others else 0.0)
         try:
             with _explained(directory):
-                manifest = _Manifest(state=state, files=_sizes(partial))
-                with (partial / STATE_FILE).open("w", encoding="utf-8") as file:
-                    file.write(manifest.model_dump_json(indent=2) + "\n")
-                    file.flush()
-                    os.fsync(file.fileno())
-                if directory.exists():  # rename() replaces only empty directories
-                    _remove(directory)
-                partial.rename(directory)
-                _sync_directory(directory.parent)
+                files = _sizes(self._partial)
+                manifest = _Manifest(state=state, files=files, checksums=dict(checksums), written=written)
+                (self._partial / STATE_FILE).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
+                sync_tree(self._partial)
+                replace_directory(self._partial, directory)
         except CheckpointError:
-            shutil.rmtree(partial, ignore_errors=True)
+            shutil.rmtree(self._partial, ignore_errors=True)
             raise
         self._prune(state.step)
         return directory
@@ -103,22 +137,23 @@ class CheckpointWriter:
     def abandon(self) -> None:
         """Removes the begun directory."""
         if self._state is not None:
-            shutil.rmtree(self._partial(self._state.step), ignore_errors=True)
+            shutil.rmtree(self._partial, ignore_errors=True)
             self._state = None
 
-    def _partial(self, step: int) -> Path:
-        return _hidden(checkpoint_directory(self._run_dir, step), "partial")
+    def written_bytes(self) -> int:
+        """The size of what was written of the begun checkpoint."""
+        return sum(_sizes(self._partial).values()) if self._state is not None else 0
 
     def _prune(self, step: int) -> None:
         """Removes all but the last checkpoints up to this step. Checkpoints of later steps, from before the run resumed
         at an earlier one, stay until this run reaches them."""
         if self._keep is None:
             return
-        found = sorted(checkpoint_directory(self._run_dir, 0).parent.glob(f"step_*/{STATE_FILE}"))
-        past = [file.parent for file in found if file.parent.name <= checkpoint_directory(self._run_dir, step).name]
+        found = sorted(checkpoint_directory(self.run_dir, 0).parent.glob(f"step_*/{STATE_FILE}"))
+        past = [file.parent for file in found if file.parent.name <= checkpoint_directory(self.run_dir, step).name]
         for directory in past[: -self._keep]:
             try:
-                _remove(directory)
+                remove_directory(directory)
             except OSError as error:
                 logger.warning("%s: an old checkpoint cannot be removed: %s", directory, error)
 
@@ -126,19 +161,9 @@ class CheckpointWriter:
 def read_checkpoint(directory: Path, model: Path, roles: Sequence[str] = ()) -> TrainingState:
     """The state of a checkpoint.
 
-    Raises CheckpointError unless it is complete, holds these roles and belongs to the model at `model`.
+    Raises CheckpointError unless it is whole, holds these roles and belongs to the model at `model`.
     """
-    hint = _hint(directory)
-    manifest = _read_manifest(directory)
-    if manifest.state.format != FORMAT:
-        raise CheckpointError(
-            f"{directory}: written in format {manifest.state.format}, this version reads {FORMAT}", hint=hint
-        )
-    found = _sizes(directory)
-    for name, size in manifest.files.items():
-        if found.get(name) != size:
-            state = f"has {found[name]} bytes instead of {size}" if name in found else "is missing"
-            raise CheckpointError(f"{directory}: damaged: {name} {state}", hint=hint)
+    manifest = _whole(directory, roles)
     if manifest.state.model != fingerprint(model):
         raise CheckpointError(
             f"{directory}: belongs to another model than {model}",
@@ -151,6 +176,47 @@ def read_checkpoint(directory: Path, model: Path, roles: Sequence[str] = ()) -> 
             hint="resume with the algorithm.advantage of the run that wrote it, or start from its exported model",
         )
     return manifest.state
+
+
+def _whole(directory: Path, roles: Sequence[str] = ()) -> _Manifest:
+    """The manifest of a checkpoint, after a look at every file. Only the files of `roles` are read, all without it.
+
+    Raises CheckpointError if a file is missing, shorter, longer or changed.
+    """
+    hint = _hint(directory)
+    manifest = _read_manifest(directory)
+    if manifest.state.format not in READABLE:
+        raise CheckpointError(
+            f"{directory}: written in format {manifest.state.format}, this version reads {FORMAT}", hint=hint
+        )
+    found = _sizes(directory)
+    for name, size in manifest.files.items():
+        if found.get(name) != size:
+            state = f"has {found[name]} bytes instead of {size}" if name in found else "is missing"
+            raise CheckpointError(f"{directory}: damaged: {name} {state}", hint=hint)
+    read = {name: own for name, own in manifest.checksums.items() if not roles or name.split("/")[0] in roles}
+    try:
+        with ThreadPoolExecutor(_THREADS) as threads:
+            sums = list(threads.map(sha256, [directory / name for name in read]))
+    except OSError as error:
+        raise CheckpointError(f"{directory}: cannot be read: {error}", hint=hint) from error
+    for (name, expected), actual in zip(read.items(), sums, strict=True):
+        if actual != expected:
+            raise CheckpointError(f"{directory}: damaged: {name} changed since it was written (SHA-256)", hint=hint)
+    return manifest
+
+
+def _by_time(paths: Iterable[Path]) -> list[Path]:
+    return sorted(filter(Path.is_dir, paths), key=lambda path: (_written(path), path.name))
+
+
+def _written(directory: Path) -> float:
+    """When a checkpoint was written, in seconds since 1970; earlier versions did not record it."""
+    try:
+        recorded = json.loads((directory / STATE_FILE).read_text(encoding="utf-8")).get("written")
+        return float(recorded) if recorded else (directory / STATE_FILE).stat().st_mtime
+    except (OSError, ValueError, AttributeError, TypeError):
+        return directory.stat().st_mtime if directory.exists() else 0.0
 
 
 def _read_manifest(directory: Path) -> _Manifest:
@@ -197,27 +263,6 @@ def _explained(directory: Path) -> Iterator[None]:
         ) from error
 
 
-def _hidden(directory: Path, role: str) -> Path:
-    return directory.with_name(f".{directory.name}.{role}")
-
-
-def _remove(directory: Path) -> None:
-    """Removes a checkpoint atomically: it never appears incomplete."""
-    retired = _hidden(directory, "retired")
-    shutil.rmtree(retired, ignore_errors=True)
-    directory.rename(retired)
-    shutil.rmtree(retired, ignore_errors=True)
-
-
-def _sync_directory(directory: Path) -> None:
-    """Makes a rename in the directory survive a power failure."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _sizes(directory: Path) -> dict[str, int]:
     """The size of every file below a directory except the manifest."""
     return {
@@ -228,7 +273,7 @@ def _sizes(directory: Path) -> dict[str, int]:
 
 
 def _hint(directory: Path) -> str:
-    complete = sorted(path.parent for path in directory.parent.glob(f"step_*/{STATE_FILE}") if path.parent != directory)
+    complete = [file.parent for file in directory.parent.glob(f"step_*/{STATE_FILE}") if file.parent != directory]
     if complete:
-        return f"the last other checkpoint of that run is {complete[-1]}"
+        return f"the last other checkpoint of that run is {_by_time(complete)[-1]}"
     return "name a directory like runs/RUN_ID/checkpoints/step_000010, or leave out trainer.resume to start a new run"

@@ -72,8 +72,11 @@ class Saver:
             return
         state, self._under_way = self._under_way, None
         try:
-            wait([call for group in self._groups for call in group.start(TrainedRole.finish_save)], seconds)
-            self.last = self._writer.complete()
+            calls = [(group, call) for group in self._groups for call in group.start(TrainedRole.finish_save)]
+            found = wait([call for _, call in calls], seconds)
+            owned = zip((group.role for group, _ in calls), found, strict=True)
+            sums = {f"{role}/{name}": own for role, files in owned for name, own in files.items()}
+            self.last = self._writer.complete(sums)
         except CheckpointError:
             self._writer.abandon()
             raise

@@ -1,8 +1,8 @@
 """Checkpoints of a network and its optimizer. Each rank writes its shards while training continues; any number of ranks
 can load them."""
 
-from concurrent.futures import Future
-from contextlib import AbstractContextManager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,8 +14,11 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
 from trainer.errors import CheckpointError
+from trainer.records.checksums import sha256
 from trainer.training.loss_scale import LossScale
 
+METADATA_FILE = ".metadata"  # rank 0 writes it last
+SLOWEST_WRITE = timedelta(days=1)
 # Key in the checkpoint: how many ranks split the layers, where that number must not change.
 _SPLIT = "tensor_parallel"
 # Key in the checkpoint: how many updates were taken, which decides the learning rate.
@@ -41,45 +44,54 @@ class TrainedNetwork(Protocol):
 
 
 class ShardedState:
-    """The checkpoint of one trained network. Every rank of the default process group must call every method.
+    """The checkpoint of one trained network. Every rank of the default process group must call every method."""
 
-    `timeout` limits each collective of a save, in seconds.
-    """
-
-    def __init__(self, trained: TrainedNetwork, timeout: float) -> None:
+    def __init__(self, trained: TrainedNetwork) -> None:
         self._trained = trained
-        # A separate group: the collectives of a save must not mix with those of the training that runs beside it.
-        self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
-        self._write: Future[Any] | None = None
+        # A separate group: the collectives of a save must not mix with those of the training that runs beside it. Their
+        # limit only ends a write that nobody waits for any more: ranks wait here for the one with the slowest disk.
+        self._group = dist.new_group(backend="gloo", timeout=SLOWEST_WRITE)
+        self._thread = ThreadPoolExecutor(1, "checksums")
+        self._write: Future[dict[str, str]] | None = None
         self._directory = Path()
 
     def start_save(self, directory: Path) -> None:
         """Copies the state to CPU memory and returns. A thread writes the copy; `finish_save` reports its errors."""
-        self.finish_save()
+        with suppress(CheckpointError):  # of a save that the controller gave up
+            self.finish_save()
         self._directory = directory
         with self._trained.stepping():
             write = distributed_checkpoint.async_save(
                 self._state(), checkpoint_id=str(directory), process_group=self._group
             )
         assert isinstance(write, Future)  # only stagers that copy in the background return an AsyncSaveResponse
-        self._write = write
+        self._write = self._thread.submit(self._written, write, directory)
 
     def saving(self) -> bool:
         """Whether a save is still being written."""
         return self._write is not None and not self._write.done()
 
-    def finish_save(self) -> None:
-        """Waits for the save. Raises CheckpointError on every rank if any rank could not write."""
+    def finish_save(self) -> dict[str, str]:
+        """Waits for the save; the SHA-256 of each file that this rank wrote.
+
+        Raises CheckpointError on every rank if any rank could not write.
+        """
         if self._write is None:
-            return
+            return {}
         write, self._write = self._write, None
         try:
-            write.result()
+            return write.result()
         except (distributed_checkpoint.CheckpointException, OSError, RuntimeError) as error:
             raise CheckpointError(
                 f"{self._directory}: cannot be written: {_cause(error)}",
                 hint="check free space and permissions of that directory",
             ) from error
+
+    def _written(self, write: Future[Any], directory: Path) -> dict[str, str]:
+        write.result()
+        rank = dist.get_rank(self._group)
+        own = [*directory.glob(f"__{rank}_*"), *([directory / METADATA_FILE] if rank == 0 else [])]
+        return {file.name: sha256(file) for file in own}
 
     def load(self, directory: Path) -> None:
         """Restores a saved state on any number of ranks. The optimizer keeps its current settings.

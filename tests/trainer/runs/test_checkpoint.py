@@ -1,15 +1,20 @@
 """Checkpoints are complete or absent, and refused with a reason."""
 
+import hashlib
 import json
+import logging
 import shutil
+import time
 from pathlib import Path
 
 import pytest
 
 from trainer.config.tree import RunConfig
 from trainer.errors import CheckpointError
-from trainer.runs.checkpoint import CheckpointWriter, TrainingState, fingerprint, read_checkpoint
+from trainer.runs.checkpoint import CheckpointWriter, TrainingState, fingerprint, last_checkpoint, read_checkpoint
 from trainer.runs.loop import recorded_step, with_last_checkpoint
+
+SUM = hashlib.sha256(b"12345678").hexdigest()
 
 
 @pytest.fixture
@@ -31,7 +36,7 @@ def write(run: Path, model: Path, step: int, keep: int | None = None) -> Path:
     for role in ("actor", "critic"):
         (partial / role).mkdir()
         (partial / role / "__0_0.distcp").write_bytes(b"12345678")
-    return writer.complete()
+    return writer.complete({f"{role}/__0_0.distcp": SUM for role in ("actor", "critic")})
 
 
 @pytest.fixture
@@ -96,6 +101,49 @@ def test_auto_resume_takes_the_last_complete_checkpoint(checkpoint: Path, model:
         RunConfig.model_validate({"trainer": {"resume": "auto"}})
 
 
+def test_the_newest_checkpoint_that_is_whole_counts(
+    checkpoint: Path, model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = checkpoint.parents[1]
+    write(run, model, 20)
+    newest = write(run, model, 12)  # by a run that was resumed before step 20
+    assert last_checkpoint(run) == newest
+    damage_shard_zeroed(newest, model)
+    damage_state_cut(checkpoint.with_name("step_000020"), model)
+    with caplog.at_level(logging.WARNING):
+        assert last_checkpoint(run) == checkpoint
+    assert "skipped a checkpoint: " in caplog.text
+    assert f"{newest}: damaged: critic/__0_0.distcp changed" in caplog.text
+    assert "step_000020/state.json: damaged" in caplog.text
+    damage_shard_cut(checkpoint, model)
+    with pytest.raises(CheckpointError, match="none of the 3 checkpoints is whole"):  # a new run would end this one
+        last_checkpoint(run)
+
+
+def test_a_clock_that_was_set_back_does_not_hide_the_newest_checkpoint(
+    checkpoint: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "time", lambda: 1000.0)
+    write(checkpoint.parents[1], model, 9)
+    newest = write(checkpoint.parents[1], model, 4)
+    assert last_checkpoint(checkpoint.parents[1]) == newest
+
+
+def test_a_checkpoint_without_checksums_is_read(checkpoint: Path, model: Path) -> None:
+    """Format 1 has none."""
+    manifest = json.loads((checkpoint / "state.json").read_text())
+    manifest["state"]["format"] = 1
+    del manifest["checksums"], manifest["written"]
+    (checkpoint / "state.json").write_text(json.dumps(manifest))
+    assert read_checkpoint(checkpoint, model).step == 3
+    assert last_checkpoint(checkpoint.parents[1]) == checkpoint
+
+
+def test_only_the_files_of_the_named_roles_are_read(checkpoint: Path, model: Path) -> None:
+    damage_shard_zeroed(checkpoint, model)
+    assert read_checkpoint(checkpoint, model, ["actor"]).step == 3
+
+
 def test_an_unwritable_directory_is_named(tmp_path: Path, model: Path) -> None:
     (tmp_path / "run").write_text("a file where a directory should be")
     with pytest.raises(CheckpointError, match=r"step_000003\S* cannot be written"):
@@ -123,6 +171,10 @@ def damage_shard_cut(checkpoint: Path, model: Path) -> None:
     (checkpoint / "actor" / "__0_0.distcp").write_bytes(b"1234")
 
 
+def damage_shard_zeroed(checkpoint: Path, model: Path) -> None:
+    (checkpoint / "critic" / "__0_0.distcp").write_bytes(bytes(8))
+
+
 def damage_other_format(checkpoint: Path, model: Path) -> None:
     manifest = json.loads((checkpoint / "state.json").read_text())
     manifest["state"]["format"] = 99
@@ -141,6 +193,7 @@ def damage_other_model(checkpoint: Path, model: Path) -> None:
         (damage_state_cut, "state.json: damaged"),
         (damage_shard_absent, "critic/__0_0.distcp is missing"),
         (damage_shard_cut, "actor/__0_0.distcp has 4 bytes instead of 8"),
+        (damage_shard_zeroed, r"critic/__0_0.distcp changed since it was written \(SHA-256\)"),
         (damage_other_format, "written in format 99"),
         (damage_other_model, "belongs to another model"),
     ],
@@ -154,9 +207,10 @@ def test_a_damaged_file_is_named(checkpoint: Path, model: Path, damage: object, 
 
 def test_a_checkpoint_without_a_role_that_the_run_trains_is_refused(tmp_path: Path, model: Path) -> None:
     writer = CheckpointWriter(tmp_path / "run")
-    (writer.begin(state(model)) / "actor").mkdir()
-    (tmp_path / "run" / "checkpoints" / ".step_000003.partial" / "actor" / "__0_0.distcp").write_bytes(b"1")
-    checkpoint = writer.complete()
+    partial = writer.begin(state(model))
+    (partial / "actor").mkdir()
+    (partial / "actor" / "__0_0.distcp").write_bytes(b"1")
+    checkpoint = writer.complete({})
     assert read_checkpoint(checkpoint, model, ["actor"]).step == 3
     with pytest.raises(CheckpointError, match="holds no critic, which this run trains") as caught:
         read_checkpoint(checkpoint, model, ["actor", "critic"])

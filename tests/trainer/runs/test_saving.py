@@ -1,6 +1,7 @@
 """Checkpoints written during training. A fake group in this process stands in for workers with a slow or full disk."""
 
 import logging
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from trainer.errors import CheckpointError, WorkerError
+from trainer.records.checksums import sha256
 from trainer.runs import saving
 from trainer.runs.checkpoint import TrainingState
 from trainer.runs.saving import Saver
@@ -37,10 +39,12 @@ class FakeGroup:
     def saving(self) -> bool:
         return self.slow
 
-    def finish_save(self) -> None:
+    def finish_save(self) -> dict[str, str]:
         if self.trouble is not None:
             raise self.trouble
-        (self.directory / "__0_0.distcp").write_bytes(b"12345678")
+        file = self.directory / "__0_0.distcp"
+        file.write_bytes(b"12345678")
+        return {file.name: sha256(file)}
 
 
 @pytest.fixture
@@ -59,7 +63,8 @@ def state(step: int) -> TrainingState:
 
 
 def there(tmp_path: Path) -> list[str]:
-    return sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    """What lies beside the checkpoints, without the unique part of hidden names."""
+    return sorted(re.sub(r"\.\w{12}\.", ".", path.name) for path in (tmp_path / "run" / "checkpoints").iterdir())
 
 
 def test_a_checkpoint_appears_when_every_worker_has_written(

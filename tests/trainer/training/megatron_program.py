@@ -85,7 +85,7 @@ def found_by(engine: TrainingEngine, rows: Batch, loss_function: LossFunction) -
 
 
 def saved(engine: TrainingEngine, directory: Path) -> ShardedState:
-    state = ShardedState(engine, timeout=60)
+    state = ShardedState(engine)
     state.start_save(directory)
     state.finish_save()
     return state
@@ -138,7 +138,7 @@ def run(rank: int, world_size: int, port: int, directory: Path) -> None:
         result["megatron refuses"] = refusal(actor(HEADS, "megatron"), directory / "fsdp")
     if world_size == 2:
         engine = actor(HEADS, "megatron")
-        ShardedState(engine, timeout=60).load(directory / "megatron")
+        ShardedState(engine).load(directory / "megatron")
         result["next"] = continuation(engine, rows)
         engine = actor(HEADS, "megatron", split=2)
         result["split refuses"] = refusal(engine, directory / "megatron")
@@ -147,7 +147,7 @@ def run(rank: int, world_size: int, port: int, directory: Path) -> None:
         result["next of split"] = continuation(engine, rows)
     if world_size == 4:
         engine = actor(HEADS, "megatron", split=2)
-        ShardedState(engine, timeout=60).load(directory / "split")
+        ShardedState(engine).load(directory / "split")
         result["next of split"] = continuation(engine, rows)
     if rank == 0:
         torch.save(result, directory / f"world_{world_size}.pt")
@@ -159,7 +159,7 @@ def main(directory: Path) -> None:
     import trainer.models.megatron  # noqa: F401 - imported before forking; the tests turn its warnings into errors
 
     for world_size in CASES:
-        store = open_store("127.0.0.1", world_size, timeout=60)
+        store = open_store("127.0.0.1", world_size)
         ranks = [
             multiprocessing.get_context("fork").Process(target=run, args=(rank, world_size, store.port, directory))
             for rank in range(world_size)

@@ -86,10 +86,10 @@ def findings(config: OptimizerConfig, rows: Batch, directory: Path) -> dict[str,
     found["rates"], found["metrics"] = train(repeated, rows, UPDATES)
     first, second = new_engine(config), new_engine(config)
     train(first, rows, 2)
-    state = ShardedState(first, timeout=60)
+    state = ShardedState(first)
     state.start_save(directory)
     state.finish_save()
-    ShardedState(second, timeout=60).load(directory)
+    ShardedState(second).load(directory)
     found["resumed rates"], found["resumed metrics"] = train(second, rows, UPDATES - 2)
     found["resumed"] = weights(second)
     offloaded = new_engine(config, param_offload=True, optimizer_offload=True)
@@ -100,7 +100,7 @@ def findings(config: OptimizerConfig, rows: Batch, directory: Path) -> dict[str,
 
 def refusal(directory: Path, config: OptimizerConfig) -> str:
     try:
-        ShardedState(new_engine(config), timeout=60).load(directory)
+        ShardedState(new_engine(config)).load(directory)
     except CheckpointError as error:
         return str(error)
     return ""

@@ -177,10 +177,10 @@ def adapted_findings(rows: Batch, limit: MicroBatchLimit, directory: Path) -> di
     found = {"gradients": gradients(first, rows, limit), "log_probs": first.forward(rows, limit)}
     first.update(rows, loss, limit)
     checkpoint = directory / f"adapters_{first.world_size}"
-    state = ShardedState(first, timeout=60)
+    state = ShardedState(first)
     state.start_save(checkpoint)
     state.finish_save()
-    ShardedState(second, timeout=60).load(checkpoint)
+    ShardedState(second).load(checkpoint)
     found["next"] = [one.update(rows, loss, limit) for one in (first, second)]
     found["trained"] = [weights(one) for one in (first, second)]
     found["adapter"] = first.adapter_weights(first.network.language_model)
@@ -193,7 +193,7 @@ def adapted_findings(rows: Batch, limit: MicroBatchLimit, directory: Path) -> di
 def refusal(engine: TrainingEngine, directory: Path) -> str:
     """The error for a network that does not match the checkpoint."""
     try:
-        ShardedState(engine, timeout=60).load(directory)
+        ShardedState(engine).load(directory)
     except CheckpointError as error:
         return str(error)
     return ""
@@ -229,7 +229,7 @@ def main(rank: int, world_size: int, port: int, directory: Path) -> None:
     result["lora"] = adapted_findings(rows, parts, directory)
     result["float16"] = float16_steps(rows, whole)
 
-    state = ShardedState(engine, timeout=60)
+    state = ShardedState(engine)
     if world_size == 2:
         result["first"] = engine.update(rows, loss, whole)
     else:
