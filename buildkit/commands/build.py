@@ -19,10 +19,12 @@ from buildkit.commands.options import (
     open_matrix,
 )
 from buildkit.commands.targets import describe
-from buildkit.images.build import build_image
+from buildkit.host.settings import read_host
+from buildkit.images.build import build_image, cache_folder
 from buildkit.recipe.lock_file import read_lock
 from buildkit.running.engine import open_engine
 from buildkit.supply.base import choose_provider
+from buildkit.supply.resolve import lock_for_build
 
 
 def build(
@@ -34,6 +36,9 @@ def build(
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Rebuild every layer.")] = False,
     progress: Annotated[str, typer.Option(help="Progress output, as in docker: auto, plain or tty.")] = "auto",
     engine: EngineName = "auto",
+    locked: Annotated[
+        bool, typer.Option("--locked", help="Refuse a variant without a lock instead of resolving it.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be built.")] = False,
     as_json: AsJson = False,
     project: Project = None,
@@ -46,7 +51,9 @@ def build(
         provider, reason = choose_provider(chosen.base, base, open_engine(engine), lock)
         emit({**describe(chosen), "provider": provider, "reason": reason})
         return
-    result = build_image(matrix, chosen, open_engine(engine), base, tuple(tag or ()), no_cache, progress)
+    opened = open_engine(engine)
+    lock_for_build(matrix, chosen, read_host(), cache_folder(), locked)
+    result = build_image(matrix, chosen, opened, base, tuple(tag or ()), no_cache, progress)
     if as_json:
         emit(asdict(result))
         return

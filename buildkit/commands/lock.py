@@ -9,6 +9,7 @@ from buildkit.commands.options import Project, TargetName, VariantName, WithDebu
 from buildkit.errors import UsageError
 from buildkit.host.settings import read_host
 from buildkit.images.build import cache_folder
+from buildkit.recipe.lock_file import lock_name, lock_path
 from buildkit.recipe.project import INSTALLED
 from buildkit.supply.resolve import write_lock
 
@@ -24,9 +25,11 @@ def lock(
 ) -> None:
     """Resolve a variant's pins into its lock file: every wheel and Debian package with its hash."""
     matrix = open_matrix(project)
-    if matrix.root == INSTALLED:
+    chosen = matrix.variant(target, variant, with_debug)
+    if lock_path(matrix, chosen).is_relative_to(INSTALLED):
         raise UsageError(
-            "the installed package's locks stay as they are", "run from a Slipway checkout, or name it with --project"
+            f"the installed package's lock of {chosen.identifier} stays as it is",
+            "run from a Slipway checkout, or name it with --project",
         )
-    path = write_lock(matrix, matrix.variant(target, variant, with_debug), read_host(), cache_folder(), upgrade)
-    sys.stdout.write(f"{path.relative_to(matrix.root)}\n")
+    write_lock(matrix, chosen, read_host(), cache_folder(), upgrade)
+    sys.stdout.write(f"{lock_name(matrix, chosen)}\n")

@@ -3,25 +3,32 @@
 A build uses them through secrets and its context, so that it works behind a mirror or offline, and none of it lands in
 the image. Sources: pip's configuration (https://pip.pypa.io/en/stable/topics/configuration/), uv's environment
 variables (https://docs.astral.sh/uv/reference/environment/), apt's sources.list(5), and the usual proxy variables.
+`SLIPWAY_INDEX_MIRRORS` holds pairs `ADDRESS=MIRROR`: whatever lies below the one is fetched from below the other.
 """
 
 import configparser
 import os
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+from buildkit.errors import UsageError
 
 PROXIES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 CA_VARIABLES = ("UV_SSL_CERT_FILE", "PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 SYSTEM_CA = (Path("/etc/ssl/certs/ca-certificates.crt"), Path("/etc/pki/tls/certs/ca-bundle.crt"))
 LISTS = {"extra-index-url", "find-links", "trusted-host"}
+MIRRORS = "SLIPWAY_INDEX_MIRRORS"
 
 
 @dataclass(frozen=True)
 class HostSettings:
-    """`indexes` are simple indexes after the default one. Those with `file:`, and `find_links`, are folders here."""
+    """`indexes` are simple indexes after the default one. Those with `file:`, and `find_links`, are folders here.
+
+    `mirrors` maps the start of a vendor's address to the start of its mirror's.
+    """
 
     default_index: str | None
     indexes: tuple[str, ...]
@@ -30,6 +37,7 @@ class HostSettings:
     ca_bundle: Path | None
     proxies: dict[str, str]
     apt_sources: str
+    mirrors: dict[str, str] = field(default_factory=dict)
 
     @property
     def local_indexes(self) -> tuple[Path, ...]:
@@ -38,6 +46,13 @@ class HostSettings:
     @property
     def wheel_folders(self) -> tuple[Path, ...]:
         return tuple(as_path(link) for link in self.find_links if not link.startswith(("http:", "https:")))
+
+    def mirrored(self, address: str) -> str:
+        """The address of a vendor's index as this host reaches it: below its mirror, or unchanged."""
+        for start, mirror in self.mirrors.items():
+            if address == start or address.startswith(f"{start}/"):
+                return mirror + address.removeprefix(start)
+        return address
 
     def build_environment(self, ca_bundle: str) -> dict[str, str]:
         """Variables for uv inside a build, without local folders: their wheels are copied into the context."""
@@ -52,6 +67,12 @@ class HostSettings:
             **self.proxies,
         }
         return {name: value for name, value in values.items() if value}
+
+
+def without_password(address: str) -> str:
+    """The address without user and password, for messages."""
+    parts = urlsplit(address)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 
 def as_path(location: str) -> Path:
@@ -76,7 +97,25 @@ def read_host(
         ca_bundle=find_ca(environ, pip.get("cert"), root),
         proxies={name: environ[name] for name in PROXIES if environ.get(name)},
         apt_sources=read_apt(root),
+        mirrors=read_mirrors(environ.get(MIRRORS, "")),
     )
+
+
+def read_mirrors(text: str) -> dict[str, str]:
+    """Mirrors by the address that they replace, the longest first. Raises `UsageError` for a malformed pair."""
+    pairs = [pair.partition("=") for pair in text.split()]
+    for address, _, mirror in pairs:
+        if not (is_web(address) and is_web(mirror)):
+            raise UsageError(
+                f"{MIRRORS}: {without_password(address)}={without_password(mirror)} is not ADDRESS=MIRROR",
+                "separate pairs by spaces: https://wheels.vllm.ai=https://mirror.example/vllm",
+            )
+    found = {address.rstrip("/"): mirror.rstrip("/") for address, _, mirror in pairs}
+    return dict(sorted(found.items(), key=lambda pair: -len(pair[0])))
+
+
+def is_web(address: str) -> bool:
+    return address.startswith(("http://", "https://"))
 
 
 def read_pip(environ: Mapping[str, str], root: Path, home: Path) -> dict[str, str]:

@@ -23,6 +23,7 @@ from buildkit.recipe.matrix import Base, Matrix, Variant
 from buildkit.recipe.project import code_folder
 from buildkit.running.engine import BuildRequest, ContainerEngine
 from buildkit.supply.base import bootstrap, choose_provider
+from buildkit.supply.vendor_indexes import with_vendor_indexes
 from buildkit.supply.wheels import local_wheels, split_by_layer
 
 log = logging.getLogger(__name__)
@@ -93,7 +94,7 @@ def prepared(
     matrix: Matrix, variant: Variant, engine: ContainerEngine, lock: Lock, base: str
 ) -> Iterator[tuple[BuildRequest, str]]:
     """A build request with its context and secrets in place, and the provider of its base."""
-    host = read_host()
+    host = with_vendor_indexes(read_host(), variant)
     provider, reason = choose_provider(variant.base, base, engine, lock)
     log.info("base: %s (%s)", provider, reason)
     context = cache_folder() / "contexts" / variant.identifier

@@ -22,7 +22,7 @@ from buildkit.publishing.provenance import BuildRecord
 from buildkit.publishing.release import Publication, Tags, choose_tags, read_staged, release
 from buildkit.publishing.signature import Signer, public_key
 from buildkit.recipe.lock import Lock
-from buildkit.recipe.lock_file import lock_path, read_lock
+from buildkit.recipe.lock_file import lock_name, read_lock
 from buildkit.recipe.matrix import Matrix, Variant
 from buildkit.recipe.project import project_version, source_changed, source_revision
 from buildkit.registry.client import PATIENCE, Registry
@@ -87,7 +87,7 @@ def publish_image(request: ReleaseRequest, engine: ContainerEngine) -> Publicati
         revision=source_revision(matrix.root),
         changed=source_changed(matrix.root),
         lock=f"sha256:{lock.digest}",
-        lock_path=str(lock_path(matrix, variant).relative_to(matrix.root)),
+        lock_path=lock_name(matrix, variant),
         base=variant.base.image,
         base_provider=built.base_provider,
         base_digest=lock.base_digest,

@@ -1,6 +1,7 @@
 """Where a variant's lock lies, and whether it still matches the matrix and the templates."""
 
 import hashlib
+import os
 import tomllib
 from pathlib import Path
 
@@ -8,10 +9,29 @@ from buildkit.errors import LockError
 from buildkit.recipe.dockerfile import render_dockerfile
 from buildkit.recipe.lock import Lock, parse_lock
 from buildkit.recipe.matrix import Matrix, Variant
+from buildkit.recipe.project import INSTALLED
 
 
 def lock_path(matrix: Matrix, variant: Variant) -> Path:
-    return matrix.images / "locks" / variant.target / f"{variant.name}.txt"
+    """The lock's file: the project's, or the user's own for a variant that the installed package has no lock for."""
+    name = Path(variant.target, f"{variant.name}.txt")
+    shipped = matrix.images / "locks" / name
+    return shipped if matrix.root != INSTALLED or shipped.is_file() else user_locks() / name
+
+
+def user_locks() -> Path:
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "slipway" / "locks"
+
+
+def lock_name(matrix: Matrix, variant: Variant) -> str:
+    """The lock's path for messages and provenance, relative to the project where it lies in it."""
+    path = lock_path(matrix, variant)
+    return str(path.relative_to(matrix.root)) if path.is_relative_to(matrix.root) else str(path)
+
+
+def lock_command(variant: Variant) -> str:
+    """The command that makes the lock."""
+    return f"buildkit lock --target {variant.target} --variant {variant.name}"
 
 
 def inputs(matrix: Matrix, variant: Variant) -> list[str]:
@@ -46,8 +66,7 @@ def find_lock(matrix: Matrix, variant: Variant) -> Lock:
 
 def read_lock(matrix: Matrix, variant: Variant) -> Lock:
     """The variant's lock. Raises `LockError` when there is none, or the matrix or the templates have changed since."""
-    path = lock_path(matrix, variant).relative_to(matrix.root)
-    hint = f"run `buildkit lock --target {variant.target} --variant {variant.name}`"
+    path, hint = lock_name(matrix, variant), f"run `{lock_command(variant)}`"
     lock = find_lock(matrix, variant)
     if not lock.text:
         raise LockError(f"{path}: no lock for {variant.identifier}", hint)

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from buildkit.errors import MatrixError, UsageError
 from buildkit.host.accelerators import ACCELERATORS
+from buildkit.host.settings import without_password
 from buildkit.recipe.environment import EnvEntry, parse_environment
 
 STATUSES = ("proven", "untested")
@@ -36,8 +37,9 @@ class Variant:
     """A set of compatible pins of one target.
 
     `exclude` maps a distribution to the reason for its exclusion, `prune` does the same for a path in site-packages
-    (with `*`); both include the target's. `architectures` are the supported GPUs, `driver` is the oldest driver that
-    works, `rocm` the ROCm release in the image.
+    (with `*`); both include the target's. `indexes` maps the address of a vendor's public wheel index to its purpose.
+    `architectures` are the supported GPUs, `driver` is the oldest driver that works, `rocm` the ROCm release in the
+    image.
     """
 
     target: str
@@ -49,6 +51,7 @@ class Variant:
     packages: tuple[str, ...]
     proof: str = ""
     prune: dict[str, str] = field(default_factory=dict)
+    indexes: dict[str, str] = field(default_factory=dict)
     architectures: tuple[str, ...] = ()
     driver: str = ""
     rocm: str = ""
@@ -199,6 +202,7 @@ def read_target(
         values.pop("without_packages", None)
         for reasons in ("exclude", "prune"):
             values[reasons] = {**table.get(reasons, {}), **entry.get(reasons, {})}
+        check_indexes(entry.get("indexes", {}), path, place)
         values["requirements"] = tuple(entry.get("requirements", ()))
         values["architectures"] = tuple(entry.get("architectures", ()))
         variants[key] = build(Variant, values, path, place)
@@ -206,6 +210,15 @@ def read_target(
         raise MatrixError(f"{path}: {where} has no variants", "add a [targets.<name>.variants.<variant>] table")
     rest = {key: value for key, value in table.items() if key not in ("variants", "exclude", "prune")}
     return build(Target, {"name": name, "variants": variants, **rest}, path, where)
+
+
+def check_indexes(indexes: dict[str, str], path: Path, place: str) -> None:
+    for address, purpose in indexes.items():
+        if not address.startswith("https://") or "@" in address or not purpose:
+            raise MatrixError(
+                f"{path}: {place}: `indexes` names {without_password(address)}",
+                'name public indexes only: "https://…" without a password = "what the index is for"',
+            )
 
 
 def build(kind: type[Value], values: dict[str, Any], path: Path, where: str) -> Value:

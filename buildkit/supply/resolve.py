@@ -6,6 +6,7 @@ A lock contains no address of an index or mirror, so any mirror can serve it.
 import logging
 import os
 import subprocess
+import sys
 import tempfile
 import time
 from dataclasses import replace
@@ -14,11 +15,20 @@ from pathlib import Path
 from uv import find_uv_bin
 
 from buildkit.errors import LockError, RegistryError
-from buildkit.host.settings import HostSettings
+from buildkit.host.settings import MIRRORS, HostSettings
 from buildkit.recipe.lock import Lock, Pin, format_lock, parse_pins
-from buildkit.recipe.lock_file import find_lock, inputs, inputs_digest, lock_path, template_digest
+from buildkit.recipe.lock_file import (
+    find_lock,
+    inputs,
+    inputs_digest,
+    lock_command,
+    lock_path,
+    read_lock,
+    template_digest,
+)
 from buildkit.recipe.matrix import DEBUG_SUFFIX, Matrix, Variant
 from buildkit.supply.base import bootstrap, bootstrap_refusal, registry_digest
+from buildkit.supply.vendor_indexes import silent_indexes, with_vendor_indexes
 from buildkit.supply.wheel_facts import read_wheel_facts
 
 log = logging.getLogger(__name__)
@@ -37,6 +47,7 @@ def write_lock(matrix: Matrix, variant: Variant, host: HostSettings, cache: Path
         digest = old.base_digest or base_digest(variant, "")
         lock = replace(old, template=template_digest(matrix, variant), base_digest=digest)
     else:
+        host = with_vendor_indexes(host, variant)
         preferred = plain_lock(matrix, variant) if variant.debug else Lock() if upgrade else old
         requirements = resolve(matrix, variant, host, preferred.requirements)
         lock = gather_facts(matrix, variant, host, cache, parse_pins(requirements), old)
@@ -45,6 +56,17 @@ def write_lock(matrix: Matrix, variant: Variant, host: HostSettings, cache: Path
     partial.write_text(format_lock(lock, variant.identifier))
     partial.replace(path)
     return path
+
+
+def lock_for_build(matrix: Matrix, variant: Variant, host: HostSettings, cache: Path, locked: bool) -> Lock:
+    """The variant's lock. One that was never locked is resolved first, unless only `locked` variants are wanted.
+
+    Raises `LockError` for a lock that no longer matches, and as `write_lock` does.
+    """
+    if not (locked or find_lock(matrix, variant).text):
+        log.info("lock: %s has no lock yet; resolving it first (--locked refuses to)", variant.identifier)
+        log.info("lock: wrote %s", write_lock(matrix, variant, host, cache))
+    return read_lock(matrix, variant)
 
 
 def plain_lock(matrix: Matrix, variant: Variant) -> Lock:
@@ -117,6 +139,8 @@ def run_uv(requirements: Path, overrides: Path, output: Path, variant: Variant, 
         str(overrides),
         "--quiet",
         "--no-config",
+        "--python",
+        sys.executable,  # any Python resolves for any other; uv would look for that version and download it
     ]
     command += ["--python-version", variant.base.python, "--python-platform", SUPPORTED_GLIBC, "--generate-hashes"]
     command += [
@@ -133,7 +157,13 @@ def run_uv(requirements: Path, overrides: Path, output: Path, variant: Variant, 
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         reason = done.stderr.strip().splitlines()
+        silent = silent_indexes(host, variant)
+        check = (
+            f"reach {' and '.join(silent)}, or name a mirror of it: {MIRRORS}=ADDRESS=MIRROR"
+            if silent
+            else "check the pins in images/matrix.toml, and that the index can be reached"
+        )
         raise LockError(
             f"uv could not resolve {variant.identifier}:\n" + "\n".join(f"  {line}" for line in reason[-12:]),
-            "the old lock is untouched; check the pins in images/matrix.toml and that the index can be reached",
+            f"no lock was changed; {check}; then run `{lock_command(variant)}`",
         )

@@ -233,6 +233,7 @@ VARIABLES = {
         "SLIPWAY_REGISTRY": "`HOST[:PORT]/REPOSITORY` to publish to",
         "SLIPWAY_REGISTRY_USER": "user name for this run, instead of what `docker login` stored",
         "SLIPWAY_REGISTRY_PASSWORD": "password for this run",
+        "SLIPWAY_INDEX_MIRRORS": "`ADDRESS=MIRROR …`: mirrors of the vendors' wheel indexes that variants name",
         "SLIPWAY_REGISTRY_CA": "certificate of the registry's authority",
         "SLIPWAY_SIGN_KEY": "cosign's private key: a file, `env://NAME` or a key service",
         "SLIPWAY_SIGN_KEYLESS": "1 signs with the CI job's own identity",

@@ -1,0 +1,153 @@
+"""Stand-ins for vLLM's ROCm wheels, and an index on loopback that serves them.
+
+Names, versions, tags and pins are those of https://wheels.vllm.ai/rocm, the names of libraries those in its wheels. The
+contents are not: each module only says its version.
+"""
+
+import hashlib
+import http.server
+import threading
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+PLATFORM = "cp312-cp312-linux_x86_64"
+
+
+@dataclass(frozen=True)
+class StandIn:
+    """A wheel; `libraries` are paths of shared objects in it."""
+
+    name: str
+    version: str
+    tags: str
+    requires: tuple[str, ...] = ()
+    libraries: tuple[str, ...] = ()
+
+    @property
+    def filename(self) -> str:
+        return f"{self.name}-{self.version}-{self.tags}.whl"
+
+
+TORCH = "torch==2.12.0+git6bbd260"
+WHEELS = (
+    StandIn(
+        "vllm",
+        "0.30.0+rocm723",
+        "cp312-cp312-manylinux_2_34_x86_64",
+        (TORCH, "triton==3.7.1", "torchvision==0.27.1+df56172", "transformers>=5.10.4"),
+        ("vllm/_rocm_C.abi3.so",),
+    ),
+    StandIn(
+        "torch",
+        "2.12.0+git6bbd260",
+        PLATFORM,
+        ("triton==3.7.1",),
+        ("torch/lib/libc10_hip.so", "torch/lib/libtorch_hip.so"),
+    ),
+    StandIn("triton", "3.7.1", PLATFORM),
+    StandIn("torchvision", "0.27.1+df56172", PLATFORM, (TORCH,)),
+)
+
+
+def write_wheels(folder: Path, library: bytes = b"") -> None:
+    """Writes every wheel; `library` is the content of each shared object."""
+    folder.mkdir(parents=True)
+    for wheel in WHEELS:
+        info = f"{wheel.name}-{wheel.version}.dist-info"
+        requires = "".join(f"Requires-Dist: {requirement}\n" for requirement in wheel.requires)
+        files = {
+            f"{wheel.name}/__init__.py": f'__version__ = "{wheel.version}"\n'.encode(),
+            **dict.fromkeys(wheel.libraries, library),
+            f"{info}/METADATA": (
+                f"Metadata-Version: 2.1\nName: {wheel.name}\nVersion: {wheel.version}\n{requires}".encode()
+            ),
+            f"{info}/WHEEL": f"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: {wheel.tags}\n".encode(),
+        }
+        record = "".join(f"{path},,\n" for path in (*files, f"{info}/RECORD"))
+        with zipfile.ZipFile(folder / wheel.filename, "w") as archive:
+            for path, content in {**files, f"{info}/RECORD": record.encode()}.items():
+                archive.writestr(zipfile.ZipInfo(path), content)
+
+
+class Index(http.server.ThreadingHTTPServer):
+    """A simple index below `/whl/` with the wheels of a folder below `/files/`; other names get 404, as on S3.
+
+    `asked` are the paths of all requests.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(("127.0.0.1", 0), IndexHandler)
+        self.folder = folder
+        self.asked: list[str] = []
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/whl"
+
+    def page(self, name: str) -> bytes:
+        wheels = [path for path in sorted(self.folder.iterdir()) if path.name.split("-")[0] == name]
+        return "".join(map(link, wheels)).encode()
+
+
+def link(wheel: Path) -> str:
+    sha256 = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    return f'<a href="/files/{quote(wheel.name)}#sha256={sha256}">{wheel.name}</a>'
+
+
+class IndexHandler(http.server.BaseHTTPRequestHandler):
+    server: Index
+
+    def do_GET(self) -> None:
+        self.server.asked.append(self.path)
+        parts = [*unquote(self.path).split("/"), "", ""]
+        kind, name = parts[1:3]
+        file = self.server.folder / name
+        if kind == "files" and file.is_file():
+            self.answer_with(file.read_bytes())
+        elif kind == "whl" and (page := self.server.page(name)):
+            self.answer(200, page, {"Content-Type": "text/html"})
+        else:
+            self.answer(404)
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def answer_with(self, content: bytes) -> None:
+        """The whole file, or the range that was asked for (RFC 9110, section 14)."""
+        asked = self.headers.get("Range", "").removeprefix("bytes=")
+        if not asked:
+            self.answer(200, content, {"Accept-Ranges": "bytes"})
+            return
+        first, _, last = asked.partition("-")
+        start = int(first) if first else max(0, len(content) - int(last))
+        end = min(int(last) + 1 if first and last else len(content), len(content))
+        self.answer(206, content[start:end], {"Content-Range": f"bytes {start}-{end - 1}/{len(content)}"})
+
+    def answer(self, status: int, content: bytes = b"", headers: Mapping[str, str] | None = None) -> None:
+        self.send_response(status)
+        for name, value in {**(headers or {}), "Content-Length": str(len(content))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[Index]:
+    """An index of the folder's wheels."""
+    index = Index(folder)
+    thread = threading.Thread(target=index.serve_forever)
+    thread.start()
+    try:
+        yield index
+    finally:
+        index.shutdown()
+        thread.join()
+        index.server_close()
