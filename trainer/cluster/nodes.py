@@ -103,16 +103,19 @@ def reserve_slots(nodes: Sequence[ClusterNode], gpus_per_node: int, timeout: flo
 
     Raises WorkerError if Ray has not reserved them within `timeout` seconds.
     """
-    per_node = gpus_per_node or 1
-    owners = [node for node in nodes for _ in range(per_node)]
+    owners = [node.id for node in nodes for _ in range(gpus_per_node or 1)]
     resources = {"CPU": 1, "GPU": 1} if gpus_per_node else {"CPU": 1}
-    group = placement_group(
-        [resources] * len(owners), bundle_label_selector=[{"ray.io/node-id": node.id} for node in owners]
-    )
+    group = placement_group([resources] * len(owners), bundle_label_selector=[{"ray.io/node-id": id} for id in owners])
     if not group.wait(timeout):
         raise WorkerError(
             f"Ray did not reserve {resources} for each of {len(owners)} ranks within {timeout:g} s",
             hint="other work may be using this Ray cluster; see `ray status`",
         )
-    device = "cuda" if gpus_per_node else "cpu"
+    return numbered_slots(nodes, gpus_per_node, group)
+
+
+def numbered_slots(nodes: Sequence[ClusterNode], gpus_per_node: int, group: PlacementGroup) -> list[Slot]:
+    """A slot per GPU, or one per node without GPUs, numbered node by node."""
+    per_node, device = gpus_per_node or 1, "cuda" if gpus_per_node else "cpu"
+    owners = [node for node in nodes for _ in range(per_node)]
     return [Slot(rank, node, device, rank % per_node, per_node, group) for rank, node in enumerate(owners)]

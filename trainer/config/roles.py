@@ -49,11 +49,15 @@ class TrainedModelConfig(Section):
 
     micro_batch_size: int = Field(64, gt=0, description="responses per forward pass and rank")
     micro_batch_tokens: int | None = Field(
-        None, gt=0, description="tokens per forward pass and rank, recommended on GPUs; overrides micro_batch_size"
+        None,
+        gt=0,
+        description="tokens per forward pass and rank; overrides micro_batch_size. On GPUs chosen if neither is given, "
+        "see `trainer plan`",
     )
     activation_checkpointing: bool = Field(
         False,
-        description="keep only the inputs of layers for the backward pass: less memory, about a third more compute",
+        description="keep only the inputs of layers for the backward pass: less memory, about a third more compute. On "
+        "GPUs chosen if neither this nor micro_batch_size or micro_batch_tokens is given",
     )
     compile: bool = Field(True, description="compile the layers, on GPUs only")
     activation_memory_budget: float = Field(

@@ -80,14 +80,20 @@ class RolloutConfig(Section):
     stop: list[str] = Field(
         [], description="texts that end a response, or a turn; they stay in the response, which the reward sees whole"
     )
-    max_num_seqs: int = Field(256, gt=0, description="maximum concurrent responses per engine")
+    max_num_seqs: int = Field(
+        256,
+        gt=0,
+        description="maximum concurrent responses per engine; on GPUs chosen if not given, see `trainer plan`",
+    )
     kv_cache_gib: float | None = Field(
         None,
         gt=0,
-        description="GiB of key-value cache per engine and GPU; when not given, the rest of its share on GPUs, "
-        "0.5 on CPU",
+        description="GiB of key-value cache per engine and GPU; on GPUs chosen if neither this nor "
+        "gpu_memory_utilization is given, see `trainer plan`; 0.5 on CPU",
     )
-    gpu_memory_utilization: float = Field(0.4, gt=0, le=1, description="share of a GPU's memory that an engine may use")
+    gpu_memory_utilization: float = Field(
+        0.4, gt=0, le=1, description="share of a GPU's memory that engines may use, if given"
+    )
     enforce_eager: bool | None = Field(
         None, description="disable compilation and CUDA graphs in the engine; when not given, only on CPU"
     )
@@ -98,7 +104,10 @@ class RolloutConfig(Section):
         "processes of a node",
     )
     engines_per_gpu: int = Field(
-        1, gt=0, description="engines per GPU; with several, the GPU stays busy while one schedules on the CPU"
+        1,
+        gt=0,
+        description="engines per GPU; with several, the GPU stays busy while one schedules on the CPU. Chosen if not "
+        "given, see `trainer plan`",
     )
     prefix_caching: bool = Field(
         True, description="compute the common start of prompts once, as in a group; cleared with every weight update"

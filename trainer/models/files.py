@@ -132,11 +132,11 @@ def _check_backend(role: str, settings: TrainedModelConfig, model: Path) -> None
             f"{role}.backend={settings.backend} does not support adapters",
             hint=f"set {role}.lora.rank=0, or {role}.backend=fsdp",
         )
-    backend.check(role, _read(model / "config.json").get("model_type"))
+    backend.check(role, read_json(model / "config.json").get("model_type"))
 
 
 def _check_positions(config: Config, model: Path) -> None:
-    settings = _read(model / "config.json")
+    settings = read_json(model / "config.json")
     positions = settings.get("max_position_embeddings")
     longest = config.data.max_prompt_length + config.data.max_response_length
     scaled = settings.get("rope_scaling") or settings.get("rope_parameters", {}).get("factor")
@@ -169,7 +169,7 @@ def reads_tokens(config: Config) -> bool:
 
 def _check_reward_model(config: Config, path: Path) -> None:
     _vocabulary_size(path, "reward.model.path")
-    settings = _read(path / "config.json")
+    settings = read_json(path / "config.json")
     kind, labels = (settings.get("architectures") or ["?"])[0], len(settings.get("id2label") or "01")
     if not kind.endswith("ForSequenceClassification") or labels != 1:
         raise DataError(
@@ -228,7 +228,7 @@ def decode(tokenizer: Any, rows: Sequence[Sequence[int]]) -> list[str]:
 
 def check_tokenizer(tokenizer: Any, model: Path) -> None:
     """Raises DataError if the tokenizer lacks an end or pad token, or has tokens that the model does not embed."""
-    settings = _read(model / "generation_config.json") if (model / "generation_config.json").is_file() else {}
+    settings = read_json(model / "generation_config.json") if (model / "generation_config.json").is_file() else {}
     if tokenizer.eos_token_id is None and settings.get("eos_token_id") is None:
         raise DataError(
             f"{model}: the tokenizer has no end token, so responses would never end",
@@ -282,7 +282,7 @@ def _vocabulary_size(model: Path, setting: str) -> int:
     config = model / "config.json"
     if not config.is_file():
         raise DataError(f"{model}: no model: config.json is missing", hint=f"set {setting} to a model directory")
-    settings = _read(config)
+    settings = read_json(config)
     size = settings.get("vocab_size") or settings.get("text_config", {}).get("vocab_size")
     if not isinstance(size, int):
         raise DataError(f"{config}: no vocab_size", hint=f"set {setting} to a Transformers causal language model")
@@ -294,14 +294,14 @@ def _tokens(model: Path) -> dict[str, int] | None:
     file = model / "tokenizer.json"
     if not file.is_file():
         return None
-    content = _read(file)
+    content = read_json(file)
     vocabulary = content.get("model", {}).get("vocab")
     if not isinstance(vocabulary, dict):
         return None
     return vocabulary | {token["content"]: token["id"] for token in content.get("added_tokens", [])}
 
 
-def _read(file: Path) -> dict[str, Any]:
+def read_json(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -34,7 +34,7 @@ from trainer.records.tracking import Tracker
 from trainer.runs.checkpoint import read_checkpoint
 from trainer.runs.interfaces import ActorRole, ReferenceRole
 from trainer.runs.loop import TrainingRun, forward, recorded_step, run_directory, update, with_last_checkpoint
-from trainer.runs.ppo import find_placement
+from trainer.runs.ppo import find_plan
 from trainer.runs.stop_signal import StopSignal
 from trainer.runs.workers import TrainingGroups, connect_ranks, start_training
 
@@ -113,8 +113,9 @@ def train_on_preferences(settings: DpoConfig) -> Path:
         StopSignal() as stop,
     ):
         with tracker.phase("start_up"):
-            placement = find_placement(config, ["actor"] if config.actor_is_reference else ["actor", "reference"])
-            groups = start_training(config, placement)
+            planned = find_plan(config, ["actor"] if config.actor_is_reference else ["actor", "reference"])
+            config = planned.config
+            groups = start_training(config, planned.placement)
             tokenizer = use_chat_template(load_tokenizer(config.model), config.data)
             data, seed = config.data, config.trainer.seed
             training = read_pairs(data.train_files, tokenizer, data, Subset.of_training(data, seed))

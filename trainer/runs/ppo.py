@@ -16,7 +16,7 @@ from trainer.algorithms.kl import adapted_kl_coefficient, kl_estimate
 from trainer.algorithms.off_policy import OffPolicyCorrection
 from trainer.algorithms.returns import explained_variance
 from trainer.algorithms.rows import Sampled
-from trainer.cluster.nodes import Slot, connected, find_nodes, reserve_slots
+from trainer.cluster.nodes import connected, find_nodes, reserve_slots
 from trainer.config.tree import Config
 from trainer.data.batch import Batch
 from trainer.errors import ConfigError, WatchdogError
@@ -24,6 +24,9 @@ from trainer.experience.asynchronous import AsynchronousPipeline
 from trainer.experience.collector import Collector, Experience, RunData, Scores
 from trainer.experience.pipeline import Pipeline
 from trainer.models.files import check_models, with_local_models
+from trainer.planning.memory import device_memory
+from trainer.planning.placement import roles_of
+from trainer.planning.plan import Plan, plan_of
 from trainer.records.tracking import Sample, Tracker
 from trainer.records.trajectories import Row, TrajectoryWriter, text_of, trajectories_directory
 from trainer.rollout.engine import check_tensor_parallel
@@ -39,10 +42,9 @@ from trainer.runs.loop import (
     update,
     with_last_checkpoint,
 )
-from trainer.runs.placement import alternatives, check_fit, device_memory, engine_slots, place_roles, plan, shares
 from trainer.runs.stop_signal import StopSignal
 from trainer.runs.watchdogs import Watchdogs, most_severe
-from trainer.runs.workers import Workers, connect_ranks, roles_of, start_workers
+from trainer.runs.workers import Workers, connect_ranks, start_workers
 
 logger = logging.getLogger(__name__)
 
@@ -68,8 +70,9 @@ def train(config: Config) -> TrainingResult:
         StopSignal() as stop,
     ):
         with tracker.phase("start_up"):
-            placement = find_placement(config, roles_of(config))
-            workers = start_workers(config, placement)
+            planned = find_plan(config, roles_of(config))
+            config = planned.config
+            workers = start_workers(config, planned.placement)
             data = RunData.load(config)
             tracker.expect(data.steps(config))
             connect_ranks(workers.training.all, run_dir, data.steps(config), settings.worker_timeout)
@@ -84,26 +87,20 @@ def train(config: Config) -> TrainingResult:
         return controller.result()
 
 
-def find_placement(config: Config, roles: Sequence[str]) -> dict[str, list[Slot]]:
-    """The slots of each role on the nodes of the cluster; logs the plan.
+def find_plan(config: Config, roles: Sequence[str]) -> Plan:
+    """The plan of a run on the nodes of the cluster, logged.
 
     Raises ConfigError if batches or models do not fit.
     """
+    check_tensor_parallel(config)
     settings = config.trainer
     nodes = find_nodes(settings.nnodes, settings.n_gpus_per_node)
     gpus = nodes[0].gpus if settings.n_gpus_per_node is None else settings.n_gpus_per_node
     slots = reserve_slots(nodes, gpus, settings.worker_timeout)
-    placement = place_roles(config, slots, roles)
-    config.check_ranks({role: len(own) for role, own in placement.items()})
-    check_tensor_parallel(config)
-    if "rollout" in placement:
-        engine_slots(config, placement["rollout"])
-    memory = device_memory(slots[0].device)
-    found = shares(config, placement, memory)
-    for line in plan(found):
+    found = plan_of(config, slots, roles, device_memory(slots[0].device))
+    for line in found.lines():
         logger.info("%s", line)
-    check_fit(found, memory, alternatives(config, placement, memory))
-    return placement
+    return found
 
 
 class Controller(TrainingRun):

@@ -3,7 +3,7 @@
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,22 +15,18 @@ from trainer.cluster.place import RankPlace, Team
 from trainer.cluster.workers import WorkerGroup
 from trainer.config.tree import Config
 from trainer.experience.collector import Scorer
+from trainer.planning.placement import ROLES, Placement, engine_slots
 from trainer.roles.factories import make_actor, make_critic, make_reference, make_reward, make_rollout, make_teacher
 from trainer.rollout.engines import EngineWorker
 from trainer.rollout.process_environment import engine_environment
 from trainer.runs.interfaces import ActorRole, CriticRole, ReferenceRole, TrainedRole, TrainingRole
-from trainer.runs.placement import engine_slots
 
 W = TypeVar("W")
 
-ROLES = ("rollout", "actor", "critic", "reference", "teacher", "reward")
 # The share of its slot's GPU that Ray reserves for a worker, so that all roles of a slot fit.
 GPU_SHARE = 1 / len(ROLES)
 
 logger = logging.getLogger(__name__)
-
-# The slots of each role, in the order of its ranks.
-Placement = Mapping[str, Sequence[Slot]]
 
 
 @dataclass(frozen=True)
@@ -64,16 +60,6 @@ class Workers:
     training: TrainingGroups
     reward: WorkerGroup[Scorer]
     on_shared_gpus: bool
-
-
-def roles_of(config: Config) -> list[str]:
-    """The roles that the algorithm needs."""
-    unneeded = {
-        "critic": not config.needs_critic,
-        "reference": not config.needs_reference or config.actor_is_reference,
-        "teacher": config.distillation.teacher is None,
-    }
-    return [role for role in ROLES if not unneeded.get(role)]
 
 
 def start_workers(config: Config, placement: Placement) -> Workers:

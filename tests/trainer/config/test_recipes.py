@@ -1,18 +1,19 @@
 """Every file in examples/recipes is accepted, is planned on the GPUs that it is sized for, and says how to start it."""
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from tests.trainer.planning.sizes import write_sizes
 from trainer.cluster.nodes import ClusterNode, Slot
 from trainer.config.overrides import load_config, parse_overrides
 from trainer.config.tree import Config
+from trainer.planning.memory import tight
+from trainer.planning.placement import roles_of
+from trainer.planning.plan import plan_of
 from trainer.runs.dpo import DpoConfig
-from trainer.runs.placement import check_fit, engine_slots, place_roles, shares
-from trainer.runs.workers import roles_of
 
 RECIPES = Path(__file__).parents[3] / "examples" / "recipes"
 NAMES = sorted(path.stem for path in RECIPES.glob("*.yaml"))
@@ -35,13 +36,10 @@ def header(name: str) -> str:
 
 
 def size_of(name: str, directory: Path) -> Path:
-    """A directory with a model of as many weights as the name says, like 7B: the header of its file without data."""
-    found = re.search(r"(\d+(?:\.\d+)?)B\b", name)
+    """A directory with a model of the size that the name says, like 7B."""
+    found = re.search(r"\d+(?:\.\d+)?B\b", name)
     assert found
-    weights = json.dumps({"w": {"dtype": "BF16", "shape": [int(float(found[1]) * 1e9)], "data_offsets": [0, 0]}})
-    directory.mkdir()
-    (directory / "model.safetensors").write_bytes(len(weights).to_bytes(8, "little") + weights.encode())
-    return directory
+    return write_sizes(found[0], directory)
 
 
 def with_sizes(config: Config, directory: Path) -> Config:
@@ -70,11 +68,8 @@ def test_a_recipe_fits_the_gpus_that_it_names(name: str, tmp_path: Path) -> None
     nodes, gpus = int(sized[1]), int(sized[2])
     assert (config.trainer.nnodes or 1, config.trainer.n_gpus_per_node or 1) == (nodes, gpus)
     roles = ROLES_OF_DPO if name.startswith("dpo") else roles_of(config)
-    placement = place_roles(config, slots(nodes, gpus), roles)
-    config.check_ranks({role: len(own) for role, own in placement.items()})
-    if "rollout" in placement:
-        engine_slots(config, placement["rollout"])
-    check_fit(shares(config, placement, GPU_GIB), GPU_GIB)
+    plan = plan_of(config, slots(nodes, gpus), roles, GPU_GIB)
+    assert tight(plan.shares, plan.device_gib) is None
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,0 +1,32 @@
+"""Model directories with sizes and without weights."""
+
+import json
+from pathlib import Path
+
+# hidden, intermediate, layers, heads, heads of keys and values, weights: Qwen2.5's and Qwen3's (4B) models
+SIZES = {
+    "0.5B": (896, 4864, 24, 14, 2, 494_032_768),
+    "1.5B": (1536, 8960, 28, 12, 2, 1_543_714_304),
+    "3B": (2048, 11008, 36, 16, 2, 3_085_938_688),
+    "4B": (2560, 9728, 36, 32, 8, 4_022_468_096),
+    "7B": (3584, 18944, 28, 28, 4, 7_615_616_512),
+    "32B": (5120, 27648, 64, 40, 8, 32_763_876_352),
+}
+
+
+def write_sizes(name: str, directory: Path) -> Path:
+    """A directory with config.json, and with the header of a file of weights without data."""
+    hidden, intermediate, layers, heads, key_value_heads, weights = SIZES[name]
+    sizes = {
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": key_value_heads,
+        "vocab_size": 151_936,
+    }
+    header = json.dumps({"w": {"dtype": "BF16", "shape": [weights], "data_offsets": [0, 0]}}).encode()
+    directory.mkdir(parents=True)
+    (directory / "config.json").write_text(json.dumps(sizes), encoding="utf-8")
+    (directory / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    return directory

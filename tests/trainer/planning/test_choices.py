@@ -1,0 +1,160 @@
+"""The settings that follow from model, lengths and memory, on GPUs that need not be here."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.trainer.planning.sizes import SIZES, write_sizes
+from trainer.cluster.nodes import ClusterNode, Slot
+from trainer.config.tree import Config
+from trainer.planning.activations import pass_bytes
+from trainer.planning.choices import FILLED, with_choices
+from trainer.planning.memory import check_fit, shares, tight
+from trainer.planning.model_size import ModelSize
+from trainer.planning.placement import place_roles, roles_of
+from trainer.planning.plan import Plan, plan_of
+
+H200, H100 = 139.8, 79.2
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("models")
+    for name in SIZES:
+        write_sizes(name, root / name)
+    return root
+
+
+@pytest.fixture
+def plan(models: Path) -> Callable[..., Plan]:
+    def made(model: str, gpus: int, gpu_gib: float, device: str = "cuda", **sections: Any) -> Plan:
+        config = Config.model_validate({"model": {"path": models / model}, **sections})
+        node = ClusterNode("id", "10.0.0.1", cpus=64, gpus=gpus)
+        slots = [Slot(rank, node, device, rank, gpus, group=None) for rank in range(gpus)]
+        return plan_of(config, slots, roles_of(config), gpu_gib)
+
+    return made
+
+
+def chosen(plan: Plan) -> dict[str, float]:
+    return {choice.key: choice.value for choice in plan.choices}
+
+
+GRPO = {"algorithm": {"advantage": "grpo"}}
+
+
+def grpo(prompts: int, prompt: int, response: int, **rollout: Any) -> dict[str, Any]:
+    return {
+        **GRPO,
+        "data": {"train_batch_size": prompts, "max_prompt_length": prompt, "max_response_length": response},
+        "rollout": {"samples_per_prompt": 8, **rollout},
+    }
+
+
+def test_long_answers_of_a_large_gpu_all_fit_into_the_cache_of_one_engine(plan: Callable[..., Plan]) -> None:
+    assert chosen(plan("1.5B", 1, H200, **grpo(64, 512, 2048))) == {
+        "rollout.max_num_seqs": 512,
+        "rollout.kv_cache_gib": 30.3,  # 512 x 2,048 and 64 x 512 tokens of 28,672 bytes, and a twentieth
+        "actor.micro_batch_tokens": 16384,
+    }
+
+
+def test_a_small_model_with_short_responses_gets_two_engines_and_large_micro_batches(plan: Callable[..., Plan]) -> None:
+    found = chosen(plan("0.5B", 1, H200, data={"max_prompt_length": 256, "max_response_length": 512}))
+    assert found["rollout.engines_per_gpu"] == 2
+    assert found["actor.micro_batch_tokens"] == found["critic.micro_batch_tokens"] == 32768
+
+
+def test_a_row_that_does_not_fit_is_checkpointed_and_the_cache_takes_what_is_left(plan: Callable[..., Plan]) -> None:
+    found = plan("7B", 4, H100, **grpo(128, 1024, 15360))
+    values, reasons = chosen(found), {choice.key: choice.reason for choice in found.choices}
+    assert values["actor.activation_checkpointing"] is True
+    assert values["actor.micro_batch_tokens"] == 16384
+    assert "of 256 responses at their full length" in reasons["rollout.kv_cache_gib"]
+    assert values["rollout.kv_cache_gib"] < 55
+
+
+def test_engines_over_two_gpus_hold_half_a_cache_each_and_twice_the_responses(plan: Callable[..., Plan]) -> None:
+    one, two = (chosen(plan("7B", 4, H200, **grpo(64, 512, 1024, tensor_parallel=size))) for size in (1, 2))
+    assert (one["rollout.max_num_seqs"], two["rollout.max_num_seqs"]) == (128, 256)
+    assert two["rollout.kv_cache_gib"] == pytest.approx(one["rollout.kv_cache_gib"], abs=0.1)
+
+
+def test_what_was_given_stays(plan: Callable[..., Plan]) -> None:
+    found = plan(
+        "1.5B",
+        1,
+        H200,
+        **GRPO,
+        actor={"micro_batch_size": 4},
+        rollout={"samples_per_prompt": 8, "max_num_seqs": 64, "gpu_memory_utilization": 0.5},
+    )
+    assert chosen(found) == {}
+    assert found.config.actor.micro_batch_tokens is None
+
+
+def test_nothing_is_chosen_on_cpu_or_for_models_of_another_kind(plan: Callable[..., Plan], models: Path) -> None:
+    assert chosen(plan("0.5B", 1, 1000.0, device="cpu")) == {}
+    config = models / "7B" / "config.json"
+    text = config.read_text(encoding="utf-8")
+    config.write_text(text.replace("intermediate_size", "ffn_width"), encoding="utf-8")
+    assert chosen(plan("7B", 8, H200)) == {}
+    config.write_text(text, encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("model", "tokens", "resting_bytes", "measured_gib"),
+    [
+        ("1.5B", 8192, 16, 39.0),
+        ("1.5B", 12288, 8, 32.3),  # optimizer states offloaded
+        ("0.5B", 8192, 16, 15.8),
+        ("0.5B", 32768, 16, 26.8),
+    ],
+)
+def test_estimates_are_above_what_h200s_took_and_not_by_a_third(
+    models: Path, model: str, tokens: int, resting_bytes: int, measured_gib: float
+) -> None:
+    """The peaks of updates of one GPU in docs/benchmarks.md and docs/performance.md."""
+    size = ModelSize.read(models / model)
+    assert size is not None
+    estimate = resting_bytes * size.parameters + pass_bytes(size, Config().actor, 2, ranks=1, tokens=tokens)
+    assert measured_gib <= estimate / 2**30 <= 1.33 * measured_gib
+
+
+@given(
+    st.sampled_from(sorted(SIZES)),
+    st.sampled_from([1, 2, 8]),
+    st.floats(20.0, 200.0),
+    st.integers(16, 2048),
+    st.integers(16, 32768),
+    st.sampled_from(["gae", "grpo"]),
+    st.booleans(),
+)
+def test_what_is_chosen_fits_whenever_the_longest_row_does(
+    models: Path, name: str, gpus: int, gpu_gib: float, prompt: int, response: int, advantage: str, offload: bool
+) -> None:
+    sharding = {"sharding": {"optimizer_offload": offload, "param_offload": offload}}
+    config = Config.model_validate(
+        {
+            "model": {"path": models / name},
+            "data": {"max_prompt_length": prompt, "max_response_length": response},
+            "algorithm": {"advantage": advantage},
+            "actor": sharding,
+            "critic": sharding,
+        }
+    )
+    node = ClusterNode("id", "10.0.0.1", cpus=64, gpus=gpus)
+    slots = [Slot(rank, node, "cuda", rank, gpus, group=None) for rank in range(gpus)]
+    placement = place_roles(config, slots, roles_of(config))
+    config, choices = with_choices(config, placement, gpu_gib)
+    if any(choice.key == "rollout.kv_cache_gib" for choice in choices):
+        check_fit([share for share in shares(config, placement, gpu_gib) if share.role == "rollout"], gpu_gib)
+    for role in config.trained:
+        section = config.critic if role == "critic" else config.actor
+        if section.micro_batch_tokens is not None and section.micro_batch_tokens > prompt + response:
+            own = [s for s in shares(config, placement, gpu_gib) if s.role in (role, "reference")]
+            assert tight(own, FILLED * gpu_gib) is None

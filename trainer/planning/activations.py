@@ -1,0 +1,41 @@
+"""What a forward and backward pass keeps in GPU memory, by estimate.
+
+The formulas follow what a decoder layer with gated feed-forward keeps for its backward pass. On H200s updates of 1.5B
+took 0.95 of the estimate and updates of 0.5B 0.8 (docs/performance.md).
+"""
+
+from trainer.config.roles import TrainedModelConfig
+from trainer.planning.model_size import ModelSize
+
+# A chunk of logits and its gradient; see LOGITS_PER_CHUNK in trainer/models/networks.py.
+HEAD_BYTES = 2**29 * 6
+
+
+def bytes_per_token(size: ModelSize, settings: TrainedModelConfig, type_bytes: int, checkpointing: bool) -> int:
+    """Bytes of activations for each token of a micro-batch, on each rank."""
+    split = settings.sharding.tensor_parallel
+    between = 2 * size.hidden
+    inside = (2 * size.intermediate + size.query + 2 * size.key_value) // split
+    recomputed = (size.intermediate // split + 2 * size.hidden) if keeps_everything(settings) else 0
+    layer = (between + inside + recomputed) * type_bytes
+    # With checkpointing, layers keep their inputs, and one layer at a time has all its activations again.
+    return size.layers * size.hidden * type_bytes + layer if checkpointing else size.layers * layer
+
+
+def keeps_everything(settings: TrainedModelConfig) -> bool:
+    """Whether layers also keep what is cheap to compute again."""
+    return not settings.compile or settings.activation_memory_budget == 1
+
+
+def gathered_bytes(size: ModelSize, settings: TrainedModelConfig, type_bytes: int, ranks: int) -> int:
+    """Bytes of whole weights during a pass: the layers in use, or the network where it stays gathered."""
+    kept = ranks == 1 or settings.sharding.resharding_interval > 1 or settings.sharding.reshard_after_forward is False
+    embeddings = size.vocabulary * size.hidden
+    layers = size.layers if kept else min(2, size.layers)
+    return (layers * size.layer_parameters + embeddings) * type_bytes + embeddings * 4
+
+
+def pass_bytes(size: ModelSize, settings: TrainedModelConfig, type_bytes: int, ranks: int, tokens: int) -> int:
+    """Bytes that an update with micro-batches of `tokens` takes beside weights, gradients and optimizer state."""
+    activations = tokens * bytes_per_token(size, settings, type_bytes, settings.activation_checkpointing)
+    return gathered_bytes(size, settings, type_bytes, ranks) + HEAD_BYTES + activations

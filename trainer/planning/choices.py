@@ -1,0 +1,161 @@
+"""Settings of GPU runs that follow from model, lengths and memory, where the user gave none.
+
+A choice changes memory and speed, never results. Each states its reason; `trainer plan` shows them all.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+from trainer.config.tree import Config
+from trainer.planning.activations import bytes_per_token, pass_bytes
+from trainer.planning.memory import GIB, TYPE_BYTES, Share, model_of, shares, with_setting
+from trainer.planning.model_size import ModelSize
+from trainer.planning.placement import Placement, engine_slots
+
+# Of a GPU's memory, the share that choices may fill: estimates are within a tenth, and fragments take the rest.
+FILLED = 0.9
+# CUDA's context and libraries of a process; an engine's graphs and workspace.
+PROCESS_GIB, GRAPHS_GIB = 0.8, 3.0
+# Beyond these sizes micro-batches were not faster on H200s: matrix products fill the GPU (docs/performance.md).
+TOKENS, TOKENS_OF_A_SMALL_MODEL = 16384, 32768
+SMALL = 1_000_000_000  # parameters
+# With fewer tokens in a micro-batch, computing activations again costs less than small matrix products.
+FEW_TOKENS = 4096
+# The cache is larger than the responses by this factor, because its blocks are not full.
+SPARE = 1.05
+# vLLM's own limit by default; more responses at a time were not faster.
+MOST_SEQUENCES = 1024
+# Two engines on a GPU were faster up to this length, because one computes while the other schedules.
+SHORT_RESPONSE = 1024
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A setting, its value and why."""
+
+    key: str
+    value: int | float | bool
+    reason: str
+
+    def __str__(self) -> str:
+        value = str(self.value).lower() if isinstance(self.value, bool) else f"{self.value:g}"
+        return f"{self.key}={value}: {self.reason}"
+
+
+def with_choices(config: Config, placement: Placement, device_gib: float | None) -> tuple[Config, list[Choice]]:
+    """The settings with a value for each that was not given, and the choices. On CPU nothing is chosen."""
+    made: list[Choice] = []
+    size = ModelSize.read(config.model.directory)
+    if placement["actor"][0].device == "cpu" or device_gib is None or size is None:
+        return config, made
+    steps: list[Callable[[_Machine], Iterator[Choice]]] = [partial(_passes, role=role) for role in ("actor", "critic")]
+    if "rollout" in placement:
+        steps = [_engines, _sequences, _cache, *steps]
+    for step in steps:
+        for choice in step(_Machine(config, placement, device_gib, size)):
+            config = with_setting(config, choice.key, choice.value)
+            made.append(choice)
+    return config, made
+
+
+@dataclass(frozen=True)
+class _Machine:
+    """What a choice depends on: the settings so far, and the devices. `size` is that of the actor's model."""
+
+    config: Config
+    placement: Placement
+    device_gib: float
+    size: ModelSize
+
+    @property
+    def shares(self) -> list[Share]:
+        return shares(self.config, self.placement, self.device_gib)
+
+    @property
+    def type_bytes(self) -> int:
+        return TYPE_BYTES[self.config.model.dtype_on("cuda")]
+
+    @property
+    def row(self) -> int:
+        """Tokens of the longest row."""
+        return self.config.data.max_prompt_length + self.config.data.max_response_length
+
+    @property
+    def responses_per_engine(self) -> int:
+        engines = len(engine_slots(self.config, self.placement["rollout"])) * self.config.rollout.engines_per_gpu
+        return math.ceil(self.config.responses / engines)
+
+    def room(self, role: str) -> float:
+        """GiB that a turn of the role may take on its fullest device."""
+        found = self.shares
+        resting = max(
+            sum(share.resting + PROCESS_GIB for share in found if share.device == device)
+            for device in {share.device for share in found if share.role == role}
+        )
+        return FILLED * self.device_gib - resting
+
+
+def _engines(machine: _Machine) -> Iterator[Choice]:
+    rollout = machine.config.rollout
+    given = rollout.model_fields_set & {"engines_per_gpu", "gpu_memory_utilization", "kv_cache_gib"}
+    if given or rollout.tensor_parallel > 1 or rollout.engine == "transformers":
+        return
+    if 0 < machine.size.parameters < SMALL and machine.config.data.max_response_length <= SHORT_RESPONSE:
+        reason = "with a small model and short responses, one engine computes while the other schedules"
+        yield Choice("rollout.engines_per_gpu", 2, reason)
+
+
+def _sequences(machine: _Machine) -> Iterator[Choice]:
+    if "max_num_seqs" not in machine.config.rollout.model_fields_set:
+        responses = machine.responses_per_engine
+        chosen = min(responses, MOST_SEQUENCES)
+        yield Choice("rollout.max_num_seqs", chosen, f"an engine has {responses:,} responses in a step")
+
+
+def _cache(machine: _Machine) -> Iterator[Choice]:
+    rollout, size = machine.config.rollout, machine.size
+    if rollout.model_fields_set & {"kv_cache_gib", "gpu_memory_utilization"} or rollout.engine == "transformers":
+        return
+    token_gib = size.key_values * machine.type_bytes / rollout.tensor_parallel / GIB
+    weights = size.parameters * machine.type_bytes / rollout.tensor_parallel / GIB
+    free = machine.room("rollout") / rollout.engines_per_gpu - weights - GRAPHS_GIB
+    if free < machine.row * token_gib:
+        return  # the check of the plan says what is missing
+    at_once = min(rollout.max_num_seqs, machine.responses_per_engine)
+    prompts = math.ceil(at_once / rollout.samples_per_prompt) if rollout.prefix_caching else at_once
+    data = machine.config.data
+    wanted = SPARE * (at_once * data.max_response_length + prompts * data.max_prompt_length) * token_gib
+    held = f"all {at_once:,}" if wanted <= free else f"{int(free / wanted * at_once):,} of {at_once:,}"
+    reason = f"it holds {held} responses at their full length; {free:.1f} GiB are free"
+    yield Choice("rollout.kv_cache_gib", _rounded(min(wanted, free)), reason)
+
+
+def _passes(machine: _Machine, role: str) -> Iterator[Choice]:
+    config = machine.config
+    settings = config.critic if role == "critic" else config.actor
+    given, size = settings.model_fields_set, ModelSize.read(model_of(config, role))
+    if role not in machine.placement or size is None or given & {"micro_batch_size", "micro_batch_tokens"}:
+        return
+    own = next(share for share in machine.shares if share.role == role)
+    fixed = pass_bytes(size, settings, machine.type_bytes, len(machine.placement[role]), tokens=0) / GIB
+    room = max(0.0, machine.room(role) - own.working - fixed)
+
+    def fitting(checkpointing: bool) -> int:
+        return int(room * GIB / bytes_per_token(size, settings, machine.type_bytes, checkpointing))
+
+    checkpointing = settings.activation_checkpointing
+    if "activation_checkpointing" not in given and fitting(False) < max(machine.row, FEW_TOKENS):
+        checkpointing = True
+        reason = f"without it {fitting(False):,} tokens fit into a micro-batch, and a row may have {machine.row:,}"
+        yield Choice(f"{role}.activation_checkpointing", True, reason)
+    fits = fitting(checkpointing)
+    most = max(machine.row, TOKENS_OF_A_SMALL_MODEL if 0 < size.parameters < SMALL else TOKENS)
+    reason = f"{fits:,} fit into {room:.1f} GiB" + (f", more than {most:,} are not faster" if fits > most else "")
+    yield Choice(f"{role}.micro_batch_tokens", max(machine.row, min(most, fits // 1024 * 1024)), reason)
+
+
+def _rounded(gib: float) -> float:
+    """Down to a tenth of a GiB, or to two digits below one."""
+    return math.floor(gib * 10) / 10 if gib >= 1 else float(f"{gib:.2g}")

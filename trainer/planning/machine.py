@@ -1,0 +1,31 @@
+"""A plan without a cluster, for GPUs that need not be on this machine."""
+
+import os
+
+from ray.util.placement_group import PlacementGroup
+
+from trainer.cluster.nodes import ClusterNode, numbered_slots
+from trainer.config.tree import Config
+from trainer.errors import ConfigError
+from trainer.models.files import check_models, with_local_models
+from trainer.planning.memory import device_count, device_memory
+from trainer.planning.placement import roles_of
+from trainer.planning.plan import Plan, plan_of
+
+
+def plan_without_cluster(config: Config, nodes: int | None, gpus: int | None, gpu_gib: float | None) -> Plan:
+    """The plan for nodes of `gpus` GPUs with `gpu_gib` GiB each, or for what this machine has.
+
+    Raises ConfigError if the GPUs' memory is not known, or if batches or models do not fit.
+    """
+    config = with_local_models(config)
+    check_models(config)
+    settings = config.trainer
+    count = nodes or settings.nnodes or 1
+    per_node = next(number for number in (gpus, settings.n_gpus_per_node, device_count()) if number is not None)
+    memory = gpu_gib or device_memory("cuda" if per_node else "cpu")
+    if memory is None:
+        raise ConfigError("the memory of the GPUs is not known here", hint="say --gpu-gib, like --gpu-gib 80")
+    own = [ClusterNode(f"node{at}", f"node{at}", os.cpu_count() or 1, per_node) for at in range(count)]
+    slots = numbered_slots(own, per_node, PlacementGroup.empty())
+    return plan_of(config, slots, roles_of(config), memory)

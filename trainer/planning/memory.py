@@ -1,0 +1,220 @@
+"""The memory of each rank of each role, and whether it fits.
+
+Roles on a device take turns. Each has memory that stays on the device and memory that only its turn takes.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+from pydantic import BaseModel
+
+from trainer.cluster.nodes import Slot
+from trainer.config.tree import Config
+from trainer.errors import ConfigError
+from trainer.models.files import parameter_count
+from trainer.planning.activations import pass_bytes
+from trainer.planning.model_size import ModelSize
+from trainer.planning.placement import Placement
+
+Section = TypeVar("Section", bound=BaseModel)
+
+GIB = 2**30
+LEAST_FOR_ENGINES = 0.2  # share of a GPU to suggest for engines before suggesting any offload
+TYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True)
+class Share:
+    """GiB of one rank of a role: what stays on its device, what its turn adds, and an estimate of what the passes of
+    its turn add to that."""
+
+    role: str
+    slot: Slot
+    resting: float
+    working: float = 0.0
+    passes: float = 0.0
+
+    @property
+    def device(self) -> tuple[str, int]:
+        """The address of its node, and the rank of its slot."""
+        return self.slot.node.address, self.slot.rank
+
+
+def shares(config: Config, placement: Placement, device_gib: float | None) -> list[Share]:
+    """The memory of each rank of each role."""
+    return [
+        Share(role, slot, *_gib(config, role, len(slots), slot.device, device_gib))
+        for role, slots in placement.items()
+        for slot in slots
+    ]
+
+
+def model_of(config: Config, role: str) -> Path:
+    """The model whose weights a role starts with."""
+    others = {"critic": config.critic.path, "teacher": config.distillation.teacher}
+    return others.get(role) or config.model.directory
+
+
+def _gib(
+    config: Config, role: str, ranks: int, device: str, device_gib: float | None
+) -> tuple[float, float] | tuple[float, float, float]:
+    width, on_gpu = TYPE_BYTES[config.model.dtype_on(device)], device == "cuda"
+    if role == "reward":
+        reward_model = config.reward.model
+        type_bytes = TYPE_BYTES[reward_model.dtype or config.model.dtype_on(device)]
+        return (parameter_count(reward_model.path) / GIB * type_bytes if reward_model.path else 0.0), 0.0
+    parameters = parameter_count(model_of(config, role)) / GIB
+    if role == "rollout":
+        taken = _engine_gib(config, parameters * width, on_gpu, device_gib)
+        return (0.0, taken) if on_gpu and config.rollout.sleep else (taken, 0.0)
+    settings = config.critic if role == "critic" else config.actor
+    held = parameters / (settings.sharding.shard_size or ranks)
+    if role in ("reference", "teacher") or settings.lora.rank:  # adapters are small compared with the model
+        leaves = config.reference.param_offload if role in ("reference", "teacher") else settings.sharding.param_offload
+        return (0.0, held * width) if on_gpu and leaves else (held * width, 0.0)
+    weights = gradients = held * TYPE_BYTES[settings.weights_dtype]
+    states = weights * settings.optimizer.states
+    leaving = weights * settings.sharding.param_offload + states * settings.sharding.optimizer_offload
+    leaving *= on_gpu
+    return weights + states - leaving, gradients + leaving, _passes_gib(config, role, ranks, device)
+
+
+def _passes_gib(config: Config, role: str, ranks: int, device: str) -> float:
+    """An estimate for passes of actor and critic, 0 where tokens or sizes are unknown."""
+    settings = config.critic if role == "critic" else config.actor
+    size, tokens = ModelSize.read(model_of(config, role)), settings.micro_batch_tokens
+    if device == "cpu" or size is None or tokens is None:
+        return 0.0
+    width = TYPE_BYTES[config.model.dtype_on(device)]
+    return pass_bytes(size, settings, width, ranks, tokens) / GIB
+
+
+def _engine_gib(config: Config, weights: float, on_gpu: bool, device_gib: float | None) -> float:
+    """GiB of all engines of a device."""
+    cache, engines = config.rollout.kv_cache_gib, config.rollout.engines_per_gpu if on_gpu else 1
+    if on_gpu and device_gib is not None and cache is None:
+        return config.rollout.gpu_memory_utilization * device_gib
+    # On CPU all ranks of an engine are on one node.
+    split = config.rollout.tensor_parallel if on_gpu else 1
+    return engines * (weights / split + (cache or 0.5))
+
+
+def table(found: Sequence[Share]) -> list[str]:
+    """A line per rank of a role: role, node, device, GiB that stay, GiB that its turn adds, of which passes."""
+    lines = [("role", "node", "device", "GiB at rest", "in its turn", "of that, passes")]
+    for share in found:
+        device = f"{share.slot.device} {share.slot.rank}"
+        turn, passes = share.working + share.passes, f"~{share.passes:.2f}" if share.passes else ""
+        lines.append((share.role, share.slot.node.address, device, f"{share.resting:.2f}", f"{turn:.2f}", passes))
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+
+
+def check_fit(
+    found: Sequence[Share], device_gib: float | None, others: Iterable[tuple[str, Sequence[Share]]] = ()
+) -> None:
+    """Raises ConfigError if the roles on a device need more memory than it has, passes aside; does nothing if its size
+    is unknown.
+
+    `others` lists other settings with their shares: the error suggests the first that fit.
+    """
+    if device_gib is None:
+        return
+    device, needed = max(_needed(found).items(), key=lambda item: item[1])
+    if needed <= device_gib:
+        return
+    own = [share for share in found if share.device == device]
+    parts = ", ".join(f"{share.role} {share.resting + share.working:.1f}" for share in own)
+    hint = "use more devices, give roles devices of their own with device_mapping.ROLE, or take a smaller model"
+    for settings, shared in others:
+        if (then := max(_needed(shared).values())) <= device_gib:
+            hint = f"set {settings}: then {then:.1f} GiB are needed, activations aside"
+            break
+    raise ConfigError(
+        f"{own[0].slot.device} {device[1]} of {device[0]} has {device_gib:.1f} GiB, "
+        f"{needed - device_gib:.1f} less than the {needed:.1f} that are needed: {parts}",
+        hint=hint,
+    )
+
+
+def tight(found: Sequence[Share], device_gib: float | None) -> str | None:
+    """A warning if the fullest device may run out of memory in a pass, else None."""
+    if device_gib is None:
+        return None
+    device, needed = max(_needed(found, passes=True).items(), key=lambda item: item[1])
+    if needed <= device_gib:
+        return None
+    most = max((share for share in found if share.device == device), key=lambda share: share.passes)
+    return (
+        f"{most.slot.device} {device[1]} of {device[0]} has {device_gib:.1f} GiB, and passes of the {most.role} may "
+        f"need {needed - device_gib:.1f} more: lower {most.role}.micro_batch_tokens, or set "
+        f"{most.role}.activation_checkpointing=true"
+    )
+
+
+def _needed(found: Sequence[Share], passes: bool = False) -> dict[tuple[str, int], float]:
+    """GiB that each device needs, by node and rank: what stays, and the largest turn."""
+    by_device: dict[tuple[str, int], list[Share]] = defaultdict(list)
+    for share in found:
+        by_device[share.device].append(share)
+    return {
+        device: sum(share.resting for share in own)
+        + max(share.working + (share.passes if passes else 0.0) for share in own)
+        for device, own in by_device.items()
+    }
+
+
+def alternatives(config: Config, placement: Placement, device_gib: float | None) -> Iterator[tuple[str, list[Share]]]:
+    """Settings that save memory, cumulatively, and the resulting shares."""
+    savings: list[dict[str, float | bool]] = [
+        {f"{role}.sharding.optimizer_offload": True for role in config.trained},
+        {f"{role}.sharding.param_offload": True for role in config.trained},
+        {"reference.param_offload": True},
+    ]
+    if config.rollout.kv_cache_gib is None and config.rollout.gpu_memory_utilization > LEAST_FOR_ENGINES:
+        savings.insert(0, {"rollout.gpu_memory_utilization": LEAST_FOR_ENGINES})
+    settings: dict[str, float | bool] = {}
+    for saving in savings:
+        settings |= saving
+        for key, value in saving.items():
+            config = with_setting(config, key, value)
+        text = " ".join(f"{key}={str(value).lower()}" for key, value in settings.items())
+        yield text, shares(config, placement, device_gib)
+
+
+def with_setting(section: Section, key: str, value: float | bool | None) -> Section:
+    """A copy of a settings section with a new value at a key such as actor.sharding.param_offload."""
+    name, _, rest = key.partition(".")
+    inner = with_setting(getattr(section, name), rest, value) if rest else value
+    return section.model_copy(update={name: inner})
+
+
+def device_memory(device: str) -> float | None:
+    """GiB of this node's first device, assumed for all devices; None if unknown."""
+    if device == "cpu":
+        return float(psutil.virtual_memory().total / GIB)
+    gpus = _nvidia_memory()
+    return gpus[0] if gpus else None
+
+
+def device_count() -> int:
+    """The GPUs of this machine that NVIDIA's driver names; 0 without that driver."""
+    return len(_nvidia_memory())
+
+
+def _nvidia_memory() -> list[float]:
+    """GiB of each GPU; nothing if they are AMD's, or if this image or machine lacks NVIDIA's libraries."""
+    try:
+        import pynvml
+    except ImportError:
+        return []
+    try:
+        pynvml.nvmlInit()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(at) for at in range(pynvml.nvmlDeviceGetCount())]
+        return [float(pynvml.nvmlDeviceGetMemoryInfo(handle).total / GIB) for handle in handles]
+    except pynvml.NVMLError:
+        return []

@@ -1,0 +1,56 @@
+"""The sizes of a model that determine its memory, read from its config.json."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.models.files import parameter_count, read_json
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """Widths are numbers of values per token and layer. `parameters` counts those of the files, 0 without files."""
+
+    parameters: int
+    layers: int
+    hidden: int
+    intermediate: int
+    query: int
+    key_value: int
+    vocabulary: int
+
+    @classmethod
+    def read(cls, model: Path) -> "ModelSize | None":
+        """The sizes of a model, or None if its config.json has other names for them. Raises DataError if a file is
+        damaged."""
+        config = read_json(model / "config.json")
+        config = config.get("text_config", config)
+        try:
+            return cls._of(config, parameter_count(model))
+        except (KeyError, TypeError, ZeroDivisionError):
+            return None
+
+    @classmethod
+    def _of(cls, config: dict[str, Any], parameters: int) -> "ModelSize":
+        hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
+        width = int(config.get("head_dim") or hidden // heads)
+        return cls(
+            parameters,
+            int(config["num_hidden_layers"]),
+            hidden,
+            int(config["intermediate_size"]),
+            heads * width,
+            int(config.get("num_key_value_heads") or heads) * width,
+            int(config["vocab_size"]),
+        )
+
+    @property
+    def key_values(self) -> int:
+        """Values that the cache of keys and values holds for a token."""
+        return 2 * self.layers * self.key_value
+
+    @property
+    def layer_parameters(self) -> int:
+        """Weights of one layer."""
+        attention = 2 * self.hidden * (self.query + self.key_value)
+        return attention + 3 * self.hidden * self.intermediate

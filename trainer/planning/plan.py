@@ -1,0 +1,43 @@
+"""The plan of a run: which role runs where, the settings that were chosen, and the memory that all this takes."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from trainer.cluster.nodes import Slot
+from trainer.config.tree import Config
+from trainer.planning.choices import Choice, with_choices
+from trainer.planning.memory import Share, alternatives, check_fit, shares, table, tight
+from trainer.planning.placement import Placement, engine_slots, place_roles
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`config` has a value for every choice."""
+
+    config: Config
+    placement: Placement
+    choices: Sequence[Choice]
+    shares: Sequence[Share]
+    device_gib: float | None
+
+    def lines(self) -> Iterator[str]:
+        """What a user reads: choices, the table, and what may be tight."""
+        for choice in self.choices:
+            yield f"chosen: {choice}"
+        if self.device_gib is None and self.shares[0].slot.device == "cuda":
+            yield "nothing is chosen from the GPUs' memory, which this host does not tell"
+        yield from table(self.shares)
+        if warning := tight(self.shares, self.device_gib):
+            yield f"warning: {warning}"
+
+
+def plan_of(config: Config, slots: Sequence[Slot], roles: Sequence[str], device_gib: float | None) -> Plan:
+    """The plan for these slots. Raises ConfigError if batches or models do not fit."""
+    placement = place_roles(config, slots, roles)
+    config.check_ranks({role: len(own) for role, own in placement.items()})
+    if "rollout" in placement:
+        engine_slots(config, placement["rollout"])
+    config, choices = with_choices(config, placement, device_gib)
+    found = shares(config, placement, device_gib)
+    check_fit(found, device_gib, alternatives(config, placement, device_gib))
+    return Plan(config, placement, choices, found, device_gib)
