@@ -184,8 +184,9 @@ def test_an_algorithm_with_a_setting_of_its_own_is_one_file(project: Project) ->
     assert (ours["algorithm"]["advantage"], ours["algorithm"]["center"]) == ("centered", 0.25)
     theirs = json.loads(project.settings("algorithm.adv_estimator=centred"))
     assert theirs["algorithm"]["advantage"] == "centered"
-    alone = project.run("-m", "trainer", "config", "algorithm.advantage=centered", "rollout.samples_per_prompt=1")
-    assert "algorithm.advantage=centered compares responses to the same prompt" in alone.stderr
+    sizes = ("rollout.samples_per_prompt=1", "actor.mini_batch_size=64")
+    alone = project.run("-m", "trainer", "config", "algorithm.advantage=centered", *sizes)
+    assert "algorithm.advantage=centered has nothing to compare a response with" in alone.stderr
     assert project.touched() == {"trainer/algorithms/advantages/centered.py"}
 
 
