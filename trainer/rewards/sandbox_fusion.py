@@ -6,7 +6,6 @@ from typing import Any
 
 import urllib3
 
-from trainer.errors import RewardError
 from trainer.rewards.sandbox import Ended
 
 _ATTEMPTS, _PAUSE = 3, 0.5  # of a server that answers with 429 or 5xx; seconds before the first retry, then doubled
@@ -20,11 +19,14 @@ _http = urllib3.PoolManager(
 )
 
 
+class UnreachableSandboxError(RuntimeError):
+    """The server does not run a program; costs the response that needs it."""
+
+
 def run_remotely(
     url: str, program: str, stdin: str | None, seconds: float, memory_mb: int, language: str = "python"
 ) -> Ended:
-    """What a program wrote; its compilation and its run may take `seconds` each. Raises RewardError if the server does
-    not say."""
+    """What a program wrote; its compilation and its run may take `seconds` each. Raises UnreachableSandboxError."""
     job: dict[str, Any] = {
         "code": program,
         "stdin": stdin,
@@ -39,16 +41,16 @@ def run_remotely(
     try:
         reply = _http.request("POST", url, body=json.dumps(job), headers=headers, timeout=2 * seconds + _SPARE_SECONDS)
     except urllib3.exceptions.HTTPError as error:
-        raise RewardError(f"the sandbox at {url} does not answer: {error}", hint="check its address") from error
+        raise UnreachableSandboxError(f"the sandbox at {url} does not answer: {error}") from error
     if reply.status != 200:
-        raise RewardError(f"the sandbox at {url} answered with status {reply.status}", hint="check its address")
+        raise UnreachableSandboxError(f"the sandbox at {url} answered with status {reply.status}")
     try:
         answer = json.loads(reply.data)
         status, run, compiled = answer["status"], answer.get("run_result"), answer.get("compile_result")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RewardError(f"the sandbox at {url} sent {reply.data[:200]!r}", hint="it must be SandboxFusion") from error
+        raise UnreachableSandboxError(f"the sandbox at {url} sent {reply.data[:200]!r}") from error
     if status == "SandboxError":
-        raise RewardError(f"the sandbox at {url} failed: {answer.get('message', '')}", hint="see its log")
+        raise UnreachableSandboxError(f"the sandbox at {url} failed: {answer.get('message', '')}")
     return _ended(run or compiled or {}, failed=status != "Success")
 
 

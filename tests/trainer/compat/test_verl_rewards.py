@@ -67,7 +67,6 @@ def test_the_batch_manager_calls_the_function_once_with_its_arguments() -> None:
         (["reward_model.reward_manager=batch"], "needs a reward function for whole batches"),
         (["reward_model.reward_manager=elliptical"], "reward_manager=elliptical is not supported here"),
         (["reward_model.reward_kwargs.anything=1"], "the reward manager naive has no such argument"),
-        (["reward_model.sandbox_fusion.url=http://box/run_code"], "is not supported here"),
         (["reward_model.enable=True", "custom_reward_function.path=/mine.py"], "cannot ask the reward model here"),
     ],
 )
@@ -75,3 +74,13 @@ def test_what_would_change_the_reward_is_refused(line: list[str], words: str) ->
     with pytest.raises(ConfigError) as caught:
         load_config([], line)
     assert words in str(caught.value)
+
+
+def test_programs_run_on_verl_s_sandbox_server() -> None:
+    line = ["reward_model.sandbox_fusion.url=http://box/run_code", "reward_model.sandbox_fusion.memory_limit_mb=512"]
+    config, notes = load_config([], line)
+    reward = config.reward
+    assert (reward.code_sandbox_url, reward.code_memory_mb, reward.code_seconds) == ("http://box/run_code", 512, 10.0)
+    assert not notes
+    _, notes = load_config([], [*line, "custom_reward_function.path=/mine.py"])
+    assert any("custom_reward_function.path scores" in note for note in notes)

@@ -2,7 +2,12 @@
 
 import json
 import os
+import subprocess
+import sys
+import threading
 import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -12,16 +17,17 @@ from trainer.rewards.answer import Answer, Scored
 from trainer.rewards.pool import RewardPool
 from trainer.rewards.rules.code import code
 from trainer.rewards.sandbox import Limits, check, run_tests
+from trainer.rewards.sandbox_fusion import UnreachableSandboxError
 
 ECHO = {"inputs": ["1 2\n", "3 4\n"], "outputs": ["3\n", "7"]}
 ADD = {"fn_name": "add", "inputs": ["1\n2", [3, 4]], "outputs": ["3", [7]]}
 
 
-def score(program: str, tests: object, seconds: float = 5.0, memory_mb: int = 1024) -> float:
-    return code(f"Sure:\n```python\n{program}\n```\nDone.", tests, 10, seconds, memory_mb)["score"]
+def score(program: str, tests: object, seconds: float = 5.0, memory_mb: int = 1024, url: str | None = None) -> float:
+    return code(f"Sure:\n```python\n{program}\n```\nDone.", tests, 10, seconds, memory_mb, url)["score"]
 
 
-@pytest.mark.parametrize(
+PROGRAMS = pytest.mark.parametrize(
     ("program", "tests", "expected"),
     [
         ("a, b = map(int, input().split())\nprint(a + b)", ECHO, 1.0),
@@ -37,8 +43,49 @@ def score(program: str, tests: object, seconds: float = 5.0, memory_mb: int = 10
         ("def other(a, b): return a + b", ADD, 0.0),
     ],
 )
+
+
+@PROGRAMS
 def test_a_program_earns_the_share_of_tests_that_it_passes(program: str, tests: object, expected: float) -> None:
     assert score(program, tests) == expected
+
+
+class Fusion(BaseHTTPRequestHandler):
+    """A server that speaks SandboxFusion's protocol and runs programs as they are, with Python."""
+
+    def do_POST(self) -> None:
+        job = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        command = [sys.executable, "-c", "import sys, json\nfrom typing import *\n" + job["code"]]
+        ended = subprocess.run(command, input=job["stdin"], capture_output=True, text=True, timeout=30, check=False)
+        status = "Success" if ended.returncode == 0 else "Failed"
+        result = {"status": "Finished", "return_code": ended.returncode, "stdout": ended.stdout, "stderr": ended.stderr}
+        body = json.dumps({"status": status, "message": "", "compile_result": None, "run_result": result}).encode()
+        self.send_response(500 if self.path == "/broken" else 200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def fusion() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Fusion)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+@PROGRAMS
+def test_a_sandbox_server_gives_the_same_scores(program: str, tests: object, expected: float, fusion: str) -> None:
+    assert score(program, tests, url=f"{fusion}/run_code") == expected
+
+
+def test_a_server_that_fails_costs_the_response(fusion: str) -> None:
+    with pytest.raises(UnreachableSandboxError, match="answered with status 500"):
+        score("print(3)", ECHO, url=f"{fusion}/broken")
 
 
 @pytest.mark.parametrize("truth", ["not json", {"inputs": ["1"], "outputs": []}, {}, 3])

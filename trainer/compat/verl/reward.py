@@ -126,14 +126,13 @@ def longest_response(section: str) -> Rule:
     return rule
 
 
-def sandbox_url(key: str, value: Value, _given: Given) -> Translation:
+def sandbox_url(key: str, value: Value, given: Given) -> Translation:
+    """verl gives a test 10 seconds there, and hands the server to its own rules only."""
     if word(value) in ("null", "none", ""):
         return Translation({})
-    raise ConfigError(
-        f"{key}={value} is not supported here",
-        hint="leave it out: the rule code runs programs in a sandbox of this image; or set reward.server.url to a "
-        "server that returns scores",
-    )
+    if any(given.get(f"{section}.path") for section in _FUNCTION_SECTIONS):
+        return Translation({}, f"{key} has no effect: custom_reward_function.path scores")
+    return Translation({"reward.code_sandbox_url": value}, inherited={"reward.code_seconds": 10.0})
 
 
 def _buffers(section: str) -> tuple[str, str]:
@@ -177,7 +176,7 @@ def sandbox_rules(section: str) -> dict[str, Rule]:
     """The service that runs programs for verl."""
     return {
         f"{section}.url": sandbox_url,
-        f"{section}.max_concurrent": no_effect("reward.processes programs run at once"),
+        f"{section}.max_concurrent": no_effect("reward.processes responses per node are scored at once"),
         f"{section}.memory_limit_mb": to("reward.code_memory_mb"),
     }
 

@@ -1,19 +1,37 @@
-"""The last program of the response must pass tests: it is run in a sandbox."""
+"""The last program of the response must pass tests: it is run in a sandbox, here or on a server."""
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from trainer.errors import RewardError
 from trainer.rewards import sandbox
+from trainer.rewards.sandbox_fusion import run_remotely
+from trainer.rewards.sandboxed import PRELUDE
 from trainer.rows import Parameter, RewardRule
 
 _STARTING = 15.0  # seconds beside those of the tests
+_REQUESTS = 10  # tests of a program that run at once on a server
+# Calls the function with the arguments on standard input. What the function writes itself is left out.
+_CALL = """
+import contextlib as _contextlib, io as _io, json as _json, sys as _sys
+with _contextlib.redirect_stdout(_io.StringIO()):
+    _place = Solution() if "Solution" in globals() else None
+    _found = globals()["{function}"] if _place is None else getattr(_place, "{function}")
+    _result = _found(*_json.loads(_sys.stdin.read()))
+_json.dump(_result, _sys.stdout)
+"""
 
 
 def code(
-    response: str, ground_truth: object, code_tests: int, code_seconds: float, code_memory_mb: int
+    response: str,
+    ground_truth: object,
+    code_tests: int,
+    code_seconds: float,
+    code_memory_mb: int,
+    code_sandbox_url: str | None = None,
 ) -> dict[str, float]:
     """The share of the first `code_tests` tests that the program passes; `solved` is 1.0 if it passes them all.
 
@@ -23,10 +41,26 @@ def code(
     function, inputs, outputs = _tests(ground_truth, code_tests)
     program = response.split("```python")[-1].split("```")[0]
     limits = sandbox.Limits(code_seconds, code_memory_mb)
-    found = sandbox.run_tests(program, function, inputs, limits)
+    if code_sandbox_url is None:
+        found = sandbox.run_tests(program, function, inputs, limits)
+    else:
+        found = _run_remotely(code_sandbox_url, program, function, inputs, limits)
     same = _same_text if function is None else _same_result
     passed = [given is not None and same(given, wanted) for given, wanted in zip(found, outputs, strict=True)]
     return {"score": sum(passed) / len(passed), "solved": float(all(passed))}
+
+
+def _run_remotely(
+    url: str, program: str, function: str | None, inputs: Sequence[Any], limits: sandbox.Limits
+) -> list[str | None]:
+    """What `sandbox.run_tests` returns, from a SandboxFusion server."""
+    if function is not None:
+        defined = f"{PRELUDE}\nglobals().pop({function!r}, None)"  # the program must define it itself
+        program = f"{defined}\n{program}\n{_CALL.format(function=function)}"
+        inputs = [json.dumps(given) for given in inputs]
+    with ThreadPoolExecutor(_REQUESTS) as threads:
+        ended = threads.map(lambda given: run_remotely(url, program, given, limits.seconds, limits.memory_mb), inputs)
+        return [None if one.error else one.stdout for one in ended]
 
 
 def _tests(ground_truth: object, most: int) -> tuple[str | None, list[Any], list[Any]]:
@@ -86,7 +120,7 @@ def _same_word(word: str, wanted: str) -> bool:
         return False
 
 
-def _longest(code_tests: int, code_seconds: float, code_memory_mb: int) -> float:  # noqa: ARG001
+def _longest(code_tests: int, code_seconds: float, **_: object) -> float:
     return _STARTING + code_tests * code_seconds
 
 
@@ -103,6 +137,10 @@ ROW = RewardRule(
         ),
         "code_memory_mb": Parameter(
             type=int, default=1024, description="address space of a program, MiB", constraints={"ge": 64}
+        ),
+        "code_sandbox_url": Parameter(
+            type=str | None,
+            description="SandboxFusion server that runs the programs, like http://HOST:8080/run_code; null: this image",
         ),
     },
     may_hang=True,
