@@ -25,7 +25,8 @@ from entrypoints.host.agreement import odd_ones
 from entrypoints.hostlist import expand
 from entrypoints.job.meeting import Meeting
 from entrypoints.options import Options
-from entrypoints.wire.channel import LONGEST_LINE, Channel, introduce
+from entrypoints.wire.channel import LONGEST_LINE, Channel
+from entrypoints.wire.handshake import introduce
 from entrypoints.wire.network import resolve
 
 SIZES = (2, 8, 64, 256, 1024)
@@ -78,7 +79,7 @@ class HeadNode:
 async def lead(count: int, start_workers: Any) -> dict[str, float]:
     node = HeadNode(count)
     meeting = Meeting(node, TOKEN, "launch", hello(0, count))  # type: ignore[arg-type]
-    await meeting.open()
+    meeting.open()
     began = time.monotonic()
     workers = start_workers()
     peers = await meeting.gather()

@@ -1,11 +1,15 @@
 """The log of `launch`: on stderr, each line with the node's rank and role."""
 
 import logging
+import re
 import sys
 from pathlib import Path
 
 from entrypoints.errors import LaunchError, UsageError
 from entrypoints.options import LOG_DIR
+
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""All but line feed and tab, and what turns the direction of writing."""
 
 
 def log_folder(directory: Path, node_rank: int, hostname: str) -> Path:
@@ -18,7 +22,8 @@ def start_logging(node_rank: int, local_rank: int, folder: Path | None = None) -
     role = "head" if node_rank == local_rank == 0 else "worker"
     task = f".{local_rank}" if local_rank else ""
     line = f"launch[{node_rank}{task} {role}]: %(message)s"
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format=line)
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO)
+    logging.getLogger().handlers[0].setFormatter(_Formatter(line))
     if folder is None:
         return
     try:
@@ -28,14 +33,24 @@ def start_logging(node_rank: int, local_rank: int, folder: Path | None = None) -
         raise UsageError(
             f"cannot write logs to {folder}: {error.strerror}", f"set {LOG_DIR} to a writable directory"
         ) from error
-    file.setFormatter(logging.Formatter(f"%(asctime)s {line}"))
+    file.setFormatter(_Formatter(f"%(asctime)s {line}"))
     logging.getLogger().addHandler(file)
+
+
+def printable(text: str) -> str:
+    """The text with control characters escaped: texts of other nodes and programs must not command a terminal."""
+    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+class _Formatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
 
 
 def report(error: LaunchError) -> None:
     """Show an error and its hint on stderr, and the error in the log file if there is one."""
     if logging.getLogger().handlers[1:]:  # the first handler is stderr
         logging.getLogger().handlers[1].handle(logging.makeLogRecord({"msg": f"error: {error.message}"}))
-    sys.stderr.write(f"error: {error.message}\n")
+    sys.stderr.write(f"error: {printable(error.message)}\n")
     if error.hint:
-        sys.stderr.write(f"\nhint: {error.hint}\n")
+        sys.stderr.write(f"\nhint: {printable(error.hint)}\n")

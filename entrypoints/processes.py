@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import logging
 import os
+import resource
 import signal
 import subprocess
 import time
@@ -21,6 +22,8 @@ from typing import IO
 from entrypoints.errors import CommandNotFoundError
 
 _PR_SET_CHILD_SUBREAPER = 36
+_MOST_FILES = 1_048_576
+"""Open files where the hard limit is infinite: some programs loop over all possible ones."""
 _KILL_ROUND = 0.2
 """Seconds between two rounds of SIGKILL: the next round reaches processes that were forked during the last."""
 _KILL_LIMIT = 5.0
@@ -139,6 +142,16 @@ class ProcessTree:
                 return
             if process := self._known.pop(pid, None):
                 process.record(wait_status)
+
+
+def raise_file_limit() -> None:
+    """Raise the soft limit of open files to the hard one, for this process and its children.
+
+    The head needs one file for each node, and Ray several for each worker.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MOST_FILES if hard == resource.RLIM_INFINITY else hard
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _children() -> dict[int, list[int]]:

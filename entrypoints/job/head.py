@@ -43,7 +43,7 @@ async def lead(node: Node, token: str, *, listen: bool) -> int:
 async def _lead(node: Node, meeting: Meeting, secret: str, listen: bool) -> int:
     peers: list[Peer] = []
     if listen:
-        await meeting.open()
+        meeting.open()
     if node.allocation.node_count > 1:
         peers = await meeting.gather()
     refuse({node.hostname: node.unfit} | {peer.hostname: peer.unfit for peer in peers}, node.options.report_directory)
@@ -98,7 +98,7 @@ async def _cancelled(work: asyncio.Task[Any]) -> None:
 async def _form_and_run(node: Node, peers: list[Peer], secret: str) -> int:
     environment = {"SLIPWAY_NODE_COUNT": str(len(peers) + 1)}
     if node.options.ray is not None:
-        ray = node.make_ray(secret)
+        ray = node.make_ray(secret, alone=not peers)
         environment |= ray.client_environment(await _form_ray(node, peers, ray))
     return await run_command(node, dict(node.environment) | environment)
 

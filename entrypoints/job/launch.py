@@ -21,6 +21,7 @@ from entrypoints.job.worker import follow
 from entrypoints.logs import log_folder, start_logging
 from entrypoints.options import JOB_DIR, TOKEN, TOKEN_FILE, Options
 from entrypoints.preflight import Verdict, failures, gather_facts, run_checks
+from entrypoints.processes import raise_file_limit
 from entrypoints.wire.rendezvous import meeting_place, shared_home
 from entrypoints.wire.secret import load_token, make_token
 
@@ -48,6 +49,7 @@ def launch(detection: Detection, options: Options, hostname: str, variables: Map
     rank, logs = allocation.node_rank, options.log_directory
     folder = log_folder(logs, rank, hostname) if logs is not None else None
     start_logging(rank, allocation.local_rank, folder)
+    raise_file_limit()
     log.info("%s: node %d of %d (%s)", allocation.environment, allocation.node_rank, allocation.node_count, hostname)
     for text in (*detection.conflicts, *allocation.warnings):
         log.warning("%s", text)

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from entrypoints.errors import JobEndedError, LaunchError, NodeLostError, PeersMissingError
 from entrypoints.job.hello import objection, unverified
 from entrypoints.job.node import Node, node_name
-from entrypoints.wire.channel import LONGEST_LINE, Channel, ChannelLostError, Message, RefusedError, greet
+from entrypoints.wire.channel import Channel, ChannelLostError, Message
+from entrypoints.wire.handshake import StrangerError
+from entrypoints.wire.listener import Listener
 from entrypoints.wire.network import is_own, resolve
 
 _LINGER = 20.0
@@ -19,9 +21,9 @@ _LINGER = 20.0
 _GOODBYE = 1.0
 """Seconds in which the others must hang up once they know how the job ended."""
 _MOST_REFUSED = 20
-"""Most lines about refused nodes in the final message. Anyone who reaches the port can cause one."""
-_BACKLOG = 4096
-"""Connections that may wait to be accepted: schedulers start thousands of nodes in the same second."""
+"""Most lines about refused nodes, in the log and in the final message."""
+_SPARE_CONNECTIONS = 64
+"""Connections without a proof, beyond one for each task of the job, that the head keeps open."""
 _DNS_PATIENCE = 3.0
 """Seconds for resolving the missing hosts' names after the deadline."""
 
@@ -56,29 +58,31 @@ class Meeting:
     def __init__(self, node: Node, token: str, launch_id: str, hello: Message) -> None:
         self.peers: dict[int, Peer] = {}
         self._node = node
-        self._token = token
         self._launch_id = launch_id
         self._hello = hello
         """The head's own hello, with which the others must agree."""
         self._members: dict[Channel, asyncio.Task[None]] = {}
         """Channels that hear how the job ended (peers and further tasks of any node), each with its listening task."""
         self._causes: dict[int, str] = {}
-        """The reason why each missing rank is missing."""
+        """The reason why each missing rank is missing, from nodes that know the token."""
+        self._claims: dict[int, str] = {}
+        """What strangers said about missing ranks."""
         self._refused: dict[str, None] = {}
         """Refusals for ranks that are not missing; an ordered set."""
+        self._logged: set[str] = set()
         self._complete = asyncio.Event()
         self.loss = asyncio.Event()
         """Set when a node is lost and enough nodes are left."""
         self._everybody = asyncio.Event()
         self._over = False
-        self._server: asyncio.Server | None = None
-        self._serving: set[asyncio.Task[None]] = set()
+        tasks = max(node.allocation.node_count, node.allocation.task_count or 0)
+        self._listener = Listener(token, self._welcome, self._report_stranger, tasks + _SPARE_CONNECTIONS)
 
-    async def open(self) -> None:
+    def open(self) -> None:
         """Listen. Raises PeersMissingError if the port is taken."""
         port = self._node.control_port
         try:
-            self._server = await asyncio.start_server(self._accept, port=port, limit=LONGEST_LINE, backlog=_BACKLOG)
+            self._listener.open(port)
         except OSError as error:
             raise PeersMissingError(
                 f"cannot listen on control port {port}: {error.strerror}", "choose another on all nodes: --control-port"
@@ -131,47 +135,27 @@ class Meeting:
 
     async def end(self, status: int, cause: str) -> None:
         """Tell all nodes how the job ended, and close."""
-        if not cause and self._server is not None and not self._all_tasks_here():
+        if not cause and self._listener.is_open and not self._all_tasks_here():
             # After a short command, a late task would look for the head until its deadline.
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._everybody.wait(), _LINGER)
         self._over = True
-        if self._server is not None:
-            self._server.close()
+        await self._listener.close()
         for channel in self._members:
             channel.send(exit=status, cause=cause)
         if self._members:
             # Let them hang up: closing first could drop the message before they read it.
             await asyncio.wait(self._members.values(), timeout=_GOODBYE)
-        for task in self._serving:
-            task.cancel()
-        await asyncio.gather(*self._serving, return_exceptions=True)
+        await self._listener.end()
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = _current_task()
-        self._serving.add(task)
-        task.add_done_callback(self._serving.discard)
-        channel = Channel(reader, writer)
-        try:
-            await self._welcome(channel)
-        except ChannelLostError as lost:
-            log.debug("a connection from %s failed: %s", channel.peer_address, lost)
-        finally:
-            await channel.close()
-
-    async def _welcome(self, channel: Channel) -> None:
-        try:
-            hello, answer = await greet(channel, self._token)
-        except RefusedError as refused:
-            self._record(refused.args[1], str(refused.args[0]))
-            return
+    async def _welcome(self, channel: Channel, hello: Message) -> None:
         if why := objection(self._hello, hello) or self._double(hello):
-            answer.refuse(why)
+            channel.send(refused=why)
             self._record(hello, why)
             return
         if caveat := unverified(self._hello, hello):
             log.warning("%s: %s", node_name(hello["rank"], hello["hostname"]), caveat)
-        answer.welcome({"launch_id": self._launch_id})
+        channel.send(welcome={"launch_id": self._launch_id})
         self._members[channel] = _current_task()
         if self._all_tasks_here():
             self._everybody.set()
@@ -224,10 +208,9 @@ class Meeting:
             peer.ray_stopped.set()
 
     def _record(self, hello: Message, why: str) -> None:
-        """Remember why a node was refused. Its hello may come from a stranger, so no type in it is certain."""
-        rank = hello.get("rank")
-        host = "".join(letter for letter in str(hello.get("hostname"))[:64] if letter.isalnum() or letter in "-._")
-        log.warning("refused %s: %s", host, why)
+        """Remember why the head refused a node that knows the token."""
+        rank, host = hello.get("rank"), hello.get("hostname")
+        self._log_once(f"refused {host}: {why}")
         if not isinstance(rank, int) or rank not in range(self._node.allocation.node_count):
             return
         if rank in self.peers or rank == 0:
@@ -235,6 +218,19 @@ class Meeting:
                 self._refused[f"{host} was refused as node {rank}: {why}"] = None
         else:
             self._causes[rank] = f"refused: {why}"
+
+    def _report_stranger(self, stranger: StrangerError, address: str) -> None:
+        """Remember a wrong proof. It never replaces a cause that a node of the job gave."""
+        self._log_once(f"refused {address}, which calls itself {node_name(stranger.rank, stranger.host)}: {stranger}")
+        if stranger.rank in range(1, self._node.allocation.node_count):
+            self._claims[stranger.rank] = f"{address} called itself this node: {stranger}"
+
+    def _log_once(self, line: str) -> None:
+        """Log a refusal, but never the same one twice: nodes try again, and strangers may flood the log."""
+        if line in self._logged or len(self._logged) > _MOST_REFUSED:
+            return
+        self._logged.add(line)
+        log.warning("%s", line if len(self._logged) <= _MOST_REFUSED else "further refusals are not logged")
 
     async def _missing(self) -> tuple[list[str], list[str]]:
         """Lines about the missing nodes, and lines about other possible reasons."""
@@ -259,6 +255,10 @@ class Meeting:
     async def _cause(self, rank: int) -> str:
         if cause := self._causes.get(rank):
             return cause
+        claim = self._claims.get(rank)
+        return await self._unmet(rank) + (f"; {claim}" if claim else "")
+
+    async def _unmet(self, rank: int) -> str:
         host = self._node.allocation.host(rank)
         if host is None:
             return "never connected"

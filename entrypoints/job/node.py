@@ -115,13 +115,13 @@ class Node:
             raise self._failure.result()
         return task.result()
 
-    def make_ray(self, token: str) -> RayNode:
-        """Prepare Ray on this node, on ports that are free now."""
+    def make_ray(self, token: str, *, alone: bool = False) -> RayNode:
+        """Prepare Ray on this node, on ports that are free now; on loopback only if it is `alone`."""
         assert self.options.ray is not None
         job_id, rank = self.allocation.job_id, self.allocation.node_rank
         ports = free_ray_ports(job_id, rank, self.options.ray.cpus)
         prefix = directory_prefix(job_id, rank, self.options.control_port)
-        self.ray = RayNode(self.process_tree, self.options.ray, ports, self.environment, token, prefix)
+        self.ray = RayNode(self.process_tree, self.options.ray, ports, self.environment, token, prefix, alone=alone)
         return self.ray
 
     def watch_ray(self) -> None:
@@ -133,7 +133,7 @@ class Node:
     def allow_attach(self, cluster: str) -> None:
         """Let `launch attach` on this node find the cluster."""
         assert self.ray is not None
-        leave_note(self.ray.directory, self.allocation.job_id, self.ray.client_environment(cluster))
+        leave_note(self.ray.directory.path, self.allocation.job_id, self.ray.client_environment(cluster))
 
     async def _watch(self, ray: RayNode, name: str, process: Process) -> None:
         status = await process.status()

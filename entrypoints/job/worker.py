@@ -9,14 +9,15 @@ from entrypoints.errors import JobEndedError, LaunchError, NodeLostError, PeersM
 from entrypoints.host.interfaces import bracketed
 from entrypoints.job.hello import say_hello
 from entrypoints.job.node import Node, node_name
-from entrypoints.wire.channel import LONGEST_LINE, Channel, ChannelLostError, RefusedError, introduce
+from entrypoints.wire.channel import LONGEST_LINE, Channel, ChannelLostError
+from entrypoints.wire.handshake import RefusedError, UnprovenError, introduce
 from entrypoints.wire.network import connect, is_loopback, resolve
 from entrypoints.wire.secret import ray_token
 
 _CONNECT_PATIENCE = 5.0
-"""Seconds for one attempt: a firewall that drops packets never answers."""
-_RETRY = 0.5
-"""Seconds between two attempts: the head may start later than its workers."""
+"""Seconds for one connection: a firewall that drops packets never answers."""
+_RETRY, _RETRY_UNPROVEN = 0.5, 3.0
+"""Seconds between two attempts: the head may start later than its workers. Longer where another program answers."""
 _SLACK = 2.0
 """Seconds beyond the command's grace in which the head must tell how the job ended."""
 
@@ -49,30 +50,36 @@ async def _find_head(node: Node, token: str) -> tuple[Channel, str]:
     After that the head's own deadline applies.
     """
     where = f"{bracketed(node.allocation.heads[0])}:{node.control_port}"
-    reported = ""
+    reported = stranger = ""
     while True:
         try:
-            async with asyncio.timeout(min(_CONNECT_PATIENCE, node.seconds_left)):
+            async with asyncio.timeout(node.seconds_left):
                 return await _meet(node, token)
         except RefusedError as refused:
             raise PeersMissingError(f"{node.name}: the head at {where} refused this node: {refused}") from None
+        except UnprovenError as error:
+            cause = stranger = str(error)
+            pause = _RETRY_UNPROVEN
         except (OSError, TimeoutError, ChannelLostError) as error:
-            cause = _cause(error)
+            cause, pause = _cause(error), _RETRY
         if node.seconds_left <= _RETRY:
+            causes = "; ".join(dict.fromkeys(filter(None, (stranger, cause))))
             raise PeersMissingError(
-                f"{node.name} did not reach the head at {where} within {node.options.deadline:g} s: {cause}",
-                "check that the head has started and that its firewall lets the control port through",
+                f"{node.name} did not reach the head at {where} within {node.options.deadline:g} s: {causes}",
+                "check that the head has started, that its firewall lets the control port through, and that all nodes "
+                "have the same token",
             )
         if cause != reported:
             log.info("waiting for the head at %s: %s", where, cause)
             reported = cause
-        await asyncio.sleep(_RETRY)
+        await asyncio.sleep(min(pause, node.seconds_left - _RETRY))
 
 
 async def _meet(node: Node, token: str) -> tuple[Channel, str]:
     """Try the head's addresses once."""
     addresses = await _addresses(node)
-    streams = await connect(addresses, node.control_port, limit=LONGEST_LINE, local_addr=node.local_address)
+    async with asyncio.timeout(_CONNECT_PATIENCE):
+        streams = await connect(addresses, node.control_port, limit=LONGEST_LINE, local_addr=node.local_address)
     channel = Channel(*streams)
     try:
         welcome = await introduce(channel, token, say_hello(node))

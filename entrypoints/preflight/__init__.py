@@ -13,7 +13,7 @@ from entrypoints.host.tree import Tree
 from entrypoints.preflight.check import Check, Finding, NodeFacts, Verdict
 from entrypoints.preflight.devices import driver, gpu_access, rdma
 from entrypoints.preflight.limits import locked_memory, open_files, shared_memory, stack
-from entrypoints.preflight.resources import disk, leftovers, ports
+from entrypoints.preflight.resources import disk, leftovers, ports, privacy
 from entrypoints.ray.ports import control_port
 
 __all__ = [
@@ -31,7 +31,7 @@ __all__ = [
 
 CHECKS: tuple[Check, ...] = (
     *(shared_memory, locked_memory, stack, open_files),
-    *(disk, ports, leftovers),
+    *(disk, privacy, ports, leftovers),
     *(gpu_access, driver, rdma),
 )
 REPORT, FAILING_HOSTS = "preflight.json", "failing_hosts.txt"

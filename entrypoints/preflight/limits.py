@@ -73,15 +73,13 @@ def judge_stack(limit: int, gpus: int) -> Finding:
 
 
 def open_files(_facts: NodeFacts) -> Finding:
-    """Whether enough files may be open for Ray."""
-    return judge_open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))
+    """Whether enough files may be open for Ray. `launch` raises the soft limit to the hard one."""
+    return judge_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
 
 
-def judge_open_files(soft: int, hard: int) -> Finding:
-    """The finding for these limits; negative is unlimited."""
+def judge_open_files(limit: int) -> Finding:
+    """The finding for this hard limit; negative is unlimited."""
     fix = f"run the container with --ulimit nofile={ENOUGH_FILES * 16}"
-    if 0 <= hard < LEAST_FILES:
-        return Finding("nofile", Verdict.FAIL, f"at most {hard} files may be open: too few for Ray", fix)
-    if 0 <= soft < LEAST_FILES:
-        return Finding("nofile", Verdict.WARN, f"only {soft} files may be open, although {hard} are allowed", fix)
-    return ok("nofile", f"{soft} files")
+    if 0 <= limit < LEAST_FILES:
+        return Finding("nofile", Verdict.FAIL, f"at most {limit} files may be open: too few for Ray", fix)
+    return ok("nofile", "unlimited" if limit < 0 else f"{limit} files")

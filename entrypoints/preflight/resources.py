@@ -1,12 +1,14 @@
 """Checks of disk space, ports, and processes that an earlier start of this job left."""
 
 import os
+import stat
 import tempfile
 from pathlib import Path
 
 from entrypoints.errors import RayFailedError
+from entrypoints.host.file_systems import NETWORK_FILE_SYSTEMS, file_system
 from entrypoints.preflight.check import GIB, Finding, NodeFacts, Verdict, ok, skip
-from entrypoints.ray.directory import directory_prefix
+from entrypoints.ray.directory import directory_prefix, in_use
 from entrypoints.ray.ports import can_bind, ephemeral_floor, free_ray_ports
 
 LEAST_DISK, ENOUGH_DISK = 1 * GIB, 10 * GIB
@@ -27,6 +29,34 @@ def disk(facts: NodeFacts) -> Finding:
         )
     status = os.statvfs(directory)
     return judge_disk(status.f_bavail * status.f_frsize, directory)
+
+
+def privacy(facts: NodeFacts) -> Finding:
+    """Whether others share /tmp, where Ray's sockets and sessions lie."""
+    directory = facts.temporary
+    fix = f"mount a private one: --tmpfs {directory}, Slurm's job_container/tmpfs, or Apptainer's --contain"
+    kind = file_system(str(directory), facts.tree)
+    if kind in NETWORK_FILE_SYSTEMS:
+        return Finding("tmp", Verdict.WARN, f"{directory} is on {kind}, which other nodes share", fix)
+    status = directory.stat()
+    if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
+        return Finding(
+            "tmp",
+            Verdict.WARN,
+            f"everybody may remove files of this job in {directory}: its sticky bit is missing",
+            fix,
+        )
+    owners = {entry.lstat().st_uid for entry in directory.iterdir()} - {0, os.getuid()}
+    if owners:
+        return Finding("tmp", Verdict.WARN, f"{directory} is shared: {len(owners)} other users have files there", fix)
+    return ok("tmp", f"no other user has files in {directory}")
+
+
+def _owner(path: Path) -> int:
+    try:
+        return path.lstat().st_uid
+    except OSError:
+        return 0  # it has gone meanwhile
 
 
 def judge_disk(free: int, directory: Path) -> Finding:
@@ -63,10 +93,16 @@ def ports(facts: NodeFacts) -> Finding:
 
 
 def leftovers(facts: NodeFacts, processes: Path = Path("/proc")) -> Finding:
-    """Whether an earlier start of this job left Ray processes on this node."""
+    """Whether a job with the same id runs on this node, or an earlier start of this job left Ray processes."""
     if facts.allocation.local_rank > 0:
         return skip("leftovers", "only the node's first task checks")
     prefix = directory_prefix(facts.allocation.job_id, facts.allocation.node_rank, facts.chosen_port)
+    if running := [path for path in sorted(facts.temporary.glob(f"{prefix}*")) if in_use(path)]:
+        return Finding(
+            "leftovers", Verdict.FAIL,
+            f"another job with the same nodes and control port runs on this node: {running[0]} belongs to it",
+            "run both side by side with another port for this one: --control-port, equal on all nodes",
+        )  # fmt: skip
     found = [entry.name for entry in processes.iterdir() if entry.name.isdigit() and prefix in _command_line(entry)]
     if not found:
         return ok("leftovers", "none")

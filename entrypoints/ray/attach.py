@@ -1,7 +1,8 @@
 """Attaching a command to a running job on one of its nodes: `ray status`, `ray job submit`, a shell.
 
-Each node leaves a note with the cluster's address and token in its Ray directory, which only its user can enter. The
-note disappears with the directory when the job ends.
+Each node leaves a note with the cluster's address and token in its directory, which only its user can enter. The note
+disappears with the directory when the job ends. Everybody may create directories in /tmp, so a note counts only if this
+user owns it and its directory, nobody else can enter, and it holds nothing but known variables.
 """
 
 import json
@@ -13,9 +14,19 @@ from pathlib import Path
 from typing import NoReturn
 
 from entrypoints.errors import CommandNotFoundError, NoClusterError
-from entrypoints.ray.directory import PATTERN
+from entrypoints.ray.directory import PATTERN, ROOT, read_private
 
+LOOPBACK_ONLY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+"""With the value 0 Ray keeps 127.0.0.1 as its address. By default it takes the host's address instead, and then most of
+its servers listen on all interfaces."""
+VARIABLES = {
+    *("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_API_SERVER_ADDRESS", LOOPBACK_ONLY),
+    *("RAY_USE_TLS", "RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT"),
+}
+"""All variables that a note may set."""
 _NOTE = "attach.json"
+_LONGEST = 16_384
+"""Bytes of a note."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +34,6 @@ class ClusterNote:
     """One node's description of the cluster that it is part of."""
 
     job_id: str
-    launch: int
-    """Process id of the `launch` that formed the cluster."""
     environment: dict[str, str]
     """The variables with which a program reaches the cluster."""
 
@@ -33,13 +42,14 @@ def leave_note(directory: Path, job_id: str, environment: Mapping[str, str]) -> 
     """Write this node's note into its Ray directory, readable by this user only."""
     temporary = directory / f".{_NOTE}"  # renamed below, so that nobody reads half a note
     temporary.touch(mode=0o600)
-    temporary.write_text(json.dumps(asdict(ClusterNote(job_id, os.getpid(), dict(environment)))), encoding="utf-8")
+    temporary.write_text(json.dumps(asdict(ClusterNote(job_id, dict(environment)))), encoding="utf-8")
     temporary.replace(directory / _NOTE)
 
 
-def find_note(job: str | None, root: Path = Path("/tmp")) -> ClusterNote:
+def find_note(job: str | None, root: Path = ROOT) -> ClusterNote:
     """The note of the user's only cluster on this node, or of the given job's. Raises NoClusterError."""
-    notes = [note for path in sorted(root.glob(f"{PATTERN}/{_NOTE}")) if (note := _read(path)) is not None]
+    texts = [read_private(path, _NOTE, _LONGEST) for path in sorted(root.glob(PATTERN))]
+    notes = [note for text in texts if text is not None and (note := _parse(text)) is not None]
     fitting = [note for note in notes if job is None or job in (note.job_id, plain_job_id(note.job_id))]
     if len({note.environment["RAY_ADDRESS"] for note in fitting}) == 1:  # two nodes of one job may share a host
         return max(fitting, key=lambda note: len(note.environment))  # the head's note also has the dashboard
@@ -67,13 +77,14 @@ def plain_job_id(job_id: str) -> str:
     return re.sub(r"(\+\d+)?(\.\d+)?$", "", job_id)
 
 
-def _read(path: Path) -> ClusterNote | None:
-    """None if the note belongs to another user or its launch has ended."""
+def _parse(text: bytes) -> ClusterNote | None:
+    """None for anything but a complete note with known variables."""
     try:
-        if path.stat().st_uid != os.getuid():
-            return None
-        note = ClusterNote(**json.loads(path.read_text(encoding="utf-8")))
-        os.kill(note.launch, 0)
-    except OSError:
+        note = ClusterNote(**json.loads(text))
+        known = set(note.environment) <= VARIABLES and "RAY_ADDRESS" in note.environment
+        strings = all(
+            isinstance(value, str) and value.isprintable() for value in (note.job_id, *note.environment.values())
+        )
+    except (ValueError, TypeError, RecursionError):
         return None
-    return note
+    return note if known and strings else None

@@ -6,7 +6,6 @@ import logging
 import re
 import shutil
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,6 +14,8 @@ from entrypoints.host.child_environment import without_launchers
 from entrypoints.host.interfaces import bracketed
 from entrypoints.options import Dashboard, RayOptions
 from entrypoints.processes import Process, ProcessTree
+from entrypoints.ray.attach import LOOPBACK_ONLY
+from entrypoints.ray.directory import NodeDirectory
 from entrypoints.ray.object_store import choose_object_store
 from entrypoints.ray.ports import RayPorts, can_bind
 
@@ -50,19 +51,22 @@ class RayNode:
         environment: Mapping[str, str],
         token: str,
         prefix: str = "slipway-ray-",
+        *,
+        alone: bool = False,
     ) -> None:
-        """Raises RayFailedError if /tmp cannot be written."""
+        """With `alone` Ray's servers listen on loopback only. Raises RayFailedError if /tmp cannot be written."""
         self._process_tree = process_tree
         self._options = options
         self._ports = ports
         self._dashboard: Dashboard | None = None
         """The dashboard with its port; None on workers."""
-        self._authentication = ray_authentication(token)
+        self._for_clients = ray_authentication(token) | ({LOOPBACK_ONLY: "0"} if alone else {})
+        """Variables that every program of the cluster needs."""
         self._environment = (
             _PATIENCE
             | without_launchers(environment)
             | {
-                **self._authentication,
+                **self._for_clients,
                 "RAY_USAGE_STATS_ENABLED": "0",
                 "RAY_enable_autoscaler_v2": "1",  # with it `ray status` needs no monitor process
                 "DASHBOARD_METRIC_PORT": str(ports.named["dashboard_metrics"]),
@@ -100,7 +104,7 @@ class RayNode:
         command = [
             *(sys.executable, "-P", "-m", "ray.scripts.scripts", "start", *arguments),
             f"--node-ip-address={address}",
-            f"--temp-dir={self.directory}",
+            f"--temp-dir={self.directory.ray}",
             f"--object-store-memory={store.size}",
             *(f"--{name.replace('_', '-')}-port={port}" for name, port in ports.items()),
             f"--min-worker-port={workers.start}",
@@ -127,7 +131,7 @@ class RayNode:
 
     def client_environment(self, cluster: str) -> dict[str, str]:
         """The variables with which a program on this node reaches the cluster, as a driver or by `ray job submit`."""
-        found = {"RAY_ADDRESS": cluster, **self._authentication}
+        found = {"RAY_ADDRESS": cluster, **self._for_clients}
         if url := self.dashboard_url:
             found["RAY_API_SERVER_ADDRESS"] = url
         return found
@@ -144,7 +148,7 @@ class RayNode:
 
     async def _run(self, command: list[str], what: str) -> list[str]:
         """Run one of Ray's programs and return its output lines. Raises RayFailedError with the last line."""
-        output = self.directory / f"{what.replace(' ', '-')}.log"
+        output = self.directory.path / f"{what.replace(' ', '-')}.log"
         with output.open("wb") as file:
             process = self._process_tree.spawn(command, self._environment, output=file)
         try:
@@ -167,34 +171,36 @@ class RayNode:
             raise RayFailedError("ray start left no raylet behind")
         return found
 
+    @property
+    def _logs(self) -> Path:
+        return self.directory.ray / "session_latest" / "logs"
+
     def report_last_words(self, name: str) -> None:
         """Log the last errors of a Ray process, because its log is removed with the directory."""
-        lines = _lines(self.directory / "session_latest" / "logs" / f"{name}.out")
+        lines = _lines(self._logs / f"{name}.out")
         for line in [line for line in lines if _RAY_ERROR.match(line)][-_LAST_WORDS:]:
             log.error("%s: %s", name, line)
 
     def keep_logs(self, folder: Path) -> None:
         """Copy the logs of Ray's processes, because they are removed with the directory."""
-        logs = self.directory / "session_latest" / "logs"
-        if not logs.exists():
+        if not self._logs.exists():
             return
         try:
-            shutil.copytree(logs, folder / "ray", dirs_exist_ok=True, ignore_dangling_symlinks=True)
+            shutil.copytree(self._logs, folder / "ray", dirs_exist_ok=True, ignore_dangling_symlinks=True)
         except (OSError, shutil.Error) as error:
             log.warning("cannot keep Ray's logs in %s: %s", folder, error)
 
     def remove_directory(self) -> None:
         """Remove Ray's directory, with a warning if that fails."""
         try:
-            shutil.rmtree(self.directory)
+            self.directory.remove()
         except OSError as error:
-            log.warning("cannot remove %s: %s", self.directory, error)
+            log.warning("cannot remove %s: %s", self.directory.path, error)
 
 
-def _make_directory(prefix: str) -> Path:
-    """Create Ray's directory in /tmp, not in TMPDIR: a socket's path has 107 bytes, and Ray needs 64 of them."""
+def _make_directory(prefix: str) -> NodeDirectory:
     try:
-        return Path(tempfile.mkdtemp(prefix=prefix, dir="/tmp"))
+        return NodeDirectory(prefix)
     except OSError as error:
         raise RayFailedError(f"/tmp cannot be written: {error.strerror}", "mount a tmpfs: --tmpfs /tmp") from error
 

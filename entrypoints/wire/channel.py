@@ -1,40 +1,36 @@
-"""The control channel: JSON lines over TCP between the head and each other task, with heartbeats both ways.
+"""The control channel between the head and each other task: authenticated messages over TCP, heartbeats both ways.
 
-The handshake is mutual and comes first:
+A channel carries short lines until the handshake (`handshake`) has secured it. After that each message is a frame:
 
-    head    {"challenge": nonce, "protocol": 1}
-    worker  {"hello": {…}, "nonce": nonce, "proof": HMAC(token, worker, nonces, hello)}
-    head    {"welcome": {…}, "proof": HMAC(token, head, nonces, welcome)}   or   {"refused": why}
+    length (4 bytes) | HMAC-SHA256(key of the direction, number of the message, JSON) | JSON
 
-Later messages are neither signed nor encrypted: whoever can alter a TCP stream between the nodes can attack Ray's own
-streams too.
+The number is not sent: a message that is repeated, dropped, reordered or altered does not fit, and the channel is lost.
+Messages are not encrypted and carry no secret.
 """
 
 import asyncio
 import contextlib
+import hmac
 import json
 import socket
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NoReturn
 
-from entrypoints.wire.secret import nonce, proof, proves
-
-PROTOCOL = 1
 HEARTBEAT = 2.0
 """Seconds between two heartbeats."""
 SILENCE = 10.0
 """Seconds without a message after which the other side counts as lost; less than Ray's own 15 to 65 s."""
-LONGEST_LINE = 65_536
-"""Bytes; the limit of the streams on both sides."""
+LONGEST_LINE = 1_024
+"""Bytes of a line of the handshake; the limit of the streams on both sides."""
+LONGEST_MESSAGE = 65_536
+"""Bytes of a message."""
+_LENGTH, _MAC = 4, 32
+FOREIGN = "it does not speak this protocol"
 Message = dict[str, Any]
 
 
 class ChannelLostError(Exception):
     """The other side is gone. The message tells how that was noticed."""
-
-
-class RefusedError(Exception):
-    """The other side refused this one, or this one does not trust it."""
 
 
 class Channel:
@@ -44,6 +40,8 @@ class Channel:
         self._reader = reader
         self._writer = writer
         self._beating: asyncio.Task[None] | None = None
+        self._send_key = self._receive_key = b""
+        self._sent = self._received = 0
         connection: socket.socket = writer.get_extra_info("socket")
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
@@ -57,32 +55,55 @@ class Channel:
         """The other side's address of the connection."""
         return _plain(self._writer.get_extra_info("peername")[0])
 
-    def send(self, **message: Any) -> None:
-        """Queue a message. If the connection is broken, `receive` raises."""
+    def send_line(self, **message: Any) -> None:
+        """Queue a line of the handshake."""
         if not self._writer.is_closing():
             self._writer.write(json.dumps(message).encode() + b"\n")
+
+    async def receive_line(self) -> Message:
+        """The next line of the handshake, from a side that has proved nothing. Raises ChannelLostError."""
+        with _losses():
+            line = await self._reader.readline()
+        if not line.endswith(b"\n"):
+            raise ChannelLostError("connection closed")
+        return parse(line)
+
+    def secure(self, send_key: bytes, receive_key: bytes) -> None:
+        """Authenticate all further messages with these keys, one for each direction, and send heartbeats."""
+        self._send_key, self._receive_key = send_key, receive_key
+        self._beating = asyncio.create_task(self._beat())
+
+    def send(self, **message: Any) -> None:
+        """Queue a message. If the connection is broken, `receive` raises. Raises ValueError if it is too long."""
+        text = json.dumps(message).encode()
+        if len(text) > LONGEST_MESSAGE:
+            raise ValueError(f"a message of {len(text)} bytes is too long")
+        if not self._writer.is_closing():
+            self._writer.write(len(text).to_bytes(_LENGTH) + _mac(self._send_key, self._sent, text) + text)
+            self._sent += 1
 
     async def receive(self) -> Message:
         """The next message that is not a heartbeat. Raises ChannelLostError."""
         while True:
             try:
                 async with asyncio.timeout(SILENCE):
-                    line = await self._reader.readline()
+                    message = await self._receive()
             except TimeoutError:
                 raise ChannelLostError(f"no heartbeat for {SILENCE:.0f} s") from None
-            except OSError as error:
-                raise ChannelLostError(f"connection broken: {error.strerror or error}") from error
-            except ValueError:
-                raise ChannelLostError("it sent an overlong line") from None
-            if not line.endswith(b"\n"):
-                raise ChannelLostError("connection closed")
-            message = _decode(line)
             if "beat" not in message:
                 return message
 
-    def start_heartbeat(self) -> None:
-        """Send heartbeats from now on."""
-        self._beating = asyncio.create_task(self._beat())
+    async def _receive(self) -> Message:
+        assert self._receive_key
+        with _losses():
+            length = int.from_bytes(await self._reader.readexactly(_LENGTH))
+            if length > LONGEST_MESSAGE:
+                raise ChannelLostError("it sent an overlong message")
+            mac, text = await self._reader.readexactly(_MAC), await self._reader.readexactly(length)
+        if not hmac.compare_digest(mac, _mac(self._receive_key, self._received, text)):
+            raise ChannelLostError("somebody altered or replayed a message")
+        self._received += 1
+        return parse(text)
 
     async def _beat(self) -> None:
         while True:
@@ -101,72 +122,41 @@ class Channel:
         self._writer.transport.abort()
 
 
-async def greet(channel: Channel, token: str) -> tuple[Message, "HandshakeReply"]:
-    """The head's side of the handshake: send a challenge and check the proof.
+def parse(text: bytes) -> Message:
+    """The JSON object in a line or frame. Raises ChannelLostError if it is anything else.
 
-    Returns the worker's hello and the object to answer it with. Raises ChannelLostError, or RefusedError with the hello
-    as its second argument.
+    Refused too: bytes beyond ASCII, half surrogate pairs, numbers that JSON does not have, and nesting that exhausts
+    Python's stack.
     """
-    challenge = nonce()
-    channel.send(challenge=challenge, protocol=PROTOCOL)
-    answer = await channel.receive()
-    hello, its_nonce = answer.get("hello"), answer.get("nonce")
-    if not isinstance(hello, dict) or not isinstance(its_nonce, str):
-        raise ChannelLostError("it does not speak this protocol")
-    nonces = (challenge, its_nonce)
-    if not proves(answer.get("proof"), token, "worker", nonces, hello):
-        channel.send(refused="wrong token")
-        raise RefusedError("wrong token", hello)
-    return hello, HandshakeReply(channel, token, nonces)
-
-
-class HandshakeReply:
-    """The head's last message of the handshake: welcome or refusal."""
-
-    def __init__(self, channel: Channel, token: str, nonces: tuple[str, str]) -> None:
-        self._channel, self._token, self._nonces = channel, token, nonces
-
-    def welcome(self, welcome: Mapping[str, Any]) -> None:
-        """Accept the worker and prove that the head knows the token too."""
-        self._channel.send(welcome=welcome, proof=proof(self._token, "head", self._nonces, welcome))
-        self._channel.start_heartbeat()
-
-    def refuse(self, why: str) -> None:
-        """Refuse the worker and tell it the reason."""
-        self._channel.send(refused=why)
-
-
-async def introduce(channel: Channel, token: str, hello: Message) -> Message:
-    """The worker's side of the handshake: prove knowledge of the token and check the head's proof.
-
-    Returns the head's welcome. Raises ChannelLostError, or RefusedError if another attempt cannot help.
-    """
-    opening = await channel.receive()
-    challenge = opening.get("challenge")
-    if not isinstance(challenge, str):
-        raise ChannelLostError("it does not speak this protocol")
-    if opening.get("protocol") != PROTOCOL:
-        raise RefusedError(f"the head speaks protocol {opening.get('protocol')}, this node {PROTOCOL}")
-    nonces = (challenge, nonce())
-    channel.send(hello=hello, nonce=nonces[1], proof=proof(token, "worker", nonces, hello))
-    answer = await channel.receive()
-    if "refused" in answer:
-        raise RefusedError(str(answer["refused"]))
-    welcome = answer.get("welcome")
-    if not isinstance(welcome, dict) or not proves(answer.get("proof"), token, "head", nonces, welcome):
-        raise RefusedError("the head does not know the token")
-    channel.start_heartbeat()
-    return welcome
-
-
-def _decode(line: bytes) -> Message:
     try:
-        message = json.loads(line)
-    except ValueError:
+        message = json.loads(text.decode("ascii"), parse_constant=_refuse)
+        json.dumps(message, ensure_ascii=False).encode()  # fails for half a surrogate pair
+    except (ValueError, RecursionError):
         message = None
     if not isinstance(message, dict):
-        raise ChannelLostError("it does not speak this protocol")
+        raise ChannelLostError(FOREIGN)
     return message
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(constant)
+
+
+def _mac(key: bytes, number: int, text: bytes) -> bytes:
+    return hmac.digest(key, number.to_bytes(8) + text, "sha256")
+
+
+@contextlib.contextmanager
+def _losses() -> Iterator[None]:
+    """Turns the streams' errors into ChannelLostError."""
+    try:
+        yield
+    except asyncio.IncompleteReadError:
+        raise ChannelLostError("connection closed") from None
+    except OSError as error:
+        raise ChannelLostError(f"connection broken: {error.strerror or error}") from error
+    except ValueError:
+        raise ChannelLostError("it sent an overlong line") from None
 
 
 def _plain(address: str) -> str:

@@ -20,6 +20,7 @@ from typing import Any
 from entrypoints.environments import Allocation
 from entrypoints.environments.base import scheduler_job_id
 from entrypoints.errors import PeersMissingError, TokenError
+from entrypoints.host.file_systems import NETWORK_FILE_SYSTEMS, file_system
 from entrypoints.host.interfaces import address_of, guess_interface
 from entrypoints.host.tree import Tree
 from entrypoints.options import JOB_DIR
@@ -27,11 +28,6 @@ from entrypoints.wire.secret import make_token
 
 _LOOK_AGAIN = 0.5
 """Seconds between two attempts: shared file systems offer no event to wait for."""
-_NETWORK_FILE_SYSTEMS = {
-    *("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "fuse.ceph-fuse", "fuse.glusterfs"),
-    *("pvfs2", "orangefs", "panfs", "wekafs", "afs", "cifs", "smb3"),
-}
-"""File systems that the nodes of a cluster usually share, by their names in the kernel."""
 _OLDEST = 600.0
 """Most seconds by which a valid note is older than this launch: nodes start at different times."""
 
@@ -77,7 +73,7 @@ def shared_home(variables: Mapping[str, str], tree: Tree) -> Path | None:
     Raises TokenError if it cannot be created.
     """
     home = variables.get("HOME", "")
-    if not home or scheduler_job_id(variables) is None or _file_system(home, tree) not in _NETWORK_FILE_SYSTEMS:
+    if not home or scheduler_job_id(variables) is None or file_system(home, tree) not in NETWORK_FILE_SYSTEMS:
         return None
     folder = Path(home, ".slipway")
     try:
@@ -87,14 +83,6 @@ def shared_home(variables: Mapping[str, str], tree: Tree) -> Path | None:
             f"cannot create {folder}: {error.strerror}", f"set SLIPWAY_TOKEN on every node, or {JOB_DIR}"
         ) from error
     return folder
-
-
-def _file_system(path: str, tree: Tree) -> str:
-    """The type of the path's file system: that of the deepest mount, the last one if several share its path."""
-    mounts = [line.split() for line in (tree.text("proc/self/mountinfo") or "").splitlines()]
-    kinds = {fields[4]: fields[fields.index("-") + 1] for fields in mounts if "-" in fields[5:]}
-    above = [point for point in kinds if Path(os.path.realpath(path)).is_relative_to(point)]
-    return kinds[max(above, key=len)] if above else ""
 
 
 def own_addresses() -> list[str]:

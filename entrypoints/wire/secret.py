@@ -7,11 +7,12 @@ import os
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from entrypoints.errors import TokenError
 from entrypoints.options import JOB_DIR, TOKEN, TOKEN_FILE
 
+SHORTEST = 16
+"""Characters of a token."""
 _GIVE_A_TOKEN = (
     f"give every node the same {TOKEN} or {TOKEN_FILE} (openssl rand -hex 32 > token; chmod 600 token), "
     f"or a {JOB_DIR} that they share; in a scheduler's job a home directory on a network file system is enough"
@@ -21,10 +22,10 @@ _GIVE_A_TOKEN = (
 def load_token(variables: Mapping[str, str], *, required: bool) -> str | None:
     """The token from the environment or its file; None if there is none.
 
-    Raises TokenError if it is required and missing, or if its file is unreadable, empty or readable by others.
+    Raises TokenError if it is required and missing, if it is short, or if its file is unreadable or readable by others.
     """
     if token := variables.get(TOKEN, "").strip():
-        return token
+        return _long_enough(token, TOKEN)
     if path := variables.get(TOKEN_FILE, ""):
         try:
             status = Path(path).stat()
@@ -39,10 +40,20 @@ def load_token(variables: Mapping[str, str], *, required: bool) -> str | None:
                 f"{TOKEN_FILE}={path} can be read by others (mode {status.st_mode & 0o777:o})",
                 hint=f"chmod 600 {path}; for a Kubernetes secret: defaultMode: 0400",
             )
-        return token
+        return _long_enough(token, f"{TOKEN_FILE}={path}")
     if required:
         raise TokenError(f"the nodes share no token: neither {TOKEN} nor {TOKEN_FILE} is set", _GIVE_A_TOKEN)
     return None
+
+
+def _long_enough(token: str, source: str) -> str:
+    """The token. Raises TokenError for a short one: whoever sees one handshake can try all of them."""
+    if len(token) < SHORTEST:
+        raise TokenError(
+            f"{source} has {len(token)} characters; a token needs at least {SHORTEST}",
+            f"make one and give it to every node: export {TOKEN}=$(openssl rand -hex 32)",
+        )
+    return token
 
 
 def make_token() -> str:
@@ -55,20 +66,23 @@ def nonce() -> str:
     return secrets.token_hex(32)
 
 
-def proof(token: str, role: str, nonces: tuple[str, str], payload: Mapping[str, Any]) -> str:
-    """HMAC-SHA256 over the speaker's role, both nonces and the payload.
+def proof(token: str, role: str, nonces: tuple[str, str], *claims: str | int) -> str:
+    """HMAC-SHA256 over the speaker's role, both nonces and the speaker's claims.
 
     The role prevents replaying a head's proof as a worker's; the nonces prevent replaying old proofs.
     """
-    statement = json.dumps([role, *nonces, payload], sort_keys=True)
-    return hmac.new(token.encode(), statement.encode(), hashlib.sha256).hexdigest()
+    return _hmac(token, "proof", role, *nonces, *claims).hex()
 
 
-def proves(claim: object, token: str, role: str, nonces: tuple[str, str], payload: Mapping[str, Any]) -> bool:
-    """Whether the claim is the right `proof`, compared in constant time."""
-    return isinstance(claim, str) and hmac.compare_digest(claim.encode(), proof(token, role, nonces, payload).encode())
+def session_key(token: str, role: str, nonces: tuple[str, str]) -> bytes:
+    """The key of the messages that this role sends on this connection."""
+    return _hmac(token, "session", role, *nonces)
 
 
 def ray_token(token: str, launch_id: str) -> str:
     """Ray's token for this launch. It does not reveal the shared secret."""
     return hmac.new(token.encode(), f"ray {launch_id}".encode(), hashlib.sha256).hexdigest()
+
+
+def _hmac(token: str, *statement: str | int) -> bytes:
+    return hmac.digest(token.encode(), json.dumps(statement).encode(), "sha256")

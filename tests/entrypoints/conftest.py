@@ -107,7 +107,7 @@ def start_node(start: Start) -> Start:
 
     def start_one(rank: int, *arguments: str, **variables: str) -> Launch:
         job = {"SLIPWAY_HOSTS": "localhost,worker-1.invalid", "SLIPWAY_NODE_RANK": str(rank)}
-        job |= {"SLIPWAY_CONTROL_PORT": port, "SLIPWAY_TOKEN": "open sesame", "SLIPWAY_DEADLINE": "40"}
+        job |= {"SLIPWAY_CONTROL_PORT": port, "SLIPWAY_TOKEN": "open sesame, please", "SLIPWAY_DEADLINE": "40"}
         return start(*arguments, **{**job, **variables})
 
     return start_one

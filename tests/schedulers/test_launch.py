@@ -33,7 +33,7 @@ def test_several_tasks_on_a_node_make_one_cluster(cluster: Cluster) -> None:
 
 def test_two_jobs_run_side_by_side(cluster: Cluster) -> None:
     line = f"srun -N2 -n2 --cpus-per-task=1 {LAUNCH} {OPTIONS} -- sh -c 'sleep 5; exit {{}}'"
-    jobs = [cluster.start(line.format(status), SLIPWAY_TOKEN=f"token {status}") for status in (3, 4)]
+    jobs = [cluster.start(line.format(status), SLIPWAY_TOKEN=f"the secret of job {status}") for status in (3, 4)]
     assert [job().status for job in jobs] == [3, 4]
 
 

@@ -65,7 +65,9 @@ def test_a_cancelled_job_saves_before_it_ends(cluster: Cluster) -> None:
     cluster.run("rm -f /tmp/saved-step")
     cluster.put("/tmp/run.py", RUN)
     launch = f"/opt/slipway/venv/bin/launch {' '.join(OPTIONS)} -- /opt/slipway/venv/bin/python /tmp/run.py"
-    job = cluster.start(f"srun -J cancelled -N2 -n2 {launch} 2>&1 | tee /tmp/cancelled.out", SLIPWAY_TOKEN="secret")
+    job = cluster.start(
+        f"srun -J cancelled -N2 -n2 {launch} 2>&1 | tee /tmp/cancelled.out", SLIPWAY_TOKEN="a secret of this test"
+    )
     cluster.wait_until("cat /tmp/cancelled.out", "working")
     cluster.run("scancel --name cancelled")
     assert "saved step 1 of 2 nodes" in job().output

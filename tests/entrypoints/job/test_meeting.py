@@ -1,5 +1,6 @@
 """Several nodes on loopback without Ray: handshakes, refusals, losses, signals and the common exit status."""
 
+import json
 import os
 import signal
 import socket
@@ -33,7 +34,7 @@ def test_other_tasks_of_a_node_wait_and_exit_with_the_same_status(start: Start) 
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     step = {"SLURM_JOB_ID": "5", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NODELIST": "localhost"}
-    common = {**step, "SLURM_NODEID": "0", "SLIPWAY_TOKEN": "t", "SLIPWAY_CONTROL_PORT": port}
+    common = {**step, "SLURM_NODEID": "0", "SLIPWAY_TOKEN": "open sesame, please", "SLIPWAY_CONTROL_PORT": port}
     head = start("--no-ray", "--", "sh", "-c", "echo up; sleep 2; exit 9", **common, SLURM_LOCALID="0")
     assert head.read_line() == "up"
     task = start("--no-ray", "--", "echo", "twice", **common, SLURM_LOCALID="1")
@@ -48,7 +49,12 @@ def test_a_task_that_connects_after_the_command_gets_its_status(start: Start) ->
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     step = {"SLURM_JOB_ID": "5", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NODELIST": "localhost"}
-    step |= {"SLURM_NODEID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLIPWAY_TOKEN": "t", "SLIPWAY_CONTROL_PORT": port}
+    step |= {
+        "SLURM_NODEID": "0",
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLIPWAY_TOKEN": "open sesame, please",
+        "SLIPWAY_CONTROL_PORT": port,
+    }
     head = start("--no-ray", "--", "sh", "-c", "echo ran; exit 9", **step, SLURM_LOCALID="0")
     assert head.read_line() == "ran"
     time.sleep(1)  # the command has ended
@@ -64,13 +70,26 @@ def test_a_missing_node_is_named_with_its_cause(start_node: Start) -> None:
 
 
 def test_both_sides_report_a_wrong_token(start_node: Start) -> None:
-    head = start_node(0, "--no-ray", "--", "true", SLIPWAY_DEADLINE="2")
-    worker = start_node(1, "--no-ray", "--", "true", SLIPWAY_TOKEN="open barley")
+    head = start_node(0, "--no-ray", "--", "true", SLIPWAY_DEADLINE="4")
+    worker = start_node(1, "--no-ray", "--", "true", SLIPWAY_TOKEN="open barley, not the other", SLIPWAY_DEADLINE="4")
     told, refused = head.wait(), worker.wait()
     assert (told.status, refused.status) == (12, 12)
-    assert "node 1 (worker-1.invalid): refused: wrong token" in told.stderr
-    assert "refused this node: wrong token" in refused.stderr
+    assert "name does not resolve; 127.0.0.1 called itself this node: wrong token" in told.stderr
+    assert told.stderr.count("refused 127.0.0.1") == 1
+    assert "the program there says that this node has the wrong token" in refused.stderr
     assert "open" not in (told.stderr + refused.stderr).replace("openssl", "")
+
+
+@pytest.mark.parametrize("source", ["SLIPWAY_TOKEN", "SLIPWAY_TOKEN_FILE"])
+def test_a_short_token_is_refused(start_node: Start, tmp_path: Path, source: str) -> None:
+    (tmp_path / "token").touch(mode=0o600)
+    (tmp_path / "token").write_text("hunter2\n", encoding="ascii")
+    given = "hunter2" if source == "SLIPWAY_TOKEN" else str(tmp_path / "token")
+    ended = start_node(1, "--no-ray", "--", "true", **{"SLIPWAY_TOKEN": "", source: given}).wait()
+    assert ended.status == 11
+    assert "has 7 characters; a token needs at least 16" in ended.stderr
+    assert "openssl rand -hex 32" in ended.stderr
+    assert "hunter2" not in ended.stderr
 
 
 def test_a_second_node_with_the_same_rank_is_refused(start_node: Start) -> None:
@@ -143,6 +162,100 @@ def test_strangers_on_the_control_port_are_ignored(start_node: Start) -> None:
     told = head.wait()
     assert (told.status, worker.wait().status) == (7, 7)
     assert "Traceback" not in told.stderr
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def read_to_end(connection: socket.socket) -> bytes:
+    """All that the other side sends until it hangs up. Raises TimeoutError if it does not."""
+    received = b""
+    with connection:
+        while chunk := connection.recv(4096):
+            received += chunk
+    return received
+
+
+STRANGE_BYTES = [
+    b"[" * 900 + b"\n",
+    b'{"nonce": "\\ud800", "rank": 1, "host": "\\ud800", "proof": "\\ud800"}\n',
+    b'{"nonce": "' + b"0" * 64 + b'", "rank": 1, "host": "\x1b]0;owned\x07", "proof": "' + b"0" * 64 + b'"}\n',
+    b"\xff" * 500 + b"\n",
+]
+
+
+def test_what_a_stranger_sends_is_neither_a_traceback_nor_printed(start_node: Start) -> None:
+    port = free_port()
+    head = start_node(0, "--no-ray", "--", "sh", "-c", "exit 7", SLIPWAY_CONTROL_PORT=str(port))
+    for line in STRANGE_BYTES:
+        connection = connect(port)
+        connection.sendall(line)
+        read_to_end(connection)
+    worker = start_node(1, "--no-ray", "--", "true", SLIPWAY_CONTROL_PORT=str(port))
+    told = head.wait()
+    assert (told.status, worker.wait().status) == (7, 7)
+    assert "Traceback" not in told.stderr
+    assert "\x1b" not in told.stderr
+
+
+def test_a_stranger_who_only_sends_heartbeats_is_hung_up_on(start_node: Start) -> None:
+    port = free_port()
+    head = start_node(0, "--no-ray", "--", "true", SLIPWAY_CONTROL_PORT=str(port))
+    connection = connect(port)
+    connection.settimeout(20)
+    connection.sendall(b'{"beat": true}\n')
+    read_to_end(connection)
+    head.kill()
+
+
+def test_a_thousand_idle_strangers_do_not_keep_a_node_out(start_node: Start) -> None:
+    port = free_port()
+    limit = {"SLIPWAY_CONTROL_PORT": str(port), "SLIPWAY_TEST_NOFILE": "300"}
+    head = start_node(0, "--no-ray", "--no-preflight", "--", "sh", "-c", "exit 7", **limit)
+    strangers = [connect(port) for _ in range(1000)]
+    worker = start_node(1, "--no-ray", "--", "true", SLIPWAY_CONTROL_PORT=str(port))
+    told = head.wait()
+    for stranger in strangers:
+        stranger.close()
+    assert (told.status, worker.wait().status) == (7, 7)
+    assert "Traceback" not in told.stderr
+    assert len(told.stderr.splitlines()) < 15
+
+
+def test_a_flood_of_wrong_proofs_fills_neither_the_log_nor_the_causes(start_node: Start) -> None:
+    port = free_port()
+    hosts = {"SLIPWAY_HOSTS": "localhost,worker-1.invalid", "SLIPWAY_CONTROL_PORT": str(port)}
+    head = start_node(0, "--no-ray", "--", "true", SLIPWAY_DEADLINE="6", **hosts)
+    other = start_node(1, "--no-ray", "--", "true", SLIPWAY_HOSTS="localhost,other", SLIPWAY_CONTROL_PORT=str(port))
+    assert "job differs" in other.wait().stderr
+    for number in range(200):
+        connection = connect(port)
+        claim = {"nonce": "0" * 64, "rank": 1, "host": f"n{number}", "proof": "0" * 64}
+        connection.sendall(json.dumps(claim).encode() + b"\n")
+        read_to_end(connection)
+    told = head.wait()
+    assert told.stderr.count("calls itself node 1") < 30
+    assert "node 1 (worker-1.invalid): refused: job differs" in told.stderr
+
+
+def test_a_fake_head_does_not_end_a_worker(start_node: Start) -> None:
+    port = free_port()
+    with socket.create_server(("127.0.0.1", port)) as fake:
+        worker = start_node(1, "--no-ray", "--", "true", SLIPWAY_CONTROL_PORT=str(port))
+        for answer in (b'{"refused": "go away \x1b[2J"}', b'{"refused": "wrong token"}', b"[" * 900):
+            connection, _ = fake.accept()
+            connection.sendall(b'{"slipway": 2, "nonce": "' + b"0" * 64 + b'"}\n')
+            connection.recv(4096)
+            connection.sendall(answer + b"\n")
+            connection.close()
+    head = start_node(0, "--no-ray", "--", "sh", "-c", "exit 7", SLIPWAY_CONTROL_PORT=str(port))
+    told = worker.wait()
+    assert (told.status, head.wait().status) == (7, 7)
+    assert "Traceback" not in told.stderr
+    assert "\x1b" not in told.stderr
 
 
 def connect(port: int) -> socket.socket:

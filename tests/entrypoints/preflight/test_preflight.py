@@ -1,6 +1,7 @@
 """Each check, `launch preflight`, and launches stopped by an unfit node."""
 
 import json
+import os
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -21,8 +22,8 @@ from entrypoints.preflight.limits import (
     judge_stack,
     shared_memory,
 )
-from entrypoints.preflight.resources import disk, judge_disk, leftovers, ports
-from entrypoints.ray.directory import directory_prefix
+from entrypoints.preflight.resources import disk, judge_disk, leftovers, ports, privacy
+from entrypoints.ray.directory import NodeDirectory, directory_prefix
 from tests.entrypoints import hosts
 from tests.entrypoints.conftest import Start
 from tests.entrypoints.hosts import HostTree
@@ -47,9 +48,9 @@ def facts_of(root: Path, target: str = "cuda", pins: dict[str, str] | None = Non
         (judge_stack(8 * MIB, 8), "warn", "8 MiB"),
         (judge_stack(8 * MIB, 0), "skip", "no GPU"),
         (judge_stack(-1, 8), "ok", "unlimited"),
-        (judge_open_files(1024, 2048), "fail", "at most 2048 files"),
-        (judge_open_files(1024, 1 << 20), "warn", "only 1024 files"),
-        (judge_open_files(1 << 20, 1 << 20), "ok", "1048576 files"),
+        (judge_open_files(2048), "fail", "at most 2048 files"),
+        (judge_open_files(1 << 20), "ok", "1048576 files"),
+        (judge_open_files(-1), "ok", "unlimited"),
         (judge_disk(MIB, Path("/tmp")), "fail", "/tmp has 0.0 GiB free, Ray needs 1"),
         (judge_disk(5 * GIB, Path("/tmp")), "warn", "5.0 GiB"),
         (judge_disk(50 * GIB, Path("/tmp")), "ok", "50.0 GiB"),
@@ -173,6 +174,34 @@ def test_a_temporary_directory_that_cannot_be_written_is_a_failure(tmp_path: Pat
     assert "cannot be written: No such file or directory" in found.message
 
 
+def test_a_private_tmp_is_fine(tmp_path: Path) -> None:
+    (tmp_path / "ours").touch()
+    assert privacy(facts_of(tmp_path)).verdict is Verdict.OK
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
+def test_a_tmp_with_files_of_other_users_is_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "theirs").touch()
+    os.chown(tmp_path / "theirs", 65_534, 65_534)
+    found = privacy(facts_of(tmp_path))
+    assert found.verdict is Verdict.WARN
+    assert "is shared: 1 other users have files there" in found.message
+    assert "--tmpfs" in found.fix
+
+
+def test_a_tmp_without_sticky_bit_is_a_warning(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    assert "its sticky bit is missing" in privacy(facts_of(tmp_path)).message
+
+
+def test_a_tmp_on_a_network_file_system_is_a_warning(tmp_path: Path) -> None:
+    facts = facts_of(tmp_path)
+    HostTree(tmp_path).write("proc/self/mountinfo", f"21 1 0:40 / {tmp_path} rw - nfs4 server:/tmp rw\n")
+    found = privacy(facts)
+    assert found.verdict is Verdict.WARN
+    assert "is on nfs4, which other nodes share" in found.message
+
+
 def test_a_taken_control_port_is_a_failure_on_the_head(tmp_path: Path) -> None:
     with socket.create_server(("", 0)) as other:
         facts = replace(facts_of(tmp_path), control_port=other.getsockname()[1])
@@ -202,6 +231,21 @@ def test_a_leftover_ray_is_named(tmp_path: Path) -> None:
     assert leftovers(other, tmp_path / "proc").verdict is Verdict.OK
     beside = replace(facts, chosen_port=20_001)  # another job on the same hosts
     assert leftovers(beside, tmp_path / "proc").verdict is Verdict.OK
+
+
+def test_a_running_job_on_the_same_nodes_is_named_and_never_killed(tmp_path: Path) -> None:
+    facts = replace(facts_of(tmp_path), temporary=tmp_path)
+    first = NodeDirectory(directory_prefix(facts.allocation.job_id, 0, None), tmp_path)
+    (tmp_path / "proc" / "11").mkdir(parents=True)
+    (tmp_path / "proc" / "11" / "cmdline").write_text(f"raylet\0--temp-dir={first.ray}", encoding="ascii")
+    found = leftovers(facts, tmp_path / "proc")
+    assert found.verdict is Verdict.FAIL
+    assert "another job with the same nodes and control port runs on this node" in found.message
+    assert "--control-port" in found.fix
+    assert "kill" not in found.fix
+    beside = replace(facts, chosen_port=20_001)
+    assert leftovers(beside, tmp_path / "proc").verdict is Verdict.OK
+    first.remove()
 
 
 def test_unfit_hosts_are_listed_for_the_scheduler(tmp_path: Path) -> None:

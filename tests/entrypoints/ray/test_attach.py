@@ -19,6 +19,7 @@ import pytest
 
 from entrypoints.errors import NoClusterError
 from entrypoints.ray.attach import find_note, leave_note
+from entrypoints.ray.directory import NodeDirectory
 from tests.entrypoints.conftest import PATIENCE, REPOSITORY, Launch, Start
 
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray, which the images have")
@@ -43,28 +44,138 @@ ray.get(divide.remote(1, 0))
 """
 
 
+def leave_cluster(root: Path, job: str = "1", **environment: str) -> NodeDirectory:
+    """The directory of a launch that lives as long as this test, with its note."""
+    directory = NodeDirectory("slipway-ray-", root)
+    leave_note(directory.path, job, {"RAY_ADDRESS": "n0:6379", **environment})
+    return directory
+
+
+def assert_nothing_is_found(root: Path) -> None:
+    with pytest.raises(NoClusterError, match="no cluster of yours runs on this node"):
+        find_note(None, root)
+
+
 def test_a_cluster_is_found_by_the_plain_job_id(tmp_path: Path) -> None:
-    for number, job in enumerate(("41.0", "42+1.0", "f2ab")):
-        directory = tmp_path / f"slipway-ray-{number}"
-        directory.mkdir()
-        leave_note(directory, job, {"RAY_ADDRESS": f"n{number}:6379"})
+    kept = [
+        leave_cluster(tmp_path, job, RAY_ADDRESS=f"n{number}:6379")
+        for number, job in enumerate(("41.0", "42+1.0", "f2ab"))
+    ]
     assert find_note("42", tmp_path).environment == {"RAY_ADDRESS": "n1:6379"}
     assert find_note("f2ab", tmp_path).environment == {"RAY_ADDRESS": "n2:6379"}
-    with pytest.raises(NoClusterError, match="several clusters of yours run on this node: 41, 42, f2ab"):
+    with pytest.raises(NoClusterError, match="several clusters of yours run on this node: ") as caught:
         find_note(None, tmp_path)
+    assert all(job in caught.value.message for job in ("41", "42", "f2ab"))
     with pytest.raises(NoClusterError, match="no cluster of job 7 runs on this node"):
         find_note("7", tmp_path)
+    for directory in kept:
+        directory.remove()
 
 
-def test_a_note_is_private_and_expires_with_its_launch(tmp_path: Path) -> None:
-    directory = tmp_path / "slipway-ray-x"
-    directory.mkdir()
-    leave_note(directory, "1", {"RAY_ADDRESS": "n0:6379"})
-    path = directory / "attach.json"
-    assert path.stat().st_mode & 0o777 == 0o600
-    path.write_text(path.read_text().replace(str(os.getpid()), str(2**22 + 1)))  # above the largest process id
-    with pytest.raises(NoClusterError, match="no cluster of yours runs on this node"):
-        find_note(None, tmp_path)
+def test_a_note_and_its_directory_are_private(tmp_path: Path) -> None:
+    directory = leave_cluster(tmp_path).path
+    assert directory.stat().st_mode & 0o777 == 0o700
+    assert (directory / "attach.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_note_expires_with_its_launch(tmp_path: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from entrypoints.ray.attach import leave_note;"
+        "from entrypoints.ray.directory import NodeDirectory;"
+        "directory = NodeDirectory('slipway-ray-', Path(sys.argv[1]));"
+        "leave_note(directory.path, '1', {'RAY_ADDRESS': 'n0:6379'}); print('left', flush=True); sys.stdin.read()"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    line = [sys.executable, "-c", program, str(tmp_path)]
+    with subprocess.Popen(line, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as launch:
+        assert launch.stdout is not None
+        assert launch.stdout.readline() == "left\n"
+        assert find_note(None, tmp_path).job_id == "1"
+        launch.kill()
+    assert_nothing_is_found(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "environment", [{"LD_PRELOAD": "/tmp/evil.so"}, {"PATH": "/tmp"}, {"RAY_AUTH_TOKEN": "a\nb"}, {"RAY_AUTH_MODE": 5}]
+)
+def test_a_note_sets_nothing_but_known_variables_to_plain_text(tmp_path: Path, environment: dict[str, Any]) -> None:
+    leave_cluster(tmp_path, **environment)
+    assert_nothing_is_found(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "3", "{}", "[" * 10_000, '{"job_id": "1", "environment": {}}', "\ud800"])
+def test_a_malformed_note_is_no_note(tmp_path: Path, text: str) -> None:
+    note = leave_cluster(tmp_path).path / "attach.json"
+    note.write_bytes(text.encode(errors="surrogatepass"))
+    assert_nothing_is_found(tmp_path)
+
+
+def test_a_directory_that_others_may_enter_is_ignored(tmp_path: Path) -> None:
+    leave_cluster(tmp_path).path.chmod(0o755)
+    assert_nothing_is_found(tmp_path)
+
+
+def test_a_note_that_others_can_read_is_ignored(tmp_path: Path) -> None:
+    (leave_cluster(tmp_path).path / "attach.json").chmod(0o644)
+    assert_nothing_is_found(tmp_path)
+
+
+def test_links_are_not_followed(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    theirs = leave_cluster(elsewhere).path
+    (tmp_path / "slipway-ray-linked-directory").symlink_to(theirs)
+    ours = leave_cluster(tmp_path).path
+    (ours / "attach.json").unlink()
+    (ours / "attach.json").symlink_to(theirs / "attach.json")
+    assert_nothing_is_found(tmp_path)
+
+
+def test_a_pipe_in_the_place_of_a_note_does_not_block(tmp_path: Path) -> None:
+    note = leave_cluster(tmp_path).path / "attach.json"
+    note.unlink()
+    os.mkfifo(note, 0o600)
+    assert_nothing_is_found(tmp_path)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
+@pytest.mark.parametrize("given_away", ["directory", "note"])
+def test_another_users_note_is_ignored(tmp_path: Path, given_away: str) -> None:
+    directory = leave_cluster(tmp_path).path
+    os.chown(directory if given_away == "directory" else directory / "attach.json", 65_534, 65_534)
+    assert_nothing_is_found(tmp_path)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
+def test_a_stranger_who_swaps_directories_never_gets_a_variable_in(tmp_path: Path) -> None:
+    # The stranger exchanges two names as fast as it can: its own note, and a link to a directory of this user.
+    tmp_path.chmod(0o777)
+    leave_cluster(tmp_path, RAY_AUTH_TOKEN="ours")
+    swap = """
+import ctypes, json, os, sys
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+root, ours = sys.argv[1:]
+theirs, link = f"{root}/slipway-ray-swapped", f"{root}/other"
+os.mkdir(theirs, 0o700)
+with open(f"{theirs}/attach.json", "w", opener=lambda p, f: os.open(p, f, 0o600)) as note:
+    json.dump({"job_id": "1", "environment": {"RAY_ADDRESS": "n0:6379", "RAY_AUTH_TOKEN": "theirs"}}, note)
+open(f"{theirs}/lock", "w").close()
+os.symlink(ours, link)
+exchange = ctypes.CDLL(None).renameat2
+print("ready", flush=True)
+while True:
+    exchange(-100, theirs.encode(), -100, link.encode(), 2)
+"""
+    ours = next(tmp_path.glob("slipway-ray-*"))
+    line = [sys.executable, "-c", swap, str(tmp_path), str(ours)]
+    for parent in tmp_path.parents[:3]:
+        parent.chmod(parent.stat().st_mode | 0o011)  # pytest's directories are private
+    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as stranger:
+        assert stranger.stdout is not None
+        assert stranger.stdout.readline() == "ready\n"
+        found = {find_note(None, tmp_path).environment["RAY_AUTH_TOKEN"] for _ in range(2_000)}
+        stranger.kill()
+    assert found == {"ours"}
 
 
 def test_attach_without_a_cluster_says_where_to_run_it(start: Start) -> None:
@@ -105,7 +216,11 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    variables = {"SLIPWAY_HOSTS": "localhost,worker-1.invalid", "SLIPWAY_CONTROL_PORT": port, "SLIPWAY_TOKEN": "secret"}
+    variables = {
+        "SLIPWAY_HOSTS": "localhost,worker-1.invalid",
+        "SLIPWAY_CONTROL_PORT": port,
+        "SLIPWAY_TOKEN": "a secret of this test",
+    }
     options = (*SMALL, "--dashboard", "--ray-debugger-external", "--deadline", "120")
     directory = tmp_path_factory.mktemp("job")
     worker = Launch([*options, "--", "true"], {**variables, "SLIPWAY_NODE_RANK": "1"}, directory)

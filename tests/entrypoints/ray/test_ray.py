@@ -97,6 +97,34 @@ def test_one_node_needs_no_token(start: Start) -> None:
     assert (ended.status, ended.stdout) == (7, "1 False token 64\n"), ended.stderr
 
 
+LISTENERS = """
+from pathlib import Path
+import ray
+ray.init(log_to_driver=False, logging_level="ERROR")
+ray.get(ray.remote(lambda: 5).remote())
+lines = [line.split() for table in ("tcp", "tcp6") for line in Path("/proc/net", table).read_text().splitlines()[1:]]
+for local in sorted(fields[1] for fields in lines if fields[3] == "0A"):
+    print(local)
+"""
+LOOPBACK = ("0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000")
+"""127.0.0.1, ::ffff:127.0.0.1 and ::1 in the kernel's table."""
+
+
+def test_on_one_node_everything_listens_on_loopback_only(start: Start) -> None:
+    # Before the job starts, other programs of this host may listen too.
+    table = "cat /proc/net/tcp /proc/net/tcp6 | awk '$4 == \"0A\" {print $2}'"
+    before = set(start("--no-ray", "--", "sh", "-c", table).wait().stdout.split())
+    ended = start(*SMALL, "--dashboard", "--", sys.executable, "-c", LISTENERS).wait()
+    listeners = set(ended.stdout.split()) - before
+    assert len(listeners) >= 8, ended.stderr
+    assert {address for address in listeners if address.partition(":")[0] not in LOOPBACK} == set()
+
+
+def test_a_stranger_cannot_enter_rays_directory(start: Start) -> None:
+    script = "stat -c %a /tmp/slipway-ray-*"
+    assert start(*SMALL, "--", "sh", "-c", script).wait().stdout.split() == ["700"]
+
+
 def descendants(pid: int) -> list[int]:
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").glob("[0-9]*"):

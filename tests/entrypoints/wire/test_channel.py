@@ -1,16 +1,20 @@
-"""The handshake over real sockets; one side is written by hand."""
+"""Handshake and messages over real sockets; one side is often written by hand."""
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
-from entrypoints.wire.channel import Channel, ChannelLostError, Message, RefusedError, greet, introduce
+from entrypoints.wire import handshake
+from entrypoints.wire.channel import FOREIGN, LONGEST_LINE, Channel, ChannelLostError, Message, parse
+from entrypoints.wire.handshake import PROTOCOL, RefusedError, StrangerError, UnprovenError, greet, introduce
 from entrypoints.wire.secret import proof
 
-HELLO: Message = {"rank": 1, "local_rank": 0}
+HELLO: Message = {"rank": 1, "local_rank": 0, "hostname": "n1"}
 Side = Callable[[Channel], Awaitable[Any]]
+NONCE = "0" * 64
 
 
 def meet(head: Side, worker: Side) -> tuple[Any, Any]:
@@ -18,8 +22,10 @@ def meet(head: Side, worker: Side) -> tuple[Any, Any]:
 
     async def both() -> tuple[Any, Any]:
         accepted: asyncio.Queue[Channel] = asyncio.Queue()
-        server = await asyncio.start_server(lambda r, w: accepted.put_nowait(Channel(r, w)), "127.0.0.1", 0)
-        there = Channel(*await asyncio.open_connection(*server.sockets[0].getsockname()))
+        server = await asyncio.start_server(
+            lambda r, w: accepted.put_nowait(Channel(r, w)), "127.0.0.1", 0, limit=LONGEST_LINE
+        )
+        there = Channel(*await asyncio.open_connection(*server.sockets[0].getsockname(), limit=LONGEST_LINE))
         here = await accepted.get()
         async with asyncio.timeout(20):
             results = await asyncio.gather(head(here), worker(there), return_exceptions=True)
@@ -31,54 +37,85 @@ def meet(head: Side, worker: Side) -> tuple[Any, Any]:
 
 
 async def welcoming(channel: Channel) -> Message:
-    hello, answer = await greet(channel, "token")
-    answer.welcome({"launch_id": "x"})
+    hello = await greet(channel, "token")
+    channel.send(welcome={"launch_id": "x"})
     return hello
 
 
+async def introducing(channel: Channel) -> Message:
+    return await introduce(channel, "token", HELLO)
+
+
+def claim(challenge: str, token: str = "token", rank: int = 1, host: str = "n1") -> Message:
+    """A worker's line with the right proof."""
+    signed = proof(token, "worker", (challenge, NONCE), rank, host)
+    return {"nonce": NONCE, "rank": rank, "host": host, "proof": signed}
+
+
 def test_both_sides_receive_the_others_hello() -> None:
-    hello, welcome = meet(welcoming, lambda channel: introduce(channel, "token", HELLO))
+    hello, welcome = meet(welcoming, introducing)
     assert hello == HELLO
     assert welcome == {"launch_id": "x"}
 
 
-def test_a_worker_with_another_token_is_refused() -> None:
+def test_a_worker_with_another_token_is_a_stranger() -> None:
     told, refused = meet(welcoming, lambda channel: introduce(channel, "other", HELLO))
-    assert isinstance(told, RefusedError)
-    assert told.args == ("wrong token", HELLO)
-    assert isinstance(refused, RefusedError)
-    assert str(refused) == "wrong token"
+    assert isinstance(told, StrangerError)
+    assert (told.rank, told.host, str(told)) == (1, "n1", "wrong token")
+    assert isinstance(refused, UnprovenError)
+    assert "wrong token" in str(refused)
 
 
-def test_a_head_without_the_token_is_refused() -> None:
-    async def impostor(channel: Channel) -> None:
-        channel.send(challenge="c", protocol=1)
-        said = await channel.receive()
-        # It does not know the token, so it can only replay the worker's words and proof.
-        channel.send(welcome=said["hello"], proof=said["proof"])
+def test_the_reason_of_a_head_that_has_proved_itself_ends_a_worker() -> None:
+    async def refusing(channel: Channel) -> None:
+        await greet(channel, "token")
+        channel.send(refused="rank 1 is already taken")
 
-    _, result = meet(impostor, lambda channel: introduce(channel, "token", HELLO))
+    _, result = meet(refusing, introducing)
     assert isinstance(result, RefusedError)
+    assert str(result) == "rank 1 is already taken"
+
+
+@pytest.mark.parametrize("refusal", ["wrong token", "go away\x1b]0;owned\x07"])
+def test_a_refusal_without_a_proof_does_not_end_a_worker(refusal: str) -> None:
+    async def impostor(channel: Channel) -> None:
+        channel.send_line(slipway=PROTOCOL, nonce=NONCE)
+        await channel.receive_line()
+        channel.send_line(refused=refusal)
+
+    _, result = meet(impostor, introducing)
+    assert isinstance(result, ChannelLostError)  # after which a worker tries again
+    assert "\x1b" not in str(result)
+
+
+def test_a_head_without_the_token_is_not_believed() -> None:
+    async def impostor(channel: Channel) -> None:
+        channel.send_line(slipway=PROTOCOL, nonce=NONCE)
+        said = await channel.receive_line()
+        channel.send_line(proof=said["proof"])  # it can only replay the worker's own proof
+
+    _, result = meet(impostor, introducing)
+    assert isinstance(result, UnprovenError)
     assert "does not know the token" in str(result)
 
 
-def test_a_changed_hello_is_noticed() -> None:
+@pytest.mark.parametrize("change", [{"rank": 2}, {"host": "n2"}, {"nonce": "1" * 64}])
+def test_a_changed_claim_is_noticed(change: Message) -> None:
     async def meddled(channel: Channel) -> Message:
-        challenge = (await channel.receive())["challenge"]
-        signed = proof("token", "worker", (challenge, "n"), HELLO)
-        channel.send(hello={**HELLO, "rank": 2}, nonce="n", proof=signed)
-        return await channel.receive()
+        challenge = (await channel.receive_line())["nonce"]
+        channel.send_line(**claim(challenge) | change)
+        return await channel.receive_line()
 
     told, answer = meet(welcoming, meddled)
-    assert isinstance(told, RefusedError)
+    assert isinstance(told, StrangerError)
     assert answer == {"refused": "wrong token"}
 
 
 def test_a_replayed_proof_is_refused() -> None:
     async def replay(channel: Channel) -> Message:
-        await channel.receive()
-        channel.send(hello=HELLO, nonce="n", proof=proof("token", "worker", ("an earlier challenge", "n"), HELLO))
-        return await channel.receive()
+        await channel.receive_line()
+        channel.send_line(**claim("an earlier challenge"))
+        return await channel.receive_line()
 
     _, answer = meet(welcoming, replay)
     assert answer == {"refused": "wrong token"}
@@ -88,29 +125,134 @@ def test_the_token_is_not_sent() -> None:
     said: list[Message] = []
 
     async def listening(channel: Channel) -> None:
-        channel.send(challenge="c", protocol=1)
-        said.append(await channel.receive())
-        channel.send(refused="heard enough")
+        channel.send_line(slipway=PROTOCOL, nonce=NONCE)
+        said.append(await channel.receive_line())
 
     meet(listening, lambda channel: introduce(channel, "open sesame", HELLO))
     assert said
     assert "sesame" not in str(said)
 
 
-def test_another_protocol_is_refused_with_both_numbers() -> None:
+def test_another_protocol_is_named_with_both_numbers() -> None:
     async def newer(channel: Channel) -> None:
-        channel.send(challenge="c", protocol=2)
+        channel.send_line(slipway=3, nonce=NONCE)
 
-    _, result = meet(newer, lambda channel: introduce(channel, "token", HELLO))
-    assert isinstance(result, RefusedError)
-    assert str(result) == "the head speaks protocol 2, this node 1"
+    _, result = meet(newer, introducing)
+    assert isinstance(result, UnprovenError)
+    assert str(result) == "the program there speaks 3, this node protocol 2"
 
 
-@pytest.mark.parametrize("line", [b"not json\n", b"3\n", b"{}\n"])
-def test_random_bytes_are_refused(line: bytes) -> None:
+DEEP = b"[" * 1_000 + b"\n"
+SURROGATE = b'{"nonce": "\\ud800", "rank": 1, "host": "\\udfff", "proof": "\\ud800"}\n'
+STRANGE_LINES = {
+    "no JSON": b"not json\n",
+    "a number": b"3\n",
+    "an empty object": b"{}\n",
+    "half a surrogate pair": SURROGATE,
+    "deep nesting": DEEP,
+    "bytes": b"\xff\xfe\x00\n",
+    "a heartbeat": b'{"beat": true}\n',
+    "a NaN": b'{"nonce": NaN}\n',
+    "control characters": json.dumps({**claim(NONCE), "host": "\x1b[2J"}).encode() + b"\n",
+    "a rank of another type": json.dumps({**claim(NONCE), "rank": True}).encode() + b"\n",
+    "a negative rank": json.dumps({**claim(NONCE), "rank": -1}).encode() + b"\n",
+}
+
+
+@pytest.mark.parametrize("line", STRANGE_LINES.values(), ids=STRANGE_LINES.keys())
+def test_the_head_hangs_up_on_strange_lines(line: bytes) -> None:
     async def nonsense(channel: Channel) -> None:
         channel._writer.write(line)
 
-    told, _ = meet(lambda channel: greet(channel, "token"), nonsense)
+    told, _ = meet(welcoming, nonsense)
     assert isinstance(told, ChannelLostError)
-    assert str(told) == "it does not speak this protocol"
+    assert str(told) == FOREIGN
+
+
+@pytest.mark.parametrize("line", [b"3\n", b"{}\n", b'{"proof": "\\ud800"}\n', DEEP, b"\xff\n"])
+def test_a_worker_hangs_up_on_strange_lines(line: bytes) -> None:
+    async def nonsense(channel: Channel) -> None:
+        channel.send_line(slipway=PROTOCOL, nonce=NONCE)
+        await channel.receive_line()
+        channel._writer.write(line)
+
+    _, result = meet(nonsense, introducing)
+    assert isinstance(result, ChannelLostError)
+    assert str(result) == FOREIGN
+
+
+def test_a_line_of_a_stranger_is_short() -> None:
+    async def long(channel: Channel) -> None:
+        channel._writer.write(b'{"nonce": "' + b"0" * 5_000 + b'"}\n')
+
+    told, _ = meet(welcoming, long)
+    assert isinstance(told, ChannelLostError)
+    assert str(told) == "it sent an overlong line"
+
+
+def test_a_stranger_cannot_keep_a_connection_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handshake, "PATIENCE", 0.5)
+
+    async def drip(channel: Channel) -> None:
+        for _ in range(20):
+            channel._writer.write(b" ")
+            await asyncio.sleep(0.1)
+
+    told, _ = meet(welcoming, drip)
+    assert isinstance(told, ChannelLostError)
+    assert "no handshake within" in str(told)
+
+
+def with_altered_frames(alter: Callable[[list[bytes]], list[bytes]]) -> Any:
+    """What the head receives when somebody on the wire alters the two frames that follow the worker's hello."""
+
+    async def head(channel: Channel) -> list[Message]:
+        await welcoming(channel)
+        return [await channel.receive(), await channel.receive()]
+
+    async def worker(channel: Channel) -> None:
+        await introducing(channel)
+        assert channel._beating is not None
+        channel._beating.cancel()
+        written: list[bytes] = []
+        channel._writer.write, write = written.append, channel._writer.write  # type: ignore[method-assign]
+        channel.send(ray="started")
+        channel.send(failed="out of memory")
+        for frame in alter(written):
+            write(frame)
+
+    return meet(head, worker)[0]
+
+
+def test_messages_arrive_as_they_were_sent() -> None:
+    assert with_altered_frames(lambda frames: frames) == [{"ray": "started"}, {"failed": "out of memory"}]
+
+
+@pytest.mark.parametrize(
+    "alter",
+    [
+        lambda frames: [frames[0].replace(b"started", b"stopped"), frames[1]],
+        lambda frames: [frames[0], frames[0]],
+        lambda frames: [frames[1], frames[0]],
+        lambda frames: [frames[1]],
+        lambda frames: [frames[0], b"\x00\x00\x00\x02" + bytes(32) + b"{}"],
+    ],
+    ids=["altered", "replayed", "reordered", "dropped", "invented"],
+)
+def test_messages_that_somebody_alters_lose_the_channel(alter: Callable[[list[bytes]], list[bytes]]) -> None:
+    result = with_altered_frames(alter)
+    assert isinstance(result, ChannelLostError)
+    assert str(result) == "somebody altered or replayed a message"
+
+
+def test_an_overlong_message_is_refused_before_it_is_read() -> None:
+    result = with_altered_frames(lambda _: [b"\xff\xff\xff\xff" + bytes(100)])
+    assert str(result) == "it sent an overlong message"
+
+
+@pytest.mark.parametrize(
+    "text", [b"[" * 60_000, b'{"a":' * 10_000, b'{"a": "\\udc00"}', b'{"a": 1e999, "b": Infinity}']
+)
+def test_strange_texts_are_no_messages(text: bytes) -> None:
+    with pytest.raises(ChannelLostError):
+        parse(text)

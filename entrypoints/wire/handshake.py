@@ -1,0 +1,122 @@
+"""The handshake of the control channel: both sides prove that they know the token, which is never sent.
+
+    head    {"slipway": version of the protocol, "nonce": …}
+    worker  {"nonce": …, "rank": …, "host": …, "proof": HMAC(token, worker, nonces, rank, host)}
+    head    {"proof": HMAC(token, head, nonces)}   or   {"refused": "wrong token"}
+
+Token and nonces give each direction a key that authenticates all further messages: the worker's hello, and the head's
+welcome or refusal. Until then both sides may be talking to a stranger. They read a few short lines of exact form within
+one time limit, and believe nothing: a refusal without a proof does not end a worker.
+"""
+
+import asyncio
+import contextlib
+import hmac
+import re
+from collections.abc import Iterator
+
+from entrypoints.wire.channel import FOREIGN, Channel, ChannelLostError, Message
+from entrypoints.wire.secret import nonce, proof, session_key
+
+PROTOCOL = 2
+PATIENCE = 10.0
+"""Seconds for the whole handshake."""
+_HEX = re.compile(r"[0-9a-f]{64}")
+_LONGEST_HOST = 255
+_HOST = re.compile(rf"[A-Za-z0-9._:-]{{0,{_LONGEST_HOST}}}")
+_UNUSUAL = re.compile(r"[^A-Za-z0-9._:-]")
+_MOST_RANKS = 1_000_000
+_WRONG_TOKEN = "wrong token"
+
+
+class RefusedError(Exception):
+    """The head, which has proved itself, refuses this node: another attempt cannot help."""
+
+
+class UnprovenError(ChannelLostError):
+    """The other side does not know the token, or says that this one does not."""
+
+
+class StrangerError(UnprovenError):
+    """A connection to the head claims to be a node of the job, with a wrong proof."""
+
+    def __init__(self, rank: int, host: str) -> None:
+        super().__init__(_WRONG_TOKEN)
+        self.rank, self.host = rank, host
+
+
+async def greet(channel: Channel, token: str) -> Message:
+    """The head's side: secures the channel and returns the worker's hello. Raises StrangerError or ChannelLostError.
+
+    The head must answer the hello with `welcome` or `refused`.
+    """
+    challenge = nonce()
+    with _time_limit():
+        async with asyncio.timeout(PATIENCE):
+            channel.send_line(slipway=PROTOCOL, nonce=challenge)
+            line = await channel.receive_line()
+            rank, host = _rank(line), _text(line, "host", _HOST)
+            nonces = (challenge, _text(line, "nonce", _HEX))
+            expected = proof(token, "worker", nonces, rank, host)
+            if not hmac.compare_digest(_text(line, "proof", _HEX), expected):
+                channel.send_line(refused=_WRONG_TOKEN)
+                raise StrangerError(rank, host)
+            channel.send_line(proof=proof(token, "head", nonces))
+            channel.secure(session_key(token, "head", nonces), session_key(token, "worker", nonces))
+            return _object(await channel.receive(), "hello")
+
+
+async def introduce(channel: Channel, token: str, hello: Message) -> Message:
+    """The worker's side: secures the channel and returns the head's welcome.
+
+    Raises RefusedError; UnprovenError if the other side is not the job's head, or ChannelLostError.
+    """
+    rank, host = hello["rank"], _UNUSUAL.sub("_", hello["hostname"])[:_LONGEST_HOST]
+    with _time_limit():
+        async with asyncio.timeout(PATIENCE):
+            opening = await channel.receive_line()
+            if (version := opening.get("slipway")) != PROTOCOL:
+                theirs = version if type(version) is int else "something else"
+                raise UnprovenError(f"the program there speaks {theirs}, this node protocol {PROTOCOL}")
+            nonces = (_text(opening, "nonce", _HEX), nonce())
+            channel.send_line(nonce=nonces[1], rank=rank, host=host, proof=proof(token, "worker", nonces, rank, host))
+            answer = await channel.receive_line()
+            if answer == {"refused": _WRONG_TOKEN}:
+                raise UnprovenError("the program there says that this node has the wrong token")
+            if not hmac.compare_digest(_text(answer, "proof", _HEX), proof(token, "head", nonces)):
+                raise UnprovenError("the program there does not know the token")
+            channel.secure(session_key(token, "worker", nonces), session_key(token, "head", nonces))
+            channel.send(hello=hello)
+            answer = await channel.receive()
+    if "refused" in answer:
+        raise RefusedError(str(answer["refused"]))
+    return _object(answer, "welcome")
+
+
+@contextlib.contextmanager
+def _time_limit() -> Iterator[None]:
+    try:
+        yield
+    except TimeoutError:
+        raise ChannelLostError(f"no handshake within {PATIENCE:.0f} s") from None
+
+
+def _object(message: Message, name: str) -> Message:
+    found = message.get(name)
+    if not isinstance(found, dict):
+        raise ChannelLostError(FOREIGN)
+    return found
+
+
+def _rank(line: Message) -> int:
+    rank = line.get("rank")
+    if type(rank) is not int or not 0 <= rank < _MOST_RANKS:
+        raise ChannelLostError(FOREIGN)
+    return rank
+
+
+def _text(line: Message, name: str, form: re.Pattern[str]) -> str:
+    text = line.get(name)
+    if not isinstance(text, str) or not form.fullmatch(text):
+        raise ChannelLostError(FOREIGN)
+    return text
