@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -52,6 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except LaunchError as error:
         report(error)
         return error.exit_code
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
 
 
 def _main(arguments: list[str], variables: Mapping[str, str]) -> int:
@@ -70,11 +73,12 @@ def _main(arguments: list[str], variables: Mapping[str, str]) -> int:
             return result
         parsed.words = ["--", *result]
     options = _options(parsed, variables.get(REPORT_DIR) or ".")
-    from entrypoints.job.launch import launch, locate  # asyncio alone would double the time of `launch explain`
+    from entrypoints.job.guard import guarded  # asyncio alone would double the time of `launch explain`
+    from entrypoints.job.launch import launch, locate
 
     variables = _with_options(variables, parsed)
     hostname = parsed.hostname or socket.gethostname()
-    return launch(locate(variables, hostname, options.deadline), options, hostname, variables)
+    return guarded(lambda: launch(locate(variables, hostname, options.deadline), options, hostname, variables))
 
 
 def _with_options(variables: Mapping[str, str], parsed: argparse.Namespace) -> dict[str, str]:

@@ -15,7 +15,7 @@ import resource
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -66,8 +66,7 @@ class ProcessTree:
     """The descendants of this process. Create one per process, inside a running event loop."""
 
     def __init__(self) -> None:
-        if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
-            raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+        become_reaper()
         self._known: dict[int, Process] = {}
         self._childless = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._reap)
@@ -114,15 +113,15 @@ class ProcessTree:
     async def end_all(self, grace: float) -> None:
         """Send SIGTERM to all descendants, then SIGKILL after `grace` seconds until none is left."""
         self._reap()
-        _signal(_descendants(), signal.SIGTERM)
+        send(descendants(), signal.SIGTERM)
         if await self._gone_within(grace):
             return
         give_up = time.monotonic() + _KILL_LIMIT
         while time.monotonic() < give_up:
-            _signal(_descendants(), signal.SIGKILL)
+            send(descendants(), signal.SIGKILL)
             if await self._gone_within(_KILL_ROUND):
                 return
-        log.warning("processes %s cannot be killed: they hang in the kernel", _descendants())
+        log.warning("processes %s cannot be killed: they hang in the kernel", descendants())
 
     async def _gone_within(self, seconds: float) -> bool:
         try:
@@ -142,6 +141,12 @@ class ProcessTree:
                 return
             if process := self._known.pop(pid, None):
                 process.record(wait_status)
+
+
+def become_reaper() -> None:
+    """From now on orphans among this process's descendants become its children. Raises OSError."""
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
 def raise_file_limit() -> None:
@@ -169,7 +174,8 @@ def _children() -> dict[int, list[int]]:
     return children
 
 
-def _descendants() -> list[int]:
+def descendants() -> list[int]:
+    """The ids of all processes below this one."""
     children = _children()
     found = list(children.get(os.getpid(), []))
     for pid in found:
@@ -184,7 +190,8 @@ def _name(pid: int) -> str:
         return ""
 
 
-def _signal(pids: Sequence[int], number: signal.Signals) -> None:
+def send(pids: Iterable[int], number: int) -> None:
+    """Send the signal to the processes that still exist."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)

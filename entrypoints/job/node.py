@@ -13,6 +13,7 @@ from entrypoints.errors import LaunchError, NodeLostError, StoppedError, UsageEr
 from entrypoints.host.fabric_settings import apply
 from entrypoints.host.interfaces import INTERFACE, address_of, interface_of
 from entrypoints.host.settings import Host
+from entrypoints.job.guard import ORPHANED, STOP_SIGNALS, WARNING_SIGNALS
 from entrypoints.logs import log_folder
 from entrypoints.options import Options
 from entrypoints.processes import Process, ProcessTree
@@ -23,9 +24,6 @@ from entrypoints.ray.ports import control_port, free_ray_ports
 
 RAY_GRACE = 2.0
 """Seconds between SIGTERM and SIGKILL for Ray's processes, which hold nothing that outlives the job."""
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-WARNING_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
-"""Schedulers send these some time before the end. The command then gets SIGTERM and the longer grace."""
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -59,6 +57,8 @@ class Node:
         self.grace = options.grace
         for number in STOP_SIGNALS + WARNING_SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, self._interrupt, number)
+        orphaned = NodeLostError(f"{self.name} lost: its launch was killed")
+        asyncio.get_running_loop().add_signal_handler(ORPHANED, self.fail, orphaned)
 
     @property
     def name(self) -> str:

@@ -51,6 +51,10 @@ class Launch:
     def running(self) -> bool:
         return self._popen.poll() is None
 
+    def signal_all(self, number: signal.Signals) -> None:
+        """Signal both processes of the launch at once, as if the machine had the problem."""
+        os.killpg(self._popen.pid, number)
+
     def signal(self, number: signal.Signals) -> None:
         self._popen.send_signal(number)
 
@@ -58,6 +62,11 @@ class Launch:
         """The next line on stdout; waits until the command has printed it."""
         assert self._popen.stdout is not None
         return self._popen.stdout.readline().strip()
+
+    def read_error(self) -> str:
+        """The next line on stderr."""
+        assert self._popen.stderr is not None
+        return self._popen.stderr.readline()
 
     def wait(self) -> Ended:
         stdout, stderr = self._popen.communicate(timeout=PATIENCE)

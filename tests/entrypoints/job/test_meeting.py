@@ -1,7 +1,6 @@
 """Several nodes on loopback without Ray: handshakes, refusals, losses, signals and the common exit status."""
 
 import json
-import os
 import signal
 import socket
 import time
@@ -278,17 +277,29 @@ def running_pair(start_node: Start, command: str = "echo up; exec sleep 60") -> 
 def test_a_lost_worker_ends_the_job(start_node: Start) -> None:
     head, worker = running_pair(start_node)
     began = time.monotonic()
-    worker.signal(signal.SIGKILL)
+    worker.signal_all(signal.SIGKILL)
     ended = head.wait()
     assert ended.status == 13
     assert "lost: connection " in ended.stderr  # closed, or reset with a heartbeat unread
     assert time.monotonic() - began < 5
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_launch_ends_the_job_with_its_name(start_node: Start, rank: int) -> None:
+    pair = running_pair(start_node, "echo up; echo $$; exec sleep 60")
+    command = int(pair[0].read_line())
+    pair[rank].signal(signal.SIGKILL)
+    told = pair[1 - rank].wait()
+    assert told.status == 13
+    assert f"node {rank} (" in told.stderr
+    assert "lost: its launch was killed" in told.stderr
+    assert not Path(f"/proc/{command}").exists()
+
+
 def test_a_lost_head_ends_the_job(start_node: Start) -> None:
     # Without the head nothing ends the command, so it must be short.
     head, worker = running_pair(start_node, "echo up; exec sleep 3")
-    head.signal(signal.SIGKILL)
+    head.signal_all(signal.SIGKILL)
     ended = worker.wait()
     assert ended.status == 13
     assert "node 0 (localhost) lost: connection" in ended.stderr
@@ -296,9 +307,9 @@ def test_a_lost_head_ends_the_job(start_node: Start) -> None:
 
 def test_a_silent_worker_is_lost(start_node: Start) -> None:
     head, worker = running_pair(start_node)
-    worker.signal(signal.SIGSTOP)
+    worker.signal_all(signal.SIGSTOP)
     ended = head.wait()
-    os.kill(worker.pid, signal.SIGCONT)
+    worker.signal_all(signal.SIGCONT)
     assert ended.status == 13
     assert "lost: no heartbeat for 10 s" in ended.stderr
 

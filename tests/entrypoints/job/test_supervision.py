@@ -40,7 +40,10 @@ def alive(pid: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+STOPS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGALRM]
+
+
+@pytest.mark.parametrize("number", STOPS)
 def test_a_signal_reaches_the_command_as_sigterm_and_sets_the_status(start: Start, number: signal.Signals) -> None:
     launch = start("--no-ray", "--", "sh", "-c", "trap 'echo saving; exit 3' TERM; echo up; sleep 60 & wait")
     assert launch.read_line() == "up"
@@ -51,7 +54,7 @@ def test_a_signal_reaches_the_command_as_sigterm_and_sets_the_status(start: Star
     assert f"received {number.name}" in ended.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU])
 def test_a_schedulers_warning_gives_the_command_time(start: Start, number: signal.Signals) -> None:
     script = "trap 'sleep 1; echo saved; exit 0' TERM; echo up; sleep 60 & wait"
     launch = start("--no-ray", "--grace", "0.1", "--", "sh", "-c", script)
@@ -106,6 +109,49 @@ def test_daemons_of_the_command_do_not_survive_it(start: Start) -> None:
     ended = start("--no-ray", "--", "sh", "-c", script).wait()
     assert ended.status == 5
     assert not alive(int(ended.stdout))
+
+
+TREE = "(exec env -i setsid sleep 988) & echo $!; trap 'echo saving' TERM; echo $$; wait; wait; exec sleep 60"
+
+
+@pytest.mark.parametrize("which", ["first", "second"])
+def test_a_killed_launch_leaves_no_process_behind(start: Start, which: str) -> None:
+    launch = start("--no-ray", "--grace", "0.5", "--", "sh", "-c", TREE)
+    pids = [int(launch.read_line()) for _ in range(2)]
+    (second,) = children(launch.pid)
+    os.kill(launch.pid if which == "first" else second, signal.SIGKILL)
+    assert launch.read_line() == "saving"
+    deadline = time.monotonic() + PATIENCE
+    while any(alive(pid) for pid in (*pids, second)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    ended = launch.wait()
+    assert ended.status == (-9 if which == "first" else 137)
+    assert "was killed" in ended.stderr if which == "first" else "SIGKILL killed this launch" in ended.stderr
+
+
+def children(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()]
+
+
+def test_ctrl_c_while_waiting_is_quiet(start: Start, tmp_path: Path) -> None:
+    task = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"}
+    launch = start("--no-ray", "--", "true", SLIPWAY_JOB_DIR=str(tmp_path), **task)
+    while "waiting for the head's note" not in launch.read_error():
+        pass
+    launch.signal_all(signal.SIGINT)
+    ended = launch.wait()
+    assert ended.status == 130
+    assert ended.stderr == ""
+
+
+def test_the_command_may_open_as_many_files_as_the_system_allows() -> None:
+    line = "ulimit -Sn 256; exec launch --no-ray -- sh -c 'ulimit -Sn; ulimit -Hn'"
+    program = line.replace("launch", f"{sys.executable} -m entrypoints", 1)
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(["sh", "-c", program], env=environment, capture_output=True, text=True, timeout=PATIENCE)
+    soft, hard = done.stdout.split()
+    assert soft == hard != "256"
 
 
 def test_other_processes_of_the_user_are_left_alone(start: Start) -> None:
