@@ -1,4 +1,4 @@
-"""`launch preflight`: the checks of this node and, with `--network`, of each pair of nodes."""
+"""`launch preflight`: the checks of this node; with `--speed` and `--network`, of all nodes' devices and links."""
 
 import argparse
 import json
@@ -19,14 +19,15 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--json", action="store_true", help="print one JSON document")
     add("--network", action="store_true", help="form the cluster and measure the network between each pair of nodes")
+    add("--speed", action="store_true", help="form the cluster and measure the devices of each node")
     add("--sysfs-root", metavar="DIR", type=Path, default=Path("/"), help="check a recorded host instead of this one")
 
 
 def _run(parsed: argparse.Namespace, variables: Mapping[str, str]) -> int | list[str]:
     directory = variables.get(REPORT_DIR) or "."
-    if parsed.network:
-        as_document = ["--json"] if parsed.json else []
-        return [sys.executable, "-P", "-m", "entrypoints.preflight.network", "--output", directory, *as_document]
+    if parsed.network or parsed.speed:
+        flags = [f"--{name}" for name in ("network", "speed", "json") if getattr(parsed, name)]
+        return [sys.executable, "-P", "-m", "entrypoints.preflight.measure", "--output", directory, *flags]
     hostname = parsed.hostname or socket.gethostname()
     tree = Tree.at(parsed.sysfs_root)
     allocation = detect(variables, hostname).allocation

@@ -1,21 +1,17 @@
-"""Measures the network between each pair of nodes. `launch preflight --network` runs this program on the head.
+"""Measures the network between each pair of nodes, for `launch preflight --network`.
 
 For each pair, one process per GPU (on CPU one per node) joins a process group and sums a buffer over all ranks, with
-NCCL on GPUs and Gloo on CPU. NCCL's log tells the transport; sockets on a host with RDMA adapters are a failure. The
-program needs Ray and torch, which the images have, and a running cluster.
+NCCL on GPUs and Gloo on CPU. NCCL's log tells the transport; sockets on a host with RDMA adapters are a failure.
 """
 
-import argparse
 import itertools
-import json
 import os
 import re
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +32,6 @@ SLOW = 0.5
 PATIENCE = 120.0
 """Seconds for one pair."""
 _TRANSPORT = re.compile(r"(?:Using network|via NET/)\s*([A-Za-z_]+)")
-PREFLIGHT_FAILED = 15
 
 
 @dataclass(frozen=True)
@@ -178,32 +173,15 @@ def judge(pairs: Sequence[NodePair]) -> list[str]:
     return blamed + list(dict.fromkeys(host for pair in unexplained for host in pair.hosts))
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--output", type=Path, default=Path())
-    arguments = parser.parse_args()
-    ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
-    nodes = sorted((node for node in ray.nodes() if node["Alive"]), key=lambda node: node["NodeManagerHostname"])
-    if len(nodes) < 2:
-        sys.stderr.write("error: the cluster has a single node, so there is no network to measure\n")
-        return 2
-    pairs = [try_pair(first, second) for first, second in pairs_of(nodes)]
-    failing = judge(pairs)
-    document = {"pairs": [asdict(pair) for pair in pairs], "failing_hosts": failing}
-    try:
-        (arguments.output / "network.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-        (arguments.output / "failing_hosts.txt").write_text("".join(f"{host}\n" for host in failing), encoding="utf-8")
-    except OSError as error:
-        sys.stderr.write(f"cannot write a report to {arguments.output}: {error.strerror}\n")
-    lines = [
+def measure(nodes: Sequence[dict[str, Any]]) -> list[NodePair]:
+    """The pairs of nodes, each measured or with its problem."""
+    return [try_pair(first, second) for first, second in pairs_of(nodes)]
+
+
+def lines(pairs: Sequence[NodePair]) -> list[str]:
+    """A line per pair."""
+    return [
         f"{' - '.join(pair.hosts)}  {pair.gigabytes_per_second:.2f} GB/s  {pair.backend} over {pair.transport}"
         + (f"  {pair.problem}" if pair.problem else "")
         for pair in pairs
     ]
-    sys.stdout.write((json.dumps(document, indent=2) if arguments.json else "\n".join(lines)) + "\n")
-    return PREFLIGHT_FAILED if failing else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -10,6 +10,7 @@ Job = Any  # conftest.Job
 
 NODE_LOST = 13
 PEERS_MISSING = 12
+PREFLIGHT_FAILED = 15
 
 COUNT_NODES = "import ray; ray.init(log_to_driver=False); print('alive', sum(node['Alive'] for node in ray.nodes()))"
 
@@ -102,3 +103,17 @@ def test_a_node_that_loses_its_network_ends_the_job_on_both_sides(job: Callable[
     assert time.monotonic() - begin < 20
     assert "no heartbeat for 10 s" in nodes.output("node0")
     assert "no heartbeat for 10 s" in nodes.output("node1")
+
+
+def test_preflight_names_the_slow_node(job: Callable[..., Job]) -> None:
+    nodes = job()
+    measured = "until [ -e /tmp/go ]; do sleep 0.2; done; python -m entrypoints.preflight.measure"
+    for rank in (0, 1):
+        nodes.start(rank, "--", "sh", "-c", f"echo running; {measured} --speed --output /tmp")
+    wait_for_output(nodes, "node0", "running")
+    nodes.containers["node1"].update(cpu_period=100_000, cpu_quota=15_000)
+    nodes.containers["node0"].exec_run(["touch", "/tmp/go"])
+    assert nodes.wait()["node0"] == PREFLIGHT_FAILED, nodes.outputs()
+    slow = [line for line in nodes.output("node0").splitlines() if "slow: " in line]
+    assert slow
+    assert all("node1 cpu: " in line and "is usual here" in line for line in slow)

@@ -90,4 +90,4 @@ def test_every_pair_of_nodes_is_measured(start_node: Start, tmp_path: Path) -> N
     assert found["backend"] == "gloo"
     assert found["gigabytes_per_second"] > 0
     assert (tmp_path / "failing_hosts.txt").read_text(encoding="utf-8") == ""
-    assert json.loads((tmp_path / "network.json").read_text(encoding="utf-8"))["failing_hosts"] == []
+    assert json.loads((tmp_path / "measured.json").read_text(encoding="utf-8"))["failing_hosts"] == []

@@ -1,0 +1,222 @@
+"""Measures the devices of each node: matrix products, memory, copies from and to the host, sums over a node's GPUs.
+
+Needs Ray and torch, which the images have, and a running cluster. One process per node measures its devices in turn,
+about two seconds each; the nodes measure at the same time.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from entrypoints.host.chips import Chip, chip_of
+from entrypoints.preflight.gpu_health import gpu_health
+
+PATIENCE = 120.0
+"""Seconds for all nodes; importing torch takes most of it on a busy file system."""
+ROUNDS = 5
+"""The fastest of so many rounds counts: what a device can do, whatever else ran at the same time."""
+WIDTH = {"gpu": 8192, "cpu": 1024}
+"""Of the square matrices."""
+BUFFER = {"gpu": 2**30, "cpu": 2**26}
+"""Bytes in the buffers of copies."""
+SLOW = {"gpu": 0.85, "cpu": 0.5}
+"""A device is slow below this share of the median. Cores are shared with other work, GPUs are not."""
+REACHABLE = 0.6
+"""Share of the data sheet that any healthy chip reaches; powers and clocks of good ones differ by less."""
+UNITS = {
+    "matrix": "TFLOP/s in matrix products",
+    "memory": "GB/s in its memory",
+    "to_device": "GB/s from the host",
+    "to_host": "GB/s to the host",
+    "between": "GB/s between the node's GPUs",
+}
+
+
+@dataclass(frozen=True)
+class DeviceSpeed:
+    """The measurement of one device. `between` is the bus bandwidth of a sum over all GPUs of the node; what does not
+    apply is 0."""
+
+    host: str
+    device: str
+    name: str
+    matrix: float
+    memory: float
+    to_device: float = 0.0
+    to_host: float = 0.0
+    between: float = 0.0
+
+
+class Node:
+    """A Ray actor that measures the devices of its node."""
+
+    def health(self) -> list[str]:
+        """The problems that the driver knows of. Asked first, while no process of this job uses the GPUs."""
+        try:
+            import pynvml
+        except ImportError:  # AMD's images lack it
+            return []
+        return gpu_health(pynvml)
+
+    def measure(self) -> list[dict[str, Any]]:
+        """The fields of a DeviceSpeed for each device."""
+        import torch
+
+        if not torch.cuda.is_available():
+            return [{"device": "cpu", "name": "", **_compute(torch.device("cpu"), "cpu")}]
+        devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+        between = _between(devices)
+        return [
+            {
+                "device": f"gpu {device.index}",
+                "name": torch.cuda.get_device_name(device),
+                **_compute(device, "gpu"),
+                **_copies(device),
+                "between": between,
+            }
+            for device in devices
+        ]
+
+
+def _compute(device: Any, kind: str) -> dict[str, float]:
+    import torch
+
+    width, dtype = WIDTH[kind], torch.bfloat16 if kind == "gpu" else torch.float32
+    left, right = (torch.randn(width, width, dtype=dtype, device=device) for _ in range(2))
+    product = torch.empty(width, width, dtype=dtype, device=device)
+    source, target = (torch.empty(BUFFER[kind], dtype=torch.uint8, device=device) for _ in range(2))
+    return {
+        "matrix": 2 * width**3 / _fastest(lambda: torch.mm(left, right, out=product), device) / 1e12,
+        # A copy reads and writes each byte.
+        "memory": 2 * BUFFER[kind] / _fastest(lambda: target.copy_(source), device) / 1e9,
+    }
+
+
+def _copies(device: Any) -> dict[str, float]:
+    import torch
+
+    size = BUFFER["gpu"]
+    there = torch.empty(size, dtype=torch.uint8, device=device)
+    here = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+    return {
+        "to_device": size / _fastest(lambda: there.copy_(here, non_blocking=True), device) / 1e9,
+        "to_host": size / _fastest(lambda: here.copy_(there, non_blocking=True), device) / 1e9,
+    }
+
+
+def _between(devices: Sequence[Any]) -> float:
+    import torch
+    from torch.cuda import nccl
+
+    if len(devices) < 2:
+        return 0.0
+    size = BUFFER["gpu"] // 4
+    buffers = [torch.ones(size, dtype=torch.float32, device=device) for device in devices]
+
+    def add() -> None:
+        nccl.all_reduce(buffers)
+        for device in devices:
+            torch.cuda.synchronize(device)
+
+    share = 2 * (len(devices) - 1) / len(devices)
+    return share * BUFFER["gpu"] / _fastest(add, devices[0]) / 1e9
+
+
+def _fastest(action: Callable[[], object], device: Any) -> float:
+    """Seconds of the fastest round, after one that is not counted."""
+    import torch
+
+    def wait() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    seconds = []
+    for _ in range(ROUNDS + 1):
+        wait()
+        begin = time.perf_counter()
+        action()
+        wait()
+        seconds.append(time.perf_counter() - begin)
+    return min(seconds[1:])
+
+
+Actor = ray.remote(num_cpus=0)(Node)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The devices of all nodes, and by host the problems that the driver knows of."""
+
+    devices: list[DeviceSpeed]
+    health: dict[str, list[str]]
+
+
+def measure(nodes: Sequence[Mapping[str, Any]]) -> Measurement:
+    """Measures all nodes at the same time.
+
+    Raises ray.exceptions.RayError if a node fails, its GetTimeoutError if one hangs.
+    """
+    actors = [
+        Actor.options(
+            num_gpus=int(node["Resources"].get("GPU", 0)),
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False),
+        ).remote()
+        for node in nodes
+    ]
+    try:
+        health = ray.get([actor.health.remote() for actor in actors], timeout=PATIENCE)
+        found = ray.get([actor.measure.remote() for actor in actors], timeout=PATIENCE)
+    finally:
+        for actor in actors:
+            ray.kill(actor)
+    hosts = [node["NodeManagerHostname"] for node in nodes]
+    devices = [
+        DeviceSpeed(host=host, **_rounded(device)) for host, own in zip(hosts, found, strict=True) for device in own
+    ]
+    return Measurement(devices, {host: own for host, own in zip(hosts, health, strict=True) if own})
+
+
+def _rounded(device: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: float(f"{value:.4g}") if isinstance(value, float) else value for name, value in device.items()}
+
+
+def problems(speeds: Sequence[DeviceSpeed]) -> dict[str, list[str]]:
+    """What is slow, by host: a device far below the median of its kind, or far below its chip's data sheet."""
+    found: dict[str, list[str]] = {}
+    for speed in speeds:
+        alike = [other for other in speeds if other.name == speed.name]
+        chip = chip_of(speed.name)
+        for quantity, unit in UNITS.items():
+            value = getattr(speed, quantity)
+            if problem := _problem(quantity, value, [getattr(other, quantity) for other in alike], chip, speed.device):
+                found.setdefault(speed.host, []).append(f"{speed.device}: {value:g} {unit}, {problem}")
+    return found
+
+
+def _problem(quantity: str, value: float, alike: Sequence[float], chip: Chip | None, device: str) -> str:
+    usual, sheet = statistics.median(alike), getattr(chip, quantity, None)
+    if len(alike) > 1 and value < SLOW[device.split()[0]] * usual:
+        return f"and {usual:g} is usual here"
+    if sheet is not None and value < REACHABLE * sheet:
+        return f"of {sheet:g} in the data sheet"
+    return ""
+
+
+def lines(speeds: Sequence[DeviceSpeed]) -> list[str]:
+    """A line per device."""
+    return [
+        f"{speed.host}  {speed.device}  {speed.name}  ".replace("    ", "  ")
+        + ", ".join(f"{getattr(speed, name):g} {unit}" for name, unit in UNITS.items() if getattr(speed, name))
+        for speed in speeds
+    ]
+
+
+def document(found: Measurement) -> dict[str, Any]:
+    """For JSON: the devices, what is slow, and what the driver knows, by host."""
+    devices = [asdict(speed) for speed in found.devices]
+    return {"devices": devices, "slow": problems(found.devices), "health": found.health}
