@@ -96,7 +96,7 @@ class Environment(ABC):
 
     | from | kind |
     | --- | --- |
-    | 100 | what the user says, and Ray clusters that exist already |
+    | 100 | what the user says, and Ray clusters that exist already; last those that run inside a resource manager |
     | 200 | resource managers: they know all nodes of the job |
     | 300 | managed services: they name the head, which the launchers below them often do not |
     | 400 | MPI launchers: they know what they started; those that set others' variables come first |

@@ -7,6 +7,7 @@ from entrypoints.environments.process_view import ProcessView, Reader, nodes_of_
 
 HEAD = ("AZ_BATCH_MASTER_NODE", "AZ_BATCHAI_MPI_MASTER_NODE")
 COUNT = ("AZUREML_NODE_COUNT", "AZUREML_PARAMETER_NODE_COUNT")
+LISTS = ("AZ_BATCH_NODE_LIST", "AZ_BATCHAI_NODE_LIST")
 RUN = "AZUREML_RUN_ID"
 NODE_RANK = "NODE_RANK"
 
@@ -17,7 +18,7 @@ class AzureMl(Environment):
     name = "azureml"
     precedence = 310
     title = "Azure Machine Learning"
-    reads = (*HEAD, COUNT[0], NODE_RANK, *NUMBERS, RUN)
+    reads = (*HEAD, COUNT[0], LISTS[0], NODE_RANK, *NUMBERS, RUN)
     caveats = "AZ_BATCH_MASTER_NODE includes a port. On a single node the MPI master is `localhost`."
     start = "command: LAUNCH   # distribution: {type: pytorch, process_count_per_instance: 1}"
     source = "https://learn.microsoft.com/azure/machine-learning/how-to-train-distributed-gpu"
@@ -32,6 +33,8 @@ class AzureMl(Environment):
         rank = reader.number(NODE_RANK)
         count = reader.number(*COUNT)
         local = local_rank(reader)
+        if rank is None and not view.variables.get(NUMBERS[0]) and _one_node(reader, count, head):
+            count, rank = 1, 0  # a job without a distribution
         if rank is None or count is None:
             task, size, _, local_size = (reader.required_number(name, hint=_HINT) for name in NUMBERS)
             count, rank = nodes_of_tasks(task, size, local, local_size)
@@ -46,3 +49,11 @@ class AzureMl(Environment):
             head=view.hostname if head == "localhost" else head,
             variables=reader.used,
         )
+
+
+def _one_node(reader: Reader, count: int | None, head: str) -> bool:
+    """Whether a job without ranks has only this node."""
+    listed = reader.text(*LISTS)
+    return count == 1 or (
+        count is None and (head == "localhost" or (listed is not None and len(listed.split(";")) == 1))
+    )

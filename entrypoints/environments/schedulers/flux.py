@@ -5,6 +5,7 @@ it. Otherwise the user must name the head.
 """
 
 from entrypoints.environments.base import Allocation, Environment
+from entrypoints.environments.mpi.tasks import started_by_mpi
 from entrypoints.environments.process_view import ProcessView, Reader, nodes_of_tasks
 from entrypoints.errors import DetectionError
 from entrypoints.hostlist import HostlistError, expand
@@ -28,7 +29,7 @@ class Flux(Environment):
     reads = (JOB_ID, NODE_COUNT, SIZE, TASK, LOCAL_RANK, URI, "flux getattr hostlist")
     caveats = (
         "FLUX_JOB_ID is not a number, and it is unset in batch scripts. The hosts come from the `flux` command; "
-        "without it, set SLIPWAY_HEAD."
+        "without it, set SLIPWAY_HEAD; a batch script is then refused."
     )
     start = "flux run -N2 --tasks-per-node=1 LAUNCH"
     source = "https://flux-framework.readthedocs.io/projects/flux-core/en/latest/man7/flux-environment.html"
@@ -66,12 +67,18 @@ class Flux(Environment):
 
 
 def _batch_script(view: ProcessView, reader: Reader) -> Allocation | None:
-    """The allocation of a `flux batch` or `flux alloc` instance's first process; None if no broker answers."""
-    if reader.text(URI) is None:
+    """The allocation of a `flux batch` or `flux alloc` instance's first process; None outside of Flux and below mpirun.
+
+    Raises DetectionError if the `flux` command does not tell the hosts.
+    """
+    if reader.text(URI) is None or started_by_mpi(view.variables):
         return None
     hosts = _hosts(view, ("flux", "getattr", "hostlist"))
     if hosts is None:
-        return None
+        raise DetectionError(
+            f"{URI} is set, but the `flux` command, which tells the nodes, is missing here or gets no answer",
+            hint=f"{_HINT}; or list the nodes in SLIPWAY_HOSTS; --single runs on this node alone",
+        )
     return Allocation(
         environment=Flux.name,
         job_id=view.ask("flux", "getattr", "jobid") or reader.used[URI],

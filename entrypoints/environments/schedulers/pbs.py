@@ -5,9 +5,8 @@ the MPI launcher that started the task must tell the node.
 """
 
 from entrypoints.environments.base import Allocation, Environment
-from entrypoints.environments.mpi.tasks import local_rank, started_by_mpi
-from entrypoints.environments.process_view import ProcessView, Reader, distinct, rank_of
-from entrypoints.errors import DetectionError
+from entrypoints.environments.process_view import ProcessView, Reader
+from entrypoints.environments.schedulers.node_file import by_node_file
 
 JOB_ID = "PBS_JOBID"
 NODE_FILE = "PBS_NODEFILE"
@@ -32,28 +31,5 @@ class Pbs(Environment):
         job_id = reader.text(JOB_ID)
         if job_id is None:
             return None
-        path = reader.required(NODE_FILE, hint="pass the PBS_ variables into the container")
-        lines = view.lines(path)
-        if not lines:
-            if started_by_mpi(view.variables):
-                return None
-            raise DetectionError(
-                f"{NODE_FILE} is {path}, which cannot be read here",
-                hint="mount it into the container, from a shared directory if it exists on the first node only",
-            )
-        hosts = distinct(lines)
-        rank = rank_of(view, hosts, NODE_FILE)
-        alone = ""
-        if rank == 0 and len(hosts) > 1 and not started_by_mpi(view.variables) and reader.number(TASK) in (None, 1):
-            alone = _ONE_PER_NODE
-        return Allocation(
-            environment=cls.name,
-            job_id=job_id,
-            node_count=len(hosts),
-            node_rank=rank,
-            local_rank=local_rank(reader),
-            hosts=hosts,
-            head=hosts[0],
-            alone=alone,
-            variables=reader.used,
-        )
+        started = reader.number(TASK) not in (None, 1)  # by pbsdsh
+        return by_node_file(cls.name, view, reader, job_id=job_id, path=NODE_FILE, start=_ONE_PER_NODE, started=started)

@@ -1,0 +1,39 @@
+"""The common shape of batch systems: a file with the job's hosts, and one process on the first of them."""
+
+from entrypoints.environments.base import Allocation
+from entrypoints.environments.mpi.tasks import local_rank, started_by_mpi
+from entrypoints.environments.process_view import ProcessView, Reader, distinct, rank_of
+from entrypoints.errors import DetectionError
+
+
+def by_node_file(
+    environment: str, view: ProcessView, reader: Reader, *, job_id: str, path: str, start: str, started: bool = False
+) -> Allocation | None:
+    """The allocation from the node file in the variable `path`, which has one line per slot.
+
+    `start` is the command that starts one task per node; `started` says that it did. Returns None if the file cannot be
+    read in a task of an MPI launcher, which tells the nodes itself. Otherwise that is a DetectionError.
+    """
+    place = reader.required(path, hint="pass the scheduler's variables into the container")
+    lines = view.lines(place)
+    by_mpi = started_by_mpi(view.variables)
+    if not lines:
+        if by_mpi:
+            return None
+        raise DetectionError(
+            f"{path} is {place}, which cannot be read here",
+            hint="mount it into the container, from a shared directory if it exists on the first node only",
+        )
+    hosts = distinct([line.split()[0] for line in lines])
+    rank = rank_of(view, hosts, path)
+    return Allocation(
+        environment=environment,
+        job_id=job_id,
+        node_count=len(hosts),
+        node_rank=rank,
+        local_rank=local_rank(reader),
+        hosts=hosts,
+        head=hosts[0],
+        alone=start if rank == 0 and len(hosts) > 1 and not by_mpi and not started else "",
+        variables=reader.used,
+    )
