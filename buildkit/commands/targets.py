@@ -21,6 +21,7 @@ def targets(as_json: AsJson = False, project: Project = None) -> None:
         table.add_column(column, overflow="fold")
     for variant in variants:
         status = f"{variant.status}, {variant.proof}" if variant.proof else variant.status
+        status = status if variant.trains else f"cannot train; {status}"
         table.add_row(variant.target, variant.name, status, escape(" ".join(variant.requirements)))
     table_console(200).print(table)
 
@@ -31,6 +32,7 @@ def describe(variant: Variant) -> dict[str, Any]:
         "variant": variant.name,
         "status": variant.status,
         "proof": variant.proof,
+        "trains": variant.trains,
         "base": variant.base.image,
         "python": variant.base.python,
         "pins": list(variant.requirements),

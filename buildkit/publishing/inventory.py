@@ -71,7 +71,9 @@ class DebianPackage:
 
 @dataclass(frozen=True)
 class Inventory:
-    """`manifest` is `/etc/slipway/image.json`; `system` and `release` are os-release's ID and VERSION_ID."""
+    """`manifest` is `/etc/slipway/image.json`; `system` and `release` are os-release's ID and VERSION_ID, or the
+    codename of a release that has no number yet.
+    """
 
     system: str
     release: str
@@ -95,7 +97,7 @@ def read_inventory(files: Mapping[str, bytes]) -> Inventory:
     )
     return Inventory(
         system=release.get("ID", "linux"),
-        release=release.get("VERSION_ID", ""),
+        release=release.get("VERSION_ID") or release.get("VERSION_CODENAME", ""),
         packages=tuple(sorted(read_packages(files[STATUS].decode()))),
         wheels=tuple(wheels),
         manifest=manifest,

@@ -18,7 +18,10 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Base:
-    """A base image: a public reference, and how mmdebstrap makes the same base without a registry."""
+    """A base image: a public reference, and how mmdebstrap makes the same base without a registry.
+
+    In `bootstrap`, `also` is a second suite, from which the packages in `take` come; no public image has both suites.
+    """
 
     name: str
     image: str
@@ -29,6 +32,8 @@ class Base:
     @property
     def providers(self) -> tuple[str, ...]:
         """In order of preference."""
+        if self.bootstrap and "also" in self.bootstrap:
+            return ("bootstrap",)
         return ("registry", "bootstrap") if self.bootstrap else ("registry",)
 
 
@@ -61,6 +66,11 @@ class Variant:
     @property
     def identifier(self) -> str:
         return f"{self.target}-{self.name}"
+
+    @property
+    def trains(self) -> bool:
+        """Whether the image has torch; without it, it shows only that libraries, fabric, launcher and Ray work."""
+        return "torch" not in self.exclude
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,9 @@ find "$1"/var/log -type f -delete
 rm -f "$1"/etc/machine-id "$1"/etc/hostname "$1"/etc/resolv.conf
 """
 
+# Runs first in the new root: adds a second suite of the same mirror to apt's sources.
+ALSO = """sed -n 's/ {suite} main$/ {also} main/p' "$1"/etc/apt/sources.list >"$1"/etc/apt/sources.list.d/also.list"""
+
 # Runs before that in the new root: prints the record of every installed package, with the checksum of its file.
 LIST = "dpkg-query -W -f '${Package}=${Version}\\n' | xargs apt-cache show"
 FIELD = re.compile(r"^(Package|Version|SHA256): (.+)$", re.MULTILINE)
@@ -169,6 +172,9 @@ def mmdebstrap_command(variant: Variant) -> list[str]:
     command = ["mmdebstrap", "--quiet", f"--variant={settings['variant']}", '--aptopt=APT::Install-Recommends "false"']
     command += [f"--dpkgopt=path-exclude={path}" for path in LEFT_OUT]
     command += [f"--dpkgopt=path-include={path}" for path in KEPT]
+    if "also" in settings:  # a suite that moves on daily outlives the dates in its index where mirrors are slow
+        command.append('--aptopt=Acquire::Check-Valid-Until "false"')
+        command.append(f"--setup-hook={ALSO.format(**settings)}")
     return [*command, f"--include={','.join(variant.packages)}", settings["suite"]]
 
 
@@ -177,9 +183,7 @@ def run_mmdebstrap(
 ) -> tuple[Path, Path]:
     """The tar and the packages' records (apt-cache show), both in `folder`."""
     tar, listing, pins = folder / "root.tar", folder / "debs", folder / "pins"
-    pins.write_text(
-        "".join(f"Package: {deb.name}\nPin: version {deb.version}\nPin-Priority: 1001\n\n" for deb in locked)
-    )
+    pins.write_text(preferences(variant, locked))
     hooks = [  # without root, hooks cannot reach this host's files; upload and download can
         f"--setup-hook=upload {shlex.quote(str(pins))} /etc/apt/preferences.d/slipway-lock",
         f'--customize-hook=chroot "$1" sh -c {shlex.quote(LIST)} >"$1"/tmp/slipway-debs',
@@ -196,6 +200,15 @@ def run_mmdebstrap(
             f"mmdebstrap could not make {variant.base.name}:\n{reason}", "check apt's sources with `apt-get update`"
         )
     return tar, listing
+
+
+def preferences(variant: Variant, locked: tuple[Deb, ...]) -> str:
+    """apt_preferences(5): the locked versions, or else the packages that come from the base's second suite."""
+    wanted = [(deb.name, f"version {deb.version}") for deb in locked]
+    settings = variant.base.bootstrap or {}
+    if "also" in settings and not locked:
+        wanted = [(settings["take"], f"release a={settings['also']}")]
+    return "".join(f"Package: {name}\nPin: {origin}\nPin-Priority: 1001\n\n" for name, origin in wanted)
 
 
 def read_debs(records: str) -> tuple[Deb, ...]:

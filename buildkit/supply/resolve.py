@@ -106,6 +106,8 @@ def base_digest(variant: Variant, old: str) -> str:
 
     Raises `RegistryError` for a base that only a registry can supply.
     """
+    if "registry" not in variant.base.providers:
+        return ""
     try:
         return registry_digest(variant.base)
     except RegistryError as error:

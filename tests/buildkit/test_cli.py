@@ -28,6 +28,13 @@ def test_targets_as_json() -> None:
 def test_targets_as_a_table() -> None:
     done = buildkit("targets")
     assert "ray[default]==" in done.stdout
+    rows = {line.split()[1]: line for line in done.stdout.splitlines() if line.startswith("rocm ")}
+    assert [name for name, row in rows.items() if "cannot train" in row] == ["rocm-debian"]
+
+
+def test_a_variant_without_torch_is_no_trainer() -> None:
+    variants = json.loads(buildkit("targets", "--json").stdout)
+    assert [entry["variant"] for entry in variants if not entry["trains"]] == ["rocm-debian"]
 
 
 @pytest.mark.parametrize("target", ["cpu", "cuda", "rocm"])

@@ -1,5 +1,7 @@
 """Prints, as JSON, every library that a shared object in the image needs and no folder of it has: {library: [objects]}.
 
+Arguments: folders with objects, then `--`, then folders of vendors, which count as places but are not checked.
+
 Runs inside the image with its standard library only. ELF: https://refspecs.linuxfoundation.org/elf/gabi4+/contents.html
 """
 
@@ -13,9 +15,10 @@ LOAD, DYNAMIC = 1, 2  # program headers
 NEEDED, STRTAB = 1, 5  # entries of the dynamic section
 
 
-def main(*roots: str) -> None:
-    objects = [path for root in roots for path in Path(root).rglob("*.so*") if path.is_file()]
-    present = {path.name for path in objects}
+def main(*arguments: str) -> None:
+    end = arguments.index("--")
+    objects, vendors = shared_objects(arguments[:end]), shared_objects(arguments[end + 1 :])
+    present = {path.name for path in (*objects, *vendors)}
     missing: dict[str, list[str]] = {}
     for path in objects:
         if not path.is_symlink():
@@ -23,6 +26,10 @@ def main(*roots: str) -> None:
                 if library not in present:
                     missing.setdefault(library, []).append(str(path))
     json.dump(missing, sys.stdout)
+
+
+def shared_objects(roots: tuple[str, ...]) -> list[Path]:
+    return [path for root in roots for path in Path(root).rglob("*.so*") if path.is_file()]
 
 
 def needed(path: Path) -> list[str]:

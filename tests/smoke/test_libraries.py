@@ -34,7 +34,8 @@ def only(target: str, wanted: str) -> None:
 
 
 def test_every_needed_library_is_in_the_image(sleeper: Container) -> None:
-    done = sleeper.exec_run([PYTHON, "-c", PROGRAM.read_text(), "/opt/slipway", "/usr/lib", "/lib"])
+    roots = ["/opt/slipway", "/usr/lib", "/lib"]
+    done = sleeper.exec_run([PYTHON, "-c", PROGRAM.read_text(), *roots, "--", "/opt/rocm"])
     missing: dict[str, list[str]] = json.loads(done.output)
     unexplained = {
         library: paths
@@ -47,10 +48,18 @@ def test_every_needed_library_is_in_the_image(sleeper: Container) -> None:
 def test_rccl_loads_and_reports_its_version(host: Host, target: str, manifest: dict[str, Any]) -> None:
     only(target, "rocm")
     if "librccl1" not in manifest["packages"]:
-        pytest.skip("RCCL comes with torch in this variant")
+        pytest.skip("RCCL is not a Debian package in this variant")
     status, version = host.check_output(f'{PYTHON} -c "{RCCL_VERSION}"').split()
     assert status == "0"
     assert int(version) > 20000
+
+
+def test_rccl_has_code_for_the_variants_architectures(host: Host, target: str, manifest: dict[str, Any]) -> None:
+    only(target, "rocm")
+    if "librccl1" not in manifest["packages"]:
+        pytest.skip("RCCL is not a Debian package in this variant")
+    library = host.check_output("readlink -f /usr/lib/*-linux-gnu/librccl.so.1")
+    assert [name for name in manifest["architectures"] if host.run(f"grep -qa {name} {library}").rc != 0] == []
 
 
 @pytest.mark.parametrize("tool", ["rocminfo", "rocm-smi"])

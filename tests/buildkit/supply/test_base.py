@@ -8,7 +8,7 @@ from buildkit.errors import BaseError, LockError
 from buildkit.recipe.lock import Deb, Lock
 from buildkit.recipe.matrix import Base, Matrix, load_matrix
 from buildkit.running.engine import Docker, LocalImage
-from buildkit.supply.base import bootstrap, choose_provider
+from buildkit.supply.base import bootstrap, choose_provider, preferences
 
 ABSENT = "127.0.0.1:1/debian:bookworm-slim"  # no registry listens at this port
 LOCKED = Lock(base=ABSENT, base_digest=f"sha256:{'1' * 64}", debs=(Deb("tini", "1", "2"),))
@@ -90,3 +90,14 @@ def test_mirror_without_the_locked_versions_is_named_with_a_fix(
         bootstrap(load_matrix(project).variant("cpu"), tmp_path / "cache", (Deb("tini", "1", "aa"),), 0)
     assert "buildkit lock --upgrade" in caught.value.hint
     assert list((tmp_path / "cache" / "bases").iterdir()) == []
+
+
+def test_a_base_of_two_suites_takes_the_named_packages_from_the_second(matrix: Matrix) -> None:
+    """Once locked, every package has its own version, from whichever suite."""
+    variant = matrix.variant("rocm", "rocm-debian")
+    assert variant.base.providers == ("bootstrap",)
+    assert "librccl1" in preferences(variant, ())
+    assert preferences(variant, ()).endswith("Pin: release a=experimental\nPin-Priority: 1001\n\n")
+    locked = preferences(variant, (Deb("librccl1", "7.2.4-1", "aa"),))
+    assert locked == "Package: librccl1\nPin: version 7.2.4-1\nPin-Priority: 1001\n\n"
+    assert preferences(matrix.variant("cpu"), ()) == ""
