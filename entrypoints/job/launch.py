@@ -22,6 +22,7 @@ from entrypoints.logs import log_folder, start_logging
 from entrypoints.options import JOB_DIR, TOKEN, TOKEN_FILE, Options
 from entrypoints.preflight import Verdict, failures, gather_facts, run_checks
 from entrypoints.processes import raise_file_limit
+from entrypoints.ray.ports import control_port
 from entrypoints.wire.rendezvous import meeting_place, shared_home
 from entrypoints.wire.secret import load_token, make_token
 
@@ -74,10 +75,9 @@ def launch(detection: Detection, options: Options, hostname: str, variables: Map
     if directory is None:
         token = load_token(variables, required=several and not allocation.attach)
         return asyncio.run(_launch(allocation, options, hostname, variables, token))
-    with meeting_place(directory, allocation, load_token(variables, required=False), options.deadline) as (
-        where,
-        token,
-    ):
+    port = options.control_port or control_port(allocation.job_id)
+    known = load_token(variables, required=False)
+    with meeting_place(directory, allocation, known, options.deadline, port, hostname) as (where, token):
         return asyncio.run(_launch(where, options, hostname, variables, token))
 
 

@@ -71,26 +71,41 @@ async def introduce(channel: Channel, token: str, hello: Message) -> Message:
 
     Raises RefusedError; UnprovenError if the other side is not the job's head, or ChannelLostError.
     """
-    rank, host = hello["rank"], _UNUSUAL.sub("_", hello["hostname"])[:_LONGEST_HOST]
     with _time_limit():
         async with asyncio.timeout(PATIENCE):
-            opening = await channel.receive_line()
-            if (version := opening.get("slipway")) != PROTOCOL:
-                theirs = version if type(version) is int else "something else"
-                raise UnprovenError(f"the program there speaks {theirs}, this node protocol {PROTOCOL}")
-            nonces = (_text(opening, "nonce", _HEX), nonce())
-            channel.send_line(nonce=nonces[1], rank=rank, host=host, proof=proof(token, "worker", nonces, rank, host))
-            answer = await channel.receive_line()
-            if answer == {"refused": _WRONG_TOKEN}:
-                raise UnprovenError("the program there says that this node has the wrong token")
-            if not hmac.compare_digest(_text(answer, "proof", _HEX), proof(token, "head", nonces)):
-                raise UnprovenError("the program there does not know the token")
-            channel.secure(session_key(token, "worker", nonces), session_key(token, "head", nonces))
+            await _secure(channel, token, hello["rank"], hello["hostname"])
             channel.send(hello=hello)
             answer = await channel.receive()
     if "refused" in answer:
         raise RefusedError(str(answer["refused"]))
     return _object(answer, "welcome")
+
+
+async def demand_proof(channel: Channel, token: str, rank: int, hostname: str) -> None:
+    """Returns once the other side has proved that it is the job's head. The channel is of no further use.
+
+    Raises UnprovenError or ChannelLostError.
+    """
+    with _time_limit():
+        async with asyncio.timeout(PATIENCE):
+            await _secure(channel, token, rank, hostname)
+
+
+async def _secure(channel: Channel, token: str, rank: int, hostname: str) -> None:
+    """The worker's proof and the head's."""
+    host = _UNUSUAL.sub("_", hostname)[:_LONGEST_HOST]
+    opening = await channel.receive_line()
+    if (version := opening.get("slipway")) != PROTOCOL:
+        theirs = version if type(version) is int else "something else"
+        raise UnprovenError(f"the program there speaks {theirs}, this node protocol {PROTOCOL}")
+    nonces = (_text(opening, "nonce", _HEX), nonce())
+    channel.send_line(nonce=nonces[1], rank=rank, host=host, proof=proof(token, "worker", nonces, rank, host))
+    answer = await channel.receive_line()
+    if answer == {"refused": _WRONG_TOKEN}:
+        raise UnprovenError("the program there says that this node has the wrong token")
+    if not hmac.compare_digest(_text(answer, "proof", _HEX), proof(token, "head", nonces)):
+        raise UnprovenError("the program there does not know the token")
+    channel.secure(session_key(token, "worker", nonces), session_key(token, "head", nonces))
 
 
 @contextlib.contextmanager

@@ -1,10 +1,12 @@
 """A shared directory as meeting place: the head leaves a note there with the token and its addresses.
 
 It is used if the user gave no token, or if no scheduler names the head. Only the user can read the note (0600); it
-appears atomically and is removed when the job ends. Without a job id (a bare mpiexec) the directory must serve this job
-alone.
+appears atomically and is removed when the job ends. A killed head leaves its note behind, so a note counts only once a
+head at its addresses has proved that it knows the token. Without a job id (a bare mpiexec) the directory must serve
+this job alone.
 """
 
+import asyncio
 import contextlib
 import json
 import logging
@@ -12,10 +14,9 @@ import os
 import socket
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from entrypoints.environments import Allocation
 from entrypoints.environments.base import scheduler_job_id
@@ -24,12 +25,15 @@ from entrypoints.host.file_systems import NETWORK_FILE_SYSTEMS, file_system
 from entrypoints.host.interfaces import address_of, guess_interface
 from entrypoints.host.tree import Tree
 from entrypoints.options import JOB_DIR
+from entrypoints.wire.channel import LONGEST_LINE, Channel, ChannelLostError
+from entrypoints.wire.handshake import demand_proof
+from entrypoints.wire.network import connect, resolve
 from entrypoints.wire.secret import make_token
 
 _LOOK_AGAIN = 0.5
 """Seconds between two attempts: shared file systems offer no event to wait for."""
-_OLDEST = 600.0
-"""Most seconds by which a valid note is older than this launch: nodes start at different times."""
+_CONNECT_PATIENCE = 5.0
+"""Seconds for connecting to the head of a note: a firewall that drops packets never answers."""
 
 log = logging.getLogger(__name__)
 
@@ -45,22 +49,31 @@ class HeadNote:
 
 @contextlib.contextmanager
 def meeting_place(
-    directory: Path, allocation: Allocation, token: str | None, deadline: float
+    directory: Path, allocation: Allocation, token: str | None, deadline: float, port: int, hostname: str
 ) -> Iterator[tuple[Allocation, str]]:
     """The allocation with a head, and the job's token: the head writes its note, the others read it.
 
-    A head or token that is known already stays. Raises TokenError or PeersMissingError.
+    A head or token that is known already stays. `port` is the control port, at which the note's head must prove itself;
+    `hostname` is this node's. Raises TokenError or PeersMissingError.
     """
     if allocation.is_head:
-        token = token or make_token()
-        path = leave(directory, allocation.job_id, token, own_addresses())
+        note = HeadNote(token or make_token(), tuple(own_addresses()))
+        path = leave(directory, allocation.job_id, note)
         try:
-            yield allocation, token
+            yield allocation, note.token
         finally:
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(TokenError):
+                if _read(path) == note:  # not the note of the job's next start
+                    path.unlink(missing_ok=True)
         return
     if token is None or allocation.head is None:
-        note = find(directory, allocation.job_id, deadline)
+
+        def doubts(note: HeadNote) -> str:
+            heads = note.heads if allocation.head is None else allocation.heads
+            proven = HeadNote(token or note.token, heads)
+            return asyncio.run(_doubts(proven, port, allocation.node_rank, hostname))
+
+        note = find(directory, allocation.job_id, deadline, doubts)
         token = token or note.token
         if allocation.head is None:
             allocation = replace(allocation, head=note.heads[0], other_heads=note.heads[1:])
@@ -100,13 +113,13 @@ def note_path(directory: Path, job_id: str) -> Path:
     return directory / f"slipway-{name}.json"
 
 
-def leave(directory: Path, job_id: str, token: str, heads: Sequence[str]) -> Path:
+def leave(directory: Path, job_id: str, note: HeadNote) -> Path:
     """Write the note, readable by this user only. Raises TokenError if the directory cannot be written."""
     path = note_path(directory, job_id)
     try:
         handle, temporary = tempfile.mkstemp(prefix=path.name, dir=directory)  # 0600 from the start
         with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump({"token": token, "heads": list(heads), "written": time.time()}, file)
+            json.dump({"token": note.token, "heads": note.heads}, file)
         Path(temporary).replace(path)
     except OSError as error:
         raise TokenError(
@@ -116,33 +129,65 @@ def leave(directory: Path, job_id: str, token: str, heads: Sequence[str]) -> Pat
     return path
 
 
-def find(directory: Path, job_id: str, deadline: float) -> HeadNote:
-    """Wait for the head's note. Raises PeersMissingError at the deadline, TokenError if others can write it."""
+def find(directory: Path, job_id: str, deadline: float, doubts: Callable[[HeadNote], str]) -> HeadNote:
+    """Wait for the note of a living head: one of which `doubts` says nothing.
+
+    Raises PeersMissingError at the deadline, TokenError if others can write the note.
+    """
     path = note_path(directory, job_id)
-    began, give_up = time.time(), time.monotonic() + deadline
+    give_up = time.monotonic() + deadline
     log.info("waiting for the head's note %s", path)
+    doubt = ""
     while True:
-        document = _read(path)
-        if document is not None and document.get("written", 0) > began - _OLDEST:
-            return HeadNote(str(document["token"]), tuple(str(head) for head in document["heads"]))
+        note = _read(path)
+        reason = doubts(note) if note is not None else ""
+        if note is not None and not reason:
+            return note
+        if reason and reason != doubt:
+            log.info("the note's head has not proved itself: %s", reason)
+        doubt = reason or doubt
         if time.monotonic() > give_up:
+            what = f"the head of the note {path} did not prove itself" if doubt else f"the head left no note {path}"
             raise PeersMissingError(
-                f"the head left no note {path} within {deadline:g} s",
+                f"{what} within {deadline:g} s{doubt and f': {doubt}'}",
                 f"check that the head started with the same {JOB_DIR}",
             )
         time.sleep(_LOOK_AGAIN)
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+async def _doubts(note: HeadNote, port: int, rank: int, hostname: str) -> str:
+    """Why no living head stands behind a note; empty if one has proved that it knows the token."""
+    try:
+        addresses = [address for head in note.heads for address in await resolve(head, port)]
+        async with asyncio.timeout(_CONNECT_PATIENCE):
+            streams = await connect(addresses, port, limit=LONGEST_LINE)
+    except TimeoutError:
+        return f"no answer from {', '.join(note.heads)} on port {port}"
+    except OSError as error:
+        return f"{error.filename or note.heads[0]}, port {port}: {os.strerror(error.errno) if error.errno else error}"
+    channel = Channel(*streams)
+    try:
+        await demand_proof(channel, note.token, rank, hostname)
+    except ChannelLostError as error:
+        return str(error)
+    finally:
+        await channel.close()
+    return ""
+
+
+def _read(path: Path) -> HeadNote | None:
+    """The note; None if there is none. Raises TokenError if it is no note, or if others can read or write it."""
     try:
         status = path.stat()
+        if status.st_mode & 0o077 or status.st_uid != os.getuid():
+            raise TokenError(
+                f"others can read or own {path}", "remove it, and choose a directory that only you can write"
+            )
         document = json.loads(path.read_text(encoding="utf-8"))
+        return HeadNote(str(document["token"]), tuple(str(head) for head in document["heads"]))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise TokenError(
             f"{path} cannot be read: {error}", "only the job's user may write in that directory"
         ) from error
-    if status.st_mode & 0o077 or status.st_uid != os.getuid():
-        raise TokenError(f"others can read or own {path}", "remove it, and choose a directory that only you can write")
-    return document if isinstance(document, dict) else None

@@ -426,6 +426,38 @@ def test_a_shared_directory_serves_as_meeting_place_without_token_or_head(start:
     assert not list(tmp_path.glob("slipway-*.json"))
 
 
+def test_the_note_of_a_dead_head_is_not_believed(start: Start, tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = ("--control-port", str(probe.getsockname()[1]))
+    old = tmp_path / "slipway-hydra.json"
+    old.write_text(json.dumps({"token": "of the dead head", "heads": ["127.0.0.1"], "written": time.time()}))
+    old.chmod(0o600)
+    worker = start_mpi_task(start, 1, tmp_path, *port, "--", "true")
+    while "the note's head has not proved itself: 127.0.0.1" not in (line := worker.read_error()):
+        assert line, "launch ended"
+    head = start_mpi_task(start, 0, tmp_path, *port, "--", "sh", "-c", "exit 5")
+    ended = head.wait()
+    assert (ended.status, worker.wait().status) == (5, 5), ended.stderr
+    assert not list(tmp_path.glob("slipway-*.json"))
+
+
+def test_a_note_without_a_living_head_is_an_error_at_the_deadline(start: Start, tmp_path: Path) -> None:
+    # The port belongs to a stranger, which reads everything and proves nothing.
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        port = str(stranger.getsockname()[1])
+        note = tmp_path / "slipway-hydra.json"
+        note.write_text('{"token": "of the dead head", "heads": ["127.0.0.1"]}')
+        note.chmod(0o600)
+        worker = start_mpi_task(start, 1, tmp_path, "--deadline", "1", "--control-port", port, "--", "true")
+        connection, _ = stranger.accept()
+        connection.close()
+        stranger.close()
+        ended = worker.wait()
+    assert ended.status == 12
+    assert f"the head of the note {note} did not prove itself within 1 s: " in ended.stderr
+
+
 JOB = {"SLURM_JOB_ID": "5"}
 MOUNTS = """21 1 8:1 / / rw - ext4 /dev/sda1 rw
 22 21 0:40 / {home} rw - {kind} server:/home rw
