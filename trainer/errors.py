@@ -1,5 +1,7 @@
 """The trainer's errors. A message says what failed and where; the command line prints it without a traceback."""
 
+import signal
+
 
 class TrainerError(Exception):
     """Base class. `hint` says how to fix the error; the command line exits with `exit_code`."""
@@ -35,6 +37,10 @@ class WorkerError(TrainerError):
     exit_code = 5
 
 
+class NoAnswerError(WorkerError):
+    """A worker did not answer in time; it may still be at work."""
+
+
 class RewardError(TrainerError):
     """A reward function returned an invalid reward."""
 
@@ -48,6 +54,11 @@ class WatchdogError(TrainerError):
 
 
 class InterruptedRun(TrainerError):  # noqa: N818 - nothing went wrong
-    """The run received SIGTERM and saved its state."""
+    """The run received SIGTERM (130: SIGINT) and saved its state."""
 
     exit_code = 143
+
+    def __init__(self, number: signal.Signals, when: str = "", hint: str = "") -> None:
+        super().__init__(f"stopped by {number.name}{when}", hint)
+        self.number = number
+        self.exit_code = 128 + number

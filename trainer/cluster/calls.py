@@ -9,7 +9,7 @@ import ray
 from ray import ObjectRef
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
-from trainer.errors import TrainerError, WorkerError
+from trainer.errors import NoAnswerError, TrainerError, WorkerError
 
 # How long to look for the root cause after a first failure: when a rank dies, the collectives of the others fail, too.
 CAUSE_SECONDS = 3.0
@@ -54,8 +54,8 @@ class Call(Generic[R_co]):
 def wait(calls: Sequence[Call[R]], timeout: float) -> list[R]:
     """The results of the calls, in their order. The first failure ends the wait.
 
-    Raises WorkerError, naming worker and node, if a worker dies, fails or does not answer within `timeout` seconds. A
-    TrainerError of a worker is raised as it is.
+    Raises WorkerError, naming worker and node, if a worker dies, fails or does not answer within `timeout` seconds:
+    NoAnswerError. A TrainerError of a worker is raised as it is.
     """
     results: dict[ObjectRef, R] = {}
     for call in _as_they_end(calls, timeout):
@@ -67,6 +67,18 @@ def wait(calls: Sequence[Call[R]], timeout: float) -> list[R]:
     if missing := [call for call in calls if call.result not in results]:
         raise _no_answer(missing, timeout)
     return [results[call.result] for call in calls]
+
+
+def wait_while(calls: Sequence[Call[R]], timeout: float, progress: Callable[[], int]) -> list[R]:
+    """`wait`, whose time starts again as long as `progress()` grows."""
+    reached = progress()
+    while True:
+        try:
+            return wait(calls, timeout)
+        except NoAnswerError:
+            before, reached = reached, progress()
+            if reached <= before:
+                raise
 
 
 def outcomes(calls: Sequence[Call[R]], timeout: float) -> Iterator[tuple[Call[R], R | TrainerError]]:
@@ -98,9 +110,9 @@ def _outcome(call: Call[R]) -> R | TrainerError:
     return result
 
 
-def _no_answer(calls: Sequence[Call[object]], timeout: float) -> WorkerError:
+def _no_answer(calls: Sequence[Call[object]], timeout: float) -> NoAnswerError:
     names = ", ".join(call.worker for call in calls)
-    return WorkerError(
+    return NoAnswerError(
         f"{names}: no answer to {calls[0].method} within {timeout:g} s",
         hint="check that the node still answers, or raise trainer.worker_timeout if the work takes that long",
     )

@@ -14,6 +14,9 @@ else:
     LoggerName = Literal[tuple(find_rows("trainer.records.loggers", Row))]
 
 
+SAVE_MINUTES = 15.0  # between checkpoints, if nothing else is set
+
+
 class ProfilerConfig(Section):
     enable: bool = Field(False, description="write torch traces of some steps and warn about slow phases")
     dir: AbsolutePath | None = Field(
@@ -62,7 +65,19 @@ class TrainerConfig(Section):
     )
     total_steps: int | None = Field(None, gt=0, description="steps to train; overrides total_epochs")
     total_epochs: int = Field(1, gt=0, description="passes over the training prompts")
-    save_freq: int = Field(-1, description="steps between checkpoints; -1: at the end only; 0: never")
+    save_freq: int = Field(
+        -1,
+        description="steps between checkpoints; -1: by time and at the end; 0: never. A run that fails saves its last "
+        "finished step, too, unless 0",
+    )
+    save_minutes: float | None = Field(
+        None,
+        ge=0,
+        description="minutes between checkpoints; 0: none by time; when not given, 15 with save_freq=-1, else 0",
+    )
+    spare_dir: AbsolutePath | None = Field(
+        None, description="directory for checkpoints and the model when output_dir cannot be written; shared like it"
+    )
     keep_checkpoints: int | None = Field(
         None, gt=0, description="number of latest checkpoints to keep; all when not given"
     )
@@ -99,6 +114,19 @@ class TrainerConfig(Section):
     def checkpoint(self) -> Path | None:
         """The checkpoint to continue from, if `resume` names one."""
         return None if self.resume == "auto" else self.resume
+
+    @property
+    def minutes_between_saves(self) -> float:
+        """Minutes between checkpoints by time; 0 if there are none."""
+        if self.save_minutes is None:
+            return SAVE_MINUTES if self.save_freq == -1 else 0.0
+        return self.save_minutes
+
+    @model_validator(mode="after")
+    def _never_is_never(self) -> Self:
+        if self.save_freq == 0 and self.save_minutes:
+            raise ValueError(f"trainer.save_freq=0 never saves, but save_minutes={self.save_minutes:g} is given")
+        return self
 
     @model_validator(mode="after")
     def _a_run_that_resumes_itself_has_a_name(self) -> Self:

@@ -13,7 +13,7 @@ class Watchdog(Section):
     action: Literal["off", "log", "skip", "roll_back", "stop"] = Field(
         "log",
         description="log: write a warning; skip: skip the step's updates; roll_back: return to the weights of the "
-        "last checkpoint; stop: save and end the run",
+        "last checkpoint from before the fault; stop: save and end the run",
     )
     threshold: float = Field(0.0, description="limit of the metric")
     window: int = Field(1, gt=0, description="number of latest steps to look at")

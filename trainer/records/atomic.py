@@ -5,7 +5,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -91,6 +91,15 @@ def sync_tree(directory: Path) -> None:
     for path in (*directory.rglob("*"), directory):
         if path.is_dir() or path.is_file():
             sync(path)
+
+
+def bytes_below(directory: Path) -> int:
+    """The size of all files below a directory to which others may write."""
+    sizes = []
+    for path in directory.rglob("*"):
+        with suppress(OSError):
+            sizes.append(path.stat().st_size)
+    return sum(sizes)
 
 
 def _exchange(one: Path, other: Path) -> bool:

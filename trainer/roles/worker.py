@@ -158,9 +158,9 @@ class TrainingWorker:
         """Whether this rank's part is still being written."""
         return self._state().saving()
 
-    def finish_save(self) -> dict[str, str]:
-        """Waits until this rank's part is written; the SHA-256 of its files. Raises CheckpointError."""
-        return self._state().finish_save()
+    def finish_save(self, seconds: float) -> dict[str, str] | None:
+        """The SHA-256 of this rank's files; None if it still writes after this time. Raises CheckpointError."""
+        return self._state().finish_save(seconds)
 
     def load(self, directory: Path) -> None:
         """Loads a state that was saved."""

@@ -19,7 +19,14 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from trainer.errors import CheckpointError, DataError
-from trainer.records.atomic import hidden_name, remove_directory, remove_remains, replace_directory, sync_tree
+from trainer.records.atomic import (
+    bytes_below,
+    hidden_name,
+    remove_directory,
+    remove_remains,
+    replace_directory,
+    sync_tree,
+)
 from trainer.records.checksums import sha256
 
 logger = logging.getLogger(__name__)
@@ -63,12 +70,14 @@ def checkpoints(*run_dirs: Path) -> list[Path]:
     return _by_time(path for own in run_dirs for path in checkpoint_directory(own, 0).parent.glob("step_*"))
 
 
-def last_checkpoint(*run_dirs: Path) -> Path | None:
-    """The newest checkpoint that is whole; None if there is none at all. Warns of each newer one that it skips.
+def last_checkpoint(*run_dirs: Path, below: int | None = None) -> Path | None:
+    """The newest checkpoint that is whole, of a step below `below`; None if there is none at all. Warns of each newer
+    one that it skips.
 
     Raises CheckpointError if no checkpoint is whole.
     """
-    found = checkpoints(*run_dirs)
+    limit = None if below is None else checkpoint_directory(Path(), below).name
+    found = [path for path in checkpoints(*run_dirs) if limit is None or path.name < limit]
     for directory in reversed(found):
         try:
             _whole(directory)
@@ -142,7 +151,7 @@ class CheckpointWriter:
 
     def written_bytes(self) -> int:
         """The size of what was written of the begun checkpoint."""
-        return sum(_sizes(self._partial).values()) if self._state is not None else 0
+        return bytes_below(self._partial) if self._state is not None else 0
 
     def _prune(self, step: int) -> None:
         """Removes all but the last checkpoints up to this step. Checkpoints of later steps, from before the run resumed

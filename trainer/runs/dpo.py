@@ -156,7 +156,7 @@ class PreferenceRun(TrainingRun):
         batch = self._forward(pair_batch([self.training[index] for index in self.sampler.next_batch()]))
         pairs = preference_pairs(batch.old_log_probs, batch.reference_log_probs, batch.response_mask)
         advantages, losses = preference_advantages(pairs, batch.response_mask, self.dpo.losses)
-        self.stop.check()  # from here on the state is no longer that of the previous step
+        self.begin_update()
         with self.tracker.phase("update_actor"):
             metrics = update(self.actor, batch.with_(advantages=advantages), len(batch))
         seconds = time.perf_counter() - started

@@ -5,26 +5,27 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from trainer.cluster.calls import task, wait
+from trainer.cluster.calls import task, wait, wait_while
 from trainer.cluster.workers import WorkerGroup
 from trainer.config.trainer import TrainerConfig
 from trainer.config.tree import RunConfig
 from trainer.data.batch import Batch
 from trainer.data.dataset import PromptSampler
-from trainer.errors import InterruptedRun, RewardError, TrainerError, WatchdogError
-from trainer.records.atomic import atomic_directory
+from trainer.errors import CheckpointError, InterruptedRun, TrainerError, WorkerError
+from trainer.records.atomic import atomic_directory, bytes_below, remove_remains
 from trainer.records.model_card import write_model_card
 from trainer.records.profiling import SlowPhases
 from trainer.records.tracking import Tracker
 from trainer.runs.checkpoint import TrainingState, fingerprint, last_checkpoint
 from trainer.runs.interfaces import ActorRole, TrainedRole, TrainingRole
-from trainer.runs.saving import Saver
+from trainer.runs.saving import RETRY_SECONDS, ROUNDS, Saver, SaveSchedule
 from trainer.runs.stop_signal import StopSignal
 from trainer.runs.workers import TrainingGroups
 from trainer.training.garbage import collect_garbage
@@ -56,12 +57,17 @@ def run_directory(settings: TrainerConfig) -> Path:
     return settings.output_dir / (settings.run_id or datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ"))
 
 
+def run_directories(settings: TrainerConfig, run_dir: Path) -> list[Path]:
+    """Where the run's checkpoints may lie: its directory, then the one of the same name in `trainer.spare_dir`."""
+    return [run_dir] if settings.spare_dir is None else [run_dir, settings.spare_dir / run_dir.name]
+
+
 def with_last_checkpoint(config: C) -> C:
-    """The settings with `trainer.resume=auto` replaced by the run's last checkpoint, or by None without one."""
+    """The settings with `trainer.resume=auto` replaced by the run's last whole checkpoint, or by None without one."""
     settings = config.trainer
     if not settings.resumes_itself:
         return config
-    found = last_checkpoint(run_directory(settings).expanduser())
+    found = last_checkpoint(*run_directories(settings, run_directory(settings)))
     logger.info("trainer.resume=auto: %s", found or "no checkpoint yet, the run starts anew")
     return config.model_copy(update={"trainer": settings.model_copy(update={"resume": found})})
 
@@ -100,11 +106,19 @@ class TrainingRun:
         self._slow_phases = SlowPhases(config.trainer.profiler)
         self.stop = stop
         self.last_step = last_step
-        self.saver = Saver(groups.trained, run_dir, config.trainer.keep_checkpoints)
+        self.saver = Saver(
+            groups.trained,
+            run_directories(config.trainer, run_dir),
+            config.trainer.keep_checkpoints,
+            SaveSchedule(config.trainer),
+        )
         self.progress = self.state(0)
+        # Whether weights and optimizers are those after `progress`, and the metrics of that step until they are logged.
+        self._settled = True
+        self._unlogged: dict[str, float] | None = None
 
     def step(self, step: int) -> dict[str, float]:
-        """Takes a step; its metrics. Raises InterruptedRun, RewardError, WatchdogError before anything changes."""
+        """Takes a step; its metrics. Calls `begin_update` before anything changes and `end_update` after it did."""
         raise NotImplementedError
 
     def validate(self) -> dict[str, float]:
@@ -143,30 +157,57 @@ class TrainingRun:
         self.stop.defer()
         collect_garbage()  # now, and not while ranks wait for this process
         torch.set_num_threads(min(torch.get_num_threads(), THREADS))
+        if settings.validate_only:
+            self.tracker.log(self.progress.step, self.validate())
+            return
         try:
-            if settings.validate_only:
-                self.tracker.log(self.progress.step, self.validate())
-                return
-            if self.progress.step == 0 and settings.test_before_training:
-                self.tracker.log(0, self.validate())
-            while self.progress.step < self.last_step and not self.good_enough():
-                step = self.progress.step + 1
-                with self._traced(step):
-                    metrics = self.step(step)
-                metrics |= self.saver.attempt(self.saver.look)
-                self.progress = self.state(step)
-                if step == self.last_step or (settings.test_freq > 0 and step % settings.test_freq == 0):
-                    metrics |= self.validate()
-                self.tracker.log(step, metrics)
-                if settings.save_freq > 0 and step % settings.save_freq == 0:
-                    self.save_beside()
-                self.stop.check()
+            self._take_steps()
+        except InterruptedRun as error:
             self.save_last()
-        except (InterruptedRun, RewardError, WatchdogError) as error:
-            raise self._leave(error) from error
+            raise InterruptedRun(error.number, f" after step {self.progress.step}", self._how_to_continue()) from error
+        except TrainerError as error:
+            self._save_before_ending()
+            hint = "; then ".join(filter(None, [error.hint, self._how_to_continue()]))
+            raise type(error)(str(error), hint=hint) from error
+        except BaseException:
+            self._save_before_ending()
+            raise
+        else:
+            self._end()
         finally:
             self.saver.close()
-        self.export()
+
+    def _take_steps(self) -> None:
+        settings = self._settings
+        if self.progress.step == 0 and settings.test_before_training:
+            self.tracker.log(0, self.validate())
+        while self.progress.step < self.last_step and not self.good_enough():
+            step = self.progress.step + 1
+            with self._traced(step):
+                metrics = self.step(step)
+            metrics |= self.saver.look()
+            self.end_update(step, metrics)
+            if step == self.last_step or (settings.test_freq > 0 and step % settings.test_freq == 0):
+                metrics |= self.validate()
+            self.tracker.log(step, metrics)
+            self._unlogged = None
+            if step < self.last_step and self.saver.schedule.due(step):
+                with self.tracker.phase("save"):
+                    self.saver.begin(self.progress)
+            self.stop.check()
+
+    def begin_update(self) -> None:
+        """Call it before a step changes weights: until `end_update`, the state is that of no step.
+
+        Raises InterruptedRun if the run is to stop.
+        """
+        self.stop.check()
+        self._settled = False
+
+    def end_update(self, step: int, metrics: dict[str, float]) -> None:
+        """Call it once the weights of a step are learned: from then on the step can be saved."""
+        self.progress = self.state(step)
+        self._settled, self._unlogged = True, metrics
 
     @contextmanager
     def _traced(self, step: int) -> Iterator[None]:
@@ -186,25 +227,58 @@ class TrainingRun:
             for slow in self._slow_phases.of_step(self.tracker.seconds):
                 logger.warning("step %d: %s", step, slow)
 
-    def save_beside(self) -> None:
-        """Starts a checkpoint of the last finished step; it is written while the run continues."""
-        with self.tracker.phase("save"):
-            self.saver.attempt(self.saver.finish)
-            self.saver.attempt(lambda: self.saver.start(self.progress))
+    def save_last(self, rounds: int = ROUNDS) -> None:
+        """Writes a checkpoint of the last finished step, unless it exists or `save_freq` is 0.
 
-    def save_last(self) -> None:
-        """Writes a checkpoint of the last finished step, unless it exists or `save_freq` is 0."""
-        with self.tracker.phase("save"):
-            self.saver.attempt(self.saver.finish)
-            if self._settings.save_freq != 0 and self.saver.step < self.progress.step:
-                self.saver.start(self.progress)
-                self.saver.finish()
+        Raises CheckpointError.
+        """
+        if self._settings.save_freq != 0 and self.progress.step > 0:
+            with self.tracker.phase("save"):
+                self.saver.save(self.progress, rounds)
 
     def export(self) -> None:
-        """Writes the policy as a model directory that Transformers and vLLM can load."""
-        with self.tracker.phase("export"), atomic_directory(self.run_dir / "model") as partial:
-            self._groups.actor.call(ActorRole.export, partial)
-            write_model_card(partial, self.run_dir, self.progress.step, self._model, self._dump)
+        """Writes the policy as a model directory that Transformers and vLLM can load, in the spare directory if the
+        run's own cannot be written. Tries each of them several times.
+
+        Raises CheckpointError.
+        """
+        directories = run_directories(self._settings, self.run_dir) * ROUNDS
+        for number, run_dir in enumerate(directories, start=1):
+            try:
+                remove_remains(run_dir, "model.*")
+                with self.tracker.phase("export"), atomic_directory(run_dir / "model") as directory:
+                    calls = self._groups.actor.start(ActorRole.export, directory)
+                    wait_while(calls, self._settings.worker_timeout, partial(bytes_below, directory))
+                    write_model_card(directory, self.run_dir, self.progress.step, self._model, self._dump)
+            except (OSError, WorkerError) as error:
+                logger.warning("%s cannot be written: %s", run_dir / "model", error)
+                if number == len(directories) or not self.saver.healthy():
+                    raise CheckpointError(f"{run_dir / 'model'}: cannot be written: {error}") from error
+                if number % (len(directories) // ROUNDS) == 0:
+                    self.saver.pause(RETRY_SECONDS)
+            else:
+                if run_dir != self.run_dir:
+                    logger.warning("the final model is in %s", run_dir / "model")
+                return
+
+    def _end(self) -> None:
+        """Writes the last checkpoint and the final model, each whether or not the other can be written."""
+        troubles: list[CheckpointError] = []
+        for write in (self.save_last, self.export):
+            try:
+                write()
+            except CheckpointError as error:
+                troubles.append(error)
+        if not troubles:
+            return
+        step, saved = self.progress.step, self.saver.step == self.progress.step
+        what = " and ".join(str(error) for error in troubles)
+        hint = (
+            f"the checkpoint of step {step} is whole: `python -m trainer export {self.run_dir}` makes the model of it"
+        )
+        if not saved:
+            hint = f"the last checkpoint is {self.saver.last}: continue from it with trainer.resume={self.saver.last}"
+        raise CheckpointError(f"the run took all its {step} steps, but its end is not written: {what}", hint=hint)
 
     def state(self, step: int) -> TrainingState:
         """The run's state after a step."""
@@ -216,17 +290,21 @@ class TrainingRun:
             config=self._dump,
         )
 
-    def _leave(self, error: TrainerError) -> TrainerError:
-        """Saves the run; the error to end with.
+    def _save_before_ending(self) -> None:
+        """Saves the last finished step of a run that fails, if the learner still holds it."""
+        if self._unlogged is not None:
+            self.tracker.log(self.progress.step, self._unlogged)
+        if not self._settled:
+            logger.warning("no checkpoint of step %d: it failed while it changed the weights", self.progress.step + 1)
+        elif self._settings.save_freq != 0 and self.saver.healthy():
+            try:
+                self.save_last(rounds=1)
+            except TrainerError as error:
+                logger.error("step %d is lost: %s; %s", self.progress.step, error, error.hint)
 
-        These errors are raised before a step changes anything, so the state is that of the last finished step.
-        """
-        self.save_last()
-        step, last = self.progress.step, self.saver.last
-        hint = f"continue with trainer.resume={last}" if last is not None and self.saver.step == step else ""
-        if isinstance(error, InterruptedRun):
-            return InterruptedRun(f"stopped by SIGTERM after step {step}", hint=hint)
-        return type(error)(str(error), hint="; then ".join(filter(None, [error.hint, hint])))
+    def _how_to_continue(self) -> str:
+        last = self.saver.last
+        return "" if last is None else f"continue with trainer.resume={last}"
 
 
 def forward(group: WorkerGroup[W], method: Callable[[W, Batch], Tensor], batch: Batch) -> Tensor:

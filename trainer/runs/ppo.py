@@ -178,10 +178,10 @@ class Controller(TrainingRun):
         self.tracker.log_samples(step, self._samples(experience, scores.values.tolist()))
         with phase("advantages"):
             batch, metrics = self.estimate_advantages(batch, experience, scores)
-        self.stop.check()  # from here on the state is no longer that of the previous step
+        self.begin_update()
         if self.trajectories.wants(step):
             self.trajectories.write(step, partial(self._trajectories, experience, scores, batch))
-        if self.may_update(metrics):
+        if self.may_update(step, metrics):
             if critic:
                 with phase("update_critic"):
                     read = batch.with_only(*CRITIC_READS)
@@ -195,6 +195,7 @@ class Controller(TrainingRun):
                 self.after_update = {
                     name: metrics[name] for name in ("actor/entropy", "reference/kl") if name in metrics
                 }
+        self.end_update(step, metrics)
         with self.pipeline.paused(), phase("sync_weights"):
             metrics |= self.engines.sync_weights()
         metrics["rollout/repairs"] = self.engines.take_repairs()
@@ -246,7 +247,7 @@ class Controller(TrainingRun):
             )
         return token_rewards(scores, kl, mask, coefficient), metrics
 
-    def may_update(self, metrics: dict[str, float]) -> bool:
+    def may_update(self, step: int, metrics: dict[str, float]) -> bool:
         """Whether the watchdogs allow an update. They see this step's metrics and those of the last update; the alarms
         are added to `metrics`.
 
@@ -254,6 +255,8 @@ class Controller(TrainingRun):
         """
         metrics["memory/node_gib"] = psutil.virtual_memory().used / 2**30
         alarms = self.watchdogs.look(self.after_update | metrics)
+        # Sampled metrics measure the weights of the previous step, those of its update perhaps the weights before it.
+        newest = {name: step - (1 if name in metrics else 2) for name in (*self.after_update, *metrics)}
         self.after_update = {}
         for alarm in alarms:
             metrics[f"watchdog/{alarm.name}"] = 1.0
@@ -266,16 +269,22 @@ class Controller(TrainingRun):
                 hint=f"look at the curves, or set watchdogs.{alarm.name}.action=log to continue regardless",
             )
         if action == "roll_back":
-            self._roll_back()
+            faults = [alarm for alarm in alarms if alarm.action == "roll_back"]
+            self._roll_back(min(newest[alarm.metric] - (alarm.steps - 1) for alarm in faults))
         return action not in ("skip", "roll_back")
 
-    def _roll_back(self) -> None:
-        """Loads the weights of the last checkpoint, if there is one."""
-        self.saver.attempt(self.saver.finish)
-        if self.saver.last is not None:
-            logger.warning("rolled back to the weights of %s", self.saver.last)
-            self.load_weights(self.saver.last)
-            self.watchdogs.forget()
+    def _roll_back(self, faulty: int) -> None:
+        """Loads the weights of the last checkpoint before step `faulty`, the first whose weights may be at fault."""
+        with self.tracker.phase("save"):
+            self.saver.settle()
+        found = self.saver.before(faulty)
+        if found is None:
+            logger.warning("no checkpoint from before step %d to roll back to: only the update is skipped", faulty)
+            return
+        logger.warning("rolled back to the weights of %s, from before step %d", found, faulty)
+        self.load_weights(found)
+        self.watchdogs.forget()
+        self.saver.schedule.retry(0.0)  # so that the newest checkpoint is not the faulty one
 
     def validate(self) -> dict[str, float]:
         """Metrics of responses to the held-out prompts."""

@@ -1,4 +1,4 @@
-"""SIGTERM, handled where the run's state is consistent."""
+"""SIGTERM and SIGINT, handled where the run's state is consistent."""
 
 import signal
 from types import FrameType, TracebackType
@@ -6,23 +6,29 @@ from typing import Any, Self
 
 from trainer.errors import InterruptedRun
 
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
 
 class StopSignal:
-    """While entered, SIGTERM raises InterruptedRun: at once before `defer`, afterwards only inside `check`."""
+    """While entered, a signal raises InterruptedRun: at once before `defer`, afterwards only inside `check`.
+
+    A second SIGINT raises KeyboardInterrupt at once, wherever the run is.
+    """
 
     def __init__(self) -> None:
-        self._requested = False
+        self._requested: signal.Signals | None = None
         self._deferred = False
-        self._previous: Any = None
+        self._previous: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
-        self._previous = signal.signal(signal.SIGTERM, self._receive)
+        self._previous = {number: signal.signal(number, self._receive) for number in _SIGNALS}
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        signal.signal(signal.SIGTERM, self._previous)
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
 
     def defer(self) -> None:
         """From now on the signal takes effect only in `check`."""
@@ -30,10 +36,12 @@ class StopSignal:
 
     def check(self) -> None:
         """Raises InterruptedRun if the signal has come."""
-        if self._requested:
-            raise InterruptedRun("stopped by SIGTERM")
+        if self._requested is not None:
+            raise InterruptedRun(self._requested)
 
-    def _receive(self, _number: int, _frame: FrameType | None) -> None:
-        self._requested = True
+    def _receive(self, number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGINT and self._requested == signal.SIGINT:
+            raise KeyboardInterrupt
+        self._requested = signal.Signals(number)
         if not self._deferred:
             self.check()

@@ -13,11 +13,13 @@ SEVERITY = ("off", "log", "skip", "roll_back", "stop")
 
 @dataclass(frozen=True)
 class Alarm:
-    """A watchdog's finding, and the action from its settings."""
+    """A watchdog's finding about a metric of the last `steps` steps, and the action from its settings."""
 
     name: str
     action: str
     message: str
+    metric: str = ""
+    steps: int = 1
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,8 @@ class Watchdogs:
             return None
         side = "below" if kind.low_is_bad else "above"
         window = f" over {settings.window} steps" if settings.window > 1 else ""
-        return Alarm(name, settings.action, f"{kind.meaning}{window} is {found:.4g}, {side} {settings.threshold:g}")
+        message = f"{kind.meaning}{window} is {found:.4g}, {side} {settings.threshold:g}"
+        return Alarm(name, settings.action, message, kind.metric, 1 if kind.measure is last else len(values))
 
 
 def most_severe(alarms: Sequence[Alarm]) -> str:

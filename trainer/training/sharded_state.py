@@ -1,8 +1,8 @@
 """Checkpoints of a network and its optimizer. Each rank writes its shards while training continues; any number of ranks
 can load them."""
 
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, suppress
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
@@ -57,13 +57,17 @@ class ShardedState:
 
     def start_save(self, directory: Path) -> None:
         """Copies the state to CPU memory and returns. A thread writes the copy; `finish_save` reports its errors."""
-        with suppress(CheckpointError):  # of a save that the controller gave up
-            self.finish_save()
         self._directory = directory
-        with self._trained.stepping():
-            write = distributed_checkpoint.async_save(
-                self._state(), checkpoint_id=str(directory), process_group=self._group
-            )
+        try:
+            with self._trained.stepping():
+                write = distributed_checkpoint.async_save(
+                    self._state(), checkpoint_id=str(directory), process_group=self._group
+                )
+        except (OSError, MemoryError, RuntimeError) as error:
+            raise CheckpointError(
+                f"{directory}: the state cannot be copied to the node's memory: {error}",
+                hint="free memory of the node: a copy takes 12 bytes per weight, shared among the ranks",
+            ) from error
         assert isinstance(write, Future)  # only stagers that copy in the background return an AsyncSaveResponse
         self._write = self._thread.submit(self._written, write, directory)
 
@@ -71,16 +75,17 @@ class ShardedState:
         """Whether a save is still being written."""
         return self._write is not None and not self._write.done()
 
-    def finish_save(self) -> dict[str, str]:
-        """Waits for the save; the SHA-256 of each file that this rank wrote.
+    def finish_save(self, seconds: float) -> dict[str, str] | None:
+        """The SHA-256 of each file that this rank wrote; None if it still writes after this many seconds.
 
         Raises CheckpointError on every rank if any rank could not write.
         """
         if self._write is None:
             return {}
-        write, self._write = self._write, None
+        if not wait([self._write], seconds).done:
+            return None
         try:
-            return write.result()
+            return self._write.result()
         except (distributed_checkpoint.CheckpointException, OSError, RuntimeError) as error:
             raise CheckpointError(
                 f"{self._directory}: cannot be written: {_cause(error)}",

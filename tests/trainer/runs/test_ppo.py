@@ -130,6 +130,19 @@ def test_sigterm_saves_the_last_step_and_says_how_to_go_on(uninterrupted: Run, r
     assert read_checkpoint(saved, runs.model).step == run.metrics()[-1]["step"]
 
 
+def test_default_settings_save_the_finished_steps_of_a_run_that_fails(runs: Runs) -> None:
+    run = runs.start("unrewarded", "trainer.total_steps=1000", "trainer.nnodes=1", "rollout.engine=transformers")
+    run.wait_for_step(2)
+    next(workers_of(runs, "RewardWorker")).kill()
+    status, errors = run.end()
+    assert status == 5
+    assert "error: reward rank" in errors
+    (saved,) = (run.directory / "checkpoints").iterdir()
+    assert f"continue with trainer.resume={saved}" in errors
+    assert read_checkpoint(saved, runs.model).step == run.metrics()[-1]["step"]
+    assert export_checkpoint(run.directory, None, None, None).is_dir()
+
+
 def test_a_checkpoint_of_another_model_is_refused_at_once(uninterrupted: Run, runs: Runs, tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(runs.model)
     save_model(create_model(tokenizer, ModelShape(), seed=1), tokenizer, tmp_path / "other")

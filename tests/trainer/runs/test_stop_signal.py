@@ -1,4 +1,4 @@
-"""SIGTERM is taken at once before training, and only between phases during it."""
+"""SIGTERM and SIGINT are taken at once before training, and only between phases during it."""
 
 import os
 import signal
@@ -9,12 +9,13 @@ from trainer.errors import InterruptedRun
 from trainer.runs.stop_signal import StopSignal
 
 
-def test_before_training_the_signal_raises_at_once() -> None:
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_before_training_the_signal_raises_at_once(number: signal.Signals, exit_code: int) -> None:
     with StopSignal() as stop:
         stop.check()
-        with pytest.raises(InterruptedRun) as caught:
-            os.kill(os.getpid(), signal.SIGTERM)
-    assert caught.value.exit_code == 143
+        with pytest.raises(InterruptedRun, match=f"stopped by {number.name}") as caught:
+            os.kill(os.getpid(), number)
+    assert caught.value.exit_code == exit_code
 
 
 def test_during_training_the_signal_waits_for_a_phase_to_end() -> None:
@@ -25,3 +26,11 @@ def test_during_training_the_signal_waits_for_a_phase_to_end() -> None:
         with pytest.raises(InterruptedRun):
             stop.check()
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_second_sigint_ends_the_run_wherever_it_is() -> None:
+    with StopSignal() as stop:
+        stop.defer()
+        os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)

@@ -54,7 +54,15 @@ def test_memory_triggers_on_a_steady_rise_and_not_on_a_single_jump() -> None:
 def test_a_disabled_watchdog_is_silent_and_messages_give_the_value() -> None:
     assert rings({"kl": {"action": "off"}}, [{"reference/kl": 9.0}]) == [[]]
     dogs = Watchdogs(WatchdogsConfig.model_validate({"kl": {"action": "stop"}}))
-    assert dogs.look({"reference/kl": 9.0}) == [Alarm("kl", "stop", "KL to the reference per token is 9, above 1")]
+    message = "KL to the reference per token is 9, above 1"
+    assert dogs.look({"reference/kl": 9.0}) == [Alarm("kl", "stop", message, "reference/kl")]
+
+
+def test_an_alarm_knows_how_many_steps_may_be_at_fault() -> None:
+    """A deviation may begin anywhere in its window, a limit on the last value is crossed in the last step."""
+    dogs = Watchdogs(WatchdogsConfig.model_validate({"kl": {"window": 10}}))
+    alarms = [dogs.look(FINE | {"reward/mean": float(at % 2) * 4, "reference/kl": 9.0}) for at in range(10)][-1]
+    assert {alarm.name: alarm.steps for alarm in alarms} == {"kl": 1, "reward_deviation": 10}
 
 
 def test_the_most_severe_action_decides() -> None:

@@ -87,7 +87,7 @@ def found_by(engine: TrainingEngine, rows: Batch, loss_function: LossFunction) -
 def saved(engine: TrainingEngine, directory: Path) -> ShardedState:
     state = ShardedState(engine)
     state.start_save(directory)
-    state.finish_save()
+    state.finish_save(60)
     return state
 
 

@@ -88,7 +88,7 @@ def findings(config: OptimizerConfig, rows: Batch, directory: Path) -> dict[str,
     train(first, rows, 2)
     state = ShardedState(first)
     state.start_save(directory)
-    state.finish_save()
+    state.finish_save(60)
     ShardedState(second).load(directory)
     found["resumed rates"], found["resumed metrics"] = train(second, rows, UPDATES - 2)
     found["resumed"] = weights(second)

@@ -119,7 +119,7 @@ def failed_save(state: ShardedState, directory: Path, rank: int) -> tuple[str, s
     torch.distributed.barrier()
     state.start_save(directory)
     try:
-        state.finish_save()
+        state.finish_save(60)
     except CheckpointError as error:
         return str(error), error.hint
     return "", ""
@@ -179,7 +179,7 @@ def adapted_findings(rows: Batch, limit: MicroBatchLimit, directory: Path) -> di
     checkpoint = directory / f"adapters_{first.world_size}"
     state = ShardedState(first)
     state.start_save(checkpoint)
-    state.finish_save()
+    state.finish_save(60)
     ShardedState(second).load(checkpoint)
     found["next"] = [one.update(rows, loss, limit) for one in (first, second)]
     found["trained"] = [weights(one) for one in (first, second)]
@@ -237,7 +237,7 @@ def main(rank: int, world_size: int, port: int, directory: Path) -> None:
     state.start_save(directory / f"of_{world_size}")
     result["next"] = [engine.update(rows, loss, whole) for _ in range(2)]  # while the checkpoint is being written
     result["trained"] = weights(engine)
-    state.finish_save()
+    state.finish_save(60)
     if world_size == 2:
         # Loads the checkpoint into an engine that has trained further: it must repeat the same steps exactly.
         state.load(directory / "of_2")

@@ -58,6 +58,15 @@ def engine(key: str, value: Value, given: Given) -> Translation:
     return Translation({}, inherited=backend.settings | {"critic.backend": backend.settings["actor.backend"]})
 
 
+def save_freq(_key: str, value: Value, given: Given) -> Translation:
+    """verl's -1 means no checkpoints. Here a run then saves at its end, at SIGTERM and when it fails, not by time."""
+    by_time = {} if word(value) != "-1" or "trainer.save_minutes" in given else {"trainer.save_minutes": 0}
+    return Translation({"trainer.save_freq": value, **by_time})
+
+
+SAME_NAMES: dict[str, Rule] = {"trainer.save_freq": save_freq}
+"""Keys that verl and this trainer share, but whose values differ. They count for a line that has other keys of verl."""
+
 RULES: dict[str, Rule] = {
     "trainer.total_training_steps": to("trainer.total_steps"),
     "trainer.default_local_dir": to("trainer.output_dir"),

@@ -62,12 +62,14 @@ def translate(given: Given, known: Iterable[str], nearest: Callable[[str], str])
     inherited: dict[str, Value] = {}
     notes: list[str] = []
     problems: list[ConfigError] = []
+    from_verl = any(key not in known for key in given)
     for key, value in given.items():
-        if key in known:
+        shared = trainer.SAME_NAMES.get(key) if from_verl else None
+        if key in known and shared is None:
             settings[key] = value
             continue
         try:
-            translation = translate_key(key, value, given, nearest)
+            translation = shared(key, value, given) if shared else translate_key(key, value, given, nearest)
         except ConfigError as problem:
             problems.append(problem)
             continue
