@@ -42,6 +42,11 @@ def printable(text: str) -> str:
     return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
+def quoted(value: str) -> str:
+    """A variable's value as a message shows it: in quotes if it would be misread after `NAME=`."""
+    return repr(value) if not value or value[0] in "=^'\"" or any(letter.isspace() for letter in value) else value
+
+
 class _Formatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))

@@ -21,10 +21,10 @@ def run_program(words: Sequence[str], commands: Iterable[str], variables: Mappin
     """
     name = words[0]
     if shutil.which(name, path=variables.get("PATH")) is None:
-        near = difflib.get_close_matches(name, commands, n=1)
-        hint = (
-            f"did you mean `launch {near[0]}`?" if near else "write `launch -- COMMAND ...` to form the cluster first"
-        )
+        known = list(commands)
+        near = difflib.get_close_matches(name, known, n=1)
+        meant = f"did you mean `launch {near[0]}`? " if near else ""
+        hint = f"{meant}the commands are {', '.join(known)}; `launch -- COMMAND ...` runs a program on the cluster"
         raise UsageError(f"{name!r} is neither a command of launch nor a program on the PATH", hint)
     sys.stdout.flush()
     sys.stderr.flush()

@@ -7,6 +7,9 @@ from typing import ClassVar
 
 from entrypoints.environments.process_view import ProcessView
 from entrypoints.errors import DetectionError
+from entrypoints.logs import quoted
+
+NOTHING_RECOGNISED = "no scheduler, launcher or service is recognised"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,15 +60,7 @@ class Allocation:
     @property
     def reason(self) -> str:
         """The deciding variables as `NAME=value`."""
-        return " ".join(f"{name}={value}" for name, value in self.variables.items()) or "nothing else is set"
-
-    @property
-    def all_warnings(self) -> tuple[str, ...]:
-        """The warnings, with one if other nodes were not started."""
-        if not self.alone or self.attach:
-            return self.warnings
-        return (f"{self.node_count} nodes are allocated, but only this process was started: write {self.alone}",
-                *self.warnings)  # fmt: skip
+        return " ".join(f"{name}={quoted(value)}" for name, value in self.variables.items()) or NOTHING_RECOGNISED
 
     @property
     def heads(self) -> tuple[str, ...]:

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from entrypoints.environments import Allocation, Detection, detect
@@ -18,12 +17,13 @@ from entrypoints.host.tree import Tree
 from entrypoints.job.head import lead, run_command
 from entrypoints.job.node import Node
 from entrypoints.job.worker import follow
-from entrypoints.logs import log_folder, start_logging
-from entrypoints.options import JOB_DIR, TOKEN, TOKEN_FILE, Options
+from entrypoints.logs import log_folder, quoted, start_logging
+from entrypoints.options import Options
 from entrypoints.preflight import Verdict, failures, gather_facts, run_checks
 from entrypoints.processes import raise_file_limit
 from entrypoints.ray.ports import control_port
-from entrypoints.wire.rendezvous import meeting_place, shared_home
+from entrypoints.wire.job_directory import job_directory
+from entrypoints.wire.rendezvous import meeting_place
 from entrypoints.wire.secret import load_token, make_token
 
 _LOOK_AGAIN = 0.5
@@ -71,7 +71,7 @@ def launch(detection: Detection, options: Options, hostname: str, variables: Map
         return 0
     several = allocation.node_count > 1 or allocation.local_rank > 0
     met = several or (allocation.task_count or 1) > 1
-    directory = _meeting_directory(variables) if met and not allocation.attach else None
+    directory = job_directory(variables, Tree()) if met and not allocation.attach else None
     if directory is None:
         token = load_token(variables, required=several and not allocation.attach)
         return asyncio.run(_launch(allocation, options, hostname, variables, token))
@@ -79,15 +79,6 @@ def launch(detection: Detection, options: Options, hostname: str, variables: Map
     known = load_token(variables, required=False)
     with meeting_place(directory, allocation, known, options.deadline, port, hostname) as (where, token):
         return asyncio.run(_launch(where, options, hostname, variables, token))
-
-
-def _meeting_directory(variables: Mapping[str, str]) -> Path | None:
-    """The directory for the head's note: the user's, else a shared home if no token is set, else None."""
-    if chosen := variables.get(JOB_DIR):
-        return Path(chosen)
-    if variables.get(TOKEN) or variables.get(TOKEN_FILE):
-        return None
-    return shared_home(variables, Tree())
 
 
 async def _launch(
@@ -134,5 +125,5 @@ def _preflight(
 def _shown(setting: Setting, variables: Mapping[str, str]) -> str:
     """A variable with its reason, marked if the user set another value."""
     value = variables.get(setting.name, setting.value)
-    instead = "" if value == setting.value else f" (set by you instead of {setting.value})"
-    return f"{setting.name}={value}{instead}: {setting.reason}"
+    instead = "" if value == setting.value else f" (set by you instead of {quoted(setting.value)})"
+    return f"{setting.name}={quoted(value)}{instead}: {setting.reason}"

@@ -14,19 +14,18 @@ import os
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from entrypoints.environments import Allocation
-from entrypoints.environments.base import scheduler_job_id
 from entrypoints.errors import PeersMissingError, TokenError
-from entrypoints.host.file_systems import NETWORK_FILE_SYSTEMS, file_system
 from entrypoints.host.interfaces import address_of, guess_interface
 from entrypoints.host.tree import Tree
 from entrypoints.options import JOB_DIR
 from entrypoints.wire.channel import LONGEST_LINE, Channel, ChannelLostError
 from entrypoints.wire.handshake import demand_proof
+from entrypoints.wire.job_directory import PRIVATE
 from entrypoints.wire.network import connect, resolve
 from entrypoints.wire.secret import make_token
 
@@ -56,6 +55,8 @@ def meeting_place(
     A head or token that is known already stays. `port` is the control port, at which the note's head must prove itself;
     `hostname` is this node's. Raises TokenError or PeersMissingError.
     """
+    if directory.name == PRIVATE:
+        _make_private(directory)
     if allocation.is_head:
         note = HeadNote(token or make_token(), tuple(own_addresses()))
         path = leave(directory, allocation.job_id, note)
@@ -80,24 +81,6 @@ def meeting_place(
     yield allocation, token
 
 
-def shared_home(variables: Mapping[str, str], tree: Tree) -> Path | None:
-    """`~/.slipway`, if home is on a network file system and the scheduler provides a job id; else None.
-
-    Raises TokenError if it cannot be created.
-    """
-    home = variables.get("HOME", "")
-    if not home or scheduler_job_id(variables) is None or file_system(home, tree) not in NETWORK_FILE_SYSTEMS:
-        return None
-    folder = Path(home, ".slipway")
-    try:
-        folder.mkdir(mode=0o700, exist_ok=True)
-    except OSError as error:
-        raise TokenError(
-            f"cannot create {folder}: {error.strerror}", f"set SLIPWAY_TOKEN on every node, or {JOB_DIR}"
-        ) from error
-    return folder
-
-
 def own_addresses() -> list[str]:
     """This node's addresses, the one with the default route first."""
     first, _ = guess_interface(Tree())
@@ -105,6 +88,16 @@ def own_addresses() -> list[str]:
     names += [name for _, name in socket.if_nameindex() if name not in (first, "lo")]
     found = [address for name in names if (address := address_of(name))]
     return list(dict.fromkeys(found)) or ["127.0.0.1"]
+
+
+def _make_private(directory: Path) -> None:
+    """Create the folder in the user's home. Raises TokenError."""
+    try:
+        directory.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise TokenError(
+            f"cannot create {directory}: {error.strerror}", f"set SLIPWAY_TOKEN on every node, or {JOB_DIR}"
+        ) from error
 
 
 def note_path(directory: Path, job_id: str) -> Path:

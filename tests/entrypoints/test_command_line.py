@@ -17,7 +17,11 @@ from tests.entrypoints.conftest import REPOSITORY, Start
         (["--"], {}, 2, "error: no command is given"),
         (["trian", "x=1"], {}, 2, "error: 'trian' is neither a command of launch nor a program on the PATH"),
         (["explian"], {}, 2, "hint: did you mean `launch explain`?"),
-        (["no-such-thing"], {}, 2, "hint: write `launch -- COMMAND ...` to form the cluster first"),
+        (["trian", "x=1"], {}, 2, "hint: did you mean `launch train`? the commands are train, explain, hosts, attach"),
+        (["no-such-thing"], {}, 2, "`launch -- COMMAND ...` runs a program on the cluster"),
+        (["--single", "--hosts", "a,b", "--", "true"], {}, 10, "SLIPWAY_SINGLE is 1, but SLIPWAY_HOSTS is 'a,b'"),
+        (["--head", "a", "--", "true"], {}, 10, "SLIPWAY_HEAD is a, so there are other nodes"),
+        (["--", "true"], {"ACME_NUM_NODES": "2"}, 10, "ACME_NUM_NODES is '2', so there are other nodes"),
         (["/etc/passwd"], {}, 2, "error: '/etc/passwd' is neither a command of launch nor a program on the PATH"),
         (["--nodes", "2", "echo", "x"], {}, 2, "hint: write `launch OPTIONS -- echo x`"),
         (["--nonsense", "--", "true"], {}, 2, "error: unrecognized arguments: --nonsense"),
@@ -97,6 +101,56 @@ def test_explain_prints_text_by_default(start: Start) -> None:
     ended = start("explain", RAY_ADDRESS="10.0.0.1:6379").wait()
     assert ended.stdout.startswith("environment  single")
     assert "attach       10.0.0.1:6379" in ended.stdout
+
+
+SCRIPT = {"SLURM_JOB_ID": "5", "SLURM_NODEID": "0", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "n[1-2]"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "message"),
+    [
+        (["--hosts", "a,b", "--node-rank", "0", "explain"], {}, "would fail   the nodes share no token"),
+        (["explain"], SCRIPT, "would fail   2 nodes are allocated, but only this process was started; write srun"),
+        (
+            ["explain"],
+            {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"},
+            "would fail   hydra does not name the head; set SLIPWAY_HEAD on every node, or share a SLIPWAY_JOB_DIR",
+        ),
+        (["explain", "--", "no-such-thing"], {}, "would fail   cannot run 'no-such-thing': it is not on the PATH"),
+        (["--min-nodes", "2", "explain"], {}, "would fail   --min-nodes is 2, but there are 1 nodes"),
+    ],
+)
+def test_explain_says_what_would_fail(
+    start: Start, arguments: list[str], variables: dict[str, str], message: str
+) -> None:
+    ended = start(*arguments, **variables).wait()
+    assert ended.status == 0
+    assert message in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables"),
+    [
+        (["explain", "--", "true"], {}),
+        (["explain", "--", "train", "x=1"], {}),
+        (["--hosts", "a,b", "--node-rank", "0", "explain"], {"SLIPWAY_TOKEN": "a secret of these tests"}),
+        (["--hosts", "a,b", "--node-rank", "0", "explain"], {"SLIPWAY_JOB_DIR": "/shared"}),
+        (["explain"], {"RAY_ADDRESS": "10.0.0.1:6379", **SCRIPT}),
+    ],
+)
+def test_explain_of_what_works_names_no_failure(start: Start, arguments: list[str], variables: dict[str, str]) -> None:
+    assert "would fail" not in start(*arguments, **variables).wait().stdout
+
+
+def test_explain_says_what_would_make_a_lone_node_several(start: Start) -> None:
+    lines = start("explain").wait().stdout.splitlines()
+    assert lines[0] == "environment  single  (no scheduler, launcher or service is recognised)"
+    assert "several nodes need --hosts on each, or one task per node: srun" in lines[1]
+
+
+def test_explain_quotes_values_that_would_be_misread(start: Start) -> None:
+    fabric = {"SLIPWAY_HOSTS": "vm,b", "SLIPWAY_NODE_RANK": "0", "GLOO_SOCKET_IFNAME": "=eth0"}
+    assert "env          GLOO_SOCKET_IFNAME='=eth0': set by you instead of" in start("explain", **fabric).wait().stdout
 
 
 def test_explain_imports_no_heavy_package() -> None:

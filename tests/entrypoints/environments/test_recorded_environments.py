@@ -43,7 +43,8 @@ def test_a_recorded_environment_is_understood(case: dict[str, Any], tmp_path: Pa
     document = explain(detection, examine_host(Tree(tmp_path), {}), {}, None, [])
     expected = {name: None if value == "none" else value for name, value in case["expect"].items()}
     assert {name: document[name] for name in expected} == expected
-    told = "\n".join(document["warnings"])
+    failures = [f"{failure['message']}; {failure['hint']}" for failure in document["failures"]]
+    told = "\n".join((*document["warnings"], *failures))
     assert case.get("warning", "") in told
     assert ("only this process was started" in told) <= ("warning" in case)
 

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from entrypoints.environments import detect
 from entrypoints.host.tree import Tree
-from entrypoints.wire.rendezvous import shared_home
+from entrypoints.wire.job_directory import shared_home
+from entrypoints.wire.rendezvous import HeadNote, leave, meeting_place
 from tests.entrypoints.conftest import REPOSITORY, Launch, Start
 
 
@@ -485,7 +487,21 @@ def test_a_home_on_the_network_serves_a_schedulers_job_as_meeting_place(
     (tmp_path / "proc" / "self" / "mountinfo").write_text(MOUNTS.format(home=tmp_path / "home", kind=kind))
     found = shared_home({**variables, "HOME": str(place)}, Tree(tmp_path))
     assert found == (place / ".slipway" if serves else None)
-    assert found is None or found.stat().st_mode & 0o777 == 0o700
+
+
+def test_the_folder_in_a_shared_home_is_private(tmp_path: Path) -> None:
+    alone = detect({"SLIPWAY_SINGLE": "1"}, "me").allocation
+    with meeting_place(tmp_path / ".slipway", alone, None, 1.0, 20_000, "me"):
+        assert (tmp_path / ".slipway").stat().st_mode & 0o777 == 0o700
+        assert len(list((tmp_path / ".slipway").glob("slipway-*.json"))) == 1
+    assert not list((tmp_path / ".slipway").iterdir())
+
+
+def test_the_note_of_the_jobs_next_start_stays(tmp_path: Path) -> None:
+    alone = detect({"SLIPWAY_SINGLE": "1"}, "me").allocation
+    with meeting_place(tmp_path, alone, None, 1.0, 20_000, "me"):
+        newer = leave(tmp_path, alone.job_id, HeadNote("the next token", ("10.0.0.2",)))
+    assert newer.exists()
 
 
 def test_a_missing_note_is_an_error_at_the_deadline(start: Start, tmp_path: Path) -> None:
