@@ -22,8 +22,9 @@ import yaml
 
 from trainer.compat.hydra import flattened
 from trainer.compat.scripts import Command, UnsetVariableError, training_commands
+from trainer.config.device_mapping import parse_devices
 from trainer.config.files import hydra_files
-from trainer.config.imports import import_verl, key_of, split_options
+from trainer.config.imports import import_verl, key_of, preset_of, split_options
 from trainer.config.tree import Config
 from trainer.errors import ConfigError
 
@@ -82,7 +83,7 @@ def check(checkout: Path, script: Path, command: Command) -> Outcome:
     )
     outcome = Outcome(name, kind)
     options, arguments = split_options(command.arguments)
-    found = import_verl(arguments, ["verl", *_files(checkout, script, options)])
+    found = import_verl(arguments, [preset_of(command.entry), *_files(checkout, script, options)])
     outcome.notes, outcome.problems = found.without_effect, found.missing
     if found.config is not None:
         try:
@@ -106,7 +107,9 @@ def _files(checkout: Path, script: Path, options: dict[str, str]) -> list[str]:
 
 def _check_ranks(config: Config) -> None:
     devices = (config.trainer.nnodes or 1) * (config.trainer.n_gpus_per_node or 8)
-    config.check_ranks(dict.fromkeys(("actor", "critic", "reference"), devices))
+    roles = ("actor", "critic", "reference")
+    mapped = {role: getattr(config.device_mapping, role) for role in roles}
+    config.check_ranks({role: len(parse_devices(own)) if own else devices for role, own in mapped.items()})
 
 
 def checkouts(places: Sequence[str], directory: Path) -> list[Path]:

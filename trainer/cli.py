@@ -216,7 +216,7 @@ def import_script(
     missing = False
     for number, command in enumerate(commands, start=1):
         options, overrides = split_options(command.arguments)
-        found = import_verl(overrides, named_files(options))
+        found = import_verl(overrides, named_files(options, command.entry))
         suffix = ".yaml" if len(commands) == 1 else f".{number}.yaml"
         target = (output or script).with_suffix(suffix) if len(commands) > 1 or output is None else output
         target.write_text(f"# Imported from {script.name}, {command.entry}.\n{found.yaml()}", encoding="utf-8")

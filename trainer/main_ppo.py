@@ -6,9 +6,9 @@ from typing import NoReturn
 from trainer.cli import main
 
 
-def run() -> NoReturn:
-    """Trains with the settings of the command line."""
-    main(["train", "--config", "verl", *(_without_option(argument) for argument in sys.argv[1:])])
+def run(preset: str = "verl") -> NoReturn:
+    """Trains with a preset and the settings of the command line."""
+    main(["train", "--config", preset, *(_without_option(argument) for argument in sys.argv[1:])])
 
 
 def _without_option(argument: str) -> str:

@@ -61,8 +61,10 @@ class AlgorithmConfig(Section):
     dynamic_sampling: bool = Field(
         False, description="sample until the batch is full of prompts whose responses differ in score (DAPO)"
     )
-    max_sampling_rounds: int = Field(
-        10, gt=0, description="maximum batches sampled for a step; other prompts then fill the rest"
+    max_sampling_rounds: int | None = Field(
+        10,
+        gt=0,
+        description="maximum batches sampled for a step; other prompts then fill the rest; null: no limit",
     )
 
     @field_validator("rejection")

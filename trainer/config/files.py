@@ -10,7 +10,17 @@ from trainer.compat.hydra import flattened
 from trainer.errors import ConfigError
 
 PRESETS = Path(__file__).with_name("presets")
-_VERL_CONFIGS = {"ppo_trainer": "verl", "ppo_megatron_trainer": "verl_megatron"}
+_VERL_CONFIGS = {
+    "ppo_trainer": ["verl"],
+    "ppo_megatron_trainer": ["verl_megatron"],
+    "one_step_off_ppo_trainer": ["verl_one_step_off"],
+    "one_step_off_ppo_megatron_trainer": ["verl_one_step_off", "verl_megatron"],
+    "fully_async_ppo_trainer": ["verl_fully_async"],
+    "fully_async_ppo_megatron_trainer": ["verl_fully_async", "verl_megatron"],
+    "dapo_trainer": ["verl_dapo"],
+    "dapo_megatron_trainer": ["verl_dapo", "verl_megatron"],
+    "entropy_trainer": ["verl_dapo"],
+}
 
 
 def preset_names() -> list[str]:
@@ -46,10 +56,10 @@ def read_settings(name: str, whole: Container[str] = ()) -> dict[str, Any]:
 
 
 def hydra_files(config_name: str, config_path: str | None) -> list[str]:
-    """The file that Hydra's `--config-name` and `--config-path` name, or the preset of verl's own configuration."""
+    """The file that Hydra's `--config-name` and `--config-path` name, or the presets of verl's own configuration."""
     name = config_name.removesuffix(".yaml")
     path = Path(config_path or ".") / f"{name}.yaml"
-    return [_VERL_CONFIGS[name]] if name in _VERL_CONFIGS and not path.exists() else [str(path)]
+    return _VERL_CONFIGS[name] if name in _VERL_CONFIGS and not path.exists() else [str(path)]
 
 
 def _base(name: str, directory: Path, base: object, whole: Container[str]) -> dict[str, Any]:
@@ -62,4 +72,6 @@ def _base(name: str, directory: Path, base: object, whole: Container[str]) -> di
     beside = directory / f"{base.removesuffix('.yaml')}.yaml"
     if beside.exists():
         return read_settings(str(beside), whole)
-    return read_settings(base if base in preset_names() else _VERL_CONFIGS.get(base, str(beside)), whole)
+    if base in preset_names() or base not in _VERL_CONFIGS:
+        return read_settings(base if base in preset_names() else str(beside), whole)
+    return {key: value for preset in _VERL_CONFIGS[base] for key, value in read_settings(preset, whole).items()}

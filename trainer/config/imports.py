@@ -13,6 +13,15 @@ from trainer.config.overrides import given_settings, load_config, settings
 from trainer.config.tree import Config
 from trainer.errors import ConfigError
 
+_PRESETS = {
+    "one_step_off_policy.main_ppo": "verl_one_step_off",
+    "fully_async_main": "verl_fully_async",
+    "reward_queue.main": "verl_fully_async",
+    "partial_rollout.main_ppo": "verl_partial_rollout",
+    "main_dapo": "verl_dapo",
+    "main_entropy": "verl_dapo",
+}
+
 
 @dataclass
 class Imported:
@@ -61,11 +70,16 @@ def import_verl(arguments: Sequence[str], files: Sequence[str] = ("verl",)) -> I
     given = given_settings(files, rest) if found.config else {}
     named = {argument.partition("=")[0].lstrip("+~") for argument in rest}
     for key in (key for key in given if key in named):
-        ours = {key: given[key]} if key in known else translate_key(key, given[key], given, str).settings
+        ours = {key: given[key]} if key in known else _translated(key, given)
         if ours or (key not in known and is_default(key, given[key], given)):
             settings_of_ours = ", ".join(f"{name}={value}" for name, value in ours.items())
             found.same.append(f"{key}={given[key]}" + (f" -> {settings_of_ours}" if ours else ""))
     return found
+
+
+def _translated(key: str, given: dict[str, Any]) -> dict[str, Any]:
+    translation = translate_key(key, given[key], given, str)
+    return translation.settings | translation.computed
 
 
 def split_options(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
@@ -82,11 +96,17 @@ def split_options(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     return options, overrides
 
 
-def named_files(options: dict[str, str]) -> list[str]:
-    """verl's preset, and the file that Hydra's options name."""
+def preset_of(entry: str) -> str:
+    """The preset with the defaults of a module or file of verl's that a command runs."""
+    module = entry.removesuffix(".py").replace("/", ".")
+    return next((preset for ending, preset in _PRESETS.items() if module.endswith(ending)), "verl")
+
+
+def named_files(options: dict[str, str], entry: str = "") -> list[str]:
+    """The preset of verl's entry point, and the file that Hydra's options name."""
     if "--config-name" not in options:
-        return ["verl"]
-    return ["verl", *hydra_files(options["--config-name"], options.get("--config-path"))]
+        return [preset_of(entry)]
+    return [preset_of(entry), *hydra_files(options["--config-name"], options.get("--config-path"))]
 
 
 def key_of(problem: ConfigError) -> str:

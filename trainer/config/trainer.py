@@ -56,8 +56,11 @@ class TrainerConfig(Section):
         description="synchronous: sample, then train; one_step_off: sample for the next step while the actor trains on "
         "this one; asynchronous: sample continuously, and continue unfinished responses under new weights",
     )
-    max_staleness: int = Field(
-        1, ge=0, description="asynchronous: largest age, in updates, of the weights that sampled a token"
+    max_staleness: float = Field(
+        1,
+        ge=0,
+        description="asynchronous: largest age, in updates, of the weights that sampled a token. 0.5: one update, for "
+        "half of a step's prompts",
     )
     project_name: str = Field("slipway", description="project under which loggers record the run")
     loggers: list[LoggerName] = Field(
@@ -65,6 +68,9 @@ class TrainerConfig(Section):
     )
     total_steps: int | None = Field(None, gt=0, description="steps to train; overrides total_epochs")
     total_epochs: int = Field(1, gt=0, description="passes over the training prompts")
+    stop_after_epochs: bool = Field(
+        False, description="end after total_epochs even if total_steps is larger; schedules still span total_steps"
+    )
     save_freq: int = Field(
         -1,
         description="steps between checkpoints; -1: by time and at the end; 0: never. A run that fails saves its last "

@@ -120,8 +120,11 @@ class Config(RunConfig):
         if algorithm.correction != "none" and not self.rollout.log_probs:
             raise ValueError(f"algorithm.correction={algorithm.correction} needs rollout.log_probs=true")
         older = self.trainer.mode != "synchronous" and algorithm.old_log_probs == "trainer"
-        if older and algorithm.correction == "none":
-            raise ValueError(f"trainer.mode={self.trainer.mode} learns from an older policy: set algorithm.correction")
+        if older and "correction" not in algorithm.model_fields_set:
+            raise ValueError(
+                f"trainer.mode={self.trainer.mode} learns from an older policy: set algorithm.correction, or "
+                "algorithm.correction=none to go without"
+            )
         batchwise = algorithm.dynamic_sampling or algorithm.estimator.needs_greedy_responses
         if self.trainer.mode == "asynchronous" and self.rollout.stop:
             raise ValueError(

@@ -15,6 +15,7 @@ from trainer.experience.trajectory import Trajectory
 class PendingStep:
     """The responses of one step while they are sampled; `place` is the sampler's state after its prompts."""
 
+    step: int
     prompts: list[Prompt]
     rows: list[Trajectory]
     place: dict[str, int]
@@ -26,16 +27,23 @@ class AsynchronousPipeline:
     The thread extends all unfinished responses by `rollout.segment_length` tokens at a time. Between two segments the
     engines may receive new weights; each token records the version of the weights that sampled it. A step's responses
     start when at most `trainer.max_staleness` updates remain before that step, so no token is older and none is
-    discarded.
+    discarded. A fraction, like 0.5, lets that share of the step's prompts start one update earlier.
+
+    Engines that share their GPUs with the trainers sample until a step has all its responses, and stand still until
+    they have new weights. Responses of later steps fill the engines meanwhile, and continue afterwards.
 
     Steps get their prompts in the sampler's order and wait for all responses. Taking responses as they finish would
     favour short ones and could not be resumed.
     """
 
-    def __init__(self, collector: Collector, sampler: PromptSampler, phase: Phase) -> None:
+    def __init__(
+        self, collector: Collector, sampler: PromptSampler, phase: Phase, on_shared_gpus: bool = False
+    ) -> None:
         self._collector = collector
         self._sampler = sampler
         self._phase = phase
+        self._on_shared_gpus = on_shared_gpus
+        self._held = False
         self._segment = collector.config.rollout.segment_length
         self._max_staleness = collector.config.trainer.max_staleness
         self._under_way: deque[PendingStep] = deque()
@@ -62,20 +70,28 @@ class AsynchronousPipeline:
                 raise self._failure
             batch = self._finished.popleft()
             self._place = batch.place
+            if self._on_shared_gpus:
+                self._held = True
+                self._wait_for_idle()
         return self._collector.experience(batch.prompts, batch.rows, self._phase)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Waits for the engines to finish their segment, and keeps them idle inside the context."""
         with self._phase("generate"), self._changed:
-            self._pauses += 1
-            self._changed.wait_for(lambda: not self._at_work)
+            self._wait_for_idle()
         try:
             yield
         finally:
             with self._changed:
-                self._pauses -= 1
+                self._pauses -= 1 + self._held
+                self._held = False
                 self._changed.notify_all()
+
+    def _wait_for_idle(self) -> None:
+        """Keeps the engines from another segment. The caller has the lock."""
+        self._pauses += 1
+        self._changed.wait_for(lambda: not self._at_work)
 
     def sampler_state(self) -> dict[str, int]:
         """The sampler's state after the last experience taken; a resumed run draws the unfinished prompts again."""
@@ -90,12 +106,22 @@ class AsynchronousPipeline:
             self._thread.join()
 
     def _may_begin(self) -> bool:
-        """Whether responses for the next step would be fresh enough when that step learns from them."""
+        """Whether there is a next step of which some responses may start."""
+        return self._next_step <= self._last_step and self._share(self._next_step) > 0
+
+    def _share(self, step: int) -> float:
+        """The share of a step's prompts whose responses would be fresh enough when that step learns from them. 1 or
+        more is all, 0 or less is none."""
         learned = self._collector.engines.version - self._first_version
-        return self._next_step <= min(self._last_step, self._first_step + learned + self._max_staleness)
+        return self._first_step + learned + 1 + self._max_staleness - step
 
     def _active(self) -> list[Trajectory]:
-        return [row for batch in self._under_way for row in batch.rows if not row.done]
+        """Unfinished responses that may continue, or start."""
+        return [row for batch in self._under_way for row in self._started(batch) if not row.done]
+
+    def _started(self, batch: PendingStep) -> list[Trajectory]:
+        samples = self._collector.config.rollout.samples_per_prompt
+        return batch.rows[: int(self._share(batch.step) * len(batch.rows) / samples) * samples]
 
     def _run(self) -> None:
         try:
@@ -129,6 +155,8 @@ class AsynchronousPipeline:
             prompts = self._collector.draw()
             place = self._sampler.state_dict()
             rows = self._collector.begin(prompts, self._next_step, first_row=0)
-            self._under_way.append(PendingStep(prompts, rows, place))
+            self._under_way.append(PendingStep(self._next_step, prompts, rows, place))
             self._next_step += 1
-        self._collector.conversations.advance(self._active(), self._segment)
+        active = self._active()
+        if active:
+            self._collector.conversations.advance(active, self._segment)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from itertools import compress
+from itertools import compress, count
 from pathlib import Path
 from statistics import mean
 from typing import Any, Protocol, Self
@@ -68,9 +68,16 @@ class RunData:
         return cls(tokenizer, training, validation, sampler)
 
     def steps(self, config: Config) -> int:
-        """Steps of the run: `trainer.total_steps`, or the number of whole batches in all epochs, at least one."""
-        settings, batch = config.trainer, config.data.train_batch_size
-        return settings.total_steps or max(1, settings.total_epochs * len(self.training) // batch)
+        """Steps of the run, at least one."""
+        planned = self.planned_steps(config)
+        return min(planned, self._steps_of_epochs(config)) if config.trainer.stop_after_epochs else planned
+
+    def planned_steps(self, config: Config) -> int:
+        """Steps that schedules span: `trainer.total_steps`, or the number of whole batches in all epochs."""
+        return config.trainer.total_steps or self._steps_of_epochs(config)
+
+    def _steps_of_epochs(self, config: Config) -> int:
+        return max(1, config.trainer.total_epochs * len(self.training) // config.data.train_batch_size)
 
 
 def _sources(dataset: Dataset) -> Mapping[tuple[Path, str], int]:
@@ -179,7 +186,8 @@ class Collector:
         prompts: list[Prompt] = []
         responses: list[Trajectory] = []
         scored: list[Scored] = []
-        for _ in range(self.config.algorithm.max_sampling_rounds):
+        most = self.config.algorithm.max_sampling_rounds
+        for _ in count() if most is None else range(most):
             drawn, sampled = self._sampled(step, phase, first_row=len(prompts))
             with phase("reward"):
                 scored += self.score(drawn, sampled)

@@ -75,7 +75,7 @@ def train(config: Config) -> TrainingResult:
             workers = start_workers(config, planned.placement)
             data = RunData.load(config)
             tracker.expect(data.steps(config))
-            connect_ranks(workers.training.all, run_dir, data.steps(config), settings.worker_timeout)
+            connect_ranks(workers.training.all, run_dir, data.planned_steps(config), settings.worker_timeout)
             controller = Controller(config, run_dir, tracker, stop, workers, data)
             controller.begin(resumed)
         try:
@@ -115,14 +115,15 @@ class Controller(TrainingRun):
         self.engines = Engines(workers.rollout, workers.training.actor, config, workers.on_shared_gpus)
         self.collector = Collector(config, self.engines, workers.reward, data)
         mode = config.trainer.mode
-        if mode != "synchronous" and workers.on_shared_gpus:
+        if mode == "one_step_off" and workers.on_shared_gpus:
             raise ConfigError(
                 f"trainer.mode={mode}: the engines share their GPUs with the actor, so they cannot sample beside it",
-                hint="give them GPUs of their own with device_mapping.rollout and device_mapping.actor",
+                hint="give them GPUs of their own with device_mapping.rollout and device_mapping.actor, or set "
+                "trainer.mode=asynchronous",
             )
         self.pipeline: Pipeline | AsynchronousPipeline
         if mode == "asynchronous":
-            self.pipeline = AsynchronousPipeline(self.collector, data.sampler, tracker.phase)
+            self.pipeline = AsynchronousPipeline(self.collector, data.sampler, tracker.phase, workers.on_shared_gpus)
         else:
             self.pipeline = Pipeline(self.collector, data.sampler, tracker.phase, ahead=mode == "one_step_off")
         self.kl_coefficient = config.algorithm.kl_coefficient

@@ -25,6 +25,22 @@ def test_verl_s_module_takes_verl_s_settings(module: str) -> None:
     assert ended.stderr.startswith("error: trainer.val_onli: there is no such setting")
 
 
+@pytest.mark.parametrize(
+    ("module", "setting"),
+    [
+        ("verl.experimental.one_step_off_policy.main_ppo", "trainer.mode=one_step_off"),
+        ("verl.experimental.fully_async_policy.fully_async_main", "trainer.mode=asynchronous"),
+        ("recipe.partial_rollout.main_ppo", "trainer.mode=asynchronous"),
+    ],
+)
+def test_the_asynchronous_entry_points_have_their_own_defaults(module: str, setting: str) -> None:
+    # The greedy baseline needs whole batches, which the asynchronous modes say before anything starts.
+    given = ["algorithm.adv_estimator=remax", "rollout.stop=[a]", "trainer.critic_warmup=1"]
+    ended = run([ROOT, ALIASES], "-m", module, *given)
+    assert ended.returncode == 2
+    assert setting in ended.stderr or "critic_warmup" in ended.stderr
+
+
 def test_an_installed_verl_comes_first(tmp_path: Path) -> None:
     (tmp_path / "verl").mkdir()
     (tmp_path / "verl" / "__init__.py").write_text("")

@@ -101,6 +101,7 @@ def test_the_lines_mean_the_same_as_in_verl() -> None:
 
 
 SWITCHES_ON: dict[str, Value] = {
+    "actor_rollout_ref.actor.ppo_mini_batch_size": "1",
     "actor_rollout_ref.actor.strategy": "megatron",
     "actor_rollout_ref.actor.use_dynamic_bsz": "true",
     "actor_rollout_ref.actor.use_kl_loss": "true",
@@ -109,6 +110,7 @@ SWITCHES_ON: dict[str, Value] = {
     "critic.use_dynamic_bsz": "true",
     "reward_model.enable": "true",
     "trainer.experiment_name": "mine",
+    "trainer.mode": "asynchronous",
 }
 
 
@@ -130,6 +132,7 @@ def test_every_rule_produces_existing_settings(pattern: str) -> None:
         "torch.optim",
         "constant",
         "tool_agent",
+        "sync",
     )
     translations = []
     for value in tried:
@@ -138,7 +141,7 @@ def test_every_rule_produces_existing_settings(pattern: str) -> None:
         except ConfigError:
             continue
     assert translations, "no value is accepted"
-    assert {key for found in translations for key in (*found.settings, *found.inherited)} <= known
+    assert {key for found in translations for key in (*found.settings, *found.inherited, *found.computed)} <= known
 
 
 @pytest.mark.parametrize(

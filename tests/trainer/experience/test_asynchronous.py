@@ -44,13 +44,15 @@ class FakeEngines:
 class FakeCollector:
     """Draws from the sampler without scoring."""
 
-    def __init__(self, sampler: PromptSampler, max_staleness: int) -> None:
+    def __init__(self, sampler: PromptSampler, max_staleness: float) -> None:
         self.config = Config.model_validate(
             {
                 "trainer": {"mode": "asynchronous", "max_staleness": max_staleness},
                 "algorithm": {"correction": "tis"},
-                "rollout": {"segment_length": 4},
+                "rollout": {"segment_length": 4, "samples_per_prompt": 1},
                 "data": {"max_response_length": LIMIT},
+                "actor": {"mini_batch_size": 64},
+                "critic": {"mini_batch_size": 64},
             }
         )
         self.engines = FakeEngines()
@@ -73,10 +75,11 @@ class FakeCollector:
 
 
 @contextmanager
-def running(max_staleness: int) -> Iterator[tuple[AsynchronousPipeline, FakeCollector]]:
+def running(max_staleness: float, on_shared_gpus: bool = False) -> Iterator[tuple[AsynchronousPipeline, FakeCollector]]:
     sampler = PromptSampler(24, 4, shuffle=False, seed=0)
     collector = FakeCollector(sampler, max_staleness)
-    pipeline = AsynchronousPipeline(collector, sampler, lambda _name: nullcontext())  # type: ignore[arg-type]
+    phase: Phase = lambda _name: nullcontext()  # noqa: E731
+    pipeline = AsynchronousPipeline(collector, sampler, phase, on_shared_gpus)  # type: ignore[arg-type]
     try:
         yield pipeline, collector
     finally:
@@ -86,6 +89,16 @@ def running(max_staleness: int) -> Iterator[tuple[AsynchronousPipeline, FakeColl
 
 def sampling_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "sample"]
+
+
+def begun(pipeline: AsynchronousPipeline) -> list[Trajectory]:
+    """The responses of the oldest step that is under way."""
+    return pipeline._under_way[0].rows
+
+
+def wait_until(pipeline: AsynchronousPipeline, holds: Callable[[], object]) -> None:
+    with pipeline._changed:
+        assert pipeline._changed.wait_for(holds, timeout=60)
 
 
 def update(pipeline: AsynchronousPipeline, collector: FakeCollector) -> None:
@@ -108,6 +121,35 @@ def test_no_token_exceeds_the_staleness_and_each_records_its_weights(max_stalene
             update(pipeline, collector)
     assert [step for step, _ in collector.begun] == list(range(1, LAST + 1))  # and nothing for a step that never comes
     assert all(step - 1 - version <= max_staleness for step, version in collector.begun)
+
+
+def test_a_fraction_of_a_step_s_prompts_may_start_one_update_earlier() -> None:
+    with running(max_staleness=0.5) as (pipeline, collector):
+        for step in range(1, LAST + 1):
+            rows = pipeline.take(step, LAST).responses
+            ages = [collector.engines.version - min(row.versions) for row in rows]
+            assert max(ages[:2]) <= 1
+            assert ages[2:] == [0, 0]
+            if step < LAST:  # the first half of the next step needs no update
+                wait_until(pipeline, lambda: pipeline._under_way and all(row.done for row in begun(pipeline)[:2]))
+                assert [row.done for row in begun(pipeline)] == [True, True, False, False]
+            update(pipeline, collector)
+
+
+def test_engines_on_the_trainers_gpus_stand_still_from_a_complete_step_to_the_next_weights() -> None:
+    with running(max_staleness=1, on_shared_gpus=True) as (pipeline, collector):
+        segments: list[int] = []
+        collector.engines.during_segment = lambda: segments.append(collector.engines.version)
+        for step in range(1, LAST + 1):
+            pipeline.take(step, LAST)
+            sampled = len(segments)
+            assert (pipeline._at_work, pipeline._pauses) == (False, 1)
+            with pipeline.paused():  # as for weights
+                collector.engines.version += 1
+                assert len(segments) == sampled
+            assert pipeline._pauses == 0
+    # The next step's responses fill the engines while a step waits for its longest one.
+    assert collector.begun[:2] == [(1, 0), (2, 0)]
 
 
 def test_a_response_continues_under_new_weights() -> None:
@@ -182,3 +224,8 @@ def test_a_failure_between_two_takes_is_raised_by_the_next_one_and_the_run_can_s
 def test_contradictory_settings_are_refused(settings: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         Config.model_validate({"trainer": {"mode": "asynchronous"}, "algorithm": settings})
+
+
+def test_going_without_a_correction_must_be_asked_for() -> None:
+    config = Config.model_validate({"trainer": {"mode": "asynchronous"}, "algorithm": {"correction": "none"}})
+    assert config.algorithm.correction == "none"

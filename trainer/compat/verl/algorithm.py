@@ -16,6 +16,7 @@ from trainer.compat.verl.rules import (
     switch,
     switched_by,
     to,
+    whole,
     word,
 )
 from trainer.errors import ConfigError
@@ -30,6 +31,15 @@ def estimator(key: str, value: Value, given: Given) -> Translation:
             hint="set actor_rollout_ref.rollout.n to 2 or more, or algorithm.adv_estimator=rloo for the plain score",
         )
     return mapped(_ESTIMATORS, "algorithm.advantage")(key, value, given)
+
+
+def sampling_rounds(key: str, value: Value, given: Given) -> Translation:
+    """verl counts batches of `data.gen_batch_size` prompts, and has no limit for 0."""
+    batches, sizes = whole(value), [whole(given.get(f"data.{name}_batch_size")) for name in ("gen", "train")]
+    if batches is None:
+        raise ConfigError(f"{key}={value}: expected a whole number", hint="0 means no limit")
+    drawn, trained = (size or 1 for size in sizes) if None not in sizes else (1, 1)
+    return Translation({"algorithm.max_sampling_rounds": -(-batches * drawn // trained) if batches > 0 else None})
 
 
 def rollout_is(key: str, value: Value, given: Given) -> Translation:
@@ -49,7 +59,7 @@ RULES: dict[str, Rule] = {
     "algorithm.kl_ctrl.horizon": to("algorithm.kl_horizon"),
     "algorithm.kl_ctrl.target_kl": to("algorithm.kl_target"),
     "algorithm.filter_groups.enable": to("algorithm.dynamic_sampling"),
-    "algorithm.filter_groups.max_num_gen_batches": to("algorithm.max_sampling_rounds"),
+    "algorithm.filter_groups.max_num_gen_batches": sampling_rounds,
     "algorithm.filter_groups.metric": no_effect("groups are compared by score"),
     "algorithm.rollout_is": rollout_is,
     "algorithm.rollout_is_threshold": to("algorithm.correction_high"),

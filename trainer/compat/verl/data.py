@@ -1,5 +1,6 @@
 """Keys of verl's section `data`."""
 
+from trainer.compat.verl.asynchronous import asynchronous
 from trainer.compat.verl.rules import (
     Given,
     Rule,
@@ -34,6 +35,8 @@ def prompts_per_round(key: str, value: Value, given: Given) -> Translation:
     """Rounds exist with dynamic sampling only, and there every round draws a whole batch."""
     if word(value) in ("null", word(given.get("data.train_batch_size"))):
         return Translation({})
+    if asynchronous(given):
+        return no_effect("prompts are drawn for a whole step")(key, value, given)
     if is_true(given.get("algorithm.filter_groups.enable", given.get("algorithm.dynamic_sampling", False))):
         return no_effect("each round draws data.train_batch_size prompts")(key, value, given)
     raise unsupported(key, value, ("null", "the value of data.train_batch_size"))

@@ -5,6 +5,7 @@ its Megatron optimizer have an effect only with `strategy=megatron`.
 """
 
 from trainer.algorithms.optimizers import OPTIMIZERS
+from trainer.compat.verl.asynchronous import updates_per_step
 from trainer.compat.verl.rules import (
     Given,
     Rule,
@@ -64,6 +65,11 @@ class _Section:
             return Translation({})
         if word(value) not in ("constant", "cosine"):
             raise unsupported(key, value, ("constant", "cosine"))
+        if word(value) == "cosine" and updates_per_step(given) > 1:
+            raise ConfigError(
+                f"{key}=cosine: verl ends this schedule after 1/{updates_per_step(given)} of an asynchronous run",
+                hint="set it to constant, or give actor.schedule.name and actor.schedule.total_steps",
+            )
         return Translation({f"{self._schedule}.name": self._style(given)})
 
     def of_cosine(self, ours: str) -> Rule:
@@ -79,14 +85,26 @@ class _Section:
     def _warmup_steps(self, given: Given) -> int:
         return whole(given.get(f"{self._theirs}.lr_warmup_steps")) or 0
 
-    def warmup_steps(self, key: str, value: Value, _given: Given) -> Translation:
+    def warmup_steps(self, key: str, value: Value, given: Given) -> Translation:
         if word(value) not in ("null", "none") and whole(value) is None:
             raise ConfigError(f"{key}={value}: expected a whole number or null", hint="it counts training steps")
-        return Translation({f"{self._schedule}.warmup_steps": value} if (whole(value) or 0) > 0 else {})
+        steps, updates = whole(value) or 0, updates_per_step(given)
+        if steps <= 0 or updates == 1:
+            return Translation({f"{self._schedule}.warmup_steps": value} if steps > 0 else {})
+        ours = -(-steps // updates)
+        return Translation(
+            {f"{self._schedule}.warmup_steps": ours, f"{self._schedule}.zero_indexed": False},
+            f"{key}={value}: the learning rate changes once per step of {updates} updates, rising for {ours} steps",
+        )
 
     def warmup_ratio(self, key: str, value: Value, given: Given) -> Translation:
         if self._warmup_steps(given) > 0:
             return Translation({}, f"{key} has no effect: {self._theirs}.lr_warmup_steps counts", ignored=True)
+        if updates_per_step(given) > 1 and number(value):
+            raise ConfigError(
+                f"{key}={value}: verl takes it of the transfers of weights, and counts it in updates",
+                hint=f"set {self._theirs}.lr_warmup_steps to a number of updates",
+            )
         return Translation({f"{self._schedule}.warmup_ratio": value})
 
     def of_megatron(self, inner: Rule) -> Rule:

@@ -41,6 +41,11 @@ def holds_prompt_and_response(key: str, value: Value, given: Given) -> Translati
     )
 
 
+def standalone_share(_key: str, value: Value, _given: Given) -> Translation:
+    """The share of engines with GPUs of their own, which all engines of an asynchronous run have."""
+    return Translation({} if word(value) == "null" else {"rollout.gpu_memory_utilization": value})
+
+
 def top_k(ours: str) -> Rule:
     """verl's -1 and 0 mean all tokens."""
 
@@ -92,6 +97,7 @@ RULES: dict[str, Rule] = {
     f"{ROLLOUT}.engine_kwargs.sglang.*": no_effect("the engine is vLLM"),
     f"{ROLLOUT}.engine_kwargs.trtllm.*": no_effect("the engine is vLLM"),
     f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes": no_effect("weights are sent in buckets"),
+    f"{ROLLOUT}.standalone_gpu_memory_utilization": standalone_share,
     f"{ROLLOUT}.skip_tokenizer_init": no_effect("prompts are sent as tokens"),
     f"{ROLLOUT}.seed": no_effect("see trainer.seed"),
     f"{ROLLOUT}.scheduling_policy": no_effect("an engine gets its whole batch at once and schedules it"),
@@ -105,6 +111,5 @@ RULES: dict[str, Rule] = {
     f"{ROLLOUT}.checkpoint_engine.backend": no_effect("see rollout.weight_transfer"),
     **no_effects(f"{ROLLOUT}.profiler", ("enable", *PROFILER_KEYS), TRACES),
     **no_effects(f"{ROLLOUT}.trace", ("backend", "token2text", "max_samples_per_step_per_worker"), SAMPLES),
-    "actor_rollout_ref.hybrid_engine": only("true"),
     "actor_rollout_ref.nccl_timeout": to("trainer.worker_timeout"),
 }

@@ -19,7 +19,8 @@ def _setting(given: Given, name: str, default: Value = None) -> Value:
 
 def bypass_loss(given: Given) -> str | None:
     """The policy loss that bypass mode chooses, whatever `policy_loss.loss_mode` says; None without bypass mode."""
-    if not is_true(_setting(given, "bypass_mode", False)):
+    recomputed = is_true(given.get("async_training.compute_prox_log_prob", False))
+    if recomputed or not is_true(_setting(given, "bypass_mode", False)):
         return None
     losses = {"ppo_clip": "ppo", "reinforce": "gpg"}
     chosen = word(_setting(given, "loss_type", "ppo_clip"))

@@ -33,14 +33,16 @@ _FEATURES = {
 class Translation:
     """Our settings for one of verl's, and a note for the user where behaviour differs.
 
-    verl copies some values from one role to another. A role's own setting overrides such an `inherited` one. `ignored`:
-    the key never has an effect, so its default needs no note.
+    verl copies some values from one role to another. A role's own setting overrides such an `inherited` one. `computed`
+    settings follow from several keys and override what any key of that name says. `ignored`: the key never has an
+    effect, so its default needs no note.
     """
 
     settings: dict[str, Value]
     note: str = ""
     ignored: bool = False
     inherited: dict[str, Value] = field(default_factory=dict)
+    computed: dict[str, Value] = field(default_factory=dict)
 
 
 Rule = Callable[[str, Value, Given], Translation]

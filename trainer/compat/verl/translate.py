@@ -15,6 +15,7 @@ from trainer.compat.verl import (
     actor,
     agents,
     algorithm,
+    asynchronous,
     critic,
     data,
     distillation,
@@ -44,6 +45,7 @@ RULES: dict[str, Rule] = {
     **trainer.RULES,
     **guides.RULES,
     **distillation.RULES,
+    **asynchronous.RULES,
 }
 
 
@@ -60,6 +62,7 @@ def translate(given: Given, known: Iterable[str], nearest: Callable[[str], str])
     known = set(known)
     settings: dict[str, Value] = {}
     inherited: dict[str, Value] = {}
+    computed: dict[str, Value] = {}
     notes: list[str] = []
     problems: list[ConfigError] = []
     from_verl = any(key not in known for key in given)
@@ -75,11 +78,12 @@ def translate(given: Given, known: Iterable[str], nearest: Callable[[str], str])
             continue
         settings |= translation.settings
         inherited |= translation.inherited
+        computed |= translation.computed
         if translation.note and not (translation.ignored and is_default(key, value, given)):
             notes.append(translation.note)
     if problems:
         raise problems[0] if len(problems) == 1 else UnusableSettingsError(problems)
-    return inherited | settings, notes
+    return inherited | settings | computed, notes
 
 
 def translate_key(key: str, value: Value, given: Given, nearest: Callable[[str], str]) -> Translation:

@@ -1,0 +1,6 @@
+"""`python -m recipe.partial_rollout.main_ppo KEY=VALUE…`."""
+
+from trainer.main_ppo import run
+
+if __name__ == "__main__":
+    run("verl_partial_rollout")
