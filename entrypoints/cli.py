@@ -21,8 +21,11 @@ from entrypoints.options import (
     DASHBOARD,
     DEADLINE,
     LOG_DIR,
+    MAX_RESTARTS,
     MIN_NODES,
     REPORT_DIR,
+    SPARES,
+    TLS,
     Dashboard,
     Options,
     RayOptions,
@@ -149,10 +152,31 @@ def _parser(variables: Mapping[str, str]) -> Parser:
         help=f"continue with at least N nodes; when a node is lost, restart the command on the others [{MIN_NODES}]",
     )
     add(
+        "--spares",
+        metavar="K",
+        type=_count,
+        default=_variable(variables, SPARES, _count) or 0,
+        help=f"keep K of the nodes waiting; one takes the place of a lost node, and the command restarts [{SPARES}]",
+    )
+    add(
+        "--max-restarts",
+        metavar="N",
+        type=_count,
+        default=_variable(variables, MAX_RESTARTS, _count) or 0,
+        help="start the command again, at most N times, if it fails with any status but 2; default: 0 "
+        f"[{MAX_RESTARTS}]",
+    )
+    add(
         "--log-dir",
         metavar="DIR",
         default=variables.get(LOG_DIR),
         help=f"keep the logs of every node in DIR [{LOG_DIR}]",
+    )
+    add(
+        "--tls",
+        action="store_true",
+        default=_variable(variables, TLS, _switch) or False,
+        help=f"encrypt Ray's traffic between the nodes, with certificates made for this job [{TLS}=1]",
     )
     add("--no-preflight", action="store_true", help="join even if the checks of this node fail")
     add("--no-ray", action="store_true", help="run the command without Ray; a single node also skips its checks")
@@ -207,7 +231,10 @@ def _options(parsed: argparse.Namespace, report_directory: str) -> Options:
         object_store_memory=parsed.object_store_memory,
         dashboard=parsed.dashboard_address or (Dashboard() if parsed.dashboard else None),
         debugger_external=parsed.ray_debugger_external,
+        tls=parsed.tls,
     )
+    if parsed.tls and parsed.no_ray:
+        raise UsageError("--tls encrypts Ray's traffic, but --no-ray starts no Ray", "leave out one of them")
     return Options(
         command=_command(parsed.words),
         control_port=parsed.control_port,
@@ -215,6 +242,8 @@ def _options(parsed: argparse.Namespace, report_directory: str) -> Options:
         grace=parsed.grace,
         warning_grace=parsed.warning_grace,
         min_nodes=parsed.min_nodes,
+        spares=parsed.spares,
+        max_restarts=parsed.max_restarts,
         log_directory=Path(parsed.log_dir) if parsed.log_dir else None,
         preflight=not parsed.no_preflight,
         report_directory=Path(report_directory),
@@ -273,6 +302,12 @@ def _positive(text: str) -> int:
     if (count := _count(text)) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
     return count
+
+
+def _switch(text: str) -> bool:
+    if text not in ("0", "1"):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither 0 nor 1")
+    return text == "1"
 
 
 def _port(text: str) -> int:

@@ -11,7 +11,10 @@ TOKEN = "SLIPWAY_TOKEN"
 TOKEN_FILE = "SLIPWAY_TOKEN_FILE"
 LOG_DIR = "SLIPWAY_LOG_DIR"
 MIN_NODES = "SLIPWAY_MIN_NODES"
+SPARES = "SLIPWAY_SPARES"
+MAX_RESTARTS = "SLIPWAY_MAX_RESTARTS"
 DASHBOARD = "SLIPWAY_DASHBOARD"
+TLS = "SLIPWAY_TLS"
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,8 @@ class RayOptions:
     """Bytes."""
     dashboard: Dashboard | None = None
     """None for no dashboard."""
+    tls: bool = False
+    """Whether Ray's processes encrypt their traffic, with certificates made for this job."""
     debugger_external: bool = False
     """Whether Ray's legacy debugger listens on all addresses, without a token: `ray debug` then reaches every node."""
 
@@ -51,6 +56,10 @@ class Options:
     """The same after a scheduler's warning signal, SIGUSR1 or SIGUSR2."""
     min_nodes: int | None = None
     """Continue with at least this many nodes, and restart the command when one is lost. None needs all of them."""
+    spares: int = 0
+    """Nodes beyond the needed ones. They wait, and one takes the place of a lost node."""
+    max_restarts: int = 0
+    """How often the command starts again, on a new Ray cluster, after it has failed."""
     log_directory: Path | None = None
     """Each node keeps its log and Ray's in a folder below it."""
     preflight: bool = True
@@ -59,3 +68,8 @@ class Options:
     """The head writes the report on unfit hosts there."""
     ray: RayOptions | None = RayOptions()
     """None runs the command without Ray."""
+
+    @property
+    def survives_losses(self) -> bool:
+        """Whether the job may go on after the loss of a node."""
+        return self.min_nodes is not None or self.spares > 0

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from entrypoints.errors import LaunchError, RayFailedError
+from entrypoints.errors import LaunchError, RayFailedError, UsageError
 from entrypoints.host.accelerators import ACCELERATORS
 from entrypoints.host.agreement import odd_ones
 from entrypoints.job.hello import missing_gpus, say_hello
@@ -21,6 +21,8 @@ from entrypoints.wire.channel import SILENCE
 from entrypoints.wire.secret import ray_token
 
 _ALONE = "127.0.0.1"
+_FINAL = (0, UsageError.exit_code)
+"""Statuses of the command after which another start would end the same way."""
 _LOOK_AGAIN = 0.5
 """Seconds between two checks that the awaited peer is still connected."""
 
@@ -52,22 +54,28 @@ async def _lead(node: Node, meeting: Meeting, secret: str, listen: bool) -> int:
         summaries = {node.name: node.host.fabric.summary()} | {peer.name: peer.fabric for peer in peers}
         for sentence in odd_ones(summaries):
             log.warning("%s", sentence)
+    restarts = 0
     while True:
         status = await _run_once(node, meeting, secret)
         if status is not None:
-            return status
+            if status in _FINAL or restarts == node.options.max_restarts:
+                return status
+            restarts += 1
+            log.warning(
+                "the command failed with status %d; restart %d of %d", status, restarts, node.options.max_restarts
+            )
         await _stop_ray(node, meeting)
 
 
 async def _run_once(node: Node, meeting: Meeting, secret: str) -> int | None:
     """Form Ray on the connected nodes and run the command. None if a node was lost and enough nodes are left."""
     meeting.loss.clear()
-    peers = [meeting.peers[rank] for rank in sorted(meeting.peers)]
+    peers = meeting.choose()
     work = asyncio.create_task(_form_and_run(node, peers, secret))
     loss = asyncio.create_task(meeting.loss.wait())
     try:
         await asyncio.wait({work, loss}, return_when=asyncio.FIRST_COMPLETED)
-        if work.done() and work.result() != 0 and node.options.min_nodes is not None:
+        if work.done() and work.result() != 0 and node.options.survives_losses:
             # The command may have failed because of a lost node that the head has not noticed yet.
             await asyncio.wait({loss}, timeout=SILENCE)
         if not loss.done():
@@ -99,6 +107,7 @@ async def _form_and_run(node: Node, peers: list[Peer], secret: str) -> int:
     environment = {"SLIPWAY_NODE_COUNT": str(len(peers) + 1)}
     if node.options.ray is not None:
         ray = node.make_ray(secret, alone=not peers)
+        node.use_tls(_certificate(node, say_hello(node)["request"]))
         environment |= ray.client_environment(await _form_ray(node, peers, ray))
     return await run_command(node, dict(node.environment) | environment)
 
@@ -107,6 +116,7 @@ async def _stop_ray(node: Node, meeting: Meeting) -> None:
     """End Ray on all remaining nodes, so that the next cluster starts clean. Nodes may be lost meanwhile."""
     node.extend_deadline()
     if node.options.ray is None:
+        await node.end_ray()  # processes that the command left
         return
     for peer in meeting.peers.values():
         peer.ray_started.clear()
@@ -127,7 +137,7 @@ async def _form_ray(node: Node, peers: list[Peer], ray: RayNode) -> str:
             cluster = await ray.start_head(_head_address(peers))
             node.watch_ray()
             for peer in peers:
-                peer.channel.send(start_ray=cluster)
+                peer.channel.send(start_ray=cluster, certificate=_certificate(node, peer.request))
             for peer in peers:
                 waiting_for = f"Ray on {peer.name}"
                 await peer.ray_started.wait()
@@ -145,6 +155,11 @@ async def _form_ray(node: Node, peers: list[Peer], ray: RayNode) -> str:
             "Ray's dashboard is at %s; `launch attach -- printenv RAY_AUTH_TOKEN` on this node prints its token", url
         )
     return cluster
+
+
+def _certificate(node: Node, request: str | None) -> dict[str, str] | None:
+    """The certificate that a node requested; None without TLS."""
+    return node.authority.sign(request) if node.authority is not None and request is not None else None
 
 
 def _check_gpus(node: Node, peers: list[Peer], found: Mapping[str, int]) -> None:

@@ -10,6 +10,7 @@ from entrypoints.host.tree import Tree
 from entrypoints.host.versions import installed
 from entrypoints.job.node import Node
 from entrypoints.wire.channel import Message
+from entrypoints.wire.rendezvous import own_addresses
 
 _MUST_AGREE = {
     "job_id": "job",
@@ -18,6 +19,7 @@ _MUST_AGREE = {
     "ray": "Ray",
     "slipway": "Slipway",
     "image": "image",
+    "tls": "--tls",
 }
 
 MOST_SKEW = 60.0
@@ -41,14 +43,16 @@ def say_hello(node: Node) -> Message:
         "ray": installed("ray"),
         "slipway": node.host.slipway,
         "image": node.host.image,
+        "tls": node.key is not None,
+        "request": node.key.request(own_addresses()) if node.key is not None else None,
     }
 
 
 def objection(ours: Message, theirs: Message) -> str | None:
     """Why the head refuses a node, or None. The sender of `theirs` has proved that it knows the token."""
     for field, label in _MUST_AGREE.items():
-        if ours[field] != theirs.get(field):
-            there, here = ("none" if value is None else value for value in (theirs.get(field), ours[field]))
+        if ours.get(field) != theirs.get(field):
+            there, here = ("none" if value is None else value for value in (theirs.get(field), ours.get(field)))
             return f"{label} differs: {there} there, {here} on the head"
     if abs(skew := theirs["clock"] - time.time()) > MOST_SKEW:
         return f"its clock is {abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} the head's"

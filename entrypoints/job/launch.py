@@ -59,6 +59,11 @@ def launch(detection: Detection, options: Options, hostname: str, variables: Map
             f"--min-nodes is {options.min_nodes}, but {allocation.environment} says {allocation.node_count} nodes",
             hint="`launch explain` shows why; check it if you expected more nodes",
         )
+    if options.spares >= allocation.node_count and not allocation.attach and options.spares:
+        raise UsageError(
+            f"--spares is {options.spares}, but {allocation.environment} says {allocation.node_count} nodes",
+            hint="at least one node must work: choose fewer spares, or start more nodes",
+        )
     if allocation.alone and not allocation.attach:
         raise DetectionError(
             f"{allocation.environment} allocated {allocation.node_count} nodes, but only this process was started",

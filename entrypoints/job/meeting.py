@@ -44,6 +44,10 @@ class Peer:
     """Its `Fabric.summary()`."""
     unfit: list[Message]
     """Its preflight's failures; any of them stops the job."""
+    request: str | None
+    """Its certificate signing request; None without TLS."""
+    in_cluster: bool = False
+    """Whether it takes part in the running cluster. Other nodes are spares."""
     ray_started: asyncio.Event = field(default_factory=asyncio.Event)
     ray_stopped: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -94,7 +98,7 @@ class Meeting:
         Raises PeersMissingError at the deadline, naming each missing node with the reason.
         """
         expected = self._node.allocation.node_count - 1
-        log.info("waiting for %d more nodes on port %d", expected, self._node.control_port)
+        log.info("waiting for %d more nodes on port %d", self._wanted, self._node.control_port)
         try:
             await asyncio.wait_for(self._complete.wait(), self._node.seconds_left)
         except TimeoutError:
@@ -112,22 +116,37 @@ class Meeting:
             ) from None
         return [self.peers[rank] for rank in sorted(self.peers)]
 
+    def choose(self) -> list[Peer]:
+        """The peers of the next cluster, in order of rank; the others are spares."""
+        chosen = [self.peers[rank] for rank in sorted(self.peers)][: self._wanted]
+        for peer in self.peers.values():
+            peer.in_cluster = peer in chosen
+        return chosen
+
+    @property
+    def _wanted(self) -> int:
+        """The number of peers that the job uses; further ones are spares."""
+        return self._node.allocation.node_count - self._node.options.spares - 1
+
     @property
     def _enough(self) -> int:
         """The number of peers that the job needs."""
-        least = self._node.options.min_nodes or self._node.allocation.node_count
-        return max(1, min(least, self._node.allocation.node_count)) - 1
+        least = self._node.options.min_nodes
+        return self._wanted if least is None else min(max(1, least) - 1, self._wanted)
 
     def _lose(self, peer: Peer, error: LaunchError) -> None:
         """Handle the loss of a peer after all had met: end the job, unless enough nodes are left."""
         if self._over or self.peers.get(peer.rank) is not peer:
             return
-        if self._node.options.min_nodes is None or len(self.peers) - 1 < self._enough:
+        if peer.in_cluster and (not self._node.options.survives_losses or len(self.peers) - 1 < self._enough):
             self._node.fail(error)
             return
         del self.peers[peer.rank]
         peer.channel.send(exit=error.exit_code, cause=error.message)  # it may still be connected and wait for this
-        log.warning("%s; continuing with %d nodes", error.message, len(self.peers) + 1)
+        if not peer.in_cluster:
+            log.warning("%s; it was a spare", error.message)
+            return
+        log.warning("%s; continuing with %d nodes", error.message, min(len(self.peers), self._wanted) + 1)
         self.loss.set()
 
     def _all_tasks_here(self) -> bool:
@@ -149,7 +168,7 @@ class Meeting:
         await self._listener.end()
 
     async def _welcome(self, channel: Channel, hello: Message) -> None:
-        if why := objection(self._hello, hello) or self._double(hello):
+        if why := objection(self._hello, hello) or self._double(hello) or self._unfit(hello):
             channel.send(refused=why)
             self._record(hello, why)
             return
@@ -164,7 +183,7 @@ class Meeting:
                 while True:  # such a task only waits for the end
                     await channel.receive()
             equipment = f"{hello['cpus']} CPUs, {hello['gpus']} GPUs"
-            has = (equipment, hello["gpus"], hello["fabric"], hello["unfit"])
+            has = (equipment, hello["gpus"], hello["fabric"], hello["unfit"], hello.get("request"))
             await self._keep(Peer(hello["rank"], hello["hostname"], channel, *has))
         finally:
             del self._members[channel]
@@ -177,12 +196,19 @@ class Meeting:
         holder = taken.get(hello["rank"])
         return f"rank {hello['rank']} is already taken by {holder}" if holder is not None else None
 
+    def _unfit(self, hello: Message) -> str | None:
+        """The objection to an unfit node that the job can do without. Any other one stops the job later."""
+        if not hello["unfit"] or not (self._complete.is_set() or self._node.options.spares):
+            return None
+        return "it is not fit: " + "; ".join(f"{found['check']}: {found['message']}" for found in hello["unfit"])
+
     async def _keep(self, peer: Peer) -> None:
         """Listen to a peer until its channel is lost. Once all nodes have met, that is the loss of a node."""
         self.peers[peer.rank] = peer
         self._causes.pop(peer.rank, None)
-        log.info("%s joined from %s: %s", peer.name, peer.channel.peer_address, peer.equipment)
-        if len(self.peers) == self._node.allocation.node_count - 1:
+        role = ", a spare" if self._complete.is_set() else ""
+        log.info("%s joined from %s: %s%s", peer.name, peer.channel.peer_address, peer.equipment, role)
+        if len(self.peers) >= self._wanted:
             self._complete.set()
         try:
             while True:

@@ -6,7 +6,7 @@ import signal
 import socket
 import time
 from collections.abc import Coroutine, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from entrypoints.environments import Allocation
 from entrypoints.errors import LaunchError, NodeLostError, StoppedError, UsageError
@@ -19,11 +19,17 @@ from entrypoints.options import Options
 from entrypoints.processes import Process, ProcessTree
 from entrypoints.ray.attach import leave_note
 from entrypoints.ray.directory import directory_prefix
+from entrypoints.ray.log_mirror import LogMirror
 from entrypoints.ray.node import RayNode
 from entrypoints.ray.ports import control_port, free_ray_ports
 
+if TYPE_CHECKING:
+    from entrypoints.wire.certificates import Authority, NodeKey
+
 RAY_GRACE = 2.0
 """Seconds between SIGTERM and SIGKILL for Ray's processes, which hold nothing that outlives the job."""
+_MIRROR = 5.0
+"""Seconds between two copies of Ray's logs into the log directory."""
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -51,10 +57,20 @@ class Node:
         self.control_port = options.control_port or control_port(allocation.job_id)
         self.process_tree = ProcessTree()
         self.ray: RayNode | None = None
+        self._mirror: LogMirror | None = None
         self._deadline = time.monotonic() + options.deadline
         self._failure: asyncio.Future[LaunchError] = asyncio.get_running_loop().create_future()
         self._background: set[asyncio.Task[None]] = set()
         self.grace = options.grace
+        self.key: NodeKey | None = None
+        """This node's key for TLS; None without TLS."""
+        self.authority: Authority | None = None
+        """The job's certificate authority, on the head; None without TLS."""
+        if options.ray is not None and options.ray.tls:
+            from entrypoints.wire import certificates  # their library takes a while to import
+
+            self.key = certificates.NodeKey()
+            self.authority = certificates.Authority() if allocation.is_head else None
         for number in STOP_SIGNALS + WARNING_SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, self._interrupt, number)
         orphaned = NodeLostError(f"{self.name} lost: its launch was killed")
@@ -122,7 +138,17 @@ class Node:
         ports = free_ray_ports(job_id, rank, self.options.ray.cpus)
         prefix = directory_prefix(job_id, rank, self.options.control_port)
         self.ray = RayNode(self.process_tree, self.options.ray, ports, self.environment, token, prefix, alone=alone)
+        if self.options.log_directory is not None:
+            folder = log_folder(self.options.log_directory, rank, self.hostname)
+            self._mirror = self.ray.mirror_logs(folder)
+            self.run_in_background(self._keep_logs(self._mirror))
         return self.ray
+
+    def use_tls(self, certificate: Mapping[str, str] | None) -> None:
+        """Let Ray on this node use TLS with this node's certificate. Without TLS there is none."""
+        assert self.ray is not None
+        if self.key is not None and certificate is not None:
+            self.ray.use_tls(self.key.install(certificate, self.ray.directory.path))
 
     def watch_ray(self) -> None:
         """From now on the death of a vital Ray process loses this node. Raises RayFailedError if one is dead."""
@@ -134,6 +160,11 @@ class Node:
         """Let `launch attach` on this node find the cluster."""
         assert self.ray is not None
         leave_note(self.ray.directory.path, self.allocation.job_id, self.ray.client_environment(cluster))
+
+    async def _keep_logs(self, mirror: LogMirror) -> None:
+        while True:
+            await asyncio.sleep(_MIRROR)
+            await asyncio.to_thread(mirror.update)
 
     async def _watch(self, ray: RayNode, name: str, process: Process) -> None:
         status = await process.status()
@@ -181,8 +212,8 @@ class Node:
         await asyncio.gather(*self._background, return_exceptions=True)
         await self.process_tree.end_all(RAY_GRACE)
         if self.ray is not None:
-            if self.options.log_directory is not None:
-                self.ray.keep_logs(log_folder(self.options.log_directory, self.allocation.node_rank, self.hostname))
+            if self._mirror is not None:
+                self._mirror.update()
             self.ray.remove_directory()
             self.ray = None
 

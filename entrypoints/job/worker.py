@@ -9,7 +9,7 @@ from entrypoints.errors import JobEndedError, LaunchError, NodeLostError, PeersM
 from entrypoints.host.interfaces import bracketed
 from entrypoints.job.hello import say_hello
 from entrypoints.job.node import Node, node_name
-from entrypoints.wire.channel import LONGEST_LINE, Channel, ChannelLostError
+from entrypoints.wire.channel import LONGEST_LINE, Channel, ChannelLostError, Message
 from entrypoints.wire.handshake import RefusedError, UnprovenError, introduce
 from entrypoints.wire.network import connect, is_loopback, resolve
 from entrypoints.wire.secret import ray_token
@@ -123,7 +123,7 @@ async def _obey(node: Node, channel: Channel, secret: str) -> tuple[int, str]:
     while True:
         message = await channel.receive()
         if "start_ray" in message:
-            node.run_in_background(_join_ray(node, channel, str(message["start_ray"]), secret))
+            node.run_in_background(_join_ray(node, channel, message, secret))
         elif "stop_ray" in message:
             await node.end_ray()
             channel.send(ray="stopped")
@@ -131,9 +131,12 @@ async def _obey(node: Node, channel: Channel, secret: str) -> tuple[int, str]:
             return int(message["exit"]), str(message["cause"])
 
 
-async def _join_ray(node: Node, channel: Channel, cluster: str, secret: str) -> None:
+async def _join_ray(node: Node, channel: Channel, order: Message, secret: str) -> None:
+    cluster = str(order["start_ray"])
     try:
-        await node.make_ray(secret).start_worker(channel.local_address, cluster)
+        ray = node.make_ray(secret)
+        node.use_tls(order.get("certificate"))
+        await ray.start_worker(channel.local_address, cluster)
         node.watch_ray()
         node.allow_attach(cluster)
     except RayFailedError as error:

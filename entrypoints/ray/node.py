@@ -4,7 +4,6 @@ import asyncio
 import json
 import logging
 import re
-import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from entrypoints.options import Dashboard, RayOptions
 from entrypoints.processes import Process, ProcessTree
 from entrypoints.ray.attach import LOOPBACK_ONLY
 from entrypoints.ray.directory import NodeDirectory
+from entrypoints.ray.log_mirror import LogMirror
 from entrypoints.ray.object_store import choose_object_store
 from entrypoints.ray.ports import RayPorts, can_bind
 
@@ -73,6 +73,11 @@ class RayNode:
             }
         )
         self.directory = _make_directory(prefix)
+
+    def use_tls(self, variables: Mapping[str, str]) -> None:
+        """Encrypt all of Ray's traffic with the certificates that these variables name. Call it before the start."""
+        self._for_clients |= variables
+        self._environment |= variables
 
     async def start_head(self, address: str) -> str:
         """Start Ray's head and return the cluster's address. Raises RayFailedError."""
@@ -181,14 +186,9 @@ class RayNode:
         for line in [line for line in lines if _RAY_ERROR.match(line)][-_LAST_WORDS:]:
             log.error("%s: %s", name, line)
 
-    def keep_logs(self, folder: Path) -> None:
-        """Copy the logs of Ray's processes, because they are removed with the directory."""
-        if not self._logs.exists():
-            return
-        try:
-            shutil.copytree(self._logs, folder / "ray", dirs_exist_ok=True, ignore_dangling_symlinks=True)
-        except (OSError, shutil.Error) as error:
-            log.warning("cannot keep Ray's logs in %s: %s", folder, error)
+    def mirror_logs(self, folder: Path) -> LogMirror:
+        """A mirror of the logs of Ray's processes, which are removed with the directory."""
+        return LogMirror(self._logs, folder / "ray")
 
     def remove_directory(self) -> None:
         """Remove Ray's directory, with a warning if that fails."""

@@ -381,6 +381,67 @@ def test_with_enough_nodes_left_the_command_restarts(start_node: Start) -> None:
     assert "continuing with 2 nodes" in ended.stderr
 
 
+THREE = {"SLIPWAY_HOSTS": "localhost,worker-1.invalid,worker-2.invalid"}
+
+
+def wait_for_line(launch: Launch, words: str) -> None:
+    while words not in (line := launch.read_error()):
+        assert line, f"no line with {words!r}"
+
+
+def test_a_node_that_comes_back_waits_and_is_used_after_the_next_loss(start_node: Start) -> None:
+    script = "echo start; exec sleep 60"
+    workers = [start_node(rank, "--no-ray", "--", "true", **THREE) for rank in (1, 2)]
+    head = start_node(0, "--no-ray", "--min-nodes", "2", "--", "sh", "-c", script, **THREE)
+    assert head.read_line() == "start"
+    workers[0].signal_all(signal.SIGKILL)
+    assert head.read_line() == "start"
+    passing = start_node(1, "--no-ray", "--", "true", **THREE)  # comes and goes: the others go on
+    wait_for_line(head, ", a spare")
+    passing.signal_all(signal.SIGKILL)
+    wait_for_line(head, "it was a spare")
+    back = start_node(1, "--no-ray", "--", "true", **THREE)
+    wait_for_line(head, ", a spare")
+    workers[1].signal_all(signal.SIGKILL)
+    assert head.read_line() == "start"
+    head.signal(signal.SIGTERM)
+    assert (head.wait().stdout, back.wait().status) == ("", 143)
+
+
+def test_an_unfit_node_that_comes_back_is_refused(start_node: Start) -> None:
+    worker = start_node(1, "--no-ray", "--", "true")
+    script = "echo nodes $SLIPWAY_NODE_COUNT; exec sleep 60"
+    head = start_node(0, "--no-ray", "--min-nodes", "1", "--", "sh", "-c", script)
+    assert head.read_line() == "nodes 2"
+    worker.signal_all(signal.SIGKILL)
+    assert head.read_line() == "nodes 1"
+    ended = start_node(1, "--no-ray", "--", "true", SLIPWAY_TEST_NOFILE="1000").wait()
+    assert ended.status == 12
+    assert "refused this node: it is not fit: nofile: at most 1000 files may be open" in ended.stderr
+
+
+def test_a_spare_takes_the_place_of_a_lost_node(start_node: Start) -> None:
+    script = "echo nodes $SLIPWAY_NODE_COUNT; exec sleep 60"
+    workers = {rank: start_node(rank, "--no-ray", "--", "true", **THREE) for rank in (1, 2)}
+    head = start_node(0, "--no-ray", "--spares", "1", "--", "sh", "-c", script, **THREE)
+    assert head.read_line() == "nodes 2"
+    wait_for_line(head, ", a spare")
+    began = time.monotonic()
+    workers[1].signal_all(signal.SIGKILL)  # whichever of the two was the spare, one of these losses hits the cluster
+    assert head.read_line() == "nodes 2"
+    assert time.monotonic() - began < 30
+    workers[2].signal_all(signal.SIGKILL)
+    ended = head.wait()
+    assert ended.status == 13
+    assert "node 2 (" in ended.stderr
+
+
+def test_more_spares_than_nodes_are_refused(start_node: Start) -> None:
+    ended = start_node(0, "--no-ray", "--spares", "2", "--", "true").wait()
+    assert ended.status == 2
+    assert "--spares is 2, but explicit says 2 nodes" in ended.stderr
+
+
 def test_with_too_few_nodes_left_the_job_ends(start_node: Start) -> None:
     worker = start_node(1, "--no-ray", "--", "true")
     head = start_node(0, "--no-ray", "--min-nodes", "2", "--", "sh", "-c", "echo up; exec sleep 60")

@@ -71,6 +71,36 @@ def test_an_unexpected_error_in_background_work_ends_the_node() -> None:
     assert done.returncode == 1
 
 
+COUNT_STARTS = "echo x >> starts; [ $(wc -l < starts) -gt 2 ] || exit 9"
+
+
+def test_a_failed_command_restarts_until_it_succeeds(start: Start, tmp_path: Path) -> None:
+    ended = start("--no-ray", "--max-restarts", "3", "--", "sh", "-c", COUNT_STARTS).wait()
+    assert ended.status == 0
+    assert (tmp_path / "starts").read_text() == "x\nx\nx\n"
+    assert "the command failed with status 9; restart 2 of 3" in ended.stderr
+
+
+def test_restarts_are_bounded(start: Start, tmp_path: Path) -> None:
+    assert start("--no-ray", "--max-restarts", "1", "--", "sh", "-c", COUNT_STARTS).wait().status == 9
+    assert (tmp_path / "starts").read_text() == "x\nx\n"
+
+
+@pytest.mark.parametrize("status", [0, 2])
+def test_a_finished_or_misused_command_does_not_restart(start: Start, tmp_path: Path, status: int) -> None:
+    script = f"echo x >> starts; exit {status}"
+    assert start("--no-ray", "--max-restarts", "3", "--", "sh", "-c", script).wait().status == status
+    assert (tmp_path / "starts").read_text() == "x\n"
+
+
+def test_a_stopped_command_does_not_restart(start: Start) -> None:
+    launch = start("--no-ray", "--max-restarts", "3", "--", "sh", "-c", "echo up; exec sleep 60")
+    assert launch.read_line() == "up"
+    launch.signal(signal.SIGTERM)
+    ended = launch.wait()
+    assert (ended.status, ended.stdout) == (143, "")
+
+
 def test_the_time_after_a_warning_is_bounded(start: Start) -> None:
     launch = start("--no-ray", "--warning-grace", "0.5", "--", "sh", "-c", "trap '' TERM; echo up; sleep 60")
     assert launch.read_line() == "up"

@@ -1,6 +1,7 @@
 """Real Ray clusters. Skipped without Ray, which the images have."""
 
 import os
+import shutil
 import signal
 import sys
 import time
@@ -83,6 +84,35 @@ def test_two_nodes_form_one_cluster_and_share_the_status(start_node: Start) -> N
     assert "2 nodes, 2 GPUs" in told.stderr
 
 
+TLS_IS_NEEDED = """
+import os, socket, ssl, sys
+host, port = os.environ["RAY_ADDRESS"].rsplit(":", 1)
+context = ssl.create_default_context(cafile=os.environ["RAY_TLS_CA_CERT"])
+try:
+    context.wrap_socket(socket.create_connection((host, int(port))), server_hostname=host).recv(1)
+except ssl.SSLError as error:
+    print("without a certificate of its own:", "CERTIFICATE" in str(error).upper(), flush=True)
+context.load_cert_chain(os.environ["RAY_TLS_SERVER_CERT"], os.environ["RAY_TLS_SERVER_KEY"])
+print("with one:", context.wrap_socket(socket.create_connection((host, int(port))), server_hostname=host).version())
+"""
+
+
+def test_two_nodes_speak_tls(start_node: Start) -> None:
+    variables = {"SLIPWAY_DEADLINE": "120"}
+    worker = start_node(1, *SMALL, "--tls", "--", "true", **variables)
+    script = f"{sys.executable} -c '{TLS_IS_NEEDED}' && {sys.executable} -c '{COUNT_NODES}'"
+    told = start_node(0, *SMALL, "--tls", "--", "sh", "-c", script, **variables).wait()
+    assert (told.status, worker.wait().status) == (7, 7), told.stderr
+    assert told.stdout == "without a certificate of its own: True\nwith one: TLSv1.3\n2 False token 64\n"
+
+
+def test_a_node_without_tls_is_refused(start_node: Start) -> None:
+    head = start_node(0, *SMALL, "--tls", "--", "true", SLIPWAY_DEADLINE="4")
+    worker = start_node(1, *SMALL, "--", "true")
+    assert "--tls differs: False there, True on the head" in worker.wait().stderr
+    assert head.wait().status == 12
+
+
 @pytest.mark.usefixtures("ipv6")
 def test_ray_runs_over_ipv6_on_nodes_without_ipv4(start_node: Start) -> None:
     variables = {"SLIPWAY_DEADLINE": "120", "SLIPWAY_HOSTS": "::1,worker-1.invalid"}
@@ -125,6 +155,16 @@ def test_a_stranger_cannot_enter_rays_directory(start: Start) -> None:
     assert start(*SMALL, "--", "sh", "-c", script).wait().stdout.split() == ["700"]
 
 
+def test_rays_logs_are_kept_while_the_job_runs(start: Start, tmp_path: Path) -> None:
+    launch = start(*SMALL, "--log-dir", str(tmp_path / "logs"), "--", "sh", "-c", "echo up; exec sleep 100")
+    assert launch.read_line() == "up"
+    deadline = time.monotonic() + 60
+    while not list((tmp_path / "logs").glob("node0-*/ray/gcs_server*")):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    assert launch.running
+
+
 def descendants(pid: int) -> list[int]:
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").glob("[0-9]*"):
@@ -156,6 +196,20 @@ def test_the_death_of_ray_on_any_node_ends_the_job(start_node: Start, rank: int,
     assert all(f"lost: its {name} died (killed by SIGKILL)" in end.stderr for end in ends)
     assert time.monotonic() - began < 10
     assert not [pid for pid in below if Path(f"/proc/{pid}").exists()]
+
+
+@pytest.mark.parametrize("which", ["first", "second"])
+def test_a_killed_launch_leaves_no_ray_behind(start: Start, which: str) -> None:
+    launch = start(*SMALL, "--", "sh", "-c", "echo up; exec sleep 100")
+    assert launch.read_line() == "up"
+    below = descendants(launch.pid)
+    os.kill(launch.pid if which == "first" else below[0], signal.SIGKILL)
+    deadline = time.monotonic() + 20
+    while any(Path(f"/proc/{pid}").exists() for pid in below):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    for path in ray_directories() if which == "second" else ():
+        shutil.rmtree(path)  # nobody was left to remove it
 
 
 def test_sigterm_ends_command_and_ray_within_the_time_of_docker_stop(start: Start) -> None:
