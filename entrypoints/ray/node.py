@@ -24,6 +24,8 @@ _HEAD_ONLY = ("gcs", "client_server", "dashboard", "dashboard_metrics")
 _PATIENCE = {"RAY_worker_register_timeout_seconds": "300"}
 """Defaults that the user can override. Ray starts a worker for each CPU at once: hundreds of them that import Python
 from a slow disk need more than its default of 60 s."""
+_WITHOUT_DASHBOARD = {"RAY_enable_metrics_collection": "0"}
+"""A default that the user can override. Each node otherwise serves its metrics to everybody, without a token."""
 _DASHBOARD_PORT = 8265
 """Ray's default."""
 _LAST_WORDS = 10
@@ -64,6 +66,7 @@ class RayNode:
         """Variables that every program of the cluster needs."""
         self._environment = (
             _PATIENCE
+            | ({} if options.dashboard else _WITHOUT_DASHBOARD)
             | without_launchers(environment)
             | {
                 **self._for_clients,
