@@ -19,7 +19,7 @@ from entrypoints.wire.channel import FOREIGN, Channel, ChannelLostError, Message
 from entrypoints.wire.secret import nonce, proof, session_key
 
 PROTOCOL = 2
-PATIENCE = 10.0
+PATIENCE = 20.0
 """Seconds for the whole handshake."""
 _HEX = re.compile(r"[0-9a-f]{64}")
 _LONGEST_HOST = 255

@@ -12,7 +12,7 @@ from entrypoints.environments import detect
 from entrypoints.host.tree import Tree
 from entrypoints.wire.job_directory import shared_home
 from entrypoints.wire.rendezvous import HeadNote, leave, meeting_place
-from tests.entrypoints.conftest import REPOSITORY, Launch, Start
+from tests.entrypoints.conftest import REPOSITORY, Launch, Start, alive
 
 
 def test_all_nodes_exit_with_the_commands_status(start_node: Start) -> None:
@@ -295,7 +295,7 @@ def test_a_killed_launch_ends_the_job_with_its_name(start_node: Start, rank: int
     assert told.status == 13
     assert f"node {rank} (" in told.stderr
     assert "lost: its launch was killed" in told.stderr
-    assert not Path(f"/proc/{command}").exists()
+    assert not alive(command)
 
 
 def test_a_lost_head_ends_the_job(start_node: Start) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.entrypoints.conftest import PATIENCE, REPOSITORY, Start
+from tests.entrypoints.conftest import PATIENCE, REPOSITORY, Start, alive
 
 UNFORESEEN = """
 import asyncio
@@ -31,13 +31,6 @@ async def main():
 
 asyncio.run(main())
 """
-
-
-def alive(pid: int) -> bool:
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return False
 
 
 STOPS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGALRM]

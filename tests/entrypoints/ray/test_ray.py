@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.entrypoints.conftest import Launch, Start
+from tests.entrypoints.conftest import Launch, Start, alive
 
 pytest.importorskip("ray", reason="needs Ray, which the images have")
 
@@ -209,7 +209,7 @@ def test_a_killed_launch_leaves_no_ray_behind(start: Start, which: str) -> None:
     below = descendants(launch.pid)
     os.kill(launch.pid if which == "first" else below[0], signal.SIGKILL)
     deadline = time.monotonic() + 20
-    while any(Path(f"/proc/{pid}").exists() for pid in below):
+    while any(alive(pid) for pid in below):
         assert time.monotonic() < deadline
         time.sleep(0.1)
     for path in ray_directories() if which == "second" else ():
