@@ -13,24 +13,28 @@ from urllib.parse import urljoin
 import requests
 
 from buildkit.errors import RegistryError
+from buildkit.registry.answers import ANSWER_LIMIT, read_limited
 from buildkit.registry.content import (
     EMPTY,
     IMAGE,
     INDEX,
+    MALFORMED,
     MANIFESTS,
     TAMPERED,
     BlobStream,
     Descriptor,
     Manifest,
+    descriptors,
     digest_of,
     read_object,
 )
 from buildkit.registry.credentials import Credentials
 from buildkit.registry.reference import Reference
-from buildkit.registry.transport import BLOCK, Transport, broken_off
+from buildkit.registry.transport import Transport
 
 PATIENCE = 60.0  # seconds for which a failing request is repeated
-LIMIT = 2**26  # bytes of a manifest or an attachment; more is refused
+LIMIT = 2**26  # bytes of an attachment; more is refused
+PAGES = 100  # of a list of referrers
 
 
 class Registry:
@@ -50,7 +54,7 @@ class Registry:
         with closing(answer):
             if answer.status_code == 404:
                 return None
-            body = self._read_limited(answer, name)
+            body = read_limited(answer, ANSWER_LIMIT, self.reference.name, f"manifest {name}")
         digest = digest_of(body)
         claimed = name if name.startswith("sha256:") else answer.headers.get("Docker-Content-Digest", digest)
         if digest != claimed:
@@ -61,20 +65,6 @@ class Registry:
         media_type = answer.headers.get("Content-Type", "").partition(";")[0]
         return Manifest(Descriptor(media_type, digest, len(body)), body)
 
-    def _read_limited(self, answer: requests.Response, name: str) -> bytes:
-        body = bytearray()
-        try:
-            for chunk in answer.iter_content(BLOCK):
-                body += chunk
-                if len(body) > LIMIT:
-                    raise RegistryError(
-                        f"manifest {name} in {self.reference.name} has more than {LIMIT} bytes, the limit",
-                        "do not use this image; find out who published it",
-                    )
-        except requests.RequestException as error:
-            raise broken_off(self.reference.name, f"manifest {name}", error) from error
-        return bytes(body)
-
     def put_manifest(self, name: str, body: bytes, media_type: str) -> requests.Response:
         return self._send("PUT", f"manifests/{name}", data=body, content_type=media_type)
 
@@ -82,7 +72,8 @@ class Registry:
 
     def has_blob(self, blob: Descriptor) -> bool:
         answer = self._send("HEAD", f"blobs/{blob.digest}", allowed={404})
-        return answer.status_code == 200 and int(answer.headers.get("Content-Length", blob.size)) == blob.size
+        length = answer.headers.get("Content-Length", "")
+        return answer.status_code == 200 and (not length.isdecimal() or int(length) == blob.size)
 
     def blob(self, blob: Descriptor) -> bytes:
         """The content of a small blob, checked against its digest."""
@@ -105,24 +96,35 @@ class Registry:
         blob = Descriptor(media_type, digest_of(content), len(content))
         if self.has_blob(blob):
             return blob
-        started = self._send("POST", "blobs/uploads/")
-        upload = urljoin(started.url, started.headers["Location"])
+        upload = self._start_upload()
         self._send("PUT", upload, data=content, content_type="application/octet-stream", query={"digest": blob.digest})
         return blob
 
+    def _start_upload(self) -> str:
+        started = self._send("POST", "blobs/uploads/")
+        if "Location" not in started.headers:
+            raise RegistryError(f"{self.reference.host} starts an upload without a Location", MALFORMED)
+        return urljoin(started.url, started.headers["Location"])
+
     def check_access(self) -> None:
         """Starts an upload and cancels it. Raises `RegistryError` when we may not push."""
-        started = self._send("POST", "blobs/uploads/")
-        self._send("DELETE", urljoin(started.url, started.headers["Location"]), allowed=frozenset(range(400, 500)))
+        self._send("DELETE", self._start_upload(), allowed=frozenset(range(400, 500)))
 
     # ---- referrers: manifests with a `subject`
 
     def referrers(self, digest: str) -> list[Descriptor]:
         """The manifests that refer to a manifest, from the referrers API or, without one, from the fall-back tag."""
-        answer = self._send("GET", f"referrers/{digest}", accept=INDEX, allowed={404})
-        if answer.status_code == 200:
-            return [Descriptor.read(entry) for entry in read_object(answer.content).get("manifests", [])]
-        return self._fallback(digest)
+        page, found = f"referrers/{digest}", []
+        for _ in range(PAGES):
+            answer = self._send("GET", page, accept=INDEX, allowed={404})
+            if answer.status_code == 404:
+                return self._fallback(digest)
+            found += descriptors(read_object(answer.content), "manifests")
+            following = answer.links.get("next", {}).get("url")
+            if not following:
+                return found
+            page = urljoin(answer.url, following)
+        raise RegistryError(f"{self.reference.host} lists more than {PAGES} pages of referrers of {digest}", MALFORMED)
 
     def attach(
         self, subject: Descriptor, artifact_type: str, content: bytes, annotations: Mapping[str, str]
@@ -148,7 +150,7 @@ class Registry:
 
     def _fallback(self, digest: str) -> list[Descriptor]:
         index = self.manifest(fallback_tag(digest))
-        return [Descriptor.read(entry) for entry in index.content.get("manifests", [])] if index else []
+        return descriptors(index.content, "manifests") if index else []
 
     def _add_to_fallback(self, digest: str, artifact: Descriptor) -> None:
         present = self._fallback(digest)

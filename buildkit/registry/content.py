@@ -5,6 +5,7 @@ https://github.com/opencontainers/image-spec/blob/main/spec.md.
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, cast
@@ -12,13 +13,14 @@ from typing import Any, BinaryIO, cast
 import requests
 
 from buildkit.errors import RegistryError
-from buildkit.registry.transport import BLOCK, broken_off
+from buildkit.registry.answers import BLOCK, broken_off
 
 IMAGE = "application/vnd.oci.image.manifest.v1+json"
 INDEX = "application/vnd.oci.image.index.v1+json"
 DOCKER_IMAGE = "application/vnd.docker.distribution.manifest.v2+json"
 DOCKER_LIST = "application/vnd.docker.distribution.manifest.list.v2+json"
 EMPTY = "application/vnd.oci.empty.v1+json"
+DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 MANIFESTS = (IMAGE, DOCKER_IMAGE, INDEX, DOCKER_LIST)
 
 MALFORMED = "check with `curl` that the address is an image registry"
@@ -39,10 +41,14 @@ class Descriptor:
     def read(cls, value: Mapping[str, Any]) -> "Descriptor":
         """Raises `RegistryError` for a value that is no descriptor."""
         try:
-            required = str(value["mediaType"]), str(value["digest"]), int(value["size"])
-            return cls(*required, value.get("artifactType", ""), value.get("annotations") or {})
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise RegistryError(f"the registry sent no valid OCI descriptor: {value!r}", MALFORMED) from error
+            required = str(value["mediaType"]), str(value["digest"]), value["size"]
+            optional = value.get("artifactType") or "", value.get("annotations") or {}
+        except (KeyError, TypeError, AttributeError):
+            required, optional = ("", "", None), ("", {})
+        kind, digest, size = required
+        if not (type(size) is int and size >= 0 and DIGEST.fullmatch(digest) and isinstance(optional[1], Mapping)):
+            raise RegistryError(f"the registry sent no valid OCI descriptor: {repr(value)[:200]}", MALFORMED)
+        return cls(kind, digest, size, str(optional[0]), optional[1])
 
     def as_json(self) -> dict[str, Any]:
         optional = {"artifactType": self.artifact_type, "annotations": dict(self.annotations)}
@@ -63,7 +69,7 @@ class Manifest:
 
     @property
     def layers(self) -> list[Descriptor]:
-        return [Descriptor.read(layer) for layer in self.content.get("layers", [])]
+        return descriptors(self.content, "layers")
 
     @property
     def config(self) -> Descriptor:
@@ -123,11 +129,19 @@ def read_object(body: bytes) -> dict[str, Any]:
     """A JSON object. Raises `RegistryError` for anything else."""
     try:
         content = json.loads(body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RegistryError(f"the registry sent no JSON: {body[:60]!r}", MALFORMED) from error
     if not isinstance(content, dict):
         raise RegistryError(f"the registry sent no JSON object: {body[:60]!r}", MALFORMED)
     return content
+
+
+def descriptors(content: Mapping[str, Any], name: str) -> list[Descriptor]:
+    """A list of descriptors; empty if it is absent or null. Raises `RegistryError` for anything else."""
+    values = content.get(name) or []
+    if not isinstance(values, list):
+        raise RegistryError(f"the registry sent {name} that are no list: {repr(values)[:60]}", MALFORMED)
+    return [Descriptor.read(value) for value in values]
 
 
 def digest_of(content: bytes) -> str:

@@ -3,10 +3,12 @@
 Tokens: https://distribution.github.io/distribution/spec/auth/token/.
 """
 
+import json
 import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypedDict
 from urllib.parse import urlsplit
 
 import requests
@@ -15,6 +17,7 @@ from docker.errors import DockerException
 
 from buildkit.errors import RegistryError
 from buildkit.host.settings import find_ca
+from buildkit.registry.answers import ANSWER_LIMIT, read_limited
 from buildkit.registry.reference import Reference
 
 TIMEOUT = (10, 30)  # seconds to connect, and for an answer
@@ -81,15 +84,24 @@ class Bearer(requests.auth.AuthBase):
         return request
 
 
+class TokenRequest(TypedDict):
+    timeout: tuple[int, int]
+    stream: bool
+    allow_redirects: bool
+
+
 def fetch_token(
     session: requests.Session, challenge: dict[str, str], credentials: Credentials, reference: Reference
 ) -> str:
     realm = challenge.get("realm", "")
-    if reference.secure and urlsplit(realm).scheme != "https":
+    parts = urlsplit(realm)
+    if reference.secure and parts.scheme != "https":
         raise RegistryError(
             f"{reference.host} asks us to send the password to {realm or 'nowhere'}, which is not HTTPS",
             "set an https:// token realm in the registry's configuration",
         )
+    # A redirect would carry the password on to a host that the registry did not name.
+    options: TokenRequest = {"timeout": TIMEOUT, "stream": True, "allow_redirects": False}
     query: dict[str, str] = {name: challenge[name] for name in ("service", "scope") if name in challenge}
     if credentials.identity_token:
         form = {
@@ -98,17 +110,27 @@ def fetch_token(
             "refresh_token": credentials.identity_token,
             "client_id": "slipway",
         }
-        answer = session.post(realm, data=form, timeout=TIMEOUT, auth=Anonymous())
+        answer = session.post(realm, data=form, auth=Anonymous(), **options)
     else:
         basic = requests.auth.HTTPBasicAuth(credentials.user, credentials.password)
-        answer = session.get(realm, params=query, timeout=TIMEOUT, auth=basic if credentials.user else Anonymous())
-    if answer.status_code >= 400:
+        answer = session.get(realm, params=query, auth=basic if credentials.user else Anonymous(), **options)
+    content = read_limited(answer, ANSWER_LIMIT, str(parts.hostname), "a token")
+    token = token_in(content) if answer.status_code == 200 else ""
+    if not token:
         raise RegistryError(
-            f"{urlsplit(realm).hostname} gave no token for {reference.name}: HTTP {answer.status_code}",
+            f"{parts.hostname} gave no token for {reference.name}: HTTP {answer.status_code}",
             f"run `docker login {reference.host}` as a user who may push to {reference.repository}",
         )
-    found = answer.json()
-    return str(found.get("token") or found["access_token"])
+    return token
+
+
+def token_in(content: bytes) -> str:
+    """The token in a token server's answer; empty if it has none."""
+    try:
+        found = json.loads(content)
+        return str(found.get("token") or found.get("access_token") or "")
+    except (ValueError, AttributeError, RecursionError):
+        return ""
 
 
 class Anonymous(requests.auth.AuthBase):

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from buildkit.errors import UsageError
 
 # https://github.com/opencontainers/distribution-spec/blob/main/spec.md#pulling-manifests
+DOCKER_HUB = ("docker.io", "index.docker.io")
 PATH = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 REFERENCE = re.compile(
     r"(?:(?P<scheme>https?)://)?"
@@ -29,6 +30,15 @@ class Reference:
     @property
     def name(self) -> str:
         return f"{self.host}/{self.repository}"
+
+    @property
+    def scheme(self) -> str:
+        return "https" if self.secure else "http"
+
+    @property
+    def api_host(self) -> str:
+        """The host that answers the registry API: Docker Hub's is not the one in its images' names."""
+        return "registry-1.docker.io" if self.host in DOCKER_HUB else self.host
 
     def __str__(self) -> str:
         if self.digest:

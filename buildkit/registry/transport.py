@@ -11,13 +11,13 @@ from urllib.request import getproxies
 import requests
 
 from buildkit.errors import RegistryError
+from buildkit.registry.answers import ANSWER_LIMIT, innermost, read_limited, without_query
 from buildkit.registry.credentials import Anonymous, Credentials, authorize, trusted_ca
 from buildkit.registry.reference import Reference
 
 log = logging.getLogger(__name__)
 
 TIMEOUT = (10, 60)  # seconds to connect, and between two pieces of an answer
-BLOCK = 2**20  # bytes read at once
 BUSY = {408, 429, 500, 502, 503, 504}
 
 
@@ -27,11 +27,12 @@ class Transport:
     def __init__(self, reference: Reference, credentials: Credentials, ca: Path | None, patience: float) -> None:
         self.reference, self.patience = reference, patience
         self._credentials = credentials
-        self._base = f"{'https' if reference.secure else 'http'}://{reference.host}/v2/{reference.repository}/"
-        self._session = requests.Session()
+        self._base = f"{reference.scheme}://{reference.api_host}/v2/{reference.repository}/"
+        self._session = Session(reference)
         self._session.trust_env = False  # credentials come from docker's configuration, never from ~/.netrc
         self._session.proxies = getproxies() if needs_proxy(self._base) else {}
-        self._session.verify = str(trusted_ca(reference.host, ca) or True) if reference.secure else False
+        found = trusted_ca(reference.host, ca)
+        self._session.verify = str(found) if found else True  # a plain registry's token server may be an HTTPS one
 
     def send(
         self,
@@ -45,20 +46,25 @@ class Transport:
         allowed: set[int] | frozenset[int] = frozenset(),
         stream: bool = False,
     ) -> requests.Response:
-        """The registry's answer; `path` is relative to the repository, or a URL.
+        """The registry's answer; `path` is relative to the repository, or a URL. Only `stream` leaves its body unread.
 
-        Raises `RegistryError` for a status above 399 that is not `allowed`, or when the patience is used up.
+        Raises `RegistryError` for a status above 399 that is not `allowed`, for a larger answer than `ANSWER_LIMIT`,
+        for a URL without TLS where the registry has it, or when the patience is used up.
         """
         headers = {"Accept": accept or "*/*"}
         if content_type:
             headers["Content-Type"] = content_type
         request = requests.Request(method, urljoin(self._base, path), headers, data=data, params=query)
+        refuse_plain(self.reference, request.url)
         end, pause = time.monotonic() + self.patience, 0.25
         while True:
-            answer = self._try(request, stream)
+            answer = self._try(request)
             if isinstance(answer, requests.Response):
                 if answer.status_code < 400 or answer.status_code in allowed:
+                    if not stream:
+                        read_limited(answer, ANSWER_LIMIT, self.reference.name, path)
                     return answer
+                read_limited(answer, ANSWER_LIMIT, self.reference.name, path)
                 problem = explain(answer)
                 if answer.status_code not in BUSY or is_full(problem):
                     raise refusal(self.reference, method, answer, problem)
@@ -74,14 +80,16 @@ class Transport:
             time.sleep(pause)
             pause = min(2 * pause, 8)
 
-    def _try(self, request: requests.Request, stream: bool) -> requests.Response | str:
+    def _try(self, request: requests.Request) -> requests.Response | str:
         """The answer, with credentials if the registry asks for them; or the reason why there is none."""
         try:
-            answer = self._session.send(self._prepare(request), stream=stream, timeout=TIMEOUT)
-            if answer.status_code == 401 and self._is_ours(answer.url):
+            answer = self._session.send(self._prepare(request), stream=True, timeout=TIMEOUT)
+            # The registry itself asks for the password. What it redirects to may name a token server of its own.
+            if answer.status_code == 401 and not answer.history and self._is_ours(answer.url):
+                answer.close()
                 push = request.method not in ("GET", "HEAD")
                 authorize(self._session, answer, self._credentials, self.reference, push)
-                answer = self._session.send(self._prepare(request), stream=stream, timeout=TIMEOUT)
+                answer = self._session.send(self._prepare(request), stream=True, timeout=TIMEOUT)
             return answer
         except requests.RequestException as error:
             cause = innermost(error)
@@ -104,24 +112,33 @@ class Transport:
         return (asked.scheme, asked.netloc) == (ours.scheme, ours.netloc)
 
 
+class Session(requests.Session):
+    """Follows no redirect from a registry with TLS to an address without it."""
+
+    def __init__(self, reference: Reference) -> None:
+        super().__init__()
+        self._reference = reference
+
+    def get_redirect_target(self, resp: requests.Response) -> str | None:
+        target = super().get_redirect_target(resp)
+        if target:
+            refuse_plain(self._reference, urljoin(resp.url, target))
+        return target
+
+
+def refuse_plain(reference: Reference, url: str) -> None:
+    if reference.secure and urlsplit(url).scheme != "https":
+        raise RegistryError(
+            f"{reference.host} sends us to {without_query(url)}, which is not HTTPS",
+            "set the registry's public address to its https:// one; a proxy before it must pass X-Forwarded-Proto",
+        )
+
+
 def needs_proxy(url: str) -> bool:
     return not requests.utils.should_bypass_proxies(url, no_proxy=None)
 
 
-def innermost(error: BaseException) -> BaseException:
-    """The first cause: requests wraps it three times."""
-    while error.__context__ is not None:
-        error = error.__context__
-    return error
-
-
 # ---- errors ----------------------------------------------------------------------------------------------------------
-
-
-def broken_off(repository: str, what: str, error: requests.RequestException) -> RegistryError:
-    return RegistryError(
-        f"the connection broke while {repository} sent {what}: {innermost(error)}", "run the same command again"
-    )
 
 
 def explain(answer: requests.Response) -> str:
@@ -131,7 +148,7 @@ def explain(answer: requests.Response) -> str:
         reason = "; ".join(
             f"{entry.get('message') or entry['code']} {entry.get('detail') or ''}".strip() for entry in errors
         )
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         reason = answer.reason or "no reason given"
     return f"HTTP {answer.status_code}: {reason}"
 

@@ -88,8 +88,6 @@ def registry_digest(base: Base) -> str:
 def base_manifest(image: str) -> Manifest:
     """The manifest of a base's image in its registry. Raises `RegistryError`."""
     reference = parse_reference(full_name(image))
-    if reference.host == "docker.io":
-        reference = replace(reference, host="registry-1.docker.io")
     credentials = read_credentials(reference.host)
 
     def fetch(image: Reference) -> Manifest | None:

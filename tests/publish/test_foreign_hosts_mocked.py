@@ -1,6 +1,7 @@
 """A password goes to its own registry only. Registry and storage are small stand-ins."""
 
 import base64
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -25,6 +26,7 @@ class MockedHost(ThreadingHTTPServer):
     def __init__(self, challenge: str = "") -> None:
         super().__init__(("127.0.0.1", 0), MockedHandler)
         self.challenge, self.elsewhere = challenge, ""
+        self.answers: dict[str, tuple[int, dict[str, str], bytes]] = {}  # by path, in place of the usual ones
         self.seen: list[str | None] = []
 
     @property
@@ -54,6 +56,8 @@ class MockedHandler(BaseHTTPRequestHandler):
         if self.server.challenge and authorization != BASIC:
             status, headers = 401, {"WWW-Authenticate": self.server.challenge}
         body = CONTENT if status == 200 else b""
+        if self.path in self.server.answers:
+            status, headers, body = self.server.answers[self.path]
         self.send_response(status)
         for name, value in {"Content-Length": str(len(body)), **headers}.items():
             self.send_header(name, value)
@@ -104,3 +108,72 @@ def test_mocked_storage_that_asks_for_the_password_gets_none(hosts: tuple[Mocked
     with pytest.raises(RegistryError, match=r"refuses PUT .*HTTP 401"):
         connect_to(registry).put_blob(CONTENT, "text/plain")
     assert set(storage.seen) == {None}
+
+
+def test_mocked_redirect_to_the_registry_itself_cannot_name_another_token_server(
+    hosts: tuple[MockedHost, MockedHost],
+) -> None:
+    """Somebody who controls one path of the host must not get the password through its 401."""
+    registry, storage = hosts
+    registry.challenge = ""
+    evil = {"WWW-Authenticate": f'Bearer realm="http://{storage.address}/token",service="s"'}
+    registry.answers = {
+        "/v2/slipway/manifests/latest": (307, {"Location": "/pages/evil"}, b""),
+        "/pages/evil": (401, evil, b""),
+    }
+    with pytest.raises(RegistryError, match="HTTP 401"):
+        connect_to(registry).manifest("latest")
+    assert storage.seen == []
+
+
+def test_mocked_token_server_that_redirects_hands_on_no_password(hosts: tuple[MockedHost, MockedHost]) -> None:
+    registry, storage = hosts
+    registry.challenge = f'Bearer realm="http://{registry.address}/token",service="s"'
+    registry.answers = {"/token": (307, {"Location": f"http://{storage.address}/token"}, b"")}
+    reference = Reference(registry.address, "slipway", secure=False)
+    with pytest.raises(RegistryError, match="gave no token"):
+        Registry(reference, Credentials(identity_token="secret"), patience=0.1).check_access()
+    assert storage.seen == []
+
+
+def test_mocked_upload_without_a_location_is_named(hosts: tuple[MockedHost, MockedHost]) -> None:
+    registry, _ = hosts
+    registry.answers = {"/v2/slipway/blobs/uploads/": (202, {}, b"")}
+    with pytest.raises(RegistryError, match="an upload without a Location"):
+        connect_to(registry).put_blob(CONTENT, "text/plain")
+
+
+def page_of(number: int) -> bytes:
+    entry = {"mediaType": "a", "digest": f"sha256:{number:064x}", "size": 1}
+    return json.dumps({"manifests": [entry]}).encode()
+
+
+def test_mocked_referrers_on_several_pages_are_all_read(hosts: tuple[MockedHost, MockedHost]) -> None:
+    registry, _ = hosts
+    first = "/v2/slipway/referrers/sha256:1"
+    registry.challenge = ""
+    registry.answers = {
+        first: (200, {"Link": f'<{first}?next=2>; rel="next"'}, page_of(1)),
+        f"{first}?next=2": (200, {}, page_of(2)),
+    }
+    found = connect_to(registry).referrers("sha256:1")
+    assert [entry.digest for entry in found] == [f"sha256:{number:064x}" for number in (1, 2)]
+
+
+def test_mocked_referrers_that_never_end_are_refused(hosts: tuple[MockedHost, MockedHost]) -> None:
+    registry, _ = hosts
+    path = "/v2/slipway/referrers/sha256:1"
+    registry.challenge = ""
+    registry.answers = {path: (200, {"Link": f'<{path}>; rel="next"'}, page_of(1))}
+    with pytest.raises(RegistryError, match="more than 100 pages"):
+        connect_to(registry).referrers("sha256:1")
+
+
+@pytest.mark.parametrize("path", ["referrers/sha256:1", "manifests/latest"])
+def test_mocked_answer_above_the_limit_is_refused(hosts: tuple[MockedHost, MockedHost], path: str) -> None:
+    registry, _ = hosts
+    registry.challenge = ""
+    registry.answers = {f"/v2/slipway/{path}": (200, {}, b" " * (2**22 + 1))}
+    asked = connect_to(registry)
+    with pytest.raises(RegistryError, match="more than 4194304 bytes"):
+        asked.manifest("latest") if "manifests" in path else asked.referrers("sha256:1")

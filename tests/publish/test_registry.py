@@ -13,8 +13,9 @@ import pytest
 from buildkit.errors import RegistryError
 from buildkit.recipe.matrix import Base
 from buildkit.registry.client import Registry
-from buildkit.registry.content import IMAGE, Descriptor, digest_of, read_object
+from buildkit.registry.content import IMAGE, Descriptor, descriptors, digest_of, read_object
 from buildkit.registry.credentials import Credentials, read_credentials
+from buildkit.registry.reference import parse_reference
 from buildkit.supply.base import registry_digest
 from tests.publish.conftest import PASSWORD, USER, Server, connect, docker_config, make_server, push_image
 
@@ -72,6 +73,17 @@ def test_credentials_are_those_of_docker_login(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("DOCKER_CONFIG", str(docker_config(tmp_path, "registry.example.com:5000")))
     assert read_credentials("registry.example.com:5000") == Credentials(USER, PASSWORD)
     assert read_credentials("elsewhere.example.com") == Credentials()
+
+
+def test_docker_hub_is_asked_at_its_own_host_with_its_own_credentials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`docker login` stores Docker Hub's password under an address that is neither its images' host nor its API's."""
+    monkeypatch.setenv("DOCKER_CONFIG", str(docker_config(tmp_path, "https://index.docker.io/v1/")))
+    reference = parse_reference("docker.io/team/slipway:cpu")
+    assert str(reference) == "docker.io/team/slipway:cpu"
+    assert reference.api_host == "registry-1.docker.io"
+    assert read_credentials(reference.host) == Credentials(USER, PASSWORD)
 
 
 def test_credential_helper_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +181,7 @@ def test_blob_larger_than_the_limit_is_refused_unread(registry: Registry, monkey
 
 def test_manifest_larger_than_the_limit_is_refused(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     push_image(registry, "latest")
-    monkeypatch.setattr("buildkit.registry.client.LIMIT", 100)
+    monkeypatch.setattr("buildkit.registry.client.ANSWER_LIMIT", 100)
     with pytest.raises(RegistryError, match="more than 100 bytes"):
         registry.manifest("latest")
 
@@ -210,13 +222,40 @@ def test_fresh_image_has_no_referrers(registry: Registry) -> None:
     assert registry.referrers(push_image(registry, "latest")) == []
 
 
-@pytest.mark.parametrize("value", [{}, {"mediaType": "a", "digest": "b", "size": "c"}, None, "text", {"size": 1}])
+DIGEST = "sha256:" + "a" * 64
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {},
+        None,
+        "text",
+        {"size": 1},
+        {"mediaType": "a", "digest": DIGEST, "size": "1"},
+        {"mediaType": "a", "digest": DIGEST, "size": float("inf")},
+        {"mediaType": "a", "digest": DIGEST, "size": -1},
+        {"mediaType": "a", "digest": "../../secret", "size": 1},
+        {"mediaType": "a", "digest": DIGEST, "size": 1, "annotations": ["a"]},
+    ],
+)
 def test_a_value_that_is_not_a_descriptor_is_refused(value: Any) -> None:
     with pytest.raises(RegistryError, match="no valid OCI descriptor"):
         Descriptor.read(value)
 
 
-@pytest.mark.parametrize("body", [b"<html>", b"[]", b"", b"\xff"])
+@pytest.mark.parametrize("manifests", [None, [], "absent"])
+def test_list_without_descriptors_is_empty(manifests: Any) -> None:
+    assert descriptors({"manifests": manifests} if manifests != "absent" else {}, "manifests") == []
+
+
+@pytest.mark.parametrize("manifests", [{"a": 1}, 7, "text"])
+def test_manifests_that_are_no_list_are_refused(manifests: Any) -> None:
+    with pytest.raises(RegistryError, match="manifests that are no list"):
+        descriptors({"manifests": manifests}, "manifests")
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"[]", b"", b"\xff", b"[" * 100_000, b'{"a":' * 100_000])
 def test_a_body_that_is_not_a_json_object_is_refused(body: bytes) -> None:
     with pytest.raises(RegistryError, match="sent no JSON"):
         read_object(body)

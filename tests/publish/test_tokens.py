@@ -7,8 +7,10 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -19,8 +21,12 @@ from cryptography.hazmat.primitives.serialization import Encoding, load_pem_priv
 from cryptography.x509 import load_pem_x509_certificate
 
 from buildkit.errors import RegistryError
+from buildkit.registry.client import Registry
+from buildkit.registry.credentials import Credentials
+from buildkit.registry.reference import Reference
 from tests.publish.conftest import PASSWORD, USER, Server, connect, make_server, push_image
 
+Running = TypeVar("Running", bound=ThreadingHTTPServer)
 SERVICE, ISSUER = "test registry", "test issuer"
 
 
@@ -73,15 +79,22 @@ class TokenHandler(BaseHTTPRequestHandler):
         pass
 
 
-@pytest.fixture
-def token_server(authority: trustme.CA) -> Iterator[TokenServer]:
-    server = TokenServer(authority)
+@contextmanager
+def serving(server: Running) -> Iterator[Running]:
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture
+def token_server(authority: trustme.CA) -> Iterator[TokenServer]:
+    with serving(TokenServer(authority)) as server:
+        yield server
 
 
 @pytest.fixture
@@ -126,3 +139,67 @@ def test_password_is_not_sent_to_a_token_server_without_https(tmp_path: Path, au
             server.kill()
         with pytest.raises(BlockingIOError):  # nothing connected
             listener.accept()
+
+
+# ---- TLS is never given up -------------------------------------------------------------------------------------------
+
+
+class MockedTlsRegistry(ThreadingHTTPServer):
+    """Answers every request with a status and headers, over TLS."""
+
+    def __init__(self, authority: trustme.CA, status: int, headers: dict[str, str]) -> None:
+        super().__init__(("127.0.0.1", 0), MockedTlsHandler)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        authority.issue_cert("127.0.0.1").configure_cert(context)
+        self.socket = context.wrap_socket(self.socket, server_side=True)
+        self.status, self.headers = status, headers
+
+
+class MockedTlsHandler(BaseHTTPRequestHandler):
+    server: MockedTlsRegistry
+
+    def answer(self) -> None:
+        self.send_response(404 if self.command == "HEAD" else self.server.status)
+        for name, value in {"Content-Length": "0", **self.server.headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    do_GET = do_POST = do_HEAD = answer  # noqa: N815
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("status", "work"), [(202, "put_blob"), (307, "manifest")])
+def test_mocked_registry_with_tls_cannot_send_us_to_an_address_without(
+    authority: trustme.CA, tmp_path: Path, status: int, work: str
+) -> None:
+    """An upload's Location, or a redirect, on the same host: content and password would cross the network in clear."""
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        plain = f"http://127.0.0.1:{listener.getsockname()[1]}/place"
+        with serving(MockedTlsRegistry(authority, status, {"Location": plain})) as server:
+            reference = Reference(f"127.0.0.1:{server.server_port}", "slipway")
+            registry = Registry(reference, Credentials(USER, PASSWORD), tmp_path / "ca.pem", patience=0.1)
+            with pytest.raises(RegistryError, match=r"sends us to http://.* is not HTTPS"):
+                registry.manifest("latest") if work == "manifest" else registry.put_blob(b"content", "text/plain")
+        with pytest.raises(BlockingIOError):  # nothing connected
+            listener.accept()
+
+
+def test_token_server_of_a_plain_registry_is_verified(tmp_path: Path, token_server: TokenServer) -> None:
+    """Its certificate is of an authority that this host does not trust: it gets no password."""
+    challenge = f'Bearer realm="https://127.0.0.1:{token_server.server_port}/token",service="{SERVICE}"'
+
+    class Plain(MockedTlsRegistry):
+        def __init__(self) -> None:
+            ThreadingHTTPServer.__init__(self, ("127.0.0.1", 0), MockedTlsHandler)
+            self.status, self.headers = 401, {"WWW-Authenticate": challenge}
+
+    with serving(Plain()) as server:
+        reference = Reference(f"127.0.0.1:{server.server_port}", "slipway", secure=False)
+        registry = Registry(reference, Credentials(USER, PASSWORD), patience=0.1)
+        with pytest.raises(RegistryError, match="no certificate that this host trusts"):
+            registry.manifest("latest")
+    assert token_server.scopes == []

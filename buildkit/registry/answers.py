@@ -1,0 +1,46 @@
+"""Bodies of a registry's answers, read up to a limit, and the errors of broken connections."""
+
+from contextlib import closing
+
+import requests
+
+from buildkit.errors import RegistryError
+
+BLOCK = 2**20  # bytes read at once
+ANSWER_LIMIT = 2**22  # bytes of an answer that is no blob; the specification's limit of a manifest
+
+
+def read_limited(answer: requests.Response, limit: int, repository: str, what: str) -> bytes:
+    """The body of a streamed answer, kept in it. Raises `RegistryError` when it is larger than `limit` bytes."""
+    body = bytearray()
+    with closing(answer):
+        try:
+            for chunk in answer.iter_content(min(BLOCK, limit + 1)):
+                body += chunk
+                if len(body) > limit:
+                    raise RegistryError(
+                        f"{repository} sends more than {limit} bytes for {without_query(what)}, the limit",
+                        "do not use this image; find out who published it",
+                    )
+        except requests.RequestException as error:
+            raise broken_off(repository, without_query(what), error) from error
+    answer._content = bytes(body)  # what `answer.content` and `answer.json()` read
+    return bytes(body)
+
+
+def without_query(url: str) -> str:
+    """For messages: queries of storage addresses hold signatures."""
+    return url.partition("?")[0]
+
+
+def broken_off(repository: str, what: str, error: requests.RequestException) -> RegistryError:
+    return RegistryError(
+        f"the connection broke while {repository} sent {what}: {innermost(error)}", "run the same command again"
+    )
+
+
+def innermost(error: BaseException) -> BaseException:
+    """The first cause: requests wraps it three times."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return error
