@@ -7,7 +7,7 @@ of materials must list exactly the packages in the layers, and labels, documents
 import json
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from buildkit.errors import BuildkitError, RegistryError, TrustError
@@ -48,10 +48,14 @@ class VerificationReport:
 
 @dataclass(frozen=True)
 class PublishedImage:
-    """The manifest and labels of an image in a registry. `inventory` is None until the layers are read."""
+    """The manifest of an image in a registry, and its configuration's labels and digests of the layers' tars.
+
+    `inventory` is None until the layers are read.
+    """
 
     manifest: Manifest
     labels: Mapping[str, str]
+    diff_ids: tuple[str, ...]
     inventory: Inventory | None = None
 
     @property
@@ -73,19 +77,29 @@ def find_image(registry: Registry, name: str) -> PublishedImage:
             f"{registry.reference.name}: {name} is {kind}, not an image", "name one image by its digest"
         )
     config = read_object(registry.blob(manifest.config))
-    return PublishedImage(manifest, (config.get("config") or {}).get("Labels") or {})
+    try:
+        labels = dict((config.get("config") or {}).get("Labels") or {})
+        diff_ids = tuple(config["rootfs"]["diff_ids"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RegistryError(
+            f"{registry.reference.name}: the configuration of {name} is no image's", "name one image by its digest"
+        ) from error
+    return PublishedImage(manifest, labels, diff_ids)
 
 
 def read_layers(registry: Registry, image: PublishedImage) -> PublishedImage:
-    """The image with its inventory. Reads every layer to its end and checks its digest."""
+    """The image with its inventory. Reads every layer to its end and checks its digest, and that of its tar."""
     files: dict[str, bytes] = {}
+    found = []
     for layer in image.manifest.layers:
         with closing(registry.open_blob(layer)) as stream:
             try:
-                apply_layer(files, stream.as_file())
+                found.append(apply_layer(files, stream.as_file()))
             finally:
                 stream.check()  # a wrong digest explains why the layer cannot be read
-    return PublishedImage(image.manifest, image.labels, read_inventory(files))
+    if tuple(found) != image.diff_ids:
+        raise TrustError("the layers are not those that the image's configuration names", "do not use this image")
+    return replace(image, inventory=read_inventory(files))
 
 
 def fetch_attachment(registry: Registry, image: PublishedImage, artifact: Descriptor) -> bytes:
@@ -105,24 +119,25 @@ def check_published(
 ) -> VerificationReport:
     """The result of every check. A failed check does not stop the later ones.
 
-    `quick` asks whether the layers exist without reading them, and compares no bill of materials with them.
+    Layers are read only if the signature holds. `quick` asks whether they exist without reading them, and compares no
+    bill of materials with them.
     Raises `RegistryError` when the image is absent or the registry does not answer.
     """
     image = find_image(registry, name)
     checks = [ImageCheck("manifest", True, f"{image.digest}, {len(image.manifest.layers)} layers")]
-    reading = check_existence if quick else read_layers
-    try:
-        image = reading(registry, image)
-        size = sum(layer.size for layer in image.manifest.layers)
-        checks.append(ImageCheck("layers", True, f"{size / 1e6:.1f} MB, {'present' if quick else 'every byte read'}"))
-    except BuildkitError as error:
-        checks.append(ImageCheck("layers", False, str(error)))
-
     signed: dict[str, str] = {}
 
     def signature() -> str:
         signed.update(matching_signature(registry, image, trust, ca))
         return f"by {trust.key or trust.identity}, over the image and {len(ATTACHMENTS)} attachments"
+
+    def layers() -> str:
+        nonlocal image
+        if not signed:
+            raise TrustError("not read, because no trusted signature covers them", "do not use this image")
+        image = (check_existence if quick else read_layers)(registry, image)
+        size = sum(layer.size for layer in image.manifest.layers)
+        return f"{size / 1e6:.1f} MB, {'present' if quick else 'every byte read'}"
 
     referrers = {entry.digest: entry for entry in registry.referrers(image.digest)}
 
@@ -133,8 +148,9 @@ def check_published(
         return fetch_attachment(registry, image, artifact)
 
     steps: dict[str, Callable[[], str]] = {
-        "labels": lambda: check_labels(image),
         "signature": signature,
+        "layers": layers,
+        "labels": lambda: check_labels(image),
         "sbom cyclonedx": lambda: check_sbom(image, attachment("cyclonedx")),
         "sbom spdx": lambda: check_sbom(image, attachment("spdx")),
         "provenance": lambda: check_provenance(image, attachment("provenance")),
@@ -146,7 +162,7 @@ def check_published(
 def run_check(name: str, work: Callable[[], str]) -> ImageCheck:
     try:
         return ImageCheck(name, True, work())
-    except (TrustError, RegistryError) as error:
+    except BuildkitError as error:
         return ImageCheck(name, False, str(error))
 
 
@@ -177,7 +193,7 @@ def check_sbom(image: PublishedImage, content: bytes) -> str:
         document = json.loads(content)
         listed = sbom.listed_purls(document)
         names_lock = image.labels["dev.slipway.lock"] in content.decode()
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise TrustError(f"the document cannot be read: {error!r}", "publish the image again") from error
     if not names_lock:
         raise TrustError("the document names another lock than the image", "do not use this image")

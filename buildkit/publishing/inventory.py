@@ -4,10 +4,13 @@ Debian packages come from dpkg's status file, wheels from their dist-info folder
 https://packaging.python.org/en/latest/specifications/core-metadata/), everything else from /etc/slipway/image.json.
 """
 
+import gzip
+import hashlib
 import json
 import re
 import subprocess
 import tarfile
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from email.parser import HeaderParser
@@ -24,6 +27,8 @@ RELEASE = "usr/lib/os-release"
 METADATA = re.compile(r"opt/slipway/venv/lib/python[0-9.]+/site-packages/[^/]+\.dist-info/METADATA")
 FIELD = re.compile(r"^([A-Za-z-]+): (.*)$", re.MULTILINE)
 BLOCK = 2**20  # bytes read at once
+GZIP = b"\x1f\x8b"  # how its files start
+LIMIT = 2**27  # bytes of memory for the relevant files of an image, and for one header of a tar
 WHITEOUT, OPAQUE = ".wh.", ".wh..wh..opq"  # delete files of lower layers (OCI image specification, layer.md)
 
 # Licence names in wheels' old `License:` field and classifiers that stand for exactly one SPDX identifier.
@@ -104,23 +109,79 @@ def read_inventory(files: Mapping[str, bytes]) -> Inventory:
     )
 
 
-def apply_layer(files: dict[str, bytes], layer: BinaryIO) -> None:
-    """Updates `files`, the relevant files of the lower layers, with those of a layer (a tar, gzipped or not).
+def apply_layer(files: dict[str, bytes], layer: BinaryIO) -> str:
+    """The digest of a layer's tar (a diff id); `layer` may be gzipped.
 
-    Raises `InventoryError` when the layer cannot be read.
+    Updates `files`, the relevant files of the lower layers, with those of the layer. Raises `InventoryError` when it
+    cannot be read, or would need more memory than `LIMIT`.
     """
+    stream = LayerStream(layer)
     try:
-        with tarfile.open(fileobj=layer, mode="r|*", bufsize=BLOCK) as archive:
+        with tarfile.open(fileobj=cast(BinaryIO, stream), mode="r:") as archive:
             for member in archive:
+                vars(archive)["members"].clear()  # it would keep them all
                 path = PurePosixPath(member.name.lstrip("/"))
                 if path.name.startswith(WHITEOUT):
                     remove(files, path)
                 elif wanted(str(path)):
                     files.pop(str(path), None)
                     if content := archive.extractfile(member) if member.isfile() else None:
+                        refuse_size(member.size + sum(map(len, files.values())), f"its {MANIFEST} and the like")
                         files[str(path)] = content.read()
-    except (tarfile.TarError, EOFError) as error:
+        return stream.finish()
+    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
         raise InventoryError(f"a layer of the image is not a tar archive: {error}", "push the image again") from error
+
+
+def refuse_size(size: int, what: str) -> None:
+    if size > LIMIT:
+        raise InventoryError(f"a layer of the image needs {size} bytes for {what}", "do not use this image")
+
+
+class LayerStream:
+    """A layer's tar, read once from front to back: what tarfile needs of a file. Holds at most a block of it."""
+
+    def __init__(self, layer: BinaryIO) -> None:
+        whole = Prefixed(layer.read(2), layer)
+        self._tar = gzip.GzipFile(fileobj=cast(BinaryIO, whole)) if whole.head == GZIP else whole
+        self._hash, self._position = hashlib.sha256(), 0
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, position: int, _whence: int = 0) -> int:
+        """Only forward, as tarfile does while it is iterated over."""
+        while self._position < position and self.read(min(BLOCK, position - self._position)):
+            pass
+        return self._position
+
+    def read(self, size: int) -> bytes:
+        refuse_size(size, "one header")
+        content = bytearray()
+        while len(content) < size and (piece := self._tar.read(min(BLOCK, size - len(content)))):
+            content += piece
+        self._hash.update(content)
+        self._position += len(content)
+        return bytes(content)
+
+    def finish(self) -> str:
+        """The digest of the whole tar, whose rest is read."""
+        while self.read(BLOCK):
+            pass
+        return f"sha256:{self._hash.hexdigest()}"
+
+
+class Prefixed:
+    """A file whose first bytes were read already."""
+
+    def __init__(self, head: bytes, rest: BinaryIO) -> None:
+        self.head, self._pending, self._rest = head, head, rest
+
+    def read(self, size: int) -> bytes:
+        if self._pending:
+            piece, self._pending = self._pending[:size], self._pending[size:]
+            return piece
+        return self._rest.read(size)
 
 
 def read_local(binary: str, image: str) -> Inventory:

@@ -121,7 +121,7 @@ def check_statement(content: bytes, digest: str, lock: str, revision: str) -> st
             "lock": lock == f"sha256:{inputs['lock']['sha256']}",
             "source revision": revision == inputs.get("source", {}).get("gitCommit", ""),
         }
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise TrustError(f"the provenance cannot be read: {error!r}", "publish the image again") from error
     if kinds != (STATEMENT, PREDICATE):
         raise TrustError(f"the provenance has an unknown type: {kinds}", "publish the image again")

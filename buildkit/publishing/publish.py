@@ -21,7 +21,6 @@ from buildkit.publishing.check import PublishedImage
 from buildkit.publishing.provenance import BuildRecord
 from buildkit.publishing.release import Publication, Tags, choose_tags, read_staged, release
 from buildkit.publishing.signature import Signer, public_key
-from buildkit.recipe.lock import Lock
 from buildkit.recipe.lock_file import lock_name, read_lock
 from buildkit.recipe.matrix import Matrix, Variant
 from buildkit.recipe.project import project_version, source_changed, source_revision
@@ -78,7 +77,7 @@ def publish_image(request: ReleaseRequest, engine: ContainerEngine) -> Publicati
         push_staged(engine.binary, built.image_id, request.repository.tagged(tags.staging))
     log.info("publish: reading %s back", request.repository.tagged(tags.staging))
     image = read_staged(registry, tags)
-    refuse_other_lock(image, lock)
+    refuse_other_image(image, built.image_id)
     pull_back(engine.binary, request.repository.at(image.digest), lambda name: test_image(request, name))
     record = BuildRecord(
         target=variant.target,
@@ -112,12 +111,15 @@ def test_image(request: ReleaseRequest, image: str) -> None:
         )
 
 
-def refuse_other_lock(image: PublishedImage, lock: Lock) -> None:
-    """Another publisher may have overwritten the staging tag. Raises `PublishError` for an image of another lock."""
-    found = image.labels.get("dev.slipway.lock")
-    if found != f"sha256:{lock.digest}":
+def refuse_other_image(image: PublishedImage, built: str) -> None:
+    """Raises `PublishError` if another publisher overwrote the staging tag.
+
+    `built` is the engine's id: the digest of the image's configuration or, in containerd's store, of its manifest.
+    """
+    if built not in (image.manifest.config.digest, image.digest):
         raise PublishError(
-            f"the staged image was built from another lock, {found}", "find out who else pushes to this repository"
+            f"the staging tag names another image, {image.digest}, than the one that was built and tested, {built}",
+            "nothing was signed; find out who else pushes to this repository",
         )
 
 

@@ -90,12 +90,13 @@ def release(
     `image` comes from `read_staged`; `lock` is the lock that it was built from.
     """
     refuse_conflict(registry, image, tags)
-    attachments = attach_documents(registry, image, record, lock)
     reference = registry.reference.at(image.digest)
     with tempfile.TemporaryDirectory(prefix="slipway-trust-") as folder:
         trust = trust_of(signer, Path(folder))
+        signed = signed_before(reference, signer, trust, ca)
+        attachments = attach_documents(registry, image, record, lock, signed)
         annotations = {ATTACHMENTS[kind][1]: digest for kind, digest in attachments.items()}
-        if is_signed(reference, trust, annotations, ca):
+        if any(annotations.items() <= signature.items() for signature in signed):
             log.info("publish: already signed")
         else:
             sign(reference, signer, annotations, ca)
@@ -121,8 +122,10 @@ def refuse_conflict(registry: Registry, image: PublishedImage, tags: Tags) -> No
         )
 
 
-def attach_documents(registry: Registry, image: PublishedImage, record: BuildRecord, lock: Lock) -> dict[str, str]:
-    """The digests of the attachments by kind. Attachments of an earlier run that still hold are kept."""
+def attach_documents(
+    registry: Registry, image: PublishedImage, record: BuildRecord, lock: Lock, signed: list[dict[str, str]]
+) -> dict[str, str]:
+    """The digests of the attachments by kind: documents that this run writes, or a provenance that is `signed`."""
     if image.inventory is None:
         raise PublishError("the layers of the staged image were not read", "get the image from `read_staged`")
     bill = sbom.describe_image(image.inventory, image.labels, lock, image.digest)
@@ -134,7 +137,7 @@ def attach_documents(registry: Registry, image: PublishedImage, record: BuildRec
             image.manifest.descriptor, ATTACHMENTS[kind][0], content, {"org.opencontainers.image.created": bill.created}
         ).digest
         log.info("publish: attached %s, %d bytes", kind, len(content))
-    attached["provenance"] = earlier_provenance(registry, image) or attach_provenance(registry, image, record)
+    attached["provenance"] = earlier_provenance(registry, image, signed) or attach_provenance(registry, image, record)
     return attached
 
 
@@ -150,10 +153,11 @@ def attach_provenance(registry: Registry, image: PublishedImage, record: BuildRe
     return registry.attach(image.manifest.descriptor, provenance.MEDIA_TYPE, content, annotations).digest
 
 
-def earlier_provenance(registry: Registry, image: PublishedImage) -> str:
-    """The digest of the provenance that an interrupted run attached, or empty. Its times are that run's."""
+def earlier_provenance(registry: Registry, image: PublishedImage, signed: list[dict[str, str]]) -> str:
+    """The digest of the provenance that an earlier run signed, or empty. Its times are that run's."""
+    trusted = {signature.get(ATTACHMENTS["provenance"][1]) for signature in signed}
     for entry in registry.referrers(image.digest):
-        if entry.artifact_type == provenance.MEDIA_TYPE:
+        if entry.digest in trusted:
             try:
                 check_provenance(image, fetch_attachment(registry, image, entry))
             except TrustError as error:
@@ -172,13 +176,14 @@ def trust_of(signer: Signer, folder: Path) -> Trust:
     return Trust(key=str(path))
 
 
-def is_signed(reference: Reference, trust: Trust, annotations: dict[str, str], ca: Path | None) -> bool:
-    """Whether a trusted signature carries all these annotations."""
+def signed_before(reference: Reference, signer: Signer, trust: Trust, ca: Path | None) -> list[dict[str, str]]:
+    """The annotations of our own earlier signatures; none for a keyless signer, whose identity is not known here."""
+    if not signer.key:
+        return []
     try:
-        signatures = signed_annotations(reference, trust, ca)
+        return signed_annotations(reference, trust, ca)
     except TrustError:
-        return False
-    return any(annotations.items() <= signature.items() for signature in signatures)
+        return []
 
 
 def promote(registry: Registry, image: PublishedImage, tags: Tags) -> None:

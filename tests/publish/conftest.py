@@ -26,7 +26,7 @@ from buildkit.publishing.release import Tags, choose_tags, read_staged, release
 from buildkit.publishing.signature import Signer, Trust
 from buildkit.recipe.lock import parse_lock
 from buildkit.registry.client import Registry
-from buildkit.registry.content import IMAGE
+from buildkit.registry.content import IMAGE, digest_of
 from buildkit.registry.credentials import Credentials
 from buildkit.registry.reference import Reference
 
@@ -277,11 +277,15 @@ def push_image(
     registry: Registry, tag: str, layers: list[dict[str, str]] | None = None, labels: dict[str, str] | None = None
 ) -> str:
     """The digest of an image that is made of these layers and pushed."""
-    blobs = [
-        registry.put_blob(make_layer(files), "application/vnd.oci.image.layer.v1.tar+gzip")
-        for files in layers or base_layers()
-    ]
-    config = {"architecture": "amd64", "os": "linux", "config": {"Labels": labels or LABELS}}
+    contents = [make_layer(files) for files in layers or base_layers()]
+    blobs = [registry.put_blob(content, "application/vnd.oci.image.layer.v1.tar+gzip") for content in contents]
+    diff_ids = [digest_of(gzip.decompress(content)) for content in contents]
+    config = {
+        "architecture": "amd64",
+        "os": "linux",
+        "config": {"Labels": labels or LABELS},
+        "rootfs": {"type": "layers", "diff_ids": diff_ids},
+    }
     config_blob = registry.put_blob(json.dumps(config).encode(), "application/vnd.oci.image.config.v1+json")
     manifest = {
         "schemaVersion": 2,

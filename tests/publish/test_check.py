@@ -1,11 +1,15 @@
 """Each check of a published image fails on a single difference."""
 
+import gzip
+import io
 import json
+import tarfile
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from buildkit.errors import TrustError
+from buildkit.errors import InventoryError, RegistryError, TrustError
 from buildkit.publishing import sbom
 from buildkit.publishing.check import (
     PublishedImage,
@@ -16,6 +20,7 @@ from buildkit.publishing.check import (
     find_image,
     read_layers,
 )
+from buildkit.publishing.inventory import apply_layer
 from buildkit.publishing.signature import Trust
 from buildkit.registry.client import Registry
 from buildkit.registry.content import Descriptor
@@ -95,7 +100,7 @@ def test_sbom_that_lists_an_absent_package_is_refused(registry: Registry, image:
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_sbom_of_another_lock_is_refused(image: PublishedImage, kind: str) -> None:
-    other = PublishedImage(image.manifest, {**image.labels, "dev.slipway.lock": OTHER_LOCK}, image.inventory)
+    other = replace(image, labels={**image.labels, "dev.slipway.lock": OTHER_LOCK})
     with pytest.raises(TrustError, match="another lock"):
         check_sbom(other, sbom.encode(document(image, kind)))
 
@@ -106,20 +111,60 @@ def test_sbom_of_another_lock_is_refused(image: PublishedImage, kind: str) -> No
 @pytest.mark.parametrize(("name", "value"), [("target", "cuda"), ("variant", "other"), ("lock", OTHER_LOCK)])
 def test_label_that_contradicts_the_image_is_refused(image: PublishedImage, name: str, value: str) -> None:
     check_labels(image)
-    changed = PublishedImage(image.manifest, {**image.labels, f"dev.slipway.{name}": value}, image.inventory)
+    changed = replace(image, labels={**image.labels, f"dev.slipway.{name}": value})
     with pytest.raises(TrustError, match=f"differ in {name}"):
         check_labels(changed)
 
 
 def test_image_without_a_lock_label_is_refused(image: PublishedImage) -> None:
     with pytest.raises(TrustError, match=r"no label dev\.slipway\.lock"):
-        check_labels(PublishedImage(image.manifest, {}, None))
+        check_labels(replace(image, labels={}))
 
 
-def test_published_image_whose_labels_lie_fails(registry: Registry, shared_server: Server, trust: Trust) -> None:
+def test_published_image_whose_labels_lie_fails(registry: Registry) -> None:
     layers = [*base_layers(), {"etc/slipway/image.json": json.dumps({**image_json(), "variant": "other"})}]
     push_image(registry, "cpu", layers)
+    with pytest.raises(TrustError, match="differ in variant"):
+        check_labels(read_layers(registry, find_image(registry, "cpu")))
+
+
+# ---- layers ----------------------------------------------------------------------------------------------------------
+
+
+def test_layers_are_not_read_before_a_trusted_signature(
+    registry: Registry, shared_server: Server, trust: Trust, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    push_image(registry, "cpu")
+    monkeypatch.setattr("buildkit.publishing.check.apply_layer", pytest.fail)
     report = check_published(registry, "cpu", trust, shared_server.ca)
-    labels = next(check for check in report.checks if check.name == "labels")
-    assert not labels.passed
-    assert "differ in variant" in labels.detail
+    details = {check.name: check.detail for check in report.checks if not check.passed}
+    assert "no signature by the key" in details["signature"]
+    assert "not read" in details["layers"]
+
+
+def test_layers_that_the_configuration_does_not_name_are_refused(registry: Registry) -> None:
+    """The engine takes the configuration's word for the layers' content, so that must be the digest of it."""
+    manifest = find_image(registry, push_image(registry, "first")).manifest.content
+    larger = find_image(registry, push_image(registry, "larger", [*base_layers(), {"evil": "x"}])).manifest.content
+    mixed = json.dumps({**manifest, "layers": larger["layers"]}).encode()
+    registry.put_manifest("mixed", mixed, manifest["mediaType"])
+    with pytest.raises(TrustError, match="not those that the image's configuration names"):
+        read_layers(registry, find_image(registry, "mixed"))
+
+
+@pytest.mark.parametrize("config", [{}, {"rootfs": None}, {"rootfs": {"diff_ids": 1}}, {"config": []}])
+def test_configuration_that_is_no_images_is_refused(registry: Registry, config: dict[str, Any]) -> None:
+    manifest = find_image(registry, push_image(registry, "first")).manifest.content
+    blob = registry.put_blob(json.dumps(config).encode(), "application/vnd.oci.image.config.v1+json")
+    registry.put_manifest("odd", json.dumps({**manifest, "config": blob.as_json()}).encode(), manifest["mediaType"])
+    with pytest.raises(RegistryError, match="the configuration of odd is no image's"):
+        find_image(registry, "odd")
+
+
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.REGTYPE])
+def test_layer_that_would_fill_the_memory_is_refused(kind: bytes) -> None:
+    """A few kilobytes of gzip hold gigabytes of zeros: as a wheel's metadata, or as a header."""
+    member = tarfile.TarInfo(next(iter(wheel_metadata("bomb", "1"))))
+    member.size, member.type = 2**31, kind
+    with pytest.raises(InventoryError, match=r"needs 2147\d+ bytes"):
+        apply_layer({}, io.BytesIO(gzip.compress(member.tobuf() + bytes(2**20))))

@@ -12,6 +12,7 @@ import pytest
 
 from buildkit.errors import BuildkitError, PublishError, RegistryError
 from buildkit.images.build import BuildResult
+from buildkit.publishing.check import find_image
 from buildkit.publishing.publish import ReleaseRequest, publish_image, tags_for
 from buildkit.publishing.release import Tags
 from buildkit.publishing.signature import Signer
@@ -48,6 +49,7 @@ class Publisher:
     server: Server
     tags: Tags
     digest: str = ""
+    built: str = IMAGE_ID
     statuses: list[int] = field(default_factory=lambda: [0, 0])
     tested: list[str] = field(default_factory=list)
     tags_then: list[set[str]] = field(default_factory=list)
@@ -64,7 +66,11 @@ class Publisher:
             "org.opencontainers.image.revision": source_revision(ROOT),
         }
         layers = [*base_layers(), {"etc/slipway/image.json": json.dumps(image_json(lock))}]
-        self.digest = push_image(self.registry, self.tags.staging, layers, labels)
+        self.digest = push_image(self.registry, "pushed", layers, labels)
+        manifest = find_image(self.registry, self.digest).manifest
+        self.built = manifest.config.digest
+        self.tags = tags_for(self.request, self.built)
+        self.registry.put_manifest(self.tags.staging, manifest.body, manifest.descriptor.media_type)
 
     def run_smoke_tests(self, _root: Path, _target: str, image: str, *_: object, **__: object) -> int:
         self.tested.append(image)
@@ -80,7 +86,7 @@ def publisher(own_server: Server, own_login: None, signer: Signer, monkeypatch: 
     publisher = Publisher(request, own_server, tags_for(request, IMAGE_ID))
 
     def build(*_: object) -> BuildResult:
-        return BuildResult("cpu", request.variant.name, (), IMAGE_ID, 1, 1.0, "bootstrap")
+        return BuildResult("cpu", request.variant.name, (), publisher.built, 1, 1.0, "bootstrap")
 
     monkeypatch.setattr("buildkit.publishing.publish.build_image", build)
     monkeypatch.setattr("buildkit.publishing.publish.run_container_tests", publisher.run_smoke_tests)
@@ -97,19 +103,23 @@ def test_mocked_engine_pulls_the_digest_back_and_it_is_tested_before_any_promoti
     pulled = publisher.request.repository.at(publisher.digest)
     assert publication.digest == publisher.digest
     assert engine.commands == [
-        f"tag {IMAGE_ID} {staged}",
+        f"tag {publisher.built} {staged}",
         f"push {staged}",
         f"rmi --no-prune {staged}",
         f"pull {pulled}",
         f"rmi --no-prune {pulled}",
     ]
-    assert publisher.tested == [IMAGE_ID, str(pulled)]
+    assert publisher.tested == [publisher.built, str(pulled)]
     assert publisher.tags_then[-1].isdisjoint(publisher.tags.promoted)
     assert publisher.server.tags(REPOSITORY) >= set(publisher.tags.promoted)
 
 
-def stage_another_lock(publisher: Publisher) -> None:
-    publisher.stage("sha256:" + "0" * 64)
+def swap_the_staged_image(publisher: Publisher) -> None:
+    """Somebody pushes an image with the same labels, and so the same lock and commit, to the staging tag."""
+    publisher.stage()
+    evil = {"opt/slipway/app/evil.py": "import os"}
+    labels = dict(find_image(publisher.registry, publisher.digest).labels)
+    push_image(publisher.registry, publisher.tags.staging, [*base_layers(), evil], labels)
 
 
 def damage_a_layer(publisher: Publisher) -> None:
@@ -128,7 +138,7 @@ def fail_the_second_test(publisher: Publisher) -> None:
 @pytest.mark.parametrize(
     ("prepare", "failing", "error", "message"),
     [
-        (stage_another_lock, "", PublishError, "built from another lock"),
+        (swap_the_staged_image, "", PublishError, "names another image, .* than the one that was built"),
         (damage_a_layer, "", RegistryError, "tampered with or damaged"),
         (Publisher.stage, "push", PublishError, "the engine could not push"),
         (Publisher.stage, "pull", PublishError, "the engine could not pull"),
@@ -146,4 +156,4 @@ def test_mocked_engine_publishes_only_what_was_read_back_whole(
     prepare(publisher)
     with pytest.raises(error, match=message):
         publish_image(publisher.request, MockedEngine(tmp_path, failing))
-    assert publisher.server.tags(REPOSITORY) == {publisher.tags.staging}
+    assert publisher.server.tags(REPOSITORY) == {"pushed", publisher.tags.staging}

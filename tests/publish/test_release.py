@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from buildkit.errors import BuildkitError, PublishError, RegistryError, TrustError
-from buildkit.publishing.check import VerificationReport, check_published
+from buildkit.publishing import provenance
+from buildkit.publishing.check import PublishedImage, VerificationReport, check_published
 from buildkit.publishing.provenance import BuildRecord
 from buildkit.publishing.publish import ReleaseRequest, registry_errors_first
-from buildkit.publishing.release import Tags, choose_tags, release
+from buildkit.publishing.release import Publication, Tags, choose_tags, release
 from buildkit.publishing.signature import Signer, Trust
 from buildkit.recipe.matrix import load_matrix
 from buildkit.registry.client import Registry
@@ -36,7 +37,7 @@ from tests.publish.conftest import (
     stage,
 )
 
-ALL_CHECKS = ["manifest", "layers", "labels", "signature", "sbom cyclonedx", "sbom spdx", "provenance"]
+ALL_CHECKS = ["manifest", "signature", "layers", "labels", "sbom cyclonedx", "sbom spdx", "provenance"]
 
 
 def failures(report: VerificationReport) -> dict[str, str]:
@@ -226,7 +227,7 @@ def test_moved_tag_is_not_covered_by_the_signature(
     layers = [*base_layers(), {"opt/slipway/app/evil.py": "import os"}]
     push_image(registry, "cpu", layers)
     found = failures(check_published(registry, "cpu", trust, own_server.ca))
-    assert set(found) == {"signature", "sbom cyclonedx", "sbom spdx", "provenance"}
+    assert set(found) == {"signature", "layers", "sbom cyclonedx", "sbom spdx", "provenance"}
     assert "no signature by the key" in found["signature"]
 
 
@@ -277,6 +278,27 @@ def test_signature_is_not_accepted_with_another_key(
     registry, _ = released
     found = failures(check_published(registry, "cpu", Trust(key=str(tmp_path / "cosign.pub")), own_server.ca))
     assert "signature" in found
+
+
+def forged_provenance(image: PublishedImage, record: BuildRecord) -> bytes:
+    """A statement that fits the image, its lock and its commit, and says who did not build it."""
+    liar = provenance.Builder("https://builder.example/trusted", "", "git+https://source.example")
+    return provenance.encode(provenance.statement("slipway", image.digest, record, liar))
+
+
+def signed_provenance(registry: Registry, publication: Publication) -> bytes:
+    manifest = registry.manifest(publication.attachments["provenance"])
+    assert manifest
+    return registry.blob(manifest.layers[0])
+
+
+def test_provenance_that_somebody_else_attached_is_not_signed(
+    registry: Registry, record: BuildRecord, signer: Signer, login: None, shared_server: Server
+) -> None:
+    image, tags = stage(registry)
+    registry.attach(image.manifest.descriptor, provenance.MEDIA_TYPE, forged_provenance(image, record), {})
+    publication = release(registry, image, tags, record, LOCK, signer, shared_server.ca)
+    assert b"builder.example" not in signed_provenance(registry, publication)
 
 
 @pytest.mark.parametrize(
