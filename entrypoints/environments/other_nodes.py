@@ -19,14 +19,16 @@ LIST_THEM = (
 
 _COUNT = re.compile(
     r"(?:.*_)?(?:(?:NUM|N|TOTAL)_?(?:NODES?|HOSTS?|MACHINES?)|(?:NODES?|HOSTS?|MACHINES?)_?(?:NUM|COUNT)|NHOSTS"
-    r"|WORKERS?_NUM|NUM_WORKER|TOTAL_WORKERS?|ARRAY_SIZE|WORLD_SIZE)|NODES"
+    r"|(?:WORKERS?|TRAINERS?)_NUM|NUM_WORKER|TOTAL_WORKERS?|(?:WORKERS?|TASKS?)_COUNT|ARRAY_SIZE|WORLD_SIZE)|NODES"
 )
 _PROCESS_COUNT = re.compile(r"(?:.*_)?(?:NPROCS|NUM_PROCS|NUM_PROCESSES)")
-_RANK = re.compile(r"(?:.*_)?(?:NODE|GROUP|HOST|MACHINE)_RANK|RANK")
+_RANK = re.compile(
+    r"(?:.*_)?(?:(?:NODE|GROUP|HOST|MACHINE|REPLICA|WORKER)_RANK|(?:REPLICA|WORKER|ROLE|ALLOC)_INDEX)|RANK"
+)
 _LIST = re.compile(
     r"(?:.*_)?(?:NODE_?LIST|HOST_?LIST|NODES?_IPS|HOST_?NAMES|(?:WORKER|NODE|JOB|TASK|MPI|ALL|PEER|CLUSTER)S?_HOSTS)"
 )
-_PERHAPS_A_LIST = re.compile(r"(?:.*_)?(?:HOSTS|NODES|IPS|ADDRESSES|PEERS|WORKERS|MACHINES)")
+_PERHAPS_A_LIST = re.compile(r"(?:.*_)?(?:HOSTS|NODES|IPS|ADDRS|ADDRESSES|ENDPOINTS|PEERS|WORKERS|MACHINES)")
 """These count only if they list this node too."""
 _FILE = re.compile(r"(?:.*_)?(?:HOST|NODE|MACHINE)S?_?FILE")
 _ON_ONE_NODE = re.compile(r"LOCAL|PER_NODE|PER_HOST|PER_MACHINE|PER_WORKER|^SLIPWAY_")
@@ -34,6 +36,8 @@ _SIZE_OF_ONE_NODE = re.compile(r"LOCAL.*SIZE|PER_(?:NODE|HOST|MACHINE|WORKER)")
 _OTHERS_HOSTS = re.compile(r"(?:.*_)?(?:ALLOWED|TRUSTED|KNOWN|PERMITTED|INSECURE|BLOCKED|EXTRA)_.*")
 """Lists of hosts that a server or a client may talk to."""
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*|[0-9.]+\.[0-9]+|[0-9A-Fa-f:]*:[0-9A-Fa-f:.]+")
+
+_ORDINAL = re.compile(r".*-([1-9]\d*)")
 
 _MANAGERS = {
     "PMIX_RANK": "a PMIx server",
@@ -79,6 +83,12 @@ def signs(view: ProcessView) -> Iterator[Sign]:
             yield Sign(f"{name} lists {len(hosts)} hosts ({', '.join(hosts[:4])}{', …' if len(hosts) > 4 else ''})")
         elif _FILE.fullmatch(name) and (text := _of_file(view, value)):
             yield Sign(f"{name} is {value}, {text}")
+    if (
+        "KUBERNETES_SERVICE_HOST" in variables
+        and (match := _ORDINAL.fullmatch(view.hostname))
+        and view.fully_qualified()
+    ):
+        yield Sign(f"this pod is {view.hostname} of a headless service, so there are pods 0 to {match[1]} at least")
     for name, manager in _MANAGERS.items():
         if name in variables:
             yield Sign(

@@ -1,7 +1,7 @@
 """The variables of torchrun, which Kubeflow's trainers and many job templates set too.
 
 - `PET_*`: torchrun's options as variables (Kubeflow Trainer v2); they count nodes.
-- `NNODES`, `NODE_RANK`, `MASTER_ADDR`: the usual hand-written template; they count nodes.
+- `NNODES` or `NUM_NODES`, `NODE_RANK`, `MASTER_ADDR`: the usual hand-written template; they count nodes.
 - `GROUP_RANK`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, `WORLD_SIZE`: torchrun sets them for its workers; WORLD_SIZE counts
   processes. PyTorchJob and PAI-DLC count **nodes** in RANK and WORLD_SIZE, so these two count only together with
   LOCAL_RANK and LOCAL_WORLD_SIZE: https://pytorch.org/docs/stable/elastic/run.html#environment-variables
@@ -11,7 +11,7 @@ from entrypoints.environments.base import Allocation, Environment
 from entrypoints.environments.process_view import ProcessView, Reader
 from entrypoints.errors import DetectionError
 
-NODE_COUNT = ("PET_NNODES", "NNODES")
+NODE_COUNT = ("PET_NNODES", "NNODES", "NUM_NODES")
 NODE_RANK = ("PET_NODE_RANK", "NODE_RANK", "GROUP_RANK")
 HEAD = ("PET_MASTER_ADDR", "MASTER_ADDR")
 JOB_ID = ("PET_RDZV_ID", "TORCHELASTIC_RUN_ID")
@@ -58,8 +58,8 @@ def _by_nodes(reader: Reader) -> tuple[int, int, int] | None:
     if reader.text(*NODE_COUNT) is None:
         return None
     count = reader.number(*NODE_COUNT) or 0
-    rank = reader.required_number(*NODE_RANK, hint=_NAME_THE_NODES)
-    return count, rank, reader.number("LOCAL_RANK") or 0
+    rank = reader.number(*NODE_RANK) if count == 1 else reader.required_number(*NODE_RANK, hint=_NAME_THE_NODES)
+    return count, rank or 0, reader.number("LOCAL_RANK") or 0
 
 
 def _by_processes(reader: Reader) -> tuple[int, int, int] | None:

@@ -26,6 +26,13 @@ SLURM = {"SLURM_JOB_ID": "5", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": 
         ({"ACME_WORLD_SIZE": "16"}, "ACME_WORLD_SIZE is '16'"),
         ({"ACME_NNODES": "1:4"}, "ACME_NNODES is '1:4'"),
         ({"NODES": "2"}, "NODES is '2'"),
+        ({"MOAB_NODECOUNT": "2"}, "MOAB_NODECOUNT is '2'"),
+        ({"MA_NUM_HOSTS": "2"}, "MA_NUM_HOSTS is '2'"),
+        ({"PADDLE_TRAINERS_NUM": "2"}, "PADDLE_TRAINERS_NUM is '2'"),
+        ({"CLOUD_RUN_TASK_COUNT": "2"}, "CLOUD_RUN_TASK_COUNT is '2'"),
+        ({"NOMAD_ALLOC_INDEX": "1"}, "NOMAD_ALLOC_INDEX is 1"),
+        ({"ACME_WORKER_INDEX": "1"}, "ACME_WORKER_INDEX is 1"),
+        ({"PADDLE_TRAINER_ENDPOINTS": "me:6170,other:6170"}, "PADDLE_TRAINER_ENDPOINTS lists 2 hosts (me, other)"),
         ({"DMLC_NUM_WORKER": "2"}, "DMLC_NUM_WORKER is '2'"),
         ({"SLURM_NNODES": "2"}, "SLURM_NNODES is '2'"),
         ({"ACME_NODE_RANK": "1"}, "ACME_NODE_RANK is 1"),
@@ -70,6 +77,13 @@ def test_a_schedulers_folder_or_socket_shows_other_nodes(tmp_path: Path, path: s
     assert detect({"SLIPWAY_SINGLE": "1"}, "me", tmp_path).allocation.node_count == 1
 
 
+def test_a_later_pod_of_a_headless_service_is_not_alone(tmp_path: Path) -> None:
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc" / "hosts").write_text("10.244.0.7 ppo-2.peers.ml.svc.cluster.local ppo-2\n", encoding="ascii")
+    with pytest.raises(DetectionError, match="this pod is ppo-2 of a headless service, so there are pods 0 to 2"):
+        detect({"KUBERNETES_SERVICE_HOST": "10.96.0.1"}, "ppo-2", tmp_path)
+
+
 ALONE = {
     "a workstation": {"SHELL": "/bin/bash", "HOSTNAME": "me", "NO_PROXY": "localhost,me,10.0.0.0/8", "DISPLAY": ":0"},
     "GitLab CI, one of five parallel jobs": {"CI": "true", "CI_NODE_INDEX": "2", "CI_NODE_TOTAL": "5"},
@@ -92,6 +106,7 @@ ALONE = {
     },
     "clients of servers": {"KAFKA_HOSTS": "k1:9092,k2:9092", "ELASTIC_NODES": "http://a:9200", "REDIS_PEERS": "a,b"},
     "a web server": {"ALLOWED_HOSTS": "me,localhost"},
+    "the template of torchrun for one node": {"NUM_NODES": "1", "NPROC_PER_NODE": "8"},
     "a data loader": {"NUM_WORKERS": "8", "OMP_NUM_THREADS": "8", "WEB_CONCURRENCY": "4"},
     "one node of a service": {
         "ACME_NUM_NODES": "1",
@@ -120,7 +135,8 @@ def test_a_lone_node_is_no_false_alarm(tmp_path: Path, case: str) -> None:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text, encoding="ascii")
     found = detect(ALONE[case], "me", tmp_path)
-    assert (found.allocation.environment, found.allocation.node_count) == ("single", 1)
+    assert found.allocation.node_count == 1
+    assert found.allocation.alone == ""
 
 
 def test_the_number_of_nodes_can_say_that_this_one_is_alone(tmp_path: Path) -> None:
