@@ -103,15 +103,18 @@ def check_models(config: Config) -> None:
     actor_size = _vocabulary_size(actor, "model.path")
     _check_backend("actor", config.actor, actor)
     _check_positions(config, actor)
+    _check_heads(actor, config.rollout.tensor_parallel)
     if config.reward.model.path is not None:
         _check_reward_model(config, config.reward.model.path)
     teacher = config.distillation.teacher
-    if teacher is not None and not _same_words(actor, teacher, "distillation.teacher"):
-        raise DataError(
-            f"distillation.teacher={teacher} has another vocabulary than model.path={actor}: it would misread the "
-            "policy's tokens",
-            hint="use a teacher of the same model family",
-        )
+    if teacher is not None:
+        if not _same_words(actor, teacher, "distillation.teacher"):
+            raise DataError(
+                f"distillation.teacher={teacher} has another vocabulary than model.path={actor}: it would misread the "
+                "policy's tokens",
+                hint="use a teacher of the same model family",
+            )
+        _check_positions(config, teacher)
     critic = config.critic.path
     if config.needs_critic:
         _check_backend("critic", config.critic, critic or actor)
@@ -123,6 +126,7 @@ def check_models(config: Config) -> None:
             f"model.path={actor} ({actor_size} tokens): it would misread the actor's tokens",
             hint="use a critic of the same model family, or omit critic.path to start from the actor's model",
         )
+    _check_positions(config, critic)
 
 
 def _check_backend(role: str, settings: TrainedModelConfig, model: Path) -> None:
@@ -146,6 +150,30 @@ def _check_positions(config: Config, model: Path) -> None:
             f"data.max_response_length={config.data.max_response_length} add up to {longest} tokens, but {model} has "
             f"{positions} positions",
             hint="lower one of them, or use a model with more positions",
+        )
+
+
+def _check_heads(model: Path, devices: int) -> None:
+    """Raises ConfigError if an engine cannot divide the model's attention heads among its devices.
+
+    Every device gets equally many query heads. Key-value heads are divided too, or copied if there are fewer.
+    """
+    settings = _read(model / "config.json")
+    settings = settings.get("text_config", settings)
+    heads = settings.get("num_attention_heads")
+    if not isinstance(heads, int):
+        return
+    key_value_heads = settings.get("num_key_value_heads") or heads
+
+    def divides(size: int) -> bool:
+        return heads % size == 0 and (key_value_heads % size == 0 or size % key_value_heads == 0)
+
+    if not divides(devices):
+        fitting = ", ".join(str(size) for size in range(1, heads + 1) if divides(size))
+        raise ConfigError(
+            f"rollout.tensor_parallel={devices} does not divide the {heads} attention heads and {key_value_heads} "
+            f"key-value heads of {model}",
+            hint=f"set it to one of {fitting}",
         )
 
 

@@ -16,6 +16,8 @@ from transformers.utils import logging as transformers_logging
 from trainer.config.section import Section
 from trainer.data.dataset import PromptSampler
 from trainer.data.files import read_rows
+from trainer.data.messages import Messages, checked_text, text_messages
+from trainer.errors import DataError
 from trainer.models.files import decode
 from trainer.models.small import ModelShape, build_tokenizer, create_model, save_model
 from trainer.records.console import Column, progress
@@ -48,6 +50,15 @@ class SftConfig(Section):
     steps: int = Field(default=200, gt=0, description="optimizer steps")
     test_freq: int = Field(default=20, gt=0, description="steps between validations")
     max_response_length: int = Field(default=16, gt=0, description="tokens per validation answer, at most")
+
+
+@dataclass(frozen=True)
+class WorkedAnswer:
+    """A row of a file: messages with a question, its worked answer, and the number that the answer should reach."""
+
+    messages: Messages
+    answer: str
+    ground_truth: str
 
 
 @dataclass(frozen=True)
@@ -89,21 +100,39 @@ def read_demonstrations(files: list[Path], tokenizer: Any) -> list[Demonstration
     return _tokenized(_read(files), tokenizer)
 
 
-def _read(files: list[Path]) -> list[dict[str, Any]]:
-    return [row for file in files for row in read_rows(file, ("prompt", "reward_model", "extra_info"), _HINT)]
+def _read(files: list[Path]) -> list[WorkedAnswer]:
+    return [
+        _worked_answer(f"{file}, row {number}", row)
+        for file in files
+        for number, row in enumerate(read_rows(file, ("prompt", "reward_model", "extra_info"), _HINT))
+    ]
 
 
-def _texts(rows: list[dict[str, Any]]) -> list[str]:
-    return [text for row in rows for text in (row["prompt"][-1]["content"], row["extra_info"]["answer"])]
+def _worked_answer(where: str, row: dict[str, Any]) -> WorkedAnswer:
+    """Raises DataError if the row has no prompt, no `extra_info.answer` or no `reward_model.ground_truth`."""
+    messages = text_messages(where, "prompt", row["prompt"], _HINT)
+    if not messages:
+        raise DataError(f"{where}: the prompt is empty", hint=_HINT)
+    found = []
+    for column, name in (("extra_info", "answer"), ("reward_model", "ground_truth")):
+        value = row[column].get(name) if isinstance(row[column], dict) else None
+        if value is None:
+            raise DataError(f"{where}: no {column}.{name}", hint=_HINT)
+        found.append(checked_text(f"{where}: {column}.{name}", value, _HINT))
+    return WorkedAnswer(messages, *found)
 
 
-def _tokenized(rows: list[dict[str, Any]], tokenizer: Any) -> list[Demonstration]:
+def _texts(rows: list[WorkedAnswer]) -> list[str]:
+    return [text for row in rows for text in (row.messages[-1]["content"], row.answer)]
+
+
+def _tokenized(rows: list[WorkedAnswer], tokenizer: Any) -> list[Demonstration]:
     examples = []
     for row in rows:
-        prompt = tokenizer.apply_chat_template(row["prompt"], tokenize=False, add_generation_prompt=True)
-        answer = tokenizer(row["extra_info"]["answer"], add_special_tokens=False)["input_ids"]
+        prompt = tokenizer.apply_chat_template(row.messages, tokenize=False, add_generation_prompt=True)
+        answer = tokenizer(row.answer, add_special_tokens=False)["input_ids"]
         question = tokenizer(prompt, add_special_tokens=False)["input_ids"]
-        examples.append(Demonstration(question, [*answer, tokenizer.eos_token_id], row["reward_model"]["ground_truth"]))
+        examples.append(Demonstration(question, [*answer, tokenizer.eos_token_id], row.ground_truth))
     return examples
 
 

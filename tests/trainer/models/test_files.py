@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 import trainer
 from trainer.config.model import ModelConfig
 from trainer.config.tree import Config
-from trainer.errors import DataError
+from trainer.errors import ConfigError, DataError
 from trainer.models.files import check_models, check_tokenizer, decode, load_tokenizer
 from trainer.models.small import ModelShape, build_tokenizer, create_model, save_model
 
@@ -111,6 +111,35 @@ def test_prompts_and_responses_longer_than_the_model_s_positions_are_refused(mod
         check_models(Config.model_validate({"model": {"path": model}, "data": data}))
     assert "add up to 600 tokens" in str(caught.value)
     assert "has 512 positions" in str(caught.value)
+
+
+def test_positions_of_critic_and_teacher_count_too(model: Path, tmp_path: Path) -> None:
+    short = changed(model, tmp_path / "short", "config.json", lambda c: c.update(max_position_embeddings=300))
+    data = {"max_prompt_length": 200, "max_response_length": 200}
+    for settings in (
+        {"critic": {"path": short}},
+        {"distillation": {"teacher": short}, "algorithm": {"advantage": "grpo"}, "rollout": {"samples_per_prompt": 2}},
+    ):
+        with pytest.raises(DataError, match="400 tokens, but .*short has 300 positions"):
+            check_models(Config.model_validate({"model": {"path": model}, "data": data, **settings}))
+
+
+@pytest.mark.parametrize(
+    ("heads", "key_value_heads", "devices", "fitting"),
+    [(4, 2, 2, None), (4, 2, 4, None), (14, 2, 4, "1, 2, 14"), (12, 6, 4, "1, 2, 3, 6, 12"), (4, None, 8, "1, 2, 4")],
+)
+def test_attention_heads_are_divided_among_the_devices_of_an_engine(
+    model: Path, tmp_path: Path, heads: int, key_value_heads: int | None, devices: int, fitting: str | None
+) -> None:
+    sizes = {"num_attention_heads": heads, "num_key_value_heads": key_value_heads}
+    other = changed(model, tmp_path / "other", "config.json", lambda c: c.update(sizes))
+    config = Config.model_validate({"model": {"path": other}, "rollout": {"tensor_parallel": devices}})
+    if fitting is None:
+        check_models(config)
+        return
+    with pytest.raises(ConfigError, match=f"rollout.tensor_parallel={devices} does not divide the {heads}") as caught:
+        check_models(config)
+    assert caught.value.hint == f"set it to one of {fitting}"
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(model: Path, tmp_path: Path) -> None:

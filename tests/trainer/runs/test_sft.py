@@ -1,4 +1,6 @@
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -40,3 +42,25 @@ def test_files_without_worked_answers_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"nowhere\.parquet: no such file"):
         fine_tune(SftConfig(train_files=[tmp_path / "nowhere.parquet"], output=tmp_path / "model"))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"extra_info": {"split": "train"}}, r"no extra_info\.answer"),
+        ({"extra_info": {"answer": 3}}, r"extra_info\.answer is int instead of text"),
+        ({"reward_model": {"style": "rule"}}, r"no reward_model\.ground_truth"),
+        ({"prompt": "How many?"}, "column prompt is not a list of messages"),
+        ({"prompt": []}, "the prompt is empty"),
+    ],
+)
+def test_a_row_without_a_worked_answer_is_named(tmp_path: Path, change: dict[str, Any], what: str) -> None:
+    row = {
+        "prompt": [{"role": "user", "content": "How many are 1 + 2?"}],
+        "reward_model": {"style": "rule", "ground_truth": "3"},
+        "extra_info": {"answer": "#### 3"},
+    }
+    file = tmp_path / "train.jsonl"
+    file.write_text("".join(json.dumps(one) + "\n" for one in (row, {**row, **change})))
+    with pytest.raises(DataError, match=rf"train\.jsonl, row 1: {what}"):
+        fine_tune(SftConfig(train_files=[file], validation_files=[file], output=tmp_path / "model"))
