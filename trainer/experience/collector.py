@@ -17,6 +17,7 @@ from torch import Tensor
 from trainer.algorithms.dapo import informative_groups, overlong_penalty
 from trainer.cluster.calls import task
 from trainer.cluster.workers import WorkerGroup
+from trainer.config.data import DataConfig
 from trainer.config.tree import Config
 from trainer.data.batch import Batch
 from trainer.data.chat_template import use_chat_template
@@ -59,7 +60,7 @@ class RunData:
         seed = config.trainer.seed
         training = open_dataset(data.train_files, tokenizer, data, Subset.of_training(data, seed))
         validation = open_dataset(data.validation_files, tokenizer, data, Subset.of_validation(data, seed))
-        counts = {**_sources(training), **_sources(validation)}
+        counts = _sources(training, validation, data)
         for line in [*source_lines(config, counts), *check_sources(config, counts)]:
             logger.info("%s", line)
         for dataset in (training, validation):
@@ -80,9 +81,13 @@ class RunData:
         return max(1, config.trainer.total_epochs * len(self.training) // config.data.train_batch_size)
 
 
-def _sources(dataset: Dataset) -> Mapping[tuple[Path, str], int]:
-    """Prompts by file and data source; none for the user's own dataset."""
-    return dataset.count_sources() if isinstance(dataset, PromptDataset) else {}
+def _sources(training: Dataset, validation: Dataset, settings: DataConfig) -> Mapping[tuple[Path, str], int]:
+    """Prompts by file and data source; the file of the user's own dataset is that of its code."""
+    if isinstance(training, PromptDataset) and isinstance(validation, PromptDataset):
+        return {**training.count_sources(), **validation.count_sources()}
+    code = settings.custom_cls.path
+    assert code is not None
+    return Counter((code, own[index].data_source) for own in (training, validation) for index in range(len(own)))
 
 
 @dataclass(frozen=True)

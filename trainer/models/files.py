@@ -215,7 +215,7 @@ def _check_reward_model(config: Config, path: Path) -> None:
 def load_tokenizer(settings: ModelConfig) -> Any:
     """The model's tokenizer, with `model.pad_token` if set. Raises DataError if it is missing or `check_tokenizer`
     fails."""
-    from transformers import AutoTokenizer  # takes seconds, while the workers start
+    from transformers import AutoTokenizer  # takes seconds
 
     model = settings.directory
     # Transformers creates an empty tokenizer for some model families.

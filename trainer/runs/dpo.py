@@ -105,6 +105,10 @@ def train_on_preferences(settings: DpoConfig) -> Path:
     config = with_local_models(with_last_checkpoint(settings.for_workers()))
     model, limit = config.model.directory, config.trainer.worker_timeout
     check_models(config)
+    tokenizer = use_chat_template(load_tokenizer(config.model), config.data)
+    data, seed = config.data, config.trainer.seed
+    training = read_pairs(data.train_files, tokenizer, data, Subset.of_training(data, seed))
+    validation = read_pairs(data.validation_files, tokenizer, data, Subset.of_validation(data, seed))
     resumed = read_checkpoint(config.trainer.checkpoint, model, ["actor"]) if config.trainer.checkpoint else None
     run_dir = run_directory(config.trainer)
     with (
@@ -116,10 +120,6 @@ def train_on_preferences(settings: DpoConfig) -> Path:
             planned = find_plan(config, ["actor"] if config.actor_is_reference else ["actor", "reference"])
             config = planned.config
             groups = start_training(config, planned.placement)
-            tokenizer = use_chat_template(load_tokenizer(config.model), config.data)
-            data, seed = config.data, config.trainer.seed
-            training = read_pairs(data.train_files, tokenizer, data, Subset.of_training(data, seed))
-            validation = read_pairs(data.validation_files, tokenizer, data, Subset.of_validation(data, seed))
             connect_ranks(groups.all, run_dir, steps_of(config, len(training)), limit)
             run = PreferenceRun(settings, config, run_dir, tracker, stop, groups, training, validation)
             tracker.expect(run.last_step)

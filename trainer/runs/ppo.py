@@ -62,6 +62,7 @@ def train(config: Config) -> TrainingResult:
     given, config = config.trainer, with_local_models(with_last_checkpoint(config))
     model, settings = config.model.directory, config.trainer
     check_models(config)
+    data = RunData.load(config)  # before any process starts: an error in a file costs seconds
     resumed = read_checkpoint(settings.checkpoint, model, list(config.trained)) if settings.checkpoint else None
     run_dir = run_directory(settings)
     with (
@@ -73,7 +74,6 @@ def train(config: Config) -> TrainingResult:
             planned = find_plan(config, roles_of(config))
             config = planned.config
             workers = start_workers(config, planned.placement)
-            data = RunData.load(config)
             tracker.expect(data.steps(config))
             connect_ranks(workers.training.all, run_dir, data.planned_steps(config), settings.worker_timeout)
             controller = Controller(config, run_dir, tracker, stop, workers, data)

@@ -120,7 +120,7 @@ def test_positions_of_critic_and_teacher_count_too(model: Path, tmp_path: Path) 
         {"critic": {"path": short}},
         {"distillation": {"teacher": short}, "algorithm": {"advantage": "grpo"}, "rollout": {"samples_per_prompt": 2}},
     ):
-        with pytest.raises(DataError, match="400 tokens, but .*short has 300 positions"):
+        with pytest.raises(DataError, match=r"400 tokens, but .*short has 300 positions"):
             check_models(Config.model_validate({"model": {"path": model}, "data": data, **settings}))
 
 
@@ -137,7 +137,7 @@ def test_attention_heads_are_divided_among_the_devices_of_an_engine(
     if fitting is None:
         check_models(config)
         return
-    with pytest.raises(ConfigError, match=f"rollout.tensor_parallel={devices} does not divide the {heads}") as caught:
+    with pytest.raises(ConfigError, match=rf"rollout\.tensor_parallel={devices} does not divide the {heads}") as caught:
         check_models(config)
     assert caught.value.hint == f"set it to one of {fitting}"
 
