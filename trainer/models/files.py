@@ -158,7 +158,7 @@ def _check_heads(model: Path, devices: int) -> None:
 
     Every device gets equally many query heads. Key-value heads are divided too, or copied if there are fewer.
     """
-    settings = _read(model / "config.json")
+    settings = read_json(model / "config.json")
     settings = settings.get("text_config", settings)
     heads = settings.get("num_attention_heads")
     if not isinstance(heads, int):

@@ -9,15 +9,25 @@ from trainer.data.batch import Batch
 from trainer.models.networks import ValueNetwork
 from trainer.roles.worker import TrainingWorker, micro_batch_limit
 from trainer.training.engine import TrainingEngine
+from trainer.training.self_check import check_head, check_rows, check_values, transformers_values
 
 
 class CriticWorker(TrainingWorker):
     def build(self) -> TrainingEngine:
         settings = self.config.critic
         language_model = self.language_model(settings.path or self.config.model.directory, settings)
-        network = ValueNetwork(language_model, getattr(torch, settings.weights_dtype))
-        optimizer = self.optimizer(settings)
-        return TrainingEngine(network, self.execution(settings), optimizer)
+        model, weights_dtype = language_model.config.get_text_config(), getattr(torch, settings.weights_dtype)
+        rows, head = check_rows(model.vocab_size), check_head(model.hidden_size).to(weights_dtype)
+        first = self.place.rank == 0  # other ranks may have no weights yet
+        expected = transformers_values(language_model, head, rows) if first else None
+        network = ValueNetwork(language_model, weights_dtype)
+        network.head.weight.data.copy_(head)
+        engine = TrainingEngine(network, self.execution(settings), self.optimizer(settings))
+        check_values(engine, rows, expected, language_model.config.model_type)
+        with engine.stepping(), torch.no_grad():
+            # Training starts from a head of zeros: the first advantages come from the rewards, not from a random head.
+            engine.network.head.weight.zero_()
+        return engine
 
     def values(self, batch: Batch) -> Tensor:
         """Values before each token of this rank's responses, [rows, response length]."""

@@ -1,10 +1,11 @@
-"""Compares a network's own log-probs with plain Transformers' before the first step.
+"""Compares a network's own log-probs, or a critic's values, with plain Transformers' before the first step.
 
-A run that computes other log-probs than the model defines learns something else without a sign of it. The yardstick is
+A run that computes other numbers than the model defines learns something else without a sign of it. The yardstick is
 computed on CPU with the weights as loaded, one row at a time, so that the comparison covers packing, attention, the
 head, precision, sharding, split matrices and the training backend.
 """
 
+from collections.abc import Callable
 from contextlib import nullcontext
 
 import torch
@@ -35,9 +36,29 @@ def check_rows(vocabulary: int) -> Batch:
     return Batch.from_responses(tokens(PROMPTS), tokens(RESPONSES), None)
 
 
-@torch.no_grad()
 def transformers_log_probs(language_model: nn.Module, rows: Batch, temperature: float) -> Tensor:
-    """Log-probs by Transformers' own forward pass, row by row, [rows, response length] float32.
+    """Log-probs by Transformers' own forward pass, [rows, response length] float32."""
+
+    def log_probs(ids: Tensor, prompt: int) -> Tensor:
+        logits = language_model(input_ids=ids, use_cache=False).logits[0, prompt - 1 : -1]
+        return log_probs_and_entropy(logits, ids[0, prompt:], temperature)[0]
+
+    return _row_by_row(language_model, rows, log_probs)
+
+
+def transformers_values(language_model: nn.Module, head: Tensor, rows: Batch) -> Tensor:
+    """The values of a head, [1, width], on the states of Transformers' own decoder, [rows, response length] float32."""
+
+    def values(ids: Tensor, prompt: int) -> Tensor:
+        states = language_model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state[0, prompt - 1 : -1]
+        return nn.functional.linear(states.float(), head.float()).squeeze(-1)
+
+    return _row_by_row(language_model, rows, values)
+
+
+@torch.no_grad()
+def _row_by_row(language_model: nn.Module, rows: Batch, compute: Callable[[Tensor, int], Tensor]) -> Tensor:
+    """What `compute` finds for the response of each row, given its ids [1, tokens] and the length of its prompt.
 
     Uses eager attention, because Transformers' faster ones ignore soft caps.
     """
@@ -46,11 +67,14 @@ def transformers_log_probs(language_model: nn.Module, rows: Batch, temperature: 
     found = torch.zeros(rows.response_mask.shape)
     for row in range(len(rows)):
         prompt, length = int(rows.prompt_lengths[row]), int(rows.lengths[row])
-        ids = rows.token_ids[row : row + 1, :length]
-        logits = language_model(input_ids=ids, use_cache=False).logits[0, prompt - 1 : -1]
-        found[row, : length - prompt], _ = log_probs_and_entropy(logits, ids[0, prompt:], temperature)
+        found[row, : length - prompt] = compute(rows.token_ids[row : row + 1, :length], prompt)
     language_model.set_attn_implementation(own)
     return found
+
+
+def check_head(width: int) -> Tensor:
+    """A value head with which the critic is compared, [1, width]; the same in every run."""
+    return torch.randn(1, width, generator=torch.Generator().manual_seed(0)) / width**0.5
 
 
 def check_log_probs(engine: TrainingEngine, rows: Batch, expected: Tensor | None, family: str) -> None:
@@ -59,6 +83,16 @@ def check_log_probs(engine: TrainingEngine, rows: Batch, expected: Tensor | None
     Every rank must call it; `expected` is None on all but the first. Raises DataError there, with the family's name, if
     they differ by more than rounding.
     """
+    _check(engine, rows, expected, f"{family}: this trainer's log-probs differ", 1.0)
+
+
+def check_values(engine: TrainingEngine, rows: Batch, expected: Tensor | None, family: str) -> None:
+    """Compares a critic's values, which may have any scale, like `check_log_probs`."""
+    scale = 1.0 if expected is None else max(1.0, float(expected[rows.response_mask].square().mean().sqrt()))
+    _check(engine, rows, expected, f"{family}: the critic's values differ", scale)
+
+
+def _check(engine: TrainingEngine, rows: Batch, expected: Tensor | None, what: str, scale: float) -> None:
     on_gpu = engine.device.type == "cuda"
     # Compiling the layers for these short rows would take longer than the whole check.
     with torch.compiler.set_stance("force_eager") if on_gpu else nullcontext():
@@ -66,17 +100,17 @@ def check_log_probs(engine: TrainingEngine, rows: Batch, expected: Tensor | None
     if expected is None:
         return
     apart = ((found - expected).abs() * rows.response_mask).sum(dim=1) / rows.response_mask.sum(dim=1)
-    allowed = tolerance(engine.execution.dtype, on_gpu)
+    allowed = scale * tolerance(engine.execution.dtype, on_gpu)
     if not float(apart.max()) <= allowed:
         raise DataError(
-            f"{family}: this trainer's log-probs differ from Transformers' by {float(apart.max()):.3g} per token on a "
-            f"row of random tokens; rounding explains at most {allowed:.3g}",
+            f"{what} from Transformers' by {float(apart.max()):.3g} per token on a row of random tokens; "
+            f"rounding explains at most {allowed:.3g}",
             hint="training would optimise another model: use another model family, or another backend or dtype",
         )
 
 
 def tolerance(dtype: torch.dtype, on_gpu: bool) -> float:
-    """The largest mean difference between log-probs that rounding explains."""
+    """The largest mean difference that rounding explains, between numbers of the order of 1."""
     # On GPUs, matrix products in float32 round their factors to TF32, with 10 bits.
     unit = 2.0**-10 if on_gpu and dtype == torch.float32 else torch.finfo(dtype).eps
     return max(LEAST, UNITS * unit)

@@ -12,7 +12,14 @@ from trainer.models import attention, networks
 from trainer.models.output_head import PLAIN
 from trainer.training.engine import TrainingEngine
 from trainer.training.process_group import join, open_store
-from trainer.training.self_check import check_log_probs, check_rows, transformers_log_probs
+from trainer.training.self_check import (
+    check_head,
+    check_log_probs,
+    check_rows,
+    check_values,
+    transformers_log_probs,
+    transformers_values,
+)
 from trainer.training.sharding import Execution
 
 TYPES = [torch.float32, torch.bfloat16]
@@ -32,10 +39,20 @@ def check(family: str, dtype: torch.dtype) -> None:
     check_log_probs(engine, rows, expected, family)
 
 
+def check_critic(family: str, dtype: torch.dtype) -> None:
+    model, rows = language_model(family), check_rows(50)
+    head = check_head(model.config.get_text_config().hidden_size)
+    expected = transformers_values(model, head, rows)
+    network = networks.ValueNetwork(model)
+    network.head.weight.data.copy_(head)
+    check_values(TrainingEngine(network, Execution(torch.device("cpu"), dtype)), rows, expected, family)
+
+
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("family", ["cohere", "falcon_h1", "gemma2", "granite", "mamba", "phi", "qwen3_5_text"])
 def test_right_log_probs_pass(family: str, dtype: torch.dtype) -> None:
     check(family, dtype)
+    check_critic(family, dtype)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -54,6 +71,8 @@ def test_a_state_that_leaks_into_the_next_row_is_found(dtype: torch.dtype, monke
     monkeypatch.setattr(networks, "prepared", set_packed)
     with pytest.raises(DataError, match="mamba: this trainer's log-probs differ"):
         check("mamba", dtype)
+    with pytest.raises(DataError, match="mamba: the critic's values differ"):
+        check_critic("mamba", dtype)
 
 
 def test_log_probs_that_are_no_numbers_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
