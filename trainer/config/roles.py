@@ -38,7 +38,11 @@ class LoraConfig(Section):
         min_length=1,
         description="names of the layers that get an adapter, like q_proj; all-linear: every linear layer",
     )
-    exclude_modules: list[str] = Field([], description="names of layers that get none, whatever target_modules says")
+    exclude_modules: list[str] = Field(
+        [],
+        description="names of layers that get none, whatever target_modules says, or regular expressions for whole "
+        "paths, like .*layers\\.0\\..*",
+    )
     path: AbsolutePath | None = Field(
         None, description="directory of an adapter in peft's format to start from; null: the adapters start at zero"
     )

@@ -5,6 +5,7 @@ An adapted layer keeps its name and the name of its weight, so the names of the 
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -75,25 +76,44 @@ def target_names(model: Path, settings: LoraConfig) -> list[str]:
 def _targets(language_model: nn.Module, settings: LoraConfig) -> list[tuple[nn.Module, str, nn.Linear]]:
     """The layers to adapt, as (parent, name, layer)."""
     wanted = set(settings.target_modules)
+    decoder = language_model.get_decoder()
+    prefix = next(f"{path}." for path, module in language_model.named_modules() if module is decoder)
     found = [
-        (parent, name, layer)
-        for parent in language_model.get_decoder().modules()
+        (f"{prefix}{path}.{name}".replace("..", "."), parent, name, layer)
+        for path, parent in decoder.named_modules()
         for name, layer in parent.named_children()
         if isinstance(layer, nn.Linear)
     ]
-    names = {name for _, name, _ in found}
+    names = {name for _, _, name, _ in found}
+    hint = f"its linear layers are {', '.join(sorted(names))}"
     if unknown := wanted - names - {ALL_LINEAR}:
         raise ConfigError(
             f"lora.target_modules: the model has no linear layer {', '.join(sorted(unknown))}",
-            hint=f"its linear layers are {', '.join(sorted(names))}; {ALL_LINEAR} selects all of them",
+            hint=f"{hint}; {ALL_LINEAR} selects all of them",
         )
-    excluded = set(settings.exclude_modules)
-    if unknown := excluded - names:
+    excluded: set[str] = set()
+    for pattern in settings.exclude_modules:
+        matching = {path for path, _, name, _ in found if _selects(pattern, name, path)}
+        if not matching:
+            raise ConfigError(
+                f"lora.exclude_modules: the model has no linear layer {pattern}", hint=f"{hint}, like {found[0][0]}"
+            )
+        excluded |= matching
+    return [
+        (parent, name, layer)
+        for path, parent, name, layer in found
+        if (name in wanted or ALL_LINEAR in wanted) and path not in excluded
+    ]
+
+
+def _selects(pattern: str, name: str, path: str) -> bool:
+    """Whether a pattern is the layer's name, or a regular expression for its whole path. Raises ConfigError."""
+    try:
+        return pattern == name or re.fullmatch(pattern, path) is not None
+    except re.error as error:
         raise ConfigError(
-            f"lora.exclude_modules: the model has no linear layer {', '.join(sorted(unknown))}",
-            hint=f"its linear layers are {', '.join(sorted(names))}",
-        )
-    return [target for target in found if (target[1] in wanted or ALL_LINEAR in wanted) and target[1] not in excluded]
+            f"lora.exclude_modules: {pattern!r} is no regular expression: {error}", hint="escape special characters"
+        ) from error
 
 
 def load_adapter(language_model: nn.Module, settings: LoraConfig) -> None:

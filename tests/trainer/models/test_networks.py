@@ -223,3 +223,16 @@ def test_excluded_layers_get_no_adapter() -> None:
     assert names == {"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"}
     with pytest.raises(ConfigError, match="exclude_modules: the model has no linear layer down"):
         adapted(LoraConfig(rank=2, exclude_modules=["down"]), 0)
+
+
+def test_a_regular_expression_excludes_layers_by_their_whole_path() -> None:
+    """peft matches the path of a layer from the model's root."""
+    model = adapted(LoraConfig(rank=2, exclude_modules=[r"model\.layers\.0\..*", r".*\.mlp\..*"]), 0)
+    names = [name for name, _ in adapted_layers(model)]
+    assert names
+    assert all(".layers.0." not in name and ".mlp." not in name for name in names)
+    assert {name.rpartition(".")[2] for name in names} == {"q_proj", "k_proj", "v_proj", "o_proj"}
+    with pytest.raises(ConfigError, match="no linear layer layers"):
+        adapted(LoraConfig(rank=2, exclude_modules=[r"layers\.0\..*"]), 0)
+    with pytest.raises(ConfigError, match="is no regular expression"):
+        adapted(LoraConfig(rank=2, exclude_modules=["(q_proj"]), 0)

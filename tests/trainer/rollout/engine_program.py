@@ -131,7 +131,13 @@ def main(directory: Path, name: str, rank: int, size: int) -> None:
             "model": {"path": directory / "model"},
             "data": {"max_prompt_length": LONG},
             "rollout": {"temperature": TEMPERATURE, "kv_cache_gib": 0.1},
-            "actor": {"lora": {"rank": rank, "target_modules": ["q_proj", "v_proj", "o_proj", "up_proj"]}},
+            "actor": {
+                "lora": {
+                    "rank": rank,
+                    "target_modules": ["q_proj", "v_proj", "o_proj", "up_proj"],
+                    "exclude_modules": [r".*\.layers\.0\.self_attn\.q_proj"],
+                }
+            },
         }
     )
     device = torch.device("cpu")

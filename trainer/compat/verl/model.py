@@ -5,7 +5,6 @@ import yaml
 from trainer.compat.verl.dtypes import model_type
 from trainer.compat.verl.rules import Given, Rule, Translation, Value, no_effect, only, own_code, to, word
 from trainer.compat.verl.shared import KERNELS, MODEL, PACKED
-from trainer.errors import ConfigError
 
 # Names of dropout in configurations of Transformers. Nothing is dropped here.
 _DROPOUTS = ("attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "hidden_dropout")
@@ -25,11 +24,9 @@ def excluded_modules(key: str, value: Value, _given: Given) -> Translation:
     """verl takes names, or one regular expression for whole paths; scripts exclude vision towers by the latter."""
     if isinstance(value, str) and "visual" in value:
         return Translation({}, f"{key} has no effect: language models have no visual layers", ignored=True)
-    if isinstance(value, str) and not value.replace("_", "").isalnum():
-        raise ConfigError(
-            f"{key}={value} is not supported here", hint="give the names of the layers, like [down_proj,o_proj]"
-        )
-    return Translation({} if word(value) in ("null", "[]") else {"actor.lora.exclude_modules": value})
+    if word(value) in ("null", "[]"):
+        return Translation({})
+    return Translation({"actor.lora.exclude_modules": [value] if isinstance(value, str) else value})
 
 
 def override_config(_key: str, _value: Value, given: Given) -> Translation:
