@@ -41,8 +41,13 @@ class ProfilerConfig(Section):
 
 
 class TrajectoriesConfig(Section):
-    freq: int = Field(1, ge=0, description="steps between files with all responses of a step; 0: none")
+    freq: int = Field(
+        1, ge=0, description="steps between files with all responses of a step; 0: none, of validations neither"
+    )
     dir: AbsolutePath | None = Field(None, description="directory of these files; RUN/trajectories when not given")
+    validation_dir: AbsolutePath | None = Field(
+        None, description="directory of a file per validation; RUN/validations when not given"
+    )
     per_token: bool = Field(False, description="also record token ids, log-probs and advantages of every token")
 
 

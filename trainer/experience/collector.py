@@ -7,9 +7,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import compress, count
-from pathlib import Path
 from statistics import mean
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -17,77 +16,23 @@ from torch import Tensor
 from trainer.algorithms.dapo import informative_groups, overlong_penalty
 from trainer.cluster.calls import task
 from trainer.cluster.workers import WorkerGroup
-from trainer.config.data import DataConfig
 from trainer.config.tree import Config
 from trainer.data.batch import Batch
-from trainer.data.chat_template import use_chat_template
-from trainer.data.dataset import Dataset, Prompt, PromptDataset, PromptSampler, open_dataset
+from trainer.data.dataset import Prompt
 from trainer.data.prefetch import Prefetcher
-from trainer.data.subset import Subset
-from trainer.experience.agents import check_agents
 from trainer.experience.conversations import Conversations
+from trainer.experience.run_data import RunData
 from trainer.experience.tool_agent import ToolAgent
 from trainer.experience.trajectory import Trajectory
 from trainer.experience.validation import validation_metrics
-from trainer.models.files import decode, load_tokenizer
+from trainer.models.files import decode
 from trainer.rewards.answer import Answer, Scored
-from trainer.rewards.sources import check_sources, source_lines
 from trainer.rollout.engines import Engines, split
 from trainer.rollout.sampling import request_seed
 
 logger = logging.getLogger(__name__)
 
 Phase = Callable[[str], AbstractContextManager[None]]
-
-
-@dataclass(frozen=True)
-class RunData:
-    """The tokenizer and data of a run: prompts to train on, held-out prompts, and the order of the former."""
-
-    tokenizer: Any
-    training: Dataset
-    validation: Dataset
-    sampler: PromptSampler
-
-    @classmethod
-    def load(cls, config: Config) -> Self:
-        """Reads the files of `data`.
-
-        Raises DataError if one is missing or does not fit, ConfigError if no reward rule knows a data source.
-        """
-        data = config.data
-        tokenizer = use_chat_template(load_tokenizer(config.model), data)
-        seed = config.trainer.seed
-        training = open_dataset(data.train_files, tokenizer, data, Subset.of_training(data, seed))
-        validation = open_dataset(data.validation_files, tokenizer, data, Subset.of_validation(data, seed))
-        counts = _sources(training, validation, data)
-        for line in [*source_lines(config, counts), *check_sources(config, counts)]:
-            logger.info("%s", line)
-        for dataset in (training, validation):
-            check_agents(config, dataset)
-        sampler = PromptSampler(len(training), data.train_batch_size, data.shuffle, seed)
-        return cls(tokenizer, training, validation, sampler)
-
-    def steps(self, config: Config) -> int:
-        """Steps of the run, at least one."""
-        planned = self.planned_steps(config)
-        return min(planned, self._steps_of_epochs(config)) if config.trainer.stop_after_epochs else planned
-
-    def planned_steps(self, config: Config) -> int:
-        """Steps that schedules span: `trainer.total_steps`, or the number of whole batches in all epochs."""
-        return config.trainer.total_steps or self._steps_of_epochs(config)
-
-    def _steps_of_epochs(self, config: Config) -> int:
-        return max(1, config.trainer.total_epochs * len(self.training) // config.data.train_batch_size)
-
-
-def _sources(training: Dataset, validation: Dataset, settings: DataConfig) -> Mapping[tuple[Path, str], int]:
-    """Prompts by file and data source; the file of the user's own dataset is that of its code."""
-    if isinstance(training, PromptDataset) and isinstance(validation, PromptDataset):
-        return {**training.count_sources(), **validation.count_sources()}
-    code = settings.custom_cls.path
-    assert code is not None
-    return Counter((code, own[index].data_source) for own in (training, validation) for index in range(len(own)))
 
 
 @dataclass(frozen=True)
@@ -149,6 +94,16 @@ class Experience:
             [response.log_probs for response in self.responses] if with_log_probs else None,
             [response.mask for response in self.responses],
         )
+
+
+@dataclass(frozen=True)
+class Validation:
+    """`validation.samples` consecutive responses to each held-out prompt, their rewards, and metrics of them."""
+
+    prompts: list[Prompt]
+    responses: list[Trajectory]
+    scored: list[Scored]
+    metrics: dict[str, float]
 
 
 class Scorer(Protocol):
@@ -248,7 +203,7 @@ class Collector:
             **_conversation_metrics(rows),
         }
         values = torch.tensor([one.value for one in scored])
-        parts = [{**one.parts, **one.info} for one in scored]
+        parts = [one.numbers for one in scored]
         return Scores(values, metrics, by_token=[one.by_token for one in scored], parts=parts)
 
     def _informative(self, scored: Sequence[Scored]) -> Tensor:
@@ -274,9 +229,12 @@ class Collector:
         scores = torch.tensor([one.value for one in scored])
         return self.shaped(scores, lengths_of(rows)).repeat_interleave(self.samples)
 
-    def validate(self) -> dict[str, float]:
-        """Metrics of `validation.samples` responses to each held-out prompt: the share with the rule's full reward, the
-        mean score of a reward model if there is one, and `validation_metrics` by data source."""
+    def validate(self) -> Validation:
+        """Responses to the held-out prompts.
+
+        Their metrics: the share with the rule's full reward, the mean score of a reward model if there is one, and
+        `validation_metrics` by data source.
+        """
         settings, held_out = self.config.validation, self.data.validation
         prompts = [held_out[row] for row in range(len(held_out)) for _ in range(settings.samples)]
         seeds = [0] * len(prompts)  # greedy responses need none
@@ -289,7 +247,7 @@ class Collector:
         by_source = validation_metrics([prompt.data_source for prompt in prompts], scored, settings.samples)
         modelled = {f"validation/reward_{name}": value for name, value in mean_parts(scored).items() if name == "model"}
         exact = sum(one.rule == 1.0 for one in scored) / len(scored)
-        return {"validation/exact_match": exact, **modelled, **by_source}
+        return Validation(prompts, rows, scored, {"validation/exact_match": exact, **modelled, **by_source})
 
     def _greedy(self, prompts: Sequence[Prompt]) -> tuple[list[Trajectory], list[Scored]]:
         """The greedy response to each prompt, and its score."""

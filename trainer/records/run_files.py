@@ -8,7 +8,7 @@ from typing import Any
 
 from trainer.errors import DataError
 from trainer.records.tracking import CONFIG, METRICS, SAMPLES, finished_lines
-from trainer.records.trajectories import FOLDER, read_trajectories, recorded_steps
+from trainer.records.trajectories import FOLDER, VALIDATIONS, read_trajectories, recorded_steps
 
 _STEPS_OF_SAMPLES = 3  # a page shows the samples of this many steps: the first, one in the middle, the last
 
@@ -89,15 +89,19 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return values
 
 
-def recorded_trajectories(run_dir: Path, step: int | None = None) -> list[dict[str, Any]]:
-    """The trajectories of a run's step, the last recorded one if it is None. Raises DataError."""
-    return read_trajectories(trajectories_of(read_settings(run_dir), run_dir), step)
+def recorded_trajectories(run_dir: Path, step: int | None = None, validation: bool = False) -> list[dict[str, Any]]:
+    """The trajectories of a run's step, or of the validation after it; the last recorded one if `step` is None.
+
+    Raises DataError.
+    """
+    return read_trajectories(trajectories_of(read_settings(run_dir), run_dir, validation), step)
 
 
-def trajectories_of(settings: Mapping[str, Any], run_dir: Path) -> Path:
-    """The directory of a run's trajectories, by its recorded settings."""
-    own = settings.get("trainer", {}).get("trajectories", {}).get("dir")
-    return Path(own) if own else run_dir / FOLDER
+def trajectories_of(settings: Mapping[str, Any], run_dir: Path, validation: bool = False) -> Path:
+    """The directory of a run's trajectories, or of those of its validations, by its recorded settings."""
+    setting, folder = ("validation_dir", VALIDATIONS) if validation else ("dir", FOLDER)
+    own = settings.get("trainer", {}).get("trajectories", {}).get(setting)
+    return Path(own) if own else run_dir / folder
 
 
 def median(values: Sequence[float]) -> float:

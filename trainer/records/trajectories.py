@@ -1,4 +1,4 @@
-"""Every response of a run in Parquet, one file per step, written beside the training and read back for people."""
+"""Every response of a run in Parquet: a file per step and per validation, written beside the training."""
 
 import json
 import logging
@@ -16,12 +16,12 @@ from trainer.records.atomic import atomic_file
 
 logger = logging.getLogger(__name__)
 
-FOLDER = "trajectories"
+FOLDER, VALIDATIONS = "trajectories", "validations"
 _TEXT, _NUMBERS = pa.string(), pa.list_(pa.float32())
 SCHEMA = pa.schema(
     {
         "step": pa.int64(),
-        "prompt_index": pa.int64(),  # its position in the training data
+        "prompt_index": pa.int64(),  # its position in the data
         "data_source": _TEXT,
         "prompt": _TEXT,
         "response": _TEXT,
@@ -40,6 +40,10 @@ Row = Mapping[str, Any]
 
 def trajectories_directory(run_dir: Path, settings: TrajectoriesConfig) -> Path:
     return settings.dir or run_dir / FOLDER
+
+
+def validations_directory(run_dir: Path, settings: TrajectoriesConfig) -> Path:
+    return settings.validation_dir or run_dir / VALIDATIONS
 
 
 class TrajectoryWriter:

@@ -47,6 +47,11 @@ class Scored:
         """The score of the rule or of the user's function."""
         return self.parts.get("rule", self.value)
 
+    @property
+    def numbers(self) -> dict[str, float]:
+        """`parts` and `info` together."""
+        return {**self.parts, **self.info}
+
 
 @dataclass(frozen=True)
 class Reply:

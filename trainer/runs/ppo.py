@@ -3,7 +3,7 @@
 import json
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -19,16 +19,19 @@ from trainer.algorithms.rows import Sampled
 from trainer.cluster.nodes import connected, find_nodes, reserve_slots
 from trainer.config.tree import Config
 from trainer.data.batch import Batch
+from trainer.data.dataset import Prompt
 from trainer.errors import ConfigError, WatchdogError
 from trainer.experience.asynchronous import AsynchronousPipeline
-from trainer.experience.collector import Collector, Experience, RunData, Scores
+from trainer.experience.collector import Collector, Experience, Scores
 from trainer.experience.pipeline import Pipeline
+from trainer.experience.run_data import RunData
+from trainer.experience.trajectory import Trajectory
 from trainer.models.files import check_models, with_local_models
 from trainer.planning.memory import device_memory
 from trainer.planning.placement import roles_of
 from trainer.planning.plan import Plan, plan_of
 from trainer.records.tracking import Sample, Tracker
-from trainer.records.trajectories import Row, TrajectoryWriter, text_of, trajectories_directory
+from trainer.records.trajectories import Row, TrajectoryWriter, text_of, trajectories_directory, validations_directory
 from trainer.rollout.engine import check_tensor_parallel
 from trainer.rollout.engines import Engines
 from trainer.runs.checkpoint import TrainingState, read_checkpoint
@@ -84,6 +87,7 @@ def train(config: Config) -> TrainingResult:
             controller.pipeline.close()
             controller.collector.close()
             controller.trajectories.close()
+            controller.validations.close()
         return controller.result()
 
 
@@ -131,6 +135,7 @@ class Controller(TrainingRun):
         self.watchdogs = Watchdogs(config.watchdogs)
         recorded = config.trainer.trajectories
         self.trajectories = TrajectoryWriter(trajectories_directory(run_dir, recorded), recorded)
+        self.validations = TrajectoryWriter(validations_directory(run_dir, recorded), recorded)
         self.after_update: dict[str, float] = {}
         super().__init__(config, run_dir, tracker, stop, workers.training, data.sampler, data.steps(config))
 
@@ -139,6 +144,7 @@ class Controller(TrainingRun):
         super().begin(resumed)
         if resumed is not None:
             self.trajectories.truncate(resumed.step)
+            self.validations.truncate(resumed.step)
         adaptive = self.config.algorithm.kl_control == "adaptive"
         if resumed is not None and resumed.kl_coefficient is not None and adaptive:
             self.kl_coefficient = resumed.kl_coefficient
@@ -290,9 +296,13 @@ class Controller(TrainingRun):
     def validate(self) -> dict[str, float]:
         """Metrics of responses to the held-out prompts."""
         with self.pipeline.paused(), self.tracker.phase("validate"):
-            metrics = self.collector.validate()
-        self.exact_matches.append(metrics["validation/exact_match"])
-        return metrics
+            found = self.collector.validate()
+        if self.config.trainer.trajectories.freq > 0:
+            rewards, parts = [one.value for one in found.scored], [one.numbers for one in found.scored]
+            rows = partial(self._rows, found.prompts, found.responses, rewards, parts)
+            self.validations.write(self.progress.step, rows)
+        self.exact_matches.append(found.metrics["validation/exact_match"])
+        return found.metrics
 
     def good_enough(self) -> bool:
         stop_at = self.config.trainer.stop_at
@@ -315,22 +325,7 @@ class Controller(TrainingRun):
     def _trajectories(self, experience: Experience, scores: Scores, batch: Batch) -> list[Row]:
         """All responses of a step, as `trajectories` records them."""
         responses = experience.responses
-        texts = self.collector.texts([response.token_ids for response in responses])
-        rows: list[Row] = [
-            {
-                "prompt_index": prompt.index,
-                "data_source": prompt.data_source,
-                "prompt": prompt.question,
-                "response": text,
-                "ground_truth": text_of(prompt.ground_truth),
-                "reward": reward,
-                "scores": json.dumps(parts),
-                "tokens": len(response.token_ids),
-            }
-            for prompt, response, text, reward, parts in zip(
-                experience.prompts, responses, texts, scores.values.tolist(), scores.parts, strict=True
-            )
-        ]
+        rows = self._rows(experience.prompts, responses, scores.values.tolist(), scores.parts)
         if not self.config.trainer.trajectories.per_token:
             return rows
         log_probs = batch.rollout_log_probs if batch.old_log_probs is None else batch.old_log_probs
@@ -342,6 +337,29 @@ class Controller(TrainingRun):
                 **{name: own[number, : row["tokens"]].tolist() for name, own in values.items() if own is not None},
             }
             for number, (row, response) in enumerate(zip(rows, responses, strict=True))
+        ]
+
+    def _rows(
+        self,
+        prompts: Sequence[Prompt],
+        responses: Sequence[Trajectory],
+        rewards: Sequence[float],
+        parts: Sequence[Mapping[str, float]],
+    ) -> list[Row]:
+        """Responses with their texts and scores, as `trajectories` records them."""
+        texts = self.collector.texts([response.token_ids for response in responses])
+        return [
+            {
+                "prompt_index": prompt.index,
+                "data_source": prompt.data_source,
+                "prompt": prompt.question,
+                "response": text,
+                "ground_truth": text_of(prompt.ground_truth),
+                "reward": reward,
+                "scores": json.dumps(numbers),
+                "tokens": len(response.token_ids),
+            }
+            for prompt, response, text, reward, numbers in zip(prompts, responses, texts, rewards, parts, strict=True)
         ]
 
 

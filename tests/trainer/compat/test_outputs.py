@@ -42,7 +42,9 @@ def test_your_own_dataset_class_chooses_its_rows() -> None:
 
 
 def test_responses_are_recorded_where_verl_would() -> None:
-    config, notes = load_config(["verl"], ["trainer.rollout_data_dir=/tmp/rollouts", "trainer.log_val_generations=10"])
-    assert str(config.trainer.trajectories.dir) == "/tmp/rollouts"
+    directories = ["trainer.rollout_data_dir=/tmp/rollouts", "trainer.validation_data_dir=/tmp/held"]
+    config, notes = load_config(["verl"], [*directories, "trainer.log_val_generations=10"])
+    recorded = config.trainer.trajectories
+    assert (str(recorded.dir), str(recorded.validation_dir)) == ("/tmp/rollouts", "/tmp/held")
     assert [note for note in notes if "log_val_generations" in note]
     assert load("trainer.rollout_data_dir=null").trainer.trajectories.dir is None

@@ -12,7 +12,8 @@ from trainer.cluster.calls import Task
 from trainer.config.tree import Config
 from trainer.data.dataset import Prompt, PromptSampler
 from trainer.errors import RewardError
-from trainer.experience.collector import Collector, Experience, RunData, Scorer, Scores, completed
+from trainer.experience.collector import Collector, Experience, Scorer, Scores, completed
+from trainer.experience.run_data import RunData
 from trainer.experience.trajectory import Trajectory
 from trainer.models.small import build_tokenizer
 from trainer.rewards.answer import Answer, Scored

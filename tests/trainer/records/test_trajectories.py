@@ -12,7 +12,7 @@ from trainer.config.tree import Config
 from trainer.errors import DataError
 from trainer.records.report import write_report
 from trainer.records.tracking import Tracker
-from trainer.records.trajectories import TrajectoryWriter, read_trajectories, recorded_steps, show, text_of
+from trainer.records.trajectories import VALIDATIONS, TrajectoryWriter, read_trajectories, recorded_steps, show, text_of
 
 REWARDS = (0.0, 1.0, 0.5, -1.0)
 
@@ -94,6 +94,15 @@ def test_samples_shows_the_best_and_the_worst(run: Path) -> None:
     assert "=== step 2, here, reward -1, 7 tokens\n--- prompt\nquestion 3\n--- response\n" in shown("--worst", "2")
     assert shown("--worst", "2").count("===") == 2
     assert shown().count("===") == 4
+
+
+def test_samples_shows_a_validation(tmp_path: Path) -> None:
+    with Tracker(tmp_path, Config()) as tracker:
+        tracker.log(0, {"validation/exact_match": 0.5})
+    write(tmp_path / VALIDATIONS, 0, 5)
+    for options, step in ((["--step", "0"], 0), ([], 5)):
+        shown = CliRunner().invoke(app, ["samples", str(tmp_path), "--validation", *options], catch_exceptions=False)
+        assert shown.output.count(f"=== step {step}, here") == 4
 
 
 def test_the_report_shows_the_best_and_the_worst(run: Path) -> None:

@@ -67,6 +67,9 @@ def test_every_response_is_recorded(uninterrupted: Run) -> None:
         for row in rows:
             assert len(row["token_ids"]) == len(row["log_probs"]) == len(row["advantages"]) == row["tokens"]
             assert max(row["log_probs"]) <= 0
+    held_out = recorded_trajectories(uninterrupted.directory, 0, validation=True)
+    assert len(held_out) == 8
+    assert sum(row["reward"] == 1.0 for row in held_out) / 8 == metrics[0]["validation/exact_match"]
     assert any(any(row["advantages"]) for row in rows)  # of the last step: the first has no reward and no KL
 
 

@@ -78,9 +78,11 @@ RULES: dict[str, Rule] = {
     "transfer_queue.enable": no_effect("batches go through Ray's object store"),
     "trainer.val_only": to("trainer.validate_only"),
     "trainer.balance_batch": no_effect("ranks always get about the same number of tokens"),
-    "trainer.log_val_generations": no_effect("`trainer samples RUN` shows responses of every training step"),
+    "trainer.log_val_generations": no_effect(
+        "every response of a validation is recorded: `trainer samples RUN --validation`"
+    ),
     "trainer.rollout_data_dir": to("trainer.trajectories.dir"),
-    "trainer.validation_data_dir": no_effect("trainer.trajectories records the responses of training steps"),
+    "trainer.validation_data_dir": to("trainer.trajectories.validation_dir"),
     "trainer.default_hdfs_dir": only("null"),
     "trainer.device": only("cuda", "gpu", "null"),
     "trainer.ray_wait_register_center_timeout": to("trainer.worker_timeout"),
