@@ -94,7 +94,7 @@ def _as_the_user_says(view: ProcessView, found: Allocation) -> Allocation:
     head = view.variables.get(HEAD, "").strip()
     if not head or head == found.head or found.environment == Single.name:
         return found
-    if found.hosts is not None and head in found.hosts:
+    if found.hosts is not None and head in found.hosts[1:]:
         raise DetectionError(
             f"{HEAD} is {head}, but {found.environment} has it as node {found.hosts.index(head)}; "
             f"node 0 is {found.hosts[0]}",

@@ -19,7 +19,7 @@ LIST_THEM = (
 
 _COUNT = re.compile(
     r"(?:.*_)?(?:(?:NUM|N|TOTAL)_?(?:NODES?|HOSTS?|MACHINES?)|(?:NODES?|HOSTS?|MACHINES?)_?(?:NUM|COUNT)|NHOSTS"
-    r"|(?:WORKERS?|TRAINERS?)_NUM|NUM_WORKER|TOTAL_WORKERS?|(?:WORKERS?|TASKS?)_COUNT|ARRAY_SIZE|WORLD_SIZE)|NODES"
+    r"|(?:WORKERS?|TRAINERS?)_NUM|NUM_WORKER|TOTAL_WORKERS?|TASKS?_COUNT|ARRAY_SIZE|WORLD_SIZE)|NODES"
 )
 _PROCESS_COUNT = re.compile(r"(?:.*_)?(?:NPROCS|NUM_PROCS|NUM_PROCESSES)")
 _RANK = re.compile(
@@ -36,8 +36,8 @@ _SIZE_OF_ONE_NODE = re.compile(r"LOCAL.*SIZE|PER_(?:NODE|HOST|MACHINE|WORKER)")
 _OTHERS_HOSTS = re.compile(r"(?:.*_)?(?:ALLOWED|TRUSTED|KNOWN|PERMITTED|INSECURE|BLOCKED|EXTRA)_.*")
 """Lists of hosts that a server or a client may talk to."""
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*|[0-9.]+\.[0-9]+|[0-9A-Fa-f:]*:[0-9A-Fa-f:.]+")
-
 _ORDINAL = re.compile(r".*-([1-9]\d*)")
+"""The name of a pod of a StatefulSet, or of an Indexed Job without its variables, other than the first."""
 
 _MANAGERS = {
     "PMIX_RANK": "a PMIx server",
@@ -102,19 +102,23 @@ def signs(view: ProcessView) -> Iterator[Sign]:
 
 def _says_several(view: ProcessView, name: str, value: str) -> bool:
     """Whether a variable counts more than one node, or more processes than run on one."""
-    number = value.rpartition(":")[2]  # an elastic range: 1:4
-    if not (number.isascii() and number.isdigit()) or int(number) < 2:
+    number = _number(value.rpartition(":")[2])  # of an elastic range, 1:4, the larger
+    if number < 2:
         return False
     if _COUNT.fullmatch(name):
         return True
-    return bool(_PROCESS_COUNT.fullmatch(name)) and int(number) not in _numbers_of_one_node(view)
+    return bool(_PROCESS_COUNT.fullmatch(name)) and number not in _numbers_of_one_node(view)
 
 
 def _numbers_of_one_node(view: ProcessView) -> set[int]:
     """Counts that a process count may equal on a single node: its CPUs, and what other variables count per node."""
     cpus = sum(line.startswith("processor") for line in view.lines("/proc/cpuinfo") or ())
-    local = [text for name, text in view.variables.items() if _SIZE_OF_ONE_NODE.search(name)]
-    return {cpus, *(int(text) for text in local if text.isascii() and text.isdigit())}
+    return {cpus, *(_number(text) for name, text in view.variables.items() if _SIZE_OF_ONE_NODE.search(name))}
+
+
+def _number(text: str) -> int:
+    """The text as a number; 0 if it is none."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
 
 
 def _hosts(view: ProcessView, name: str, value: str) -> list[str]:

@@ -6,6 +6,7 @@ The application command runs on the primary node only; the coordination command 
 from entrypoints.environments.base import Allocation, Environment
 from entrypoints.environments.mpi.tasks import local_rank, started_by_mpi
 from entrypoints.environments.process_view import ProcessView, Reader, rank_of
+from entrypoints.errors import DetectionError
 
 HOSTS = "AZ_BATCH_HOST_LIST"
 HEAD = "AZ_BATCH_MASTER_NODE"
@@ -31,6 +32,8 @@ class AzureBatch(Environment):
         if text is None or view.variables.get("AZUREML_RUN_ID"):
             return None
         hosts = list(dict.fromkeys(host.strip() for host in text.split(",") if host.strip()))
+        if not hosts:
+            raise DetectionError(f"{HOSTS} is {text!r}, which lists no host")
         head = (reader.text(HEAD) or hosts[0]).partition(":")[0]
         hosts.sort(key=lambda host: host != head)  # the primary node first; the others keep their order
         is_head = (reader.text(IS_HEAD) or "").lower() == "true"

@@ -48,7 +48,7 @@ class Flux(Environment):
                 raise DetectionError(f"{LOCAL_RANK} is not set for {size} tasks on {count} nodes", hint=_HINT)
             local = 0  # one task per node
         task = reader.required_number(TASK, hint=_HINT)
-        if size % count:
+        if count < 1 or size % count:
             raise DetectionError(f"{SIZE} is {size}, not a multiple of {NODE_COUNT} {count}", hint=_HINT)
         _, rank = nodes_of_tasks(task, size, local, size // count)
         hosts = _hosts(view, ("flux", "job", "hostlist", job_id))
