@@ -5,8 +5,10 @@ actionlint itself needs Go and runs in the workflow (ci/actionlint).
 
 import os
 import re
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +18,9 @@ from tests.publish.conftest import ROOT
 
 GITLAB = ROOT / "ci/gitlab-ci.yml"
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
-SCRIPT = re.compile(r"(?:sudo --preserve-env )?\./ci/(actionlint|audit|lock|publish|setup|site|test)(?: \S+)*")
+SCRIPT = re.compile(
+    r"(?:sudo --preserve-env )?\./ci/(actionlint|audit|lock|propose-locks|publish|setup|site|test)(?: \S+)*"
+)
 FORMS = sorted(set((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml")) - {ROOT / ".github/ISSUE_TEMPLATE/config.yml"})
 SCHEMAS = {
     "github-workflows": WORKFLOWS,
@@ -77,11 +81,50 @@ def test_workflow_calls_a_script_that_is_there(command: str) -> None:
     assert os.access(ROOT / "ci" / match[1], os.X_OK)
 
 
+def test_proposed_locks_go_to_a_branch_of_their_own(tmp_path: Path) -> None:
+    """With real git; `gh` is a stand-in that writes down its calls."""
+    checkout, remote, tools = tmp_path / "checkout", tmp_path / "remote.git", tmp_path / "tools"
+    for folder in (checkout / "ci", checkout / "tests", checkout / "images/locks", tools):
+        folder.mkdir(parents=True)
+    shutil.copy2(ROOT / "ci/propose-locks", checkout / "ci")
+    for name in ("ci/requirements.txt", "tests/requirements.txt", "images/locks/cpu.txt", "other"):
+        (checkout / name).write_text("old\n")
+    (tools / "gh").write_text(f'#!/bin/sh\necho "$1 $2" >>{tmp_path}/calls\n')
+    (tools / "gh").chmod(0o755)
+
+    def git(*words: str) -> str:
+        command = ["git", "-c", "user.name=t", "-c", "user.email=t@t", *words]
+        return subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=True).stdout
+
+    subprocess.run(["git", "init", "--quiet", "--bare", str(remote)], check=True)
+    git("init", "--quiet", "--initial-branch", "main")
+    git("remote", "add", "origin", str(remote))
+    git("add", ".")
+    git("commit", "-qm", "first")
+
+    def propose() -> str:
+        environment = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}"}
+        done = subprocess.run(
+            ["ci/propose-locks"], cwd=checkout, env=environment, capture_output=True, text=True, check=True
+        )
+        return done.stderr
+
+    assert "no lock has changed" in propose()
+    (checkout / "images/locks/cpu.txt").write_text("new\n")
+    (checkout / "other").write_text("not a lock\n")
+    propose()
+    changed = git("--git-dir", str(remote), "diff", "--name-only", "refreshed-locks~", "refreshed-locks")
+    assert changed == "images/locks/cpu.txt\n"
+    assert (tmp_path / "calls").read_text().splitlines() == ["auth setup-git", "pr list", "pr create"]
+
+
 def test_each_trigger_calls_its_script() -> None:
     jobs = github_jobs()
     assert calls(jobs["test/test"]) == ["./ci/test"]
     assert calls(jobs["nightly/full"]) == ["./ci/test --full"]
     assert calls(jobs["nightly/advisories"]) == ["./ci/audit"]
+    assert calls(jobs["nightly/refreshed-locks"]) == ["./ci/setup", "./ci/lock --upgrade"]
+    assert calls(jobs["nightly/locks-as-pull-request"]) == ["./ci/propose-locks"]
     assert calls(jobs["publish/publish"]) == ['./ci/publish "$TARGET"']
     assert calls(jobs["docs/build"]) == ["./ci/site"]
     assert [line for job in gitlab_jobs().values() for line in job["script"]] == ["./ci/test", './ci/publish "$TARGET"']
@@ -94,13 +137,14 @@ def test_actions_are_pinned_by_commit_with_the_version_beside_it() -> None:
     assert [line for line in lines if not pinned.fullmatch(line)] == []
 
 
-def test_only_publishing_jobs_may_write_or_get_an_identity_token() -> None:
-    """Keyless signatures and Pages need an identity token; no other job gets more than reading."""
+def test_only_publishing_and_proposing_jobs_may_write() -> None:
+    """Keyless signatures and Pages need an identity token. The job that resolves locks writes nothing itself."""
     for workflow in WORKFLOWS:
         assert yaml.safe_load(workflow.read_text())["permissions"] == {"contents": "read"}
     granted = {name: job["permissions"] for name, job in github_jobs().items() if "permissions" in job}
     assert granted == {
         "publish/publish": {"contents": "read", "packages": "write", "id-token": "write"},
+        "nightly/locks-as-pull-request": {"contents": "write", "pull-requests": "write"},
         "docs/deploy": {"pages": "write", "id-token": "write"},
     }
     assert gitlab_jobs()["publish"]["id_tokens"] == {"SIGSTORE_ID_TOKEN": {"aud": "sigstore"}}
