@@ -38,11 +38,22 @@ class Base:
 
 
 @dataclass(frozen=True)
+class VendorIndex:
+    """A vendor's public wheel index: what it is for, and which requirements come `only` from there.
+
+    Without `only`, the index goes before the host's own; with it, nothing else is taken from it.
+    """
+
+    purpose: str
+    only: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Variant:
     """A set of compatible pins of one target.
 
     `exclude` maps a distribution to the reason for its exclusion, `prune` does the same for a path in site-packages
-    (with `*`); both include the target's. `indexes` maps the address of a vendor's public wheel index to its purpose.
+    (with `*`); both include the target's. `indexes` are vendors' wheel indexes by their addresses.
     `architectures` are the supported GPUs, `driver` is the oldest driver that works, `rocm` the ROCm release in the
     image.
     """
@@ -56,7 +67,7 @@ class Variant:
     packages: tuple[str, ...]
     proof: str = ""
     prune: dict[str, str] = field(default_factory=dict)
-    indexes: dict[str, str] = field(default_factory=dict)
+    indexes: dict[str, VendorIndex] = field(default_factory=dict)
     architectures: tuple[str, ...] = ()
     driver: str = ""
     rocm: str = ""
@@ -212,7 +223,7 @@ def read_target(
         values.pop("without_packages", None)
         for reasons in ("exclude", "prune"):
             values[reasons] = {**table.get(reasons, {}), **entry.get(reasons, {})}
-        check_indexes(entry.get("indexes", {}), path, place)
+        values["indexes"] = read_indexes(entry.get("indexes", {}), path, place)
         values["requirements"] = tuple(entry.get("requirements", ()))
         values["architectures"] = tuple(entry.get("architectures", ()))
         variants[key] = build(Variant, values, path, place)
@@ -222,13 +233,15 @@ def read_target(
     return build(Target, {"name": name, "variants": variants, **rest}, path, where)
 
 
-def check_indexes(indexes: dict[str, str], path: Path, place: str) -> None:
-    for address, purpose in indexes.items():
-        if not address.startswith("https://") or "@" in address or not purpose:
-            raise MatrixError(
-                f"{path}: {place}: `indexes` names {without_password(address)}",
-                'name public indexes only: "https://…" without a password = "what the index is for"',
-            )
+def read_indexes(tables: dict[str, Any], path: Path, place: str) -> dict[str, VendorIndex]:
+    """Raises `MatrixError` for an address that is not public."""
+    found = {}
+    for address, table in tables.items():
+        where = f"{place}.indexes.{without_password(address)}"
+        if not address.startswith("https://") or "@" in address:
+            raise MatrixError(f"{path}: {where}: not a public index", "name it by https:// and without a password")
+        found[address] = build(VendorIndex, {**table, "only": tuple(table.get("only", ()))}, path, where)
+    return found
 
 
 def build(kind: type[Value], values: dict[str, Any], path: Path, where: str) -> Value:

@@ -3,6 +3,7 @@
 A lock contains no address of an index or mirror, so any mirror can serve it.
 """
 
+import json
 import logging
 import os
 import subprocess
@@ -28,7 +29,7 @@ from buildkit.recipe.lock_file import (
 )
 from buildkit.recipe.matrix import DEBUG_SUFFIX, Matrix, Variant
 from buildkit.supply.base import bootstrap, bootstrap_refusal, registry_digest
-from buildkit.supply.vendor_indexes import silent_indexes, with_vendor_indexes
+from buildkit.supply.vendor_indexes import silent_indexes, sources, with_vendor_indexes
 from buildkit.supply.wheel_facts import read_wheel_facts
 
 log = logging.getLogger(__name__)
@@ -121,14 +122,26 @@ def resolve(matrix: Matrix, variant: Variant, host: HostSettings, preferred: str
     """Requirements with hashes, resolved by uv, which keeps the versions in `preferred` that still fit."""
     with tempfile.TemporaryDirectory(prefix="slipway-lock-") as folder:
         requirements, overrides, output = (
-            Path(folder, name) for name in ("requirements.in", "overrides.txt", "lock.txt")
+            Path(folder, name) for name in ("pyproject.toml", "overrides.txt", "lock.txt")
         )
-        requirements.write_text("\n".join(inputs(matrix, variant)) + "\n")
+        from_one = sources(host, variant)
+        requirements.write_text(as_project(inputs(matrix, variant), variant.base.python, from_one))
+        host = replace(host, indexes=tuple(index for index in host.indexes if index not in from_one.values()))
         # A marker that is never true removes a distribution from the resolution.
         overrides.write_text("".join(f"{name} ; python_version < '3'\n" for name in variant.exclude))
         output.write_text(preferred)
         run_uv(requirements, overrides, output, variant, host)
         return output.read_text()
+
+
+def as_project(requirements: list[str], python: str, from_one: dict[str, str]) -> str:
+    """A pyproject.toml, the only input in which uv can bind a requirement to one index. JSON's text is TOML's, too."""
+    lines = ["[project]", 'name = "image"', 'version = "0"', f'requires-python = ">={python}"']
+    lines += [f"dependencies = {json.dumps(requirements)}", "[tool.uv.sources]"]
+    lines += [f"{name} = {{ index = {json.dumps(name)} }}" for name in from_one]
+    for name, address in from_one.items():
+        lines += ["[[tool.uv.index]]", f"name = {json.dumps(name)}", f"url = {json.dumps(address)}", "explicit = true"]
+    return "\n".join(lines) + "\n"
 
 
 def run_uv(requirements: Path, overrides: Path, output: Path, variant: Variant, host: HostSettings) -> None:

@@ -30,6 +30,12 @@ def silent_indexes(host: HostSettings, variant: Variant) -> list[str]:
     return [without_password(address) for address in addresses(host, variant) if address not in host.indexes]
 
 
+def sources(host: HostSettings, variant: Variant) -> dict[str, str]:
+    """The address of its one index, by distribution, for those that come from one only. Silent indexes are left out."""
+    pairs = ((host.mirrored(address), index) for address, index in variant.indexes.items())
+    return {name: address for address, index in pairs for name in index.only if address in host.indexes}
+
+
 def addresses(host: HostSettings, variant: Variant) -> list[str]:
     return [host.mirrored(address) for address in variant.indexes]
 

@@ -1,7 +1,7 @@
 """Stand-ins for vLLM's ROCm wheels, and an index on loopback that serves them.
 
 Names, versions, tags and pins are those of https://wheels.vllm.ai/rocm, the names of libraries those in its wheels. The
-contents are not: each module only says its version.
+contents are not: a module says its version and loads its libraries.
 """
 
 import hashlib
@@ -15,6 +15,13 @@ from pathlib import Path
 from urllib.parse import quote, unquote
 
 PLATFORM = "cp312-cp312-linux_x86_64"
+MODULE = """import ctypes
+import pathlib
+
+__version__ = {version!r}
+for library in sorted(pathlib.Path(__file__).parent.rglob("*.so")):
+    ctypes.CDLL(str(library))
+"""
 
 
 @dataclass(frozen=True)
@@ -57,36 +64,39 @@ def write_wheels(folder: Path, library: bytes = b"") -> None:
     """Writes every wheel; `library` is the content of each shared object."""
     folder.mkdir(parents=True)
     for wheel in WHEELS:
-        info = f"{wheel.name}-{wheel.version}.dist-info"
-        requires = "".join(f"Requires-Dist: {requirement}\n" for requirement in wheel.requires)
-        files = {
-            f"{wheel.name}/__init__.py": f'__version__ = "{wheel.version}"\n'.encode(),
-            **dict.fromkeys(wheel.libraries, library),
-            f"{info}/METADATA": (
-                f"Metadata-Version: 2.1\nName: {wheel.name}\nVersion: {wheel.version}\n{requires}".encode()
-            ),
-            f"{info}/WHEEL": f"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: {wheel.tags}\n".encode(),
-        }
-        record = "".join(f"{path},,\n" for path in (*files, f"{info}/RECORD"))
-        with zipfile.ZipFile(folder / wheel.filename, "w") as archive:
-            for path, content in {**files, f"{info}/RECORD": record.encode()}.items():
-                archive.writestr(zipfile.ZipInfo(path), content)
+        write_wheel(wheel, folder, library)
+
+
+def write_wheel(wheel: StandIn, folder: Path, library: bytes = b"") -> None:
+    info = f"{wheel.name}-{wheel.version}.dist-info"
+    requires = "".join(f"Requires-Dist: {requirement}\n" for requirement in wheel.requires)
+    metadata = f"Metadata-Version: 2.1\nName: {wheel.name}\nVersion: {wheel.version}\n{requires}"
+    files = {
+        f"{wheel.name}/__init__.py": MODULE.format(version=wheel.version).encode(),
+        **dict.fromkeys(wheel.libraries, library),
+        f"{info}/METADATA": metadata.encode(),
+        f"{info}/WHEEL": f"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: {wheel.tags}\n".encode(),
+    }
+    record = "".join(f"{path},,\n" for path in (*files, f"{info}/RECORD"))
+    with zipfile.ZipFile(folder / wheel.filename, "w") as archive:
+        for path, content in {**files, f"{info}/RECORD": record.encode()}.items():
+            archive.writestr(zipfile.ZipInfo(path), content)
 
 
 class Index(http.server.ThreadingHTTPServer):
-    """A simple index below `/whl/` with the wheels of a folder below `/files/`; other names get 404, as on S3.
+    """A simple index below `/whl/`, with the wheels of a folder below `/files/`; other names get 404, as on S3.
 
     `asked` are the paths of all requests.
     """
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(("127.0.0.1", 0), IndexHandler)
+    def __init__(self, folder: Path, host: str) -> None:
+        super().__init__((host, 0), IndexHandler)
         self.folder = folder
         self.asked: list[str] = []
 
     @property
     def address(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/whl"
+        return f"http://{self.server_address[0]}:{self.server_port}/whl"
 
     def page(self, name: str) -> bytes:
         wheels = [path for path in sorted(self.folder.iterdir()) if path.name.split("-")[0] == name]
@@ -140,9 +150,9 @@ class IndexHandler(http.server.BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving(folder: Path) -> Iterator[Index]:
-    """An index of the folder's wheels."""
-    index = Index(folder)
+def serving(folder: Path, host: str = "127.0.0.1") -> Iterator[Index]:
+    """An index of the folder's wheels, at an address of this host."""
+    index = Index(folder, host)
     thread = threading.Thread(target=index.serve_forever)
     thread.start()
     try:

@@ -15,11 +15,11 @@ from buildkit.images.build import stage, write_secrets
 from buildkit.images.plan import make_plan
 from buildkit.recipe import lock_file
 from buildkit.recipe.lock_file import lock_path, read_lock
-from buildkit.recipe.matrix import Base, Matrix, Variant, load_matrix
+from buildkit.recipe.matrix import Base, Matrix, Variant, VendorIndex, load_matrix
 from buildkit.supply.resolve import lock_for_build
 from buildkit.supply.vendor_indexes import with_vendor_indexes
 from tests.buildkit.conftest import PYPROJECT, ROOT
-from tests.buildkit.stand_ins import Index, serving, write_wheels
+from tests.buildkit.stand_ins import WHEELS, Index, StandIn, serving, write_wheel, write_wheels
 
 DIGEST = f"sha256:{'1' * 64}"
 VLLM = "https://wheels.vllm.ai/rocm/0.30.0/rocm723"
@@ -137,19 +137,38 @@ def test_no_lock_names_a_vendors_index(matrix: Matrix) -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "purpose"),
+    ("address", "text"),
     [
-        ("http://wheels.example", "torch"),
-        ("https://user:secret@wheels.example", "torch"),
-        ("https://wheels.example", ""),
+        ("http://wheels.example", 'purpose = "torch"'),
+        ("https://user:secret@wheels.example", 'purpose = "torch"'),
+        ("https://wheels.example", 'only = ["torch"]'),
     ],
 )
-def test_only_public_indexes_with_a_purpose_are_accepted(project: Path, address: str, purpose: str) -> None:
-    with (project / "images" / "matrix.toml").open("a") as text:
-        text.write(f'[targets.cpu.variants.small.indexes]\n"{address}" = "{purpose}"\n')
+def test_only_public_indexes_with_a_purpose_are_accepted(project: Path, address: str, text: str) -> None:
+    with (project / "images" / "matrix.toml").open("a") as file:
+        file.write(f'[targets.cpu.variants.small.indexes."{address}"]\n{text}\n')
     with pytest.raises(MatrixError, match=r"indexes") as caught:
         load_matrix(project)
     assert "secret" not in str(caught.value)
+
+
+def test_an_index_for_one_distribution_serves_nothing_else(
+    checkout: Matrix, variant: Variant, index: Index, tmp_path: Path
+) -> None:
+    """PyTorch's index holds copies of other packages, which are older than PyPI's."""
+    shutil.copytree(tmp_path / "wheels", tmp_path / "other")
+    for version, folder in (("2.0", "wheels"), ("3.10", "other")):
+        write_wheel(StandIn("idna", version, "py3-none-any"), tmp_path / folder)
+    (tmp_path / "other" / next(wheel.filename for wheel in WHEELS if wheel.name == "torch")).unlink()
+    variant = replace(
+        variant,
+        requirements=("torch==2.12.0+git6bbd260", "idna"),
+        indexes={VLLM: VendorIndex("torch", only=("torch",))},
+    )
+    with serving(tmp_path / "other") as other:
+        host = replace(mirrored(index), default_index=other.address)
+        lock = lock_for_build(checkout, variant, host, tmp_path / "cache", locked=False)
+    assert lock.versions == {"idna": "3.10", "torch": "2.12.0+git6bbd260", "triton": "3.7.1"}
 
 
 def test_the_longest_mirrored_address_wins() -> None:
