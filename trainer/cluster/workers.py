@@ -187,9 +187,9 @@ class WorkerGroup(Generic[W_co]):
         """The results of the same call to every worker, by rank."""
         return self.wait(self.start(method, *arguments, **keywords))
 
-    def call_each(self, tasks: Iterable[Task[W_co, R]]) -> list[R]:
-        """The results of one task per worker, by rank."""
-        return self.wait(self.start_each(tasks))
+    def call_each(self, tasks: Iterable[Task[W_co, R]], timeout: float | None = None) -> list[R]:
+        """The results of one task per worker, by rank; `timeout` replaces the group's."""
+        return wait(self.start_each(tasks), timeout or self.timeout)
 
     def attempt(
         self, tasks: Mapping[int, Task[W_co, R]], timeout: float | None = None

@@ -97,6 +97,12 @@ class RewardConfig(Section):
         description="processes per node for custom_function and rules that may hang, at least one per reward worker; "
         "one per core when not given",
     )
+    process_memory_gib: float | None = Field(
+        None, gt=0, description="memory that such a process may allocate, GiB; half of the node's when not given"
+    )
+    variables: list[str] = Field(
+        [], description="environment variables for such processes, like [OPENAI_API_KEY]; they get none with secrets"
+    )
     timeout: float = Field(10.0, gt=0, description="seconds after which a reward counts as failed")
     failure_score: float = Field(0.0, description="score of a response whose reward raised or timed out")
     overlong_buffer: int = Field(

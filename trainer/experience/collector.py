@@ -27,6 +27,7 @@ from trainer.experience.trajectory import Trajectory
 from trainer.experience.validation import validation_metrics
 from trainer.models.files import decode
 from trainer.rewards.answer import Answer, Scored
+from trainer.rewards.function import longest_scoring
 from trainer.rollout.engines import Engines, split
 from trainer.rollout.sampling import request_seed
 
@@ -286,7 +287,10 @@ class Collector:
         parts = split(answers, len(self.reward))
         if function.batched:  # one call sees all responses of the step
             parts = [answers, *([] for _ in parts[1:])]
-        scored = iter(score for part in self.reward.call_each(task(Scorer.score, p) for p in parts) for score in part)
+        longest = max(longest_scoring(self.config.reward, part) for part in parts)
+        tasks = [task(Scorer.score, part) for part in parts]
+        found = self.reward.call_each(tasks, self.config.trainer.worker_timeout + longest)
+        scored = iter(score for part in found for score in part)
         return [row.scored or next(scored) for row in rows]
 
     def texts(self, responses: Sequence[Sequence[int]]) -> list[str]:

@@ -1,8 +1,8 @@
 """What is scored, and what comes back."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self
 
 
 @dataclass(frozen=True)
@@ -61,3 +61,23 @@ class Reply:
     scored: Scored = Scored(0.0)
     failure: str = ""
     refusal: tuple[str, str] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, given: Mapping[str, Any]) -> Self:
+        """The reply that `to_json` described. Raises TypeError, ValueError or KeyError for anything else."""
+        scored, refusal = given["scored"], given["refusal"]
+        return cls(
+            Scored(
+                float(scored["value"]),
+                str(scored["failure"]),
+                {str(name): float(value) for name, value in scored["parts"].items()},
+                {str(name): float(value) for name, value in scored["info"].items()},
+                tuple((int(place), float(reward)) for place, reward in scored["by_token"]),
+                None if scored["pred"] is None else str(scored["pred"]),
+            ),
+            str(given["failure"]),
+            None if refusal is None else (str(refusal[0]), str(refusal[1])),
+        )

@@ -13,6 +13,8 @@ from trainer.rows import RewardRule
 
 Reward = Callable[[Answer], Any]
 
+_RESTART = 10.0  # seconds to replace a process that hangs
+
 SOURCES_HINT = (
     "set reward.sources={SOURCE: RULE}, reward.name=RULE for all rows, or reward.custom_function.path to a function of "
     "your own"
@@ -31,6 +33,14 @@ def time_limit(settings: RewardConfig, answer: Answer) -> float:
     """Seconds after which the score of this answer counts as failed."""
     rule = None if settings.custom_function.path is not None else rule_of(settings, answer)
     return rule.time_limit(**rule.values(settings)) if rule and rule.time_limit else settings.timeout
+
+
+def longest_scoring(settings: RewardConfig, answers: Sequence[Answer]) -> float:
+    """Seconds to score these answers if each of them hangs and a single process scores them all."""
+    custom = settings.custom_function.path is not None
+    rules = [settings.rule_for(answer.data_source) for answer in answers]
+    apart = [answer for answer, rule in zip(answers, rules, strict=True) if custom or (rule and rule.may_hang)]
+    return sum(time_limit(settings, answer) + _RESTART for answer in apart)
 
 
 def rule_of(settings: RewardConfig, answer: Answer) -> RewardRule | None:

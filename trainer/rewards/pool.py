@@ -1,74 +1,20 @@
 """Reward functions in processes of their own: a call that hangs, raises or dies costs one sample, not the run."""
 
-import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Sequence
-from multiprocessing.connection import Connection, wait
-from socket import socketpair
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from trainer.config.reward import RewardConfig
 from trainer.errors import ConfigError, RewardError, WorkerError
 from trainer.rewards.answer import Answer, Reply, Scored
+from trainer.rewards.channel import BrokenChannelError, readable
 from trainer.rewards.function import time_limit
+from trainer.rewards.reward_process import START_SECONDS, RewardProcess
 
-START_SECONDS = 120.0  # the user's file may import a lot
 _MOST_AT_ONCE = 16  # answers that a process gets in one message
-
-
-class RewardProcess:
-    """One process, which scores the answers of a message one after the other."""
-
-    def __init__(self, settings: RewardConfig) -> None:
-        """Starts it, without waiting until it is ready."""
-        ours, theirs = socketpair()
-        with theirs:
-            command = [sys.executable, "-m", "trainer.rewards.process", str(theirs.fileno())]
-            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
-        self.connection: Connection[Any, Any] = Connection(ours.detach())
-        self._settings = settings
-        self.ready = False
-        self.pending: deque[tuple[int, Answer]] = deque()
-        self.deadline = time.monotonic() + START_SECONDS
-        self.connection.send(settings)
-
-    @property
-    def busy(self) -> bool:
-        return bool(self.pending) or not self.ready
-
-    def send(self, answers: Sequence[tuple[int, Answer]]) -> None:
-        """Sends answers to score, each with its row."""
-        self.pending.extend(answers)
-        self.connection.send([answer for _, answer in answers])
-        self._set_deadline()
-
-    def receive(self) -> tuple[int, Reply] | None:
-        """The row and the reply to the first pending answer, or None if this was the news that the process is ready.
-
-        Raises EOFError or OSError if the process died, ConfigError if the function cannot be loaded.
-        """
-        reply: Reply = self.connection.recv()
-        if not self.ready:
-            if reply.refusal:
-                raise ConfigError(*reply.refusal)
-            self.ready = True
-            return None
-        row, _ = self.pending.popleft()
-        self._set_deadline()
-        return row, reply
-
-    def kill(self) -> None:
-        self.connection.close()
-        self._process.kill()
-        self._process.wait()
-
-    def _set_deadline(self) -> None:
-        batched = self._settings.custom_function.batched
-        counted = [answer for _, answer in self.pending][: None if batched else 1]
-        self.deadline = time.monotonic() + sum(time_limit(self._settings, answer) for answer in counted)
+_MOST_STARTS = 3  # starts in a row that may fail, once one has succeeded
 
 
 class RewardPool:
@@ -79,6 +25,7 @@ class RewardPool:
         self._batched = settings.custom_function.batched
         self._count = 1 if self._batched else processes
         self._processes: list[RewardProcess] = []
+        self._failed_starts = _MOST_STARTS - 1  # the first must succeed
 
     def __enter__(self) -> Self:
         return self
@@ -94,6 +41,8 @@ class RewardPool:
 
     def start(self, wanted: int | None = None) -> None:
         """Starts processes until there are `wanted` of them, or all; they become ready side by side."""
+        for process in [process for process in self._processes if not process.busy and not process.alive]:
+            self._lose(process)
         while len(self._processes) < min(self._count, wanted or self._count):
             self._processes.append(RewardProcess(self._settings))
 
@@ -122,40 +71,49 @@ class RewardPool:
             if waiting and not process.busy:
                 share = -(-len(waiting) // (4 * self._count))
                 count = len(waiting) if self._batched else min(_MOST_AT_ONCE, share)
-                process.send([waiting.popleft() for _ in range(count)])
+                own = [waiting.popleft() for _ in range(count)]
+                try:
+                    process.send(own)
+                except BrokenChannelError:  # it died while it had nothing to do
+                    self._lose(process)
+                    waiting.extendleft(reversed(own))
+                    return
 
     def _heard_from(self) -> list[RewardProcess]:
         """The processes that answered, died or timed out; waits until there is one."""
         busy = [process for process in self._processes if process.busy]
-        first = min(process.deadline for process in busy)
-        ready = set(wait([process.connection for process in busy], max(0.0, first - time.monotonic())))
+        first = min((process.deadline for process in busy), default=0.0)
+        ready = readable([process.channel for process in busy], max(0.0, first - time.monotonic()))
         now = time.monotonic()
-        return [process for process in busy if process.connection in ready or process.deadline <= now]
+        return [process for process in busy if process.channel in ready or process.deadline <= now]
 
     def _take(self, process: RewardProcess, waiting: deque[tuple[int, Answer]], scored: dict[int, Scored]) -> None:
         """Adds what a process found to `scored`. If it is lost, its other answers wait again."""
         try:
-            while process.busy and process.connection.poll():
-                found = process.receive()
-                if found is not None:
-                    scored[found[0]] = self._result(found[1])
+            for row, reply in process.replies():
+                scored[row] = self._result(reply)
+            self._failed_starts = 0 if process.ready else self._failed_starts
             if not process.busy or process.deadline > time.monotonic():
                 return
             reason = (
                 f"no reward within {time_limit(self._settings, process.pending[0][1]):g} s" if process.ready else ""
             )
-        except (EOFError, OSError):
-            reason = "the reward process died" if process.ready else ""
+        except BrokenChannelError as error:
+            reason = f"the reward process {error}" if process.ready else ""
         except ConfigError:
             self._lose(process)
             raise
         self._lose(process)
         if not reason:
+            self._failed_starts += 1
+            if self._failed_starts < _MOST_STARTS:
+                return
             raise WorkerError(
                 f"a reward process ended while starting, or did not start within {START_SECONDS:g} s",
                 hint="see its output in the worker's log",
             )
-        lost = [process.pending.popleft() for _ in range(len(process.pending) if self._batched else 1)]
+        count = len(process.pending) if self._batched else min(1, len(process.pending))
+        lost = [process.pending.popleft() for _ in range(count)]
         scored.update({row: self._failed(reason) for row, _ in lost})
         waiting.extendleft(reversed(process.pending))
 

@@ -1,40 +1,62 @@
 """A process that calls a reward function. The pool starts it: `python -m trainer.rewards.process SOCKET`.
 
-It receives the settings, then lists of `Answer`, and sends a `Reply` to each answer. Output of the function goes to
-standard error.
+It receives the settings, then lists of answers, each with a number that nobody can guess, and sends a reply with that
+number to each answer. Output of the function goes to standard error.
 """
 
+import ctypes
 import os
+import resource
+import signal
+import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
-from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from trainer.config.reward import RewardConfig
 from trainer.errors import TrainerError
 from trainer.rewards.answer import Answer, Reply
+from trainer.rewards.channel import BrokenChannelError, Channel
 from trainer.rewards.function import Reward, batched_function, reward_function
 from trainer.rewards.scores import as_scored
 
 Replies = Callable[[Sequence[Answer]], Iterator[Reply]]
 
+_PDEATHSIG = 1
 
-def serve(connection: "Connection[Any, Any]") -> None:
+
+def serve(channel: Channel) -> None:
     """Scores answers until the other end closes."""
     try:
-        replies = _replies(connection.recv())
+        replies = _replies(RewardConfig.model_validate(channel.receive()))
     except TrainerError as error:
-        connection.send(Reply(refusal=(str(error), error.hint)))
+        channel.send(Reply(refusal=(str(error), error.hint)).to_json())
         return
-    connection.send(Reply())
+    channel.send(Reply().to_json())
     while True:
         try:
-            answers = connection.recv()
-        except EOFError:
+            numbered = channel.receive()
+        except BrokenChannelError:
             return
-        for reply in replies(answers):
-            connection.send(reply)
+        numbers = [number for number, _ in numbered]
+        answers = [Answer(**fields) for _, fields in numbered]
+        for number, reply in zip(numbers, replies(answers), strict=True):
+            channel.send({"number": number, **reply.to_json()})
+
+
+def confine(memory: int) -> None:
+    """Limits this process: `memory` bytes of its own, no core files, first to end when the node's memory is short, and
+    ended with the process that started it."""
+    for limit, value in ((resource.RLIMIT_DATA, memory), (resource.RLIMIT_CORE, 0)):
+        most = resource.getrlimit(limit)[1]
+        value = value if most == resource.RLIM_INFINITY else min(value, most)
+        resource.setrlimit(limit, (value, value))
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("800")
+    ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
 
 
 def _replies(settings: RewardConfig) -> Replies:
@@ -74,6 +96,14 @@ def _guarded(score: Callable[[], Any], answer: Answer) -> Reply:
         return Reply(failure=f"{type(error).__name__}: {error}")
 
 
-if __name__ == "__main__":
+def main() -> None:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    serve(Connection(int(sys.argv[1])))
+    number, memory = map(int, sys.argv[1:])
+    channel = Channel(socket.socket(fileno=number))
+    os.register_at_fork(after_in_child=channel.close)  # a child that the function forks must not answer for it
+    confine(memory)
+    serve(channel)
+
+
+if __name__ == "__main__":
+    main()

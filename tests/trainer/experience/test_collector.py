@@ -28,7 +28,7 @@ class FakeRewards:
     def __len__(self) -> int:
         return 2
 
-    def call_each(self, tasks: Iterable[Task[Scorer, list[Scored]]]) -> list[list[Scored]]:
+    def call_each(self, tasks: Iterable[Task[Scorer, list[Scored]]], _timeout: float) -> list[list[Scored]]:
         assert self.told.wait(30)
         parts: list[list[Answer]] = [task.arguments[0] for task in tasks]
         if any(answer.ground_truth == "bad" for part in parts for answer in part):

@@ -1,20 +1,30 @@
 """Custom rewards in real processes: a failure costs one sample and not the run."""
 
+import datetime
+import json
+import math
+import os
+import signal
 import time
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 
+import psutil
 import pytest
 
 from trainer.cluster.place import RankPlace
 from trainer.config.reward import RewardConfig, RewardFunction
-from trainer.errors import ConfigError, RewardError
-from trainer.rewards.answer import Answer, Scored
+from trainer.errors import ConfigError, DataError, RewardError
+from trainer.rewards.answer import Answer, Reply, Scored
+from trainer.rewards.function import longest_scoring
 from trainer.rewards.pool import RewardPool
 from trainer.roles.reward import own_processes
 
 FUNCTION = """
 import os
+import resource
+import subprocess
 import time
 
 def compute_score(data_source, solution_str, ground_truth, extra_info):
@@ -23,9 +33,18 @@ def compute_score(data_source, solution_str, ground_truth, extra_info):
         case "hang": time.sleep(60)
         case "raise": raise KeyError("no such thing")
         case "die": os._exit(3)
+        case "fork" if os.fork() == 0: return 7.0
+        case "environment": return {"score": len(set(os.environ) & {"RAY_AUTH_TOKEN", "API_KEY"}), "pid": os.getpid()}
+        case "allocate": bytearray(2**32)
+        case "limits": return resource.getrlimit(resource.RLIMIT_CORE)[1]
+        case "child": subprocess.Popen(["sleep", "601"]); time.sleep(60)
         case "nan": return float("nan")
         case "text": return "1.0"
         case "mapping": return {"score": 0.5, "length": 3}
+    if solution_str.startswith("write "):  # to every open file, as a cheat that looks for the answers' channel
+        for number in range(3, 256):
+            try: os.write(number, solution_str.removeprefix("write ").encode() + b"\\n")
+            except OSError: pass
     return float(solution_str == ground_truth) + extra_info.get("bonus", 0)
 """
 
@@ -67,6 +86,82 @@ def test_a_reward_that_hangs_raises_or_dies_costs_its_own_sample_only(pool: Rewa
         "the reward process died",
     ]
     assert [one.value for one in pool.score(answers("right", "right", "right"))] == [3.0, 3.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    "written",
+    ['{"scored": {"value": 1.0}}', '{"number": "1", "score', "noise", "null", "[]", '{"number": 0}\\n{"number": 1}'],
+)
+def test_what_a_function_writes_into_the_channel_fails_its_own_sample(pool: RewardPool, written: str) -> None:
+    found = pool.score(answers("right", f"write {written}", "right", "right"))
+    assert [one.value for one in found] == [3.0, -1.0, 3.0, 3.0]
+    assert found[1].failure.startswith("the reward process wrote")
+
+
+def test_a_reply_that_nobody_asked_for_fails_one_sample(pool: RewardPool) -> None:
+    reply = json.dumps({"number": "0", **Reply(Scored(9.0)).to_json()})
+    found = pool.score(answers("right", f"write {reply}", "right"))
+    assert [one.value for one in found] == [3.0, -1.0, 3.0]
+    assert "wrote a reward that nobody asked for" in found[1].failure
+
+
+def test_a_child_that_the_function_forks_does_not_answer(pool: RewardPool) -> None:
+    assert [one.value for one in pool.score(answers("fork", "right", "wrong", "right"))] == [2.0, 3.0, 2.0, 3.0]
+
+
+def test_everything_that_a_lost_process_started_ends_with_it(pool: RewardPool) -> None:
+    assert pool.score(answers("child"))[0].failure == "no reward within 1 s"
+    found = [one for one in psutil.process_iter(["cmdline", "status"]) if one.info["cmdline"] == ["sleep", "601"]]
+    assert all(one.info["status"] == psutil.STATUS_ZOMBIE for one in found)
+
+
+def test_a_function_gets_no_secrets_unless_they_are_named(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "planted")
+    monkeypatch.setenv("API_KEY", "planted")
+    for named, expected in ([], 0.0), (["API_KEY"], 1.0):
+        settings = RewardConfig(custom_function=RewardFunction(path=file), variables=named)
+        with RewardPool(settings, processes=1) as pool:
+            assert pool.score(answers("environment"))[0].value == expected
+
+
+def test_a_function_that_allocates_too_much_costs_its_own_sample(file: Path) -> None:
+    settings = RewardConfig(custom_function=RewardFunction(path=file), process_memory_gib=1)
+    with RewardPool(settings, processes=1) as pool:
+        found = pool.score(answers("allocate", "limits"))
+    assert found[0].failure.startswith("MemoryError")
+    assert found[1].value == 0.0
+
+
+def test_a_process_that_dies_while_it_waits_costs_nothing(pool: RewardPool) -> None:
+    for _ in range(2):
+        (found, *_) = pool.score(answers("environment", "right"))
+        pid = int(found.info["pid"])
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        assert [one.value for one in pool.score(answers("right", "wrong"))] == [3.0, 2.0]
+
+
+def test_512_answers_that_hang_cost_512_samples(file: Path) -> None:
+    settings = RewardConfig(custom_function=RewardFunction(path=file), timeout=0.01)
+    hanging = answers(*["hang"] * 512)
+    with RewardPool(settings, processes=8) as pool:
+        found = pool.score([*hanging[:16], *answers("right")])
+    assert {one.failure for one in found[:16]} == {"no reward within 0.01 s"}
+    assert longest_scoring(settings, hanging) > 512 * 0.01
+
+
+def test_values_of_parquet_files_reach_the_function(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def compute_score(data_source, solution_str, ground_truth, extra_info):\n"
+        "    return float(repr(ground_truth) == extra_info['shown'])\n"
+    )
+    truth = [b"\x00\xff", Decimal("0.10"), datetime.date(2026, 1, 2), {"a": None, "b": [1.5, True]}, "\ud800\u2028"]
+    truth += [datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC), datetime.timedelta(seconds=1.5), math.inf]
+    settings = RewardConfig(custom_function=RewardFunction(path=tmp_path / "mine.py"))
+    with RewardPool(settings, processes=1) as pool:
+        assert pool.score([Answer("", truth, extra_info={"shown": repr(truth)})])[0] == Scored(1.0)
+        with pytest.raises(DataError, match="cannot be sent a complex"):
+            pool.score([Answer("", 1j)])
 
 
 @pytest.mark.parametrize(("processes", "workers", "expected"), [(8, 3, [2, 3, 3]), (1, 2, [1, 1]), (4, 1, [4])])
