@@ -1,7 +1,7 @@
 """The command `verify`: builds an image twice and compares it, or checks one in a registry."""
 
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +12,7 @@ from buildkit.commands.options import AsJson, BaseChoice, Project, RegistryCa, V
 from buildkit.errors import PlanError, TrustError, UsageError
 from buildkit.images.reproduce import Difference, verify_image
 from buildkit.publishing.check import VerificationReport, check_published
+from buildkit.publishing.rebuild import check_rebuild
 from buildkit.publishing.signature import Trust
 from buildkit.registry.client import Registry
 from buildkit.registry.credentials import read_credentials
@@ -41,6 +42,9 @@ def verify(
     quick: Annotated[
         bool, typer.Option("--quick", help="Published: check that the layers exist without downloading them.")
     ] = False,
+    rebuild: Annotated[
+        bool, typer.Option("--rebuild", help="Published: build its commit here without cache, and compare the bytes.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Verify an image: `--target` builds it twice and compares the bytes, `--published` checks one in a registry."""
@@ -48,8 +52,11 @@ def verify(
         raise UsageError("verify needs either --target or --published", "for example `buildkit verify --target cpu`")
     if published:
         trust = Trust(key or "", certificate_identity or "", certificate_oidc_issuer or "")
-        verify_published(published, trust, registry_ca, quick, as_json)
+        source = open_matrix(project).root if rebuild else None
+        verify_published(published, trust, registry_ca, quick, as_json, source)
         return
+    if rebuild:
+        raise UsageError("--rebuild needs --published", "without it, --target builds twice and compares")
     matrix = open_matrix(project)
     chosen = matrix.variant(target or "", variant)
     report = verify_image(matrix, chosen, open_engine("docker"), base)
@@ -68,8 +75,13 @@ def explain(difference: Difference) -> str:
     return f"first in {difference.file} of layer {difference.layer}"
 
 
-def verify_published(published: str, trust: Trust, registry_ca: Path | None, quick: bool, as_json: bool) -> None:
-    """Checks a published image from outside: content, signature, bills of materials, provenance, lock."""
+def verify_published(
+    published: str, trust: Trust, registry_ca: Path | None, quick: bool, as_json: bool, source: Path | None
+) -> None:
+    """Checks a published image from outside: content, signature, bills of materials, provenance, lock.
+
+    If all of it holds, builds it again from `source`, a checkout.
+    """
     reference = parse_reference(published)
     if not (reference.tag or reference.digest):
         raise UsageError(
@@ -77,6 +89,9 @@ def verify_published(published: str, trust: Trust, registry_ca: Path | None, qui
         )
     registry = Registry(reference, read_credentials(reference.host), registry_ca)
     report = check_published(registry, reference.digest or reference.tag, trust, registry_ca, quick)
+    if source and report.passed:
+        rebuilt = check_rebuild(registry, report.digest, source, open_engine("docker"))
+        report = replace(report, checks=(*report.checks, rebuilt))
     if as_json:
         emit({**asdict(report), "passed": report.passed})
     else:

@@ -1,5 +1,6 @@
 """Builds an image: copies all inputs into one context folder, from which the engine builds the layers."""
 
+import fcntl
 import json
 import logging
 import os
@@ -98,11 +99,24 @@ def prepared(
     provider, reason = choose_provider(variant.base, base, engine, lock)
     log.info("base: %s (%s)", provider, reason)
     context = cache_folder() / "contexts" / variant.identifier
-    with tempfile.TemporaryDirectory(prefix="slipway-secrets-") as folder:
+    with only_build_of(context), tempfile.TemporaryDirectory(prefix="slipway-secrets-") as folder:
         stage(context, matrix, variant, lock, provider, host)
         secrets = write_secrets(Path(folder), variant.base, host)
         arguments = {"SOURCE_DATE_EPOCH": str(lock.epoch), **host.proxies}
         yield BuildRequest(context, (), secrets, arguments), provider
+
+
+@contextmanager
+def only_build_of(context: Path) -> Iterator[None]:
+    """Waits for another build of the same variant, which uses the same context: the engine sends only what changed."""
+    context.parent.mkdir(parents=True, exist_ok=True)
+    with context.with_name(f"{context.name}.lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            log.info("build: waiting for another build of %s", context.name)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def check_disk(matrix: Matrix, variant: Variant, engine: ContainerEngine, plan: Plan) -> None:
@@ -136,8 +150,16 @@ def stage(context: Path, matrix: Matrix, variant: Variant, lock: Lock, provider:
             code_folder(matrix.root, package), context / "app" / package, ignore=shutil.ignore_patterns("__pycache__")
         )
     stage_aliases(matrix.images / "aliases", context)
+    for folder in ("app", "workspace"):
+        fix_modes(context / folder)
     if provider == "bootstrap":
         link(bootstrap(variant, cache_folder(), lock.debs, lock.epoch).tar, context / "rootfs.tar")
+
+
+def fix_modes(folder: Path) -> None:
+    """Everybody may read; only the owner writes. A checkout has the modes of its owner's umask."""
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
 
 
 def stage_aliases(aliases: Path, context: Path) -> None:

@@ -1,25 +1,26 @@
 """Builds an image twice without cache, compares every byte and names the first file that differs.
 
-Source: https://reproducible-builds.org/docs/definition/ and BuildKit's `SOURCE_DATE_EPOCH` and `rewrite-timestamp`
-(https://github.com/moby/buildkit/blob/master/docs/build-repro.md).
+Source: https://reproducible-builds.org/docs/definition/.
 """
 
 import hashlib
 import json
+import secrets
 import tarfile
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO, Protocol
 
-from buildkit.errors import BuildError
+from buildkit.images.archive import ImageArchive, fixed_archive
 from buildkit.images.build import cache_folder, check_disk, prepared
 from buildkit.images.plan import make_plan
 from buildkit.recipe.lock_file import read_lock
 from buildkit.recipe.matrix import Matrix, Variant
-from buildkit.running.engine import ContainerEngine
+from buildkit.running.engine import BuildRequest, ContainerEngine
 from buildkit.supply.base import bootstrap
 
 
@@ -48,24 +49,29 @@ class Verification:
     seconds: float
 
 
+class ImageContent(Protocol):
+    """An image to compare with: an archive here, or one in a registry."""
+
+    @property
+    def config(self) -> bytes: ...
+
+    def layer_file(self, number: int) -> BinaryIO:
+        """The tar of a layer, gzipped or not; the base is layer 1."""
+
+
 def verify_image(matrix: Matrix, variant: Variant, engine: ContainerEngine, base: str = "auto") -> Verification:
     """Builds everything twice from one lock and one checkout: a bootstrapped base, then the image.
 
-    Raises a `BuildkitError` when the image cannot be built, or cannot be exported with fixed times.
+    Raises a `BuildkitError` when the image cannot be built.
     """
     start = time.monotonic()
     lock = read_lock(matrix, variant)
     check_disk(matrix, variant, engine, make_plan(matrix, variant, lock, cache_folder()))
-    with (
-        tempfile.TemporaryDirectory(prefix="slipway-verify-") as folder,
-        prepared(matrix, variant, engine, lock, base) as (request, provider),
-    ):
-        archives = [Path(folder, f"{number}.tar") for number in (1, 2)]
-        for archive in archives:
-            engine.build(replace(request, archive=archive, no_cache=True))
-        first, second = map(OciLayout, archives)
-        difference = None if first.digest == second.digest else find_difference(first, second)
+    with prepared(matrix, variant, engine, lock, base) as (request, provider), ExitStack() as stack:
+        first, second = (stack.enter_context(fresh_archive(engine, request, lock.epoch)) for _ in range(2))
+        difference = find_difference(first, second)
         if provider == "bootstrap" and difference is None:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="slipway-verify-"))
             again = bootstrap(variant, Path(folder), lock.debs, lock.epoch).tar
             difference = compare_layers(1, tar_files(request.context / "rootfs.tar"), tar_files(again))
         return Verification(
@@ -73,37 +79,28 @@ def verify_image(matrix: Matrix, variant: Variant, engine: ContainerEngine, base
         )
 
 
-class OciLayout:
-    """An OCI image layout in a tar (https://github.com/opencontainers/image-spec/blob/main/image-layout.md)."""
+def rebuild(
+    matrix: Matrix, variant: Variant, engine: ContainerEngine, base: str, published: ImageContent
+) -> Difference | None:
+    """The first difference between a published image and one built here without cache; None when they are equal."""
+    lock = read_lock(matrix, variant)
+    with (
+        prepared(matrix, variant, engine, lock, base) as (request, _),
+        fresh_archive(engine, request, lock.epoch) as archive,
+    ):
+        return find_difference(published, archive)
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        index = json.loads(self.read("index.json"))
-        self.digest: str = index["manifests"][0]["digest"]
-        self.manifest = self.blob(self.digest)
-        if "manifests" in self.manifest:
-            self.manifest = self.blob(self.manifest["manifests"][0]["digest"])
 
-    def read(self, name: str) -> bytes:
-        with tarfile.open(self.path) as archive:
-            file = archive.extractfile(name)
-            if file is None:
-                raise BuildError(f"the exported image has no {name}", "run `buildkit verify` again")
-            return file.read()
-
-    def blob(self, digest: str) -> Any:
-        return json.loads(self.read(f"blobs/{digest.replace(':', '/')}"))
-
-    @property
-    def layers(self) -> list[str]:
-        return [layer["digest"] for layer in self.manifest["layers"]]
-
-    def files(self, digest: str) -> Iterator[tuple[str, str]]:
-        """Name and description of each file in a layer, in the layer's order."""
-        with tarfile.open(self.path) as archive:
-            blob = archive.extractfile(f"blobs/{digest.replace(':', '/')}")
-            with tarfile.open(fileobj=blob, mode="r|*") as layer:
-                yield from members(layer)
+@contextmanager
+def fresh_archive(engine: ContainerEngine, request: BuildRequest, epoch: int) -> Iterator[ImageArchive]:
+    """An image that is built without cache, with the times that `publish` gives it. The engine does not keep it."""
+    tag = f"slipway:verify-{secrets.token_hex(6)}"
+    try:
+        engine.build(replace(request, tags=(tag,), no_cache=True))
+        with fixed_archive(engine, tag, epoch, cache_folder()) as archive:
+            yield archive
+    finally:
+        engine.call("rmi", tag)
 
 
 def tar_files(path: Path) -> Iterator[tuple[str, str]]:
@@ -124,16 +121,24 @@ def describe(member: tarfile.TarInfo, content: bytes) -> str:
     return words.rstrip()
 
 
-def find_difference(first: OciLayout, second: OciLayout) -> Difference:
-    """The first file that differs, in the first layer that differs."""
-    for number, (one, other) in enumerate(zip(first.layers, second.layers, strict=False), start=1):
-        if one == other:
-            continue
-        found = compare_layers(number, first.files(one), second.files(other))
-        return found or Difference(number, "the order or compression of its files", one, other)
-    left, right = (layout.blob(layout.manifest["config"]["digest"]) for layout in (first, second))
-    key = next((key for key in sorted({*left, *right}) if left.get(key) != right.get(key)), "the manifest")
+def find_difference(first: ImageContent, second: ImageContent) -> Difference | None:
+    """The first file that differs, in the first layer that differs. Compression is no difference."""
+    if first.config == second.config:
+        return None
+    left, right = json.loads(first.config), json.loads(second.config)
+    layers = [config["rootfs"]["diff_ids"] for config in (left, right)]
+    for number, (one, other) in enumerate(zip(*layers, strict=False), start=1):
+        if one != other:
+            found = compare_layers(number, layer_files(first, number), layer_files(second, number))
+            return found or Difference(number, "the order of its files", one, other)
+    key = next((key for key in sorted({*left, *right}) if left.get(key) != right.get(key)), "the form of its JSON")
     return Difference(0, f"{key} in the image's configuration", str(left.get(key)), str(right.get(key)))
+
+
+def layer_files(image: ImageContent, number: int) -> Iterator[tuple[str, str]]:
+    """Name and description of each file in a layer, in the layer's order."""
+    with closing(image.layer_file(number)) as file, tarfile.open(fileobj=file, mode="r|*") as archive:
+        yield from members(archive)
 
 
 def compare_layers(

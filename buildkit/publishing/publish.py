@@ -1,21 +1,21 @@
 """Publishes an image from the matrix to its public tags; only the last step makes it public.
 
-Build, test, push under a staging tag, read every byte back, pull and test again, attach the bills of materials and the
-provenance, sign, verify, and then promote: set the public tags. An error before that leaves no public tag. A second run
-keeps what is there already and continues.
+Build, test, fix the times in the image, push it by digest and under a staging tag, read every byte back, pull and test
+again, attach the bills of materials and the provenance, sign, verify, and then promote: set the public tags. An error
+before that leaves no public tag. A second run keeps what is there already and continues.
 """
 
 import logging
 import subprocess
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from buildkit.errors import PublishError
-from buildkit.images.build import build_image
+from buildkit.images.archive import CONFIG, ImageArchive, fixed_archive
+from buildkit.images.build import build_image, cache_folder
 from buildkit.images.test import run_container_tests
 from buildkit.publishing.check import PublishedImage
 from buildkit.publishing.provenance import BuildRecord
@@ -24,7 +24,8 @@ from buildkit.publishing.signature import Signer, public_key
 from buildkit.recipe.lock_file import lock_name, read_lock
 from buildkit.recipe.matrix import Matrix, Variant
 from buildkit.recipe.project import project_version, source_changed, source_revision
-from buildkit.registry.client import PATIENCE, Registry
+from buildkit.registry.client import Registry
+from buildkit.registry.content import IMAGE
 from buildkit.registry.credentials import read_credentials
 from buildkit.registry.reference import Reference
 from buildkit.running.engine import ContainerEngine
@@ -53,8 +54,8 @@ def tags_for(request: ReleaseRequest, image_id: str) -> Tags:
     return choose_tags(variant.target, variant.name, default, project_version(matrix.root), lock, image_id)
 
 
-def connect(request: ReleaseRequest, patience: float = PATIENCE) -> Registry:
-    return Registry(request.repository, read_credentials(request.repository.host), request.ca, patience)
+def connect(request: ReleaseRequest) -> Registry:
+    return Registry(request.repository, read_credentials(request.repository.host), request.ca)
 
 
 def check_access(request: ReleaseRequest) -> None:
@@ -72,12 +73,13 @@ def publish_image(request: ReleaseRequest, engine: ContainerEngine) -> Publicati
     lock = read_lock(matrix, variant)
     built = build_image(matrix, variant, engine, request.base)
     test_image(request, built.image_id)
-    tags = tags_for(request, built.image_id)
-    with registry_errors_first(request):
-        push_staged(engine.binary, built.image_id, request.repository.tagged(tags.staging))
+    log.info("publish: setting all times to the lock's date")
+    with fixed_archive(engine, built.image_id, lock.epoch, cache_folder()) as archive:
+        tags = tags_for(request, archive.image_id)
+        push_staged(registry, archive, tags)
     log.info("publish: reading %s back", request.repository.tagged(tags.staging))
     image = read_staged(registry, tags)
-    refuse_other_image(image, built.image_id)
+    refuse_other_image(image, archive)
     pull_back(engine.binary, request.repository.at(image.digest), lambda name: test_image(request, name))
     record = BuildRecord(
         target=variant.target,
@@ -111,34 +113,26 @@ def test_image(request: ReleaseRequest, image: str) -> None:
         )
 
 
-def refuse_other_image(image: PublishedImage, built: str) -> None:
-    """Raises `PublishError` if another publisher overwrote the staging tag.
+def push_staged(registry: Registry, archive: ImageArchive, tags: Tags) -> None:
+    """Pushes what the registry lacks, the manifest last."""
+    for layer in archive.layers:
+        log.info("publish: layer %s, %.1f MB", layer.blob.digest[:19], layer.blob.size / 1e6)
+        registry.put_file(layer.path, layer.blob)
+    registry.put_blob(archive.config, CONFIG)
+    registry.put_manifest(archive.digest, archive.manifest, IMAGE)
+    registry.put_manifest(tags.staging, archive.manifest, IMAGE)
 
-    `built` is the engine's id: the digest of the image's configuration or, in containerd's store, of its manifest.
-    """
-    if built not in (image.manifest.config.digest, image.digest):
+
+def refuse_other_image(image: PublishedImage, archive: ImageArchive) -> None:
+    """Raises `PublishError` if another publisher overwrote the staging tag."""
+    if (image.digest, image.manifest.config.digest) != (archive.digest, archive.image_id):
         raise PublishError(
-            f"the staging tag names another image, {image.digest}, than the one that was built and tested, {built}",
+            f"the staging tag names another image, {image.digest}, than the one that was built, {archive.digest}",
             "nothing was signed; find out who else pushes to this repository",
         )
 
 
 # ---- the engine ------------------------------------------------------------------------------------------------------
-
-
-def push_staged(binary: str, image: str, staged: Reference) -> None:
-    """Pushes a local image with the engine's own client, which skips the layers that the registry has."""
-    run_engine(
-        [binary, "tag", image, str(staged)], "tag the image for staging", "run `buildkit build` if the image is gone"
-    )
-    try:
-        run_engine(
-            [binary, "push", str(staged)],
-            f"push to {staged.host}",
-            "the engine's own error is above; no tag was promoted, and a second run sends only what is missing",
-        )
-    finally:
-        subprocess.run([binary, "rmi", "--no-prune", str(staged)], capture_output=True, check=False)
 
 
 def pull_back(binary: str, reference: Reference, test: Callable[[str], None]) -> None:
@@ -157,13 +151,3 @@ def pull_back(binary: str, reference: Reference, test: Callable[[str], None]) ->
 def run_engine(command: list[str], purpose: str, hint: str) -> None:
     if (status := subprocess.run(command, stdout=2, check=False).returncode) != 0:
         raise PublishError(f"the engine could not {purpose}: status {status}", hint)
-
-
-@contextmanager
-def registry_errors_first(request: ReleaseRequest) -> Iterator[None]:
-    """Asks the registry when the engine fails: its own error (unreachable, full, refused) is more precise."""
-    try:
-        yield
-    except PublishError:
-        connect(request, patience=2).check_access()
-        raise

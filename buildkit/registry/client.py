@@ -1,7 +1,7 @@
 """A client for one repository of an image registry: the OCI distribution API 1.1, with referrers and their fall-back.
 
-https://github.com/opencontainers/distribution-spec/blob/main/spec.md. Blobs are sent in one piece, because only small
-attachments are sent from here; the engine pushes the image itself and skips the layers that the registry has.
+https://github.com/opencontainers/distribution-spec/blob/main/spec.md. Blobs are sent in one piece, and only those
+that the registry lacks.
 """
 
 import json
@@ -99,6 +99,14 @@ class Registry:
         upload = self._start_upload()
         self._send("PUT", upload, data=content, content_type="application/octet-stream", query={"digest": blob.digest})
         return blob
+
+    def put_file(self, path: Path, blob: Descriptor) -> None:
+        """Uploads a file's content, which `blob` describes, unless the registry has it."""
+        if self.has_blob(blob):
+            return
+        upload = self._start_upload()
+        with path.open("rb") as file:
+            self._send("PUT", upload, data=file, content_type="application/octet-stream", query={"digest": blob.digest})
 
     def _start_upload(self) -> str:
         started = self._send("POST", "blobs/uploads/")

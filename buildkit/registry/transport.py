@@ -5,6 +5,7 @@ import ssl
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import BinaryIO
 from urllib.parse import urljoin, urlsplit
 from urllib.request import getproxies
 
@@ -39,7 +40,7 @@ class Transport:
         method: str,
         path: str,
         *,
-        data: bytes | None = None,
+        data: bytes | BinaryIO | None = None,
         accept: str = "",
         content_type: str = "",
         query: Mapping[str, str] | None = None,
@@ -104,6 +105,8 @@ class Transport:
     def _prepare(self, request: requests.Request) -> requests.PreparedRequest:
         if not self._is_ours(request.url):  # registries send uploads to storage on other hosts
             request.auth = Anonymous()
+        if hasattr(request.data, "seek"):
+            request.data.seek(0)  # an earlier attempt may have read it
         return self._session.prepare_request(request)
 
     def _is_ours(self, url: str) -> bool:

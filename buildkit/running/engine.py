@@ -27,10 +27,7 @@ INTEGRATED = 22  # the last major version of docker's client that builds with Bu
 
 @dataclass(frozen=True)
 class BuildRequest:
-    """`secrets` maps an id to a file that the build can read and that stays out of the image.
-
-    With `archive`, the image is written to that file: an OCI archive in which no time is later than SOURCE_DATE_EPOCH.
-    """
+    """`secrets` maps an id to a file that the build can read and that stays out of the image."""
 
     context: Path
     tags: tuple[str, ...]
@@ -38,7 +35,6 @@ class BuildRequest:
     build_args: dict[str, str] = field(default_factory=dict)
     no_cache: bool = False
     progress: str = "auto"
-    archive: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -124,11 +120,7 @@ class Docker(ContainerEngine):
 
     def build_command(self, request: BuildRequest) -> list[str]:
         """Without buildx it needs `DOCKER_BUILDKIT=1`. Raises `EngineError` when its builder is missing."""
-        if request.archive:
-            self.check_archive()
-            command = [self.binary, "buildx", "build", "--provenance=false"]
-            command.append(f"--output=type=oci,dest={request.archive},rewrite-timestamp=true,{UNCOMPRESSED}")
-        elif self.has_buildx():
+        if self.has_buildx():
             command = [self.binary, "buildx", "build", "--load", "--provenance=false"]
         else:
             self.check_integrated()
@@ -138,16 +130,6 @@ class Docker(ContainerEngine):
 
     def has_buildx(self) -> bool:
         return self.call("buildx", "version").returncode == 0
-
-    def check_archive(self) -> None:
-        if not self.has_buildx():
-            raise EngineError("reproducible builds need buildx, which is not installed", BUILDX)
-        if "io.containerd.snapshotter" not in self.call("info", "--format", "{{json .DriverStatus}}").stdout:
-            raise EngineError(
-                "docker uses its old image store, which cannot set the times in an archive",
-                'put {"features": {"containerd-snapshotter": true}} into /etc/docker/daemon.json and restart docker; '
-                "`SLIPWAY_IMAGE_STORE=containerd ci/engine COMMAND` starts such an engine",
-            )
 
     def check_integrated(self) -> None:
         version = self.call("version", "--format", "{{.Client.Version}}").stdout.strip()
@@ -163,8 +145,6 @@ class Podman(ContainerEngine):
     storage = "{{.Store.GraphRoot}}"
 
     def build_command(self, request: BuildRequest) -> list[str]:
-        if request.archive:
-            raise EngineError("podman's builds are not reproducible", "use --engine docker, with buildx")
         command = [self.binary, "build", "--layers", *common_options(request)]
         if date := request.build_args.get("SOURCE_DATE_EPOCH"):
             command.append(f"--timestamp={date}")
@@ -175,7 +155,6 @@ class Podman(ContainerEngine):
         return podman_flags(flags, machine)
 
 
-UNCOMPRESSED = "compression=uncompressed,force-compression=true"  # the archive is only compared
 BUILDX = "install docker-buildx (Debian) or docker-buildx-plugin (Docker's own packages)"
 ENGINES: dict[str, type[ContainerEngine]] = {engine.name: engine for engine in (Docker, Podman)}
 HINT = "start one (`systemctl start docker`), or install Podman; on Debian `ci/engine COMMAND` starts Docker"

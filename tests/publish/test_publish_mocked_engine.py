@@ -1,19 +1,20 @@
 """`publish_image` from build to promotion. Registry and cosign are real; engine, build and smoke tests are mocked.
 
-The mocked build makes no image: each test puts one under the staging tag, as the engine's push would.
+The mocked build makes no image; the mocked engine saves a small one.
 """
 
 import json
+import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from buildkit.errors import BuildkitError, PublishError, RegistryError
+from buildkit.errors import BuildError, BuildkitError, PublishError, RegistryError
+from buildkit.images.archive import ImageArchive, read_member
 from buildkit.images.build import BuildResult
-from buildkit.publishing.check import find_image
-from buildkit.publishing.publish import ReleaseRequest, publish_image, tags_for
+from buildkit.publishing.publish import ReleaseRequest, publish_image, push_staged
 from buildkit.publishing.release import Tags
 from buildkit.publishing.signature import Signer
 from buildkit.recipe.lock_file import read_lock
@@ -21,18 +22,22 @@ from buildkit.recipe.matrix import load_matrix
 from buildkit.recipe.project import source_revision
 from buildkit.registry.client import Registry
 from buildkit.running.engine import Docker
-from tests.publish.conftest import LABELS, ROOT, Server, base_layers, connect, image_json, push_image
+from tests.buildkit.images.test_archive import add, saved
+from tests.publish.conftest import LABELS, ROOT, Server, base_layers, connect, image_json, make_layer, push_image
 
 IMAGE_ID = "sha256:" + "c" * 64
 REPOSITORY = "slipway"
 
 
 class MockedEngine(Docker):
-    """Writes its commands into a file; `failing` names one that fails."""
+    """Writes its commands into a file and saves `image`; `failing` names a command that fails."""
 
-    def __init__(self, folder: Path, failing: str = "") -> None:
+    name = "docker"
+
+    def __init__(self, folder: Path, image: Path, failing: str = "") -> None:
         self.binary, self.log = str(folder / "engine"), folder / "commands"
-        script = f'#!/bin/sh\necho "$@" >>{self.log}\n[ "$1" != "{failing}" ]\n'
+        save = f'[ "$1" != save ] || cp {image} "$3"'
+        script = f'#!/bin/sh\nfor last; do :; done; echo "$1 $last" >>{self.log}\n[ "$1" != "{failing}" ] || exit 1\n{save}\n'
         Path(self.binary).write_text(script)
         Path(self.binary).chmod(0o755)
 
@@ -47,9 +52,6 @@ class Publisher:
 
     request: ReleaseRequest
     server: Server
-    tags: Tags
-    digest: str = ""
-    built: str = IMAGE_ID
     statuses: list[int] = field(default_factory=lambda: [0, 0])
     tested: list[str] = field(default_factory=list)
     tags_then: list[set[str]] = field(default_factory=list)
@@ -58,19 +60,11 @@ class Publisher:
     def registry(self) -> Registry:
         return connect(self.server, REPOSITORY)
 
-    def stage(self, lock: str = "") -> None:
-        lock = lock or f"sha256:{read_lock(self.request.matrix, self.request.variant).digest}"
-        labels = {
-            **LABELS,
-            "dev.slipway.lock": lock,
-            "org.opencontainers.image.revision": source_revision(ROOT),
-        }
-        layers = [*base_layers(), {"etc/slipway/image.json": json.dumps(image_json(lock))}]
-        self.digest = push_image(self.registry, "pushed", layers, labels)
-        manifest = find_image(self.registry, self.digest).manifest
-        self.built = manifest.config.digest
-        self.tags = tags_for(self.request, self.built)
-        self.registry.put_manifest(self.tags.staging, manifest.body, manifest.descriptor.media_type)
+    def save_image(self, path: Path) -> Path:
+        lock = f"sha256:{read_lock(self.request.matrix, self.request.variant).digest}"
+        files = [*base_layers(), {"etc/slipway/image.json": json.dumps(image_json(lock))}]
+        labels = {**LABELS, "dev.slipway.lock": lock, "org.opencontainers.image.revision": source_revision(ROOT)}
+        return saved(path, *map(make_layer, files), config={"Labels": labels})
 
     def run_smoke_tests(self, _root: Path, _target: str, image: str, *_: object, **__: object) -> int:
         self.tested.append(image)
@@ -83,10 +77,10 @@ def publisher(own_server: Server, own_login: None, signer: Signer, monkeypatch: 
     matrix = load_matrix(ROOT)
     reference = connect(own_server, REPOSITORY).reference
     request = ReleaseRequest(matrix, matrix.variant("cpu"), reference, signer, own_server.ca)
-    publisher = Publisher(request, own_server, tags_for(request, IMAGE_ID))
+    publisher = Publisher(request, own_server)
 
     def build(*_: object) -> BuildResult:
-        return BuildResult("cpu", request.variant.name, (), publisher.built, 1, 1.0, "bootstrap")
+        return BuildResult("cpu", request.variant.name, (), IMAGE_ID, 1, 1.0, "bootstrap")
 
     monkeypatch.setattr("buildkit.publishing.publish.build_image", build)
     monkeypatch.setattr("buildkit.publishing.publish.run_container_tests", publisher.run_smoke_tests)
@@ -96,43 +90,53 @@ def publisher(own_server: Server, own_login: None, signer: Signer, monkeypatch: 
 def test_mocked_engine_pulls_the_digest_back_and_it_is_tested_before_any_promotion(
     publisher: Publisher, tmp_path: Path
 ) -> None:
-    engine = MockedEngine(tmp_path)
-    publisher.stage()
+    engine = MockedEngine(tmp_path, publisher.save_image(tmp_path / "image.tar"))
     publication = publish_image(publisher.request, engine)
-    staged = publisher.request.repository.tagged(publisher.tags.staging)
-    pulled = publisher.request.repository.at(publisher.digest)
-    assert publication.digest == publisher.digest
-    assert engine.commands == [
-        f"tag {publisher.built} {staged}",
-        f"push {staged}",
-        f"rmi --no-prune {staged}",
-        f"pull {pulled}",
-        f"rmi --no-prune {pulled}",
-    ]
-    assert publisher.tested == [publisher.built, str(pulled)]
-    assert publisher.tags_then[-1].isdisjoint(publisher.tags.promoted)
-    assert publisher.server.tags(REPOSITORY) >= set(publisher.tags.promoted)
+    pulled = publisher.request.repository.at(publication.digest)
+    assert engine.commands == [f"save {IMAGE_ID}", f"pull {pulled}", f"rmi {pulled}"]
+    assert publisher.tested == [IMAGE_ID, str(pulled)]
+    assert publisher.tags_then[-1].isdisjoint(publication.tags)
+    assert publisher.server.tags(REPOSITORY) >= set(publication.tags)
 
 
-def swap_the_staged_image(publisher: Publisher) -> None:
-    """Somebody pushes an image with the same labels, and so the same lock and commit, to the staging tag."""
-    publisher.stage()
-    evil = {"opt/slipway/app/evil.py": "import os"}
-    labels = dict(find_image(publisher.registry, publisher.digest).labels)
-    push_image(publisher.registry, publisher.tags.staging, [*base_layers(), evil], labels)
+def test_mocked_engine_publishes_one_digest_on_machines_with_other_clocks(publisher: Publisher, tmp_path: Path) -> None:
+    digests = set()
+    for hour in ("10", "11"):
+        image = publisher.save_image(tmp_path / "image.tar")
+        with tarfile.open(image, "a") as archive:  # as a second build of the same commit writes it
+            config = json.loads(read_member(image, "config"))
+            add(archive, "config", json.dumps({**config, "created": f"2026-11-23T{hour}:00:00Z"}).encode())
+        publisher.tested.clear()
+        digests.add(publish_image(publisher.request, MockedEngine(tmp_path, image)).digest)
+    assert len(digests) == 1
 
 
-def damage_a_layer(publisher: Publisher) -> None:
-    publisher.stage()
-    manifest = publisher.registry.manifest(publisher.tags.staging)
-    assert manifest
-    path = publisher.server.blob_path(manifest.layers[0].digest)
-    path.write_bytes(bytes(len(path.read_bytes())))
+def swap_the_staged_image(publisher: Publisher, patch: pytest.MonkeyPatch) -> None:
+    """Somebody moves the staging tag to an image with the same labels, and so the same lock and commit."""
+
+    def push(registry: Registry, archive: ImageArchive, tags: Tags) -> None:
+        push_staged(registry, archive, tags)
+        labels = json.loads(archive.config)["config"]["Labels"]
+        push_image(registry, tags.staging, [*base_layers(), {"opt/slipway/app/evil.py": "import os"}], labels)
+
+    patch.setattr("buildkit.publishing.publish.push_staged", push)
 
 
-def fail_the_second_test(publisher: Publisher) -> None:
-    publisher.stage()
+def damage_a_layer(publisher: Publisher, patch: pytest.MonkeyPatch) -> None:
+    def push(registry: Registry, archive: ImageArchive, tags: Tags) -> None:
+        push_staged(registry, archive, tags)
+        path = publisher.server.blob_path(archive.layers[0].blob.digest)
+        path.write_bytes(bytes(len(path.read_bytes())))
+
+    patch.setattr("buildkit.publishing.publish.push_staged", push)
+
+
+def fail_the_second_test(publisher: Publisher, patch: pytest.MonkeyPatch) -> None:
     publisher.statuses[1] = 1
+
+
+def change_nothing(publisher: Publisher, patch: pytest.MonkeyPatch) -> None:
+    pass
 
 
 @pytest.mark.parametrize(
@@ -140,20 +144,22 @@ def fail_the_second_test(publisher: Publisher) -> None:
     [
         (swap_the_staged_image, "", PublishError, "names another image, .* than the one that was built"),
         (damage_a_layer, "", RegistryError, "tampered with or damaged"),
-        (Publisher.stage, "push", PublishError, "the engine could not push"),
-        (Publisher.stage, "pull", PublishError, "the engine could not pull"),
+        (change_nothing, "save", BuildError, "could not save"),
+        (change_nothing, "pull", PublishError, "the engine could not pull"),
         (fail_the_second_test, "", PublishError, "the smoke tests of .*@sha256:.* ended with status 1"),
     ],
 )
 def test_mocked_engine_publishes_only_what_was_read_back_whole(
     publisher: Publisher,
     tmp_path: Path,
-    prepare: Callable[[Publisher], None],
+    monkeypatch: pytest.MonkeyPatch,
+    prepare: Callable[[Publisher, pytest.MonkeyPatch], None],
     failing: str,
     error: type[BuildkitError],
     message: str,
 ) -> None:
-    prepare(publisher)
+    prepare(publisher, monkeypatch)
+    engine = MockedEngine(tmp_path, publisher.save_image(tmp_path / "image.tar"), failing)
     with pytest.raises(error, match=message):
-        publish_image(publisher.request, MockedEngine(tmp_path, failing))
-    assert publisher.server.tags(REPOSITORY) == {"pushed", publisher.tags.staging}
+        publish_image(publisher.request, engine)
+    assert all(tag.startswith("staging-") for tag in publisher.server.tags(REPOSITORY))

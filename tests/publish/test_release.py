@@ -16,10 +16,8 @@ from buildkit.errors import BuildkitError, PublishError, RegistryError, TrustErr
 from buildkit.publishing import provenance
 from buildkit.publishing.check import PublishedImage, VerificationReport, check_published
 from buildkit.publishing.provenance import BuildRecord
-from buildkit.publishing.publish import ReleaseRequest, registry_errors_first
 from buildkit.publishing.release import Publication, Tags, choose_tags, release
 from buildkit.publishing.signature import Signer, Trust
-from buildkit.recipe.matrix import load_matrix
 from buildkit.registry.client import Registry
 from buildkit.registry.content import Descriptor
 from buildkit.registry.credentials import Credentials
@@ -28,7 +26,6 @@ from tests.publish.conftest import (
     LOCK,
     LOCK_DIGEST,
     PASSWORD,
-    ROOT,
     USER,
     Server,
     base_layers,
@@ -128,19 +125,6 @@ def test_registry_killed_between_staging_and_promotion(
     release(again, image, tags, record, LOCK, signer, own_server.ca)
     assert own_server.tags("slipway") >= set(tags.promoted)
     assert failures(check_published(again, "cpu", trust, own_server.ca)) == {}
-
-
-def test_error_of_an_unreachable_registry_replaces_the_engines(
-    own_server: Server, own_login: None, signer: Signer
-) -> None:
-    matrix = load_matrix(ROOT)
-    repository = connect(own_server, "slipway").reference
-    request = ReleaseRequest(matrix, matrix.variant("cpu"), repository, signer, own_server.ca)
-    with pytest.raises(PublishError, match="status 1"), registry_errors_first(request):
-        raise PublishError("status 1")
-    own_server.kill()
-    with pytest.raises(RegistryError, match=f"{own_server.host} did not answer"), registry_errors_first(request):
-        raise PublishError("status 1")
 
 
 PROGRAM = """

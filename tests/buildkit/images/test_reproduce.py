@@ -1,67 +1,42 @@
-"""Two image archives are compared file by file until the first difference."""
+"""Two images are compared file by file until the first difference."""
 
-import hashlib
-import io
-import json
-import tarfile
 from pathlib import Path
 
 import pytest
 
-from buildkit.images.reproduce import OciLayout, find_difference
-
-Files = dict[str, tuple[bytes, int]]  # name: content and time
-
-
-def add(archive: tarfile.TarFile, name: str, content: bytes, mtime: int = 0) -> None:
-    member = tarfile.TarInfo(name)
-    member.size, member.mtime = len(content), mtime
-    archive.addfile(member, io.BytesIO(content))
-
-
-def layout(path: Path, *layers: Files, config: str = "same") -> OciLayout:
-    """An OCI image layout whose layers hold the given files."""
-    blobs: list[bytes] = []
-    for files in layers:
-        buffer = io.BytesIO()
-        with tarfile.open(fileobj=buffer, mode="w") as layer:
-            for name, (content, mtime) in files.items():
-                add(layer, name, content, mtime)
-        blobs.append(buffer.getvalue())
-    blobs.append(json.dumps({"config": config}).encode())
-    digests = ["sha256:" + hashlib.sha256(blob).hexdigest() for blob in blobs]
-    described = [{"digest": digest} for digest in digests]
-    manifest = json.dumps({"layers": described[:-1], "config": described[-1]}).encode()
-    digest = "sha256:" + hashlib.sha256(manifest).hexdigest()
-    with tarfile.open(path, "w") as archive:
-        add(archive, "index.json", json.dumps({"manifests": [{"digest": digest}]}).encode())
-        for name, blob in zip([*digests, digest], [*blobs, manifest], strict=True):
-            add(archive, f"blobs/{name.replace(':', '/')}", blob)
-    return OciLayout(path)
-
+from buildkit.images.reproduce import find_difference
+from tests.buildkit.images.test_archive import Files, fix, layer_of
 
 BASE: Files = {"etc/os-release": (b"debian", 1)}
 WHEELS: Files = {"a.py": (b"a", 1), "b.pyc": (b"b", 1)}
 
 
-def test_equal_builds_have_equal_digests(tmp_path: Path) -> None:
-    one, other = layout(tmp_path / "1", BASE, WHEELS), layout(tmp_path / "2", BASE, WHEELS)
-    assert one.digest == other.digest
+def test_equal_builds_have_no_difference(tmp_path: Path) -> None:
+    one, other = (fix(tmp_path, name, layer_of(BASE), layer_of(WHEELS)) for name in "12")
+    assert find_difference(one, other) is None
 
 
-@pytest.mark.parametrize(
-    ("changed", "words"),
-    [((b"c", 1), "1 bytes"), ((b"b", 2), "time 2"), (None, "absent")],
-)
-def test_the_first_file_that_differs_is_named(tmp_path: Path, changed: tuple[bytes, int] | None, words: str) -> None:
-    wheels = {name: value for name, value in {**WHEELS, "b.pyc": changed}.items() if value}
-    difference = find_difference(layout(tmp_path / "1", BASE, WHEELS), layout(tmp_path / "2", BASE, wheels))
+@pytest.mark.parametrize(("changed", "words"), [(b"c", "1 bytes"), (None, "absent")])
+def test_the_first_file_that_differs_is_named(tmp_path: Path, changed: bytes | None, words: str) -> None:
+    wheels = {**WHEELS, "b.pyc": (changed, 1)} if changed else {"a.py": WHEELS["a.py"]}
+    difference = find_difference(
+        fix(tmp_path, "1", layer_of(BASE), layer_of(WHEELS)), fix(tmp_path, "2", layer_of(BASE), layer_of(wheels))
+    )
+    assert difference
     assert (difference.layer, difference.file) == (2, "b.pyc")
     assert words in difference.second
 
 
+def test_files_in_another_order_are_named(tmp_path: Path) -> None:
+    turned = dict(reversed(WHEELS.items()))
+    difference = find_difference(fix(tmp_path, "1", layer_of(WHEELS)), fix(tmp_path, "2", layer_of(turned)))
+    assert difference
+    assert difference.file == "the order of its files"
+
+
 def test_a_different_configuration_is_named(tmp_path: Path) -> None:
-    one, other = layout(tmp_path / "1", BASE), layout(tmp_path / "2", BASE, config="another")
+    one, other = fix(tmp_path, "1", layer_of(BASE)), fix(tmp_path, "2", layer_of(BASE), os="another")
     difference = find_difference(one, other)
-    assert difference.file == "config in the image's configuration"
-    assert (difference.first, difference.second) == ("same", "another")
+    assert difference
+    assert difference.file == "os in the image's configuration"
+    assert (difference.first, difference.second) == ("linux", "another")

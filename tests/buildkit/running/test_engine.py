@@ -1,6 +1,5 @@
 """The engines' command lines, with fake docker and podman programs; tests/engines runs the real ones."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -101,16 +100,3 @@ def test_an_image_has_digest_and_size_with_a_fake_docker(programs: Path) -> None
 )
 def test_references_are_completed_as_docker_does(reference: str, full: str) -> None:
     assert full_name(reference) == full
-
-
-def test_an_archive_with_fixed_times_needs_the_containerd_store_with_a_fake_docker(
-    programs: Path, tmp_path: Path
-) -> None:
-    docker(programs)
-    request = replace(REQUEST, archive=tmp_path / "image.tar")
-    with pytest.raises(EngineError, match="old image store") as caught:
-        Docker().build_command(request)
-    assert "containerd-snapshotter" in caught.value.hint
-    play(programs, "docker", """echo '[["driver-type", "io.containerd.snapshotter.v1"]]'""")
-    output = next(word for word in Docker().build_command(request) if word.startswith("--output="))
-    assert output.startswith(f"--output=type=oci,dest={tmp_path}/image.tar,rewrite-timestamp=true")

@@ -1,0 +1,159 @@
+"""An image's content with fixed times: one commit and one lock give one digest, on every machine and engine.
+
+An engine's own store keeps the times at which a build wrote the files. Here each file and each step of the history gets
+the lock's date, as BuildKit's `rewrite-timestamp` does it where the engine has containerd's image store
+(https://github.com/moby/buildkit/blob/master/docs/build-repro.md); this works with every engine that can save an image.
+"""
+
+import hashlib
+import json
+import os
+import tarfile
+import tempfile
+import zlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from buildkit.errors import BuildError
+from buildkit.registry.content import IMAGE, Descriptor, digest_of
+from buildkit.running.engine import ContainerEngine
+
+LAYER = "application/vnd.oci.image.layer.v1.tar+gzip"
+CONFIG = "application/vnd.oci.image.config.v1+json"
+XATTR = "SCHILY.xattr."  # extended attributes in a tar's headers, such as file capabilities
+OF_THE_ENGINE = ("container", "container_config", "docker_version", "id", "parent")  # of the configuration
+
+
+@dataclass(frozen=True)
+class FixedLayer:
+    """`diff_id` is the digest of the tar, `blob` describes the gzipped file at `path`."""
+
+    diff_id: str
+    blob: Descriptor
+    path: Path
+
+
+@dataclass(frozen=True)
+class ImageArchive:
+    """An OCI image, ready to be pushed: layers in files, configuration and manifest as bytes."""
+
+    layers: tuple[FixedLayer, ...]
+    config: bytes
+    manifest: bytes
+
+    @property
+    def image_id(self) -> str:
+        """The digest of the configuration, which names the layers' tars: it does not depend on their compression."""
+        return digest_of(self.config)
+
+    def layer_file(self, number: int) -> BinaryIO:
+        """The gzipped tar of a layer; the base is layer 1."""
+        return self.layers[number - 1].path.open("rb")
+
+    @property
+    def digest(self) -> str:
+        return digest_of(self.manifest)
+
+
+@contextmanager
+def fixed_archive(engine: ContainerEngine, image: str, epoch: int, cache: Path) -> Iterator[ImageArchive]:
+    """The engine's image with all times set to `epoch` (seconds). Its files exist inside the `with` block only."""
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="archive-", dir=cache) as folder:
+        saved = Path(folder, "saved.tar")
+        done = engine.call("save", "--output", str(saved), image)
+        if done.returncode != 0:
+            raise BuildError(f"{engine.name} could not save {image}: {done.stderr.strip()}", "see its own message")
+        yield fix_times(saved, Path(folder), epoch)
+
+
+def fix_times(saved: Path, folder: Path, epoch: int) -> ImageArchive:
+    """The image of an archive that `docker save` made; its layers are written into `folder`."""
+    described = json.loads(read_member(saved, "manifest.json"))[0]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # compression and digests run beside each other
+        layers = tuple(pool.map(partial(fix_layer, saved, folder, epoch), enumerate(described["Layers"])))
+    config = fix_config(json.loads(read_member(saved, described["Config"])), layers, epoch)
+    manifest = {
+        "schemaVersion": 2,
+        "mediaType": IMAGE,
+        "config": Descriptor(CONFIG, digest_of(config), len(config)).as_json(),
+        "layers": [layer.blob.as_json() for layer in layers],
+    }
+    return ImageArchive(layers, config, encode(manifest))
+
+
+def fix_config(config: dict[str, Any], layers: tuple[FixedLayer, ...], epoch: int) -> bytes:
+    created = datetime.fromtimestamp(epoch, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    kept = {
+        name: value
+        for name, value in config.items()
+        if name not in OF_THE_ENGINE and not name.startswith("moby.buildkit.")
+    }
+    history = [{**entry, "created": created} for entry in config.get("history", [])]
+    rootfs = {"type": "layers", "diff_ids": [layer.diff_id for layer in layers]}
+    return encode({**kept, "created": created, "history": history, "rootfs": rootfs})
+
+
+def fix_layer(saved: Path, folder: Path, epoch: int, numbered: tuple[int, str]) -> FixedLayer:
+    number, name = numbered
+    path = folder / f"{number}.tar.gz"
+    with tarfile.open(saved) as archive, path.open("wb") as file:
+        layer, sink = archive.extractfile(name), GzipSink(file)
+        with (
+            tarfile.open(fileobj=layer, mode="r|*") as source,
+            tarfile.open(fileobj=cast(BinaryIO, sink), mode="w|", format=tarfile.PAX_FORMAT) as target,
+        ):
+            for member in source:
+                target.addfile(fixed(member, epoch), source.extractfile(member) if member.isreg() else None)
+                for used in (source, target):
+                    vars(used)["members"].clear()  # tarfile would keep them all
+        diff_id, digest, size = sink.finish()
+    return FixedLayer(diff_id, Descriptor(LAYER, digest, size), path)
+
+
+def fixed(member: tarfile.TarInfo, epoch: int) -> tarfile.TarInfo:
+    """Without what depends on the host: times, and the names that it has for numeric owners."""
+    kept = member.replace(mtime=epoch, uname="", gname="")
+    kept.pax_headers = {name: value for name, value in member.pax_headers.items() if name.startswith(XATTR)}
+    return kept
+
+
+class GzipSink:
+    """Gzips what is written into a file, and computes both digests."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._size = file, 0
+        self._gzip = zlib.compressobj(wbits=31)  # its header holds no name and no time
+        self._tar, self._blob = hashlib.sha256(), hashlib.sha256()
+
+    def write(self, content: bytes) -> int:
+        self._tar.update(content)
+        self._keep(self._gzip.compress(content))
+        return len(content)
+
+    def _keep(self, packed: bytes) -> None:
+        self._blob.update(packed)
+        self._size += self._file.write(packed)
+
+    def finish(self) -> tuple[str, str, int]:
+        """The digest of what was written, and digest and size of the file."""
+        self._keep(self._gzip.flush())
+        return f"sha256:{self._tar.hexdigest()}", f"sha256:{self._blob.hexdigest()}", self._size
+
+
+def read_member(archive: Path, name: str) -> bytes:
+    with tarfile.open(archive) as opened:
+        file = opened.extractfile(name)
+        if file is None:
+            raise BuildError(f"the saved image has no {name}", "run the same command again")
+        return file.read()
+
+
+def encode(value: dict[str, Any]) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
