@@ -1,4 +1,6 @@
+import fcntl
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -6,7 +8,7 @@ import pytest
 
 from buildkit.errors import DiskError
 from buildkit.host.settings import read_host
-from buildkit.images.build import check_disk, stage, write_secrets
+from buildkit.images.build import check_disk, fix_modes, only_build_of, stage, write_secrets
 from buildkit.images.plan import Plan
 from buildkit.recipe.lock import parse_lock
 from buildkit.recipe.matrix import Matrix, load_matrix
@@ -80,3 +82,37 @@ def test_apt_sources_of_another_release_stay_out(matrix: Matrix, tmp_path: Path)
     sources.write_text("Suites: bookworm\n")
     secrets = write_secrets(tmp_path, matrix.variant("cpu").base, read_host({}, tmp_path, tmp_path))
     assert "bookworm" in secrets["apt_sources"].read_text()
+
+
+def test_two_builds_of_one_variant_do_not_share_its_context(tmp_path: Path) -> None:
+    """The second one waits: to empty the context would take the first one's files away."""
+    context, order = tmp_path / "contexts" / "cpu", list[str]()
+    entered = threading.Event()
+
+    def second() -> None:
+        entered.set()
+        with only_build_of(context):
+            order.append("second")
+
+    with only_build_of(context):
+        thread = threading.Thread(target=second)
+        thread.start()
+        assert entered.wait(10)
+        with pytest.raises(BlockingIOError), context.with_name("cpu.lock").open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        order.append("first")
+    thread.join(10)
+    assert order == ["first", "second"]
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o664, 0o775])
+def test_modes_do_not_depend_on_the_umask_of_the_checkout(tmp_path: Path, mode: int) -> None:
+    file = tmp_path / "app" / "code.py"
+    file.parent.mkdir(mode=0o700)
+    file.write_text("")
+    file.chmod(mode)
+    fix_modes(tmp_path / "app")
+    assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (
+        0o755 if mode & 0o100 else 0o644,
+        0o755,
+    )
