@@ -36,9 +36,13 @@ class MockedEngine(Docker):
 
     def __init__(self, folder: Path, image: Path, failing: str = "") -> None:
         self.binary, self.log = str(folder / "engine"), folder / "commands"
-        save = f'[ "$1" != save ] || cp {image} "$3"'
-        script = f'#!/bin/sh\nfor last; do :; done; echo "$1 $last" >>{self.log}\n[ "$1" != "{failing}" ] || exit 1\n{save}\n'
-        Path(self.binary).write_text(script)
+        script = (
+            "#!/bin/sh",
+            f'for last; do :; done; echo "$1 $last" >>{self.log}',
+            f'[ "$1" != "{failing}" ] || exit 1',
+            f'[ "$1" != save ] || cp {image} "$3"',
+        )
+        Path(self.binary).write_text("\n".join(script))
         Path(self.binary).chmod(0o755)
 
     @property
