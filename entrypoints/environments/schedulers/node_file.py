@@ -11,15 +11,16 @@ def by_node_file(
 ) -> Allocation | None:
     """The allocation from the node file in the variable `path`, which has one line per slot.
 
-    `start` is the command that starts one task per node; `started` says that it did. Returns None if the file cannot be
-    read in a task of an MPI launcher, which tells the nodes itself. Otherwise that is a DetectionError.
+    `start` is the command that starts one task per node; `started` says that it did. Returns None if a task of an MPI
+    launcher cannot read the file, as the launcher tells the nodes itself. For others that is a DetectionError.
     """
-    place = reader.required(path, hint="pass the scheduler's variables into the container")
-    lines = view.lines(place)
     by_mpi = started_by_mpi(view.variables)
+    place = reader.text(path)
+    lines = view.lines(place) if place is not None else None
     if not lines:
         if by_mpi:
             return None
+        place = reader.required(path, hint="pass the scheduler's variables into the container")
         raise DetectionError(
             f"{path} is {place}, which cannot be read here",
             hint="mount it into the container, from a shared directory if it exists on the first node only",
