@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from buildkit.host.settings import read_host
+from tests.publish.conftest import Server, free_port
 
 ROOT = Path(__file__).parents[2]
 INTEGRATED = "SLIPWAY_DOCKER_WITHOUT_BUILDX"
@@ -143,3 +144,17 @@ def buildkit(setting: Setting) -> Buildkit:
         return setting.call(sys.executable, *words, *arguments)
 
     return call
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    for program in ("docker", "docker-registry", "mmdebstrap"):
+        need(program)
+    port = free_port()
+    plain = {"http": {"addr": f"127.0.0.1:{port}"}}  # engines trust a loopback registry without TLS
+    folder = tmp_path / "registry"
+    folder.mkdir()
+    server = Server(folder, port, Path(), plain)
+    server.start()
+    yield server
+    server.kill()

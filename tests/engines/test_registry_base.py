@@ -18,8 +18,8 @@ from buildkit.recipe.lock_file import read_lock
 from buildkit.recipe.matrix import Matrix, load_matrix
 from buildkit.running.engine import Docker
 from buildkit.supply.resolve import write_lock
-from tests.engines.conftest import ROOT, need
-from tests.publish.conftest import Server, free_port
+from tests.engines.conftest import ROOT
+from tests.publish.conftest import Server
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -34,20 +34,6 @@ base = "local"
 status = "untested"
 requirements = ["packaging"]
 """
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    for program in ("docker", "docker-registry", "mmdebstrap"):
-        need(program)
-    port = free_port()
-    plain = {"http": {"addr": f"127.0.0.1:{port}"}}  # engines trust a loopback registry without TLS
-    folder = tmp_path / "registry"
-    folder.mkdir()
-    server = Server(folder, port, Path(), plain)
-    server.start()
-    yield server
-    server.kill()
 
 
 @pytest.fixture
