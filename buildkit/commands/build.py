@@ -10,6 +10,7 @@ from buildkit.commands.options import (
     AsJson,
     BaseChoice,
     EngineName,
+    PlatformName,
     Project,
     TargetName,
     VariantName,
@@ -19,9 +20,11 @@ from buildkit.commands.options import (
     open_matrix,
 )
 from buildkit.commands.targets import describe
+from buildkit.errors import UsageError
 from buildkit.host.settings import read_host
 from buildkit.images.build import build_image, cache_folder
 from buildkit.recipe.lock_file import read_lock
+from buildkit.recipe.platform import choose_platform, host_platform
 from buildkit.running.engine import open_engine
 from buildkit.supply.base import choose_provider
 from buildkit.supply.resolve import lock_for_build
@@ -31,6 +34,7 @@ def build(
     target: TargetName,
     variant: VariantName = None,
     with_debug: WithDebug = False,
+    platform: PlatformName = None,
     base: BaseChoice = "auto",
     tag: Annotated[list[str] | None, typer.Option("--tag", help="Additional tag. Repeatable.")] = None,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Rebuild every layer.")] = False,
@@ -45,7 +49,12 @@ def build(
 ) -> None:
     """Build and tag the image of a variant."""
     matrix = open_matrix(project)
-    chosen = matrix.variant(target, variant, with_debug)
+    chosen = matrix.variant(target, variant, with_debug, choose_platform(platform))
+    if chosen.platform != host_platform():
+        raise UsageError(
+            f"{chosen.identifier} is for {chosen.platform.name}, and this host is {host_platform().name}",
+            "build it on such a machine; `buildkit lock` and `buildkit plan` work anywhere",
+        )
     if dry_run:
         lock = read_lock(matrix, chosen)
         provider, reason = choose_provider(chosen.base, base, open_engine(engine), lock)

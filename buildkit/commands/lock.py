@@ -5,11 +5,12 @@ from typing import Annotated
 
 import typer
 
-from buildkit.commands.options import Project, TargetName, VariantName, WithDebug, open_matrix
+from buildkit.commands.options import PlatformName, Project, TargetName, VariantName, WithDebug, open_matrix
 from buildkit.errors import UsageError
 from buildkit.host.settings import read_host
 from buildkit.images.build import cache_folder
 from buildkit.recipe.lock_file import lock_name, lock_path
+from buildkit.recipe.platform import choose_platform
 from buildkit.recipe.project import INSTALLED
 from buildkit.supply.resolve import write_lock
 
@@ -18,6 +19,7 @@ def lock(
     target: TargetName,
     variant: VariantName = None,
     with_debug: WithDebug = False,
+    platform: PlatformName = None,
     upgrade: Annotated[
         bool, typer.Option("--upgrade", help="Take the newest versions that fit instead of the locked ones.")
     ] = False,
@@ -25,7 +27,7 @@ def lock(
 ) -> None:
     """Resolve a variant's pins into its lock file: every wheel and Debian package with its hash."""
     matrix = open_matrix(project)
-    chosen = matrix.variant(target, variant, with_debug)
+    chosen = matrix.variant(target, variant, with_debug, choose_platform(platform))
     if lock_path(matrix, chosen).is_relative_to(INSTALLED):
         raise UsageError(
             f"the installed package's lock of {chosen.identifier} stays as it is",

@@ -12,6 +12,7 @@ from rich.console import Console
 from buildkit.errors import UsageError
 from buildkit.host.accelerators import ACCELERATORS
 from buildkit.recipe.matrix import Matrix, load_matrix
+from buildkit.recipe.platform import PLATFORMS
 from buildkit.recipe.project import find_project
 
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -30,6 +31,9 @@ BaseChoice = Annotated[
 ]
 EngineName = Annotated[str, typer.Option("--engine", help="Container engine: auto, docker or podman.")]
 ImageName = Annotated[str | None, typer.Option("--image", help="Image to use. Default: the variant's own tag.")]
+PlatformName = Annotated[
+    str | None, typer.Option("--platform", help=f"{', '.join(PLATFORMS)}. Default: this host's.", show_default=False)
+]
 RegistryCa = Annotated[
     Path | None,
     typer.Option(

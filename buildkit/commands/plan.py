@@ -8,6 +8,7 @@ from rich.table import Table
 
 from buildkit.commands.options import (
     AsJson,
+    PlatformName,
     Project,
     TargetName,
     VariantName,
@@ -20,6 +21,7 @@ from buildkit.errors import PlanError
 from buildkit.images.build import cache_folder
 from buildkit.images.plan import Plan, make_plan
 from buildkit.recipe.lock_file import read_lock
+from buildkit.recipe.platform import choose_platform
 
 MARKS = {"ok": "[green]ok[/]", "warn": "[yellow]warn[/]", "fail": "[bold red]FAIL[/]"}
 
@@ -28,12 +30,13 @@ def plan(
     target: TargetName,
     variant: VariantName = None,
     with_debug: WithDebug = False,
+    platform: PlatformName = None,
     as_json: AsJson = False,
     project: Project = None,
 ) -> None:
     """Show the layers of a build, their predicted sizes, which of them are new, and whether the pins are compatible."""
     matrix = open_matrix(project)
-    chosen = matrix.variant(target, variant, with_debug)
+    chosen = matrix.variant(target, variant, with_debug, choose_platform(platform))
     planned = make_plan(matrix, chosen, read_lock(matrix, chosen), cache_folder())
     if as_json:
         emit(describe(planned))

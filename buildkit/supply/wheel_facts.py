@@ -22,6 +22,7 @@ from buildkit.errors import LockError
 from buildkit.host.accelerators import ACCELERATORS
 from buildkit.host.settings import HostSettings
 from buildkit.recipe.lock import Pin, WheelFacts
+from buildkit.recipe.platform import AMD64
 from buildkit.supply.simple_index import TIMEOUT, offered_wheels
 
 LIBRARIES = "|".join(name for row in ACCELERATORS.values() for name in (row.collectives, row.runtime_library) if name)
@@ -39,13 +40,14 @@ def read_wheel_facts(
     pruned: Iterable[str],
     source_only: Iterable[str],
     roots: frozenset[str],
+    machine: str = AMD64.machine,
 ) -> dict[str, WheelFacts]:
     """Facts of every pin; for `roots` also their requirements and the architectures of their GPU code.
 
     Patterns: the image leaves `pruned` files out of site-packages and compiles no `source_only` file.
     Raises `LockError` when a wheel cannot be found or read.
     """
-    tags = {tag: rank for rank, tag in enumerate(platform_tags(python))}
+    tags = {tag: rank for rank, tag in enumerate(platform_tags(python, machine))}
     left_out, not_compiled = tuple(pruned), tuple(source_only)
     with requests.Session() as session, ThreadPoolExecutor(8) as pool:
         session.verify = str(host.ca_bundle) if host.ca_bundle else True
@@ -63,13 +65,13 @@ def read_wheel_facts(
             ) from error
 
 
-def platform_tags(python: str) -> Iterator[Tag]:
-    """The tags of Linux on x86-64 with the glibc of Debian 12, best first."""
+def platform_tags(python: str, machine: str) -> Iterator[Tag]:
+    """The tags of Linux on this machine with the glibc of Debian 12, best first."""
     version = tuple(int(part) for part in python.split("."))
-    platforms = [f"manylinux_2_{minor}_x86_64" for minor in range(36, 4, -1)]
+    platforms = [f"manylinux_2_{minor}_{machine}" for minor in range(36, 4, -1)]
     for minor, alias in ((17, "manylinux2014"), (12, "manylinux2010"), (5, "manylinux1")):
-        platforms.insert(platforms.index(f"manylinux_2_{minor}_x86_64") + 1, f"{alias}_x86_64")
-    platforms.append("linux_x86_64")
+        platforms.insert(platforms.index(f"manylinux_2_{minor}_{machine}") + 1, f"{alias}_{machine}")
+    platforms.append(f"linux_{machine}")
     yield from cpython_tags(version, platforms=platforms)
     yield from compatible_tags(version, f"cp{version[0]}{version[1]}", platforms)
 
@@ -91,7 +93,7 @@ def find_wheel(pin: Pin, tags: dict[Tag, int], host: HostSettings, session: requ
             ranked.append((min(ranks), wheel.location))
     if not ranked:
         raise LockError(
-            f"no index has a wheel of {pin.name} {pin.version} for this Python on Linux x86-64",
+            f"no index has a wheel of {pin.name} {pin.version} for this Python and machine",
             "exclude the distribution in images/matrix.toml, or pin a version that has one",
         )
     return min(ranked)[1]
