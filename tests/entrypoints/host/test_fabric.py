@@ -267,7 +267,7 @@ def test_explain_shows_the_fabric_of_a_recorded_host(start: Start, tmp_path: Pat
     assert len(document["fabric"]["gpus"]) == 8
     env = {entry["name"]: entry for entry in document["env"]}
     assert env["NCCL_IB_HCA"]["value"] == "mlx5_0"
-    assert env["NCCL_IB_HCA"]["reason"].startswith("set by you instead of =mlx5_0,mlx5_3")
+    assert env["NCCL_IB_HCA"]["reason"].startswith("set by you instead of '=mlx5_0,mlx5_3")
     assert env["GLOO_SOCKET_IFNAME"]["value"] == "eno3"
     assert "default route" in env["GLOO_SOCKET_IFNAME"]["reason"]
     shown = start("explain", "--sysfs-root", str(tmp_path / "dgx"), **said).wait().stdout
