@@ -69,7 +69,7 @@ class Node:
 
         if not torch.cuda.is_available():
             return [{"device": "cpu", "name": "", **_compute(torch.device("cpu"), "cpu")}]
-        devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+        devices = [torch.device(index) for index in range(torch.cuda.device_count())]
         between = _between(devices)
         return [
             {
@@ -132,7 +132,7 @@ def _fastest(action: Callable[[], object], device: Any) -> float:
     import torch
 
     def wait() -> None:
-        if device.type == "cuda":
+        if device.type != "cpu":
             torch.cuda.synchronize(device)
 
     seconds = []
