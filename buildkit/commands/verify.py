@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import asdict, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -42,6 +43,13 @@ def verify(
     quick: Annotated[
         bool, typer.Option("--quick", help="Published: check that the layers exist without downloading them.")
     ] = False,
+    newer_than: Annotated[
+        datetime | None,
+        typer.Option(
+            formats=["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S"],
+            help="Published: refuse an image whose commit is older (UTC): an old one under a new tag is signed, too.",
+        ),
+    ] = None,
     rebuild: Annotated[
         bool, typer.Option("--rebuild", help="Published: build its commit here without cache, and compare the bytes.")
     ] = False,
@@ -53,10 +61,13 @@ def verify(
     if published:
         trust = Trust(key or "", certificate_identity or "", certificate_oidc_issuer or "")
         source = open_matrix(project).root if rebuild else None
-        verify_published(published, trust, registry_ca, quick, as_json, source)
+        oldest = newer_than.replace(tzinfo=UTC) if newer_than else None
+        verify_published(published, trust, registry_ca, quick, as_json, source, oldest)
         return
-    if rebuild:
-        raise UsageError("--rebuild needs --published", "without it, --target builds twice and compares")
+    if newer_than or rebuild:
+        raise UsageError(
+            "--newer-than and --rebuild need --published", "without it, --target builds twice and compares"
+        )
     matrix = open_matrix(project)
     chosen = matrix.variant(target or "", variant)
     report = verify_image(matrix, chosen, open_engine("docker"), base)
@@ -76,7 +87,13 @@ def explain(difference: Difference) -> str:
 
 
 def verify_published(
-    published: str, trust: Trust, registry_ca: Path | None, quick: bool, as_json: bool, source: Path | None
+    published: str,
+    trust: Trust,
+    registry_ca: Path | None,
+    quick: bool,
+    as_json: bool,
+    source: Path | None,
+    newer_than: datetime | None,
 ) -> None:
     """Checks a published image from outside: content, signature, bills of materials, provenance, lock.
 
@@ -88,7 +105,7 @@ def verify_published(
             f"{published} names no tag or digest", f"write {reference.name}:TAG or {reference.name}@sha256:…"
         )
     registry = Registry(reference, read_credentials(reference.host), registry_ca)
-    report = check_published(registry, reference.digest or reference.tag, trust, registry_ca, quick)
+    report = check_published(registry, reference.digest or reference.tag, trust, registry_ca, quick, newer_than)
     if source and report.passed:
         rebuilt = check_rebuild(registry, report.digest, source, open_engine("docker"))
         report = replace(report, checks=(*report.checks, rebuilt))

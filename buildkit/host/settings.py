@@ -146,6 +146,13 @@ def find_ca(environ: Mapping[str, str], configured: str | None, root: Path) -> P
     return next((path for path in candidates if path.is_file()), None)
 
 
+def with_system_ca(named: Path | None, root: Path = Path("/")) -> str:
+    """Certificates as PEM: the system's and the named ones, which alone would refuse every public server."""
+    system = next((path for path in (root / str(path).lstrip("/") for path in SYSTEM_CA) if path.is_file()), None)
+    paths = dict.fromkeys(path for path in (system, named) if path)
+    return "\n".join(path.read_text() for path in paths)
+
+
 def read_apt(root: Path) -> str:
     """The host's Debian sources as deb822 text, for builds of the same release."""
     folder = root / "etc/apt/sources.list.d"

@@ -15,7 +15,7 @@ from pathlib import Path
 from uv import find_uv_bin
 
 from buildkit.errors import BuildError, DiskError
-from buildkit.host.settings import HostSettings, as_shell, read_host
+from buildkit.host.settings import HostSettings, as_shell, read_host, with_system_ca
 from buildkit.images.plan import CODE, Plan, make_plan, record_build
 from buildkit.recipe.dockerfile import image_labels, image_manifest, render_dockerfile
 from buildkit.recipe.lock import Lock
@@ -200,7 +200,7 @@ def write_secrets(folder: Path, base: Base, host: HostSettings) -> dict[str, Pat
     """The host's settings as files that the build can read. Absent ones are empty, so that every mount works."""
     contents = {
         "host_environment": as_shell(host.build_environment(CA_IN_BUILD)),
-        "ca_bundle": host.ca_bundle.read_text() if host.ca_bundle else "",
+        "ca_bundle": with_system_ca(host.ca_bundle) if host.ca_bundle else "",
         "apt_sources": host.apt_sources if serves(host, base) else "",
     }
     paths = {name: folder / name for name in contents}

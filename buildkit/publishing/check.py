@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 
 from buildkit.errors import BuildkitError, RegistryError, TrustError
@@ -115,12 +116,17 @@ def fetch_attachment(registry: Registry, image: PublishedImage, artifact: Descri
 
 
 def check_published(
-    registry: Registry, name: str, trust: Trust, ca: Path | None = None, quick: bool = False
+    registry: Registry,
+    name: str,
+    trust: Trust,
+    ca: Path | None = None,
+    quick: bool = False,
+    newer_than: datetime | None = None,
 ) -> VerificationReport:
     """The result of every check. A failed check does not stop the later ones.
 
     Layers are read only if the signature holds. `quick` asks whether they exist without reading them, and compares no
-    bill of materials with them.
+    bill of materials with them. An image with a commit before `newer_than` fails.
     Raises `RegistryError` when the image is absent or the registry does not answer.
     """
     image = find_image(registry, name)
@@ -155,6 +161,8 @@ def check_published(
         "sbom spdx": lambda: check_sbom(image, attachment("spdx")),
         "provenance": lambda: check_provenance(image, attachment("provenance")),
     }
+    if newer_than:
+        steps["date"] = lambda: check_date(image, newer_than)
     checks += [run_check(step, work) for step, work in steps.items()]
     return VerificationReport(str(registry.reference), image.digest, tuple(checks))
 
@@ -185,6 +193,21 @@ def check_labels(image: PublishedImage) -> str:
                 f"labels and /etc/slipway/image.json differ in {', '.join(different)}", "do not use this image"
             )
     return f"{image.labels.get('org.opencontainers.image.title', 'untitled')}, lock {lock[:19]}"
+
+
+def check_date(image: PublishedImage, newer_than: datetime) -> str:
+    """The date of the image's commit. Raises `TrustError` when it is older."""
+    text = image.labels.get("org.opencontainers.image.created", "")
+    try:
+        created = datetime.fromisoformat(text)
+        old = created < newer_than
+    except (ValueError, TypeError) as error:
+        raise TrustError(f"the image has no date with a time zone: {text!r}", "do not use this image") from error
+    if old:
+        raise TrustError(
+            f"its commit is of {text}, before {newer_than.isoformat()}", "somebody may have moved a tag to an old image"
+        )
+    return f"its commit is of {text}"
 
 
 def check_sbom(image: PublishedImage, content: bytes) -> str:

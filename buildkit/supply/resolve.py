@@ -16,7 +16,7 @@ from pathlib import Path
 from uv import find_uv_bin
 
 from buildkit.errors import LockError, RegistryError
-from buildkit.host.settings import MIRRORS, HostSettings
+from buildkit.host.settings import MIRRORS, HostSettings, with_system_ca
 from buildkit.recipe.lock import Lock, Pin, format_lock, parse_pins
 from buildkit.recipe.lock_file import (
     find_lock,
@@ -170,6 +170,7 @@ def run_uv(requirements: Path, overrides: Path, output: Path, variant: Variant, 
     ]
     command += ["--python-version", variant.base.python, "--generate-hashes"]
     command += ["--python-platform", f"{variant.platform.machine}-{SUPPORTED_GLIBC}"]
+    command += ["--only-binary", ":all:"]  # a source archive would run code of its author while the image is built
     command += [
         "--no-header",
         "--no-annotate",
@@ -180,7 +181,9 @@ def run_uv(requirements: Path, overrides: Path, output: Path, variant: Variant, 
     ]
     for folder in host.wheel_folders:
         command += ["--find-links", str(folder)]
-    environment = {**os.environ, **host.build_environment(str(host.ca_bundle))}
+    bundle = output.with_name("ca.pem")
+    bundle.write_text(with_system_ca(host.ca_bundle))
+    environment = {**os.environ, **host.build_environment(str(bundle))}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         reason = done.stderr.strip().splitlines()

@@ -5,6 +5,7 @@ import io
 import json
 import tarfile
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from buildkit.errors import InventoryError, RegistryError, TrustError
 from buildkit.publishing import sbom
 from buildkit.publishing.check import (
     PublishedImage,
+    check_date,
     check_labels,
     check_published,
     check_sbom,
@@ -21,7 +23,9 @@ from buildkit.publishing.check import (
     read_layers,
 )
 from buildkit.publishing.inventory import apply_layer
-from buildkit.publishing.signature import Trust
+from buildkit.publishing.provenance import BuildRecord
+from buildkit.publishing.release import release
+from buildkit.publishing.signature import Signer, Trust
 from buildkit.registry.client import Registry
 from buildkit.registry.content import Descriptor
 from tests.publish.conftest import (
@@ -168,3 +172,26 @@ def test_layer_that_would_fill_the_memory_is_refused(kind: bytes) -> None:
     member.size, member.type = 2**31, kind
     with pytest.raises(InventoryError, match=r"needs 2147\d+ bytes"):
         apply_layer({}, io.BytesIO(gzip.compress(member.tobuf() + bytes(2**20))))
+
+
+# ---- date ------------------------------------------------------------------------------------------------------------
+
+MAY = datetime(2026, 5, 1, tzinfo=UTC)
+
+
+def test_signed_old_image_under_a_new_tag_is_refused(
+    registry: Registry, shared_server: Server, record: BuildRecord, signer: Signer, trust: Trust, login: None
+) -> None:
+    image, tags = stage(registry)
+    release(registry, image, tags, record, LOCK, signer, shared_server.ca)
+    created = datetime.fromisoformat(LABELS["org.opencontainers.image.created"])
+    for newer_than, passed in ((created, True), (created + timedelta(seconds=1), False)):
+        report = check_published(registry, "cpu", trust, shared_server.ca, quick=True, newer_than=newer_than)
+        assert report.passed == passed
+        assert [check.name for check in report.checks if not check.passed] == [] if passed else ["date"]
+
+
+@pytest.mark.parametrize("text", ["", "yesterday", "2026-11-21T10:00:00"])
+def test_image_without_a_date_is_not_newer(image: PublishedImage, text: str) -> None:
+    with pytest.raises(TrustError, match="no date with a time zone"):
+        check_date(replace(image, labels={"org.opencontainers.image.created": text}), MAY)

@@ -149,3 +149,13 @@ def test_only_publishing_and_proposing_jobs_may_write() -> None:
     }
     assert gitlab_jobs()["publish"]["id_tokens"] == {"SIGSTORE_ID_TOKEN": {"aud": "sigstore"}}
     assert "id_tokens" not in gitlab_jobs()["test"]
+
+
+@pytest.mark.parametrize("script", sorted(path.name for path in (ROOT / "ci").iterdir() if path.is_file()))
+def test_scripts_install_hashed_wheels_only(script: str) -> None:
+    """A source archive's build would run its author's code, with build requirements that no hash pins."""
+    text = (ROOT / "ci" / script).read_text().replace("\\\n", " ")
+    for line in text.splitlines():
+        if "pip install" in line and ".txt" in line:
+            assert "--require-hashes" in line
+            assert "--only-binary :all:" in line

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from buildkit.host.settings import as_shell, read_host
+from buildkit.host.settings import as_shell, read_host, with_system_ca
 
 
 @pytest.fixture
@@ -65,3 +65,15 @@ def test_apt_sources_of_debian_are_read(root: Path) -> None:
 
 def test_shell_text_is_quoted() -> None:
     assert as_shell({"B": "two words", "A": "$(x)"}) == "A='$(x)'\nB='two words'\n"
+
+
+def test_a_private_authority_is_added_to_the_systems(root: Path) -> None:
+    """In place of them, it would refuse every public index."""
+    private = root / "private.pem"
+    private.write_text("PRIVATE")
+    assert with_system_ca(private, root) == "PRIVATE"
+    system = root / "etc/ssl/certs/ca-certificates.crt"
+    system.parent.mkdir(parents=True)
+    system.write_text("PUBLIC")
+    assert with_system_ca(private, root) == "PUBLIC\nPRIVATE"
+    assert with_system_ca(system, root) == "PUBLIC"

@@ -1,10 +1,11 @@
 """The engines' command lines, with fake docker and podman programs; tests/engines runs the real ones."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from buildkit.errors import EngineError, UsageError
+from buildkit.errors import BuildError, EngineError, UsageError
 from buildkit.running.engine import BuildRequest, Docker, Podman, full_name, open_engine
 
 REQUEST = BuildRequest(Path("/context"), ("a:1", "b:2"), {"ca": Path("/s/ca")}, {"SOURCE_DATE_EPOCH": "1"}, True)
@@ -100,3 +101,27 @@ def test_an_image_has_digest_and_size_with_a_fake_docker(programs: Path) -> None
 )
 def test_references_are_completed_as_docker_does(reference: str, full: str) -> None:
     assert full_name(reference) == full
+
+
+def test_a_fake_docker_finds_the_proxys_password_in_its_environment_alone(programs: Path, tmp_path: Path) -> None:
+    address = "http://me:hunter2@proxy.example"
+    play(programs, "docker", f'echo "$*" >{tmp_path}/words; echo $https_proxy >{tmp_path}/proxy; exit 3')
+    request = replace(REQUEST, build_args={"https_proxy": address, "SOURCE_DATE_EPOCH": "1"})
+    engine = FakeDockerWithoutBuildx(str(programs / "docker"))
+    with pytest.raises(BuildError) as caught:
+        engine.build(request)
+    words = (tmp_path / "words").read_text()
+    assert "--build-arg https_proxy " in words
+    assert "hunter2" not in words + str(caught.value)
+    assert (tmp_path / "proxy").read_text().strip() == address
+
+
+class FakeDockerWithoutBuildx(Docker):
+    def __init__(self, binary: str) -> None:
+        self.binary = binary
+
+    def has_buildx(self) -> bool:
+        return False
+
+    def check_integrated(self) -> None:
+        pass

@@ -182,7 +182,12 @@ def test_kubernetes_passes_its_schema(tmp_path: Path, target: str, host: Host, n
     shm = next(volume for volume in pod["volumes"] if volume["name"] == "shm")["emptyDir"]
     assert shm["medium"] == "Memory"
     assert int(shm["sizeLimit"]) > 2**30
-    assert "privileged" not in node.get("securityContext", {})
+    assert "privileged" not in node["securityContext"]
+    assert node["securityContext"]["allowPrivilegeEscalation"] is False
+    assert node["securityContext"]["capabilities"]["drop"] == ["ALL"]
+    assert pod["automountServiceAccountToken"] is False
+    profile = "Unconfined" if target == "rocm" else "RuntimeDefault"
+    assert pod["securityContext"]["seccompProfile"]["type"] == profile
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,8 @@
 import hashlib
+import io
 import re
+import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +12,7 @@ from buildkit.host.settings import HostSettings, read_host
 from buildkit.recipe.lock import Pin, parse_pins
 from buildkit.recipe.lock_file import lock_path, read_lock
 from buildkit.recipe.matrix import Matrix, load_matrix
-from buildkit.supply.resolve import write_lock
+from buildkit.supply.resolve import resolve, write_lock
 from buildkit.supply.wheels import local_wheels
 
 
@@ -107,3 +110,23 @@ def test_wheels_in_local_indexes_are_taken_by_digest(wheel: Path, tmp_path: Path
     page.write_text(f'<a href="../../files/{wheel.name}#sha256={digest}">{wheel.name}</a>')
     host = host_with(indexes=(f"file://{tmp_path}/simple",))
     assert local_wheels(lock_of(wheel), host) == [wheel]
+
+
+def test_a_mirror_that_hides_a_wheel_does_not_make_us_build_a_source_archive(project: Path, tmp_path: Path) -> None:
+    source = io.BytesIO()
+    with tarfile.open(fileobj=source, mode="w:gz") as archive:
+        for name, text in {
+            "onlysource-1.0/PKG-INFO": "Metadata-Version: 2.1\nName: onlysource\nVersion: 1.0\n",
+            "onlysource-1.0/setup.py": f"open({str(tmp_path / 'ran')!r}, 'w')\n",
+        }.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(text)
+            archive.addfile(member, io.BytesIO(text.encode()))
+    links = tmp_path / "links"
+    links.mkdir()
+    (links / "onlysource-1.0.tar.gz").write_bytes(source.getvalue())
+    matrix = load_matrix(project)
+    variant = replace(matrix.variant("cpu"), requirements=("onlysource==1.0",))
+    with pytest.raises(LockError, match="onlysource"):
+        resolve(matrix, variant, host_with((str(links),)), "")
+    assert not (tmp_path / "ran").exists()
