@@ -129,10 +129,10 @@ def checkouts(places: Sequence[str], directory: Path) -> list[Path]:
 HEAD = """# verl's published scripts
 
 `benchmarks/recipes.py` expands the scripts of three public snapshots (verl of January and August 2026, verl-recipe of
-August 2026) with bash, and reads every training command as `python -m verl.trainer.main_ppo` would: translation, types,
-contradictions, division over the script's devices. It starts no GPU, no model and no run. A note names a key without
-effect on the result. *Limits* are refusals only for context parallelism, experts or vision. Prompts with images are
-refused when they are read, which no table here counts.
+August 2026) with bash, and reads every training command as its entry point would: translation, types, contradictions,
+division over the script's devices. It starts no GPU, no model and no run. A note names a key without effect on the
+result, or says what is different here. *Limits* are refusals only for context parallelism, experts or vision. Prompts
+with images are refused when they are read, which no table here counts.
 """
 LIMITS = ("context parallelism", "experts", "there is no vision")
 
@@ -164,13 +164,13 @@ def page(outcomes: Sequence[Outcome]) -> str:
             shown = ", ".join(value for value, _ in values[key].most_common(4)).replace("|", "\\|")
             lines.append(f"| `{key}` | {plain[key]} | {everywhere[key]} | {shown} |")
     notes = Counter(
-        (note.partition(" ")[0].partition("=")[0], note.partition(": ")[2])
+        (note.partition(" ")[0].partition("=")[0].rstrip(":"), note.partition(": ")[2])
         for outcome in outcomes
         if outcome.kind == PLAIN
         for note in outcome.notes
     )
     lines += ["", "## Accepted with a note", "", f"In scripts of the kind *{PLAIN}*.", ""]
-    lines += ["| key | commands | why it has no effect |", "| --- | --- | --- |"]
+    lines += ["| key | commands | note |", "| --- | --- | --- |"]
     lines += [f"| `{key}` | {count} | {reason} |" for (key, reason), count in notes.most_common()]
     return "\n".join(lines) + "\n"
 

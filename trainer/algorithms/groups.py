@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 
 def sum_by_group(values: Tensor, groups: Tensor) -> Tensor:
-    """Sum of values [rows] per group: [groups]."""
-    return values.new_zeros(int(groups.max()) + 1).index_add(0, groups, values)
+    """Sum of values [rows, ...] per group: [groups, ...]."""
+    return values.new_zeros(int(groups.max()) + 1, *values.shape[1:]).index_add(0, groups, values)
 
 
 def group_means(values: Tensor, groups: Tensor) -> Tensor:

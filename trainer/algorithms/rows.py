@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from trainer.algorithms.aggregation import Aggregation
@@ -19,7 +19,11 @@ class Sampled:
 
     Shapes: `rewards` [rows, tokens] float, 0 where the policy did not choose the token; `mask` [rows, tokens] bool,
     the tokens that train; `groups` [rows] int64, equal for the responses to one prompt. `values` [rows, tokens] exist
-    only for an estimator that needs a critic, `greedy_scores` [rows] only for one that needs greedy responses.
+    only for an estimator that needs a critic, `greedy_scores` [rows] only for one that needs greedy responses, and
+    `squared_probabilities` [rows, tokens], summed over the vocabulary, only for one that needs them. `log_probs`
+    [rows, tokens] are those of the policy before the update, None if no pass has computed them; `weights`
+    [rows, tokens] are those of a correction, if any. `components` holds each named number of the rewards, [rows], for
+    an estimator that needs them.
     """
 
     rewards: Tensor
@@ -27,6 +31,10 @@ class Sampled:
     groups: Tensor
     values: Tensor | None = None
     greedy_scores: Tensor | None = None
+    log_probs: Tensor | None = None
+    squared_probabilities: Tensor | None = None
+    weights: Tensor | None = None
+    components: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class Advantages(NamedTuple):
@@ -50,6 +58,8 @@ class Estimator(Row):
     compares_groups: bool = False
     smallest_group: int = 1
     needs_greedy_responses: bool = False
+    needs_squared_probabilities: bool = False
+    needs_components: bool = False
     verl: tuple[str, ...]
 
 

@@ -1,14 +1,15 @@
 """Settings of the algorithm: advantages, the KL penalty, corrections, dynamic sampling."""
 
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from trainer.algorithms.kl import KlEstimator
 from trainer.algorithms.off_policy import OffPolicyCorrection
 from trainer.algorithms.registry import CORRECTIONS, ESTIMATORS
 from trainer.algorithms.rejection import Bound, Criterion, ratio_bounds
+from trainer.algorithms.resampling import Resampling
 from trainer.algorithms.rows import Estimator
 from trainer.config.section import Section, with_parameters
 
@@ -42,7 +43,9 @@ class AlgorithmConfig(Section):
         "none", description="importance weights for the gap between engine and trainer: trainer/algorithms/corrections/"
     )
     correction_normalize: bool = Field(
-        False, description="divide the weights of the correction by their mean over the step"
+        False,
+        description="divide the weights of the correction by their mean over the step, or over a micro-batch "
+        "with old_log_probs=engine",
     )
     rejection: dict[Criterion, Bound] = Field(
         {},
@@ -61,6 +64,13 @@ class AlgorithmConfig(Section):
     dynamic_sampling: bool = Field(
         False, description="sample until the batch is full of prompts whose responses differ in score (DAPO)"
     )
+    resampling: Resampling = Field(
+        "none",
+        description="draw the responses that train from those of the step, with replacement, by score (PF-PPO). power: "
+        "in proportion to |score|^resampling_power; max_min: the highest and lowest scores; max_random: the highest "
+        "four times as often as others",
+    )
+    resampling_power: float = Field(2.0, gt=0, description="power: exponent of the score")
     max_sampling_rounds: int | None = Field(
         10,
         gt=0,
@@ -77,6 +87,26 @@ class AlgorithmConfig(Section):
             if low <= 0 or high <= 0 or (isinstance(bound, tuple) and low > high):
                 raise ValueError(f"{criterion}: bounds are above 0, and the lower one comes first")
         return given
+
+    @model_validator(mode="after")
+    def _power_is_read(self) -> Self:
+        if self.resampling != "power" and self.resampling_power != 2.0:
+            raise ValueError(
+                f"resampling_power={self.resampling_power} has no effect with resampling={self.resampling}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _components_are_named(self) -> Self:
+        values = self.model_dump(include={"reward_components", "component_weights"})
+        names, weights = values["reward_components"], values["component_weights"]
+        if self.estimator.needs_components and not names:
+            raise ValueError(f"algorithm.advantage={self.advantage} needs algorithm.reward_components")
+        if names and not self.estimator.needs_components:
+            raise ValueError(f"algorithm.reward_components has no effect with algorithm.advantage={self.advantage}")
+        if weights and len(weights) != len(names):
+            raise ValueError(f"{len(weights)} algorithm.component_weights for {len(names)} algorithm.reward_components")
+        return self
 
     @property
     def off_policy(self) -> OffPolicyCorrection:

@@ -65,7 +65,8 @@ class Config(RunConfig):
         them earlier.
         """
         single_step = self.actor.ppo_epochs == 1 and self.actor.mini_batch_size == self.responses
-        return not single_step or self.algorithm.kl_coefficient > 0 or self.rollout.log_probs
+        needed = self.algorithm.kl_coefficient > 0 or self.algorithm.estimator.needs_squared_probabilities
+        return not single_step or needed or self.rollout.log_probs
 
     @property
     def actor_is_reference(self) -> bool:
@@ -85,6 +86,11 @@ class Config(RunConfig):
             found.append(
                 f"rollout.samples_per_prompt=1: algorithm.advantage={self.algorithm.advantage} has nothing to compare "
                 "a response with, so its advantage is the plain score"
+            )
+        if self.algorithm.correction_normalize and self.algorithm.old_log_probs == "engine":
+            found.append(
+                "algorithm.correction_normalize: algorithm.old_log_probs=engine divides weights by their mean over a "
+                "micro-batch"
             )
         return found
 
@@ -136,6 +142,12 @@ class Config(RunConfig):
             raise ValueError(f"trainer.mode=asynchronous does not support algorithm.{name}, which needs whole batches")
         if buffer > longest:
             raise ValueError(f"reward.overlong_buffer={buffer} exceeds data.max_response_length={longest}")
+        if algorithm.estimator.needs_components and (algorithm.kl_coefficient > 0 or buffer > 0):
+            name = "reward.overlong_buffer" if buffer > 0 else "algorithm.kl_coefficient"
+            raise ValueError(
+                f"{name} has no effect with algorithm.advantage={algorithm.advantage}, which reads the components of "
+                f"the reward alone: set {name}=0"
+            )
         if self.trainer.critic_warmup and not self.needs_critic:
             raise ValueError(f"trainer.critic_warmup: algorithm.advantage={algorithm.advantage} has no critic")
         if algorithm.kl_control == "adaptive" and algorithm.kl_coefficient == 0:
@@ -157,11 +169,6 @@ class Config(RunConfig):
             raise ValueError(
                 f"algorithm.old_log_probs=engine: the ratio of actor.policy_loss={self.actor.policy_loss} already "
                 "corrects for the engine: set algorithm.correction=none, or actor.policy_loss=gpg"
-            )
-        if algorithm.correction_normalize:
-            raise ValueError(
-                "algorithm.correction_normalize needs the weights of the whole step, which are not known "
-                "with algorithm.old_log_probs=engine"
             )
         return self
 

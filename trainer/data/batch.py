@@ -31,6 +31,7 @@ class Batch:
     old_log_probs: Tensor | None = None
     reference_log_probs: Tensor | None = None
     teacher_log_probs: Tensor | None = None
+    squared_probabilities: Tensor | None = None  # summed over the vocabulary
     values: Tensor | None = None
     advantages: Tensor | None = None
     returns: Tensor | None = None

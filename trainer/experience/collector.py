@@ -51,6 +51,12 @@ class Scores:
     by_token: Sequence[Sequence[tuple[int, float]]] = ()
     parts: Sequence[Mapping[str, float]] = ()
 
+    def components(self) -> dict[str, Tensor]:
+        """Each number that every reward has, by name, [rows] float32; `score` is the score itself."""
+        names = set.intersection(*(set(parts) for parts in self.parts)) if self.parts else set()
+        found = {name: torch.tensor([float(parts[name]) for parts in self.parts]) for name in sorted(names)}
+        return {"score": self.values, **found}
+
 
 @dataclass(frozen=True)
 class Experience:

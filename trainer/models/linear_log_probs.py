@@ -45,6 +45,25 @@ def linear_log_probs(
     return log_probs, entropy
 
 
+def linear_squared_probabilities(
+    hidden: Tensor,
+    weight: Tensor,
+    temperature: float,
+    tokens_per_chunk: int,
+    bias: Tensor | None = None,
+    head: OutputHead = PLAIN,
+) -> Tensor:
+    """The sum of the squared probabilities of softmax(logits / temperature), [tokens] float32, without gradient.
+
+    Args: see `linear_log_probs`.
+    """
+    tempered, found = head.tempered(temperature), hidden.new_zeros(len(hidden), dtype=torch.float32)
+    statistics = _kernel(chunk_squared_probabilities, hidden.device.type)
+    for rows in _chunks(len(hidden), tokens_per_chunk):
+        found[rows] = statistics(linear(hidden[rows] * head.hidden_scale, weight, bias), tempered)
+    return found
+
+
 class _LinearLogProbs(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(  # type: ignore[no-untyped-def]
@@ -112,6 +131,12 @@ def chunk_log_probs(outputs: Tensor, token_ids: Tensor, head: OutputHead) -> tup
     logits = head.logits(outputs.float())
     normaliser = logits.logsumexp(dim=-1)
     return logits.gather(-1, token_ids.unsqueeze(-1)).squeeze(-1) - normaliser, normaliser
+
+
+def chunk_squared_probabilities(outputs: Tensor, head: OutputHead) -> Tensor:
+    """The sum of the squares of softmax(logits), [tokens] float32. outputs: [tokens, V], of the head's matrix."""
+    logits = head.logits(outputs.float())
+    return ((2 * logits).logsumexp(dim=-1) - 2 * logits.logsumexp(dim=-1)).exp()
 
 
 def output_gradient(

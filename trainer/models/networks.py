@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from trainer.errors import DataError
 from trainer.models import attention
-from trainer.models.linear_log_probs import linear_log_probs
+from trainer.models.linear_log_probs import linear_log_probs, linear_squared_probabilities
 from trainer.models.output_head import output_head
 from trainer.models.packing import PackedRows
 
@@ -29,6 +29,7 @@ class PolicyNetwork(nn.Module):  # type: ignore[misc]
         self.output_head = output_head(language_model)
         self.temperature = temperature
         self.tokens_per_chunk: int | None = None  # as many as LOGITS_PER_CHUNK allows
+        self._returns_squares = False
 
     @property
     def decoder(self) -> nn.Module:
@@ -43,6 +44,10 @@ class PolicyNetwork(nn.Module):  # type: ignore[misc]
         weight = matrix.weight
         hidden = decode(self.decoder, rows).to(weight.dtype)  # Mamba's last normalisation returns float32
         chunk = self.tokens_per_chunk or max(1, LOGITS_PER_CHUNK[hidden.device.type] // weight.shape[0])
+        if self._returns_squares:
+            arguments = (hidden, weight, self.temperature, chunk, matrix.bias, self.output_head)
+            squares = rows.unpack(linear_squared_probabilities(*arguments))
+            return squares, torch.zeros_like(squares)
         log_probs, entropy = linear_log_probs(
             *(hidden, weight, rows.targets, self.temperature, chunk),
             with_entropy=torch.is_grad_enabled(),
@@ -50,6 +55,15 @@ class PolicyNetwork(nn.Module):  # type: ignore[misc]
             head=self.output_head,
         )
         return rows.unpack(log_probs), rows.unpack(entropy)
+
+    @contextmanager
+    def returning_squares(self) -> Iterator[None]:
+        """Passes inside return the sum of the squared probabilities over the vocabulary in place of log-probs."""
+        self._returns_squares = True
+        try:
+            yield
+        finally:
+            self._returns_squares = False
 
 
 class ValueNetwork(nn.Module):  # type: ignore[misc]

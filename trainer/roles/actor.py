@@ -59,6 +59,11 @@ class ActorWorker(TrainingWorker):
         """Log-probs of this rank's responses, [rows, response length]."""
         return self.engine.forward(batch, micro_batch_limit(self.config.actor))
 
+    def squared_probabilities(self, batch: Batch) -> Tensor:
+        """The sum of the squared probabilities over the vocabulary at each response token, [rows, response length]."""
+        with self.engine.network.returning_squares():
+            return self.log_probs(batch)
+
     def reference_log_probs(self, batch: Batch) -> Tensor:
         """Log-probs without the adapters, so of the model that the run started from."""
         with adapters_off(self.engine.network):

@@ -14,6 +14,7 @@ from torch import Tensor
 from trainer.algorithms.agreement import log_prob_agreement
 from trainer.algorithms.kl import adapted_kl_coefficient, kl_estimate
 from trainer.algorithms.off_policy import OffPolicyCorrection
+from trainer.algorithms.resampling import resampled_rows
 from trainer.algorithms.returns import explained_variance
 from trainer.algorithms.rows import Sampled
 from trainer.cluster.nodes import connected, find_nodes, reserve_slots
@@ -34,6 +35,7 @@ from trainer.records.tracking import Sample, Tracker
 from trainer.records.trajectories import Row, TrajectoryWriter, text_of, trajectories_directory, validations_directory
 from trainer.rollout.engine import check_tensor_parallel
 from trainer.rollout.engines import Engines
+from trainer.rollout.sampling import request_seed
 from trainer.runs.checkpoint import TrainingState, read_checkpoint
 from trainer.runs.interfaces import ActorRole, CriticRole, ReferenceRole
 from trainer.runs.loop import (
@@ -170,6 +172,10 @@ class Controller(TrainingRun):
         elif self.config.needs_old_log_probs:
             with phase("old_log_prob"):
                 batch = batch.with_(old_log_probs=forward(actor, ActorRole.log_probs, batch))
+        if self.config.algorithm.estimator.needs_squared_probabilities:
+            with phase("squared_probabilities"):
+                found = forward(actor, ActorRole.squared_probabilities, batch)
+                batch = batch.with_(squared_probabilities=found)
         if reference:
             with phase("reference"):
                 batch = batch.with_(reference_log_probs=forward(reference, ReferenceRole.reference_log_probs, batch))
@@ -189,6 +195,7 @@ class Controller(TrainingRun):
         if self.trajectories.wants(step):
             self.trajectories.write(step, partial(self._trajectories, experience, scores, batch))
         if self.may_update(step, metrics):
+            batch = self._resampled(batch, experience, scores, step)
             if critic:
                 with phase("update_critic"):
                     read = batch.with_only(*CRITIC_READS)
@@ -230,7 +237,17 @@ class Controller(TrainingRun):
         if algorithm.mask_truncated:
             batch = batch.with_(response_mask=batch.response_mask & ~truncated.unsqueeze(1))
         groups, trained = self.collector.groups(len(batch)), batch.response_mask
-        sampled = Sampled(rewards, trained, groups, batch.values, scores.greedy)
+        sampled = Sampled(
+            rewards,
+            trained,
+            groups,
+            batch.values,
+            scores.greedy,
+            batch.old_log_probs,
+            batch.squared_probabilities,
+            batch.corrections,
+            scores.components() if algorithm.estimator.needs_components else {},
+        )
         estimated = algorithm.estimator.estimate(sampled, **algorithm.estimator.values(algorithm))
         batch = batch.with_(advantages=estimated.advantages)
         if estimated.returns is not None:
@@ -239,6 +256,15 @@ class Controller(TrainingRun):
         metrics["reward/mean"] = scores.values.mean().item()
         metrics["rollout/response_length"] = mask.sum(dim=1).float().mean().item()
         return batch, scores.metrics | experience.staleness(self.engines.version) | metrics
+
+    def _resampled(self, batch: Batch, experience: Experience, scores: Scores, step: int) -> Batch:
+        """The rows to learn from: all, or as many drawn by score."""
+        algorithm = self.config.algorithm
+        if algorithm.resampling == "none":
+            return batch
+        generator = torch.Generator().manual_seed(request_seed(self.config.trainer.seed, step, -1, 0))
+        shaped = self.collector.shaped(scores.values, experience.lengths)
+        return batch.rows(resampled_rows(shaped, algorithm.resampling, algorithm.resampling_power, generator))
 
     def _rewards(self, batch: Batch, scores: Tensor) -> tuple[Tensor, dict[str, float]]:
         """The reward of each token, [rows, response length], and metrics of its KL term."""

@@ -151,13 +151,6 @@ def test_with_the_engine_as_old_policy_weights_follow_the_policy_during_the_upda
         ({"algorithm": {"rejection": {"token_k1": 2}}, "rollout": {"log_probs": False}}, "log_probs=true"),
         ({"algorithm": {"old_log_probs": "engine"}, "rollout": {"log_probs": False}}, "log_probs=true"),
         ({"algorithm": {"old_log_probs": "engine", "correction": "tis"}}, "already corrects for the engine"),
-        (
-            {
-                "algorithm": {"old_log_probs": "engine", "correction": "tis", "correction_normalize": True},
-                "actor": {"policy_loss": "gpg"},
-            },
-            "weights of the whole step",
-        ),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(settings: dict[str, object], words: str) -> None:

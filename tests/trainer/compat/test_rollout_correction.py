@@ -61,6 +61,9 @@ def test_normalized_weights() -> None:
     config, _ = corrected("rollout_is=sequence", "rollout_is_batch_normalize=true")
     assert config.algorithm.correction_normalize
     assert not corrected("rollout_is_batch_normalize=true")[0].algorithm.correction_normalize
+    bypass = ["bypass_mode=true", "loss_type=reinforce", "rollout_is=sequence", "rollout_is_batch_normalize=true"]
+    _, notes = corrected(*bypass)
+    assert "divides weights by their mean over a micro-batch" in notes[-1]
 
 
 def test_bypass_mode_takes_the_ratio_to_the_engine() -> None:

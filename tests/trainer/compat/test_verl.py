@@ -149,7 +149,7 @@ def test_every_rule_produces_existing_settings(pattern: str) -> None:
     [
         ("actor_rollout_ref.rollout.name=sglang", "supported: vllm"),
         ("actor_rollout_ref.actor.strategy=veomni", "supported: fsdp, fsdp2, megatron"),
-        ("algorithm.adv_estimator=vtrace", "supported: gae, gpg, grpo"),
+        ("algorithm.adv_estimator=vtrace", "supported: gae, gdpo, gpg, grpo"),
         ("actor_rollout_ref.rollout.repetition_penalty=1.1", "supported: 1"),
         ("actor_rollout_ref.actor.policy_loss.loss_mode=gvpo", "supported: cispo, clip_cov"),
     ],

@@ -48,3 +48,79 @@ def test_an_empty_switch_counts_as_false() -> None:
 def test_an_adapter_to_start_from_brings_its_own_rank() -> None:
     config, _ = load_config(["verl"], ["actor_rollout_ref.model.lora_adapter_path=/adapters/start"])
     assert (config.actor.lora.path, config.actor.lora.rank) == (Path("/adapters/start"), 0)
+
+
+def test_responses_are_resampled_as_by_verl() -> None:
+    line = ["algorithm.use_pf_ppo=True", "algorithm.pf_ppo.reweight_method=pow", "algorithm.pf_ppo.weight_pow=3.0"]
+    config, notes = load_config(["verl"], ["algorithm.adv_estimator=gae", *line])
+    assert (config.algorithm.resampling, config.algorithm.resampling_power, notes) == ("power", 3.0, [])
+    assert load_config(["verl"], line[:1])[0].algorithm.resampling == "power"
+    others, notes = load_config(["verl"], ["algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=4", *line])
+    assert others.algorithm.resampling == "none"
+    assert "verl resamples only with algorithm.adv_estimator=gae" in notes[0]
+    with pytest.raises(ConfigError, match=r"reweight_method=best is not supported"):
+        load_config(["verl"], ["algorithm.use_pf_ppo=True", "algorithm.pf_ppo.reweight_method=best"])
+
+
+def test_the_optimal_token_baseline_needs_no_switch_for_its_statistics() -> None:
+    config, notes = load_config(
+        ["verl"],
+        [
+            "algorithm.adv_estimator=optimal_token_baseline",
+            "actor_rollout_ref.actor.calculate_sum_pi_squared=True",
+            "actor_rollout_ref.rollout.n=8",
+        ],
+    )
+    assert config.algorithm.advantage == "optimal_token_baseline"
+    assert config.needs_old_log_probs
+    assert "squared probabilities are computed where algorithm.advantage needs them" in notes[0]
+
+
+def test_components_of_the_reward_are_named_as_in_verl() -> None:
+    keys = ["algorithm.gdpo_reward_keys=[format,accuracy]", "algorithm.gdpo_reward_weights=[0.5,1.0]"]
+    line = ["algorithm.adv_estimator=gdpo", "actor_rollout_ref.rollout.n=8", *keys]
+    config, _ = load_config(["verl"], line)
+    dumped = config.algorithm.model_dump()
+    assert (dumped["reward_components"], dumped["component_weights"]) == (["format", "accuracy"], [0.5, 1.0])
+    with pytest.raises(ConfigError, match=r"needs algorithm\.reward_components"):
+        load_config(["verl"], line[:2])
+    with pytest.raises(ConfigError, match=r"kl_coefficient has no effect with algorithm\.advantage=gdpo"):
+        load_config(["verl"], [*line, "algorithm.use_kl_in_reward=True"])
+
+
+MEGATRON = "actor_rollout_ref.actor.megatron.override_transformer_config"
+
+
+@pytest.mark.parametrize(
+    "field",
+    ["recompute_granularity=full", "apply_rope_fusion=True", "attention_backend=auto", "moe_grouped_gemm=True"],
+)
+def test_fields_of_megatron_s_layers_that_choose_kernels_or_memory_are_noted(field: str) -> None:
+    _, notes = load_config(["verl_megatron"], [f"+{MEGATRON}.{field}"])
+    assert [note for note in notes if note.startswith(f"{MEGATRON}.{field.split('=')[0]} has no effect")] == notes
+
+
+@pytest.mark.parametrize(
+    ("field", "reason"),
+    [
+        ("fp8=hybrid", "is not supported here"),
+        ("hidden_dropout=0.1", "is not supported here"),
+        ("context_parallel_size=2", "there is no context parallelism"),
+        ("moe_aux_loss_coeff=0.01", "there is no training of experts"),
+        ("moe_router_dtype=fp32", "there is no training of experts"),
+        ("normalization=LayerNorm", "the model's config.json decides"),
+        ("window_size=512", "the model's config.json decides"),
+    ],
+)
+def test_fields_of_megatron_s_layers_that_change_the_result_are_refused(field: str, reason: str) -> None:
+    for section in (MEGATRON, MEGATRON.replace("actor.", "ref.", 1)):
+        with pytest.raises(ConfigError, match=reason):
+            load_config(["verl_megatron"], [f"+{section}.{field}"])
+    name, _, value = field.partition("=")
+    with pytest.raises(ConfigError, match=reason):
+        load_config(["verl_megatron"], [f"+{MEGATRON}={{{name}: {value}}}"])
+
+
+def test_neutral_fields_of_megatron_s_layers_need_no_note() -> None:
+    fields = ["fp8=False", "attention_dropout=0.0", "moe_aux_loss_coeff=0"]
+    assert load_config(["verl_megatron"], [f"+{MEGATRON}.{field}" for field in fields])[1] == []

@@ -14,7 +14,7 @@ from trainer.config.tree import Config
 from trainer.data.batch import Batch
 from trainer.errors import ConfigError, DataError
 from trainer.models.files import with_local_models
-from trainer.models.linear_log_probs import linear_log_probs
+from trainer.models.linear_log_probs import linear_log_probs, linear_squared_probabilities
 from trainer.models.lora import (
     adapted_layers,
     adapter_parameters,
@@ -215,6 +215,25 @@ def test_an_adapter_without_a_rank_in_the_settings_keeps_its_own(tmp_path: Path)
     missing = Config.model_validate({"critic": {"lora": {"path": tmp_path}}})
     with pytest.raises(DataError, match="cannot be read"):
         with_local_models(missing)
+
+
+def test_squared_probabilities_are_those_of_the_tempered_distribution() -> None:
+    hidden, weight = torch.randn(5, 8), torch.randn(50, 8)
+    expected = (hidden @ weight.T / TEMPERATURE).softmax(dim=-1).square().sum(dim=-1)
+    assert_close(linear_squared_probabilities(hidden, weight, TEMPERATURE, tokens_per_chunk=2), expected)
+
+
+def test_a_network_returns_squared_probabilities_on_request_only(batch: Batch) -> None:
+    network = PolicyNetwork(language_model("qwen2"), TEMPERATURE)
+    rows = PackedRows.of(batch)
+    with torch.no_grad():
+        plain = network(rows)[0]
+        with network.returning_squares():
+            squares = network(rows)[0]
+        assert torch.equal(network(rows)[0], plain)
+    chosen = plain != 0
+    assert ((squares[chosen] > 0) & (squares[chosen] <= 1)).all()
+    assert (squares[chosen] >= (2 * plain[chosen]).exp()).all()  # the sum contains the sampled token's own square
 
 
 def test_excluded_layers_get_no_adapter() -> None:

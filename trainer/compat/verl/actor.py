@@ -49,6 +49,11 @@ RULES: dict[str, Rule] = {
     f"{ACTOR}.ulysses_sequence_parallel_size": only("1"),
     **fsdp_rules(f"{ACTOR}.fsdp_config", "actor"),
     **megatron_rules(ACTOR, "actor"),
+    **no_effects(
+        ACTOR,
+        ("calculate_sum_pi_squared", "sum_pi_squared_checkpointing"),
+        "squared probabilities are computed where algorithm.advantage needs them",
+    ),
     f"{ACTOR}.use_torch_compile": to("actor.compile"),
     **no_effects(ACTOR, ENTROPY_KEYS, KERNELS),
     f"{ACTOR}.use_fused_kernels": no_effect(KERNELS),

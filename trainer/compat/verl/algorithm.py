@@ -8,9 +8,9 @@ from trainer.compat.verl.rules import (
     Rule,
     Translation,
     Value,
+    is_true,
     mapped,
     no_effect,
-    no_effects,
     only,
     samples_per_prompt,
     switch,
@@ -42,6 +42,39 @@ def sampling_rounds(key: str, value: Value, given: Given) -> Translation:
     return Translation({"algorithm.max_sampling_rounds": -(-batches * drawn // trained) if batches > 0 else None})
 
 
+def components(ours: str) -> Rule:
+    """A setting of GDPO, which verl ignores with other estimators."""
+
+    def rule(key: str, value: Value, given: Given) -> Translation:
+        if word(given.get("algorithm.adv_estimator", given.get("algorithm.advantage"))) != "gdpo":
+            return Translation({}, f"{key} has no effect: algorithm.adv_estimator is not gdpo", ignored=True)
+        return Translation({} if word(value) == "null" else {ours: value})
+
+    return rule
+
+
+def resampling(key: str, value: Value, given: Given) -> Translation:
+    """PF-PPO, which verl applies to the responses of GAE only."""
+    if not is_true(value):
+        return only("false")(key, value, given)
+    chosen = word(given.get("algorithm.adv_estimator", given.get("algorithm.advantage", "gae")))
+    if chosen != "gae":
+        return Translation({}, f"{key} has no effect: verl resamples only with algorithm.adv_estimator=gae")
+    methods = {"pow": "power", "max_min": "max_min", "max_random": "max_random"}
+    method = given.get("algorithm.pf_ppo.reweight_method", "pow")
+    found = mapped(methods, "algorithm.resampling")("algorithm.pf_ppo.reweight_method", method, given).settings
+    if found["algorithm.resampling"] == "power":
+        found["algorithm.resampling_power"] = given.get("algorithm.pf_ppo.weight_pow", 2.0)
+    return Translation(found)
+
+
+def of_resampling(key: str, _value: Value, given: Given) -> Translation:
+    """Read with `use_pf_ppo`."""
+    if is_true(given.get("algorithm.use_pf_ppo", False)):
+        return Translation({})
+    return Translation({}, f"{key} has no effect: algorithm.use_pf_ppo is not true", ignored=True)
+
+
 def rollout_is(key: str, value: Value, given: Given) -> Translation:
     if word(value) in ("null", "none", "false"):
         return Translation({})
@@ -64,6 +97,9 @@ RULES: dict[str, Rule] = {
     "algorithm.rollout_is": rollout_is,
     "algorithm.rollout_is_threshold": to("algorithm.correction_high"),
     **rollout_correction.RULES,
-    "algorithm.use_pf_ppo": only("false"),
-    **no_effects("algorithm.pf_ppo", ("reweight_method", "weight_pow"), "prompts are not reweighted"),
+    "algorithm.gdpo_reward_keys": components("algorithm.reward_components"),
+    "algorithm.gdpo_reward_weights": components("algorithm.component_weights"),
+    "algorithm.use_pf_ppo": resampling,
+    "algorithm.pf_ppo.reweight_method": of_resampling,
+    "algorithm.pf_ppo.weight_pow": of_resampling,
 }

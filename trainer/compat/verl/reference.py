@@ -3,6 +3,7 @@
 from trainer.compat.verl.rules import Rule, no_effect, no_effects, only, to
 from trainer.compat.verl.sharding import FROZEN_DTYPE_KEYS, FSDP_KEYS, MEGATRON_KEYS
 from trainer.compat.verl.shared import ENTROPY_KEYS, KERNELS, LOG_PROB_KEYS, PROFILER_KEYS, REF, TRACES
+from trainer.compat.verl.transformer_config import transformer_rules
 
 _ACTOR_SHARDING = "the reference uses the actor's sharding; see actor.sharding"
 _FORWARD = "actor.micro_batch_size or actor.micro_batch_tokens limits every forward pass of actor and reference"
@@ -18,6 +19,7 @@ RULES: dict[str, Rule] = {
     f"{REF}.fsdp_config.param_offload": to("reference.param_offload"),
     f"{REF}.fsdp_config.ulysses_sequence_parallel_size": only("1"),
     **no_effects(f"{REF}.megatron", MEGATRON_KEYS, _ACTOR_SHARDING),
+    **{f"{REF}.megatron.{key}": rule for key, rule in transformer_rules().items()},
     f"{REF}.megatron.param_offload": to("reference.param_offload"),
     **no_effects(REF, ENTROPY_KEYS, KERNELS),
     f"{REF}.use_torch_compile": no_effect("the reference is compiled if the actor is; see actor.compile"),

@@ -204,7 +204,11 @@ RULES: dict[str, Rule] = {
     ),
     **no_effects("reward_model", _REWARD_MODEL_KEYS, _REWARD_MODEL),
     **no_effects("reward_model.model.fsdp_config", ("param_offload", *FSDP_KEYS, *FROZEN_DTYPE_KEYS), _REWARD_MODEL),
-    **no_effects("reward_model.megatron", ("param_offload", *MEGATRON_KEYS), _REWARD_MODEL),
+    **no_effects(
+        "reward_model.megatron",
+        ("param_offload", "override_transformer_config", "override_transformer_config.*", *MEGATRON_KEYS),
+        _REWARD_MODEL,
+    ),
     **no_effects("reward_model.profiler", ("enable", *PROFILER_KEYS), TRACES),
     **sandbox_rules("reward_model.sandbox_fusion"),
     # verl 0.7 and later

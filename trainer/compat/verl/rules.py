@@ -25,7 +25,6 @@ _FEATURES = {
     r"pipeline_model": "pipeline parallelism",
     r"disaggregation": "separate prefill engines",
     r"transfer_queue": "transfer queue",
-    r"pf_ppo": "reweighting of prompts",
 }
 
 

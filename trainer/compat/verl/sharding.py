@@ -14,6 +14,7 @@ from trainer.compat.verl.rules import (
     whole,
     word,
 )
+from trainer.compat.verl.transformer_config import transformer_rules
 
 FSDP_KEYS = (
     *("optimizer_offload", "offload_policy", "fsdp_size", "reshard_after_forward", "forward_prefetch", "strategy"),
@@ -29,17 +30,13 @@ FROZEN_DTYPE_KEYS = (
     "dtype",
     *(f"mixed_precision.{name}_dtype" for name in ("param", "reduce", "buffer")),
 )
-RECOMPUTE_KEYS = tuple(
-    f"override_transformer_config.recompute_{name}" for name in ("granularity", "modules", "method", "num_layers")
-)
 MEGATRON_KEYS = (
     *("tensor_model_parallel_size", "pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size"),
     *("context_parallel_size", "expert_model_parallel_size", "expert_tensor_parallel_size", "sequence_parallel"),
     *("optimizer_offload", "grad_offload", "use_distributed_optimizer", "use_dist_checkpointing"),
     *("dist_checkpointing_path", "dist_checkpointing_prefix", "seed", "use_mbridge", "vanilla_mbridge"),
-    *("forward_only", "dtype", "use_remove_padding", "extra", "extra.*", *RECOMPUTE_KEYS),
-    *("override_ddp_config", "override_ddp_config.*", "override_transformer_config", "override_transformer_config.*"),
-    *("override_mcore_model_config", "override_mcore_model_config.*"),
+    *("forward_only", "dtype", "use_remove_padding", "extra", "extra.*"),
+    *("override_ddp_config", "override_ddp_config.*", "override_mcore_model_config", "override_mcore_model_config.*"),
 )
 
 
@@ -75,7 +72,7 @@ def megatron_rules(theirs: str, role: str) -> dict[str, Rule]:
         **dict.fromkeys(
             MEGATRON_KEYS, no_effect("FSDP2 shards weights, gradients and optimizer states of Megatron's layers")
         ),
-        **dict.fromkeys(RECOMPUTE_KEYS, no_effect(f"see {role}.activation_checkpointing")),
+        **transformer_rules(),
         "tensor_model_parallel_size": to(f"{ours}.tensor_parallel"),
         "pipeline_model_parallel_size": only("1"),
         "virtual_pipeline_model_parallel_size": only("null", "none", "1"),

@@ -1,0 +1,74 @@
+"""Keys below `megatron.override_transformer_config`: fields of Megatron-Core's TransformerConfig.
+
+Those that choose kernels, memory or placement have no effect on the result. Those that change what a layer computes
+must agree with what happens here. Every other field is refused.
+"""
+
+from trainer.compat.verl.rules import Given, Rule, Translation, Value, no_effect, only, word
+from trainer.errors import ConfigError
+
+NAME = "override_transformer_config"
+
+_KERNELS = (
+    *("apply_rope_fusion", "attention_backend", "bias_activation_fusion", "bias_dropout_fusion", "persist_layer_norm"),
+    *("gradient_accumulation_fusion", "masked_softmax_fusion", "use_flash_attn", "use_fused_rmsnorm"),
+    *("use_fused_swiglu", "use_fused_rotary_pos_emb", "use_fused_mhc", "use_naive_l2norm", "apply_dsa_kernel_fusion"),
+    *("deallocate_pipeline_outputs", "use_distributed_optimizer", "sequence_parallel", "cross_entropy_loss_fusion"),
+)
+_STAGES = (
+    *("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"),
+    *("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage", "pipeline_model_parallel_layout"),
+)
+_DISPATCH = (
+    *("moe_enable_deepep", "moe_grouped_gemm", "moe_permute_fusion", "moe_shared_expert_overlap"),
+    "moe_token_dispatcher_type",
+)
+_RECOMPUTE = tuple(f"recompute_{name}" for name in ("granularity", "modules", "method", "num_layers"))
+_SAME: dict[str, tuple[str, ...]] = {
+    "attention_dropout": ("0", "0.0"),
+    "hidden_dropout": ("0", "0.0"),
+    "fp8": ("false", "null"),
+    "fp8_recipe": ("null",),
+    "context_parallel_size": ("1",),
+    "context_parallel_algo": ("null",),
+    "tensor_model_parallel_size": ("1",),
+    "use_arbitrary_attention_mask": ("false",),
+    "moe_aux_loss_coeff": ("0", "0.0"),
+    "moe_z_loss_coeff": ("0", "0.0", "null"),
+    "moe_router_bias_update_rate": ("0", "0.0"),
+    "moe_router_dtype": ("null",),
+    "moe_router_enable_expert_bias": ("false",),
+    "moe_router_load_balancing_type": ("none", "null"),
+}
+
+
+def of_the_model(key: str, value: Value, _given: Given) -> Translation:
+    if word(value) == "null":
+        return Translation({})
+    raise ConfigError(
+        f"{key}={value} is not supported here: the model's config.json decides what its layers compute",
+        hint="leave it out, or change the model's config.json",
+    )
+
+
+def whole(key: str, value: Value, given: Given) -> Translation:
+    """The fields as one mapping."""
+    if not isinstance(value, dict):
+        return only("null", "none", "{}")(key, value, given)
+    found = [FIELDS.get(name, of_the_model)(f"{key}.{name}", one, given) for name, one in value.items()]
+    notes = "; ".join(one.note for one in found if one.note)
+    return Translation({}, notes, ignored=True)
+
+
+FIELDS: dict[str, Rule] = {
+    **dict.fromkeys(_KERNELS, no_effect("the trainer chooses its kernels; results are the same")),
+    **dict.fromkeys(_STAGES, no_effect("there are no pipeline stages")),
+    **dict.fromkeys(_DISPATCH, no_effect("it only says how tokens reach experts, and experts are not split")),
+    **dict.fromkeys(_RECOMPUTE, no_effect("see actor.activation_checkpointing")),
+    **{name: only(*accepted) for name, accepted in _SAME.items()},
+}
+
+
+def transformer_rules() -> dict[str, Rule]:
+    """The rules by key below `megatron`. The last one refuses fields that no other names."""
+    return {NAME: whole, **{f"{NAME}.{name}": rule for name, rule in FIELDS.items()}, f"{NAME}.*": of_the_model}
