@@ -83,7 +83,12 @@ def check(checkout: Path, script: Path, command: Command) -> Outcome:
     )
     outcome = Outcome(name, kind)
     options, arguments = split_options(command.arguments)
-    found = import_verl(arguments, [preset_of(command.entry), *_files(checkout, script, options)])
+    try:
+        preset = preset_of(command.entry)
+    except ConfigError as error:
+        outcome.problems = [error]
+        return outcome
+    found = import_verl(arguments, [preset, *_files(checkout, script, options)])
     outcome.notes, outcome.problems = found.without_effect, found.missing
     if found.config is not None:
         try:

@@ -287,12 +287,17 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     try:
         status = app(arguments, standalone_mode=False)
     except TrainerError as error:
-        sys.exit(_fail(str(error), error.hint, error.exit_code))
+        sys.exit(report_failure(error))
     except TyperException as error:
         sys.exit(_fail(error.format_message(), "`python -m trainer --help` lists commands and options", 2))
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
     sys.exit(status)
+
+
+def report_failure(error: TrainerError) -> int:
+    """Prints an expected error; the exit code."""
+    return _fail(str(error), error.hint, error.exit_code)
 
 
 def _fail(message: str, hint: str, exit_code: int) -> int:

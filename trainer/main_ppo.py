@@ -3,11 +3,17 @@
 import sys
 from typing import NoReturn
 
-from trainer.cli import main
+from trainer.cli import main, report_failure
+from trainer.config.imports import preset_of
+from trainer.errors import ConfigError
 
 
-def run(preset: str = "verl") -> NoReturn:
-    """Trains with a preset and the settings of the command line."""
+def run(entry: str = "trainer.main_ppo") -> NoReturn:
+    """Trains with the defaults of an entry point of verl's and the settings of the command line."""
+    try:
+        preset = preset_of(entry)
+    except ConfigError as error:
+        sys.exit(report_failure(error))
     main(["train", "--config", preset, *(_without_option(argument) for argument in sys.argv[1:])])
 
 

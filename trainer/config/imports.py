@@ -13,13 +13,32 @@ from trainer.config.overrides import given_settings, load_config, settings
 from trainer.config.tree import Config
 from trainer.errors import ConfigError
 
+# Modules of verl that train as this trainer does, by the end of their names, with the preset of their defaults.
 _PRESETS = {
+    "trainer.main_ppo": "verl",
+    "trainer.main_fastrl": "verl",
+    "trainer.main_ppo_sync": "verl",
+    "transfer_queue.main_ppo": "verl",
+    "main_ppo_split": "verl",
     "one_step_off_policy.main_ppo": "verl_one_step_off",
     "fully_async_main": "verl_fully_async",
     "reward_queue.main": "verl_fully_async",
     "partial_rollout.main_ppo": "verl_partial_rollout",
     "main_dapo": "verl_dapo",
     "main_entropy": "verl_dapo",
+}
+_FINE_TUNES = (
+    "fine-tunes a model on demonstrations",
+    "fine-tune with another tool and set model.path to the result; `trainer sft` makes small models only",
+)
+_SAMPLES_ONLY = ("samples or scores without training", "set trainer.validate_only=true and data.validation_files")
+# Other modules: what they do, and what to do instead.
+_OTHERS = {
+    "sft_trainer": _FINE_TUNES,
+    "fsdp_sft_trainer": _FINE_TUNES,
+    "main_generation": _SAMPLES_ONLY,
+    "main_generation_server": _SAMPLES_ONLY,
+    "main_eval": _SAMPLES_ONLY,
 }
 
 
@@ -97,12 +116,22 @@ def split_options(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
 
 def preset_of(entry: str) -> str:
-    """The preset with the defaults of a module or file of verl's that a command runs."""
+    """The preset with the defaults of a module or file of verl's that a command runs.
+
+    Raises ConfigError for a module that does something else than this trainer.
+    """
     module = entry.removesuffix(".py").replace("/", ".")
-    return next((preset for ending, preset in _PRESETS.items() if module.endswith(ending)), "verl")
+    for ending, preset in _PRESETS.items():
+        if f".{module}".endswith(f".{ending}"):
+            return preset
+    what, hint = _OTHERS.get(
+        module.rpartition(".")[2],
+        ("is no entry point that this trainer knows", f"known: {', '.join(_PRESETS)}; it may train something else"),
+    )
+    raise ConfigError(f"{module}: {what}", hint=hint)
 
 
-def named_files(options: dict[str, str], entry: str = "") -> list[str]:
+def named_files(options: dict[str, str], entry: str) -> list[str]:
     """The preset of verl's entry point, and the file that Hydra's options name."""
     if "--config-name" not in options:
         return [preset_of(entry)]

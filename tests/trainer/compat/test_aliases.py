@@ -41,6 +41,16 @@ def test_the_asynchronous_entry_points_have_their_own_defaults(module: str, sett
     assert setting in ended.stderr or "critic_warmup" in ended.stderr
 
 
+@pytest.mark.parametrize(
+    ("module", "reason"), [("sft_trainer", "fine-tunes a model"), ("main_eval", "without training")]
+)
+def test_modules_that_do_something_else_say_what_to_use_instead(module: str, reason: str) -> None:
+    ended = run([ROOT, ALIASES], "-m", f"verl.trainer.{module}", "optim.lr=1e-5")
+    assert ended.returncode == 2
+    assert reason in ended.stderr
+    assert "hint: " in ended.stderr
+
+
 def test_an_installed_verl_comes_first(tmp_path: Path) -> None:
     (tmp_path / "verl").mkdir()
     (tmp_path / "verl" / "__init__.py").write_text("")

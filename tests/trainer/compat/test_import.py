@@ -8,7 +8,9 @@ import pytest
 import yaml
 
 from trainer.compat.scripts import UnsetVariableError, training_commands
+from trainer.config.imports import preset_of
 from trainer.config.overrides import load_config
+from trainer.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = """\
@@ -94,3 +96,22 @@ def test_what_is_missing_is_listed(tmp_path: Path) -> None:
     assert "missing: 2" in ended.stdout
     assert "context parallelism" in ended.stdout
     assert load_config([str(written)], [])[0].rollout.samples_per_prompt == 8
+
+
+@pytest.mark.parametrize(
+    ("entry", "preset"),
+    [
+        ("verl.trainer.main_ppo", "verl"),
+        ("examples/split_placement/main_ppo_split.py", "verl"),
+        ("verl.experimental.one_step_off_policy.main_ppo", "verl_one_step_off"),
+        ("recipe.dapo.main_dapo", "verl_dapo"),
+    ],
+)
+def test_the_module_of_a_command_chooses_the_defaults(entry: str, preset: str) -> None:
+    assert preset_of(entry) == preset
+
+
+@pytest.mark.parametrize("entry", ["recipe.gvpo.gvpo_main_ppo", "recipe.sppo.main_sppo", "verl.trainer.sft_trainer"])
+def test_a_module_that_trains_something_else_is_refused(entry: str) -> None:
+    with pytest.raises(ConfigError, match=entry):
+        preset_of(entry)

@@ -49,6 +49,24 @@ def test_grpo_trains_without_a_critic_and_with_a_kl_loss(runs: Runs) -> None:
     assert not (checkpoint / "critic").exists()
 
 
+def test_the_optimal_token_baseline_learns_from_resampled_responses(runs: Runs, tmp_path: Path) -> None:
+    (tmp_path / "letters.py").write_text("def score(solution_str, **rest):\n    return len(set(solution_str))\n")
+    run = runs.start(
+        "optimal_token_baseline",
+        *ON_ONE_NODE,
+        "algorithm.advantage=optimal_token_baseline",
+        "algorithm.kl_coefficient=0",
+        "algorithm.resampling=power",
+        "rollout.engine=transformers",
+        "trainer.total_steps=1",
+        f"reward.custom_function.path={tmp_path / 'letters.py'}",
+        "reward.custom_function.name=score",
+    )
+    (row,) = finished(run)
+    assert row["actor/gradient_norm"] > 0
+    assert row["time/squared_probabilities"] > 0
+
+
 def test_remax_with_sequence_ratios_needs_neither_critic_nor_reference(runs: Runs, tmp_path: Path) -> None:
     # A random model earns no reward from the rule, so one of its own makes responses differ.
     (tmp_path / "letters.py").write_text("def score(solution_str, **rest):\n    return len(set(solution_str))\n")

@@ -3,4 +3,4 @@
 from trainer.main_ppo import run
 
 if __name__ == "__main__":
-    run("verl_dapo")
+    run("recipe.dapo.main_dapo")

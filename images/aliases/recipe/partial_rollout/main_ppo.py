@@ -3,4 +3,4 @@
 from trainer.main_ppo import run
 
 if __name__ == "__main__":
-    run("verl_partial_rollout")
+    run("recipe.partial_rollout.main_ppo")

@@ -3,4 +3,4 @@
 from trainer.main_ppo import run
 
 if __name__ == "__main__":
-    run("verl_fully_async")
+    run("verl.experimental.fully_async_policy.fully_async_main")

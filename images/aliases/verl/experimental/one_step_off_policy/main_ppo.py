@@ -3,4 +3,4 @@
 from trainer.main_ppo import run
 
 if __name__ == "__main__":
-    run("verl_one_step_off")
+    run("verl.experimental.one_step_off_policy.main_ppo")

@@ -1,0 +1,6 @@
+"""`python -m verl.trainer.main_generation_server`: says what to use instead."""
+
+from trainer.main_ppo import run
+
+if __name__ == "__main__":
+    run("verl.trainer.main_generation_server")
