@@ -53,12 +53,21 @@ def read_builder(environ: Mapping[str, str] = os.environ) -> Builder:
     if environ.get("GITHUB_ACTIONS") == "true":
         source = f"{environ['GITHUB_SERVER_URL']}/{environ['GITHUB_REPOSITORY']}"
         workflow = f"{environ['GITHUB_SERVER_URL']}/{environ.get('GITHUB_WORKFLOW_REF', environ['GITHUB_REPOSITORY'])}"
+        if path := environ.get("SLIPWAY_BUILDER"):  # a reusable workflow, which GitHub's variables do not name
+            workflow = f"{source}/{path}@{environ['GITHUB_REF']}"
         run = f"{source}/actions/runs/{environ['GITHUB_RUN_ID']}/attempts/{environ.get('GITHUB_RUN_ATTEMPT', '1')}"
-        return Builder(workflow, run, f"git+{source}")
+        return Builder(workflow, run, with_reference(f"git+{source}", environ.get("GITHUB_REF", "")))
     if environ.get("GITLAB_CI") == "true":
         source = environ["CI_PROJECT_URL"]
-        return Builder(f"{source}/-/runners/{environ.get('CI_RUNNER_ID', '')}", environ["CI_JOB_URL"], f"git+{source}")
+        reference = environ.get("CI_COMMIT_TAG") or environ.get("CI_COMMIT_REF_NAME", "")
+        runner = f"{source}/-/runners/{environ.get('CI_RUNNER_ID', '')}"
+        return Builder(runner, environ["CI_JOB_URL"], with_reference(f"git+{source}", reference))
     return Builder("https://slipway.dev/buildkit/local", "", "git+https://slipway.dev/source")
+
+
+def with_reference(source: str, reference: str) -> str:
+    """The source with the branch or tag that was built, as SPDX's download locations write it."""
+    return f"{source}@{reference}" if reference else source
 
 
 def statement(name: str, digest: str, record: BuildRecord, builder: Builder) -> dict[str, Any]:

@@ -19,6 +19,7 @@ GITHUB = {
     "GITHUB_SERVER_URL": "https://github.com",
     "GITHUB_REPOSITORY": "team/slipway",
     "GITHUB_WORKFLOW_REF": "team/slipway/.github/workflows/slipway.yml@refs/heads/main",
+    "GITHUB_REF": "refs/tags/v1",
     "GITHUB_RUN_ID": "7",
     "GITHUB_RUN_ATTEMPT": "2",
 }
@@ -28,6 +29,7 @@ GITLAB = {
     "CI_PROJECT_URL": "https://gitlab.example/team/slipway",
     "CI_JOB_URL": "https://gitlab.example/team/slipway/-/jobs/9",
     "CI_RUNNER_ID": "3",
+    "CI_COMMIT_REF_NAME": "main",
 }
 
 
@@ -39,7 +41,15 @@ GITLAB = {
             Builder(
                 "https://github.com/team/slipway/.github/workflows/slipway.yml@refs/heads/main",
                 "https://github.com/team/slipway/actions/runs/7/attempts/2",
-                "git+https://github.com/team/slipway",
+                "git+https://github.com/team/slipway@refs/tags/v1",
+            ),
+        ),
+        (
+            {**GITHUB, "SLIPWAY_BUILDER": ".github/workflows/build.yml"},
+            Builder(
+                "https://github.com/team/slipway/.github/workflows/build.yml@refs/tags/v1",
+                "https://github.com/team/slipway/actions/runs/7/attempts/2",
+                "git+https://github.com/team/slipway@refs/tags/v1",
             ),
         ),
         (
@@ -47,7 +57,7 @@ GITLAB = {
             Builder(
                 "https://gitlab.example/team/slipway/-/runners/3",
                 "https://gitlab.example/team/slipway/-/jobs/9",
-                "git+https://gitlab.example/team/slipway",
+                "git+https://gitlab.example/team/slipway@main",
             ),
         ),
         ({}, Builder("https://slipway.dev/buildkit/local", "", "git+https://slipway.dev/source")),

@@ -56,7 +56,7 @@ def github_jobs() -> dict[str, dict[str, Any]]:
 
 
 def github_steps() -> list[dict[str, Any]]:
-    return [step for job in github_jobs().values() for step in job["steps"]]
+    return [step for job in github_jobs().values() for step in job.get("steps", [])]
 
 
 def gitlab_jobs() -> dict[str, dict[str, Any]]:
@@ -125,13 +125,19 @@ def test_each_trigger_calls_its_script() -> None:
     assert calls(jobs["nightly/advisories"]) == ["./ci/audit"]
     assert calls(jobs["nightly/refreshed-locks"]) == ["./ci/setup", "./ci/lock --upgrade"]
     assert calls(jobs["nightly/locks-as-pull-request"]) == ["./ci/propose-locks"]
-    assert calls(jobs["publish/publish"]) == ['./ci/publish "$TARGET"']
+    assert jobs["publish/publish"]["uses"] == "./.github/workflows/build.yml"
+    assert calls(jobs["build/build"]) == ['./ci/publish "$TARGET"']
     assert calls(jobs["docs/build"]) == ["./ci/site"]
     assert [line for job in gitlab_jobs().values() for line in job["script"]] == ["./ci/test", './ci/publish "$TARGET"']
 
 
 def test_actions_are_pinned_by_commit_with_the_version_beside_it() -> None:
-    lines = [line.strip() for path in WORKFLOWS for line in path.read_text().splitlines() if "uses:" in line]
+    lines = [
+        line.strip()
+        for path in WORKFLOWS
+        for line in path.read_text().splitlines()
+        if "uses:" in line and ": ./" not in line
+    ]
     assert lines
     pinned = re.compile(r"(?:- )?uses: actions/[a-z-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+")
     assert [line for line in lines if not pinned.fullmatch(line)] == []
@@ -144,11 +150,25 @@ def test_only_publishing_and_proposing_jobs_may_write() -> None:
     granted = {name: job["permissions"] for name, job in github_jobs().items() if "permissions" in job}
     assert granted == {
         "publish/publish": {"contents": "read", "packages": "write", "id-token": "write"},
+        "build/build": {"contents": "read", "packages": "write", "id-token": "write"},
         "nightly/locks-as-pull-request": {"contents": "write", "pull-requests": "write"},
         "docs/deploy": {"pages": "write", "id-token": "write"},
     }
     assert gitlab_jobs()["publish"]["id_tokens"] == {"SIGSTORE_ID_TOKEN": {"aud": "sigstore"}}
     assert "id_tokens" not in gitlab_jobs()["test"]
+
+
+def test_builder_takes_nothing_but_the_name_of_a_target() -> None:
+    """SLSA build level 3: the caller can neither add steps nor hand in secrets, and the signature names this file."""
+    builder = yaml.safe_load((ROOT / ".github/workflows/build.yml").read_text())
+    call = builder[True]["workflow_call"]  # YAML 1.1 reads `on` as true
+    assert set(call) == {"inputs"}
+    assert set(call["inputs"]) == {"target"}
+    job = builder["jobs"]["build"]
+    assert job["runs-on"] == "ubuntu-24.04"
+    assert job["env"]["SLIPWAY_BUILDER"] == ".github/workflows/build.yml"
+    assert "{{ secrets" not in (ROOT / ".github/workflows/build.yml").read_text()
+    assert "secrets" not in github_jobs()["publish/publish"]
 
 
 @pytest.mark.parametrize("script", sorted(path.name for path in (ROOT / "ci").iterdir() if path.is_file()))
