@@ -240,6 +240,7 @@ VARIABLES = {
         "SLIPWAY_REGISTRY_CA": "certificate of the registry's authority",
         "SLIPWAY_SIGN_KEY": "cosign's private key: a file, `env://NAME` or a key service",
         "SLIPWAY_SIGN_KEYLESS": "1 signs with the CI job's own identity",
+        "SLIPWAY_BUILDER": "path of the reusable workflow that builds, for the provenance; `build.yml` sets it",
     },
 }
 # Variables of the tests and of ci/'s own scripts.
