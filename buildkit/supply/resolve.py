@@ -78,7 +78,8 @@ def lock_for_build(matrix: Matrix, variant: Variant, host: HostSettings, cache: 
 
 def plain_lock(matrix: Matrix, variant: Variant) -> Lock:
     """The lock of the same variant without debuggers; both get the same versions."""
-    return find_lock(matrix, matrix.variant(variant.target, variant.name.removesuffix(DEBUG_SUFFIX)))
+    name = variant.name.removesuffix(DEBUG_SUFFIX)
+    return find_lock(matrix, matrix.variant(variant.target, name, platform=variant.platform))
 
 
 def gather_facts(

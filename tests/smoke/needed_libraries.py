@@ -1,6 +1,6 @@
 """Prints, as JSON, every library that a shared object in the image needs and no folder of it has: {library: [objects]}.
 
-Arguments: folders with objects, then `--`, then folders of vendors, which count as places but are not checked.
+Arguments: folders with objects; after `--`, folders of vendors, which count as places but are not checked.
 
 Runs inside the image with its standard library only. ELF: https://refspecs.linuxfoundation.org/elf/gabi4+/contents.html
 """
@@ -16,7 +16,7 @@ NEEDED, STRTAB = 1, 5  # entries of the dynamic section
 
 
 def main(*arguments: str) -> None:
-    end = arguments.index("--")
+    end = arguments.index("--") if "--" in arguments else len(arguments)
     objects, vendors = shared_objects(arguments[:end]), shared_objects(arguments[end + 1 :])
     present = {path.name for path in (*objects, *vendors)}
     missing: dict[str, list[str]] = {}

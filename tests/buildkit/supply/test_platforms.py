@@ -13,7 +13,7 @@ from buildkit.images.plan import make_plan
 from buildkit.recipe.lock_file import lock_path, read_lock
 from buildkit.recipe.matrix import Base, Matrix, load_matrix
 from buildkit.recipe.platform import AMD64, ARM64, choose_platform, host_platform
-from buildkit.supply.resolve import write_lock
+from buildkit.supply.resolve import plain_lock, write_lock
 from tests.buildkit.conftest import PYPROJECT
 from tests.buildkit.stand_ins import StandIn, serving, write_wheel
 
@@ -26,6 +26,12 @@ def test_names_and_locks_of_arm64_are_their_own(matrix: Matrix) -> None:
     assert matrix.variant("cuda", f"{plain.name}-arm64-debug").name == f"{plain.name}-arm64-debug"
     assert (arm.status, arm.proof) == ("untested", ""), "what is proven holds for one platform"
     assert matrix.is_default(arm)
+
+
+def test_debuggers_get_the_versions_of_their_own_platform(matrix: Matrix) -> None:
+    for platform in (AMD64, ARM64):
+        debug = matrix.variant("cuda", with_debug=True, platform=platform)
+        assert plain_lock(matrix, debug) == read_lock(matrix, matrix.variant("cuda", platform=platform))
 
 
 def test_a_lock_holds_the_wheels_of_its_platform(project: Path, tmp_path: Path) -> None:
