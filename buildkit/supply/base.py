@@ -11,6 +11,7 @@ import tarfile
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 from buildkit.errors import BaseError, LockError, RegistryError
@@ -24,6 +25,7 @@ from buildkit.running.engine import ContainerEngine, full_name
 
 log = logging.getLogger(__name__)
 
+ARCHIVE = "https://snapshot.debian.org/archive"
 PATIENCE = 5.0  # seconds that a registry has to answer with a digest
 LOOPBACK = re.compile(r"(localhost|127\.[0-9.]+|\[::1\])(:|$)")
 
@@ -141,8 +143,9 @@ class Bootstrapped:
 def bootstrap(variant: Variant, cache: Path, locked: tuple[Deb, ...], epoch: int) -> Bootstrapped:
     """A root file system with the variant's packages, made once per package set and kept in `cache`.
 
-    It has exactly the `locked` packages, or the newest if none are given. Raises `BaseError` when mmdebstrap fails,
-    `LockError` when the mirror no longer has the locked packages; a failure leaves no file behind.
+    It has exactly the `locked` packages, or the newest if none are given. If the host's mirror has moved on, they come
+    from Debian's archive of the lock's day. Raises `BaseError` when mmdebstrap fails, `LockError` when neither has the
+    locked packages; a failure leaves no file behind.
     """
     if variant.base.bootstrap is None:
         raise BaseError(f"base {variant.base.name} cannot be bootstrapped", "use --base registry")
@@ -156,13 +159,29 @@ def bootstrap(variant: Variant, cache: Path, locked: tuple[Deb, ...], epoch: int
     log.info("base: making %s from %d Debian packages and their dependencies", variant.base.name, len(variant.packages))
     tar.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="slipway-base-", dir=tar.parent) as folder:
-        made, listing = run_mmdebstrap(command, variant, Path(folder), locked, epoch)
-        debs = read_debs(listing.read_text())
-        if locked and set(debs) != set(locked):
-            raise drift(variant, locked, debs)
+        try:
+            made, listing = run_mmdebstrap(command, variant, Path(folder), locked, epoch)
+        except LockError as moved_on:
+            log.warning("base: %s; trying Debian's archive of the lock's day", moved_on)
+            try:
+                made, listing = run_mmdebstrap(command, variant, Path(folder), locked, epoch, archive(variant, epoch))
+            except (BaseError, LockError) as error:
+                log.warning("base: the archive cannot supply them either: %s", error)
+                raise moved_on from error
         index.write_text(listing.read_text())
         made.replace(tar)
-    return Bootstrapped(tar, debs)
+        return Bootstrapped(tar, read_debs(listing.read_text()))
+
+
+def archive(variant: Variant, epoch: int) -> tuple[str, ...]:
+    """apt's sources of a suite as it was at the end of a day, from Debian's archive of all days."""
+    suite = (variant.base.bootstrap or {})["suite"]
+    day = datetime.fromtimestamp(epoch, UTC).strftime("%Y%m%dT235959Z")
+    main = f"deb {ARCHIVE}/debian/{day} {suite} main"
+    if suite in ("sid", "unstable"):
+        return (main,)
+    updates = f"deb {ARCHIVE}/debian/{day} {suite}-updates main"
+    return main, updates, f"deb {ARCHIVE}/debian-security/{day} {suite}-security main"
 
 
 def mmdebstrap_command(variant: Variant) -> list[str]:
@@ -177,10 +196,19 @@ def mmdebstrap_command(variant: Variant) -> list[str]:
 
 
 def run_mmdebstrap(
-    command: list[str], variant: Variant, folder: Path, locked: tuple[Deb, ...], epoch: int
+    command: list[str],
+    variant: Variant,
+    folder: Path,
+    locked: tuple[Deb, ...],
+    epoch: int,
+    sources: tuple[str, ...] = (),
 ) -> tuple[Path, Path]:
-    """The tar and the packages' records (apt-cache show), both in `folder`."""
+    """The tar and the packages' records (apt-cache show), both in `folder`. `sources` replace the host's mirror.
+
+    Raises `BaseError` when mmdebstrap fails, `LockError` when the packages are not the `locked` ones.
+    """
     tar, listing, pins = folder / "root.tar", folder / "debs", folder / "pins"
+    tar.unlink(missing_ok=True)  # an earlier attempt's
     pins.write_text(preferences(variant, locked))
     hooks = [  # without root, hooks cannot reach this host's files; upload and download can
         f"--setup-hook=upload {shlex.quote(str(pins))} /etc/apt/preferences.d/slipway-lock",
@@ -188,15 +216,23 @@ def run_mmdebstrap(
         f"--customize-hook=download /tmp/slipway-debs {shlex.quote(str(listing))}",
         f"--customize-hook={CLEAN}",
     ]
+    undated = ['--aptopt=Acquire::Check-Valid-Until "false"'] if sources else []  # an old index has expired
     environment = {**os.environ, "SOURCE_DATE_EPOCH": str(epoch)}
     done = subprocess.run(
-        [*command[:-1], *hooks, command[-1], str(tar)], env=environment, capture_output=True, text=True, check=False
+        [*command[:-1], *undated, *hooks, command[-1], str(tar), *sources],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode != 0:
         reason = "\n".join(f"  {line}" for line in done.stderr.strip().splitlines()[-8:])
         raise BaseError(
             f"mmdebstrap could not make {variant.base.name}:\n{reason}", "check apt's sources with `apt-get update`"
         )
+    debs = read_debs(listing.read_text())
+    if locked and set(debs) != set(locked):
+        raise drift(variant, locked, debs)
     return tar, listing
 
 
@@ -224,6 +260,6 @@ def drift(variant: Variant, locked: tuple[Deb, ...], found: tuple[Deb, ...]) -> 
     return LockError(
         f"the mirror has other packages than the lock of {variant.identifier}: {', '.join(differences[:8])}"
         + (f" and {len(differences) - 8} more" if len(differences) > 8 else ""),
-        f"run `buildkit lock --upgrade --target {variant.target} --variant {variant.name}`, or point apt at "
-        "snapshot.debian.org at the lock's date",
+        f"run `buildkit lock --upgrade --target {variant.target} --variant {variant.name}`, or let this host "
+        f"reach {ARCHIVE}, which keeps the packages of every day",
     )

@@ -92,6 +92,32 @@ def test_mirror_without_the_locked_versions_is_named_with_a_fix(
     assert list((tmp_path / "cache" / "bases").iterdir()) == []
 
 
+def test_packages_that_a_mirror_no_longer_has_come_from_the_archive_of_the_locks_day(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fake mmdebstrap has the locked version only when it gets the archive's sources after the tar."""
+    fake_mmdebstrap(
+        tmp_path,
+        f"""case "$*" in *snapshot.debian.org*) version=1 sha=aa;; *) version=2 sha=bb;; esac
+for a; do
+  case $a in
+    --customize-hook=download*) printf "Package: tini\\nVersion: $version\\nSHA256: $sha\\n" >"${{a##* }}";;
+    */root.tar) echo tar >"$a";;
+    deb*) echo "$a" >>{tmp_path}/sources;;
+  esac
+done""",
+    )
+    monkeypatch.setenv("PATH", str(tmp_path))
+    locked = (Deb("tini", "1", "aa"),)
+    made = bootstrap(load_matrix(project).variant("cpu"), tmp_path / "cache", locked, 1795392000)
+    assert made.debs == locked
+    assert (tmp_path / "sources").read_text().splitlines() == [
+        "deb https://snapshot.debian.org/archive/debian/20261123T235959Z bookworm main",
+        "deb https://snapshot.debian.org/archive/debian/20261123T235959Z bookworm-updates main",
+        "deb https://snapshot.debian.org/archive/debian-security/20261123T235959Z bookworm-security main",
+    ]
+
+
 def test_a_base_of_two_suites_takes_the_named_packages_from_the_second(matrix: Matrix) -> None:
     """Once locked, every package has its own version, from whichever suite."""
     variant = matrix.variant("rocm", "rocm-debian")
