@@ -14,7 +14,7 @@ from entrypoints.host.fabric_settings import apply
 from entrypoints.host.interfaces import INTERFACE, address_of, interface_of
 from entrypoints.host.settings import Host
 from entrypoints.job.guard import ORPHANED, STOP_SIGNALS, WARNING_SIGNALS
-from entrypoints.logs import log_folder
+from entrypoints.logs import log_folder, quoted
 from entrypoints.options import Options
 from entrypoints.processes import Process, ProcessTree
 from entrypoints.ray.attach import leave_note
@@ -107,7 +107,7 @@ class Node:
         settings = self.host.interface_settings(interface, f"the nodes met over it, at {address}")
         self.environment = apply(self.environment, settings)
         for setting in settings:
-            log.info("%s=%s: %s", setting.name, self.environment[setting.name], setting.reason)
+            log.info("%s=%s: %s", setting.name, quoted(self.environment[setting.name]), setting.reason)
 
     def extend_deadline(self) -> None:
         """Restart the deadline for forming another cluster."""

@@ -31,6 +31,7 @@ def test_srun_forms_a_cluster_over_both_nodes(cluster: Cluster) -> None:
     assert ended.output.count("alive 2") == 1
     assert "launch[0 head]: slurm: node 0 of 2 (n1)" in ended.output
     assert "GLOO_SOCKET_IFNAME=eth0: eth0: the nodes met over it" in ended.output
+    assert "NCCL_SOCKET_IFNAME='=eth0': eth0: the nodes met over it" in ended.output
 
 
 def test_srun_returns_the_commands_status(cluster: Cluster) -> None:
