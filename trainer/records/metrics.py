@@ -73,6 +73,7 @@ METRICS: dict[str, str] = {
     "time/batch": "seconds of padding and stacking rows",
     "time/reward": "seconds that the step waited for rewards",
     "time/old_log_prob": "seconds of the actor's log-prob pass",
+    "time/squared_probabilities": "seconds of the actor's pass for squared probabilities",
     "time/reference": "seconds of the reference's log-prob pass",
     "time/teacher": "seconds of the teacher's log-prob pass",
     "time/values": "seconds of the critic's value pass",
