@@ -51,6 +51,8 @@ def hello(rank: int, count: int) -> dict[str, Any]:
             "ray": "2",
             "slipway": "0",
             "image": None,
+            "tls": False,
+            "request": None,
             "clock": time.time(),
         },
     }

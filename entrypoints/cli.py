@@ -1,7 +1,9 @@
 """The `launch` command line. Heavy modules are imported only by what needs them."""
 
 import argparse
+import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -45,6 +47,8 @@ SUBCOMMANDS = {
 }
 COMMANDS = ("train", *SUBCOMMANDS)
 """The first words that belong to `launch`. Any other first word is a program of the image."""
+
+_RAYS_OWN = {"CPU": "--num-cpus", "GPU": "--num-gpus", "object_store_memory": "--object-store-memory"}
 
 T = TypeVar("T")
 
@@ -188,6 +192,13 @@ def _parser(variables: Mapping[str, str]) -> Parser:
         type=_count,
         help="size of Ray's object store; default: min(30%% of RAM, 80%% of /dev/shm)",
     )
+    add("--resources", metavar="JSON", type=_resources, help='more of this node\'s resources: {"SLOT": 2}')
+    add(
+        "--labels",
+        metavar="KEY=VALUE,...",
+        type=_labels,
+        help="labels of this node, by which Ray places actors: rack=r7,nvlink-domain=3",
+    )
     add("--dashboard", action="store_true", help="serve Ray's dashboard on the head, on loopback, on port 8265 if free")
     add(
         "--dashboard-address",
@@ -229,6 +240,8 @@ def _options(parsed: argparse.Namespace, report_directory: str) -> Options:
         cpus=parsed.num_cpus,
         gpus=parsed.num_gpus,
         object_store_memory=parsed.object_store_memory,
+        resources=parsed.resources or "",
+        labels=parsed.labels or "",
         dashboard=parsed.dashboard_address or (Dashboard() if parsed.dashboard else None),
         debugger_external=parsed.ray_debugger_external,
         tls=parsed.tls,
@@ -302,6 +315,27 @@ def _positive(text: str) -> int:
     if (count := _count(text)) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
     return count
+
+
+def _resources(text: str) -> str:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or not all(
+        type(amount) in (int, float) and amount >= 0 for amount in found.values()
+    ):
+        raise argparse.ArgumentTypeError(f'{text!r} is not a JSON object of amounts, like {{"SLOT": 2}}')
+    if taken := sorted(_RAYS_OWN.keys() & found):
+        raise argparse.ArgumentTypeError(f"{taken[0]} has an option of its own: {_RAYS_OWN[taken[0]]}")
+    return text
+
+
+def _labels(text: str) -> str:
+    for label in text.split(","):
+        if not re.fullmatch(r"[A-Za-z0-9._/-]+=[A-Za-z0-9._-]*", label):
+            raise argparse.ArgumentTypeError(f"{label!r} is not KEY=VALUE, like rack=r7")
+    return text
 
 
 def _switch(text: str) -> bool:

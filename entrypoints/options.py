@@ -34,6 +34,10 @@ class RayOptions:
     gpus: int | None = None
     object_store_memory: int | None = None
     """Bytes."""
+    resources: str = ""
+    """Custom resources of this node, as Ray's JSON object."""
+    labels: str = ""
+    """Labels of this node, as Ray's `KEY=VALUE,…`."""
     dashboard: Dashboard | None = None
     """None for no dashboard."""
     tls: bool = False

@@ -20,6 +20,7 @@ _LINGER = 20.0
 """Seconds that the head waits, after the command has ended, for tasks that have not connected yet."""
 _GOODBYE = 1.0
 """Seconds in which the others must hang up once they know how the job ended."""
+_OWN_PORT = "a --control-port of its own, equal on all of its nodes"
 _MOST_REFUSED = 20
 """Most lines about refused nodes, in the log and in the final message."""
 _SPARE_CONNECTIONS = 64
@@ -46,8 +47,8 @@ class Peer:
     """Its preflight's failures; any of them stops the job."""
     request: str | None
     """Its certificate signing request; None without TLS."""
-    in_cluster: bool = False
-    """Whether it takes part in the running cluster. Other nodes are spares."""
+    in_cluster: bool
+    """Whether it takes part in the cluster that runs or forms. Other nodes are spares."""
     ray_started: asyncio.Event = field(default_factory=asyncio.Event)
     ray_stopped: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -89,7 +90,8 @@ class Meeting:
             self._listener.open(port)
         except OSError as error:
             raise PeersMissingError(
-                f"cannot listen on control port {port}: {error.strerror}", "choose another on all nodes: --control-port"
+                f"cannot listen on control port {port}: {error.strerror}",
+                f"a second job on these nodes needs {_OWN_PORT}; `ss -tlnp` tells which process has this one",
             ) from error
 
     async def gather(self) -> list[Peer]:
@@ -138,7 +140,7 @@ class Meeting:
         """Handle the loss of a peer after all had met: end the job, unless enough nodes are left."""
         if self._over or self.peers.get(peer.rank) is not peer:
             return
-        if peer.in_cluster and (not self._node.options.survives_losses or len(self.peers) - 1 < self._enough):
+        if len(self.peers) - 1 < self._enough or (peer.in_cluster and not self._node.options.survives_losses):
             self._node.fail(error)
             return
         del self.peers[peer.rank]
@@ -183,8 +185,9 @@ class Meeting:
                 while True:  # such a task only waits for the end
                     await channel.receive()
             equipment = f"{hello['cpus']} CPUs, {hello['gpus']} GPUs"
-            has = (equipment, hello["gpus"], hello["fabric"], hello["unfit"], hello.get("request"))
-            await self._keep(Peer(hello["rank"], hello["hostname"], channel, *has))
+            has = (equipment, hello["gpus"], hello["fabric"], hello["unfit"], hello["request"])
+            in_time = not self._complete.is_set()
+            await self._keep(Peer(hello["rank"], hello["hostname"], channel, *has, in_cluster=in_time))
         finally:
             del self._members[channel]
 
@@ -194,7 +197,9 @@ class Meeting:
             return None
         taken = {0: self._node.hostname} | {rank: peer.hostname for rank, peer in self.peers.items()}
         holder = taken.get(hello["rank"])
-        return f"rank {hello['rank']} is already taken by {holder}" if holder is not None else None
+        if holder is None:
+            return None
+        return f"rank {hello['rank']} is already taken by {holder}; a second job on these nodes needs {_OWN_PORT}"
 
     def _unfit(self, hello: Message) -> str | None:
         """The objection to an unfit node that the job can do without. Any other one stops the job later."""

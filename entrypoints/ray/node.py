@@ -127,6 +127,10 @@ class RayNode:
             command.append(f"--num-cpus={self._options.cpus}")
         if self._options.gpus is not None:
             command.append(f"--num-gpus={self._options.gpus}")
+        if self._options.resources:
+            command.append(f"--resources={self._options.resources}")
+        if self._options.labels:
+            command.append(f"--labels={self._options.labels}")
         await self._run(command, "ray start")
 
     @property

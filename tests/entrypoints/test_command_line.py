@@ -253,3 +253,18 @@ def test_a_token_file_that_others_can_read_is_refused(start: Start, tmp_path: Pa
     assert ended.status == 11
     assert "can be read by others (mode 644)" in ended.stderr
     assert f"hint: chmod 600 {token}" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "reason"),
+    [
+        ("--resources", "SLOT=2", "is not a JSON object of amounts"),
+        ("--resources", '{"SLOT": "two"}', "is not a JSON object of amounts"),
+        ("--resources", '{"GPU": 2}', "GPU has an option of its own: --num-gpus"),
+        ("--labels", "rack", "'rack' is not KEY=VALUE"),
+    ],
+)
+def test_malformed_resources_and_labels_are_refused(start: Start, option: str, value: str, reason: str) -> None:
+    ended = start(option, value, "--", "true").wait()
+    assert ended.status == 2
+    assert reason in ended.stderr

@@ -145,6 +145,19 @@ def test_a_taken_control_port_is_an_error(start_node: Start) -> None:
     assert f"cannot listen on control port {port}" in ended.stderr
 
 
+def test_a_second_job_on_the_same_nodes_is_refused_and_told_how_to_run_beside(start_node: Start) -> None:
+    first = running_pair(start_node)
+    second = [start_node(rank, "--no-ray", "--", "true") for rank in (0, 1)]
+    for ended in (launch.wait() for launch in second):
+        assert ended.status == 12
+        assert "a second job on these nodes needs a --control-port of its own" in ended.stderr
+        assert "kill" not in ended.stderr
+    port = {"SLIPWAY_CONTROL_PORT": str(free_port())}
+    beside = [start_node(rank, "--no-ray", "--", "true", **port) for rank in (0, 1)]
+    assert [launch.wait().status for launch in beside] == [0, 0]
+    assert all(launch.running for launch in first)
+
+
 def test_strangers_on_the_control_port_are_ignored(start_node: Start) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -154,6 +154,20 @@ def test_on_one_node_everything_listens_on_loopback_only(start: Start) -> None:
     assert {address for address in listeners if address.partition(":")[0] not in LOOPBACK} == set()
 
 
+RESOURCES_AND_LABELS = """
+import ray
+ray.init(log_to_driver=False, logging_level="ERROR")
+(node,) = ray.nodes()
+print(node["Resources"]["SLOT"], node["Labels"]["rack"])
+"""
+
+
+def test_a_node_has_the_given_resources_and_labels(start: Start) -> None:
+    given = ("--resources", '{"SLOT": 2}', "--labels", "rack=r7,nvlink-domain=3")
+    ended = start(*SMALL, *given, "--", sys.executable, "-c", RESOURCES_AND_LABELS).wait()
+    assert ended.stdout == "2.0 r7\n", ended.stderr
+
+
 def test_a_stranger_cannot_enter_rays_directory(start: Start) -> None:
     script = "stat -c %a /tmp/slipway-ray-*"
     assert start(*SMALL, "--", "sh", "-c", script).wait().stdout.split() == ["700"]
