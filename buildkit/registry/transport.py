@@ -1,8 +1,11 @@
 """HTTP requests to one repository: credentials, certificates, proxies, retries, and errors in plain words."""
 
 import logging
+import os
 import ssl
+import tempfile
 import time
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
@@ -12,6 +15,7 @@ from urllib.request import getproxies
 import requests
 
 from buildkit.errors import RegistryError
+from buildkit.host.settings import with_system_ca
 from buildkit.registry.answers import ANSWER_LIMIT, innermost, read_limited, without_query
 from buildkit.registry.credentials import Anonymous, Credentials, authorize, trusted_ca
 from buildkit.registry.reference import Reference
@@ -32,8 +36,8 @@ class Transport:
         self._session = Session(reference)
         self._session.trust_env = False  # credentials come from docker's configuration, never from ~/.netrc
         self._session.proxies = getproxies() if needs_proxy(self._base) else {}
-        found = trusted_ca(reference.host, ca)
-        self._session.verify = str(found) if found else True  # a plain registry's token server may be an HTTPS one
+        # A plain registry gets authorities, too: its token server may be an HTTPS one.
+        self._session.verify = authorities_file(self, with_system_ca(trusted_ca(reference.host, ca)))
 
     def send(
         self,
@@ -135,6 +139,17 @@ def refuse_plain(reference: Reference, url: str) -> None:
             f"{reference.host} sends us to {without_query(url)}, which is not HTTPS",
             "set the registry's public address to its https:// one; a proxy before it must pass X-Forwarded-Proto",
         )
+
+
+def authorities_file(owner: object, certificates: str) -> str | bool:
+    """What `requests` takes: a file, here one that lives as long as its owner; True for its own authorities."""
+    if not certificates:
+        return True
+    descriptor, name = tempfile.mkstemp(prefix="slipway-ca-", suffix=".pem")
+    with os.fdopen(descriptor, "w") as file:
+        file.write(certificates)
+    weakref.finalize(owner, Path(name).unlink, missing_ok=True)
+    return name
 
 
 def needs_proxy(url: str) -> bool:

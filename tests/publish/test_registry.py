@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 
 from buildkit.errors import RegistryError
 from buildkit.recipe.matrix import Base
@@ -101,6 +102,17 @@ def test_unknown_authority_is_named(shared_server: Server, tmp_path: Path) -> No
     with pytest.raises(RegistryError, match="no certificate that this host trusts") as error:
         Registry(reference, Credentials(USER, PASSWORD), None, patience=1).check_access()
     assert "--registry-ca" in error.value.hint
+
+
+def test_named_authority_is_added_to_the_systems(
+    shared_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In place of them, a private registry's authority would refuse a public token server."""
+    private = tmp_path / "private.pem"
+    trustme.CA().cert_pem.write_to_path(str(private))
+    monkeypatch.setattr("buildkit.host.settings.SYSTEM_CA", (shared_server.ca,))
+    reference = connect(shared_server, "test/authorities").reference
+    Registry(reference, Credentials(USER, PASSWORD), private, patience=1).check_access()
 
 
 def test_unreachable_registry_is_named(shared_server: Server) -> None:
