@@ -28,6 +28,18 @@ class ToolsConfig(Section):
     )
 
 
+class ProgramConfig(Section):
+    """An agent program: it talks to the policy through an OpenAI-compatible endpoint, once per trajectory."""
+
+    command: list[str] = Field(
+        [],
+        description="program and arguments, like [python, agent.py]; {question} stands for the row's question. Its "
+        "environment has OPENAI_BASE_URL, OPENAI_API_KEY and OPENAI_MODEL; its task is JSON on standard input",
+    )
+    processes: int = Field(64, gt=0, description="programs that run at once")
+    environment: dict[str, str] = Field({}, description="further variables of its otherwise clean environment")
+
+
 class RolloutConfig(Section):
     engine: EngineName = Field(
         "auto", description="engine that samples; auto: vLLM if installed, else Transformers, which is slower"
@@ -45,16 +57,21 @@ class RolloutConfig(Section):
         "on CPU; auto: NCCL if every process has its own GPU, else Ray's object store",
     )
     segment_length: int = Field(
-        256, gt=0, description="asynchronous: tokens after which an engine may take new weights"
+        256,
+        gt=0,
+        description="asynchronous: tokens after which an engine may take new weights; programs: tokens after which "
+        "conversations that wait may join",
     )
     environment: CustomCode = Field(
         CustomCode(), description="class that answers the policy's turns; see trainer/experience/environment.py"
     )
-    agent: Literal["auto", "single_turn", "tools"] = Field(
+    agent: Literal["auto", "single_turn", "tools", "program"] = Field(
         "auto",
         description="answers the policy's turns in rows without `agent_name`. auto: rollout.environment if given, else "
-        "nobody; single_turn: nobody; tools: the tools of data.tools_file and the users of rollout.interactions_file",
+        "nobody; single_turn: nobody; tools: the tools of data.tools_file and the users of rollout.interactions_file; "
+        "program: rollout.program",
     )
+    program: ProgramConfig = ProgramConfig()
     tools: ToolsConfig = ToolsConfig()
     interactions_file: AbsolutePath | None = Field(
         None, description="YAML file with simulated users, who answer turns without a call; null: none"
@@ -134,6 +151,12 @@ class RolloutConfig(Section):
 
     @model_validator(mode="after")
     def _one_answers(self) -> Self:
+        if (self.agent == "program") != bool(self.program.command):
+            raise ValueError("rollout.agent=program and rollout.program.command belong together: set both")
+        if self.agent == "program" and self.stop:
+            raise ValueError(
+                "rollout.agent=program does not support rollout.stop: a stop text may lie on both sides of a segment"
+            )
         if self.environment.path is not None and self.agent != "auto":
             raise ValueError(f"rollout.environment answers all turns itself: leave out rollout.agent={self.agent}")
         return self

@@ -11,6 +11,7 @@ from trainer.data.tools import ToolEntry, load_class, read_entries, read_yaml, s
 from trainer.errors import ConfigError
 from trainer.experience.call_format import CallFormat
 from trainer.experience.environment import ConversationEnvironment, environment_class
+from trainer.experience.programs.host import ProgramAgent, Programs
 from trainer.experience.tool import ToolRow
 from trainer.experience.tool_agent import ToolAgent, Toolbox, user_kwargs
 from trainer.experience.user import UserRow
@@ -19,7 +20,8 @@ from trainer.rows import find_rows
 logger = logging.getLogger(__name__)
 
 TOOL_AGENT = "tool_agent"  # verl's name for rows whose turns tools answer
-_BY_SETTING = {"auto": SINGLE_TURN, "single_turn": SINGLE_TURN, "tools": TOOL_AGENT}
+PROGRAM = "program"
+_BY_SETTING = {"auto": SINGLE_TURN, "single_turn": SINGLE_TURN, "tools": TOOL_AGENT, "program": PROGRAM}
 _NO_VISION = ("verl.tools.image_zoom_in_tool.", "verl.tools.geo3k_tool.")
 _NO_MCP = ("verl.tools.mcp_base_tool.", "verl.tools.mcp_search_tool.")
 
@@ -32,6 +34,8 @@ class Agents:
         self._environment_class = environment_class(custom) if custom.path else None
         self._default = _BY_SETTING[config.rollout.agent]
         self._toolbox = make_toolbox(config, tokenizer)
+        program = config.rollout.program.command
+        self.programs = Programs(config, tokenizer, self._toolbox.format) if program else None
 
     @property
     def has_tools(self) -> bool:
@@ -39,10 +43,12 @@ class Agents:
 
     def answer(self, prompt: Prompt) -> bool:
         """Whether anybody answers the policy in conversations about this prompt."""
-        return self._environment_class is not None or (prompt.agent_name or self._default) == TOOL_AGENT
+        return self._environment_class is not None or (prompt.agent_name or self._default) != SINGLE_TURN
 
-    def open(self, prompt: Prompt, seed: int) -> ConversationEnvironment:
-        """The environment of a new conversation."""
+    def open(self, prompt: Prompt, seed: int) -> ConversationEnvironment | ProgramAgent:
+        """The environment of a new conversation, or its program, which is not started yet."""
+        if self.programs is not None and (prompt.agent_name or self._default) == PROGRAM:
+            return self.programs.agent(prompt)
         environment = self._environment_class() if self._environment_class else ToolAgent(self._toolbox)
         environment.reset(prompt, seed)
         return environment
@@ -61,7 +67,7 @@ def check_agents(config: Config, dataset: Dataset) -> None:
         return
     default = _BY_SETTING[config.rollout.agent]
     names = {name or default for name in dataset.agent_names()}
-    unknown = sorted(names - {SINGLE_TURN, TOOL_AGENT})
+    unknown = sorted(names - {SINGLE_TURN, TOOL_AGENT, default})
     if unknown:
         raise ConfigError(
             f"rows name the agent {unknown[0]!r} in the column agent_name",

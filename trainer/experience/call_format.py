@@ -21,9 +21,10 @@ class CallFormat(Row):
     """A format in `trainer/experience/formats/`.
 
     `parse` finds the calls in a turn. The text has its special tokens, the end token included. A call that cannot be
-    read is none.
+    read is none. `opening` is where the calls of a turn begin: what comes before is said to the user.
     """
 
+    opening: str
     parse: Callable[[str], Sequence[ToolCall]]
 
 

@@ -21,6 +21,7 @@ from trainer.data.batch import Batch
 from trainer.data.dataset import Prompt
 from trainer.data.prefetch import Prefetcher
 from trainer.experience.conversations import Conversations
+from trainer.experience.programs.host import ProgramAgent
 from trainer.experience.run_data import RunData
 from trainer.experience.tool_agent import ToolAgent
 from trainer.experience.trajectory import Trajectory
@@ -96,7 +97,7 @@ class Experience:
     def batch(self, with_log_probs: bool) -> Batch:
         """The responses as padded tensors; `with_log_probs` if the engines returned log-probs."""
         return Batch.from_responses(
-            [prompt.token_ids for prompt in self.prompts],
+            [response.prompt for response in self.responses],
             [response.token_ids for response in self.responses],
             [response.log_probs for response in self.responses] if with_log_probs else None,
             [response.mask for response in self.responses],
@@ -192,7 +193,8 @@ class Collector:
             return experience.scores.result()
 
     def close(self) -> None:
-        """Waits for rewards that are being computed."""
+        """Waits for rewards that are being computed, and ends the agents' programs."""
+        self.conversations.close()
         self._thread.shutdown(wait=True, cancel_futures=True)
 
     def draw(self) -> list[Prompt]:
@@ -284,7 +286,7 @@ class Collector:
             answers = [
                 replace(
                     answer,
-                    prompt_ids=prompts[place].token_ids,
+                    prompt_ids=rows[place].prompt,
                     response_ids=rows[place].token_ids,
                     messages=prompts[place].chat,
                 )
@@ -328,6 +330,9 @@ def _conversation_metrics(rows: Sequence[Trajectory]) -> dict[str, float]:
         calls = sum(agent.calls for agent in agents)
         failed = sum(agent.failed_calls for agent in agents)
         metrics |= {"rollout/tool_calls": calls / len(agents), "rollout/failed_tool_calls": failed / max(1, calls)}
+    programs = [row.environment for row in answered if isinstance(row.environment, ProgramAgent)]
+    if programs:
+        metrics["rollout/failed_programs"] = mean([float(program.failed) for program in programs])
     return metrics
 
 

@@ -20,6 +20,7 @@ from trainer.experience.environment import (
     Turn,
     call_each,
 )
+from trainer.experience.programs.host import ProgramAgent, Programs
 from trainer.experience.trajectory import Trajectory
 from trainer.rewards.answer import Answer, Scored
 from trainer.rewards.scores import as_scored
@@ -61,17 +62,51 @@ class Conversations:
     def advance(self, rows: Sequence[Trajectory], most: int | None = None) -> None:
         """Extends each trajectory by at most `most` tokens; environments answer the turns that end."""
         version = self._engines.version
-        responses = self._engines.generate([row.request(most) for row in rows])
+        rows = self._speaking(rows)
+        if not rows:
+            return
+        homes = [row.environment.number for row in rows if isinstance(row.environment, ProgramAgent)]
+        requests = [row.request(self._most(row, most)) for row in rows]
+        responses = self._engines.generate(requests, homes if len(homes) == len(rows) else None)
         ended: list[tuple[Trajectory, ConversationEnvironment]] = []
         for row, response in zip(rows, responses, strict=True):
             row.add(response, version)
-            if response.ended and row.environment is not None:
+            if isinstance(row.environment, ProgramAgent):
+                self._programs.heard(row, row.environment, response.ended)
+            elif response.ended and row.environment is not None:
                 ended.append((row, row.environment))
             else:
                 row.done |= response.ended
         answers = self._call_each([partial(self._step, environment, row.turn) for row, environment in ended])
         for (row, _), answer in zip(ended, answers, strict=True):
             self._take(row, answer)
+
+    def _speaking(self, rows: Sequence[Trajectory]) -> Sequence[Trajectory]:
+        """The rows in which it is the policy's turn. If all wait for their programs, there are none, after a moment."""
+        played = [row for row in rows if isinstance(row.environment, ProgramAgent)]
+        if not played:
+            return rows
+        self._programs.update(played)
+        speaking = [row for row in rows if not row.done and _policy_speaks(row)]
+        if not speaking:
+            self._programs.wait()
+        return speaking
+
+    def _most(self, row: Trajectory, most: int | None) -> int | None:
+        """Tokens to sample at once. Turns for programs come in segments, so that others can join between them."""
+        if not isinstance(row.environment, ProgramAgent):
+            return most
+        return min(most or self._config.rollout.segment_length, self._programs.room(row, row.environment))
+
+    @property
+    def _programs(self) -> Programs:
+        assert self._agents.programs is not None
+        return self._agents.programs
+
+    def close(self) -> None:
+        """Ends all programs."""
+        if self._agents.programs is not None:
+            self._agents.programs.close()
 
     def _take(self, row: Trajectory, answer: Observation | Failure) -> None:
         if isinstance(answer, Failure):
@@ -122,3 +157,7 @@ class Conversations:
 
     def text(self, token_ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
+
+
+def _policy_speaks(row: Trajectory) -> bool:
+    return not isinstance(row.environment, ProgramAgent) or row.environment.asking

@@ -3,16 +3,21 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import compress
+from typing import TYPE_CHECKING
 
 from trainer.algorithms.truncation import WHOLE, Truncation
 from trainer.experience.environment import ConversationEnvironment
 from trainer.rewards.answer import Scored
 from trainer.rollout.sampling import Response, SamplingRequest
 
+if TYPE_CHECKING:
+    from trainer.experience.programs.host import ProgramAgent
+
 
 @dataclass
 class Trajectory:
-    """Everything after the prompt, up to `limit` tokens. One turn of the policy's without an environment.
+    """Everything after the prompt, up to `limit` tokens. One turn of the policy's without an environment. The first
+    request of a program replaces the prompt.
 
     `mask`, `log_probs` and `versions` have an entry per token: whether the policy sampled it, with which log-prob (0.0
     where it did not, or where engines leave it out), and after how many updates of the weights. `answers` counts the
@@ -33,7 +38,7 @@ class Trajectory:
     answers: int = 0
     done: bool = False
     truncated: bool = False
-    environment: ConversationEnvironment | None = None
+    environment: "ConversationEnvironment | ProgramAgent | None" = None
     scored: Scored | None = None
     truncation: Truncation = WHOLE
 

@@ -47,6 +47,7 @@ METRICS: dict[str, str] = {
     "rollout/sampling_rounds": "dynamic sampling: batches that were drawn for the step",
     "rollout/turns": "turns of the policy in a conversation, mean over the rows that an environment or tools answer",
     "rollout/tool_calls": "calls of tools in a conversation, mean",
+    "rollout/failed_programs": "share of agent programs that crashed, hung or returned nonsense; the log says why",
     "rollout/failed_tool_calls": "share of those calls that failed; the policy is told why",
     "rollout/log_prob_difference": "largest difference between engine and trainer, nats",
     "rollout/log_prob_difference_mean": "mean difference between engine and trainer, nats",

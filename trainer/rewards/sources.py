@@ -15,11 +15,11 @@ Counts = Mapping[tuple[Path, str], int]
 def check_sources(config: Config, counts: Counts) -> list[str]:
     """Notes of the rules that the run needs. Raises ConfigError if no rule knows a data source, or a rule cannot work.
 
-    The user's own function or server knows every source. An environment may score its conversations itself.
+    The user's own function or server knows every source. An environment or a program may score conversations itself.
     """
     reward = config.reward
     others = (reward.custom_function.path, reward.server.url, config.rollout.environment.path)
-    if any(other is not None for other in others):
+    if any(other is not None for other in others) or config.rollout.agent == "program":
         return []
     rules = {place: reward.rule_for(place[1]) for place in counts}
     unknown = [place for place, rule in rules.items() if rule is None]

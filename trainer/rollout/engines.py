@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from operator import itemgetter
 from typing import Protocol, TypeVar
 
 from trainer.cluster.calls import Task, task
@@ -68,9 +69,14 @@ class Engines:
         for failure in self._transfer.push(range(len(self._group))).values():
             raise failure
 
-    def generate(self, requests: Sequence[SamplingRequest]) -> list[Response]:
-        """One response per request, in the same order. The requests are spread over all engines."""
-        parts = dict(zip(self._engines, split(requests, len(self._engines)), strict=True))
+    def generate(self, requests: Sequence[SamplingRequest], homes: Sequence[int] | None = None) -> list[Response]:
+        """One response per request, in the same order. The requests are spread over all engines.
+
+        Requests with the same number in `homes` go to the same engine, which may have cached the start of their prompt.
+        """
+        count = len(self._engines)
+        spread = split(range(len(requests)), count) if homes is None else _at_home(homes, count)
+        parts = {ranks: [requests[place] for place in own] for ranks, own in zip(self._engines, spread, strict=True)}
         repairs, results = self._repairs, dict[int, list[Response]]()
         while parts:
             # All ranks of an engine sample together, and the first returns the responses.
@@ -81,7 +87,9 @@ class Engines:
             self._replace(failures)
         if self._repairs == repairs:
             self._repairs_in_a_row = 0
-        return [response for rank in sorted(results) for response in results[rank]]
+        answered = [response for rank in sorted(results) for response in results[rank]]
+        places = [place for own in spread for place in own]
+        return [response for _, response in sorted(zip(places, answered, strict=True), key=itemgetter(0))]
 
     def sync_weights(self) -> dict[str, float]:
         """Sends the actor's weights to every engine and returns the metrics. Each engine compares checksums."""
@@ -125,6 +133,11 @@ class Engines:
         self._repairs += 1
         self._repairs_in_a_row += 1
         logger.warning("engine %d is restarted, repair %d in a row: %s", number, self._repairs_in_a_row, failure)
+
+
+def _at_home(homes: Sequence[int], count: int) -> list[Sequence[int]]:
+    """The places of the requests that each of `count` engines serves."""
+    return [[place for place, home in enumerate(homes) if home % count == engine] for engine in range(count)]
 
 
 def split(items: Sequence[Item], count: int) -> list[Sequence[Item]]:

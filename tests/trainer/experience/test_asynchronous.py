@@ -29,7 +29,8 @@ class FakeEngines:
         self.updated_after_each_segment = False
         self.during_segment: Callable[[], None] = lambda: None
 
-    def generate(self, requests: Sequence[SamplingRequest]) -> list[Response]:
+    def generate(self, requests: Sequence[SamplingRequest], homes: None) -> list[Response]:
+        assert homes is None
         self.during_segment()
         responses = [self._response(request) for request in requests]
         self.version += self.updated_after_each_segment

@@ -106,7 +106,8 @@ def test_a_greedy_baseline_is_penalised_for_its_length_as_a_sampled_response_is(
     made = collector(rewards, overlong_buffer=8, overlong_penalty=1.0)
     longest = made.config.data.max_response_length
     rows = [Trajectory((1,), 0.0, 0, longest, token_ids=[3] * length, mask=[True] * length) for length in (2, longest)]
-    played: Any = type("Played", (), {"begin": lambda *_, **__: rows, "finish": lambda *_: None})()
+    methods = {"begin": lambda *_, **__: rows, "finish": lambda *_: None, "close": lambda _: None}
+    played: Any = type("Played", (), methods)()
     made.conversations = played
     prompts = [Prompt(row, (1,), "1", "", "") for row in range(2) for _ in range(made.samples)]
     assert made.greedy_scores(prompts).tolist() == [1.0] * made.samples + [0.0] * made.samples

@@ -44,7 +44,8 @@ class FakeEngines:
         self._tokenizer = tokenizer
         self._words = [tokenizer(line + "<|end|>")["input_ids"] for line in lines]
 
-    def generate(self, requests: Sequence[SamplingRequest]) -> list[Response]:
+    def generate(self, requests: Sequence[SamplingRequest], homes: None) -> list[Response]:
+        assert homes is None
         self.asked += requests
         return [self._response(request.max_tokens or 0) for request in requests]
 

@@ -20,11 +20,12 @@ from trainer.data.dataset import Prompt, PromptDataset, PromptSampler
 from trainer.data.tool_schema import OpenAIFunctionToolSchema
 from trainer.errors import ConfigError, DataError
 from trainer.experience.agents import check_agents
-from trainer.experience.collector import Collector, RunData
+from trainer.experience.collector import Collector
 from trainer.experience.conversations import Conversations
 from trainer.experience.coroutines import wait_for
 from trainer.experience.environment import MessageTokens
 from trainer.experience.formats import hermes, llama3_json
+from trainer.experience.run_data import RunData
 from trainer.experience.tools.code import CodeInterpreter
 from trainer.experience.tools.search import Search
 from trainer.experience.trajectory import Trajectory
@@ -82,7 +83,8 @@ class FakeEngines:
         self._prompts: list[tuple[int, ...]] = []
         self.said: list[list[tuple[int, ...]]] = [[] for _ in lines]
 
-    def generate(self, requests: Sequence[SamplingRequest]) -> list[Response]:
+    def generate(self, requests: Sequence[SamplingRequest], homes: None) -> list[Response]:
+        assert homes is None
         if not self._prompts:
             self._prompts = [request.prompt for request in requests]
         return [self._next(request) for request in requests]
@@ -323,7 +325,7 @@ class Rewards:
     def __len__(self) -> int:
         return 1
 
-    def call_each(self, tasks: Any) -> list[list[Scored]]:
+    def call_each(self, tasks: Any, _timeout: float) -> list[list[Scored]]:
         (asked,) = [task.arguments[0] for task in tasks]
         self.asked += asked
         return [[Scored(1.0) for _ in asked]]

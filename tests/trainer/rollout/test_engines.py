@@ -64,3 +64,34 @@ def test_repairs_that_are_reported_while_fake_engines_sample_do_not_count_as_rep
     group.script = [False, False]
     with pytest.raises(WorkerError, match="engines failed 2 times in a row, at last: gone"):
         engines.generate([REQUEST])
+
+
+class TwoEngines(FakeGroup):
+    """Each answers with the first token of the prompt, and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: dict[int, list[int]] = {}
+
+    def teams(self) -> list[range]:
+        return [range(1), range(1, 2)]
+
+    def attempt(
+        self, tasks: Mapping[int, Task[Any, Any]], _timeout: float = 0
+    ) -> tuple[dict[int, Any], dict[int, WorkerError]]:
+        self.asked = {rank: [request.prompt[0] for request in task.arguments[0]] for rank, task in tasks.items()}
+        return {rank: [Response((token,), (-0.5,)) for token in own] for rank, own in self.asked.items()}, {}
+
+
+def test_conversations_stay_with_the_fake_engine_that_has_their_start() -> None:
+    group = TwoEngines()
+    engines = Engines(group, group, Config(), on_shared_gpus=False)  # type: ignore[arg-type]
+    requests = [SamplingRequest((token,), 1.0) for token in (10, 11, 12, 13)]
+
+    def answered(homes: list[int] | None) -> list[int]:
+        return [response.token_ids[0] for response in engines.generate(requests, homes)]
+
+    assert answered(None) == [10, 11, 12, 13]
+    assert group.asked == {0: [10, 11], 1: [12, 13]}
+    assert answered([7, 4, 5, 7]) == [10, 11, 12, 13]
+    assert group.asked == {0: [11], 1: [10, 12, 13]}

@@ -12,4 +12,4 @@ def parse(text: str) -> list[ToolCall]:
     return [call for call in found if call is not None]
 
 
-ROW = CallFormat(name="hermes", parse=parse)
+ROW = CallFormat(name="hermes", parse=parse, opening="<tool_call>")

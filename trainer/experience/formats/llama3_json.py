@@ -23,4 +23,4 @@ def parse(text: str) -> list[ToolCall]:
     return calls
 
 
-ROW = CallFormat(name="llama3_json", parse=parse)
+ROW = CallFormat(name="llama3_json", parse=parse, opening="{")

@@ -1,0 +1,378 @@
+"""Agent programs, started as real processes, that talk to the policy over HTTP. A script plays the policy where only
+its words matter; Transformers' engine samples where log-probs matter."""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from trainer.config.data import DataConfig
+from trainer.config.overrides import load_config
+from trainer.config.tree import Config
+from trainer.data.chat_template import use_chat_template
+from trainer.data.dataset import Prompt
+from trainer.errors import ConfigError
+from trainer.experience.collector import Experience, Scores, completed
+from trainer.experience.conversations import Conversations
+from trainer.experience.trajectory import Trajectory
+from trainer.models.packing import PackedRows
+from trainer.models.small import ModelShape, build_tokenizer, create_model, save_model
+from trainer.rollout.end_tokens import end_token_ids
+from trainer.rollout.engine import RolloutEngine, open_engine
+from trainer.rollout.sampling import Response, SamplingRequest
+from trainer.weights.buckets import pack, store
+
+TEMPLATE = (
+    "{% for tool in tools or [] %}[{{ tool.function.name }}]{% endfor %}"
+    "{% for message in messages %}{{ '<|' + message.role + '|>' + (message.content or '') }}"
+    "{% if message.role == 'assistant' %}<|end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+CLIENT = """
+import json, os, sys, time, urllib.error, urllib.request
+
+def post(body, **headers):
+    headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], **headers}
+    address = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+    request = urllib.request.Request(address, json.dumps(body).encode(), headers)
+    try:
+        with urllib.request.urlopen(request) as reply:
+            return reply.read()
+    except urllib.error.HTTPError as error:
+        print(json.load(error)["error"]["message"], file=sys.stderr)
+        raise SystemExit(3)
+
+def ask(messages, headers={}, **more):
+    body = {"model": os.environ["OPENAI_MODEL"], "messages": messages, **more}
+    return json.loads(post(body, **headers))["choices"][0]
+
+messages = json.load(sys.stdin)["messages"]
+"""
+TWO_TURNS = """
+choice = ask(messages, temperature=0.2)
+messages += [choice["message"], {"role": "user", "content": "sure?"}]
+choice = ask(messages)
+print(json.dumps({"score": 0.5}))
+"""
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    texts = ["What is 12 + 7? #### 19 sure? yes no <tool_call> tool user system assistant"]
+    return use_chat_template(build_tokenizer(texts), DataConfig(chat_template=TEMPLATE))
+
+
+class FakeEngines:
+    """Answers the last message of a prompt with the line that belongs to it, a piece at a time."""
+
+    def __init__(self, tokenizer: Any, lines: dict[str, str]) -> None:
+        self.version = 0
+        self.asked: list[list[SamplingRequest]] = []
+        self._tokenizer, self._lines = tokenizer, lines
+
+    def generate(self, requests: Sequence[SamplingRequest], homes: Sequence[int] | None) -> list[Response]:
+        assert homes is not None
+        assert requests
+        self.asked.append(list(requests))
+        return [self._response(request) for request in requests]
+
+    def _response(self, request: SamplingRequest) -> Response:
+        """A prompt without the opening of a turn is a row's own, of three tokens."""
+        opening = self._tokenizer.convert_tokens_to_ids("<|assistant|>")
+        prompt = list(request.prompt)
+        start = len(prompt) - prompt[::-1].index(opening) if opening in prompt else 3
+        before = self._tokenizer.decode(prompt[:start]).removesuffix("<|assistant|>")
+        line = next(line for last, line in self._lines.items() if before.endswith(last))
+        words = self._tokenizer(line + "<|end|>")["input_ids"][len(prompt) - start :]
+        taken = tuple(words[: request.max_tokens])
+        return Response(taken, tuple(-0.5 for _ in taken), ended=len(taken) == len(words))
+
+
+@pytest.fixture
+def play(tokenizer: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Starts a program for each question, lets it talk to the policy until it ends, and returns the trajectories."""
+    opened: list[Conversations] = []
+
+    def start(
+        program: str,
+        lines: dict[str, str] | None = None,
+        questions: Sequence[str] = ("What?",),
+        limit: int = 400,
+        processes: int = 8,
+        **rollout: Any,
+    ) -> tuple[list[Trajectory], FakeEngines]:
+        (tmp_path / "agent.py").write_text(CLIENT + program)
+        command = [sys.executable, str(tmp_path / "agent.py")]
+        settings = {"agent": "program", "segment_length": 4, **rollout}
+        settings["program"] = {"command": command, "processes": processes}
+        config = Config.model_validate(
+            {"rollout": settings, "data": {"max_response_length": limit, "max_prompt_length": 60}}
+        )
+        engines = FakeEngines(tokenizer, lines or {"What?": "#### 19", "sure?": "yes"})
+        conversations = Conversations(config, engines, tokenizer)  # type: ignore[arg-type]
+        opened.append(conversations)
+        prompts = [Prompt(n, (1, 2, n), "19", "test", question) for n, question in enumerate(questions)]
+        rows = conversations.begin(prompts, [100] * len(prompts), temperature=1.0)
+        conversations.finish(rows)
+        return rows, engines
+
+    yield start
+    for conversations in opened:
+        conversations.close()
+
+
+def pieces(tokenizer: Any, row: Trajectory) -> list[tuple[str, bool]]:
+    """The conversation as pieces of text, each with whether the policy said it."""
+    parts: list[tuple[list[int], bool]] = []
+    for token, own in zip(row.token_ids, row.mask, strict=True):
+        if not parts or parts[-1][1] != own:
+            parts.append(([], own))
+        parts[-1][0].append(token)
+    return [(tokenizer.decode(tokens), own) for tokens, own in parts]
+
+
+def test_a_program_talks_to_the_policy_and_scores_itself(tokenizer: Any, play: Callable[..., Any]) -> None:
+    (row,), engines = play(TWO_TURNS)
+    assert tokenizer.decode(row.prompt) == "<|user|>What?<|assistant|>"
+    assert pieces(tokenizer, row) == [
+        ("#### 19<|end|>", True),
+        ("<|user|>sure?<|assistant|>", False),
+        ("yes<|end|>", True),
+    ]
+    assert (row.turns, row.answers, row.scored.value, row.scored.failure) == (2, 1, 0.5, "")
+    assert row.log_probs == [-0.5 if own else 0.0 for own in row.mask]
+    # Each request to the engines continues the tokens before it: none is rendered and tokenised again.
+    whole = (*row.prompt, *row.token_ids)
+    for (request,) in engines.asked:
+        assert request.prompt == whole[: len(request.prompt)]
+
+
+def test_networks_read_the_prompt_that_the_program_wrote(tokenizer: Any, play: Callable[..., Any]) -> None:
+    program = "ask([{'role': 'system', 'content': 'Think.'}, *messages])"
+    (row,), _ = play(program)
+    assert tokenizer.decode(row.prompt) == "<|system|>Think.<|user|>What?<|assistant|>"
+    experience = Experience([Prompt(0, (1, 2), "19", "test", "What?")], [row], completed(Scores(torch.zeros(1), {})))
+    packed = PackedRows.of(experience.batch(with_log_probs=True))
+    assert packed.token_ids.tolist() == [[*row.prompt, *row.token_ids]]
+
+
+def test_a_program_without_a_score_leaves_it_to_the_reward(play: Callable[..., Any]) -> None:
+    (row,), _ = play("ask(messages)\nprint('done')")
+    assert (row.done, row.scored) == (True, None)
+
+
+@pytest.mark.parametrize(
+    ("program", "reason", "turns"),
+    [
+        ("raise KeyError('lost')", "program: status 1: KeyError: 'lost'", 1),
+        ("ask(messages)\nraise KeyError('lost')", "program: status 1: KeyError: 'lost'", 1),
+        ("pass", "program: it ended without asking the policy", 1),
+        ("ask(messages)\ntime.sleep(60)", "program: no request and no end within 3 s", 1),
+        ("ask(messages)\nprint('{\"score\": NaN}')", "program: its score is nan, not a finite number", 1),
+        ('ask(messages)\nprint(\'{"score": "high"}\')', "program: its score is 'high'", 1),
+        ("ask(messages)\nask(messages)", "does not continue the conversation", 1),
+        ("ask(messages)\nask([{'role': 'user', 'content': 'Other?'}] * 3)", "message 0 differs", 1),
+        ("ask(messages, n=2)", "after the refusal", 1),
+        ("import os\nos.kill(os.getpid(), 9)", "program: status -9", 1),
+    ],
+)
+def test_a_program_that_fails_costs_its_trajectory(
+    play: Callable[..., Any], program: str, reason: str, turns: int
+) -> None:
+    lines = {"What?": "#### 19", "": "no"}  # the policy answers the row's own prompt if the program never asks
+    (row,), _ = play(program, lines, environment_timeout=3)
+    if reason == "after the refusal":
+        assert row.scored.failure == "program: status 3: n=2 is not supported"
+    else:
+        assert reason in row.scored.failure
+    assert (row.scored.value, row.turns, row.done) == (0.0, turns, True)
+    assert row.environment.failed
+    assert all(row.mask)
+
+
+def test_conversations_do_not_wait_for_each_other(play: Callable[..., Any]) -> None:
+    """The second program stops until the first one has had both turns, which a lockstep would never let happen."""
+    program = """
+slow, done = messages[0]["content"] == "Slow?", "/tmp/programs-test-" + str(os.getppid())
+choice = ask(messages)
+if slow:
+    while not os.path.exists(done):
+        time.sleep(0.05)
+    os.remove(done)
+ask([*messages, choice["message"], {"role": "user", "content": "sure?"}])
+if not slow:
+    open(done, "w").close()
+print(json.dumps({"score": 1}))
+"""
+    rows, _ = play(program, {"Slow?": "a", "Fast?": "b", "sure?": "yes"}, ("Slow?", "Fast?"), environment_timeout=60)
+    assert [(row.turns, row.scored.value) for row in rows] == [(2, 1.0), (2, 1.0)]
+
+
+def test_no_more_programs_run_at_once_than_allowed(play: Callable[..., Any]) -> None:
+    program = """
+import glob
+mine = "/tmp/programs-test-%d-%d" % (os.getppid(), os.getpid())
+open(mine, "w").close()
+ask(messages)
+count = len(glob.glob("/tmp/programs-test-%d-*" % os.getppid()))
+os.remove(mine)
+print(json.dumps({"score": count}))
+"""
+    names = [f"{n} What?" for n in range(5)]
+    rows, _ = play(program, questions=names, processes=2, environment_timeout=60)
+    assert max(row.scored.value for row in rows) <= 2
+
+
+def test_the_token_limit_ends_the_program(tokenizer: Any, play: Callable[..., Any]) -> None:
+    length = len(tokenizer("#### 19<|end|>")["input_ids"])
+    (row,), _ = play(TWO_TURNS, limit=length + 2)
+    assert (row.truncated, row.scored, len(row.token_ids)) == (True, None, length)
+    (row,), _ = play(TWO_TURNS, limit=length - 1)
+    assert (row.truncated, len(row.token_ids)) == (True, length - 1)
+
+
+def test_a_limit_of_the_request_cuts_its_turn_and_a_lost_answer_is_sent_again(
+    tokenizer: Any, play: Callable[..., Any]
+) -> None:
+    program = """
+choice = ask(messages, max_tokens=2)
+assert choice["finish_reason"] == "length", choice
+again = ask(messages, {"x-stainless-retry-count": "1"}, max_tokens=2)
+assert again["message"] == choice["message"]
+choice = ask([*messages, choice["message"], {"role": "user", "content": "sure?"}])
+assert choice["finish_reason"] == "stop", choice
+"""
+    (row,), _ = play(program)
+    assert row.scored is None
+    cut = tokenizer.decode(tokenizer("#### 19<|end|>")["input_ids"][:2])
+    # The template closes the turn that the policy did not end itself.
+    assert pieces(tokenizer, row) == [(cut, True), ("<|end|><|user|>sure?<|assistant|>", False), ("yes<|end|>", True)]
+    assert row.turns == 2
+
+
+def test_tools_of_a_program_are_in_the_prompt_and_calls_come_back(tokenizer: Any, play: Callable[..., Any]) -> None:
+    program = """
+tools = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
+choice = ask(messages, tools=tools, tool_choice="auto")
+(call,) = choice["message"]["tool_calls"]
+assert choice["finish_reason"] == "tool_calls" and choice["message"]["content"] == "so", choice
+assert json.loads(call["function"]["arguments"]) == {"x": 1}
+answer = {"role": "tool", "tool_call_id": call["id"], "content": "19"}
+ask([*messages, choice["message"], answer], tools=tools)
+"""
+    called = 'so <tool_call>{"name": "add", "arguments": {"x": 1}}</tool_call>'
+    (row,), _ = play(program, {"What?": called, "<|tool|>19": "yes"})
+    assert row.scored is None
+    assert tokenizer.decode(row.prompt).startswith("[add]<|user|>")
+    assert pieces(tokenizer, row)[1] == ("<|tool|>19<|assistant|>", False)
+
+
+def test_streamed_answers(play: Callable[..., Any]) -> None:
+    program = """
+body = {"model": "policy", "messages": messages, "stream": True}
+events = [line[6:] for line in post(body).decode().splitlines() if line]
+assert events[-1] == "[DONE]"
+first, last = map(json.loads, events[:2])
+assert first["choices"][0]["delta"]["content"] == "#### 19", first
+assert last["choices"][0]["finish_reason"] == "stop"
+"""
+    (row,), _ = play(program)
+    assert row.scored is None
+
+
+def test_a_program_finds_nothing_of_the_run_in_its_environment(
+    play: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET_OF_THE_RUN", "x")
+    program = """
+ask(messages)
+known = {"PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "HOME", "TMPDIR"}
+names = {name for name in os.environ if not name.startswith("OPENAI_")} - known
+assert not names, names
+assert os.getcwd() == os.path.realpath(os.environ["HOME"])
+"""
+    (row,), _ = play(program)
+    assert row.scored is None
+
+
+def test_the_endpoint_needs_the_trajectorys_own_key(play: Callable[..., Any]) -> None:
+    program = """
+for address, key, status in (("", "wrong", 401), ("/x", os.environ["OPENAI_API_KEY"], 404)):
+    request = urllib.request.Request(
+        os.environ["OPENAI_BASE_URL"] + address + "/models", headers={"Authorization": "Bearer " + key}
+    )
+    try:
+        urllib.request.urlopen(request)
+    except urllib.error.HTTPError as error:
+        assert error.code == status, error.code
+    else:
+        raise SystemExit("let in")
+headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/models", headers=headers)
+models = json.load(urllib.request.urlopen(request))
+assert [model["id"] for model in models["data"]] == [os.environ["OPENAI_MODEL"]]
+ask(messages)
+"""
+    (row,), _ = play(program)
+    assert row.scored is None
+
+
+def test_a_program_that_does_not_exist_is_refused(tokenizer: Any) -> None:
+    config, _ = load_config([], ["rollout.agent=program", "rollout.program.command=[no-such-program]"])
+    with pytest.raises(ConfigError, match="no such program"):
+        Conversations(config, None, tokenizer)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="belong together"):
+        load_config([], ["rollout.agent=program"])
+
+
+class Engines:
+    """One engine in this process."""
+
+    version = 0
+
+    def __init__(self, engine: RolloutEngine) -> None:
+        self._engine = engine
+
+    def generate(self, requests: Sequence[SamplingRequest], homes: Sequence[int] | None) -> list[Response]:
+        del homes
+        return self._engine.generate(requests)
+
+
+def test_recorded_log_probs_are_those_of_the_recorded_tokens(tmp_path: Path) -> None:
+    """With Transformers' engine: turns in segments, two programs at once, and the model's own log-probs afterwards."""
+    texts = ["What is 12 + 7? #### 19 sure? tool user system assistant"]
+    tokenizer = use_chat_template(build_tokenizer(texts), DataConfig(chat_template=TEMPLATE))
+    model = create_model(tokenizer, ModelShape(), seed=0)
+    save_model(model, tokenizer, tmp_path / "model")
+    (tmp_path / "agent.py").write_text(CLIENT + TWO_TURNS.replace("temperature=0.2", "max_tokens=9"))
+    config = Config.model_validate(
+        {
+            "model": {"path": tmp_path / "model"},
+            "rollout": {
+                "agent": "program",
+                "program": {"command": [sys.executable, str(tmp_path / "agent.py")]},
+                "segment_length": 4,
+                "environment_timeout": 60,
+            },
+            "data": {"max_response_length": 60, "max_prompt_length": 60},
+        }
+    )
+    engine = open_engine("transformers", config, "cpu", end_token_ids(tmp_path / "model"))
+    engine.replace_weights([store(bucket) for bucket in pack(model.named_parameters(), torch.float32)])
+    conversations = Conversations(config, Engines(engine), tokenizer)  # type: ignore[arg-type]
+    prompts = [Prompt(n, (1,), "19", "test", f"{n} What?") for n in range(2)]
+    rows = conversations.begin(prompts, [1, 2], temperature=1.0)
+    conversations.finish(rows)
+    conversations.close()
+    for row in rows:
+        assert row.scored is not None
+        assert not row.scored.failure
+        assert row.turns == 2
+        tokens = torch.tensor([[*row.prompt, *row.token_ids]])
+        logits = model(tokens).logits[0, len(row.prompt) - 1 : -1]
+        plain = logits.log_softmax(dim=1).gather(1, torch.tensor(row.token_ids).unsqueeze(1)).squeeze(1)
+        mask = torch.tensor(row.mask)
+        torch.testing.assert_close(torch.tensor(row.log_probs)[mask], plain[mask].detach(), atol=1e-4, rtol=1e-4)

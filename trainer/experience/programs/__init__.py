@@ -1,0 +1,1 @@
+"""Agent programs: they talk to the policy through an OpenAI-compatible endpoint."""

@@ -1,0 +1,184 @@
+"""All programs of a run: started as places become free, each at its own pace."""
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import count
+from typing import Any
+
+from trainer.config.tree import Config
+from trainer.data.dataset import Prompt
+from trainer.errors import WorkerError
+from trainer.experience.call_format import CallFormat
+from trainer.experience.environment import MessageTokens
+from trainer.experience.programs.conversation import ProgramConversation
+from trainer.experience.programs.endpoint import Endpoint, Line
+from trainer.experience.programs.process import ProgramProcess, command_of
+from trainer.experience.programs.wire import BadRequestError
+from trainer.experience.trajectory import Trajectory
+from trainer.rewards.answer import Scored
+
+logger = logging.getLogger(__name__)
+
+_GLANCE = 0.1  # seconds between two looks at programs that are silent
+
+
+@dataclass
+class Running:
+    """A program that was started. It must ask or end before `deadline`, unless it waits for an answer."""
+
+    line: Line
+    process: ProgramProcess
+    deadline: float
+
+
+class ProgramAgent:
+    """A trajectory's program. `asking`: it is the policy's turn. `over`: the program is not there any more."""
+
+    def __init__(self, number: int, prompt: Prompt, conversation: ProgramConversation) -> None:
+        self.number = number
+        self.prompt = prompt
+        self.conversation = conversation
+        self.running: Running | None = None
+        self.asking = False
+        self.over = False
+        self.failed = False
+
+
+class Programs:
+    """Runs the programs of all trajectories. One thread, the one that samples, calls every method.
+
+    Raises ConfigError if there is no such program.
+    """
+
+    def __init__(self, config: Config, tokenizer: Any, call_format: CallFormat) -> None:
+        self._config = config
+        self._tokenizer = tokenizer
+        self._format = call_format
+        self._settings = config.rollout.program
+        command_of(self._settings)
+        self._patience = config.rollout.environment_timeout
+        self._changed = threading.Event()
+        self._running: list[ProgramAgent] = []
+        self._noted: set[str] = set()
+        self._numbers = count()
+
+    def agent(self, prompt: Prompt) -> ProgramAgent:
+        """The program of a new trajectory, not yet started."""
+        tokens = self._message_tokens
+        conversation = ProgramConversation(self._config, self._tokenizer, tokens, self._format)
+        return ProgramAgent(next(self._numbers), prompt, conversation)
+
+    def update(self, rows: Sequence[Trajectory]) -> None:
+        """Takes new requests, notices programs that ended or hang, and starts others in their places."""
+        self._changed.clear()
+        agents = [(row, row.environment) for row in rows if isinstance(row.environment, ProgramAgent)]
+        for row, agent in agents:
+            if agent.running is not None and not agent.asking:
+                self._look_at(row, agent, agent.running)
+        waiting = [agent for _, agent in agents if agent.running is None and not agent.over]
+        for agent in waiting[: self._settings.processes - len(self._running)]:
+            self._start(agent)
+
+    def wait(self) -> None:
+        """Waits until a program asks, for a moment at most: programs also end in silence."""
+        self._changed.wait(_GLANCE)
+
+    def room(self, row: Trajectory, agent: ProgramAgent) -> int:
+        """Tokens left of the turn that the policy is in."""
+        return row.limit - len(row.token_ids) if agent.over else agent.conversation.room(row)
+
+    def heard(self, row: Trajectory, agent: ProgramAgent, ended: bool) -> None:
+        """Answers the program if the policy's turn is complete; `ended`: by the policy itself."""
+        if agent.running is None:
+            row.done |= ended
+        elif ended or row.done or agent.conversation.room(row) == 0:
+            agent.running.line.answer(agent.conversation.end_turn(row, ended))
+            agent.running.deadline = time.monotonic() + self._patience
+            agent.asking = False
+            if row.done:  # no room for another turn
+                self._end(agent, agent.running)
+
+    def close(self) -> None:
+        """Ends all programs and the endpoint."""
+        for agent in list(self._running):
+            if agent.running is not None:
+                self._end(agent, agent.running)
+        if "_endpoint" in vars(self):
+            self._endpoint.close()
+
+    @cached_property
+    def _endpoint(self) -> Endpoint:
+        return Endpoint()
+
+    @cached_property
+    def _message_tokens(self) -> MessageTokens:
+        return MessageTokens(self._tokenizer, self._config.data)
+
+    def _start(self, agent: ProgramAgent) -> None:
+        line = self._endpoint.open(self._changed)
+        try:
+            process = ProgramProcess(self._settings, agent.prompt, line)
+        except OSError as error:
+            raise WorkerError(
+                f"rollout.program.command cannot be started: {error}", hint="lower rollout.program.processes"
+            ) from error
+        agent.running = Running(line, process, time.monotonic() + self._patience)
+        self._running.append(agent)
+
+    def _look_at(self, row: Trajectory, agent: ProgramAgent, running: Running) -> None:
+        status = running.process.status()  # before the request: a program that has ended asks no more
+        request = running.line.take()
+        if request is not None:
+            self._note(request.ignored)
+            try:
+                agent.conversation.begin_turn(row, request)
+                agent.asking = True
+            except BadRequestError as refusal:
+                running.line.answer(refusal)
+                running.deadline = time.monotonic() + self._patience
+            if row.done:
+                self._end(agent, running)
+        elif status is not None:
+            self._take_end(row, agent, running, status)
+        elif time.monotonic() > running.deadline:
+            self._fail(row, agent, running, f"no request and no end within {self._patience:g} s")
+
+    def _take_end(self, row: Trajectory, agent: ProgramAgent, running: Running, status: int) -> None:
+        """Keeps the trajectory of a program that ended well, with the score that it gave itself."""
+        if status != 0:
+            refusal = f" after the refusal {running.line.refusal!r}" if running.line.refusal else ""
+            self._fail(row, agent, running, f"status {status}{refusal}: {running.process.last_error()}")
+        elif not row.token_ids:
+            self._fail(row, agent, running, "it ended without asking the policy")
+        else:
+            try:
+                score = running.process.score()
+            except ValueError as error:
+                self._fail(row, agent, running, str(error))
+                return
+            row.scored = None if score is None else Scored(score)
+            row.done = True
+            self._end(agent, running)
+
+    def _fail(self, row: Trajectory, agent: ProgramAgent, running: Running, reason: str) -> None:
+        """Costs the trajectory its reward. One without a turn still needs tokens: the policy answers its prompt."""
+        row.scored = Scored(self._config.reward.failure_score, f"program: {reason}")
+        row.done = bool(row.token_ids)
+        agent.failed, agent.asking = True, not row.done
+        self._end(agent, running)
+
+    def _end(self, agent: ProgramAgent, running: Running) -> None:
+        self._endpoint.drop(running.line)
+        running.process.end()
+        agent.running, agent.over = None, True
+        self._running.remove(agent)
+
+    def _note(self, ignored: Sequence[str]) -> None:
+        for name in ignored:
+            if name not in self._noted:
+                self._noted.add(name)
+                logger.warning("programs ask for %s, which has no effect: the settings of rollout decide", name)

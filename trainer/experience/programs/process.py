@@ -1,0 +1,107 @@
+"""The process of a program, in a clean environment and a process group of its own."""
+
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+from trainer.config.rollout import ProgramConfig
+from trainer.data.dataset import Prompt
+from trainer.errors import ConfigError
+from trainer.experience.programs.endpoint import MODEL, Line
+
+_MOST_OUTPUT = 2**16
+_KEPT = ("PATH", "LANG", "LC_ALL", "TZ")
+
+
+class ProgramProcess:
+    """A program that runs. Its task is on standard input, as JSON without the ground truth."""
+
+    def __init__(self, settings: ProgramConfig, prompt: Prompt, line: Line) -> None:
+        self._directory = tempfile.TemporaryDirectory(prefix="program-", ignore_cleanup_errors=True)
+        here = Path(self._directory.name)
+        task = {
+            "messages": list(prompt.chat),
+            "question": prompt.question,
+            "data_source": prompt.data_source,
+            "extra_info": dict(prompt.extra_info),
+        }
+        (here / "task.json").write_text(json.dumps(task, default=str), encoding="utf-8")
+        work = here / "work"
+        work.mkdir()
+        with (here / "task.json").open("rb") as stdin, self._open("out") as out, self._open("err") as err:
+            self._process = subprocess.Popen(
+                [part.replace("{question}", prompt.question) for part in command_of(settings)],
+                cwd=work,
+                env=_environment(settings.environment, line, work),
+                stdin=stdin,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
+
+    def status(self) -> int | None:
+        """The exit status; None while it runs."""
+        return self._process.poll()
+
+    def score(self) -> float | None:
+        """The score in its last line of output, `{"score": NUMBER}`; None without. Raises ValueError for nonsense."""
+        lines = self._written("out").strip().splitlines()
+        try:
+            last = json.loads(lines[-1]) if lines else None
+        except ValueError:
+            return None
+        if not isinstance(last, dict) or "score" not in last:
+            return None
+        score = last["score"]
+        if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
+            raise ValueError(f"its score is {score!r}, not a finite number")
+        return float(score)
+
+    def last_error(self) -> str:
+        """Its last line on standard error."""
+        lines = self._written("err").strip().splitlines()
+        return lines[-1][:300] if lines else ""
+
+    def end(self) -> None:
+        """Ends the program with all that it started, and removes its files."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._directory.cleanup()
+
+    def _open(self, name: str) -> IO[bytes]:
+        return (Path(self._directory.name) / name).open("wb")
+
+    def _written(self, name: str) -> str:
+        """The end of an output."""
+        with (Path(self._directory.name) / name).open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _MOST_OUTPUT))
+            return file.read().decode(errors="replace")
+
+
+def command_of(settings: ProgramConfig) -> Sequence[str]:
+    """The command with absolute paths: programs start in directories of their own. Raises ConfigError if there is
+    none to start."""
+    found = shutil.which(settings.command[0]) if settings.command else None
+    if found is None:
+        raise ConfigError(
+            f"rollout.program.command={list(settings.command)}: no such program",
+            hint="set it to a program and its arguments, like [python, agent.py]",
+        )
+    arguments = [str(Path(part).absolute()) if Path(part).is_file() else part for part in settings.command[1:]]
+    return [str(Path(found).absolute()), *arguments]
+
+
+def _environment(own: Mapping[str, str], line: Line, home: Path) -> dict[str, str]:
+    """None of the run's variables but a few: they may hold keys."""
+    kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    client = {"OPENAI_BASE_URL": line.url, "OPENAI_API_BASE": line.url, "OPENAI_API_KEY": line.token}
+    return {**kept, "HOME": str(home), "TMPDIR": str(home), "OPENAI_MODEL": MODEL, **client, **own}

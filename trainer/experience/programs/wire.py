@@ -1,0 +1,141 @@
+"""Chat completions in OpenAI's format: requests read, replies written."""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+from uuid import uuid4
+
+from trainer.data.messages import text_messages
+from trainer.data.tools import checked_tools
+from trainer.errors import DataError
+from trainer.experience.call_format import ToolCall
+
+# The run decides how the policy samples; a program's own wishes would train another policy.
+_SAMPLING = (
+    *("temperature", "top_p", "top_k", "min_p", "seed", "frequency_penalty", "presence_penalty", "logit_bias"),
+    *("repetition_penalty", "min_tokens", "parallel_tool_calls", "reasoning_effort", "verbosity"),
+)
+_BOOKKEEPING = ("user", "metadata", "store", "service_tier", "stream_options", "prompt_cache_key", "safety_identifier")
+_USED = ("messages", "model", "tools", "max_tokens", "max_completion_tokens", "stream")
+_FIXED: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "tool_choice": ("auto", "none"),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "stop": ([],),
+    "response_format": ({"type": "text"},),
+}
+
+
+class BadRequestError(Exception):
+    """A request that the policy cannot answer."""
+
+    def __init__(self, message: str, code: str = "invalid_request", status: int = HTTPStatus.BAD_REQUEST) -> None:
+        super().__init__(message)
+        self.code, self.status = code, status
+
+
+@dataclass(frozen=True)
+class ChatRequest:
+    """A request for the policy's next turn. `ignored` are the sampling parameters that the run decides itself."""
+
+    messages: list[dict[str, Any]]
+    tools: list[Any]
+    max_tokens: int | None = None
+    stream: bool = False
+    model: str = ""
+    ignored: tuple[str, ...] = ()
+
+    def same_turn(self, other: "ChatRequest") -> bool:
+        """Whether both ask for the same turn."""
+        return (self.messages, self.tools) == (other.messages, other.tools)
+
+
+@dataclass(frozen=True)
+class ChatReply:
+    """A turn of the policy. `content` is None where the turn is nothing but calls of tools."""
+
+    content: str | None
+    calls: Sequence[ToolCall]
+    finish_reason: str
+    prompt_tokens: int
+    completion_tokens: int
+
+    def message(self) -> dict[str, Any]:
+        """The turn as a message."""
+        message: dict[str, Any] = {"role": "assistant", "content": self.content}
+        if self.calls:
+            message["tool_calls"] = [
+                {
+                    "id": f"call_{number}_{self.prompt_tokens}",
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": call.arguments},
+                }
+                for number, call in enumerate(self.calls)
+            ]
+        return message
+
+
+def read_request(body: bytes) -> ChatRequest:
+    """The request. Raises BadRequestError for anything that would be dropped otherwise."""
+    try:
+        given = json.loads(body)
+    except ValueError as error:
+        raise BadRequestError(f"the body is no JSON: {error}") from error
+    if not isinstance(given, dict) or not given.get("messages"):
+        raise BadRequestError("the body has no messages")
+    given = {name: value for name, value in given.items() if value is not None}
+    for name, value in given.items():
+        if name in _FIXED and value not in _FIXED[name]:
+            raise BadRequestError(f"{name}={json.dumps(value)} is not supported")
+        if name not in (*_USED, *_FIXED, *_SAMPLING, *_BOOKKEEPING):
+            raise BadRequestError(f"{name} is not supported")
+    try:
+        messages = text_messages("the request", "messages", given["messages"], "send text")
+        tools = checked_tools("the request", given["tools"]) if given.get("tools") else []
+    except DataError as error:
+        raise BadRequestError(str(error)) from error
+    most = given.get("max_completion_tokens", given.get("max_tokens"))
+    if most is not None and (not isinstance(most, int) or most < 1):
+        raise BadRequestError(f"max_tokens={most} is no positive number")
+    ignored = tuple(name for name in _SAMPLING if name in given)
+    return ChatRequest(messages, tools, most, bool(given.get("stream")), str(given.get("model", "")), ignored)
+
+
+def write_reply(reply: ChatReply, model: str) -> dict[str, Any]:
+    """The body of an answer."""
+    choice = {"index": 0, "message": reply.message(), "finish_reason": reply.finish_reason, "logprobs": None}
+    return {**_head("chat.completion", model), "choices": [choice], "usage": _usage(reply)}
+
+
+def write_stream(reply: ChatReply, model: str) -> bytes:
+    """The body of a streamed answer: the whole turn in one event, then its end."""
+    head = _head("chat.completion.chunk", model)
+    message = reply.message()
+    for number, call in enumerate(message.get("tool_calls", [])):
+        call["index"] = number
+    turn = {**head, "choices": [{"index": 0, "delta": message, "finish_reason": None}]}
+    end = {**head, "choices": [{"index": 0, "delta": {}, "finish_reason": reply.finish_reason}], "usage": _usage(reply)}
+    events = [json.dumps(turn), json.dumps(end), "[DONE]"]
+    return "".join(f"data: {event}\n\n" for event in events).encode()
+
+
+def write_error(error: BadRequestError) -> dict[str, Any]:
+    """The body of a refusal."""
+    return {"error": {"message": str(error), "type": "invalid_request_error", "param": None, "code": error.code}}
+
+
+def _head(kind: str, model: str) -> dict[str, Any]:
+    return {"id": f"chatcmpl-{uuid4().hex}", "object": kind, "created": int(time.time()), "model": model}
+
+
+def _usage(reply: ChatReply) -> Mapping[str, int]:
+    total = reply.prompt_tokens + reply.completion_tokens
+    return {
+        "prompt_tokens": reply.prompt_tokens,
+        "completion_tokens": reply.completion_tokens,
+        "total_tokens": total,
+    }
