@@ -127,6 +127,7 @@ def test_the_token_is_not_sent() -> None:
     async def listening(channel: Channel) -> None:
         channel.send_line(slipway=PROTOCOL, nonce=NONCE)
         said.append(await channel.receive_line())
+        channel.send_line(refused="wrong token")
 
     meet(listening, lambda channel: introduce(channel, "open sesame", HELLO))
     assert said
