@@ -19,6 +19,10 @@ class ConfigError(TrainerError):
     exit_code = 2
 
 
+class LostRunError(ConfigError):
+    """Another process took the run's directory."""
+
+
 class DataError(TrainerError):
     """A data or model file is missing, unreadable or incomplete."""
 

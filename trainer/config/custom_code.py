@@ -2,11 +2,11 @@
 
 import difflib
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from trainer.config.section import AbsolutePath, Section
 from trainer.errors import ConfigError
@@ -23,6 +23,16 @@ class CustomCode(Section):
         if self.path is None and self.name is not None:
             raise ValueError(f"name={self.name} is given without the path of its file")
         return self
+
+
+def code_lines(section: BaseModel, prefix: str = "") -> Iterator[str]:
+    """A line for each file of the user whose code the run executes."""
+    for name in type(section).model_fields:
+        value = getattr(section, name)
+        if isinstance(value, CustomCode) and value.path is not None:
+            yield f"runs code of {value.path}, because {prefix}{name}.path names it"
+        elif isinstance(value, BaseModel):
+            yield from code_lines(value, f"{prefix}{name}.")
 
 
 def load_custom(setting: str, path: Path, name: str) -> Callable[..., Any]:

@@ -30,6 +30,7 @@ from trainer.data.preferences import PreferencePair, read_pairs
 from trainer.data.subset import Subset
 from trainer.models.files import check_models, load_tokenizer, with_local_models
 from trainer.records.console import Column
+from trainer.records.owner import RunOwner
 from trainer.records.tracking import Tracker
 from trainer.runs.checkpoint import read_checkpoint
 from trainer.runs.interfaces import ActorRole, ReferenceRole
@@ -102,6 +103,12 @@ class DpoConfig(RunConfig):
 
 def train_on_preferences(settings: DpoConfig) -> Path:
     """Runs DPO on the Ray cluster at RAY_ADDRESS or on this machine; the run's directory. Raises TrainerError."""
+    run_dir = run_directory(settings.trainer)
+    with RunOwner(run_dir) as owner:
+        return _train(settings, run_dir, owner)
+
+
+def _train(settings: DpoConfig, run_dir: Path, owner: RunOwner) -> Path:
     config = with_local_models(with_last_checkpoint(settings.for_workers()))
     model, limit = config.model.directory, config.trainer.worker_timeout
     check_models(config)
@@ -110,11 +117,10 @@ def train_on_preferences(settings: DpoConfig) -> Path:
     training = read_pairs(data.train_files, tokenizer, data, Subset.of_training(data, seed))
     validation = read_pairs(data.validation_files, tokenizer, data, Subset.of_validation(data, seed))
     resumed = read_checkpoint(config.trainer.checkpoint, model, ["actor"]) if config.trainer.checkpoint else None
-    run_dir = run_directory(config.trainer)
     with (
         Tracker(run_dir, settings, recorded_step(settings.trainer, resumed), COLUMNS) as tracker,
         connected(),
-        StopSignal() as stop,
+        StopSignal(owner.check) as stop,
     ):
         with tracker.phase("start_up"):
             planned = find_plan(config, ["actor"] if config.actor_is_reference else ["actor", "reference"])

@@ -1,5 +1,6 @@
 """Exports the policy of a checkpoint, without Ray and beside a run that goes on."""
 
+import pickle
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +28,7 @@ from trainer.runs.checkpoint import (
     last_checkpoint,
     read_checkpoint,
 )
+from trainer.training.reading import load_safely, read_metadata
 
 _LANGUAGE_MODEL = "network.language_model."
 _BYTES_AT_ONCE = 2**32
@@ -81,7 +83,7 @@ def _write(checkpoint: Path, state: TrainingState, base: Path, directory: Path) 
         return
     adapters = dict(_weights(checkpoint))
     scaling = actor.lora.alpha / actor.lora.rank
-    weights = dict(AutoModelForCausalLM.from_pretrained(base, dtype=dtype).state_dict())
+    weights = dict(AutoModelForCausalLM.from_pretrained(base, dtype=dtype, use_safetensors=True).state_dict())
     for name in [name.removesuffix(".lora_A") for name in adapters if name.endswith(".lora_A")]:
         product = adapters[f"{name}.lora_B"] @ adapters[f"{name}.lora_A"]
         weights[f"{name}.weight"] = weights[f"{name}.weight"].float() + scaling * product
@@ -99,7 +101,7 @@ def _weights(checkpoint: Path) -> Iterator[tuple[str, Tensor]]:
     Raises CheckpointError if the files are damaged.
     """
     try:
-        found = distributed_checkpoint.FileSystemReader(str(checkpoint)).read_metadata().state_dict_metadata
+        found = read_metadata(checkpoint).state_dict_metadata
         stored = {
             name: entry
             for name, entry in found.items()
@@ -108,9 +110,12 @@ def _weights(checkpoint: Path) -> Iterator[tuple[str, Tensor]]:
         for names in _groups(stored):
             part = {name: torch.empty(stored[name].size, dtype=stored[name].properties.dtype) for name in names}
             with warnings.catch_warnings(action="ignore"):  # torch warns that one process loads, as it should
-                distributed_checkpoint.load(part, checkpoint_id=str(checkpoint), no_dist=True)
+                load_safely(part, checkpoint, alone=True)
             yield from ((name.removeprefix(_LANGUAGE_MODEL), tensor) for name, tensor in part.items())
-    except (distributed_checkpoint.CheckpointException, RuntimeError, ValueError, KeyError) as error:
+    except (
+        *(distributed_checkpoint.CheckpointException, pickle.UnpicklingError),
+        *(RuntimeError, ValueError, KeyError),
+    ) as error:
         raise CheckpointError(f"{checkpoint}: cannot be read: {error}", hint="export another checkpoint") from error
 
 

@@ -18,7 +18,7 @@ from trainer.config.trainer import TrainerConfig
 from trainer.config.tree import RunConfig
 from trainer.data.batch import Batch
 from trainer.data.dataset import PromptSampler
-from trainer.errors import CheckpointError, InterruptedRun, TrainerError, WorkerError
+from trainer.errors import CheckpointError, InterruptedRun, LostRunError, TrainerError, WorkerError
 from trainer.records.atomic import atomic_directory, bytes_below, remove_remains
 from trainer.records.model_card import write_model_card
 from trainer.records.profiling import SlowPhases
@@ -162,6 +162,8 @@ class TrainingRun:
             return
         try:
             self._take_steps()
+        except LostRunError:
+            raise  # the directory is no longer this run's
         except InterruptedRun as error:
             self.save_last()
             raise InterruptedRun(error.number, f" after step {self.progress.step}", self._how_to_continue()) from error

@@ -18,6 +18,7 @@ from trainer.algorithms.resampling import resampled_rows
 from trainer.algorithms.returns import explained_variance
 from trainer.algorithms.rows import Sampled
 from trainer.cluster.nodes import connected, find_nodes, reserve_slots
+from trainer.config.custom_code import code_lines
 from trainer.config.tree import Config
 from trainer.data.batch import Batch
 from trainer.data.dataset import Prompt
@@ -31,6 +32,7 @@ from trainer.models.files import check_models, with_local_models
 from trainer.planning.memory import device_memory
 from trainer.planning.placement import roles_of
 from trainer.planning.plan import Plan, plan_of
+from trainer.records.owner import RunOwner
 from trainer.records.tracking import Sample, Tracker
 from trainer.records.trajectories import Row, TrajectoryWriter, text_of, trajectories_directory, validations_directory
 from trainer.rollout.engine import check_tensor_parallel
@@ -64,16 +66,23 @@ def train(config: Config) -> TrainingResult:
 
     Raises a TrainerError for every problem that the user can fix, InterruptedRun after SIGTERM.
     """
+    run_dir = run_directory(config.trainer)
+    with RunOwner(run_dir) as owner:
+        return _train(config, run_dir, owner)
+
+
+def _train(config: Config, run_dir: Path, owner: RunOwner) -> TrainingResult:
     given, config = config.trainer, with_local_models(with_last_checkpoint(config))
     model, settings = config.model.directory, config.trainer
     check_models(config)
+    for line in code_lines(config):
+        logger.info("%s", line)
     data = RunData.load(config)  # before any process starts: an error in a file costs seconds
     resumed = read_checkpoint(settings.checkpoint, model, list(config.trained)) if settings.checkpoint else None
-    run_dir = run_directory(settings)
     with (
         Tracker(run_dir, config, recorded_step(given, resumed)) as tracker,
         connected(),
-        StopSignal() as stop,
+        StopSignal(owner.check) as stop,
     ):
         with tracker.phase("start_up"):
             planned = find_plan(config, roles_of(config))

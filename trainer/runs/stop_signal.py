@@ -1,6 +1,7 @@
 """SIGTERM and SIGINT, handled where the run's state is consistent."""
 
 import signal
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -15,7 +16,9 @@ class StopSignal:
     A second SIGINT raises KeyboardInterrupt at once, wherever the run is.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, also: Callable[[], None] = lambda: None) -> None:
+        """`check` calls `also`, which may raise an error that ends the run."""
+        self._also = also
         self._requested: signal.Signals | None = None
         self._deferred = False
         self._previous: dict[signal.Signals, Any] = {}
@@ -35,7 +38,8 @@ class StopSignal:
         self._deferred = True
 
     def check(self) -> None:
-        """Raises InterruptedRun if the signal has come."""
+        """Raises InterruptedRun if the signal has come, and what `also` raises."""
+        self._also()
         if self._requested is not None:
             raise InterruptedRun(self._requested)
 

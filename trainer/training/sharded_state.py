@@ -1,6 +1,7 @@
 """Checkpoints of a network and its optimizer. Each rank writes its shards while training continues; any number of ranks
 can load them."""
 
+import pickle
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from datetime import timedelta
@@ -16,6 +17,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from trainer.errors import CheckpointError
 from trainer.records.checksums import sha256
 from trainer.training.loss_scale import LossScale
+from trainer.training.reading import load_safely, read_metadata
 
 METADATA_FILE = ".metadata"  # rank 0 writes it last
 SLOWEST_WRITE = timedelta(days=1)
@@ -109,8 +111,11 @@ class ShardedState:
             state = self._state()
             try:
                 self._fit(state, directory)
-                distributed_checkpoint.load(state, checkpoint_id=str(directory))
-            except (distributed_checkpoint.CheckpointException, OSError, RuntimeError, ValueError, KeyError) as error:
+                load_safely(state, directory)
+            except (
+                *(distributed_checkpoint.CheckpointException, pickle.UnpicklingError),
+                *(OSError, RuntimeError, ValueError, KeyError),
+            ) as error:
                 raise CheckpointError(
                     f"{directory}: cannot be loaded: {_cause(error)}",
                     hint="resume from another checkpoint of this run, and start from the same models as the run did",
@@ -135,13 +140,13 @@ class ShardedState:
 
         Layers that join several weights in one join them rank by rank, so their checkpoint fits one split only.
         """
-        saved = distributed_checkpoint.FileSystemReader(str(directory)).read_metadata().state_dict_metadata
+        saved = read_metadata(directory).state_dict_metadata
         split_ranks = self._trained.split_ranks
         if (_SPLIT in saved) != (split_ranks is not None):
             raise ValueError("it was saved with another training backend: set `backend` as in that run")
         if _SPLIT in saved:
             split = {_SPLIT: torch.zeros((), dtype=torch.int64)}
-            distributed_checkpoint.load(split, checkpoint_id=str(directory))
+            load_safely(split, directory)
             if int(split[_SPLIT]) != split_ranks:
                 raise ValueError(f"it was saved with sharding.tensor_parallel={int(split[_SPLIT])}: set that again")
         own = {f"network.{name}" for name in state["network"]}

@@ -1,0 +1,151 @@
+"""One writer per run directory, also after a crash and on a file system that several nodes share."""
+
+import fcntl
+import json
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from trainer.errors import ConfigError, LostRunError
+
+OWNER = "owner.json"
+HEARTBEAT_SECONDS = 5.0
+SILENT_SECONDS = 30.0  # without a heartbeat, after which an owner on another node counts as dead
+
+Watch = Callable[[float], object]
+
+
+class RunOwner:
+    """Makes this process the only writer of a run directory while entered.
+
+    `owner.json` names the writer. It is locked as long as the writer lives: the kernel of a node knows that for sure.
+    Between nodes a lock may be invisible, so the writer also touches the file every few seconds.
+    """
+
+    def __init__(self, run_dir: Path, watch: Watch | None = None) -> None:
+        self._run_dir, self._file = run_dir, run_dir / OWNER
+        self._stop = threading.Event()
+        self._watch = watch or self._stop.wait
+        self._me = {"host": socket.gethostname(), "pid": os.getpid(), "boot": _boot(), "id": uuid.uuid4().hex}
+        self._thread = threading.Thread(target=self._beat, name="owner", daemon=True)
+        self._descriptor = -1
+        self._lost = ""
+
+    def __enter__(self) -> Self:
+        """Raises ConfigError if another process writes into the directory, or if nobody can."""
+        try:
+            self._open()
+        except OSError as error:
+            raise ConfigError(
+                f"{self._run_dir}: cannot be written: {error}", hint="set trainer.output_dir to a directory of yours"
+            ) from error
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+        with suppress(OSError):
+            if not self._lost:
+                self._file.unlink()
+        os.close(self._descriptor)
+        with suppress(OSError):
+            self._run_dir.rmdir()  # if nothing was written
+
+    def check(self) -> None:
+        """Raises LostRunError if another process took the directory."""
+        if self._lost:
+            raise LostRunError(f"{self._run_dir}: {self._lost} writes there now", hint="let only one of them go on")
+
+    def _open(self) -> None:
+        """Opens the file, locks it and takes it."""
+        while True:
+            self._run_dir.mkdir(parents=True, exist_ok=True)
+            self._descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT, 0o644)
+            locked = _lock(self._descriptor)
+            with suppress(FileNotFoundError):  # its owner has just ended
+                if os.path.samestat(os.fstat(self._descriptor), self._file.stat()):
+                    break
+            os.close(self._descriptor)
+        try:
+            self._take(locked)
+        except ConfigError:
+            os.close(self._descriptor)
+            raise
+
+    def _take(self, locked: bool | None) -> None:
+        other = self._read()
+        if locked is not None and (not locked or other.get("boot") == self._me["boot"]):
+            alive = not locked  # this kernel knows
+        else:
+            alive = bool(other) and self._beats()
+        if alive:
+            raise ConfigError(
+                f"{self._run_dir}: {_name(other)} writes into this directory",
+                hint="wait until it ends, or set another trainer.run_id",
+            )
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, (json.dumps(self._me) + "\n").encode(), 0)
+        os.fsync(self._descriptor)
+
+    def _beats(self) -> bool:
+        """Whether the file is touched while this process watches it."""
+        first = self._touched()
+        deadline = time.monotonic() + SILENT_SECONDS
+        while time.monotonic() < deadline:
+            self._watch(HEARTBEAT_SECONDS)
+            if self._touched() != first:
+                return True
+        return False
+
+    def _touched(self) -> int:
+        return self._file.stat().st_mtime_ns
+
+    def _read(self) -> dict[str, Any]:
+        """Who owns the directory; empty if nobody does, or the last owner died before it wrote its name."""
+        try:
+            found = json.loads(self._file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def _beat(self) -> None:
+        while not self._stop.wait(HEARTBEAT_SECONDS):
+            other = self._read()
+            if other and other.get("id") != self._me["id"]:
+                self._lost = _name(other)
+                return
+            with suppress(OSError):  # a disk that is full or away for a while
+                os.utime(self._descriptor)
+
+
+def _lock(descriptor: int) -> bool | None:
+    """Whether this process now holds the file's lock; None on a file system without locks."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
+
+
+def _boot() -> str:
+    """The same in all containers of a machine, until it starts again."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return socket.gethostname()
+
+
+def _name(owner: dict[str, Any]) -> str:
+    return f"process {owner.get('pid')} on {owner.get('host')}"

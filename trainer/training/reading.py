@@ -1,0 +1,80 @@
+"""Reads torch's distributed checkpoints without running code that they may hold.
+
+torch pickles the metadata and every value that is no tensor, and unpickling runs whatever a pickle names. Here only
+the classes of the metadata and plain values pass.
+"""
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as distributed_checkpoint
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata, StorageMeta
+from torch.distributed.checkpoint.planner import ReadItem
+
+_METADATA = "torch.distributed.checkpoint.metadata"
+_ALLOWED = {
+    *((_METADATA, name) for name in ("Metadata", "MetadataIndex", "TensorStorageMetadata", "BytesStorageMetadata")),
+    *((_METADATA, name) for name in ("ChunkStorageMetadata", "TensorProperties", "StorageMeta")),
+    (_METADATA, "_MEM_FORMAT_ENCODING"),
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+    ("torch.serialization", "_get_layout"),
+    ("torch", "Size"),
+    ("pathlib", "PosixPath"),
+    ("collections", "OrderedDict"),
+}
+
+
+def load_safely(state: dict[str, Any], directory: Path, alone: bool = False) -> None:
+    """Fills `state` from a checkpoint; `alone` reads in this process, without the other ranks.
+
+    Raises pickle.UnpicklingError if the checkpoint holds more than tensors and plain values, and what torch raises.
+    """
+    distributed_checkpoint.load(
+        state, storage_reader=_Reader(directory), planner=_Planner(), **({"no_dist": True} if alone else {})
+    )
+
+
+def read_metadata(directory: Path) -> Metadata:
+    """What a checkpoint holds. Raises pickle.UnpicklingError if that is not all."""
+    return _Reader(directory).read_metadata()
+
+
+class _Reader(FileSystemReader):  # type: ignore[misc] # torch has no types here
+    def read_metadata(self, *_args: Any, **keywords: Any) -> Metadata:
+        with Path(self._get_metadata_path(keywords.get("rank"))).open("rb") as file:
+            metadata = _Unpickler(file).load()
+        if not isinstance(metadata, Metadata):
+            raise pickle.UnpicklingError(f"its metadata are a {type(metadata).__name__}")
+        for place in (metadata.storage_data or {}).values():
+            if Path(place.relative_path).name != place.relative_path:
+                raise pickle.UnpicklingError(f"it names a file elsewhere: {place.relative_path}")
+        metadata.storage_meta = metadata.storage_meta or StorageMeta()
+        metadata.storage_meta.load_id = self.load_id
+        return metadata
+
+
+class _Planner(DefaultLoadPlanner):  # type: ignore[misc]
+    def load_bytes(self, read_item: ReadItem, value: Any) -> None:
+        torch.load(value, weights_only=True)  # refuses what torch's own planner would run
+        value.seek(0)
+        super().load_bytes(read_item, value)
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("builtins", "getattr"):
+            return _memory_format
+        if (module, name) in _ALLOWED or (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)):
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"it names {module}.{name}, which no checkpoint needs")
+
+
+def _memory_format(owner: Any, name: str) -> Any:
+    """torch pickles a tensor's memory format as getattr(_MEM_FORMAT_ENCODING, name)."""
+    if owner is not _MEM_FORMAT_ENCODING:
+        raise pickle.UnpicklingError(f"it reads {name} of {owner!r:.80}")
+    return _MEM_FORMAT_ENCODING[name]
