@@ -16,6 +16,10 @@ from trainer.training.reading import load_safely, read_metadata
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 
+# torch wraps what a rank raises.
+REFUSED = (pickle.UnpicklingError, distributed_checkpoint.CheckpointException)
+
+
 class Planted:
     """Makes a file when it is unpickled."""
 
@@ -57,14 +61,14 @@ def test_a_checkpoint_is_read_to_the_bit(checkpoint: Path) -> None:
 
 def test_code_in_the_metadata_is_not_run(checkpoint: Path, tmp_path: Path) -> None:
     (checkpoint / ".metadata").write_bytes(pickle.dumps(Planted(tmp_path / "planted")))
-    with pytest.raises(pickle.UnpicklingError, match=r"it names \w+\.mkdir, which no checkpoint needs"):
+    with pytest.raises(REFUSED, match=r"it names \w+\.mkdir, which no checkpoint needs"):
         load_safely(state(2), checkpoint)
     assert not (tmp_path / "planted").exists()
 
 
 def test_code_in_a_value_is_not_run(tmp_path: Path) -> None:
     distributed_checkpoint.save({"rate": Planted(tmp_path / "planted")}, checkpoint_id=tmp_path / "actor")
-    with pytest.raises((pickle.UnpicklingError, distributed_checkpoint.CheckpointException), match="mkdir"):
+    with pytest.raises(REFUSED, match="mkdir"):
         load_safely({"rate": 0.1}, tmp_path / "actor")
     assert not (tmp_path / "planted").exists()
 
@@ -84,5 +88,5 @@ def test_files_outside_the_checkpoint_are_not_read(checkpoint: Path) -> None:
     for place in metadata.storage_data.values():
         place.relative_path = "../../etc/passwd"
     (checkpoint / ".metadata").write_bytes(pickle.dumps(metadata))
-    with pytest.raises(pickle.UnpicklingError, match="it names a file elsewhere"):
+    with pytest.raises(REFUSED, match="it names a file elsewhere"):
         load_safely(state(2), checkpoint)
