@@ -1,6 +1,7 @@
 """What a run left in its directory, read back."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,7 +54,11 @@ def read_run(run_dir: Path) -> RecordedRun:
     if not (run_dir / METRICS).is_file():
         raise DataError(f"{run_dir}: no {METRICS} there", hint="name the directory of a run, such as runs/ID")
     settings = read_settings(run_dir)
-    rows = read_lines(run_dir / METRICS)
+    # Numbers that are not finite are null in JSON.
+    rows = [
+        {name: math.nan if value is None else value for name, value in row.items()}
+        for row in read_lines(run_dir / METRICS)
+    ]
     if not rows:
         raise DataError(f"{run_dir / METRICS}: no step was finished", hint="name a run that finished a step")
     samples = read_lines(run_dir / SAMPLES)

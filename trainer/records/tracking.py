@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from torch.utils.tensorboard import SummaryWriter
 
@@ -15,7 +15,9 @@ from trainer.config.tree import RunConfig
 from trainer.errors import CheckpointError, ConfigError
 from trainer.records.atomic import atomic_file
 from trainer.records.console import RUN_COLUMNS, Column, Progress, progress
+from trainer.records.lines import LineFile
 from trainer.records.logger import LoggerRow
+from trainer.records.retrying import RetryingLogger
 from trainer.rows import find_rows
 
 METRICS, SAMPLES, CONFIG, TENSORBOARD = "metrics.jsonl", "samples.jsonl", "config.json", "tensorboard"
@@ -53,15 +55,15 @@ class Tracker:
         settings = config.model_dump(mode="json")
         loggers = find_rows("trainer.records.loggers", LoggerRow)
         self._loggers = [
-            loggers[name].open(run_dir, config.trainer.project_name, settings) for name in config.trainer.loggers
+            RetryingLogger(name, loggers[name].open(run_dir, config.trainer.project_name, settings))
+            for name in config.trainer.loggers
         ]
         if resumed_step is not None:
             for path in (metrics, run_dir / SAMPLES):
                 _cut(path, resumed_step)
         with atomic_file(run_dir / CONFIG) as temporary:
             temporary.write_text(config.model_dump_json(indent=2) + "\n")
-        self._metrics = metrics.open("a", encoding="utf-8")
-        self._samples = (run_dir / SAMPLES).open("a", encoding="utf-8")
+        self._metrics, self._samples = LineFile(metrics), LineFile(run_dir / SAMPLES)
         purge_step = None if resumed_step is None else resumed_step + 1
         self._tensorboard = SummaryWriter(str(run_dir / TENSORBOARD), purge_step=purge_step)
         self._progress: Progress = progress(0, max(0, resumed_step or 0), columns)
@@ -105,7 +107,7 @@ class Tracker:
         """Records the metrics of a step, with the phases timed since the last call."""
         row = {**self._seconds, **{name: float(value) for name, value in metrics.items()}}
         self._seconds.clear()
-        _append(self._metrics, {"step": step, "wall_time": time.time(), **row})
+        self._metrics.append({"step": step, "wall_time": time.time(), **row})
         for name, value in row.items():
             self._tensorboard.add_scalar(name, value, step)
         self._tensorboard.flush()
@@ -116,7 +118,7 @@ class Tracker:
     def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
         """Records responses of a step."""
         for sample in samples:
-            _append(self._samples, {"step": step, **asdict(sample)})
+            self._samples.append({"step": step, **asdict(sample)})
 
 
 def finished_lines(path: Path) -> Iterator[str]:
@@ -126,11 +128,6 @@ def finished_lines(path: Path) -> Iterator[str]:
     """
     with path.open(encoding="utf-8", newline="\n") as file:
         yield from (line for line in file if line.endswith("\n"))
-
-
-def _append(file: Any, row: Mapping[str, Any]) -> None:
-    file.write(json.dumps(row, ensure_ascii=False) + "\n")
-    file.flush()
 
 
 def _cut(path: Path, last_step: int) -> None:

@@ -39,7 +39,9 @@ def test_a_writer_that_was_killed_is_followed_at_once(tmp_path: Path) -> None:
         "RunOwner(Path(sys.argv[1])).__enter__(); os.kill(os.getpid(), 9)"
     )
     subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path)], check=False, env={**os.environ, "PYTHONPATH": str(Path.cwd())}
+        [sys.executable, "-c", program, str(tmp_path)],
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
     )
     assert (tmp_path / OWNER).read_text()
     with RunOwner(tmp_path, watch=lambda _: pytest.fail("nothing to wait for")):

@@ -18,7 +18,7 @@ class MlflowLogger:
             self._mlflow.set_tracking_uri((run_dir.absolute().parent / "mlruns").as_uri())
         try:
             self._mlflow.set_experiment(project)
-            self._mlflow.start_run(run_name=run_dir.name)
+            self._run = self._mlflow.start_run(run_name=run_dir.name).info.run_id
             self._mlflow.log_params(dict(_leaves(settings, "")))
         except self._mlflow.MlflowException as error:
             raise ConfigError(
@@ -27,7 +27,8 @@ class MlflowLogger:
             ) from error
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._mlflow.log_metrics(dict(metrics), step=step)
+        # By its id: another thread does not know which run is active.
+        self._mlflow.log_metrics(dict(metrics), step=step, run_id=self._run)
 
     def close(self, failed: bool) -> None:
         self._mlflow.end_run("FAILED" if failed else "FINISHED")

@@ -1,0 +1,91 @@
+"""Records while a disk is full or a server is away."""
+
+import json
+import logging
+import math
+import os
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from trainer.records.lines import LineFile
+from trainer.records.retrying import RetryingLogger
+
+
+def rows(path: Path) -> list[dict[str, float | None]]:
+    return [json.loads(line, parse_constant=pytest.fail) for line in path.read_text().split("\n")[:-1]]
+
+
+def test_lines_wait_while_the_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = LineFile(tmp_path / "metrics.jsonl")
+    file.append({"step": 1})
+    write = os.write
+
+    def full(descriptor: int, content: bytes) -> int:
+        if len(content) < 5:
+            raise OSError(28, "No space left on device")
+        return write(descriptor, content[:-4])
+
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
+        patch.setattr(os, "write", full)
+        file.append({"step": 2})
+        file.append({"step": 3})
+        assert rows(tmp_path / "metrics.jsonl") == [{"step": 1}]  # and no half line
+    assert caplog.text.count("No space left on device") == 1
+    file.append({"step": 4})
+    file.close()
+    assert rows(tmp_path / "metrics.jsonl") == [{"step": step} for step in (1, 2, 3, 4)]
+
+
+def test_numbers_that_json_does_not_have_are_null(tmp_path: Path) -> None:
+    file = LineFile(tmp_path / "metrics.jsonl")
+    file.append({"step": 1, "reward/mean": math.nan, "reference/kl": math.inf, "text": "NaN \u2028"})
+    file.close()
+    assert rows(tmp_path / "metrics.jsonl") == [
+        {"step": 1, "reward/mean": None, "reference/kl": None, "text": "NaN \u2028"}
+    ]
+
+
+class Server:
+    """A logger whose server is away for some attempts."""
+
+    def __init__(self, away: int) -> None:
+        self.away, self.closed = away, False
+        self.steps: list[int] = []
+        self.back = threading.Event()
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:  # noqa: ARG002
+        if self.away:
+            self.away -= 1
+            raise ConnectionError("nobody answers")
+        self.steps.append(step)
+        if step == 3:
+            self.back.set()
+
+    def close(self, failed: bool) -> None:  # noqa: ARG002
+        self.closed = True
+
+
+def test_steps_wait_while_a_server_is_away(caplog: pytest.LogCaptureFixture) -> None:
+    server = Server(away=3)
+    sender = RetryingLogger("mlflow", server, retry_seconds=0.01)
+    for step in (1, 2, 3):
+        sender.log(step, {})
+    assert server.back.wait(10)
+    sender.close(failed=False)
+    assert server.steps == [1, 2, 3]
+    assert server.closed
+    assert caplog.text.count("mlflow: step 1 waits, it cannot be sent: nobody answers") == 1
+
+
+def test_a_server_that_stays_away_does_not_hold_the_run(caplog: pytest.LogCaptureFixture) -> None:
+    server = Server(away=10**6)
+    sender = RetryingLogger("mlflow", server)
+    sender.log(1, {})
+    sender.log(2, {})
+    sender.close(failed=True)
+    assert "mlflow: not all steps are sent; metrics.jsonl holds them all" in caplog.text
