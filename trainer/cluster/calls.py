@@ -2,17 +2,21 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 import ray
 from ray import ObjectRef
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
+from trainer.cluster.stacks import Standing
+from trainer.cluster.stalls import Asked, Patience, explain, report, standings
 from trainer.errors import NoAnswerError, TrainerError, WorkerError
 
 # How long to look for the root cause after a first failure: when a rank dies, the collectives of the others fail, too.
 CAUSE_SECONDS = 3.0
+
+PATIENCE = Patience()
 
 LOG_HINT = "see logs/worker-*.err in that node's Ray session directory; running out of memory is the usual cause"
 
@@ -45,10 +49,17 @@ def task(method: Callable[Concatenate[W, P], R], *arguments: P.args, **keywords:
 class Call(Generic[R_co]):
     """A task that a worker runs. `started` is the result of that worker's start."""
 
-    worker: str
-    method: str
+    asked: Asked
     result: ObjectRef
     started: ObjectRef
+
+    @property
+    def worker(self) -> str:
+        return self.asked.worker
+
+    @property
+    def method(self) -> str:
+        return self.asked.method
 
 
 def wait(calls: Sequence[Call[R]], timeout: float) -> list[R]:
@@ -65,7 +76,7 @@ def wait(calls: Sequence[Call[R]], timeout: float) -> list[R]:
             others = [other for other in calls if other is not call and other.result not in results]
             raise _explain(call, error, others) from error
     if missing := [call for call in calls if call.result not in results]:
-        raise _no_answer(missing, timeout)
+        raise _no_answer(standings([call.asked for call in missing]), timeout)
     return [results[call.result] for call in calls]
 
 
@@ -87,19 +98,31 @@ def outcomes(calls: Sequence[Call[R]], timeout: float) -> Iterator[tuple[Call[R]
     for call in _as_they_end(calls, timeout):
         del unanswered[call]
         yield call, _outcome(call)
+    found = standings([call.asked for call in unanswered])
     for call in unanswered:
-        yield call, _no_answer([call], timeout)
+        yield call, _no_answer({call.asked: found[call.asked]}, timeout)
 
 
-def _as_they_end(calls: Sequence[Call[R]], timeout: float) -> Iterator[Call[R]]:
-    """The calls that end within `timeout` seconds, each as soon as it has: results are unpacked while others run."""
-    deadline = time.monotonic() + timeout
+def _as_they_end(calls: Sequence[Call[R]], timeout: float, watched: bool = True) -> Iterator[Call[R]]:
+    """The calls that end within `timeout` seconds, each as soon as it has: results are unpacked while others run.
+
+    If they are `watched`, a stall is reported.
+    """
+    begin = time.monotonic()
     pending = {call.result: call for call in calls}
+    kind = f"{calls[0].worker.split()[0]} {calls[0].method}" if calls else ""
+    alarm = PATIENCE.seconds(kind, timeout) if watched else timeout
     while pending:
-        ended, _ = ray.wait(list(pending), timeout=max(0.0, deadline - time.monotonic()))
-        if not ended:
+        limit = min(alarm, timeout)
+        ended, _ = ray.wait(list(pending), timeout=max(0.0, begin + limit - time.monotonic()))
+        if ended:
+            yield pending.pop(ended[0])
+            continue
+        if limit == timeout:
             return
-        yield pending.pop(ended[0])
+        report([call.asked for call in pending.values()], alarm)
+        alarm = timeout
+    PATIENCE.learn(kind, time.monotonic() - begin)
 
 
 def _outcome(call: Call[R]) -> R | TrainerError:
@@ -110,23 +133,23 @@ def _outcome(call: Call[R]) -> R | TrainerError:
     return result
 
 
-def _no_answer(calls: Sequence[Call[object]], timeout: float) -> NoAnswerError:
-    names = ", ".join(call.worker for call in calls)
+def _no_answer(found: Mapping[Asked, Standing], timeout: float) -> NoAnswerError:
+    names, method = ", ".join(one.worker for one in found), next(iter(found)).method
     return NoAnswerError(
-        f"{names}: no answer to {calls[0].method} within {timeout:g} s",
+        f"{names}: no answer to {method} within {timeout:g} s: {'; '.join(explain(found))}",
         hint="check that the node still answers, or raise trainer.worker_timeout if the work takes that long",
     )
 
 
 def _explain(call: Call[object], error: RayError, others: Sequence[Call[object]]) -> TrainerError:
     """The root cause as an error for the user: a failed start first, then a dead worker, then the call that failed."""
-    start = Call[None](call.worker, "start", call.started, call.started)
+    start = Call[None](replace(call.asked, method="start"), call.started, call.started)
     if (at_start := _failure(start)) is not None:
         call, error = start, at_start
     if isinstance(error, RayTaskError) and isinstance(error.cause, TrainerError):
         return error.cause
     if not isinstance(error, RayActorError):
-        for other in _as_they_end(others, CAUSE_SECONDS):
+        for other in _as_they_end(others, CAUSE_SECONDS, watched=False):
             if isinstance(death := _failure(other), RayActorError):
                 call, error = other, death
                 break

@@ -40,6 +40,40 @@ class Worker:
         time.sleep(60)
 
 
+class Collective(Worker):
+    """A rank of a process group over Gloo, of which one comes late or never."""
+
+    def __init__(self, rank: int, size: int, store: str) -> None:
+        from torch import distributed
+
+        super().__init__()
+        distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
+        self.rank = rank
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def meet(self) -> None:
+        """A sum over all ranks."""
+        import torch
+        from torch import distributed
+
+        distributed.all_reduce(torch.ones(4))
+
+    def meet_late(self, late: int) -> None:
+        if self.rank == late:
+            self.load_something_slow()
+        self.meet()
+
+    def load_something_slow(self) -> None:
+        time.sleep(60)
+
+    def meet_after_endless_work(self, busy: int) -> None:
+        while self.rank == busy:
+            pass
+        self.meet()
+
+
 class Member(Worker):
     """A worker that knows its team."""
 

@@ -14,6 +14,7 @@ from tests.trainer.cluster.misbehaving import Member, Worker
 from trainer.cluster import calls
 from trainer.cluster.calls import Call, task
 from trainer.cluster.nodes import Slot, connected, find_nodes, reserve_slots
+from trainer.cluster.stalls import Asked
 from trainer.cluster.workers import WorkerGroup, show_gpus
 from trainer.errors import ConfigError, DataError, WorkerError
 
@@ -80,7 +81,9 @@ def test_a_dead_worker_is_searched_for_once_among_64_fake_hanging_ranks(monkeypa
     fake = FakeRay()
     monkeypatch.setattr(calls, "ray", fake)
     monkeypatch.setattr(time, "monotonic", lambda: fake.now)
-    hung = [Call[None](f"critic rank {rank}", "update", object(), object()) for rank in range(64)]
+    hung = [
+        Call[None](Asked(f"critic rank {rank}", "node", "update", object()), object(), object()) for rank in range(64)
+    ]
     failure = RayTaskError("update", "", ValueError("bad luck"))
     explained = calls._explain(hung[0], failure, hung[1:])
     assert str(explained) == "critic rank 0 failed in update: ValueError: bad luck"

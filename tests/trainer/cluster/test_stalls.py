@@ -1,0 +1,128 @@
+"""Stalls are explained: the worker that others wait for, and where. Real processes in a real process group."""
+
+import logging
+import os
+import signal
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.cluster.misbehaving import Collective
+from trainer.cluster import calls, stalls
+from trainer.cluster.nodes import Slot, connected, find_nodes, reserve_slots
+from trainer.cluster.stacks import Frame, Standing, parse_stacks
+from trainer.cluster.stalls import Asked, Patience, explain, standings
+from trainer.cluster.workers import WorkerGroup
+from trainer.errors import WorkerError
+
+RANKS = 2
+
+
+@pytest.fixture(scope="module")
+def slots() -> Iterator[list[Slot]]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("RAY_ADDRESS", raising=False)
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[3]), prepend=os.pathsep)
+        with connected():
+            yield reserve_slots(find_nodes(1, 0) * RANKS, 0, timeout=60)
+
+
+@pytest.fixture
+def group(slots: list[Slot], tmp_path: Path) -> WorkerGroup[Collective]:
+    group = WorkerGroup[Collective]("actor", timeout=60)
+    for slot in slots:
+        group.add(slot, partial(Collective, slot.rank, RANKS, str(tmp_path / "store")), {}, gpus=0)
+    group.call(Collective.meet)
+    return group
+
+
+def explained(started: list[calls.Call[None]]) -> list[str]:
+    """What is said two seconds after a call began."""
+    time.sleep(2)
+    return explain(standings([call.asked for call in started]))
+
+
+def test_the_late_rank_is_named_with_its_place_and_those_that_wait_for_it(group: WorkerGroup[Collective]) -> None:
+    late, waiting = explained(group.start(Collective.meet_late, 1))
+    assert late.startswith("actor rank 1 on ")
+    assert "waits in load_something_slow (tests/trainer/cluster/misbehaving.py:" in late
+    assert waiting.startswith("actor rank 0 on ")
+    assert " waits in all_reduce (distributed/distributed_c10d.py:" in waiting
+    assert ", for actor rank 1 on " in waiting
+
+
+def test_a_rank_that_computes_without_end_is_told_from_one_that_waits(group: WorkerGroup[Collective]) -> None:
+    assert " computes in meet_after_endless_work (" in explained(group.start(Collective.meet_after_endless_work, 1))[0]
+
+
+def test_a_stopped_process_and_one_that_ended_are_told_apart(group: WorkerGroup[Collective]) -> None:
+    first, second = group.call(Collective.pid)
+    started = group.start(Collective.meet)
+    os.kill(first, signal.SIGSTOP)
+    try:
+        assert explained(group.start(Collective.meet_late, 1))[0].endswith(" is stopped by a signal (SIGSTOP)")
+        os.kill(second, signal.SIGKILL)
+        assert "has ended" in explained(started)[1]
+    finally:
+        os.kill(first, signal.SIGCONT)
+
+
+def test_ranks_in_the_same_collective_share_a_line() -> None:
+    inside = (Frame("/x/torch/distributed/distributed_c10d.py", 9, "all_gather"), Frame("/x/trainer/a.py", 3, "norm"))
+    call = Frame("/x/trainer/cluster/workers.py", 70, "call")
+    reading = (Frame("/x/trainer/data/read.py", 5, "read"), call)
+    found = {
+        Asked(f"actor rank {rank}", "n", "update", object()): Standing("", ((*inside, call),)) for rank in range(7)
+    }
+    found[Asked("actor rank 7", "n", "update", object())] = Standing("", (reading,))
+    assert explain(found) == [
+        "actor rank 7 waits in read (data/read.py:5)",
+        "actor rank 0, and 6 more: waits in all_gather (distributed/distributed_c10d.py:9), "
+        "called by norm (trainer/a.py:3), for actor rank 7",
+    ]
+
+
+def test_a_stall_is_logged_while_the_run_waits_and_named_at_its_end_and_no_call_that_ends_is_one(
+    group: WorkerGroup[Collective], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(stalls, "SECONDS", 1.0)
+    monkeypatch.setattr(stalls, "SHARE_AT_FIRST", 0.1)
+    with (
+        caplog.at_level(logging.WARNING),
+        pytest.raises(WorkerError, match="no answer to meet_late within 5 s") as ended,
+    ):
+        calls.wait(group.start(Collective.meet_late, 1), timeout=5)
+    assert "load_something_slow" in str(ended.value)
+    assert caplog.messages[0] == "no progress in meet_late for 1 s:"
+    assert "actor rank 1" in caplog.messages[1]
+    assert len(caplog.messages) == 3
+
+
+def test_patience_follows_the_longest_call_of_the_kind() -> None:
+    patience = Patience()
+    assert patience.seconds("actor update", limit=300) == 150
+    patience.learn("actor update", 5)
+    patience.learn("actor update", 2)
+    assert patience.seconds("actor update", limit=300) == 60
+    patience.learn("actor update", 40)
+    assert patience.seconds("actor update", limit=300) == 120
+    assert patience.seconds("rollout generate", limit=30) == 60  # never before the limit
+
+
+def test_faulthandler_s_report_is_parsed() -> None:
+    text = (
+        "Thread 0x00007f01 (most recent call first):\n"
+        '  File "/usr/lib/python3.11/threading.py", line 324 in wait\n'
+        "\n"
+        "Current thread 0x00007f02 (most recent call first):\n"
+        '  File "/a b/x.py", line 7 in <module>\n'
+        "\n"
+        "Extension modules: numpy.core (total: 1)\n"
+    )
+    wait = Frame("/usr/lib/python3.11/threading.py", 324, "wait")
+    assert parse_stacks(text) == ((wait,), (Frame("/a b/x.py", 7, "<module>"),))
+    assert str(wait) == "wait (python3.11/threading.py:324)"

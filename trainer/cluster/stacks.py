@@ -1,0 +1,111 @@
+"""Where a process stands that does not answer: its Python stacks and its state.
+
+A worker opens a file at its start, and Python's faulthandler writes all stacks there when the process gets a signal.
+That works while the process waits in a collective or holds the interpreter. Another process on the node sends the
+signal and reads the file, which has no name and vanishes with the worker.
+"""
+
+import faulthandler
+import os
+import re
+import signal
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+SIGNAL = signal.SIGUSR1
+# Seconds for a process to write its stacks, and between two looks at its processor time.
+PATIENCE, INTERVAL = 3.0, 0.5
+_THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):$")
+_FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$')
+# The package's directory, to name its files.
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class StackFile:
+    """The file of a process: its number among the open files of `pid`."""
+
+    pid: int
+    descriptor: int
+
+
+@dataclass(frozen=True)
+class Frame:
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        path = Path(self.file)
+        short = path.relative_to(_ROOT) if path.is_relative_to(_ROOT) else Path(*path.parts[-2:])
+        return f"{self.function} ({short}:{self.line})"
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where a process stands: its threads' frames, innermost first, and a state that explains why it does not go on.
+
+    `problem` is empty for a process that runs Python and waits or computes.
+    """
+
+    problem: str
+    threads: tuple[tuple[Frame, ...], ...] = ()
+    busy: bool = False
+
+
+def open_stack_file() -> StackFile:
+    """Lets other processes of this user ask this one for its stacks. The file stays open as long as the process."""
+    descriptor, name = tempfile.mkstemp(prefix="slipway-stacks-")
+    Path(name).unlink()
+    faulthandler.register(SIGNAL, file=descriptor, all_threads=True)
+    return StackFile(os.getpid(), descriptor)
+
+
+def read_standing(source: StackFile) -> Standing:
+    """Where a process of this node stands. It must have opened its file; the signal would end any other."""
+    process = Path("/proc") / str(source.pid)
+    try:
+        file = process / "fd" / str(source.descriptor)
+        before, ticks = file.stat().st_size, _ticks(process)
+        if (state := _state(process)) == "T":
+            return Standing("is stopped by a signal (SIGSTOP)")
+        os.kill(source.pid, SIGNAL)
+        deadline = time.monotonic() + PATIENCE
+        time.sleep(INTERVAL)
+        while (text := _after(file, before)) == "" and time.monotonic() < deadline:
+            time.sleep(INTERVAL)
+        busy = _ticks(process) > ticks
+    except (FileNotFoundError, ProcessLookupError):
+        return Standing("has ended")
+    if not text:
+        return Standing("waits for a disk or a driver (state D)" if state == "D" else "does not take signals")
+    return Standing("", parse_stacks(text), busy)
+
+
+def parse_stacks(text: str) -> tuple[tuple[Frame, ...], ...]:
+    """The threads of a report by faulthandler."""
+    threads: list[list[Frame]] = []
+    for line in text.splitlines():
+        if _THREAD.match(line):
+            threads.append([])
+        elif threads and (found := _FRAME.match(line)):
+            threads[-1].append(Frame(found[1], int(found[2]), found[3]))
+    return tuple(tuple(frames) for frames in threads)
+
+
+def _after(file: Path, size: int) -> str:
+    with file.open("rb") as opened:
+        opened.seek(size)
+        return opened.read().decode(errors="replace")
+
+
+def _state(process: Path) -> str:
+    return (process / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+
+
+def _ticks(process: Path) -> int:
+    """Processor time so far, in ticks."""
+    fields = (process / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
