@@ -31,7 +31,7 @@ def test_page_matches_the_code(name: str) -> None:
 
 
 METRIC = re.compile(
-    r"(actor|critic|reward|rollout|validation|reference|time|throughput|checkpoint|memory|dpo)/[a-z_]*[a-z]"
+    r"(actor|critic|reward|rollout|validation|reference|time|throughput|checkpoint|memory|dpo|kto)/[a-z_]*[a-z]"
 )
 
 

@@ -18,7 +18,12 @@ def preference_pairs(log_probs: Tensor, reference_log_probs: Tensor, mask: Tenso
         log_probs, reference_log_probs: [rows, tokens] float.
         mask: [rows, tokens] bool.
     """
-    return _pairs((log_probs - reference_log_probs).where(mask, 0.0).sum(dim=1), mask.sum(dim=1))
+    return _pairs(log_ratios(log_probs, reference_log_probs, mask), mask.sum(dim=1))
+
+
+def log_ratios(log_probs: Tensor, reference_log_probs: Tensor, mask: Tensor) -> Tensor:
+    """The log-prob of each response under the policy less that under the reference, [rows]."""
+    return (log_probs - reference_log_probs).where(mask, 0.0).sum(dim=1)
 
 
 def _pairs(ratios: Tensor, lengths: Tensor) -> Pairs:
@@ -28,11 +33,6 @@ def _pairs(ratios: Tensor, lengths: Tensor) -> Pairs:
 def preference_advantages(pairs: Pairs, mask: Tensor, loss: Callable[[Pairs], Tensor]) -> tuple[Tensor, Tensor]:
     """Advantages under which one policy gradient step is a step on a loss of pairs; and the loss of each pair, [pairs].
 
-    The loss depends on each response through its log-prob, which is a sum over tokens. So its gradient, averaged over
-    the pairs, is that of a policy loss whose advantage at every token of a response is minus the derivative of the mean
-    by that response's log-prob. `seq-mean-token-sum` averages over rows, hence the factor of the number of rows. With
-    advantages, rows are independent of each other, so any rank can process any row.
-
     Args:
         pairs: computed with the weights before the step.
         mask: [rows, tokens] bool.
@@ -40,10 +40,28 @@ def preference_advantages(pairs: Pairs, mask: Tensor, loss: Callable[[Pairs], Te
     Returns:
         [rows, tokens], 0 where masked; and [pairs].
     """
-    ratios = torch.stack([pairs.chosen, pairs.rejected], dim=1).flatten().detach().requires_grad_()
+    ratios = torch.stack([pairs.chosen, pairs.rejected], dim=1).flatten()
     lengths = torch.stack([pairs.chosen_lengths, pairs.rejected_lengths], dim=1).flatten()
+    return response_advantages(ratios, mask, lambda own: loss(_pairs(own, lengths)))
+
+
+def response_advantages(ratios: Tensor, mask: Tensor, loss: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    """Advantages under which one policy gradient step is a step on the mean of losses of `log_ratios`; and the losses.
+
+    A loss depends on each response through its log-prob, which is a sum over tokens. So the gradient of the mean loss
+    is that of a policy loss whose advantage at every token of a response is minus the derivative of the mean by that
+    response's log-prob. `seq-mean-token-sum` averages over rows, hence the factor of the number of rows. With
+    advantages, rows are independent of each other, so any rank can process any row.
+
+    Args:
+        ratios: [rows]; mask: [rows, tokens] bool.
+
+    Returns:
+        [rows, tokens], 0 where masked; and what `loss` returns.
+    """
+    ratios = ratios.detach().requires_grad_()
     with torch.enable_grad():
-        losses = loss(_pairs(ratios, lengths))
+        losses = loss(ratios)
         (gradient,) = torch.autograd.grad(losses.mean(), ratios)
     advantages = -len(ratios) * gradient
     return advantages.unsqueeze(1).expand(mask.shape).where(mask, 0.0), losses.detach()

@@ -132,3 +132,27 @@ class PreferenceLoss(Row):
     """
 
     loss: Callable[..., Tensor]
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """Responses with labels: `ratios` is the log-prob of each under the policy less that under the reference.
+
+    Shapes: `ratios` and `desirable` (bool) are [rows]. `kl` estimates the KL between policy and reference.
+    """
+
+    ratios: Tensor
+    desirable: Tensor
+    kl: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnpairedLoss(Row):
+    """A loss of labelled responses in `trainer/algorithms/unpaired_losses/`.
+
+    `loss(responses, beta, **parameters)` returns the loss of each response, [rows], before the weights of desirable and
+    undesirable ones. Its parameters are settings of the section `kto`. With `needs_kl`, the KL is estimated for it.
+    """
+
+    loss: Callable[..., Tensor]
+    needs_kl: bool = False

@@ -1,0 +1,1 @@
+"""Losses of single responses with a label: one file each."""

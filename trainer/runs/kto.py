@@ -1,0 +1,121 @@
+"""Kahneman-Tversky optimisation (KTO): learns from responses that are labelled desirable or undesirable.
+
+A step is a step of policy optimisation, as in DPO; see `trainer.algorithms.kto`.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from trainer.algorithms.dpo import log_ratios
+from trainer.algorithms.kto import estimated_kl, mismatched, unpaired_advantages
+from trainer.algorithms.registry import UNPAIRED_LOSSES
+from trainer.algorithms.rows import Labelled
+from trainer.config.section import Section
+from trainer.data.batch import Batch
+from trainer.data.preferences import LabelledResponse, read_labelled
+from trainer.records.console import Column
+from trainer.runs.offline import OfflineConfig, OfflineRun, train_offline
+
+COLUMNS = (
+    Column("kto/loss", "loss", ".4f"),
+    Column("kto/kl", "KL", ".3f"),
+    Column("kto/margin", "margin", ".3f"),
+    Column("validation/kto_margin", "held-out margin", ".3f"),
+    Column("time/step", "seconds", ".1f"),
+)
+
+
+if TYPE_CHECKING:
+    UnpairedLossName = str
+else:
+    UnpairedLossName = Literal[tuple(UNPAIRED_LOSSES)]
+
+
+class KtoSettings(Section):
+    loss: UnpairedLossName = Field("kto", description="loss of a response: trainer/algorithms/unpaired_losses/")
+    beta: float = Field(0.1, gt=0, description="how strongly the policy is held to the reference")
+    desirable_weight: float = Field(1.0, ge=0, description="weight of the losses of desirable responses")
+    undesirable_weight: float = Field(1.0, ge=0, description="weight of the losses of undesirable responses")
+
+    def losses(self, responses: Labelled) -> Tensor:
+        """The weighted loss of each response, [rows]."""
+        weights = torch.where(responses.desirable, self.desirable_weight, self.undesirable_weight)
+        return weights * UNPAIRED_LOSSES[self.loss].loss(responses, self.beta)
+
+
+class KtoConfig(OfflineConfig):
+    """Settings of a KTO run: `data.train_batch_size` counts responses; of `actor.*` what concerns optimizer, memory."""
+
+    kto: KtoSettings = KtoSettings()
+
+    @model_validator(mode="after")
+    def _prompts_can_be_mismatched(self) -> Self:
+        if UNPAIRED_LOSSES[self.kto.loss].needs_kl and self.data.train_batch_size < 2:
+            raise ValueError(
+                f"kto.loss={self.kto.loss} pairs each prompt with the response to another one: "
+                "set data.train_batch_size to 2 or more"
+            )
+        return self
+
+
+def train_on_labels(settings: KtoConfig) -> Path:
+    """Runs KTO on the Ray cluster at RAY_ADDRESS or on this machine; the run's directory. Raises TrainerError."""
+    return train_offline(settings, COLUMNS, read_labelled, partial(LabelRun, settings.kto))
+
+
+class LabelRun(OfflineRun[LabelledResponse]):
+    """Takes KTO steps on batches of labelled responses."""
+
+    def __init__(self, settings: KtoSettings, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.kto = settings
+
+    def learn(self, examples: Sequence[LabelledResponse]) -> tuple[Batch, dict[str, float]]:
+        batch, responses = self._compare(examples)
+        advantages, losses = unpaired_advantages(responses, batch.response_mask, self.kto.losses)
+        return batch.with_(advantages=advantages), {
+            "kto/loss": losses.mean().item(),
+            "kto/kl": responses.kl,
+            **reward_means(responses, self.kto.beta),
+        }
+
+    def measure(self, examples: Sequence[LabelledResponse], count: int) -> dict[str, float]:
+        _, found = self._compare(examples)
+        responses = Labelled(found.ratios[:count], found.desirable[:count], found.kl)
+        return {
+            "validation/kto_margin": reward_means(responses, self.kto.beta)["kto/margin"],
+            "validation/kto_loss": self.kto.losses(responses).mean().item(),
+        }
+
+    def _compare(self, examples: Sequence[LabelledResponse]) -> tuple[Batch, Labelled]:
+        """The responses as rows with log-probs, and compared with the reference."""
+        prompts, responses = [one.prompt for one in examples], [one.response for one in examples]
+        batch = self.forward(Batch.from_responses(prompts, responses, None))
+        kl = 0.0
+        if UNPAIRED_LOSSES[self.kto.loss].needs_kl:
+            others = self.forward(Batch.from_responses(prompts, mismatched(responses), None))
+            kl = estimated_kl(others.old_log_probs, others.reference_log_probs, others.response_mask)
+        ratios = log_ratios(batch.old_log_probs, batch.reference_log_probs, batch.response_mask)
+        return batch, Labelled(ratios, torch.tensor([one.desirable for one in examples]), kl)
+
+
+def reward_means(responses: Labelled, beta: float) -> dict[str, float]:
+    """The mean implicit reward, beta times the log-ratio, of each kind of response, and their difference.
+
+    A batch may have one kind only. The other has no mean then, and there is no difference.
+    """
+    rewards, desirable = beta * responses.ratios, responses.desirable
+    means = {}
+    if desirable.any():
+        means["kto/desirable_reward"] = rewards[desirable].mean().item()
+    if not desirable.all():
+        means["kto/undesirable_reward"] = rewards[~desirable].mean().item()
+    if len(means) == 2:
+        means["kto/margin"] = means["kto/desirable_reward"] - means["kto/undesirable_reward"]
+    return means

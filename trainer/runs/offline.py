@@ -1,0 +1,164 @@
+"""Runs that learn from files of responses, without sampling or rewards: DPO and KTO."""
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
+
+from trainer.cluster.nodes import connected
+from trainer.cluster.workers import WorkerGroup
+from trainer.config.data import DataConfig
+from trainer.config.roles import ActorConfig
+from trainer.config.tree import Config, RunConfig
+from trainer.data.batch import Batch
+from trainer.data.chat_template import use_chat_template
+from trainer.data.dataset import PromptSampler
+from trainer.data.subset import Subset
+from trainer.models.files import check_models, load_tokenizer, with_local_models
+from trainer.records.console import Column
+from trainer.records.owner import RunOwner
+from trainer.records.tracking import Tracker
+from trainer.runs.checkpoint import read_checkpoint
+from trainer.runs.interfaces import ActorRole, ReferenceRole
+from trainer.runs.loop import TrainingRun, forward, recorded_step, run_directory, update, with_last_checkpoint
+from trainer.runs.ppo import find_plan
+from trainer.runs.stop_signal import StopSignal
+from trainer.runs.workers import TrainingGroups, connect_ranks, start_training
+
+Example = TypeVar("Example")
+
+
+class OfflineConfig(RunConfig):
+    """The settings that these runs share. `data.train_batch_size` counts rows of the files."""
+
+    responses_per_example: ClassVar[int] = 1
+    data: DataConfig = DataConfig()
+    actor: ActorConfig = ActorConfig()
+
+    def for_workers(self) -> Config:
+        """Settings of actor and reference: one optimizer step per batch, on the sum over each response's tokens."""
+        actor = {
+            "mini_batch_size": self.responses_per_example * self.data.train_batch_size,
+            "ppo_epochs": 1,
+            "policy_loss": "ppo",
+            "loss_aggregation": "seq-mean-token-sum",
+            "kl_loss_coefficient": 0.0,
+            "entropy_coefficient": 0.0,
+        }
+        return Config.model_validate(
+            {
+                "model": self.model,
+                "trainer": self.trainer,
+                "data": self.data,
+                "actor": self.actor.model_copy(update=actor),
+                "algorithm": {"advantage": "reinforce_plus_plus"},
+                "rollout": {"samples_per_prompt": self.responses_per_example},
+            }
+        )
+
+
+class OfflineRun(TrainingRun, Generic[Example]):
+    """Takes optimizer steps on batches of examples. Each kind of run adds `learn` and `measure`."""
+
+    def __init__(
+        self,
+        config: Config,
+        run_dir: Path,
+        tracker: Tracker,
+        stop: StopSignal,
+        groups: TrainingGroups,
+        training: Sequence[Example],
+        validation: Sequence[Example],
+    ) -> None:
+        self.actor = groups.actor
+        self.reference: WorkerGroup[ReferenceRole] = groups.reference or groups.actor  # without its adapters
+        self.training, self.validation = training, validation
+        size = config.data.train_batch_size
+        self.sampler = PromptSampler(len(training), size, config.data.shuffle, config.trainer.seed)
+        super().__init__(config, run_dir, tracker, stop, groups, self.sampler, steps_of(config, len(training)))
+
+    def learn(self, examples: Sequence[Example]) -> tuple[Batch, dict[str, float]]:
+        """The batch with advantages for an optimizer step, and metrics."""
+        raise NotImplementedError
+
+    def measure(self, examples: Sequence[Example], count: int) -> dict[str, float]:
+        """Metrics of the first `count` examples. The others repeat the last one so that all ranks have rows."""
+        raise NotImplementedError
+
+    def step(self, _step: int) -> dict[str, float]:
+        """One optimizer step on a batch of examples; its metrics."""
+        started = time.perf_counter()
+        batch, metrics = self.learn([self.training[index] for index in self.sampler.next_batch()])
+        self.begin_update()
+        with self.tracker.phase("update_actor"):
+            metrics |= update(self.actor, batch, len(batch))
+        seconds = time.perf_counter() - started
+        throughput = int(batch.lengths.sum()) / seconds
+        return {**metrics, "time/step": seconds, "throughput/tokens_per_second": throughput}
+
+    def validate(self) -> dict[str, float]:
+        count = len(self.validation)
+        even = [*self.validation, *[self.validation[-1]] * (-count % len(self.actor))]
+        with self.tracker.phase("validate"):
+            return self.measure(even, count)
+
+    def forward(self, batch: Batch) -> Batch:
+        """The batch with the log-probs of actor and reference."""
+        with self.tracker.phase("old_log_prob"):
+            batch = batch.with_(old_log_probs=forward(self.actor, ActorRole.log_probs, batch))
+        with self.tracker.phase("reference"):
+            return batch.with_(reference_log_probs=forward(self.reference, ReferenceRole.reference_log_probs, batch))
+
+
+def train_offline(
+    settings: OfflineConfig,
+    columns: Sequence[Column],
+    read: Callable[[Sequence[Path], Any, DataConfig, Subset], Sequence[Example]],
+    open_run: Callable[..., OfflineRun[Example]],
+) -> Path:
+    """Takes all steps on the Ray cluster at RAY_ADDRESS or on this machine; the run's directory.
+
+    `open_run` gets what `OfflineRun` does. Raises TrainerError.
+    """
+    run_dir = run_directory(settings.trainer)
+    with RunOwner(run_dir) as owner:
+        return _train(settings, columns, read, open_run, run_dir, owner)
+
+
+def _train(
+    settings: OfflineConfig,
+    columns: Sequence[Column],
+    read: Callable[[Sequence[Path], Any, DataConfig, Subset], Sequence[Example]],
+    open_run: Callable[..., OfflineRun[Example]],
+    run_dir: Path,
+    owner: RunOwner,
+) -> Path:
+    config = with_local_models(with_last_checkpoint(settings.for_workers()))
+    model, limit = config.model.directory, config.trainer.worker_timeout
+    check_models(config)
+    tokenizer = use_chat_template(load_tokenizer(config.model), config.data)
+    data, seed = config.data, config.trainer.seed
+    training = read(data.train_files, tokenizer, data, Subset.of_training(data, seed))
+    validation = read(data.validation_files, tokenizer, data, Subset.of_validation(data, seed))
+    resumed = read_checkpoint(config.trainer.checkpoint, model, ["actor"]) if config.trainer.checkpoint else None
+    with (
+        Tracker(run_dir, settings, recorded_step(settings.trainer, resumed), columns) as tracker,
+        connected(),
+        StopSignal(owner.check) as stop,
+    ):
+        with tracker.phase("start_up"):
+            planned = find_plan(config, ["actor"] if config.actor_is_reference else ["actor", "reference"])
+            config = planned.config
+            groups = start_training(config, planned.placement)
+            connect_ranks(groups.all, run_dir, steps_of(config, len(training)), limit)
+            run = open_run(config, run_dir, tracker, stop, groups, training, validation)
+            tracker.expect(run.last_step)
+            run.begin(resumed)
+        run.run()
+    return run_dir
+
+
+def steps_of(config: Config, examples: int) -> int:
+    """The steps of a run on this many examples."""
+    settings = config.trainer
+    return settings.total_steps or max(1, settings.total_epochs * examples // config.data.train_batch_size)
