@@ -12,7 +12,7 @@ from typer.exceptions import TyperException
 from trainer.errors import TrainerError
 
 if TYPE_CHECKING:
-    from trainer.config.tree import Config
+    from trainer.config.tree import Config, RunConfig
 
 app = typer.Typer(
     name="trainer",
@@ -201,18 +201,19 @@ def load(
 
 @app.command("import")
 def import_script(
-    script: Annotated[Path, typer.Argument(metavar="SCRIPT", help="Shell script that starts verl.")],
+    script: Annotated[Path, typer.Argument(metavar="SCRIPT", help="Shell script that starts verl, OpenRLHF or TRL.")],
     output: Annotated[Path | None, typer.Option(help="YAML file to write. The default is beside the script.")] = None,
     variables: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Variable of the script; 1 to 9: arguments.")
     ] = None,
 ) -> None:
-    """Turn a script of verl into settings of this trainer, and say what keeps its meaning and what is missing.
+    """Turn a script of verl, OpenRLHF or TRL into settings of this trainer; say what stays the same and what does not.
 
     bash expands the script without starting a program. The exit status is 2 if something is missing.
     """
-    from trainer.compat.scripts import training_commands
-    from trainer.config.imports import import_verl, named_files, split_options
+    from trainer.compat.scripts import has_overrides, training_commands
+    from trainer.compat.tools import tool_of
+    from trainer.config.imports import import_command_line, import_verl, named_files, split_options
     from trainer.errors import ConfigError
 
     try:
@@ -220,20 +221,46 @@ def import_script(
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{script}: cannot be read: {error}", hint="name a shell script") from error
     environment = {**os.environ, **dict(variable.partition("=")[::2] for variable in variables or [])}
-    commands = training_commands(text, environment, Path.cwd(), str(script))
+    commands = training_commands(
+        text, environment, Path.cwd(), str(script), lambda command: bool(tool_of(command)) or has_overrides(command)
+    )
     if not commands:
-        raise ConfigError(f"{script}: runs no Python with KEY=VALUE settings", hint="name the script that starts verl")
+        raise ConfigError(
+            f"{script}: runs no Python with KEY=VALUE settings, and no command of OpenRLHF or TRL",
+            hint="name the script that starts the training",
+        )
     missing = False
     for number, command in enumerate(commands, start=1):
-        options, overrides = split_options(command.arguments)
-        found = import_verl(overrides, named_files(options, command.entry))
+        known, ours = tool_of(command), "train"
+        if known:
+            tool, ours = known
+            found = import_command_line(tool, ours, command.arguments, _settings_of(ours))
+        else:
+            options, overrides = split_options(command.arguments)
+            found = import_verl(overrides, named_files(options))
         suffix = ".yaml" if len(commands) == 1 else f".{number}.yaml"
         target = (output or script).with_suffix(suffix) if len(commands) > 1 or output is None else output
-        target.write_text(f"# Imported from {script.name}, {command.entry}.\n{found.yaml()}", encoding="utf-8")
+        heading = f"# Imported from {script.name}, {command.entry}: python -m trainer {ours} --config {target.name}\n"
+        target.write_text(heading + found.yaml(), encoding="utf-8")
         typer.echo(f"{target}\n\n{found.report()}")
         missing = missing or bool(found.missing)
     if missing:
         raise typer.Exit(2)
+
+
+def _settings_of(command: str) -> type["RunConfig"]:
+    """The type of the settings that `train`, `dpo` or `kto` takes."""
+    if command == "dpo":
+        from trainer.runs.dpo import DpoConfig
+
+        return DpoConfig
+    if command == "kto":
+        from trainer.runs.kto import KtoConfig
+
+        return KtoConfig
+    from trainer.config.tree import Config
+
+    return Config
 
 
 @app.command()

@@ -6,7 +6,7 @@ every external command is recorded instead.
 
 import re
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,17 +61,29 @@ class UnsetVariableError(ConfigError):
         self.name = name
 
 
+Accepts = Callable[[Command], bool]
+
+
+def has_overrides(command: Command) -> bool:
+    """Whether a command has `KEY=VALUE` arguments."""
+    return bool(command.overrides)
+
+
 def training_commands(
-    script: str, variables: Mapping[str, str], directory: Path | None = None, name: str = "script"
+    script: str,
+    variables: Mapping[str, str],
+    directory: Path | None = None,
+    name: str = "script",
+    accepts: Accepts = has_overrides,
 ) -> list[Command]:
-    """The commands with `KEY=VALUE` arguments that a script runs through Python.
+    """The accepted commands that a script runs through Python, or as the program trl.
 
     `variables` are those of its environment; `1` to `9` are its arguments. `directory` is where it starts, `name` is
     its path. Raises UnsetVariableError if it stops before any such command because a variable is not set, and
     ConfigError without bash.
     """
     recorded, unset = _run(script, variables, directory, name)
-    found = [command for arguments in recorded for command in _training(arguments, variables, directory)]
+    found = [command for arguments in recorded for command in _training(arguments, variables, directory, accepts)]
     if unset and not found:
         raise UnsetVariableError(unset)
     return found
@@ -106,18 +118,24 @@ def _run(script: str, variables: Mapping[str, str], directory: Path | None, name
     return commands, missing[1] if missing else ""
 
 
-def _training(arguments: Sequence[str], variables: Mapping[str, str], directory: Path | None) -> list[Command]:
+def _training(
+    arguments: Sequence[str], variables: Mapping[str, str], directory: Path | None, accepts: Accepts
+) -> list[Command]:
     """The training command among these arguments, which may begin with a launcher, or nest one in quotes."""
     nested = next((text for text in arguments if "\n" in text or (" " in text and re.search(r"python3? ", text))), None)
     if nested is not None and "python" not in arguments[0]:
-        return training_commands(nested, variables, directory)
+        return training_commands(nested, variables, directory, accepts=accepts)
     for index, argument in enumerate(arguments):
+        rest = list(arguments[index + 1 :])
         if re.fullmatch(r"(?:.*/)?python[\d.]*|torchrun", argument):
-            rest = list(arguments[index + 1 :])
             while rest and rest[0].startswith("-") and rest[0] != "-m":
                 del rest[: 2 if rest[0] in ("-X", "-W") else 1]
             if rest and rest[0] == "-m":
                 rest.pop(0)
-            command = Command(rest[0], tuple(rest[1:])) if rest else None
-            return [command] if command is not None and command.overrides else []
+        elif argument == "trl" and index == 0:
+            rest = list(arguments)
+        else:
+            continue
+        command = Command(rest[0], tuple(rest[1:])) if rest else None
+        return [command] if command is not None and accepts(command) else []
     return []

@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
+from pydantic import BaseModel
 
+from trainer.compat.command_lines import Tool, meaning
 from trainer.compat.verl.translate import UnusableSettingsError, is_default, translate_key
 from trainer.config.files import hydra_files
-from trainer.config.overrides import given_settings, load_config, settings
+from trainer.config.overrides import build, given_settings, load_config, settings
 from trainer.config.tree import Config
 from trainer.errors import ConfigError
 
@@ -46,18 +48,25 @@ _OTHERS = {
 class Imported:
     """`config` is None if the rest of the settings contradict each other.
 
-    `same` lists each setting with ours, `without_effect` what this trainer does by itself, `missing` what it cannot do.
+    `same` lists each setting with ours, `differs` what happens here in another way, `without_effect` what changes no
+    result, `missing` what this trainer cannot do.
     """
 
-    config: Config | None = None
+    config: BaseModel | None = None
     same: list[str] = field(default_factory=list)
+    differs: list[str] = field(default_factory=list)
     without_effect: list[str] = field(default_factory=list)
     missing: list[ConfigError] = field(default_factory=list)
 
     def report(self) -> str:
         """The differences in meaning, as text."""
         missing = [f"{problem}" + (f" ({problem.hint})" if problem.hint else "") for problem in self.missing]
-        parts = (("the same", self.same), ("no effect on the result", self.without_effect), ("missing", missing))
+        parts = (
+            ("the same", self.same),
+            ("different", self.differs),
+            ("no effect on the result", self.without_effect),
+            ("missing", missing),
+        )
         return "\n".join(
             f"{title}: {len(lines)}\n" + "".join(f"  {line}\n" for line in lines) for title, lines in parts
         )
@@ -66,7 +75,7 @@ class Imported:
         """The settings that differ from this trainer's defaults."""
         if self.config is None:
             return ""
-        chosen = _different(self.config.model_dump(mode="json"), Config().model_dump(mode="json"))
+        chosen = _different(self.config.model_dump(mode="json"), type(self.config)().model_dump(mode="json"))
         return yaml.safe_dump(chosen, sort_keys=False, allow_unicode=True)
 
 
@@ -99,6 +108,17 @@ def import_verl(arguments: Sequence[str], files: Sequence[str] = ("verl",)) -> I
 def _translated(key: str, given: dict[str, Any]) -> dict[str, Any]:
     translation = translate_key(key, given[key], given, str)
     return translation.settings | translation.computed
+
+
+def import_command_line(tool: Tool, command: str, arguments: Sequence[str], model: type[BaseModel]) -> Imported:
+    """What a command line of another tool means here, as settings of our `command`, whose type is `model`."""
+    means = meaning(tool, command, arguments)
+    found = Imported(None, means.same, means.differs, means.without_effect, means.missing)
+    try:
+        found.config = build(model, means.settings, [setting.key for setting in settings(model)])
+    except ConfigError as error:
+        found.missing.append(error)
+    return found
 
 
 def split_options(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:

@@ -1,0 +1,1 @@
+"""Tools whose command lines `trainer import` reads: one file each, with a row."""
