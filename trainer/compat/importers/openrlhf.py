@@ -175,60 +175,8 @@ def _schedule(role: str) -> Rule:
     return rule
 
 
-PLACEMENT = "where roles run changes no result; see device_mapping"
-DEFAULTS: dict[str, Value] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
-NO_RESULT = {
-    "ref.num_nodes": PLACEMENT,
-    "ref.num_gpus_per_node": PLACEMENT,
-    "reward.num_nodes": PLACEMENT,
-    "reward.num_gpus_per_node": PLACEMENT,
-    "critic.num_nodes": PLACEMENT,
-    "critic.num_gpus_per_node": PLACEMENT,
-    "train.colocate_actor_ref": PLACEMENT,
-    "train.colocate_critic_reward": PLACEMENT,
-    "train.colocate_all": PLACEMENT,
-    "vllm.num_engines": "every device has an engine; see rollout.tensor_parallel",
-    "vllm.sync_backend": "weights take the fastest way by themselves",
-    "vllm.sync_with_ray": "weights take the fastest way by themselves",
-    "vllm.enable_prefix_caching": "see rollout.prefix_caching",
-    "vllm.enforce_eager": "see rollout.enforce_eager",
-    "vllm.enable_sleep": "engines sleep where they share their GPUs; see rollout.sleep",
-    "vllm.gpu_memory_utilization": "the memory of the engines is planned; see rollout.gpu_memory_utilization",
-    "logger.logging_steps": "every step is logged",
-    "logger.tensorboard_dir": "TensorBoard files are in the run's directory",
-    "logger.wandb.org": "set WANDB_ENTITY",
-    "logger.wandb.group": "set WANDB_RUN_GROUP",
-    "ckpt.path": "checkpoints are in the run's directory",
-    "ckpt.save_hf": "the final model is always written; `trainer export` makes one of any checkpoint",
-    "ckpt.disable_ds": "see trainer.save_freq",
-    "ckpt.max_mem": "see trainer.keep_checkpoints",
-    "ckpt.best_metric_key": "validations are in metrics.jsonl",
-    "critic.save_value_network": "checkpoints hold the critic",
-    "ds.use_universal_ckpt": "checkpoints load on any number of ranks",
-    "local_rank": "Ray starts the workers",
-    "ds.zero_stage": "FSDP2 shards weights, gradients and optimizer",
-    "ds.zpg": "see actor.sharding.shard_size",
-    "ds.adam_offload": "see actor.sharding.optimizer_offload",
-    "ds.attn_implementation": "log-probs are those of every implementation",
-    "ds.use_liger_kernel": "log-probs need no logits here",
-    "ds.overlap_comm": "FSDP2 overlaps them",
-    "ds.deepcompile": "see actor.compile",
-    "ds.enable_sleep": "see actor.sharding.optimizer_offload",
-    "ds.packing_samples": "rows are always packed",
-    "actor.gradient_checkpointing_reentrant": "see actor.activation_checkpointing",
-    "data.disable_fast_tokenizer": "tokenizers give the same tokens",
-    "data.dataloader_num_workers": "a thread reads ahead",
-    "rollout.vllm_generate_batch_size": "engines schedule requests by themselves",
-    "rollout.micro_batch_size": "see actor.micro_batch_size",
-    "rollout.max_tokens_per_gpu": "see actor.micro_batch_tokens",
-    "train.micro_batch_size": "micro-batches are planned; see actor.micro_batch_size",
-    "train.max_tokens_per_gpu": "see actor.micro_batch_tokens",
-    "train.dynamic_batch_enable": "micro-batches are filled by tokens; see actor.micro_batch_tokens",
-    "train.full_determinism_enable": "a run with the same settings gives the same metrics",
-    "ref.offload": "see reference.param_offload",
-    "reward.offload": "see device_mapping.reward",
-    "ds.value_head_prefix": "the critic's head starts at zero",
-}
+_FACTS = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+DEFAULTS: dict[str, Value] = _FACTS["defaults"]
 # Parts of other arguments, which read them.
 _READ_ELSEWHERE = (
     "algo.kl.use_loss",
@@ -340,7 +288,7 @@ def _normalized(key: str, value: Value, _given: Given) -> Translation:
 
 
 RULES: dict[str, Rule] = {
-    **{name: no_effect(reason) for name, reason in NO_RESULT.items()},
+    **{name: no_effect(reason) for name, reason in _FACTS["without_effect"].items()},
     **dict.fromkeys(_READ_ELSEWHERE, lambda _key, _value, _given: Translation({})),
     **role_rules("actor"),
     **role_rules("critic"),
