@@ -60,6 +60,19 @@ def test_a_cluster_can_be_started_by_hand_in_a_sleeping_container(start: Start) 
     assert (status, output.decode().splitlines()[-1]) == (0, "1.0"), output.decode()
 
 
+def test_verl_s_lines_are_submitted_to_a_cluster_that_was_started_by_hand(start: Start) -> None:
+    """The published way: a sleeping container, `ray start` in it, and `ray job submit` with verl's runtime_env.yaml."""
+    container = start("tail", "-f", "/dev/null", shm_size="1g")
+    status, output = container.exec_run(["ray", "start", "--head", "--num-cpus=1"])
+    assert status == 0, output.decode()
+    submit = ["ray", "job", "submit", "--runtime-env=verl/trainer/runtime_env.yaml", "--"]
+    status, output = container.exec_run([*submit, "python3", "-m", "verl.trainer.main_ppo", "trainer.val_onli=True"])
+    text = output.decode()
+    assert status == 1, text
+    assert "hint: did you mean trainer.val_only=VALUE?" in text
+    assert "Job entrypoint command failed with exit code 2" in text
+
+
 def test_missing_command_is_named(start: Start) -> None:
     status, output = finish(start("--no-ray", "--", "no-such-program"))
     assert status == 127
