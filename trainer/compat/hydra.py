@@ -47,8 +47,11 @@ def remove(key: str, given: dict[str, Any]) -> None:
 
 
 def flattened(key: str, value: Any, whole: Container[str] = ()) -> dict[str, Any]:
-    """A mapping as one entry per leaf, with dotted keys. Settings in `whole` take their mapping as it is."""
-    if not isinstance(value, Mapping) or not value or key in whole:
+    """A mapping below a key, "" at the root, as one entry per leaf, with dotted keys.
+
+    Settings in `whole` take their mapping as it is.
+    """
+    if not isinstance(value, Mapping) or key in whole or (key and not value):
         return {key: value}
     parts = [flattened(f"{key}.{inner}" if key else str(inner), below, whole) for inner, below in value.items()]
     return {name: leaf for part in parts for name, leaf in part.items()}

@@ -49,9 +49,7 @@ def read_settings(name: str, whole: Container[str] = ()) -> dict[str, Any]:
     found: dict[str, Any] = {}
     bases = list(tree.get("defaults") or [])
     for base in bases if "_self_" in bases else [*bases, "_self_"]:
-        found |= (
-            (flattened("", own, whole) if own else {}) if base == "_self_" else _base(name, path.parent, base, whole)
-        )
+        found |= flattened("", own, whole) if base == "_self_" else _base(name, path.parent, base, whole)
     return found
 
 

@@ -4,11 +4,11 @@ import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from markupsafe import Markup
 from matplotlib.axes import Axes
 
+from trainer.compat.hydra import flattened
 from trainer.errors import DataError
 from trainer.records.plots import COLOURS, PHASES, Plot, add_legend, figure_svg, label_bar
 from trainer.records.report import write_page
@@ -89,17 +89,10 @@ def draw_phases(axes: Axes, runs: Sequence[RecordedRun]) -> None:
 
 def _differing_settings(runs: Sequence[RecordedRun]) -> list[tuple[str, list[str]]]:
     """The settings that are not the same in all runs, apart from where a run writes."""
-    flat = [dict(_flat(run.config, "")) for run in runs]
+    flat = [flattened("", run.config) for run in runs]
     keys = sorted({key for settings in flat for key in settings} - {"trainer.output_dir", "trainer.run_id"})
     rows = [(key, [json.dumps(settings.get(key)) for settings in flat]) for key in keys]
     return [(key, values) for key, values in rows if len(set(values)) > 1]
-
-
-def _flat(tree: dict[str, Any], prefix: str) -> list[tuple[str, Any]]:
-    leaves = []
-    for key, value in tree.items():
-        leaves += _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else [(f"{prefix}{key}", value)]
-    return leaves
 
 
 def _ends(values: Sequence[float]) -> str:

@@ -1,10 +1,11 @@
 """MLflow. MLFLOW_TRACKING_URI says where the metrics go; without it, to `mlruns` beside the run's directory."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from trainer.compat.hydra import flattened
 from trainer.errors import ConfigError
 from trainer.records.logger import LoggerRow, load_package
 
@@ -19,7 +20,7 @@ class MlflowLogger:
         try:
             self._mlflow.set_experiment(project)
             self._run = self._mlflow.start_run(run_name=run_dir.name).info.run_id
-            self._mlflow.log_params(dict(_leaves(settings, "")))
+            self._mlflow.log_params(flattened("", settings))
         except self._mlflow.MlflowException as error:
             raise ConfigError(
                 f"trainer.loggers names mlflow, which cannot start: {error}",
@@ -32,14 +33,6 @@ class MlflowLogger:
 
     def close(self, failed: bool) -> None:
         self._mlflow.end_run("FAILED" if failed else "FINISHED")
-
-
-def _leaves(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 ROW = LoggerRow(name="mlflow", open=MlflowLogger)
