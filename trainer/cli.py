@@ -237,7 +237,7 @@ def import_script(
             found = import_command_line(tool, ours, command.arguments, _settings_of(ours))
         else:
             options, overrides = split_options(command.arguments)
-            found = import_verl(overrides, named_files(options))
+            found = import_verl(overrides, named_files(options, command.entry))
         suffix = ".yaml" if len(commands) == 1 else f".{number}.yaml"
         target = (output or script).with_suffix(suffix) if len(commands) > 1 or output is None else output
         heading = f"# Imported from {script.name}, {command.entry}: python -m trainer {ours} --config {target.name}\n"
