@@ -77,7 +77,7 @@ def installed(environment: Path, tmp_path: Path) -> Installed:
         ("buildkit render --target cpu", 'ENTRYPOINT ["tini", "-g", "--", "launch"]'),
         ("buildkit plan --target cuda", "one NCCL or RCCL"),
         ("buildkit run --target cpu --print docker -- train", "docker run --rm"),
-        ("buildkit run --target cuda --gpus 8 --print kubernetes -- train", "nvidia.com/gpu: 8"),
+        ("buildkit run --target cuda --gpus 8 --print kubernetes -- train", '"nvidia.com/gpu": 8'),
         ("buildkit slurm --target rocm --nodes 2 -- train", "#SBATCH --nodes=2"),
         ("buildkit test --help", "smoke"),
         ("launch --version", f"launch {VERSION}"),
