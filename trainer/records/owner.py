@@ -36,6 +36,7 @@ class RunOwner:
         self._me = {"host": socket.gethostname(), "pid": os.getpid(), "boot": _boot(), "id": uuid.uuid4().hex}
         self._thread = threading.Thread(target=self._beat, name="owner", daemon=True)
         self._descriptor = -1
+        self._made: list[Path] = []
         self._lost = ""
 
     def __enter__(self) -> Self:
@@ -58,8 +59,9 @@ class RunOwner:
             if not self._lost:
                 self._file.unlink()
         os.close(self._descriptor)
-        with suppress(OSError):
-            self._run_dir.rmdir()  # if nothing was written
+        with suppress(OSError):  # of what this process made, a refused run leaves nothing
+            for path in self._made:
+                path.rmdir()
 
     def check(self) -> None:
         """Raises LostRunError if another process took the directory."""
@@ -68,6 +70,7 @@ class RunOwner:
 
     def _open(self) -> None:
         """Opens the file, locks it and takes it."""
+        self._made = [path for path in (self._run_dir, *self._run_dir.parents) if not path.exists()]
         while True:
             self._run_dir.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT, 0o644)

@@ -167,7 +167,7 @@ class FakeGroup:
     def __len__(self) -> int:
         return 1
 
-    def call_each(self, tasks: Iterable[Task[Any, Any]]) -> list[Any]:
+    def call_each(self, tasks: Iterable[Task[Any, Any]], _timeout: float) -> list[Any]:
         return [getattr(self.worker, task.method)(*task.arguments) for task in tasks]
 
 

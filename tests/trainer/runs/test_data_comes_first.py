@@ -43,7 +43,7 @@ def settings(model: Path, tmp_path: Path, **data: Any) -> dict[str, Any]:
 def refused(config: Config, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         train(config)
-    assert not list(config.trainer.output_dir.rglob("config.json"))  # no record of a run was begun
+    assert not config.trainer.output_dir.exists()
 
 
 def test_prompts_that_are_too_long(model: Path, tmp_path: Path) -> None:
@@ -71,4 +71,4 @@ def test_pairs_that_are_too_long(model: Path, tmp_path: Path) -> None:
     given = settings(model, tmp_path, train_files=[pairs], validation_files=[held_out], max_prompt_length=2)
     with pytest.raises(DataError, match=r"row 0: the prompt has \d+ tokens"):
         train_on_preferences(DpoConfig.model_validate(given))
-    assert not list((tmp_path / "runs").rglob("config.json"))
+    assert not (tmp_path / "runs").exists()

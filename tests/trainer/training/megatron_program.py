@@ -159,7 +159,7 @@ def main(directory: Path) -> None:
     import trainer.models.megatron  # noqa: F401 - imported before forking; the tests turn its warnings into errors
 
     for world_size in CASES:
-        store = open_store("127.0.0.1", world_size)
+        store = open_store("127.0.0.1", world_size, timeout=60)
         ranks = [
             multiprocessing.get_context("fork").Process(target=run, args=(rank, world_size, store.port, directory))
             for rank in range(world_size)
