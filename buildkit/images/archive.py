@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -119,7 +120,8 @@ def fix_layer(saved: Path, folder: Path, epoch: int, numbered: tuple[int, str]) 
 
 def fixed(member: tarfile.TarInfo, epoch: int) -> tarfile.TarInfo:
     """Without what depends on the host: times, and the names that it has for numeric owners."""
-    kept = member.replace(mtime=epoch, uname="", gname="")
+    kept = copy(member)
+    kept.mtime, kept.uname, kept.gname = epoch, "", ""
     kept.pax_headers = {name: value for name, value in member.pax_headers.items() if name.startswith(XATTR)}
     return kept
 
