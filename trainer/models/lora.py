@@ -46,7 +46,10 @@ class LoraLinear(nn.Linear):  # type: ignore[misc]
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in] -> [..., out]."""
         plain = linear(x, self.weight, self.bias)
-        return plain + self.scaling * linear(linear(x, self.lora_A), self.lora_B) if self.enabled else plain
+        if not self.enabled:
+            return plain
+        # Sharded weights come in the type of the computation already; before that, adapters may be more precise.
+        return plain + self.scaling * linear(linear(x, self.lora_A.to(x.dtype)), self.lora_B.to(x.dtype))
 
     def merged(self, gather: Gather) -> Tensor:
         """W + scaling B A, [out, in] float32. `gather` turns a sharded tensor into a whole one."""

@@ -7,8 +7,10 @@ import torch
 import torch.distributed as dist
 
 from tests.trainer.models.test_log_probs_by_family import TEMPERATURE, language_model
+from trainer.config.roles import LoraConfig
 from trainer.errors import DataError
 from trainer.models import attention, networks
+from trainer.models.lora import add_adapters
 from trainer.models.output_head import PLAIN
 from trainer.training.engine import TrainingEngine
 from trainer.training.process_group import join, open_store
@@ -53,6 +55,19 @@ def check_critic(family: str, dtype: torch.dtype) -> None:
 def test_right_log_probs_pass(family: str, dtype: torch.dtype) -> None:
     check(family, dtype)
     check_critic(family, dtype)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_a_network_with_adapters_passes(dtype: torch.dtype) -> None:
+    """The frozen weights have the type of the computation, the trained adapters stay in float32."""
+    model, rows = language_model("gemma2").to(dtype), check_rows(50)
+    add_adapters(model, LoraConfig(rank=4), seed=0)
+    for name, parameter in model.named_parameters():
+        if name.endswith("lora_B"):
+            torch.nn.init.normal_(parameter, std=0.1)  # zeros would hide the adapters
+    expected = transformers_log_probs(model, rows, TEMPERATURE)
+    engine = TrainingEngine(networks.PolicyNetwork(model, TEMPERATURE), Execution(torch.device("cpu"), dtype))
+    check_log_probs(engine, rows, expected, "gemma2")
 
 
 @pytest.mark.parametrize("dtype", TYPES)
