@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -309,6 +310,57 @@ def test_a_policy_that_uses_a_calculator_learns_only_from_its_own_tokens(runs: R
         assert row["reward/failed"] == 0
     samples = [json.loads(line) for line in (run.directory / "samples.jsonl").read_text().splitlines()]
     assert any("Write calc: EXPRESSION to calculate" in sample["response"] for sample in samples)
+
+
+def test_asynchronous_responses_continue_under_new_weights(runs: Runs) -> None:
+    run = runs.start(
+        "asynchronous",
+        *ON_ONE_NODE,
+        "trainer.mode=asynchronous",
+        "rollout.engine=transformers",
+        "trainer.max_staleness=2",
+        "rollout.segment_length=4",
+        "algorithm.correction=tis",
+        "trainer.total_steps=5",
+        "trainer.save_freq=3",
+    )
+    rows = finished(run)
+    assert len(rows) == 5
+    assert rows[0]["rollout/staleness_max"] == 0
+    assert 0 < max(row["rollout/staleness_max"] for row in rows) <= 2
+    # A token's log-prob comes from the weights that sampled it; the actor has been updated since.
+    assert max(row["rollout/log_prob_difference"] for row in rows[2:]) > 1e-3
+    assert all(row["actor/gradient_norm"] > 0 for row in rows)
+    assert {"validation/exact_match" in row for row in rows} == {True, False}
+    assert len(list((run.directory / "checkpoints").iterdir())) == 2
+
+
+def test_an_agent_program_is_trained_as_it_is(runs: Runs, tmp_path: Path) -> None:
+    """With Transformers as the engine and many end tokens, as above. The program speaks plain HTTP."""
+    model = tmp_path / "model"
+    shutil.copytree(runs.model, model)
+    (model / "generation_config.json").write_text(json.dumps({"eos_token_id": list(range(40))}))
+    run = runs.start(
+        "program",
+        f"model.path={model}",
+        "rollout.engine=transformers",
+        "rollout.agent=program",
+        f"rollout.program.command=[{sys.executable},{ROOT / 'examples' / 'program' / 'agent.py'}]",
+        "rollout.program.processes=4",
+        "rollout.environment_timeout=60",
+        "rollout.segment_length=64",
+        "data.max_response_length=160",
+        *ON_ONE_NODE,
+        "trainer.total_steps=2",
+        "trainer.save_freq=0",
+    )
+    run.succeed()
+    for row in run.metrics()[1:]:
+        assert 1.2 < row["rollout/turns"] <= 2
+        # Engine and trainer agree on every token, so both read the same conversation.
+        assert row["rollout/log_prob_difference"] < 1e-3
+        assert row["rollout/failed_programs"] == row["reward/failed"] == 0
+        assert row["actor/gradient_norm"] > 0
 
 
 def test_asynchronous_responses_continue_under_new_weights(runs: Runs) -> None:
