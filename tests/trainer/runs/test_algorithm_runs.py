@@ -361,26 +361,3 @@ def test_an_agent_program_is_trained_as_it_is(runs: Runs, tmp_path: Path) -> Non
         assert row["rollout/log_prob_difference"] < 1e-3
         assert row["rollout/failed_programs"] == row["reward/failed"] == 0
         assert row["actor/gradient_norm"] > 0
-
-
-def test_asynchronous_responses_continue_under_new_weights(runs: Runs) -> None:
-    run = runs.start(
-        "asynchronous",
-        *ON_ONE_NODE,
-        "trainer.mode=asynchronous",
-        "rollout.engine=transformers",
-        "trainer.max_staleness=2",
-        "rollout.segment_length=4",
-        "algorithm.correction=tis",
-        "trainer.total_steps=5",
-        "trainer.save_freq=3",
-    )
-    rows = finished(run)
-    assert len(rows) == 5
-    assert rows[0]["rollout/staleness_max"] == 0
-    assert 0 < max(row["rollout/staleness_max"] for row in rows) <= 2
-    # A token's log-prob comes from the weights that sampled it; the actor has been updated since.
-    assert max(row["rollout/log_prob_difference"] for row in rows[2:]) > 1e-3
-    assert all(row["actor/gradient_norm"] > 0 for row in rows)
-    assert {"validation/exact_match" in row for row in rows} == {True, False}
-    assert len(list((run.directory / "checkpoints").iterdir())) == 2
