@@ -85,12 +85,23 @@ def gsm8k(
 
 
 @app.command()
-def sft(overrides: Overrides = None) -> None:
-    """Fine-tune a small model on questions and answers, as a warm start."""
-    from trainer.config.overrides import parse_overrides
-    from trainer.runs.sft import SftConfig, fine_tune
+def sft(overrides: Overrides = None, config: Files = None) -> None:
+    """Fine-tune `model.path` on responses or conversations; without it, make a small model as a warm start.
 
-    typer.echo(fine_tune(parse_overrides(overrides or [], SftConfig)).output)
+    Settings of the warm start have no section, like `train_files=FILE steps=200`.
+    """
+    from trainer.config.overrides import parse_overrides
+
+    names = [argument.lstrip("+").partition("=")[0] for argument in overrides or []]
+    if config or any(name.partition(".")[0] in ("model", "data", "actor", "trainer", "sft") for name in names):
+        from trainer.records.report import write_report
+        from trainer.runs.sft import SftConfig, fine_tune
+
+        typer.echo(write_report(fine_tune(parse_overrides(overrides or [], SftConfig, config or []))))
+        return
+    from trainer.runs.warm_start import WarmStartConfig, make_warm_start
+
+    typer.echo(make_warm_start(parse_overrides(overrides or [], WarmStartConfig)).output)
 
 
 @app.command()

@@ -1,7 +1,7 @@
-"""Runs that learn from files of responses, without sampling or rewards: DPO and KTO."""
+"""Runs that learn from files of responses, without sampling or rewards: DPO, KTO and SFT."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -32,26 +32,28 @@ class OfflineConfig(RunConfig):
     """The settings that these runs share. `data.train_batch_size` counts rows of the files."""
 
     responses_per_example: ClassVar[int] = 1
+    # What the run decides of `actor` and `algorithm`. The loss sums over each response's tokens.
+    fixed_actor: ClassVar[Mapping[str, Any]] = {
+        "ppo_epochs": 1,
+        "policy_loss": "ppo",
+        "loss_aggregation": "seq-mean-token-sum",
+        "kl_loss_coefficient": 0.0,
+        "entropy_coefficient": 0.0,
+    }
+    fixed_algorithm: ClassVar[Mapping[str, Any]] = {"advantage": "reinforce_plus_plus"}
     data: DataConfig = DataConfig()
     actor: ActorConfig = ActorConfig()
 
     def for_workers(self) -> Config:
-        """Settings of actor and reference: one optimizer step per batch, on the sum over each response's tokens."""
-        actor = {
-            "mini_batch_size": self.responses_per_example * self.data.train_batch_size,
-            "ppo_epochs": 1,
-            "policy_loss": "ppo",
-            "loss_aggregation": "seq-mean-token-sum",
-            "kl_loss_coefficient": 0.0,
-            "entropy_coefficient": 0.0,
-        }
+        """Settings of actor and reference: one optimizer step per batch."""
+        rows = self.responses_per_example * self.data.train_batch_size
         return Config.model_validate(
             {
                 "model": self.model,
                 "trainer": self.trainer,
                 "data": self.data,
-                "actor": self.actor.model_copy(update=actor),
-                "algorithm": {"advantage": "reinforce_plus_plus"},
+                "actor": self.actor.model_copy(update={**self.fixed_actor, "mini_batch_size": rows}),
+                "algorithm": self.fixed_algorithm,
                 "rollout": {"samples_per_prompt": self.responses_per_example},
             }
         )
@@ -147,7 +149,8 @@ def _train(
         StopSignal(owner.check) as stop,
     ):
         with tracker.phase("start_up"):
-            planned = find_plan(config, ["actor"] if config.actor_is_reference else ["actor", "reference"])
+            separate = config.needs_reference and not config.actor_is_reference
+            planned = find_plan(config, ["actor", "reference"] if separate else ["actor"])
             config = planned.config
             groups = start_training(config, planned.placement)
             connect_ranks(groups.all, run_dir, steps_of(config, len(training)), limit)

@@ -1,209 +1,98 @@
-"""Supervised warm start: a small random model learns to answer like the demonstrations, right or wrong.
+"""Supervised fine-tuning (SFT): learns to write the responses in files.
 
-PPO can only reinforce what a policy sometimes gets right, so it needs a start that is neither random nor perfect.
+A step is a step of policy optimisation on every learned token with advantage 1, whose loss is the cross entropy.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
-import torch
-from pydantic import Field
-from torch.nn.functional import cross_entropy
-from transformers.utils import logging as transformers_logging
+from pydantic import model_validator
 
-from trainer.config.section import Section
-from trainer.data.dataset import PromptSampler
-from trainer.data.files import read_rows
-from trainer.data.messages import Messages, checked_text, text_messages
-from trainer.errors import DataError
-from trainer.models.files import decode
-from trainer.models.small import ModelShape, build_tokenizer, create_model, save_model
-from trainer.records.console import Column, progress
-from trainer.rewards.rules.gsm8k import gsm8k
+from trainer.config.data import DataConfig
+from trainer.config.roles import TrainedModelConfig
+from trainer.config.sft import SftSettings
+from trainer.config.tree import Config
+from trainer.data.batch import Batch
+from trainer.data.demonstrations import Demonstration, read_demonstrations
+from trainer.data.subset import Subset
+from trainer.records.console import Column
+from trainer.runs.interfaces import ActorRole
+from trainer.runs.loop import forward
+from trainer.runs.offline import OfflineConfig, OfflineRun, train_offline
 
-_HINT = "make the file with `python -m trainer data arithmetic`"
-_IGNORED = -100  # cross_entropy's mark for positions without a target
-_VALIDATION_BATCH = 256  # prompts decoded at a time
-_COLUMNS = (Column("loss", "loss", ".4f"), Column("exact_match", "exact match", ".1%"))
-
-
-class SftConfig(Section):
-    """Settings of the warm start."""
-
-    train_files: list[Path] = Field(
-        default=[Path("data/demonstrations.parquet")], min_length=1, description="Parquet files with worked answers"
-    )
-    validation_files: list[Path] = Field(
-        default=[Path("data/validation.parquet")], min_length=1, description="Parquet files with held-out questions"
-    )
-    output: Path = Field(default=Path("models/warm-start"), description="directory for the model and its tokenizer")
-    seed: int = Field(default=0, description="seed of the initial weights and of the order of the answers")
-    layers: int = Field(default=2, gt=0, description="transformer blocks")
-    hidden_size: int = Field(default=128, gt=0, multiple_of=64, description="width; 32 per attention head")
-    vocabulary_size: int = Field(
-        default=512, gt=260, description="largest number of tokens: all bytes and the most frequent words"
-    )
-    learning_rate: float = Field(default=2e-3, gt=0, description="peak rate, after warm-up and before decay")
-    batch_size: int = Field(default=64, gt=0, description="answers per optimizer step")
-    steps: int = Field(default=200, gt=0, description="optimizer steps")
-    test_freq: int = Field(default=20, gt=0, description="steps between validations")
-    max_response_length: int = Field(default=16, gt=0, description="tokens per validation answer, at most")
+COLUMNS = (
+    Column("sft/loss", "loss", ".4f"),
+    Column("validation/sft_loss", "held-out loss", ".4f"),
+    Column("time/step", "seconds", ".1f"),
+)
 
 
-@dataclass(frozen=True)
-class WorkedAnswer:
-    """A row of a file: messages with a question, its worked answer, and the number that the answer should reach."""
+class SftConfig(OfflineConfig):
+    """Settings of fine-tuning: `data.train_batch_size` counts rows; of `actor.*` what concerns optimizer and memory."""
 
-    messages: Messages
-    answer: str
-    ground_truth: str
+    fixed_actor: ClassVar[Mapping[str, Any]] = {
+        **OfflineConfig.fixed_actor,
+        "policy_loss": "gpg",
+        "loss_aggregation": "token-mean",
+    }
+    fixed_algorithm: ClassVar[Mapping[str, Any]] = {**OfflineConfig.fixed_algorithm, "kl_coefficient": 0.0}
+    sft: SftSettings = SftSettings()
 
+    @model_validator(mode="after")
+    def _every_setting_is_read(self) -> Self:
+        read = {*TrainedModelConfig.model_fields, "learning_rate", "weight_decay", "max_gradient_norm"}
+        for name in sorted(self.actor.model_fields_set - read):
+            value = getattr(self.actor, name)
+            if value != self.fixed_actor.get(name):
+                instead = "set data.train_batch_size" if name == "mini_batch_size" else "leave it out"
+                raise ValueError(f"actor.{name}={value} has no effect on fine-tuning: {instead}")
+        if self.data.custom_cls.path is not None:
+            raise ValueError("data.custom_cls has no effect on fine-tuning: write the rows into data.train_files")
+        for name in ("max_prompt_length", "max_response_length"):
+            if name in self.data.model_fields_set:
+                raise ValueError(f"data.{name} has no effect on fine-tuning: set sft.max_length, which limits a row")
+        return self
 
-@dataclass(frozen=True)
-class Demonstration:
-    """A question with its worked answer, as tokens; the answer includes the end token."""
-
-    question: list[int]
-    answer: list[int]
-    ground_truth: str
-
-
-@dataclass(frozen=True)
-class WarmStart:
-    """The result: the model's directory and the share of held-out questions that it answers."""
-
-    output: Path
-    exact_match: float
-
-
-def fine_tune(config: SftConfig) -> WarmStart:
-    """Trains a new model and writes it to `config.output`. Raises DataError if a file cannot be used."""
-    transformers_logging.disable_progress_bar()
-    demonstrations, held_out = _read(config.train_files), _read(config.validation_files)
-    tokenizer = build_tokenizer(_texts(demonstrations), config.vocabulary_size)
-    model = create_model(tokenizer, _shape(config), config.seed).to("cuda" if torch.cuda.is_available() else "cpu")
-    train, validation = _tokenized(demonstrations, tokenizer), _tokenized(held_out, tokenizer)
-    exact_match = _learn(model, tokenizer, train, validation, config)
-    save_model(model, tokenizer, config.output)
-    return WarmStart(config.output, exact_match)
+    def for_workers(self) -> Config:
+        """Settings of the actor: one optimizer step per batch, on the mean over all learned tokens of the batch."""
+        config = super().for_workers()
+        limits = {"max_prompt_length": 1, "max_response_length": self.sft.max_length - 1}
+        return config.model_copy(update={"data": self.data.model_copy(update=limits)})
 
 
-def _shape(config: SftConfig) -> ModelShape:
-    heads = config.hidden_size // 32
-    return ModelShape(config.layers, config.hidden_size, 4 * config.hidden_size, heads, heads // 2)
+def fine_tune(settings: SftConfig) -> Path:
+    """Fine-tunes on the Ray cluster at RAY_ADDRESS or on this machine; the run's directory. Raises TrainerError."""
+
+    def read(files: Sequence[Path], tokenizer: Any, data: DataConfig, subset: Subset) -> list[Demonstration]:
+        return read_demonstrations(files, tokenizer, data, settings.sft, subset)
+
+    return train_offline(settings, COLUMNS, read, SftRun)
 
 
-def read_demonstrations(files: list[Path], tokenizer: Any) -> list[Demonstration]:
-    """The questions and worked answers of the files. Raises DataError."""
-    return _tokenized(_read(files), tokenizer)
+class SftRun(OfflineRun[Demonstration]):
+    """Takes steps on batches of demonstrations."""
+
+    def learn(self, examples: Sequence[Demonstration]) -> tuple[Batch, dict[str, float]]:
+        batch = demonstration_batch(examples)
+        return batch.with_(advantages=batch.response_mask.float()), {}
+
+    def step(self, step: int) -> dict[str, float]:
+        metrics = super().step(step)
+        return {"sft/loss": metrics["actor/policy_loss"], **metrics}
+
+    def validate(self) -> dict[str, float]:
+        return super().validate() if self.validation else {}
+
+    def measure(self, examples: Sequence[Demonstration], count: int) -> dict[str, float]:
+        """The mean loss over the learned tokens of held-out rows."""
+        batch = demonstration_batch(examples)
+        log_probs = forward(self.actor, ActorRole.log_probs, batch)
+        mask = batch.response_mask[:count]
+        return {"validation/sft_loss": -(log_probs[:count].where(mask, 0.0).sum() / mask.sum()).item()}
 
 
-def _read(files: list[Path]) -> list[WorkedAnswer]:
-    return [
-        _worked_answer(f"{file}, row {number}", row)
-        for file in files
-        for number, row in enumerate(read_rows(file, ("prompt", "reward_model", "extra_info"), _HINT))
-    ]
-
-
-def _worked_answer(where: str, row: dict[str, Any]) -> WorkedAnswer:
-    """Raises DataError if the row has no prompt, no `extra_info.answer` or no `reward_model.ground_truth`."""
-    messages = text_messages(where, "prompt", row["prompt"], _HINT)
-    if not messages:
-        raise DataError(f"{where}: the prompt is empty", hint=_HINT)
-    found = []
-    for column, name in (("extra_info", "answer"), ("reward_model", "ground_truth")):
-        value = row[column].get(name) if isinstance(row[column], dict) else None
-        if value is None:
-            raise DataError(f"{where}: no {column}.{name}", hint=_HINT)
-        found.append(checked_text(f"{where}: {column}.{name}", value, _HINT))
-    return WorkedAnswer(messages, *found)
-
-
-def _texts(rows: list[WorkedAnswer]) -> list[str]:
-    return [text for row in rows for text in (row.messages[-1]["content"], row.answer)]
-
-
-def _tokenized(rows: list[WorkedAnswer], tokenizer: Any) -> list[Demonstration]:
-    examples = []
-    for row in rows:
-        prompt = tokenizer.apply_chat_template(row.messages, tokenize=False, add_generation_prompt=True)
-        answer = tokenizer(row.answer, add_special_tokens=False)["input_ids"]
-        question = tokenizer(prompt, add_special_tokens=False)["input_ids"]
-        examples.append(Demonstration(question, [*answer, tokenizer.eos_token_id], row.ground_truth))
-    return examples
-
-
-def _learn(
-    model: Any, tokenizer: Any, train: list[Demonstration], validation: list[Demonstration], config: SftConfig
-) -> float:
-    """Trains the model in place; returns the last exact match."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, config.steps))
-    batches = _batches(train, config.batch_size, config.seed)
-    exact_match = 0.0
-    with progress(config.steps, 0, _COLUMNS) as shown:
-        shown.phase("warm start")
-        for step in range(1, config.steps + 1):
-            optimizer.zero_grad()
-            loss = answer_loss(model, next(batches))
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            schedule.step()
-            metrics = {}
-            if step % config.test_freq == 0 or step == config.steps:
-                exact_match = greedy_exact_match(model, tokenizer, validation, config.max_response_length)
-                metrics = {"loss": loss.item(), "exact_match": exact_match}
-            shown.step(step, metrics)
-    return exact_match
-
-
-def _rate(step: int, steps: int) -> float:
-    """Warm-up over the first tenth, then linear decay to zero, so that the last steps average the demonstrations."""
-    return min((step + 1) / max(1, steps // 10), (steps - step) / steps)
-
-
-def _batches(examples: list[Demonstration], size: int, seed: int) -> Iterator[list[Demonstration]]:
-    sampler = PromptSampler(len(examples), size, shuffle=True, seed=seed)
-    while True:
-        yield [examples[index] for index in sampler.next_batch()]
-
-
-def answer_loss(model: Any, examples: list[Demonstration]) -> Any:
-    """Mean cross entropy over the answers' tokens, a scalar tensor. Questions carry no loss."""
-    width = max(len(example.question) + len(example.answer) for example in examples)
-    tokens = torch.zeros(len(examples), width, dtype=torch.long)
-    targets = torch.full((len(examples), width), _IGNORED)
-    for row, example in enumerate(examples):
-        end = len(example.question) + len(example.answer)
-        tokens[row, :end] = torch.tensor(example.question + example.answer)
-        targets[row, len(example.question) - 1 : end - 1] = torch.tensor(example.answer)
-    # With padding on the right, causal attention needs no mask.
-    logits = model(input_ids=tokens.to(model.device)).logits
-    return cross_entropy(logits.flatten(0, 1), targets.to(model.device).flatten(), ignore_index=_IGNORED)
-
-
-@torch.no_grad()
-def greedy_exact_match(model: Any, tokenizer: Any, examples: list[Demonstration], max_response_length: int) -> float:
-    """The share of questions that greedy decoding answers correctly."""
-    right = 0.0
-    for start in range(0, len(examples), _VALIDATION_BATCH):
-        batch = examples[start : start + _VALIDATION_BATCH]
-        width = max(len(example.question) for example in batch)
-        padding = [width - len(example.question) for example in batch]
-        prompts = [
-            [tokenizer.pad_token_id] * pad + example.question for pad, example in zip(padding, batch, strict=True)
-        ]
-        mask = [[0] * pad + [1] * (width - pad) for pad in padding]
-        generated = model.generate(
-            torch.tensor(prompts, device=model.device),
-            attention_mask=torch.tensor(mask, device=model.device),
-            max_new_tokens=max_response_length,
-            do_sample=False,
-        )
-        responses = decode(tokenizer, generated[:, width:].tolist())
-        right += sum(gsm8k(response, example.ground_truth) for response, example in zip(responses, batch, strict=True))
-    return right / len(examples)
+def demonstration_batch(examples: Sequence[Demonstration]) -> Batch:
+    """One row per demonstration; the mask marks the tokens that are learned."""
+    prompts, responses, masks = zip(*((one.prompt, one.response, one.learned) for one in examples), strict=True)
+    return Batch.from_responses(prompts, responses, None, masks)

@@ -1,66 +1,96 @@
-import json
+"""Supervised fine-tuning: its settings, its loss, and a whole run on two Ray nodes that is resumed."""
+
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
+from hypothesis import given
+from pydantic import ValidationError
+from torch.testing import assert_close
 
+from tests.trainer.tensors import normal, random_mask, seeds
+from tests.trainer.whole_run import Runs
+from trainer.algorithms.aggregation import GlobalCount, aggregate
+from trainer.algorithms.registry import POLICY_LOSSES
+from trainer.config.data import DataConfig
 from trainer.data.arithmetic import write_arithmetic
-from trainer.errors import DataError
-from trainer.models.small import ModelShape, build_tokenizer, create_model
-from trainer.runs.sft import Demonstration, SftConfig, answer_loss, fine_tune
-
-EXAMPLES = [Demonstration([5, 6, 7], [8, 1], "8"), Demonstration([5, 6], [8, 9, 1], "89")]
+from trainer.data.demonstrations import Demonstration
+from trainer.runs.sft import SftConfig, demonstration_batch
 
 
-@pytest.fixture(scope="module")
-def tokenizer() -> object:
-    return build_tokenizer(["7+5=12\n#### 12", "How many apples?"] * 20, 300)
+def test_workers_take_one_step_per_batch_without_critic_and_reference() -> None:
+    config = SftConfig(data=DataConfig(train_batch_size=8)).for_workers()
+    assert config.actor.mini_batch_size == 8
+    assert not config.needs_critic
+    assert not config.needs_reference
+    assert config.data.max_prompt_length + config.data.max_response_length == 1024
 
 
-def test_the_loss_covers_only_answers_for_any_padding(tokenizer: object) -> None:
-    model = create_model(tokenizer, ModelShape(), seed=0)
-    expected = []
-    for example in EXAMPLES:
-        tokens = torch.tensor([example.question + example.answer])
-        log_probs = model(tokens).logits[0, len(example.question) - 1 : -1].log_softmax(-1)
-        expected += [-log_probs[place, token] for place, token in enumerate(example.answer)]
-    torch.testing.assert_close(answer_loss(model, EXAMPLES), torch.stack(expected).mean())
+@given(seed=seeds)
+def test_the_loss_of_the_workers_is_the_mean_cross_entropy_of_all_learned_tokens(seed: int) -> None:
+    actor = SftConfig().for_workers().actor
+    log_probs, mask = normal(seed, 4, 6), random_mask(seed, 4, 6)
+    policy = POLICY_LOSSES[actor.policy_loss].loss(log_probs, log_probs, mask.float(), mask)
+    loss = aggregate(policy.loss, mask, actor.loss_aggregation, GlobalCount(int(mask.sum()), 4))
+    assert_close(loss, -log_probs[mask].mean())
 
 
-@pytest.mark.timeout(300)
-def test_a_warm_start_imitates_the_demonstrations(tmp_path: Path) -> None:
-    _, demonstrations, validation = write_arithmetic(tmp_path, 2048, 128, 4, dropped_carries=0.0, seed=0)
-    config = SftConfig(
-        train_files=[demonstrations], validation_files=[validation], output=tmp_path / "model", steps=120
+def test_only_the_learned_tokens_of_a_conversation_are_marked() -> None:
+    batch = demonstration_batch(
+        [Demonstration((1, 2), (3, 4, 5, 6), (True, False, False, True)), Demonstration((1,), (2, 3), (True, True))]
     )
-    assert fine_tune(config).exact_match > 0.9  # prompts of different lengths, decoded in one padded batch
-    assert (tmp_path / "model" / "tokenizer.json").is_file()
-
-
-def test_files_without_worked_answers_are_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"nowhere\.parquet: no such file"):
-        fine_tune(SftConfig(train_files=[tmp_path / "nowhere.parquet"], output=tmp_path / "model"))
-    assert list(tmp_path.iterdir()) == []
+    assert batch.token_ids.tolist() == [[1, 2, 3, 4, 5, 6], [1, 2, 3, 0, 0, 0]]
+    assert batch.response_mask.int().tolist() == [[1, 0, 0, 1], [1, 1, 0, 0]]
 
 
 @pytest.mark.parametrize(
-    ("change", "what"),
+    ("settings", "words"),
     [
-        ({"extra_info": {"split": "train"}}, r"no extra_info\.answer"),
-        ({"extra_info": {"answer": 3}}, r"extra_info\.answer is int instead of text"),
-        ({"reward_model": {"style": "rule"}}, r"no reward_model\.ground_truth"),
-        ({"prompt": "How many?"}, "column prompt is not a list of messages"),
-        ({"prompt": []}, "the prompt is empty"),
+        ({"actor": {"clip_ratio": 0.3}}, "actor.clip_ratio=0.3 has no effect on fine-tuning"),
+        ({"actor": {"policy_loss": "gspo"}}, "actor.policy_loss=gspo has no effect on fine-tuning"),
+        ({"actor": {"mini_batch_size": 8}}, "set data.train_batch_size"),
+        ({"data": {"max_response_length": 64}}, "data.max_response_length has no effect.*set sft.max_length"),
     ],
 )
-def test_a_row_without_a_worked_answer_is_named(tmp_path: Path, change: dict[str, Any], what: str) -> None:
-    row = {
-        "prompt": [{"role": "user", "content": "How many are 1 + 2?"}],
-        "reward_model": {"style": "rule", "ground_truth": "3"},
-        "extra_info": {"answer": "#### 3"},
+def test_a_setting_that_fine_tuning_does_not_read_is_refused(settings: dict[str, object], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        SftConfig.model_validate(settings)
+
+
+def test_a_run_learns_and_a_resumed_one_ends_with_the_same_weights_to_the_bit(runs: Runs, tmp_path: Path) -> None:
+    _, demonstrations, held_out = write_arithmetic(tmp_path, 64, 15, 9, dropped_carries=0.0, seed=0)
+    common = {
+        "model.path": runs.model,
+        "data.train_files": demonstrations,
+        "data.validation_files": held_out,
+        "data.train_batch_size": 16,
+        "sft.response_key": "extra_info.answer",
+        "sft.max_length": 128,
+        "actor.learning_rate": 3e-3,
+        "actor.weight_decay": 0.01,
+        "actor.optimizer.betas": "[0.8,0.95]",
+        "actor.schedule.name": "wsd",
+        "actor.schedule.warmup_steps": 1,
+        "actor.schedule.stable_ratio": 0.4,
+        "actor.schedule.zero_indexed": False,
+        "trainer.output_dir": runs.directory,
+        "trainer.test_freq": 3,
+        "trainer.total_steps": 6,
     }
-    file = tmp_path / "train.jsonl"
-    file.write_text("".join(json.dumps(one) + "\n" for one in (row, {**row, **change})))
-    with pytest.raises(DataError, match=rf"train\.jsonl, row 1: {what}"):
-        fine_tune(SftConfig(train_files=[file], validation_files=[file], output=tmp_path / "model"))
+    whole = runs.launch("sft", "sft", common | {"trainer.save_freq": 3})
+    whole.succeed()
+    first, *_, last = whole.metrics()
+    assert last["sft/loss"] < whole.results(1)["sft/loss"]
+    assert last["validation/sft_loss"] < first["validation/sft_loss"]
+    rates = [whole.results(step)["actor/learning_rate"] for step in range(1, 7)]
+    assert rates[:3] == pytest.approx([3e-3] * 3)
+    assert rates[3] > rates[4] > rates[5] == 0
+    checkpoint = whole.directory / "checkpoints" / "step_000003"
+    resumed = runs.launch("sft", "sft-resumed", common | {"trainer.resume": checkpoint})
+    resumed.succeed()
+    assert [resumed.results(step) for step in (4, 5, 6)] == [whole.results(step) for step in (4, 5, 6)]
+    assert weights(resumed.directory / "model") == weights(whole.directory / "model")
+    assert weights(whole.directory / "model") != weights(runs.model)
+
+
+def weights(model: Path) -> list[bytes]:
+    return [file.read_bytes() for file in sorted(model.glob("*.safetensors"))]

@@ -1,0 +1,226 @@
+"""Supervised warm start: a small random model learns to answer like the demonstrations, right or wrong.
+
+PPO can only reinforce what a policy sometimes gets right, so it needs a start that is neither random nor perfect.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch.nn.functional import cross_entropy
+from transformers.utils import logging as transformers_logging
+
+from trainer.algorithms.optimizers import OPTIMIZERS
+from trainer.config.optimization import OptimizerConfig, ScheduleConfig
+from trainer.config.section import Section
+from trainer.data.dataset import PromptSampler
+from trainer.data.files import read_rows
+from trainer.data.messages import Messages, checked_text, text_messages
+from trainer.errors import DataError
+from trainer.models.files import decode
+from trainer.models.small import ModelShape, build_tokenizer, create_model, save_model
+from trainer.records.console import Column, progress
+from trainer.rewards.rules.gsm8k import gsm8k
+
+_HINT = "make the file with `python -m trainer data arithmetic`"
+_IGNORED = -100  # cross_entropy's mark for positions without a target
+_VALIDATION_BATCH = 256  # prompts decoded at a time
+_COLUMNS = (Column("loss", "loss", ".4f"), Column("exact_match", "exact match", ".1%"))
+
+
+class WarmStartScheduleConfig(ScheduleConfig):
+    """Without any of these settings, the rate rises over the first tenth of the steps while a decay to 0 limits it."""
+
+
+class WarmStartConfig(Section):
+    """Settings of the warm start."""
+
+    train_files: list[Path] = Field(
+        default=[Path("data/demonstrations.parquet")], min_length=1, description="Parquet files with worked answers"
+    )
+    validation_files: list[Path] = Field(
+        default=[Path("data/validation.parquet")], min_length=1, description="Parquet files with held-out questions"
+    )
+    output: Path = Field(default=Path("models/warm-start"), description="directory for the model and its tokenizer")
+    seed: int = Field(default=0, description="seed of the initial weights and of the order of the answers")
+    layers: int = Field(default=2, gt=0, description="transformer blocks")
+    hidden_size: int = Field(default=128, gt=0, multiple_of=64, description="width; 32 per attention head")
+    vocabulary_size: int = Field(
+        default=512, gt=260, description="largest number of tokens: all bytes and the most frequent words"
+    )
+    learning_rate: float = Field(default=2e-3, gt=0, description="peak rate, after warm-up and before decay")
+    weight_decay: float = Field(default=0.0, ge=0, description="weight decay of the optimizer")
+    max_gradient_norm: float = Field(default=1.0, gt=0, description="gradients are clipped to this L2 norm")
+    optimizer: OptimizerConfig = OptimizerConfig()
+    schedule: WarmStartScheduleConfig = WarmStartScheduleConfig()
+    batch_size: int = Field(default=64, gt=0, description="answers per optimizer step")
+    steps: int = Field(default=200, gt=0, description="optimizer steps")
+    test_freq: int = Field(default=20, gt=0, description="steps between validations")
+    max_response_length: int = Field(default=16, gt=0, description="tokens per validation answer, at most")
+
+    def rate_factor(self, step: int) -> float:
+        """The factor on the learning rate at a step, counted from 0."""
+        if self.schedule.model_fields_set:
+            return self.schedule.factor(step, self.steps)
+        # The last steps average the demonstrations.
+        return min((step + 1) / max(1, self.steps // 10), (self.steps - step) / self.steps)
+
+
+@dataclass(frozen=True)
+class WorkedAnswer:
+    """A row of a file: messages with a question, its worked answer, and the number that the answer should reach."""
+
+    messages: Messages
+    answer: str
+    ground_truth: str
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """A question with its worked answer, as tokens; the answer includes the end token."""
+
+    question: list[int]
+    answer: list[int]
+    ground_truth: str
+
+
+@dataclass(frozen=True)
+class WarmStart:
+    """The result: the model's directory and the share of held-out questions that it answers."""
+
+    output: Path
+    exact_match: float
+
+
+def make_warm_start(config: WarmStartConfig) -> WarmStart:
+    """Trains a new model and writes it to `config.output`. Raises DataError if a file cannot be used."""
+    transformers_logging.disable_progress_bar()
+    demonstrations, held_out = _read(config.train_files), _read(config.validation_files)
+    tokenizer = build_tokenizer(_texts(demonstrations), config.vocabulary_size)
+    model = create_model(tokenizer, _shape(config), config.seed).to("cuda" if torch.cuda.is_available() else "cpu")
+    train, validation = _tokenized(demonstrations, tokenizer), _tokenized(held_out, tokenizer)
+    exact_match = _learn(model, tokenizer, train, validation, config)
+    save_model(model, tokenizer, config.output)
+    return WarmStart(config.output, exact_match)
+
+
+def _shape(config: WarmStartConfig) -> ModelShape:
+    heads = config.hidden_size // 32
+    return ModelShape(config.layers, config.hidden_size, 4 * config.hidden_size, heads, heads // 2)
+
+
+def read_demonstrations(files: list[Path], tokenizer: Any) -> list[Demonstration]:
+    """The questions and worked answers of the files. Raises DataError."""
+    return _tokenized(_read(files), tokenizer)
+
+
+def _read(files: list[Path]) -> list[WorkedAnswer]:
+    return [
+        _worked_answer(f"{file}, row {number}", row)
+        for file in files
+        for number, row in enumerate(read_rows(file, ("prompt", "reward_model", "extra_info"), _HINT))
+    ]
+
+
+def _worked_answer(where: str, row: dict[str, Any]) -> WorkedAnswer:
+    """Raises DataError if the row has no prompt, no `extra_info.answer` or no `reward_model.ground_truth`."""
+    messages = text_messages(where, "prompt", row["prompt"], _HINT)
+    if not messages:
+        raise DataError(f"{where}: the prompt is empty", hint=_HINT)
+    found = []
+    for column, name in (("extra_info", "answer"), ("reward_model", "ground_truth")):
+        value = row[column].get(name) if isinstance(row[column], dict) else None
+        if value is None:
+            raise DataError(f"{where}: no {column}.{name}", hint=_HINT)
+        found.append(checked_text(f"{where}: {column}.{name}", value, _HINT))
+    return WorkedAnswer(messages, *found)
+
+
+def _texts(rows: list[WorkedAnswer]) -> list[str]:
+    return [text for row in rows for text in (row.messages[-1]["content"], row.answer)]
+
+
+def _tokenized(rows: list[WorkedAnswer], tokenizer: Any) -> list[Demonstration]:
+    examples = []
+    for row in rows:
+        prompt = tokenizer.apply_chat_template(row.messages, tokenize=False, add_generation_prompt=True)
+        answer = tokenizer(row.answer, add_special_tokens=False)["input_ids"]
+        question = tokenizer(prompt, add_special_tokens=False)["input_ids"]
+        examples.append(Demonstration(question, [*answer, tokenizer.eos_token_id], row.ground_truth))
+    return examples
+
+
+def _learn(
+    model: Any, tokenizer: Any, train: list[Demonstration], validation: list[Demonstration], config: WarmStartConfig
+) -> float:
+    """Trains the model in place; returns the last exact match."""
+    optimizer = getattr(torch.optim, OPTIMIZERS[config.optimizer.name].torch)(
+        model.parameters(),
+        lr=config.learning_rate,
+        weight_decay=config.weight_decay,
+        **config.optimizer.arguments,
+    )
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, config.rate_factor)
+    batches = _batches(train, config.batch_size, config.seed)
+    exact_match = 0.0
+    with progress(config.steps, 0, _COLUMNS) as shown:
+        shown.phase("warm start")
+        for step in range(1, config.steps + 1):
+            optimizer.zero_grad()
+            loss = answer_loss(model, next(batches))
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_gradient_norm)
+            optimizer.step()
+            schedule.step()
+            metrics = {}
+            if step % config.test_freq == 0 or step == config.steps:
+                exact_match = greedy_exact_match(model, tokenizer, validation, config.max_response_length)
+                metrics = {"loss": loss.item(), "exact_match": exact_match}
+            shown.step(step, metrics)
+    return exact_match
+
+
+def _batches(examples: list[Demonstration], size: int, seed: int) -> Iterator[list[Demonstration]]:
+    sampler = PromptSampler(len(examples), size, shuffle=True, seed=seed)
+    while True:
+        yield [examples[index] for index in sampler.next_batch()]
+
+
+def answer_loss(model: Any, examples: list[Demonstration]) -> Any:
+    """Mean cross entropy over the answers' tokens, a scalar tensor. Questions carry no loss."""
+    width = max(len(example.question) + len(example.answer) for example in examples)
+    tokens = torch.zeros(len(examples), width, dtype=torch.long)
+    targets = torch.full((len(examples), width), _IGNORED)
+    for row, example in enumerate(examples):
+        end = len(example.question) + len(example.answer)
+        tokens[row, :end] = torch.tensor(example.question + example.answer)
+        targets[row, len(example.question) - 1 : end - 1] = torch.tensor(example.answer)
+    # With padding on the right, causal attention needs no mask.
+    logits = model(input_ids=tokens.to(model.device)).logits
+    return cross_entropy(logits.flatten(0, 1), targets.to(model.device).flatten(), ignore_index=_IGNORED)
+
+
+@torch.no_grad()
+def greedy_exact_match(model: Any, tokenizer: Any, examples: list[Demonstration], max_response_length: int) -> float:
+    """The share of questions that greedy decoding answers correctly."""
+    right = 0.0
+    for start in range(0, len(examples), _VALIDATION_BATCH):
+        batch = examples[start : start + _VALIDATION_BATCH]
+        width = max(len(example.question) for example in batch)
+        padding = [width - len(example.question) for example in batch]
+        prompts = [
+            [tokenizer.pad_token_id] * pad + example.question for pad, example in zip(padding, batch, strict=True)
+        ]
+        mask = [[0] * pad + [1] * (width - pad) for pad in padding]
+        generated = model.generate(
+            torch.tensor(prompts, device=model.device),
+            attention_mask=torch.tensor(mask, device=model.device),
+            max_new_tokens=max_response_length,
+            do_sample=False,
+        )
+        responses = decode(tokenizer, generated[:, width:].tolist())
+        right += sum(gsm8k(response, example.ground_truth) for response, example in zip(responses, batch, strict=True))
+    return right / len(examples)
