@@ -212,13 +212,15 @@ def load(
 
 @app.command("import")
 def import_script(
-    script: Annotated[Path, typer.Argument(metavar="SCRIPT", help="Shell script that starts verl, OpenRLHF or TRL.")],
+    script: Annotated[
+        Path, typer.Argument(metavar="SCRIPT", help="Shell script that starts verl, OpenRLHF, slime or TRL.")
+    ],
     output: Annotated[Path | None, typer.Option(help="YAML file to write. The default is beside the script.")] = None,
     variables: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Variable of the script; 1 to 9: arguments.")
     ] = None,
 ) -> None:
-    """Turn a script of verl, OpenRLHF or TRL into settings of this trainer; say what stays the same and what does not.
+    """Turn a script of verl, OpenRLHF, slime or TRL into settings of this trainer; say what stays the same.
 
     bash expands the script without starting a program. The exit status is 2 if something is missing.
     """
@@ -237,7 +239,7 @@ def import_script(
     )
     if not commands:
         raise ConfigError(
-            f"{script}: runs no Python with KEY=VALUE settings, and no command of OpenRLHF or TRL",
+            f"{script}: runs no Python with KEY=VALUE settings, and no command of OpenRLHF, slime or TRL",
             hint="name the script that starts the training",
         )
     missing = False

@@ -122,9 +122,10 @@ def _training(
     arguments: Sequence[str], variables: Mapping[str, str], directory: Path | None, accepts: Accepts
 ) -> list[Command]:
     """The training command among these arguments, which may begin with a launcher, or nest one in quotes."""
-    nested = next((text for text in arguments if "\n" in text or (" " in text and re.search(r"python3? ", text))), None)
-    if nested is not None and "python" not in arguments[0]:
-        return training_commands(nested, variables, directory, accepts=accepts)
+    nested = [text for text in arguments[1:] if re.search(r"python[\d.]*\s", text) and "python" not in arguments[0]]
+    for text in nested:
+        if found := training_commands(text, variables, directory, accepts=accepts):
+            return found
     for index, argument in enumerate(arguments):
         rest = list(arguments[index + 1 :])
         if re.fullmatch(r"(?:.*/)?python[\d.]*|torchrun", argument):

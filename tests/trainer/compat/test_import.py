@@ -56,6 +56,7 @@ def test_bash_expands_the_script_and_runs_nothing(tmp_path: Path) -> None:
         "srun --ntasks=1 docker exec box python -m verl.trainer.main_ppo a.b=1",
         "srun bash -c 'cd /verl && python3 -m verl.trainer.main_ppo a.b=1'",
         "ray job submit --runtime-env=verl/trainer/runtime_env.yaml -- python3 -m verl.trainer.main_ppo a.b=1",
+        'ray job submit --runtime-env-json=\'{\n "PYTHONPATH": "/a"}\' -- python3 -m verl.trainer.main_ppo a.b=1',
         "for try in 1; do python3 -m verl.trainer.main_ppo a.b=1; done",
         "PATH=/bin:/usr/bin; touch made; python3 -m verl.trainer.main_ppo a.b=1 >made",
         "cd $(dirname ${BASH_SOURCE[0]}); exec python3 -m verl.trainer.main_ppo a.b=1",
