@@ -65,7 +65,7 @@ class Batch:
         width = max(part.token_ids.shape[1] for part in parts)
         pad = torch.nn.functional.pad
         wide = [replace(part, token_ids=pad(part.token_ids, (0, width - part.token_ids.shape[1]))) for part in parts]
-        return cls(**{name: torch.cat([getattr(part, name) for part in wide]) for name in parts[0]._tensors()})
+        return cls(**{name: torch.cat([getattr(part, name) for part in wide]) for name in parts[0].tensors()})
 
     def __len__(self) -> int:
         return int(self.token_ids.shape[0])
@@ -115,14 +115,15 @@ class Batch:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles tensors as arrays. Ray copies the bytes of an array once, but those of a tensor twice."""
-        return _from_arrays, ({name: tensor.numpy() for name, tensor in self._tensors().items()},)
+        return _from_arrays, ({name: tensor.numpy() for name, tensor in self.tensors().items()},)
 
-    def _tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors that there are, by name."""
         found = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: tensor for name, tensor in found.items() if tensor is not None}
 
     def _map(self, function: Any) -> Self:
-        return replace(self, **{name: function(tensor) for name, tensor in self._tensors().items()})
+        return replace(self, **{name: function(tensor) for name, tensor in self.tensors().items()})
 
 
 def _from_arrays(arrays: Mapping[str, np.ndarray]) -> Batch:

@@ -21,6 +21,7 @@ from trainer.models.networks import computation_notes, empty_language_model, loa
 from trainer.records.profiling import Tracer
 from trainer.training.allocator import use_expandable_segments
 from trainer.training.engine import LossFunction, OptimizerSettings, TrainingEngine
+from trainer.training.non_finite import FOLDER, FaultFiles
 from trainer.training.process_group import connect_store, join, open_store
 from trainer.training.sharded_state import ShardedState
 from trainer.training.sharding import Execution
@@ -64,6 +65,8 @@ class TrainingWorker:
         self.engine = self.build()
         if self.engine.settings is not None:
             self._sharded_state = ShardedState(self.engine)
+            role = type(self).__name__.removesuffix("Worker").lower()
+            self.engine.faults = FaultFiles(run_dir / FOLDER, role, self.config.model.directory)
         return computation_notes(self.engine.network.decoder)
 
     def build(self) -> TrainingEngine:

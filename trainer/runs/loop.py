@@ -29,6 +29,7 @@ from trainer.runs.saving import RETRY_SECONDS, ROUNDS, Saver, SaveSchedule
 from trainer.runs.stop_signal import StopSignal
 from trainer.runs.workers import TrainingGroups
 from trainer.training.garbage import collect_garbage
+from trainer.training.non_finite import FOLDER, KeptFaults
 
 logger = logging.getLogger(__name__)
 
@@ -116,6 +117,7 @@ class TrainingRun:
         # Whether weights and optimizers are those after `progress`, and the metrics of that step until they are logged.
         self._settled = True
         self._unlogged: dict[str, float] | None = None
+        self._faults = KeptFaults(run_dir / FOLDER)
 
     def step(self, step: int) -> dict[str, float]:
         """Takes a step; its metrics. Calls `begin_update` before anything changes and `end_update` after it did."""
@@ -210,6 +212,8 @@ class TrainingRun:
         """Call it once the weights of a step are learned: from then on the step can be saved."""
         self.progress = self.state(step)
         self._settled, self._unlogged = True, metrics
+        for path, cause in self._faults.new():
+            logger.warning("step %d: an optimizer step was left out: %s; see %s", step, cause, path)
 
     @contextmanager
     def _traced(self, step: int) -> Iterator[None]:

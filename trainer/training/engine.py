@@ -27,6 +27,7 @@ from trainer.training.garbage import collect_garbage
 from trainer.training.gradients import global_norm, gradients_of, scale
 from trainer.training.loss_scale import LossScale
 from trainer.training.micro_batches import micro_batches, pack, reduced, rows_of_group
+from trainer.training.non_finite import FaultFiles
 from trainer.training.offload import Offload
 from trainer.training.sharding import TENSOR, Execution, device_mesh, reshard, shard, sharded_modules
 
@@ -85,6 +86,7 @@ class TrainingEngine:
         # How the weights of the backend's layers map to Transformers' weights.
         self.origins = execution.backend.origins(self.network.decoder.config, execution.sharding.tensor_parallel)
         self.loss_scale = LossScale.of(execution.dtype)
+        self.faults: FaultFiles | None = None
         offloads = execution.sharding
         self._weights = Offload(self.network.parameters if offloads.param_offload else list)
         if optimizer is None:
@@ -162,11 +164,8 @@ class TrainingEngine:
                 metrics = self.accumulate_gradients(batch, loss_function, limit)
                 norm = self.clip_gradients()
             finite = norm < float("inf")
-            if not self.loss_scale.accepts(finite) and not self.settings.skip_non_finite:
-                raise WorkerError(
-                    f"the gradient norm of {type(self.network).__name__} is {norm}",
-                    hint="lower the learning rate, or resume from an earlier checkpoint",
-                )
+            if not self.loss_scale.accepts(finite):
+                self._report(norm, batch, limit)
             if finite:
                 self._step()
             self.optimizer.zero_grad()
@@ -174,6 +173,18 @@ class TrainingEngine:
             metrics["loss_scale"] = self.loss_scale.value
         # A norm that is not finite would spoil the mean over steps; `skipped` reports it instead.
         return {**metrics, "gradient_norm": norm if finite else 0.0, "skipped": float(not finite)}
+
+    def _report(self, norm: float, batch: Batch, limit: MicroBatchLimit) -> None:
+        """Keeps what led to this norm, and raises WorkerError unless `skip_non_finite` is set."""
+        assert self.settings is not None
+        found = ""
+        if self.faults is not None:
+            found = f": {self.faults.keep(self.updates, self.network, batch, self.forward(batch, limit))}"
+        if not self.settings.skip_non_finite:
+            raise WorkerError(
+                f"the gradient norm of {type(self.network).__name__} is {norm}{found}",
+                hint="lower the learning rate, or resume from an earlier checkpoint",
+            )
 
     def _step(self) -> None:
         if not self.optimizer.state:

@@ -203,6 +203,29 @@ def test_a_nan_reward_ends_the_run_and_saves_the_finished_steps(runs: Runs, tmp_
     assert f"continue with trainer.resume={saved}" in errors
 
 
+def test_a_gradient_that_is_not_finite_ends_the_run_and_is_kept(runs: Runs) -> None:
+    """The first optimizer step makes the weights so large that the second one's forward pass overflows."""
+    run = runs.start(
+        "overflow",
+        *ON_ONE_NODE,
+        "algorithm.advantage=rloo",
+        "algorithm.kl_coefficient=0",
+        "actor.learning_rate=1e30",
+        "actor.ppo_epochs=2",
+        "trainer.total_steps=2",
+        "trainer.test_freq=-1",
+    )
+    status, errors = run.end()
+    assert status == 5
+    assert "Traceback" not in errors
+    path = run.directory / "non_finite" / "actor_update_000001.json"
+    assert f"see {path}" in errors
+    report = json.loads(path.read_text())
+    assert report["gradients"]["count"] > 0
+    assert report["rows"][0]["prompt"]
+    assert path.with_suffix(".safetensors").is_file()
+
+
 def test_a_watchdog_rolls_the_weights_back_to_the_last_checkpoint(runs: Runs, tmp_path: Path) -> None:
     """The KL exceeds this low threshold as soon as the policy moves. The window keeps the watchdog silent until
     step 4, which finds the weights one update after the last checkpoint."""
