@@ -24,7 +24,8 @@ from trainer.compat.hydra import flattened
 from trainer.compat.scripts import Command, UnsetVariableError, training_commands
 from trainer.config.device_mapping import parse_devices
 from trainer.config.files import hydra_files
-from trainer.config.imports import import_verl, key_of, preset_of, split_options
+from trainer.config.imports import command_of, import_verl, key_of, preset_of, split_options
+from trainer.config.sft import SftConfig
 from trainer.config.tree import Config
 from trainer.errors import ConfigError
 
@@ -32,6 +33,7 @@ PLAIN = "FSDP, vLLM, text"
 # The first kind whose pattern is found in a command's words, or in the script's path, counts.
 KINDS = {
     "NPU": r"npu|ascend|mindspeed",
+    "fine-tuning": r"^\S*sft_trainer",
     "other entry point": r"^(?!(\S+ )?(verl|trainer)\.trainer\.main_(ppo|fastrl)\b)",
     "Megatron": r"strategy=(megatron|mlite)|model_engine=(?!dp|fsdp)|megatron_trainer|torchtitan|veomni|actor\.engine",
     "SGLang or TensorRT-LLM": r"rollout\.name=(?!vllm|hf)\w+",
@@ -68,6 +70,9 @@ def commands_of(checkout: Path) -> Iterator[tuple[Path, Command]]:
                     break
                 variables[stop.name] = "1"
                 continue
+            if not found and "$#" in text and "1" not in variables:
+                variables |= {"1": "1", "2": "1"}  # it wants arguments
+                continue
             yield from ((path, command) for command in found)
             break
 
@@ -88,11 +93,15 @@ def check(checkout: Path, script: Path, command: Command) -> Outcome:
     except ConfigError as error:
         outcome.problems = [error]
         return outcome
-    found = import_verl(arguments, [preset, *_files(checkout, script, options)])
+    tunes = command_of(command.entry) == "sft"
+    words_of_launcher = command.devices if tunes else ()
+    model = SftConfig if tunes else Config
+    found = import_verl([*arguments, *words_of_launcher], [preset, *_files(checkout, script, options)], model)
     outcome.notes, outcome.problems = found.without_effect, found.missing
-    if found.config is not None:
+    config = found.config.for_workers() if isinstance(found.config, SftConfig) else found.config
+    if isinstance(config, Config):
         try:
-            _check_ranks(found.config)
+            _check_ranks(config)
         except ConfigError as error:
             outcome.problems.append(error)
     return outcome

@@ -4,7 +4,7 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn, TypeVar
 
 import typer
 from typer.exceptions import TyperException
@@ -13,6 +13,8 @@ from trainer.errors import TrainerError
 
 if TYPE_CHECKING:
     from trainer.config.tree import Config, RunConfig
+
+RunSettings = TypeVar("RunSettings", bound="RunConfig")
 
 app = typer.Typer(
     name="trainer",
@@ -85,20 +87,28 @@ def gsm8k(
 
 
 @app.command()
-def sft(overrides: Overrides = None, config: Files = None) -> None:
+def sft(
+    overrides: Overrides = None,
+    config: Files = None,
+    config_name: ConfigName = None,
+    config_path: ConfigPath = None,
+) -> None:
     """Fine-tune `model.path` on responses or conversations; without it, make a small model as a warm start.
 
     Settings of the warm start have no section, like `train_files=FILE steps=200`.
     """
-    from trainer.config.overrides import parse_overrides
+    from trainer.config.sft import SftConfig
 
-    names = [argument.lstrip("+").partition("=")[0] for argument in overrides or []]
-    if config or any(name.partition(".")[0] in ("model", "data", "actor", "trainer", "sft") for name in names):
+    sections = {*SftConfig.model_fields, "optim", "engine", "checkpoint"}  # the last three are verl's
+    named = [argument.lstrip("+~").partition("=")[0].partition(".")[0] for argument in overrides or []]
+    if config or config_name or sections.intersection(named):
+        settings = load_as(SftConfig, config, overrides, config_name, config_path)
         from trainer.records.report import write_report
-        from trainer.runs.sft import SftConfig, fine_tune
+        from trainer.runs.sft import fine_tune
 
-        typer.echo(write_report(fine_tune(parse_overrides(overrides or [], SftConfig, config or []))))
+        typer.echo(write_report(fine_tune(settings)))
         return
+    from trainer.config.overrides import parse_overrides
     from trainer.runs.warm_start import WarmStartConfig, make_warm_start
 
     typer.echo(make_warm_start(parse_overrides(overrides or [], WarmStartConfig)).output)
@@ -199,12 +209,25 @@ def load(
     config_name: str | None = None,
     config_path: str | None = None,
 ) -> "Config":
-    """The settings of a run. Notes about them go to standard error."""
+    """The settings of `train`. Notes about them go to standard error."""
+    from trainer.config.tree import Config
+
+    return load_as(Config, files, overrides, config_name, config_path)
+
+
+def load_as(
+    model: type[RunSettings],
+    files: list[str] | None,
+    overrides: list[str] | None,
+    config_name: str | None = None,
+    config_path: str | None = None,
+) -> RunSettings:
+    """The settings of another kind of run; see `load`."""
     from trainer.config.files import hydra_files
     from trainer.config.overrides import load_config
 
     named = hydra_files(config_name, config_path) if config_name else []
-    settings, notes = load_config([*(files or []), *named], overrides or [])
+    settings, notes = load_config([*(files or []), *named], overrides or [], model)
     for note in notes:
         logging.warning("warning: %s", note)
     return settings
@@ -226,7 +249,7 @@ def import_script(
     """
     from trainer.compat.scripts import has_overrides, training_commands
     from trainer.compat.tools import tool_of
-    from trainer.config.imports import import_command_line, import_verl, named_files, split_options
+    from trainer.config.imports import command_of, import_command_line, import_verl, named_files, split_options
     from trainer.errors import ConfigError
 
     try:
@@ -250,7 +273,12 @@ def import_script(
             found = import_command_line(tool, ours, command.arguments, _settings_of(ours))
         else:
             options, overrides = split_options(command.arguments)
-            found = import_verl(overrides, named_files(options, command.entry))
+            ours = command_of(command.entry)
+            found = import_verl(
+                [*overrides, *command.devices] if ours == "sft" else overrides,
+                named_files(options, command.entry),
+                _settings_of(ours),
+            )
         suffix = ".yaml" if len(commands) == 1 else f".{number}.yaml"
         target = (output or script).with_suffix(suffix) if len(commands) > 1 or output is None else output
         heading = f"# Imported from {script.name}, {command.entry}: python -m trainer {ours} --config {target.name}\n"
@@ -262,7 +290,11 @@ def import_script(
 
 
 def _settings_of(command: str) -> type["RunConfig"]:
-    """The type of the settings that `train`, `dpo` or `kto` takes."""
+    """The type of the settings that `train`, `sft`, `dpo` or `kto` takes."""
+    if command == "sft":
+        from trainer.config.sft import SftConfig
+
+        return SftConfig
     if command == "dpo":
         from trainer.runs.dpo import DpoConfig
 

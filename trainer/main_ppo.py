@@ -1,10 +1,12 @@
 """`python -m trainer.main_ppo KEY=VALUE…`: verl's launch lines, with verl's defaults."""
 
+import os
 import sys
+from collections.abc import Mapping
 from typing import NoReturn
 
 from trainer.cli import main, report_failure
-from trainer.config.imports import preset_of
+from trainer.config.imports import command_of, preset_of
 from trainer.errors import ConfigError
 
 
@@ -14,7 +16,19 @@ def run(entry: str = "trainer.main_ppo") -> NoReturn:
         preset = preset_of(entry)
     except ConfigError as error:
         sys.exit(report_failure(error))
-    main(["train", "--config", preset, *(_without_option(argument) for argument in sys.argv[1:])])
+    if "TORCHELASTIC_RUN_ID" in os.environ and os.environ["RANK"] != "0":
+        sys.exit(0)  # torchrun starts a process per device; the first one starts the workers of all
+    settings = [*(_without_option(argument) for argument in sys.argv[1:]), *devices(os.environ)]
+    main([command_of(entry), "--config", preset, *settings])
+
+
+def devices(environment: Mapping[str, str]) -> list[str]:
+    """The nodes and devices that torchrun was told, as settings; none without torchrun."""
+    if "TORCHELASTIC_RUN_ID" not in environment:
+        return []
+    local = environment["LOCAL_WORLD_SIZE"]
+    nodes = int(environment["WORLD_SIZE"]) // int(local)
+    return [f"trainer.nnodes={nodes}", f"trainer.n_gpus_per_node={local}"]
 
 
 def _without_option(argument: str) -> str:

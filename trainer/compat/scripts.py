@@ -43,10 +43,14 @@ _RESERVED = re.compile(r"\b(PATH|SHELL|ENV|BASH_ENV)=")
 
 @dataclass(frozen=True)
 class Command:
-    """A training command: the module or file that Python runs, and its arguments."""
+    """A training command: the module or file that Python runs, and its arguments.
+
+    `devices` are the nodes and devices that torchrun is told, as settings of ours.
+    """
 
     entry: str
     arguments: tuple[str, ...]
+    devices: tuple[str, ...] = ()
 
     @property
     def overrides(self) -> list[str]:
@@ -128,7 +132,10 @@ def _training(
             return found
     for index, argument in enumerate(arguments):
         rest = list(arguments[index + 1 :])
+        devices: tuple[str, ...] = ()
         if re.fullmatch(r"(?:.*/)?python[\d.]*|torchrun", argument):
+            if argument == "torchrun":
+                devices, rest = _torchrun(rest)
             while rest and rest[0].startswith("-") and rest[0] != "-m":
                 del rest[: 2 if rest[0] in ("-X", "-W") else 1]
             if rest and rest[0] == "-m":
@@ -137,6 +144,26 @@ def _training(
             rest = list(arguments)
         else:
             continue
-        command = Command(rest[0], tuple(rest[1:])) if rest else None
+        command = Command(rest[0], tuple(rest[1:]), devices) if rest else None
         return [command] if command is not None and accepts(command) else []
     return []
+
+
+_TORCHRUN = {"nnodes": "trainer.nnodes", "nproc-per-node": "trainer.n_gpus_per_node"}
+_TORCHRUN_SWITCHES = ("standalone", "no-python", "run-path")
+
+
+def _torchrun(words: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
+    """The nodes and devices among torchrun's options, as settings of ours, and what comes after the options.
+
+    A number of devices that torchrun finds itself, like `gpu`, is left out, and so is a range of nodes.
+    """
+    found: list[str] = []
+    rest = list(words)
+    while rest and rest[0].startswith("-") and rest[0] not in ("-m", "--module"):
+        name, separator, value = rest.pop(0).lstrip("-").replace("_", "-").partition("=")
+        if not separator and name not in _TORCHRUN_SWITCHES and rest:
+            value = rest.pop(0)
+        if name in _TORCHRUN and value.isdecimal():
+            found.append(f"{_TORCHRUN[name]}={value}")
+    return tuple(found), rest

@@ -20,6 +20,8 @@ _VERL_CONFIGS = {
     "dapo_trainer": ["verl_dapo"],
     "dapo_megatron_trainer": ["verl_dapo", "verl_megatron"],
     "entropy_trainer": ["verl_dapo"],
+    "sft_trainer_engine": [str(PRESETS / "sft" / "verl.yaml")],
+    "sft_trainer": [str(PRESETS / "sft" / "verl_fsdp.yaml")],
 }
 
 

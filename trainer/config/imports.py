@@ -9,10 +9,10 @@ import yaml
 from pydantic import BaseModel
 
 from trainer.compat.command_lines import Tool, meaning
-from trainer.compat.verl.translate import UnusableSettingsError, is_default, translate_key
-from trainer.config.files import hydra_files
+from trainer.compat.verl.translate import Dialect, UnusableSettingsError, is_default, translate_key
+from trainer.config.files import PRESETS, hydra_files
 from trainer.config.overrides import build, given_settings, load_config, settings
-from trainer.config.tree import Config
+from trainer.config.tree import Config, RunConfig
 from trainer.errors import ConfigError
 
 # Modules of verl that train as this trainer does, by the end of their names, with the preset of their defaults.
@@ -29,15 +29,18 @@ _PRESETS = {
     "main_dapo": "verl_dapo",
     "main_entropy": "verl_dapo",
 }
-_FINE_TUNES = (
-    "fine-tunes a model on demonstrations",
-    "fine-tune with another tool and set model.path to the result; `trainer sft` makes small models only",
-)
+# Those that fine-tune, with the file of their defaults.
+_SFT_FILES = {
+    f"trainer.{module}": str(PRESETS / "sft" / f"{name}.yaml")
+    for module, name in (
+        ("sft_trainer", "verl"),
+        ("sft_trainer_ray", "verl"),
+        ("fsdp_sft_trainer", "verl_fsdp"),
+    )
+}
 _SAMPLES_ONLY = ("samples or scores without training", "set trainer.validate_only=true and data.validation_files")
 # Other modules: what they do, and what to do instead.
 _OTHERS = {
-    "sft_trainer": _FINE_TUNES,
-    "fsdp_sft_trainer": _FINE_TUNES,
     "main_generation": _SAMPLES_ONLY,
     "main_generation_server": _SAMPLES_ONLY,
     "main_eval": _SAMPLES_ONLY,
@@ -79,13 +82,15 @@ class Imported:
         return yaml.safe_dump(chosen, sort_keys=False, allow_unicode=True)
 
 
-def import_verl(arguments: Sequence[str], files: Sequence[str] = ("verl",)) -> Imported:
+def import_verl(
+    arguments: Sequence[str], files: Sequence[str] = ("verl",), model: type[RunConfig] = Config
+) -> Imported:
     """What a command line of verl means here. Problems are collected, so the result lists all of them."""
     files, rest = [*files], list(arguments)
     found = Imported()
     while True:
         try:
-            found.config, found.without_effect = load_config(files, rest)
+            found.config, found.without_effect = load_config(files, rest, model)
             break
         except ConfigError as error:
             found.missing += error.problems if isinstance(error, UnusableSettingsError) else [error]
@@ -94,19 +99,19 @@ def import_verl(arguments: Sequence[str], files: Sequence[str] = ("verl",)) -> I
             if len(kept) == len(rest):
                 break
             rest = kept
-    known = {setting.key for setting in settings(Config)}
-    given = given_settings(files, rest) if found.config else {}
+    known = {setting.key for setting in settings(model)}
+    given = given_settings(files, rest, model) if found.config else {}
     named = {argument.partition("=")[0].lstrip("+~") for argument in rest}
     for key in (key for key in given if key in named):
-        ours = {key: given[key]} if key in known else _translated(key, given)
-        if ours or (key not in known and is_default(key, given[key], given)):
+        ours = {key: given[key]} if key in known else _translated(key, given, model.dialect)
+        if ours or (key not in known and is_default(key, given[key], given, model.dialect)):
             settings_of_ours = ", ".join(f"{name}={value}" for name, value in ours.items())
             found.same.append(f"{key}={given[key]}" + (f" -> {settings_of_ours}" if ours else ""))
     return found
 
 
-def _translated(key: str, given: dict[str, Any]) -> dict[str, Any]:
-    translation = translate_key(key, given[key], given, str)
+def _translated(key: str, given: dict[str, Any], dialect: Dialect) -> dict[str, Any]:
+    translation = translate_key(key, given[key], given, str, dialect)
     return translation.settings | translation.computed
 
 
@@ -140,15 +145,24 @@ def preset_of(entry: str) -> str:
 
     Raises ConfigError for a module that does something else than this trainer.
     """
-    module = entry.removesuffix(".py").replace("/", ".")
-    for ending, preset in _PRESETS.items():
-        if f".{module}".endswith(f".{ending}"):
+    module = _module(entry)
+    for ending, preset in (_PRESETS | _SFT_FILES).items():
+        if module.endswith(f".{ending}"):
             return preset
     what, hint = _OTHERS.get(
         module.rpartition(".")[2],
         ("is no entry point that this trainer knows", f"known: {', '.join(_PRESETS)}; it may train something else"),
     )
-    raise ConfigError(f"{module}: {what}", hint=hint)
+    raise ConfigError(f"{module.removeprefix('.')}: {what}", hint=hint)
+
+
+def command_of(entry: str) -> str:
+    """Our command for a module or file of verl's."""
+    return "sft" if any(_module(entry).endswith(f".{ending}") for ending in _SFT_FILES) else "train"
+
+
+def _module(entry: str) -> str:
+    return "." + entry.removesuffix(".py").replace("/", ".")
 
 
 def named_files(options: dict[str, str], entry: str) -> list[str]:

@@ -13,12 +13,13 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from trainer.compat.hydra import flattened, interpolated, read_value, remove
-from trainer.compat.verl.translate import DEFAULTS, RULES, translate
+from trainer.compat.verl.translate import Dialect, translate
 from trainer.config.files import read_settings
-from trainer.config.tree import Config
+from trainer.config.tree import Config, RunConfig
 from trainer.errors import ConfigError
 
 Settings = TypeVar("Settings", bound=BaseModel)
+RunSettings = TypeVar("RunSettings", bound=RunConfig)
 
 
 @dataclass(frozen=True)
@@ -71,25 +72,29 @@ def settings(model: type[BaseModel], prefix: str = "") -> Iterator[SettingHelp]:
             yield SettingHelp(prefix + name, field.annotation, _expected(field), default, field.description or "")
 
 
-def load_config(files: Sequence[str], arguments: Sequence[str]) -> tuple[Config, list[str]]:
+def load_config(
+    files: Sequence[str],
+    arguments: Sequence[str],
+    model: type[RunSettings] = Config,  # type: ignore[assignment]
+) -> tuple[RunSettings, list[str]]:
     """The settings of a run: presets or YAML files, then `KEY=VALUE` arguments. The last value of a setting counts.
 
     verl's keys work wherever ours do. Returns the config, and notes about those that differ or have no effect.
     Raises ConfigError; see `parse_overrides`.
     """
-    given = given_settings(files, arguments)
-    known = [setting.key for setting in settings(Config)]
-    suggestions = _suggestions(known)
-    translated, notes = translate(given, known, lambda key: _nearest(key, suggestions))
-    config = build(Config, translated, suggestions)
+    given = given_settings(files, arguments, model)
+    known = [setting.key for setting in settings(model)]
+    suggestions = _suggestions(known, model.dialect)
+    translated, notes = translate(given, known, lambda key: _nearest(key, suggestions), model.dialect)
+    config = build(model, translated, suggestions)
     return config, [*notes, *config.notes]
 
 
-def given_settings(files: Sequence[str], arguments: Sequence[str]) -> dict[str, Any]:
+def given_settings(files: Sequence[str], arguments: Sequence[str], model: type[RunConfig] = Config) -> dict[str, Any]:
     """What files and arguments set, by dotted key in either dialect; interpolations are replaced."""
-    defaults = {setting.key: setting.default for setting in settings(Config)}
+    defaults = {setting.key: setting.default for setting in settings(model)}
     known = list(defaults)
-    mappings = [setting.key for setting in settings(Config) if setting.is_mapping]
+    mappings = [setting.key for setting in settings(model) if setting.is_mapping]
     given: dict[str, Any] = {}
     for file in files:
         _add(given, read_settings(file, mappings))
@@ -102,12 +107,12 @@ def given_settings(files: Sequence[str], arguments: Sequence[str]) -> dict[str, 
             if parent is not None:
                 key, value = parent, {**given.get(parent, {}), key.removeprefix(f"{parent}."): value}
             _add(given, flattened(key, value, known))
-    everything = ChainMap(given, DEFAULTS, defaults)
+    everything = ChainMap(given, dict(model.dialect.defaults), defaults)
     return {key: interpolated(key, value, everything.__getitem__) for key, value in given.items()}
 
 
-def _suggestions(known: Sequence[str]) -> list[str]:
-    return [*known, *(key for key in RULES if "*" not in key), *DEFAULTS]
+def _suggestions(known: Sequence[str], dialect: Dialect) -> list[str]:
+    return [*known, *(key for key in dialect.rules if "*" not in key), *dialect.defaults]
 
 
 def _add(given: dict[str, Any], source: Mapping[str, Any]) -> None:

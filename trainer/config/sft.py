@@ -1,8 +1,16 @@
 """Settings of supervised fine-tuning."""
 
-from pydantic import Field
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
 
+from pydantic import Field, model_validator
+
+from trainer.compat.verl.sft import DIALECT
+from trainer.compat.verl.translate import Dialect
+from trainer.config.offline import OfflineConfig
+from trainer.config.roles import TrainedModelConfig
 from trainer.config.section import Section
+from trainer.config.tree import Config
 
 
 class SftSettings(Section):
@@ -17,3 +25,44 @@ class SftSettings(Section):
         "enters a mapping, like extra_info.answer; so it does in data.prompt_key",
     )
     max_length: int = Field(1024, gt=1, description="maximum tokens per row; see data.overlong_prompts for longer ones")
+
+
+class SftConfig(OfflineConfig):
+    """Settings of fine-tuning: `data.train_batch_size` counts rows; of `actor.*` what concerns optimizer and memory."""
+
+    fixed_actor: ClassVar[Mapping[str, Any]] = {
+        **OfflineConfig.fixed_actor,
+        "policy_loss": "gpg",
+        "loss_aggregation": "token-mean",
+    }
+    fixed_algorithm: ClassVar[Mapping[str, Any]] = {**OfflineConfig.fixed_algorithm, "kl_coefficient": 0.0}
+    dialect: ClassVar[Dialect] = DIALECT
+    sft: SftSettings = SftSettings()
+
+    @model_validator(mode="after")
+    def _every_setting_is_read(self) -> Self:
+        read = {*TrainedModelConfig.model_fields, "learning_rate", "weight_decay", "max_gradient_norm"}
+        for name in sorted(self.actor.model_fields_set - read):
+            value = getattr(self.actor, name)
+            if value != self.fixed_actor.get(name):
+                instead = "set data.train_batch_size" if name == "mini_batch_size" else "leave it out"
+                raise ValueError(f"actor.{name}={value} has no effect on fine-tuning: {instead}")
+        if self.data.custom_cls.path is not None:
+            raise ValueError("data.custom_cls has no effect on fine-tuning: write the rows into data.train_files")
+        if self.sft.messages_key is not None:
+            unread = {"data.prompt_key": self.data.model_fields_set, "sft.response_key": self.sft.model_fields_set}
+            for key, given in unread.items():
+                if key.partition(".")[2] in given:
+                    raise ValueError(
+                        f"{key} has no effect with sft.messages_key={self.sft.messages_key}: leave one out"
+                    )
+        for name in ("max_prompt_length", "max_response_length"):
+            if name in self.data.model_fields_set:
+                raise ValueError(f"data.{name} has no effect on fine-tuning: set sft.max_length, which limits a row")
+        return self
+
+    def for_workers(self) -> Config:
+        """Settings of the actor: one optimizer step per batch, on the mean over all learned tokens of the batch."""
+        config = super().for_workers()
+        limits = {"max_prompt_length": 1, "max_response_length": self.sft.max_length - 1}
+        return config.model_copy(update={"data": self.data.model_copy(update=limits)})

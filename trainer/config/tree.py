@@ -1,11 +1,12 @@
 """Every setting of a run as one typed tree, and the rules between its sections."""
 
 from collections.abc import Mapping
-from typing import Self
+from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
 
 from trainer.algorithms.registry import POLICY_LOSSES
+from trainer.compat.verl.translate import PPO, Dialect
 from trainer.config.algorithm import AlgorithmConfig
 from trainer.config.data import DataConfig
 from trainer.config.device_mapping import DeviceMappingConfig
@@ -22,10 +23,16 @@ from trainer.errors import ConfigError
 
 
 class RunConfig(Section):
-    """The settings that every kind of run has."""
+    """The settings that every kind of run has. `dialect` are verl's keys for such a run."""
 
+    dialect: ClassVar[Dialect] = PPO
     model: ModelConfig = ModelConfig()
     trainer: TrainerConfig = Field(default_factory=TrainerConfig)
+
+    @property
+    def notes(self) -> list[str]:
+        """What the user should know about settings that work together in an unusual way."""
+        return []
 
 
 class Config(RunConfig):

@@ -1,7 +1,7 @@
 """Demonstrations for supervised fine-tuning: a response to a prompt, or a conversation."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,8 @@ def read_demonstrations(
 ) -> list[Demonstration]:
     """The demonstrations of files, or of a subset of their rows, in file order; none without files.
 
-    `data.overlong_prompts` applies to rows with more than `sft.max_length` tokens. Raises DataError if a file is
+    A row's own columns `tools` and `enable_thinking` go to its chat template. `data.overlong_prompts` applies to rows
+    with more than `sft.max_length` tokens. Raises DataError if a file is
     missing or damaged, if a row has no text to learn, or if it is too long.
     """
     if sft.messages_key is None and tokenizer.eos_token_id is None:
@@ -56,7 +57,7 @@ def read_demonstrations(
         )
     keys = [sft.messages_key] if sft.messages_key else [settings.prompt_key, sft.response_key]
     columns = list(dict.fromkeys(key.partition(".")[0] for key in keys))
-    found = [read_rows(file, columns, _HINT, ("tools",)) for file in files]
+    found = [read_rows(file, columns, _HINT, ("tools", "enable_thinking")) for file in files]
     writer, examples = _Writer(tokenizer, settings, sft, read_tools(settings)), []
     for file, rows, numbers in zip(files, found, subset.rows([len(rows) for rows in found]), strict=True):
         for number in numbers:
@@ -81,6 +82,10 @@ class _Writer:
     def parts(self, where: str, row: Mapping[str, Any]) -> list[Part]:
         """The texts of a row, each of them tokenized by itself."""
         tools = checked_tools(where, row["tools"]) if row["tools"] else self.tools
+        if row["enable_thinking"] is not None:
+            thinking = {**self.settings.chat_template_kwargs, "enable_thinking": bool(row["enable_thinking"])}
+            settings = self.settings.model_copy(update={"chat_template_kwargs": thinking})
+            return replace(self, settings=settings).parts(where, {**row, "enable_thinking": None})
         if self.sft.messages_key:
             messages = self._messages(where, self.sft.messages_key, row)
             return list(self._turns(where, messages, tools))

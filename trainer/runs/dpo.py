@@ -15,12 +15,13 @@ from torch import Tensor
 from trainer.algorithms.dpo import preference_advantages, preference_pairs
 from trainer.algorithms.registry import PREFERENCE_LOSSES
 from trainer.algorithms.rows import Pairs
+from trainer.config.offline import OfflineConfig
 from trainer.config.optimization import check_read
 from trainer.config.section import Section, with_parameters
 from trainer.data.batch import Batch
 from trainer.data.preferences import PreferencePair, read_pairs
 from trainer.records.console import Column
-from trainer.runs.offline import OfflineConfig, OfflineRun, train_offline
+from trainer.runs.offline import OfflineRun, train_offline
 
 COLUMNS = (
     Column("dpo/loss", "loss", ".4f"),

@@ -16,11 +16,12 @@ from trainer.algorithms.dpo import log_ratios
 from trainer.algorithms.kto import estimated_kl, mismatched, unpaired_advantages
 from trainer.algorithms.registry import UNPAIRED_LOSSES
 from trainer.algorithms.rows import Labelled
+from trainer.config.offline import OfflineConfig
 from trainer.config.section import Section
 from trainer.data.batch import Batch
 from trainer.data.preferences import LabelledResponse, read_labelled
 from trainer.records.console import Column
-from trainer.runs.offline import OfflineConfig, OfflineRun, train_offline
+from trainer.runs.offline import OfflineRun, train_offline
 
 COLUMNS = (
     Column("kto/loss", "loss", ".4f"),

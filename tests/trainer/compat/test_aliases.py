@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from trainer.main_ppo import devices
+
 ROOT = Path(__file__).parents[3]
 ALIASES = ROOT / "images" / "aliases"
 
@@ -41,13 +43,28 @@ def test_the_asynchronous_entry_points_have_their_own_defaults(module: str, sett
     assert setting in ended.stderr or "critic_warmup" in ended.stderr
 
 
-@pytest.mark.parametrize(
-    ("module", "reason"), [("sft_trainer", "fine-tunes a model"), ("main_eval", "without training")]
-)
-def test_modules_that_do_something_else_say_what_to_use_instead(module: str, reason: str) -> None:
-    ended = run([ROOT, ALIASES], "-m", f"verl.trainer.{module}", "optim.lr=1e-5")
+@pytest.mark.parametrize("module", ["sft_trainer", "sft_trainer_ray", "fsdp_sft_trainer"])
+def test_fine_tuning_takes_verl_s_settings(module: str) -> None:
+    ended = run([ROOT, ALIASES], "-m", f"verl.trainer.{module}", "optim.lr=1e-5", "data.max_lenght=8")
     assert ended.returncode == 2
-    assert reason in ended.stderr
+    assert ended.stderr.startswith("error: data.max_lenght: there is no such setting")
+    assert "data.max_length" in ended.stderr
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_of_torchrun_s_processes_only_the_first_trains(rank: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched = {"TORCHELASTIC_RUN_ID": "1", "RANK": rank, "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
+    for name, value in launched.items():
+        monkeypatch.setenv(name, value)
+    ended = run([ROOT, ALIASES], "-m", "verl.trainer.sft_trainer", "optim.lrr=1")
+    assert ended.returncode == (2 if rank == "0" else 0)
+    assert devices(launched) == ["trainer.nnodes=2", "trainer.n_gpus_per_node=2"]
+
+
+def test_modules_that_do_something_else_say_what_to_use_instead() -> None:
+    ended = run([ROOT, ALIASES], "-m", "verl.trainer.main_eval", "optim.lr=1e-5")
+    assert ended.returncode == 2
+    assert "without training" in ended.stderr
     assert "hint: " in ended.stderr
 
 

@@ -6,7 +6,8 @@ accepted with a note; a value that asks for a missing feature is refused.
 
 import difflib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -53,7 +54,24 @@ DEFAULTS: dict[str, Value] = json.loads(Path(__file__).with_name("defaults.json"
 """verl's keys and default values. A key without a rule is accepted with its default, and refused with other values."""
 
 
-def translate(given: Given, known: Iterable[str], nearest: Callable[[str], str]) -> tuple[dict[str, Value], list[str]]:
+@dataclass(frozen=True)
+class Dialect:
+    """The keys of one of verl's trainers: the rules for them, and their defaults.
+
+    `same_names` are rules for keys that this trainer has as well, with other values.
+    """
+
+    rules: Mapping[str, Rule]
+    defaults: Mapping[str, Value]
+    same_names: Mapping[str, Rule]
+
+
+PPO = Dialect(RULES, DEFAULTS, trainer.SAME_NAMES)
+
+
+def translate(
+    given: Given, known: Iterable[str], nearest: Callable[[str], str], dialect: Dialect = PPO
+) -> tuple[dict[str, Value], list[str]]:
     """Our settings for everything given, and notes for the user. The last value of a setting counts.
 
     Keys in `known` stay. `nearest` is the hint for an unknown key. Raises ConfigError for keys that do not exist, and
@@ -67,28 +85,30 @@ def translate(given: Given, known: Iterable[str], nearest: Callable[[str], str])
     problems: list[ConfigError] = []
     from_verl = any(key not in known for key in given)
     for key, value in given.items():
-        shared = trainer.SAME_NAMES.get(key) if from_verl else None
+        shared = dialect.same_names.get(key) if from_verl else None
         if key in known and shared is None:
             settings[key] = value
             continue
         try:
-            translation = shared(key, value, given) if shared else translate_key(key, value, given, nearest)
+            translation = shared(key, value, given) if shared else translate_key(key, value, given, nearest, dialect)
         except ConfigError as problem:
             problems.append(problem)
             continue
         settings |= translation.settings
         inherited |= translation.inherited
         computed |= translation.computed
-        if translation.note and not (translation.ignored and is_default(key, value, given)):
+        if translation.note and not (translation.ignored and is_default(key, value, given, dialect)):
             notes.append(translation.note)
     if problems:
         raise problems[0] if len(problems) == 1 else UnusableSettingsError(problems)
     return inherited | settings | computed, notes
 
 
-def translate_key(key: str, value: Value, given: Given, nearest: Callable[[str], str]) -> Translation:
+def translate_key(
+    key: str, value: Value, given: Given, nearest: Callable[[str], str], dialect: Dialect = PPO
+) -> Translation:
     """Our settings for one of verl's; see `translate`."""
-    rule = _rule(key)
+    rule = _rule(key, dialect)
     if rule is None:
         raise ConfigError(f"{key}: there is no such setting", hint=nearest(key))
     return rule(key, value, given)
@@ -103,12 +123,13 @@ class UnusableSettingsError(ConfigError):
         self.problems = problems
 
 
-def is_default(key: str, value: Value, given: Given) -> bool:
+def is_default(key: str, value: Value, given: Given, dialect: Dialect = PPO) -> bool:
     """Whether verl has this key with this default."""
-    if key not in DEFAULTS:
+    defaults = dialect.defaults
+    if key not in defaults:
         return False
     try:
-        default = interpolated(key, DEFAULTS[key], lambda name: given[name] if name in given else DEFAULTS[name])
+        default = interpolated(key, defaults[key], lambda name: given[name] if name in given else defaults[name])
     except ConfigError:
         return False
     return _comparable(value) == _comparable(default)
@@ -125,27 +146,32 @@ def _comparable(value: Value) -> object:
         return "null" if text == "none" else text
 
 
-def _rule(key: str) -> Rule | None:
-    """The rule of a key: its own, the first pattern that matches, or `default_only`.
+def _rule(key: str, dialect: Dialect) -> Rule | None:
+    """The rule of a key: its own, the first pattern that matches, or that its default is what happens here anyway.
 
     Raises ConfigError for a near miss of a key below an open mapping.
     """
-    if key in RULES:
-        return RULES[key]
-    found = next((rule for pattern, rule in RULES.items() if "*" in pattern and fnmatchcase(key, pattern)), None)
-    if key in DEFAULTS:
-        return found or default_only
+    rules, defaults = dialect.rules, dialect.defaults
+    if key in rules:
+        return rules[key]
+    found = next((rule for pattern, rule in rules.items() if "*" in pattern and fnmatchcase(key, pattern)), None)
+    if key in defaults:
+        return found or default_only(dialect)
     if found is not None:
         section, _, leaf = key.rpartition(".")
-        siblings = [name.rpartition(".")[2] for name in (*RULES, *DEFAULTS) if name.rpartition(".")[0] == section]
+        siblings = [name.rpartition(".")[2] for name in (*rules, *defaults) if name.rpartition(".")[0] == section]
         near = difflib.get_close_matches(leaf, [name for name in siblings if "*" not in name], n=1, cutoff=0.85)
         if near:
             raise ConfigError(f"{key}: there is no such setting", hint=f"did you mean {section}.{near[0]}=VALUE?")
     return found
 
 
-def default_only(key: str, value: Value, given: Given) -> Translation:
+def default_only(dialect: Dialect) -> Rule:
     """verl's default is what happens here anyway. Other values are refused."""
-    if not is_default(key, value, given):
-        raise unsupported(key, value, [word(DEFAULTS[key])])
-    return Translation({})
+
+    def rule(key: str, value: Value, given: Given) -> Translation:
+        if not is_default(key, value, given, dialect):
+            raise unsupported(key, value, [word(dialect.defaults[key])])
+        return Translation({})
+
+    return rule

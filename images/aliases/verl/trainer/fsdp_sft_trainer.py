@@ -1,4 +1,4 @@
-"""`python -m verl.trainer.fsdp_sft_trainer`: says what to use instead."""
+"""`torchrun -m verl.trainer.fsdp_sft_trainer KEY=VALUE…`."""
 
 from trainer.main_ppo import run
 
