@@ -3,7 +3,7 @@
 The yardstick is Transformers' eager attention in float32 on the same device, one row at a time.
 """
 
-from collections.abc import Iterator
+import math
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from trainer.models.megatron_weights import to_transformers
 from trainer.models.networks import PolicyNetwork
 from trainer.models.packing import PackedRows
 from trainer.training.engine import OptimizerSettings, TrainingEngine
+from trainer.training.micro_batches import LENGTH_MULTIPLE
 from trainer.training.sharding import Execution
 
 VOCABULARY = 64
@@ -140,25 +141,55 @@ def packed_network(device: torch.device, family: str, dtype: str) -> dict[str, f
 
 def attention(device: torch.device, dtype: str, window: int | None, width: int) -> dict[str, float]:
     """Attention of a packed line compared with padded attention in float32, and the share that the window hides."""
-    exactly()
     lengths = [1, 300, 17, 64, 130]
-    generator = torch.Generator().manual_seed(2)
-    shapes = [(1, heads, sum(lengths), width) for heads in (4, 2, 2, 4)]
-    drawn = [torch.randn(shape, generator=generator).to(device) for shape in shapes]
-    offsets = torch.tensor([0, *lengths], device=device).cumsum(0).to(torch.int32)
-
-    def attended(dtype: torch.dtype, window: int | None) -> Iterator[Tensor]:
-        query, key, value = (tensor.to(dtype, copy=True).requires_grad_() for tensor in drawn[:3])
-        output, _ = packed_attention(
-            nn.Module(), query, key, value, None, None, window, cu_seq_lens_q=offsets, max_length_q=512
-        )
-        output.backward(drawn[3].transpose(1, 2).to(dtype))
-        yield from (output.detach().float(), query.grad.float(), key.grad.float(), value.grad.float())
-
-    # Inputs are exact in both types, so that only the kernels differ.
-    drawn = [tensor.to(getattr(torch, dtype)).float() for tensor in drawn]
+    drawn = drawn_for(lengths, (4, 2), width, 2, device, dtype)
     names = ("output", "query", "key", "value")
-    wanted, open_to_all = list(attended(torch.float32, window)), next(attended(torch.float32, None))
-    pairs = zip(names, attended(getattr(torch, dtype), window), wanted, strict=True)
-    found = {name: float((one - other).norm() / other.norm()) for name, one, other in pairs}
-    return found | {"hidden by the window": float((open_to_all - wanted[0]).norm() / wanted[0].norm())}
+    found, wanted = (attended(drawn, lengths, one, window) for one in (dtype, "float32"))
+    open_to_all = attended(drawn, lengths, "float32", None)[0]
+    differences = {name: distance(*pair) for name, *pair in zip(names, found, wanted, strict=True)}
+    return differences | {"hidden by the window": distance(open_to_all, wanted[0])}
+
+
+def attention_of_long_rows(device: torch.device, dtype: str, seed: int) -> dict[str, float]:
+    """The largest difference in any row of a line as GRPO packs it: long prompts, lengths that fall geometrically."""
+    generator = torch.Generator().manual_seed(seed)
+    longest, room = (2048, 16384) if device.type == "cuda" else (128, 1024)
+    drawn_lengths = torch.empty(room).exponential_(4 / longest, generator=generator).long().clamp(1, longest)
+    ends = (drawn_lengths + longest // 4).cumsum(0)
+    lengths = (drawn_lengths + longest // 4)[ends <= room].tolist()
+    lengths.append(-sum(lengths) % LENGTH_MULTIPLE or LENGTH_MULTIPLE)  # the unused row that fills the line
+    drawn = drawn_for(lengths, (12, 2), 128, seed, device, dtype)
+    found, wanted = (attended(drawn, lengths, one, None) for one in (dtype, "float32"))
+    return {
+        name: max(map(distance, one.split(lengths), other.split(lengths)))
+        for name, one, other in zip(("output", "query", "key", "value"), found, wanted, strict=True)
+    }
+
+
+def drawn_for(
+    lengths: list[int], heads: tuple[int, int], width: int, seed: int, device: torch.device, dtype: str
+) -> list[Tensor]:
+    """Query, key, value and the output's gradient, exact in both types, so that only the kernels differ."""
+    exactly()
+    generator = torch.Generator().manual_seed(seed)
+    shapes = [(1, number, sum(lengths), width) for number in (heads[0], heads[1], heads[1], heads[0])]
+    return [torch.randn(shape, generator=generator).to(getattr(torch, dtype)).float().to(device) for shape in shapes]
+
+
+def attended(drawn: list[Tensor], lengths: list[int], dtype: str, window: int | None) -> list[Tensor]:
+    """The output and the gradients of query, key and value, each [tokens, heads, width] float32."""
+    offsets = torch.tensor([0, *lengths], device=drawn[0].device).cumsum(0).to(torch.int32)
+    query, key, value = (tensor.to(getattr(torch, dtype), copy=True).requires_grad_() for tensor in drawn[:3])
+    longest = -(-max(lengths) // LENGTH_MULTIPLE) * LENGTH_MULTIPLE
+    output, _ = packed_attention(
+        nn.Module(), query, key, value, None, None, window, cu_seq_lens_q=offsets, max_length_q=longest
+    )
+    output.backward(drawn[3].transpose(1, 2).to(output.dtype))
+    gradients = (tensor.grad.squeeze(0).transpose(0, 1).float() for tensor in (query, key, value))
+    return [output.detach().squeeze(0).float(), *gradients]
+
+
+def distance(one: Tensor, other: Tensor) -> float:
+    """The norm of the difference, relative to the other's; infinite if a number is not finite."""
+    found = float((one - other).norm() / other.norm())
+    return found if math.isfinite(found) else math.inf

@@ -46,6 +46,16 @@ def test_variable_length_attention_matches_padded_attention(
         assert distance < BFLOAT16, name
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_attention_of_long_packed_rows_matches_each_row_in_float32(
+    one_rank: Ranks, measure: Measure, seed: int
+) -> None:
+    """No row may be wrong, so the worst counts: a mean over 16,384 tokens would hide one."""
+    found = measure(one_rank, "tests.gpu.layers.attention_of_long_rows", dtype="bfloat16", seed=seed)
+    for name, distance in found.items():
+        assert distance < BFLOAT16, name
+
+
 @pytest.mark.parametrize(
     ("dtype", "compiled", "checkpointed"),
     [
