@@ -1,5 +1,7 @@
 """verl's fine-tuning command lines: `sft_trainer`, and the older `fsdp_sft_trainer`."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from trainer.config.overrides import load_config
 from trainer.config.sft import SftConfig
 from trainer.errors import ConfigError
 
+ROOT = Path(__file__).parents[3]
 NEW, OLD = "verl.trainer.sft_trainer", "verl.trainer.fsdp_sft_trainer"
 
 
@@ -152,3 +155,15 @@ torchrun --standalone --nnodes=1 --nproc_per_node 4 \\
     assert isinstance(found.config, SftConfig)
     assert (found.config.trainer.n_gpus_per_node, found.config.actor.learning_rate) == (4, 2e-5)
     assert any("optim.lr=2e-5 -> actor.learning_rate=2e-5" in line for line in found.same)
+
+
+def test_an_imported_script_means_the_same(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    line = ["model.path=/m", "data.train_files=/d/a.parquet", "optim.lr_scheduler_type=cosine", "data.truncation=right"]
+    script.write_text(f"torchrun --nproc_per_node=2 -m {NEW} {' '.join(line)}\n")
+    command = [sys.executable, "-m", "trainer", "import", str(script)]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    written = script.with_suffix(".yaml")
+    assert "python -m trainer sft --config" in written.read_text()
+    assert load_config([str(written)], [], SftConfig)[0] == read(NEW, *line, "trainer.n_gpus_per_node=2")[0]
