@@ -38,6 +38,9 @@ _START = 'exec 9>&1 1>&2 8>/dev/null; BASH_XTRACEFD=8; PATH=/nonexistent; set -r
 _SECONDS = 5
 _REDIRECT = re.compile(r"""(?<=\s)(?:&|\d)?>>?\|?[ ]*(?:"[^"\n]*"|'[^'\n]*'|>\([^)\n]*\)|[^\s;&|()]+)""")
 _UNSET = re.compile(r"line \d+: \$?(\w+): (?:unbound variable|parameter (?:null or )?not set|[^:\n]+)$", re.MULTILINE)
+# torchrun's options with a counterpart here, and those that take no value.
+_TORCHRUN = {"nnodes": "trainer.nnodes", "nproc-per-node": "trainer.n_gpus_per_node"}
+_TORCHRUN_SWITCHES = ("standalone", "no-python", "run-path")
 _RESERVED = re.compile(r"\b(PATH|SHELL|ENV|BASH_ENV)=")
 
 
@@ -147,10 +150,6 @@ def _training(
         command = Command(rest[0], tuple(rest[1:]), devices) if rest else None
         return [command] if command is not None and accepts(command) else []
     return []
-
-
-_TORCHRUN = {"nnodes": "trainer.nnodes", "nproc-per-node": "trainer.n_gpus_per_node"}
-_TORCHRUN_SWITCHES = ("standalone", "no-python", "run-path")
 
 
 def _torchrun(words: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:

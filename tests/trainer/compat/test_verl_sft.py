@@ -123,6 +123,8 @@ def test_what_cannot_be_done_is_refused(entry: str, line: list[str], words: str)
 @pytest.mark.parametrize(
     ("entry", "line", "note"),
     [
+        (NEW, "data.train_max_samples=10", "verl takes the first rows"),
+        (NEW, "data.val_max_samples=10", "verl takes the first rows"),
         (NEW, "data.truncation=left", "cuts the right side"),
         (NEW, "data.ignore_input_ids_mismatch=True", "is refused when it is read"),
         (NEW, "checkpoint.save_contents=[model]", "a checkpoint always holds everything"),

@@ -48,6 +48,17 @@ def conversations(_key: str, value: Value, given: Given) -> Translation:
     return Translation({}, _OLD_LOSS, inherited={"data.prompt_key": "question", "sft.response_key": "answer"})
 
 
+def first_rows(ours: str) -> Rule:
+    """verl takes the first rows of the files; here `data.shuffle` draws them."""
+
+    def rule(key: str, value: Value, given: Given) -> Translation:
+        drawn = not word(value).startswith("-") and word(given.get("data.shuffle", True)) != "false"
+        note = f"{key}={value}: drawn at random; verl takes the first rows, as data.shuffle=false does here"
+        return Translation({ours: value}, note if drawn else "")
+
+    return rule
+
+
 def column(keys: str, ours: str) -> Rule:
     """A column of fsdp_sft_trainer, and below it the keys of mappings that verl lists under `keys`."""
 
@@ -166,7 +177,7 @@ _NOT_MODEL = (f"{MODEL}.override_config", f"{MODEL}.torch_dtype", f"{MODEL}.path
 
 RULES: dict[str, Rule] = {
     "data.val_files": optional("data.validation_files"),
-    "data.val_max_samples": to("data.validation_max_samples"),
+    "data.val_max_samples": first_rows("data.validation_max_samples"),
     "data.messages_key": to("sft.messages_key"),
     "data.multiturn.enable": conversations,
     "data.multiturn.messages_key": lambda _key, _value, _given: Translation({}),  # read with data.multiturn.enable
@@ -224,6 +235,7 @@ RULES: dict[str, Rule] = {
 }
 
 SAME_NAMES: dict[str, Rule] = {
+    "data.train_max_samples": first_rows("data.train_max_samples"),
     "data.prompt_key": column("data.prompt_dict_keys", "data.prompt_key"),
     "data.custom_cls.path": RULES["data.custom_cls.path"],
     "data.custom_cls.name": RULES["data.custom_cls.name"],
