@@ -10,7 +10,7 @@ from pathlib import Path
 
 from trainer.config.reward import RewardConfig, RewardFunction
 from trainer.rewards.answer import Answer
-from trainer.rewards.pool import RewardPool
+from trainer.rewards.processes.pool import RewardPool
 
 RESPONSES, SECONDS = 1024, 0.05
 # Processor time, so that other work on the machine does not count as the rule's.

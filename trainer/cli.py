@@ -103,7 +103,7 @@ def sft(
     named = [argument.lstrip("+~").partition("=")[0].partition(".")[0] for argument in overrides or []]
     if config or config_name or sections.intersection(named):
         settings = load_as(SftConfig, config, overrides, config_name, config_path)
-        from trainer.records.report import write_report
+        from trainer.records.pages.report import write_report
         from trainer.runs.sft import fine_tune
 
         typer.echo(write_report(fine_tune(settings)))
@@ -118,7 +118,7 @@ def sft(
 def dpo(overrides: Overrides = None, config: Files = None) -> None:
     """Train on preference pairs with DPO."""
     from trainer.config.overrides import parse_overrides
-    from trainer.records.report import write_report
+    from trainer.records.pages.report import write_report
     from trainer.runs.dpo import DpoConfig, train_on_preferences
 
     typer.echo(write_report(train_on_preferences(parse_overrides(overrides or [], DpoConfig, config or []))))
@@ -128,7 +128,7 @@ def dpo(overrides: Overrides = None, config: Files = None) -> None:
 def kto(overrides: Overrides = None, config: Files = None) -> None:
     """Train with KTO on responses that are labelled desirable or undesirable."""
     from trainer.config.overrides import parse_overrides
-    from trainer.records.report import write_report
+    from trainer.records.pages.report import write_report
     from trainer.runs.kto import KtoConfig, train_on_labels
 
     typer.echo(write_report(train_on_labels(parse_overrides(overrides or [], KtoConfig, config or []))))
@@ -143,7 +143,7 @@ def train(
 ) -> None:
     """Train a policy with PPO, GRPO, RLOO, REINFORCE++ or ReMax."""
     settings = load(config, overrides, config_name, config_path)
-    from trainer.records.report import write_report
+    from trainer.records.pages.report import write_report
     from trainer.runs.ppo import train as run
 
     typer.echo(write_report(run(settings).run_dir))
@@ -315,11 +315,11 @@ def report(
 ) -> None:
     """Write the report.html of a run, or a page that compares several runs."""
     if len(runs) > 1:
-        from trainer.records.comparison import write_comparison
+        from trainer.records.pages.comparison import write_comparison
 
         typer.echo(write_comparison(runs, output))
         return
-    from trainer.records.report import write_report
+    from trainer.records.pages.report import write_report
 
     typer.echo(write_report(runs[0]))
 
@@ -333,7 +333,7 @@ def samples(
     worst: Annotated[int | None, typer.Option(min=1, metavar="N", help="Show the N lowest rewards.")] = None,
 ) -> None:
     """Show prompts, responses and rewards of a step or validation; without --best and --worst, the first four."""
-    from trainer.records.run_files import recorded_trajectories
+    from trainer.records.files.run_files import recorded_trajectories
     from trainer.records.trajectories import show
 
     rows = recorded_trajectories(run, step, validation)

@@ -16,8 +16,8 @@ from torch import Tensor
 from benchmarks.gpu.common import SHAPES, Results, arguments, random_model
 from benchmarks.gpu.train_step import make_batch
 from trainer.algorithms.log_probs import log_probs_and_entropy
-from trainer.data.batch import Batch
-from trainer.data.partition import MicroBatchLimit
+from trainer.data.batches.batch import Batch
+from trainer.data.batches.partition import MicroBatchLimit
 from trainer.models.networks import PolicyNetwork
 from trainer.training.engine import OptimizerSettings, TrainingEngine
 from trainer.training.sharding import Execution

@@ -159,8 +159,8 @@ def agreement(
     rollout: WorkerGroup[TimedRollout], actor: WorkerGroup[TimedActor], prompts: list[list[int]]
 ) -> dict[str, float]:
     """How far the engine's log-probs are from the actor's for responses that the engine just sampled."""
-    from trainer.algorithms.agreement import log_prob_agreement
-    from trainer.data.batch import Batch
+    from trainer.algorithms.off_policy.agreement import log_prob_agreement
+    from trainer.data.batches.batch import Batch
     from trainer.rollout.sampling import SamplingRequest
     from trainer.runs.loop import forward
 

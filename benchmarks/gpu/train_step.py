@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.gpu.common import SHAPES, Results, Shape, arguments, forward_flops, matrix_rate, random_model, seconds
-from trainer.data.batch import Batch
-from trainer.data.partition import MicroBatchLimit
+from trainer.data.batches.batch import Batch
+from trainer.data.batches.partition import MicroBatchLimit
 from trainer.errors import WorkerError
 from trainer.models.networks import PolicyNetwork, ValueNetwork
 from trainer.training.engine import OptimizerSettings, TrainingEngine

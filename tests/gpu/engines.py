@@ -11,7 +11,7 @@ from tests.gpu.layers import SETTINGS, TEMPERATURE, VOCABULARY, WHOLE, apart, ba
 from tests.trainer.training.megatron_program import language_model
 from tests.trainer.training.rank_program import held_bytes, loss
 from trainer.config.sharding import ShardingConfig
-from trainer.data.partition import MicroBatchLimit
+from trainer.data.batches.partition import MicroBatchLimit
 from trainer.models.networks import PolicyNetwork
 from trainer.training.engine import TrainingEngine, optimizer_states
 from trainer.training.sharding import Execution

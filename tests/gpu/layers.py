@@ -13,11 +13,11 @@ from torch.nn.functional import cosine_similarity
 
 from tests.trainer.training.megatron_program import language_model
 from tests.trainer.training.rank_program import loss
-from trainer.algorithms.aggregation import GlobalCount
 from trainer.algorithms.log_probs import log_probs_and_entropy
+from trainer.algorithms.losses.aggregation import GlobalCount
 from trainer.config.sharding import ShardingConfig
-from trainer.data.batch import Batch
-from trainer.data.partition import MicroBatchLimit
+from trainer.data.batches.batch import Batch
+from trainer.data.batches.partition import MicroBatchLimit
 from trainer.models.attention import packed_attention
 from trainer.models.backend import training_backend
 from trainer.models.megatron_weights import to_transformers

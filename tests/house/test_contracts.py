@@ -14,8 +14,8 @@ def test_the_project_keeps_its_contracts(project: Project) -> None:
 @pytest.mark.parametrize(
     ("path", "imported"),
     [
-        ("trainer/algorithms/kl.py", "trainer.config.tree"),
-        ("trainer/data/schema.py", "trainer.runs.loop"),
+        ("trainer/algorithms/losses/kl.py", "trainer.config.tree"),
+        ("trainer/data/formats/schema.py", "trainer.runs.loop"),
         ("buildkit/recipe/matrix.py", "buildkit.commands.build"),
         ("entrypoints/host/hca.py", "entrypoints.job.node"),
         ("entrypoints/errors.py", "buildkit.errors"),

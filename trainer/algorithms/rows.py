@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from trainer.algorithms.aggregation import Aggregation
+from trainer.algorithms.losses.aggregation import Aggregation
 from trainer.rows import Row
 
 if TYPE_CHECKING:

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from trainer.algorithms.kl import KlEstimator
-from trainer.algorithms.off_policy import OffPolicyCorrection
+from trainer.algorithms.losses.kl import KlEstimator
+from trainer.algorithms.off_policy.rejection import Bound, Criterion, ratio_bounds
+from trainer.algorithms.off_policy.treatment import OffPolicyCorrection
 from trainer.algorithms.registry import CORRECTIONS, ESTIMATORS
-from trainer.algorithms.rejection import Bound, Criterion, ratio_bounds
 from trainer.algorithms.resampling import Resampling
 from trainer.algorithms.rows import Estimator
 from trainer.config.section import Section, with_parameters
@@ -49,7 +49,8 @@ class AlgorithmConfig(Section):
     )
     rejection: dict[Criterion, Bound] = Field(
         {},
-        description="tokens and responses that do not train, by criterion and bound: trainer/algorithms/rejection.py. "
+        description="tokens and responses that do not train, by criterion and bound: "
+        "trainer/algorithms/off_policy/rejection.py. "
         "k1 takes the smallest and largest ratio trainer / engine, like {seq_mean_k1: [0.999, 1.001]}, or one bound "
         "for both; k2 and k3 take their largest value; token_veto takes the smallest ratio of any token",
     )

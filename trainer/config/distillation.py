@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from trainer.algorithms.kl import KlEstimator
+from trainer.algorithms.losses.kl import KlEstimator
 from trainer.config.section import ModelPath, Section
 
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, model_validator
 
-from trainer.algorithms.optimizers import OPTIMIZERS
-from trainer.algorithms.schedules import SCHEDULES, learning_rate_factor
+from trainer.algorithms.optimization.optimizers import OPTIMIZERS
+from trainer.algorithms.optimization.schedules import SCHEDULES, learning_rate_factor
 from trainer.config.section import Section, with_parameters
 from trainer.rows import Row
 

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, model_validator
 
-from trainer.algorithms.aggregation import Aggregation
-from trainer.algorithms.kl import KlEstimator
+from trainer.algorithms.losses.aggregation import Aggregation
+from trainer.algorithms.losses.kl import KlEstimator
 from trainer.algorithms.registry import POLICY_LOSSES
 from trainer.config.optimization import OptimizerConfig, ScheduleConfig
 from trainer.config.section import AbsolutePath, ModelPath, Section, with_parameters

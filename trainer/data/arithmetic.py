@@ -11,7 +11,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from trainer.data.schema import PromptRow, write_rows, write_table
+from trainer.data.formats.schema import PromptRow, write_rows, write_table
 from trainer.errors import DataError
 
 TEMPLATES = (

@@ -15,13 +15,13 @@ from jinja2 import TemplateError
 
 from trainer.config.custom_code import load_custom
 from trainer.config.data import DataConfig
-from trainer.data.chat_template import conversation_text, with_system_prompt
-from trainer.data.files import read_rows, stored_files
-from trainer.data.messages import checked_text, refuse_media, text_messages
+from trainer.data.formats.chat_template import conversation_text, with_system_prompt
+from trainer.data.formats.files import read_rows, stored_files
+from trainer.data.formats.messages import checked_text, refuse_media, text_messages
+from trainer.data.formats.tools import checked_tools, read_tools, selected
 from trainer.data.subset import EVERY_ROW, Subset
-from trainer.data.tools import checked_tools, read_tools, selected
 from trainer.errors import CheckpointError, DataError
-from trainer.records.atomic import atomic_file
+from trainer.records.files.atomic import atomic_file
 
 _HINT = "make the file with `python -m trainer data arithmetic` or `python -m trainer data gsm8k`"
 _TABLE = pa.schema(

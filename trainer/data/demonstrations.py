@@ -9,11 +9,11 @@ from jinja2 import TemplateError
 
 from trainer.config.data import DataConfig
 from trainer.config.sft import SftSettings
-from trainer.data.chat_template import conversation_text, with_system_prompt
-from trainer.data.files import read_rows
-from trainer.data.messages import Messages, checked_text, text_messages
+from trainer.data.formats.chat_template import conversation_text, with_system_prompt
+from trainer.data.formats.files import read_rows
+from trainer.data.formats.messages import Messages, checked_text, text_messages
+from trainer.data.formats.tools import checked_tools, read_tools
 from trainer.data.subset import EVERY_ROW, Subset
-from trainer.data.tools import checked_tools, read_tools
 from trainer.errors import DataError
 
 _HINT = (

@@ -7,7 +7,7 @@ from typing import Any
 
 from trainer.config.data import DataConfig
 from trainer.data.dataset import Prompt, PromptDataset
-from trainer.data.schema import write_table
+from trainer.data.formats.schema import write_table
 from trainer.errors import DataError
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from trainer.data.answers import final_answer
-from trainer.data.files import read_rows
-from trainer.data.schema import PromptRow, write_rows
+from trainer.data.formats.files import read_rows
+from trainer.data.formats.schema import PromptRow, write_rows
 from trainer.errors import DataError
 
 _HINT = "the input is GSM8K as published: parquet or jsonl with question and answer, each answer ending in `#### N`"

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from trainer.config.data import DataConfig
-from trainer.data.chat_template import with_system_prompt
 from trainer.data.dataset import render_prompt
-from trainer.data.files import read_rows
-from trainer.data.messages import checked_text, text_messages
+from trainer.data.formats.chat_template import with_system_prompt
+from trainer.data.formats.files import read_rows
+from trainer.data.formats.messages import checked_text, text_messages
+from trainer.data.formats.tools import read_tools
 from trainer.data.subset import EVERY_ROW, Subset
-from trainer.data.tools import read_tools
 from trainer.errors import DataError
 
 _RESPONSE = "(text, or messages of which the last one counts)"

@@ -6,8 +6,8 @@ from typing import Any
 
 from trainer.config.tree import Config
 from trainer.data.dataset import SINGLE_TURN, Dataset, Prompt, PromptDataset
-from trainer.data.tool_schema import OpenAIFunctionToolSchema
-from trainer.data.tools import ToolEntry, load_class, read_entries, read_yaml, schema_of_tool
+from trainer.data.formats.tool_schema import OpenAIFunctionToolSchema
+from trainer.data.formats.tools import ToolEntry, load_class, read_entries, read_yaml, schema_of_tool
 from trainer.errors import ConfigError
 from trainer.experience.call_format import CallFormat
 from trainer.experience.environment import ConversationEnvironment, environment_class

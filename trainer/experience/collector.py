@@ -17,9 +17,9 @@ from trainer.algorithms.dapo import informative_groups, overlong_penalty
 from trainer.cluster.calls import task
 from trainer.cluster.workers import WorkerGroup
 from trainer.config.tree import Config
-from trainer.data.batch import Batch
+from trainer.data.batches.batch import Batch
+from trainer.data.batches.prefetch import Prefetcher
 from trainer.data.dataset import Prompt
-from trainer.data.prefetch import Prefetcher
 from trainer.experience.conversations import Conversations
 from trainer.experience.programs.host import ProgramAgent
 from trainer.experience.run_data import RunData

@@ -9,8 +9,8 @@ from typing import Any, Self
 
 from trainer.config.data import DataConfig
 from trainer.config.tree import Config
-from trainer.data.chat_template import use_chat_template
 from trainer.data.dataset import Dataset, PromptDataset, PromptSampler, open_dataset
+from trainer.data.formats.chat_template import use_chat_template
 from trainer.data.subset import Subset
 from trainer.experience.agents import check_agents
 from trainer.models.files import load_tokenizer

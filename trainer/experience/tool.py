@@ -7,7 +7,7 @@ from uuid import uuid4
 
 from pydantic import BaseModel, model_validator
 
-from trainer.data.tool_schema import OpenAIFunctionToolSchema
+from trainer.data.formats.tool_schema import OpenAIFunctionToolSchema
 from trainer.errors import ConfigError
 from trainer.rows import Row
 

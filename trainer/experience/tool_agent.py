@@ -9,7 +9,7 @@ from typing import Any
 
 from trainer.config.rollout import ToolsConfig
 from trainer.data.dataset import Prompt
-from trainer.data.tools import selected, without_nulls
+from trainer.data.formats.tools import selected, without_nulls
 from trainer.errors import DataError
 from trainer.experience.call_format import CallFormat, ToolCall
 from trainer.experience.coroutines import wait_for

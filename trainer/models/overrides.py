@@ -8,7 +8,7 @@ from typing import Any
 
 from trainer.config.tree import Config
 from trainer.errors import ConfigError, DataError
-from trainer.records.atomic import atomic_directory
+from trainer.records.files.atomic import atomic_directory
 
 # Entries that this trainer decides, and the setting that does.
 OTHER_SETTINGS = {"dtype": "model.dtype", "torch_dtype": "model.dtype", "vocab_size": "model.path"}

@@ -6,8 +6,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from trainer.data.batch import Batch
-from trainer.data.copies import to_device
+from trainer.data.batches.batch import Batch
+from trainer.data.batches.copies import to_device
 
 
 @dataclass(frozen=True)

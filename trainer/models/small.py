@@ -9,7 +9,7 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from trainer.errors import DataError
-from trainer.records.atomic import atomic_directory
+from trainer.records.files.atomic import atomic_directory
 
 PAD, END, USER, ASSISTANT = "<|pad|>", "<|end|>", "<|user|>", "<|assistant|>"
 

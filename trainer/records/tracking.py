@@ -13,9 +13,9 @@ from torch.utils.tensorboard import SummaryWriter
 
 from trainer.config.tree import RunConfig
 from trainer.errors import CheckpointError, ConfigError
-from trainer.records.atomic import atomic_file
 from trainer.records.console import RUN_COLUMNS, Column, Progress, progress
-from trainer.records.lines import LineFile
+from trainer.records.files.atomic import atomic_file
+from trainer.records.files.lines import LineFile
 from trainer.records.logger import LoggerRow
 from trainer.records.retrying import RetryingLogger
 from trainer.rows import find_rows

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from trainer.config.trainer import TrajectoriesConfig
 from trainer.errors import DataError
-from trainer.records.atomic import atomic_file
+from trainer.records.files.atomic import atomic_file
 
 logger = logging.getLogger(__name__)
 

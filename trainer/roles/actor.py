@@ -10,15 +10,15 @@ from ray import ObjectRef
 from torch import Tensor
 from torch.distributed import TCPStore
 
-from trainer.algorithms.aggregation import GlobalCount, aggregate, token_mean
-from trainer.algorithms.distillation import distillation_policy_loss, teacher_kl
-from trainer.algorithms.importance import approximate_kl, geometric_mean
-from trainer.algorithms.kl import kl_loss
+from trainer.algorithms.losses.aggregation import GlobalCount, aggregate, token_mean
+from trainer.algorithms.losses.distillation import distillation_policy_loss, teacher_kl
+from trainer.algorithms.losses.kl import kl_loss
+from trainer.algorithms.off_policy.importance import approximate_kl, geometric_mean
 from trainer.algorithms.registry import POLICY_LOSSES
 from trainer.cluster.place import RankPlace
 from trainer.config.tree import Config
-from trainer.data.batch import Batch
-from trainer.data.copies import HostCopies
+from trainer.data.batches.batch import Batch
+from trainer.data.batches.copies import HostCopies
 from trainer.models.export import write_language_model
 from trainer.models.lora import adapters_off, write_adapter
 from trainer.models.networks import PolicyNetwork

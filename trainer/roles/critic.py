@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from trainer.algorithms.aggregation import GlobalCount, aggregate, token_mean
-from trainer.algorithms.value_loss import clipped_value_loss
-from trainer.data.batch import Batch
+from trainer.algorithms.losses.aggregation import GlobalCount, aggregate, token_mean
+from trainer.algorithms.losses.value_loss import clipped_value_loss
+from trainer.data.batches.batch import Batch
 from trainer.models.networks import ValueNetwork
 from trainer.roles.worker import TrainingWorker, micro_batch_limit
 from trainer.training.engine import TrainingEngine

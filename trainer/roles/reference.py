@@ -4,7 +4,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from trainer.data.batch import Batch
+from trainer.data.batches.batch import Batch
 from trainer.models.networks import PolicyNetwork
 from trainer.roles.worker import TrainingWorker, micro_batch_limit
 from trainer.training.engine import TrainingEngine

@@ -11,7 +11,7 @@ from trainer.config.reward import RewardConfig
 from trainer.config.tree import Config
 from trainer.rewards.answer import Answer, Scored
 from trainer.rewards.function import needs_process, reward_function
-from trainer.rewards.pool import RewardPool
+from trainer.rewards.processes.pool import RewardPool
 from trainer.rewards.scores import as_scored, weighted_sums
 from trainer.rewards.server import RewardServer
 

@@ -8,12 +8,12 @@ import torch
 from torch import nn
 from torch.distributed import TCPStore
 
-from trainer.algorithms.optimizers import OPTIMIZERS
+from trainer.algorithms.optimization.optimizers import OPTIMIZERS
 from trainer.cluster.place import RankPlace
 from trainer.config.roles import ActorConfig, CriticConfig, TrainedModelConfig
 from trainer.config.tree import Config
-from trainer.data.batch import Batch
-from trainer.data.partition import MicroBatchLimit
+from trainer.data.batches.batch import Batch
+from trainer.data.batches.partition import MicroBatchLimit
 from trainer.errors import DataError
 from trainer.models.backend import training_backend
 from trainer.models.lora import add_adapters, load_adapter

@@ -19,7 +19,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from trainer.errors import CheckpointError, DataError
-from trainer.records.atomic import (
+from trainer.records.files.atomic import (
     bytes_below,
     hidden_name,
     remove_directory,
@@ -27,7 +27,7 @@ from trainer.records.atomic import (
     replace_directory,
     sync_tree,
 )
-from trainer.records.checksums import sha256
+from trainer.records.files.checksums import sha256
 
 logger = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """Direct preference optimisation (DPO): learns from pairs of responses, without sampling or rewards.
 
 A step is a step of policy optimisation whose advantages say how strongly each response is to be preferred; see
-`trainer.algorithms.dpo`. Actor and reference are those of every other run.
+`trainer.algorithms.preferences.dpo`. Actor and reference are those of every other run.
 """
 
 from collections.abc import Sequence
@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from trainer.algorithms.dpo import preference_advantages, preference_pairs
+from trainer.algorithms.preferences.dpo import preference_advantages, preference_pairs
 from trainer.algorithms.registry import PREFERENCE_LOSSES
 from trainer.algorithms.rows import Pairs
 from trainer.config.offline import OfflineConfig
 from trainer.config.optimization import check_read
 from trainer.config.section import Section, with_parameters
-from trainer.data.batch import Batch
+from trainer.data.batches.batch import Batch
 from trainer.data.preferences import PreferencePair, read_pairs
 from trainer.records.console import Column
 from trainer.runs.offline import OfflineRun, train_offline

@@ -19,8 +19,8 @@ from trainer.models.backend import training_backend
 from trainer.models.export import write_language_model
 from trainer.models.lora import peft_name, write_adapter
 from trainer.models.megatron_weights import to_transformers
-from trainer.records.atomic import atomic_directory
-from trainer.records.model_card import write_model_card
+from trainer.records.files.atomic import atomic_directory
+from trainer.records.pages.model_card import write_model_card
 from trainer.runs.checkpoint import (
     TrainingState,
     checkpoint_directory,

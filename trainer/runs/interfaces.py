@@ -9,7 +9,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from trainer.data.batch import Batch
+from trainer.data.batches.batch import Batch
 from trainer.weights.endpoints import WeightSender
 
 

@@ -1,6 +1,6 @@
 """Kahneman-Tversky optimisation (KTO): learns from responses that are labelled desirable or undesirable.
 
-A step is a step of policy optimisation, as in DPO; see `trainer.algorithms.kto`.
+A step is a step of policy optimisation, as in DPO; see `trainer.algorithms.preferences.kto`.
 """
 
 from collections.abc import Sequence
@@ -12,13 +12,13 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from trainer.algorithms.dpo import log_ratios
-from trainer.algorithms.kto import estimated_kl, mismatched, unpaired_advantages
+from trainer.algorithms.preferences.dpo import log_ratios
+from trainer.algorithms.preferences.kto import estimated_kl, mismatched, unpaired_advantages
 from trainer.algorithms.registry import UNPAIRED_LOSSES
 from trainer.algorithms.rows import Labelled
 from trainer.config.offline import OfflineConfig
 from trainer.config.section import Section
-from trainer.data.batch import Batch
+from trainer.data.batches.batch import Batch
 from trainer.data.preferences import LabelledResponse, read_labelled
 from trainer.records.console import Column
 from trainer.runs.offline import OfflineRun, train_offline

@@ -16,11 +16,11 @@ from trainer.cluster.calls import task, wait, wait_while
 from trainer.cluster.workers import WorkerGroup
 from trainer.config.trainer import TrainerConfig
 from trainer.config.tree import RunConfig
-from trainer.data.batch import Batch
+from trainer.data.batches.batch import Batch
 from trainer.data.dataset import PromptSampler
 from trainer.errors import CheckpointError, InterruptedRun, LostRunError, TrainerError, WorkerError
-from trainer.records.atomic import atomic_directory, bytes_below, remove_remains
-from trainer.records.model_card import write_model_card
+from trainer.records.files.atomic import atomic_directory, bytes_below, remove_remains
+from trainer.records.pages.model_card import write_model_card
 from trainer.records.profiling import SlowPhases
 from trainer.records.tracking import Tracker
 from trainer.runs.checkpoint import TrainingState, fingerprint, last_checkpoint

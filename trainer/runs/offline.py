@@ -10,13 +10,13 @@ from trainer.cluster.workers import WorkerGroup
 from trainer.config.data import DataConfig
 from trainer.config.offline import OfflineConfig
 from trainer.config.tree import Config
-from trainer.data.batch import Batch
-from trainer.data.chat_template import use_chat_template
+from trainer.data.batches.batch import Batch
 from trainer.data.dataset import PromptSampler
+from trainer.data.formats.chat_template import use_chat_template
 from trainer.data.subset import Subset
 from trainer.models.files import check_models, load_tokenizer, with_local_models
 from trainer.records.console import Column
-from trainer.records.owner import RunOwner
+from trainer.records.files.owner import RunOwner
 from trainer.records.tracking import Tracker
 from trainer.runs.checkpoint import read_checkpoint
 from trainer.runs.interfaces import ActorRole, ReferenceRole

@@ -11,16 +11,16 @@ import psutil
 import torch
 from torch import Tensor
 
-from trainer.algorithms.agreement import log_prob_agreement
-from trainer.algorithms.kl import adapted_kl_coefficient, kl_estimate
-from trainer.algorithms.off_policy import OffPolicyCorrection
+from trainer.algorithms.losses.kl import adapted_kl_coefficient, kl_estimate
+from trainer.algorithms.off_policy.agreement import log_prob_agreement
+from trainer.algorithms.off_policy.treatment import OffPolicyCorrection
 from trainer.algorithms.resampling import resampled_rows
 from trainer.algorithms.returns import explained_variance
 from trainer.algorithms.rows import Sampled
 from trainer.cluster.nodes import connected, find_nodes, reserve_slots
 from trainer.config.custom_code import code_lines
 from trainer.config.tree import Config
-from trainer.data.batch import Batch
+from trainer.data.batches.batch import Batch
 from trainer.data.dataset import Prompt
 from trainer.errors import ConfigError, WatchdogError
 from trainer.experience.asynchronous import AsynchronousPipeline
@@ -32,7 +32,7 @@ from trainer.models.files import check_models, with_local_models
 from trainer.planning.memory import device_memory
 from trainer.planning.placement import roles_of
 from trainer.planning.plan import Plan, plan_of
-from trainer.records.owner import RunOwner
+from trainer.records.files.owner import RunOwner
 from trainer.records.tracking import Sample, Tracker
 from trainer.records.trajectories import Row, TrajectoryWriter, text_of, trajectories_directory, validations_directory
 from trainer.rollout.engine import check_tensor_parallel

@@ -9,7 +9,7 @@ from typing import Any
 
 from trainer.config.data import DataConfig
 from trainer.config.sft import SftConfig
-from trainer.data.batch import Batch
+from trainer.data.batches.batch import Batch
 from trainer.data.demonstrations import Demonstration, read_demonstrations
 from trainer.data.subset import Subset
 from trainer.records.console import Column

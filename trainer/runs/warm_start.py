@@ -13,12 +13,12 @@ from pydantic import Field
 from torch.nn.functional import cross_entropy
 from transformers.utils import logging as transformers_logging
 
-from trainer.algorithms.optimizers import OPTIMIZERS
+from trainer.algorithms.optimization.optimizers import OPTIMIZERS
 from trainer.config.optimization import OptimizerConfig, ScheduleConfig
 from trainer.config.section import Section
 from trainer.data.dataset import PromptSampler
-from trainer.data.files import read_rows
-from trainer.data.messages import Messages, checked_text, text_messages
+from trainer.data.formats.files import read_rows
+from trainer.data.formats.messages import Messages, checked_text, text_messages
 from trainer.errors import DataError
 from trainer.models.files import decode
 from trainer.models.small import ModelShape, build_tokenizer, create_model, save_model

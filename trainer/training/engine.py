@@ -11,11 +11,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from trainer.algorithms.aggregation import GlobalCount
-from trainer.algorithms.optimizers import OPTIMIZERS, Optimizer
-from trainer.data.batch import Batch
-from trainer.data.copies import to_device
-from trainer.data.partition import MicroBatchLimit
+from trainer.algorithms.losses.aggregation import GlobalCount
+from trainer.algorithms.optimization.optimizers import OPTIMIZERS, Optimizer
+from trainer.data.batches.batch import Batch
+from trainer.data.batches.copies import to_device
+from trainer.data.batches.partition import MicroBatchLimit
 from trainer.errors import WorkerError
 from trainer.models.lora import adapted_layers, adapter_weights
 from trainer.models.megatron_weights import to_transformers

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import AutoTokenizer
 
-from trainer.data.batch import Batch
-from trainer.records.atomic import atomic_file
+from trainer.data.batches.batch import Batch
+from trainer.records.files.atomic import atomic_file
 from trainer.training.micro_batches import reduced
 
 FOLDER = "non_finite"

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from trainer.algorithms.log_probs import log_probs_and_entropy
-from trainer.data.batch import Batch
-from trainer.data.partition import MicroBatchLimit
+from trainer.data.batches.batch import Batch
+from trainer.data.batches.partition import MicroBatchLimit
 from trainer.errors import DataError
 from trainer.training.engine import TrainingEngine
 

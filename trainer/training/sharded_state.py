@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
 from trainer.errors import CheckpointError
-from trainer.records.checksums import sha256
+from trainer.records.files.checksums import sha256
 from trainer.training.loss_scale import LossScale
 from trainer.training.reading import load_safely, read_metadata
 

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from tests.trainer.tensors import normal, random_mask, seeds
-from trainer.algorithms.aggregation import token_mean
-from trainer.algorithms.kl import kl_estimate
 from trainer.algorithms.log_probs import log_probs_and_entropy
+from trainer.algorithms.losses.aggregation import token_mean
+from trainer.algorithms.losses.kl import kl_estimate
 from trainer.algorithms.returns import explained_variance, generalized_advantages, whiten
 
 unit = st.floats(0, 1)

@@ -7,11 +7,11 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from tests.trainer.tensors import normal
-from trainer.algorithms.aggregation import GlobalCount
+from trainer.algorithms.losses.aggregation import GlobalCount
 from trainer.cluster.place import RankPlace
 from trainer.config.distillation import DistillationConfig
 from trainer.config.tree import Config
-from trainer.data.batch import Batch
+from trainer.data.batches.batch import Batch
 from trainer.roles.actor import ActorWorker
 
 VOCABULARY, ROWS = 6, 256

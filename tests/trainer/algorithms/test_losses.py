@@ -15,17 +15,17 @@ from torch.testing import assert_close
 
 from tests.trainer.tensors import normal, random_mask, seeds
 from tests.trainer.training import loss_program
-from trainer.algorithms.aggregation import Aggregation, GlobalCount, aggregate, token_mean
 from trainer.algorithms.corrections.icepop import icepop
 from trainer.algorithms.corrections.sequence_mask import sequence_mask
 from trainer.algorithms.corrections.tis import truncated_importance_sampling
-from trainer.algorithms.importance import approximate_kl, raw_ratio
-from trainer.algorithms.kl import KlEstimator, adapted_kl_coefficient, kl_estimate, kl_loss
+from trainer.algorithms.losses.aggregation import Aggregation, GlobalCount, aggregate, token_mean
+from trainer.algorithms.losses.kl import KlEstimator, adapted_kl_coefficient, kl_estimate, kl_loss
+from trainer.algorithms.losses.value_loss import clipped_value_loss
+from trainer.algorithms.off_policy.importance import approximate_kl, raw_ratio
 from trainer.algorithms.policy_losses.cispo import cispo
 from trainer.algorithms.policy_losses.gspo import gspo
 from trainer.algorithms.policy_losses.ppo import ppo
 from trainer.algorithms.registry import CORRECTIONS, ESTIMATORS, POLICY_LOSSES
-from trainer.algorithms.value_loss import clipped_value_loss
 from trainer.config.algorithm import AlgorithmConfig
 from trainer.config.roles import ActorConfig
 from trainer.config.tree import Config

@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from tests.trainer.tensors import normal, random_mask, seeds
-from trainer.algorithms.aggregation import GlobalCount
-from trainer.algorithms.rejection import Criterion
+from trainer.algorithms.losses.aggregation import GlobalCount
+from trainer.algorithms.off_policy.rejection import Criterion
 from trainer.cluster.place import RankPlace
 from trainer.config.algorithm import AlgorithmConfig
 from trainer.config.tree import Config
-from trainer.data.batch import Batch
+from trainer.data.batches.batch import Batch
 from trainer.roles.actor import ActorWorker
 
 BOUNDS = {"k1": (0.8, 1.3), "k2": 0.05, "k3": 0.04, "veto": 0.7}

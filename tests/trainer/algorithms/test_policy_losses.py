@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from tests.trainer.tensors import normal, random_mask, seeds
-from trainer.algorithms.importance import geometric_mean
+from trainer.algorithms.off_policy.importance import geometric_mean
 from trainer.algorithms.policy_losses.clip_cov import clip_cov
 from trainer.algorithms.policy_losses.gmpo import gmpo
 from trainer.algorithms.policy_losses.kl_cov import kl_cov

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.data.batch import Batch
+from trainer.data.batches.batch import Batch
 from trainer.models.packing import PackedRows
 
 tokens = st.lists(st.integers(1, 99), min_size=1, max_size=6)

@@ -9,9 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from trainer.config.data import DataConfig
-from trainer.data.chat_template import use_chat_template
 from trainer.data.dataset import PromptDataset
-from trainer.data.tools import checked_tools
+from trainer.data.formats.chat_template import use_chat_template
+from trainer.data.formats.tools import checked_tools
 from trainer.errors import ConfigError, DataError
 from trainer.models.small import build_tokenizer
 

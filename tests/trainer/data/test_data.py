@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from trainer.data.arithmetic import add_without_carry, write_arithmetic
 from trainer.data.dataset import PromptSampler
-from trainer.data.files import read_rows
+from trainer.data.formats.files import read_rows
 from trainer.data.gsm8k import convert_gsm8k
 from trainer.errors import CheckpointError, DataError
 from trainer.rewards.rules.gsm8k import gsm8k

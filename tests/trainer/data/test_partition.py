@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.data.partition import MicroBatchLimit, balanced
+from trainer.data.batches.partition import MicroBatchLimit, balanced
 
 lengths = st.lists(st.integers(1, 1000), min_size=1, max_size=60)
 

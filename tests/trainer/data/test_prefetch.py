@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
+from trainer.data.batches.prefetch import Prefetcher
 from trainer.data.dataset import Prompt, PromptSampler
-from trainer.data.prefetch import Prefetcher
 
 
 class Numbers:

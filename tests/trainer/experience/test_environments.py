@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from trainer.algorithms.kl import kl_estimate
+from trainer.algorithms.losses.kl import kl_estimate
 from trainer.algorithms.returns import generalized_advantages
 from trainer.config.data import DataConfig
 from trainer.config.tree import Config
-from trainer.data.batch import Batch
+from trainer.data.batches.batch import Batch
 from trainer.data.dataset import Prompt
 from trainer.errors import DataError, RewardError
 from trainer.experience.conversations import Conversations

@@ -12,8 +12,8 @@ import torch
 from trainer.config.data import DataConfig
 from trainer.config.overrides import load_config
 from trainer.config.tree import Config
-from trainer.data.chat_template import use_chat_template
 from trainer.data.dataset import Prompt
+from trainer.data.formats.chat_template import use_chat_template
 from trainer.errors import ConfigError
 from trainer.experience.collector import Experience, Scores, completed
 from trainer.experience.conversations import Conversations

@@ -15,9 +15,9 @@ import yaml
 
 from trainer.config.data import DataConfig
 from trainer.config.tree import Config
-from trainer.data.chat_template import use_chat_template
 from trainer.data.dataset import Prompt, PromptDataset, PromptSampler
-from trainer.data.tool_schema import OpenAIFunctionToolSchema
+from trainer.data.formats.chat_template import use_chat_template
+from trainer.data.formats.tool_schema import OpenAIFunctionToolSchema
 from trainer.errors import ConfigError, DataError
 from trainer.experience.agents import check_agents
 from trainer.experience.collector import Collector

@@ -13,8 +13,8 @@ from torch.testing import assert_close
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from tests.trainer.training.rank_program import ROWS, batch, loss
-from trainer.data.batch import Batch
-from trainer.data.partition import MicroBatchLimit
+from trainer.data.batches.batch import Batch
+from trainer.data.batches.partition import MicroBatchLimit
 from trainer.errors import DataError
 from trainer.models.export import write_language_model
 from trainer.models.networks import PolicyNetwork, empty_language_model, load_language_model

@@ -14,7 +14,7 @@ from torch.testing import assert_close
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from trainer.algorithms.log_probs import log_probs_and_entropy
-from trainer.data.batch import Batch
+from trainer.data.batches.batch import Batch
 from trainer.errors import DataError
 from trainer.models import attention
 from trainer.models.attention import packed_attention

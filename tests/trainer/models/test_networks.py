@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from trainer.algorithms.log_probs import log_probs_and_entropy
 from trainer.config.roles import LoraConfig
 from trainer.config.tree import Config
-from trainer.data.batch import Batch
+from trainer.data.batches.batch import Batch
 from trainer.errors import ConfigError, DataError
 from trainer.models.files import with_local_models
 from trainer.models.linear_log_probs import linear_log_probs, linear_squared_probabilities

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer.records import atomic
-from trainer.records.atomic import atomic_directory, atomic_file, remove_remains
+from trainer.records.files import atomic
+from trainer.records.files.atomic import atomic_directory, atomic_file, remove_remains
 
 
 def fill(path: Path, text: str) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from trainer.config.tree import Config
 from trainer.errors import DataError
-from trainer.records.comparison import write_comparison
+from trainer.records.pages.comparison import write_comparison
 from trainer.records.tracking import Sample, Tracker
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.records.lines import LineFile
+from trainer.records.files.lines import LineFile
 from trainer.records.retrying import RetryingLogger
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from trainer.errors import ConfigError, LostRunError
-from trainer.records import owner
-from trainer.records.owner import OWNER, RunOwner
+from trainer.records.files import owner
+from trainer.records.files.owner import OWNER, RunOwner
 
 
 def test_a_second_writer_is_refused_and_the_next_one_is_not(tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_a_directory_without_records_is_removed(tmp_path: Path) -> None:
 
 def test_a_writer_that_was_killed_is_followed_at_once(tmp_path: Path) -> None:
     program = (
-        "import os, sys; from pathlib import Path; from trainer.records.owner import RunOwner\n"
+        "import os, sys; from pathlib import Path; from trainer.records.files.owner import RunOwner\n"
         "RunOwner(Path(sys.argv[1])).__enter__(); os.kill(os.getpid(), 9)"
     )
     subprocess.run(

@@ -6,9 +6,9 @@ from matplotlib.figure import Figure
 
 from trainer.config.tree import Config
 from trainer.errors import ConfigError, DataError
-from trainer.records.plots import draw_learning
-from trainer.records.report import save_learning_curve, write_report
-from trainer.records.run_files import RecordedRun, read_lines
+from trainer.records.files.run_files import RecordedRun, read_lines
+from trainer.records.pages.plots import draw_learning
+from trainer.records.pages.report import save_learning_curve, write_report
 from trainer.records.tracking import Sample, Tracker
 
 

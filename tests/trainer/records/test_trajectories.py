@@ -10,7 +10,7 @@ from trainer.cli import app
 from trainer.config.trainer import TrajectoriesConfig
 from trainer.config.tree import Config
 from trainer.errors import DataError
-from trainer.records.report import write_report
+from trainer.records.pages.report import write_report
 from trainer.records.tracking import Tracker
 from trainer.records.trajectories import VALIDATIONS, TrajectoryWriter, read_trajectories, recorded_steps, show, text_of
 

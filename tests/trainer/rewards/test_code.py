@@ -14,10 +14,10 @@ import pytest
 from trainer.config.reward import RewardConfig
 from trainer.errors import RewardError
 from trainer.rewards.answer import Answer, Scored
-from trainer.rewards.pool import RewardPool
+from trainer.rewards.processes.pool import RewardPool
 from trainer.rewards.rules.code import code
-from trainer.rewards.sandbox import Limits, check, run_tests
-from trainer.rewards.sandbox_fusion import UnreachableSandboxError
+from trainer.rewards.sandbox.fusion import UnreachableSandboxError
+from trainer.rewards.sandbox.programs import Limits, check, run_tests
 
 ECHO = {"inputs": ["1 2\n", "3 4\n"], "outputs": ["3\n", "7"]}
 ADD = {"fn_name": "add", "inputs": ["1\n2", [3, 4]], "outputs": ["3", [7]]}

@@ -18,7 +18,7 @@ from trainer.config.reward import RewardConfig, RewardFunction
 from trainer.errors import ConfigError, DataError, RewardError
 from trainer.rewards.answer import Answer, Reply, Scored
 from trainer.rewards.function import longest_scoring
-from trainer.rewards.pool import RewardPool
+from trainer.rewards.processes.pool import RewardPool
 from trainer.roles.reward import own_processes
 
 FUNCTION = """

@@ -21,12 +21,12 @@ os.environ.update(engine_environment(enforce_eager=True), OMP_WAIT_POLICY="PASSI
 
 import torch
 
-from trainer.algorithms.aggregation import GlobalCount, token_mean
+from trainer.algorithms.losses.aggregation import GlobalCount, token_mean
 from trainer.algorithms.truncation import Truncation, truncated
 from trainer.cluster.place import Team
 from trainer.config.tree import Config
-from trainer.data.batch import Batch
-from trainer.data.partition import MicroBatchLimit
+from trainer.data.batches.batch import Batch
+from trainer.data.batches.partition import MicroBatchLimit
 from trainer.models.export import write_language_model
 from trainer.models.files import load_tokenizer
 from trainer.models.lora import add_adapters

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
-from trainer.algorithms.agreement import log_prob_agreement
+from trainer.algorithms.off_policy.agreement import log_prob_agreement
 from trainer.algorithms.truncation import Truncation, truncated
 from trainer.config.tree import Config
 from trainer.errors import ConfigError, WorkerError

@@ -7,7 +7,7 @@ import pytest
 
 from trainer.config.tree import Config
 from trainer.data.arithmetic import write_arithmetic, write_preferences
-from trainer.data.schema import write_table
+from trainer.data.formats.schema import write_table
 from trainer.errors import ConfigError, DataError
 from trainer.models.small import ModelShape, build_tokenizer, create_model, save_model
 from trainer.runs.dpo import DpoConfig, train_on_preferences

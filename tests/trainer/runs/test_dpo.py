@@ -16,13 +16,13 @@ from torch.testing import assert_close
 
 from tests.trainer.tensors import normal, random_mask, seeds
 from tests.trainer.whole_run import Runs
-from trainer.algorithms.aggregation import GlobalCount, aggregate
-from trainer.algorithms.dpo import preference_advantages, preference_pairs
+from trainer.algorithms.losses.aggregation import GlobalCount, aggregate
 from trainer.algorithms.policy_losses.ppo import ppo
+from trainer.algorithms.preferences.dpo import preference_advantages, preference_pairs
 from trainer.algorithms.registry import PREFERENCE_LOSSES
 from trainer.config.data import DataConfig
 from trainer.data.arithmetic import write_preferences
-from trainer.data.files import read_rows
+from trainer.data.formats.files import read_rows
 from trainer.data.preferences import read_pairs
 from trainer.errors import DataError
 from trainer.models.small import build_tokenizer

@@ -13,15 +13,15 @@ from torch.testing import assert_close
 
 from tests.trainer.tensors import normal, random_mask, seeds
 from tests.trainer.whole_run import Runs
-from trainer.algorithms.aggregation import GlobalCount, aggregate
-from trainer.algorithms.dpo import log_ratios
-from trainer.algorithms.kto import estimated_kl, mismatched, unpaired_advantages
+from trainer.algorithms.losses.aggregation import GlobalCount, aggregate
 from trainer.algorithms.policy_losses.ppo import ppo
+from trainer.algorithms.preferences.dpo import log_ratios
+from trainer.algorithms.preferences.kto import estimated_kl, mismatched, unpaired_advantages
 from trainer.algorithms.registry import UNPAIRED_LOSSES
 from trainer.algorithms.rows import Labelled
 from trainer.config.data import DataConfig
 from trainer.data.arithmetic import write_preferences
-from trainer.data.files import read_rows
+from trainer.data.formats.files import read_rows
 from trainer.data.preferences import LabelledResponse, read_labelled
 from trainer.errors import DataError
 from trainer.models.small import build_tokenizer

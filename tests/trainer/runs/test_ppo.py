@@ -14,7 +14,7 @@ from trainer.config.trainer import TrainerConfig
 from trainer.config.tree import Config
 from trainer.errors import CheckpointError, ConfigError
 from trainer.models.small import ModelShape, create_model, save_model
-from trainer.records.run_files import recorded_trajectories
+from trainer.records.files.run_files import recorded_trajectories
 from trainer.rollout.engines import split
 from trainer.runs.checkpoint import read_checkpoint
 from trainer.runs.export import export_checkpoint

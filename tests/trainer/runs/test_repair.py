@@ -11,7 +11,7 @@ import pytest
 from trainer.cluster.nodes import connected, find_nodes, reserve_slots
 from trainer.cluster.workers import WorkerGroup
 from trainer.config.tree import Config
-from trainer.data.batch import Batch
+from trainer.data.batches.batch import Batch
 from trainer.errors import WorkerError
 from trainer.models.small import ModelShape, build_tokenizer, create_model, save_model
 from trainer.roles.factories import make_actor, make_rollout

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tests.trainer.whole_run import Runs
-from trainer.data.schema import write_table
+from trainer.data.formats.schema import write_table
 from trainer.models.small import ModelShape, build_tokenizer, create_model, save_model
 
 TESTS = json.dumps({"inputs": ["1\n", "41\n"], "outputs": ["2\n", "42\n"]})

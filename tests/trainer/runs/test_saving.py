@@ -10,7 +10,7 @@ import pytest
 
 from trainer.config.trainer import TrainerConfig
 from trainer.errors import CheckpointError, WorkerError
-from trainer.records.checksums import sha256
+from trainer.records.files.checksums import sha256
 from trainer.runs import saving
 from trainer.runs.checkpoint import TrainingState, last_checkpoint
 from trainer.runs.saving import RETRY_SECONDS, Saver, SaveSchedule

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 from tests.trainer.tensors import normal, random_mask, seeds
 from tests.trainer.whole_run import Runs
-from trainer.algorithms.aggregation import GlobalCount, aggregate
+from trainer.algorithms.losses.aggregation import GlobalCount, aggregate
 from trainer.algorithms.registry import POLICY_LOSSES
 from trainer.config.data import DataConfig
 from trainer.data.arithmetic import write_arithmetic

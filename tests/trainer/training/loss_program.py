@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from tests.trainer.training.rank_program import ROWS, batch, network
-from trainer.algorithms.aggregation import Aggregation
+from trainer.algorithms.losses.aggregation import Aggregation
 from trainer.algorithms.registry import POLICY_LOSSES
 from trainer.cluster.place import RankPlace
 from trainer.config.tree import Config
-from trainer.data.batch import Batch
-from trainer.data.partition import MicroBatchLimit
+from trainer.data.batches.batch import Batch
+from trainer.data.batches.partition import MicroBatchLimit
 from trainer.roles.actor import ActorWorker
 from trainer.training.engine import OptimizerSettings, TrainingEngine
 from trainer.training.process_group import connect_store, join

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from tests.trainer.models.test_families import FAMILIES, small_model
 from tests.trainer.training.rank_program import ROWS, SETTINGS, batch, loss, refusal, weights
-from trainer.algorithms.aggregation import GlobalCount, token_mean
+from trainer.algorithms.losses.aggregation import GlobalCount, token_mean
 from trainer.config.sharding import ShardingConfig
-from trainer.data.batch import Batch
-from trainer.data.partition import MicroBatchLimit
+from trainer.data.batches.batch import Batch
+from trainer.data.batches.partition import MicroBatchLimit
 from trainer.errors import ConfigError
 from trainer.models.backend import training_backend
 from trainer.models.megatron_weights import to_transformers

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from tests.trainer.training.rank_program import ROWS, batch, idle_bytes, loss, network, weights
-from trainer.algorithms.optimizers import OPTIMIZERS
+from trainer.algorithms.optimization.optimizers import OPTIMIZERS
 from trainer.config.optimization import OptimizerConfig, ScheduleConfig
 from trainer.config.sharding import ShardingConfig
-from trainer.data.batch import Batch
-from trainer.data.partition import MicroBatchLimit
+from trainer.data.batches.batch import Batch
+from trainer.data.batches.partition import MicroBatchLimit
 from trainer.errors import CheckpointError
 from trainer.training.engine import OptimizerSettings, TrainingEngine
 from trainer.training.process_group import connect_store, join

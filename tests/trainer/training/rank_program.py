@@ -16,11 +16,11 @@ from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from trainer.algorithms.aggregation import GlobalCount, token_mean
+from trainer.algorithms.losses.aggregation import GlobalCount, token_mean
 from trainer.config.roles import LoraConfig
 from trainer.config.sharding import ShardingConfig
-from trainer.data.batch import Batch
-from trainer.data.partition import MicroBatchLimit
+from trainer.data.batches.batch import Batch
+from trainer.data.batches.partition import MicroBatchLimit
 from trainer.errors import CheckpointError, WorkerError
 from trainer.models.lora import adapted_layers, adapters_off, add_adapters
 from trainer.models.networks import PolicyNetwork

@@ -11,9 +11,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.trainer.models.test_log_probs_by_family import TEMPERATURE, language_model, rows
-from trainer.algorithms.aggregation import GlobalCount, token_mean
-from trainer.data.batch import Batch
-from trainer.data.partition import MicroBatchLimit
+from trainer.algorithms.losses.aggregation import GlobalCount, token_mean
+from trainer.data.batches.batch import Batch
+from trainer.data.batches.partition import MicroBatchLimit
 from trainer.errors import WorkerError
 from trainer.models.networks import PolicyNetwork
 from trainer.models.small import build_tokenizer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainer.algorithms.importance import HIGH, LOW
+from trainer.algorithms.off_policy.importance import HIGH, LOW
 from trainer.algorithms.rows import Correction
 
 if TYPE_CHECKING:

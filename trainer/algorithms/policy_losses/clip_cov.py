@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainer.algorithms.clipping import RANGE, bounds, clipped_surrogate
-from trainer.algorithms.covariance import covariances
-from trainer.algorithms.importance import log_ratio
+from trainer.algorithms.losses.clipping import RANGE, bounds, clipped_surrogate
+from trainer.algorithms.losses.covariance import covariances
+from trainer.algorithms.off_policy.importance import log_ratio
 from trainer.algorithms.rows import PolicyLoss, TokenLoss
 from trainer.rows import Parameter
 

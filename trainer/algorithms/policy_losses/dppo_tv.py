@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainer.algorithms.clipping import DUAL, RANGE, lower_and_upper
-from trainer.algorithms.divergence import inside_trust_region
+from trainer.algorithms.losses.clipping import DUAL, RANGE, lower_and_upper
+from trainer.algorithms.losses.divergence import inside_trust_region
 from trainer.algorithms.rows import PolicyLoss, TokenLoss
 
 if TYPE_CHECKING:

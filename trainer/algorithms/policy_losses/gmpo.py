@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainer.algorithms.clipping import RANGE, lower_and_upper
-from trainer.algorithms.importance import log_ratio
+from trainer.algorithms.losses.clipping import RANGE, lower_and_upper
+from trainer.algorithms.off_policy.importance import log_ratio
 from trainer.algorithms.rows import PolicyLoss, TokenLoss
 
 if TYPE_CHECKING:

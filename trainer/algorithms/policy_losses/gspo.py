@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainer.algorithms.clipping import RANGE, bounds, clipped_surrogate
+from trainer.algorithms.losses.clipping import RANGE, bounds, clipped_surrogate
 from trainer.algorithms.rows import PolicyLoss, TokenLoss
 
 if TYPE_CHECKING:

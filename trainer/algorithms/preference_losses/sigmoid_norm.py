@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainer.algorithms.preferences import log_sigmoid
+from trainer.algorithms.preferences.shared import log_sigmoid
 from trainer.algorithms.rows import PreferenceLoss
 
 if TYPE_CHECKING:

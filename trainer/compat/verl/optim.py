@@ -4,7 +4,7 @@ verl steps a learning-rate schedule once per training step, over the steps of th
 its Megatron optimizer have an effect only with `strategy=megatron`.
 """
 
-from trainer.algorithms.optimizers import OPTIMIZERS
+from trainer.algorithms.optimization.optimizers import OPTIMIZERS
 from trainer.compat.verl.asynchronous import updates_per_step
 from trainer.compat.verl.rules import (
     Given,

@@ -2,7 +2,7 @@
 
 from typing import get_args
 
-from trainer.algorithms.rejection import Criterion
+from trainer.algorithms.off_policy.rejection import Criterion
 from trainer.compat.verl.rules import Given, Rule, Translation, Value, is_true, only, unsupported, word
 from trainer.errors import ConfigError
 

@@ -5,7 +5,7 @@ A key that ends in `.*` stands for any key of a mapping that verl leaves open.
 
 from typing import get_args
 
-from trainer.algorithms.aggregation import Aggregation
+from trainer.algorithms.losses.aggregation import Aggregation
 
 ACTOR, ROLLOUT, REF, MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "ref", "model"))
 

@@ -7,7 +7,7 @@ from typing import Any
 from jinja2 import TemplateError
 
 from trainer.config.tree import Config
-from trainer.data.chat_template import conversation_text
+from trainer.data.formats.chat_template import conversation_text
 from trainer.errors import DataError
 from trainer.experience.call_format import CallFormat
 from trainer.experience.environment import MessageTokens

@@ -8,8 +8,8 @@ from http import HTTPStatus
 from typing import Any
 from uuid import uuid4
 
-from trainer.data.messages import text_messages
-from trainer.data.tools import checked_tools
+from trainer.data.formats.messages import text_messages
+from trainer.data.formats.tools import checked_tools
 from trainer.errors import DataError
 from trainer.experience.call_format import ToolCall
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from trainer.errors import ConfigError
 from trainer.experience.tool import Tool, ToolResponse, ToolRow
-from trainer.rewards.sandbox import Ended, Limits, run_program
-from trainer.rewards.sandbox_fusion import run_remotely
+from trainer.rewards.sandbox.fusion import run_remotely
+from trainer.rewards.sandbox.programs import Ended, Limits, run_program
 
 _SETTINGS = {"sandbox_fusion_url", "default_timeout", "default_language", "memory_limit_mb", "num_workers", "type"}
 _LIMITS = {"rate_limit", "enable_global_rate_limit"}  # of the workers, which num_workers counts

@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from trainer.errors import RewardError
-from trainer.rewards import sandbox
-from trainer.rewards.sandbox_fusion import run_remotely
-from trainer.rewards.sandboxed import PRELUDE
+from trainer.rewards.sandbox import programs as sandbox
+from trainer.rewards.sandbox.fusion import run_remotely
+from trainer.rewards.sandbox.sandboxed import PRELUDE
 from trainer.rows import Parameter, RewardRule
 
 _STARTING = 15.0  # seconds beside those of the tests

@@ -1,6 +1,6 @@
 """The base class of tools."""
 
-from trainer.data.tool_schema import OpenAIFunctionToolSchema
+from trainer.data.formats.tool_schema import OpenAIFunctionToolSchema
 from trainer.experience.tool import Tool as BaseTool
 from trainer.experience.tool import ToolResponse
 

@@ -1,6 +1,6 @@
 """Schemas and answers of tools."""
 
-from trainer.data.tool_schema import (
+from trainer.data.formats.tool_schema import (
     OpenAIFunctionParametersSchema,
     OpenAIFunctionPropertySchema,
     OpenAIFunctionSchema,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from trainer.algorithms.importance import LOG_RATIO_LIMIT
+from trainer.algorithms.off_policy.importance import LOG_RATIO_LIMIT
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.rewards import sandboxed
+from trainer.rewards.sandbox import sandboxed
 
 _START_SECONDS = 10.0
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainer.errors import DataError
-from trainer.records.atomic import atomic_file
+from trainer.records.files.atomic import atomic_file
 
 
 class Message(TypedDict):

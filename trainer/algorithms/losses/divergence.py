@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainer.algorithms.importance import log_ratio
+from trainer.algorithms.off_policy.importance import log_ratio
 from trainer.algorithms.rows import TokenLoss
 
 if TYPE_CHECKING:

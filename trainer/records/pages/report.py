@@ -15,9 +15,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from trainer.errors import DataError
-from trainer.records.atomic import atomic_file
-from trainer.records.plots import Plot, draw_learning, draw_lines, draw_phases, draw_waterfall, figure_svg
-from trainer.records.run_files import RecordedRun, median, read_run
+from trainer.records.files.atomic import atomic_file
+from trainer.records.files.run_files import RecordedRun, median, read_run
+from trainer.records.pages.plots import Plot, draw_learning, draw_lines, draw_phases, draw_waterfall, figure_svg
 
 REPORT = "report.html"
 PLOTS: tuple[tuple[str, Callable[[Axes, RecordedRun], None], bool], ...] = (
@@ -61,7 +61,7 @@ def write_report(run_dir: Path) -> Path:
 def write_page(path: Path, template: str, **content: object) -> None:
     """Renders a template of this package to a file, with all text escaped. Raises DataError if it cannot be written."""
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("trainer.records"),
+        loader=jinja2.PackageLoader("trainer.records.pages"),
         undefined=jinja2.StrictUndefined,
         autoescape=True,
         trim_blocks=True,

@@ -10,7 +10,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from trainer.records.run_files import RecordedRun
+from trainer.records.files.run_files import RecordedRun
 
 logging.getLogger("matplotlib.font_manager").setLevel(logging.WARNING)  # it would announce its font cache
 

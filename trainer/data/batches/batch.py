@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainer.data.copies import to_device
-from trainer.data.partition import balanced
+from trainer.data.batches.copies import to_device
+from trainer.data.batches.partition import balanced
 
 
 @dataclass(frozen=True)

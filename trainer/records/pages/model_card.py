@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.records.run_files import read_lines
+from trainer.records.files.run_files import read_lines
 from trainer.records.tracking import METRICS
 
 CARD = "README.md"

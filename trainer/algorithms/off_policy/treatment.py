@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from trainer.algorithms.importance import raw_ratio, sequence_ratio
-from trainer.algorithms.rejection import Bound, Criterion, accepted
+from trainer.algorithms.off_policy.importance import raw_ratio, sequence_ratio
+from trainer.algorithms.off_policy.rejection import Bound, Criterion, accepted
 from trainer.algorithms.rows import Correction
 
 if TYPE_CHECKING:

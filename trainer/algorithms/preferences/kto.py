@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from trainer.algorithms.dpo import log_ratios, response_advantages
+from trainer.algorithms.preferences.dpo import log_ratios, response_advantages
 from trainer.algorithms.rows import Labelled
 
 T = TypeVar("T")

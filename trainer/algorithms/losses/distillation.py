@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainer.algorithms.kl import KlEstimator, kl_estimate
+from trainer.algorithms.losses.kl import KlEstimator, kl_estimate
 from trainer.algorithms.policy_losses.ppo import ppo
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import Any
 
 import urllib3
 
-from trainer.rewards.sandbox import Ended
+from trainer.rewards.sandbox.programs import Ended
 
 _ATTEMPTS, _PAUSE = 3, 0.5  # of a server that answers with 429 or 5xx; seconds before the first retry, then doubled
 _SPARE_SECONDS = 10.0  # for the network and the server's queue

@@ -9,9 +9,9 @@ from typing import Self
 from trainer.config.reward import RewardConfig
 from trainer.errors import ConfigError, RewardError, WorkerError
 from trainer.rewards.answer import Answer, Reply, Scored
-from trainer.rewards.channel import BrokenChannelError, readable
 from trainer.rewards.function import time_limit
-from trainer.rewards.reward_process import START_SECONDS, RewardProcess
+from trainer.rewards.processes.channel import BrokenChannelError, readable
+from trainer.rewards.processes.reward_process import START_SECONDS, RewardProcess
 
 _MOST_AT_ONCE = 16  # answers that a process gets in one message
 _MOST_STARTS = 3  # starts in a row that may fail, once one has succeeded

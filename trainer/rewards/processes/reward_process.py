@@ -17,8 +17,8 @@ from socket import socketpair
 from trainer.config.reward import RewardConfig
 from trainer.errors import ConfigError
 from trainer.rewards.answer import Answer, Reply
-from trainer.rewards.channel import BrokenChannelError, Channel
 from trainer.rewards.function import time_limit
+from trainer.rewards.processes.channel import BrokenChannelError, Channel
 
 START_SECONDS = 120.0  # the user's file may import a lot
 # The variables that a reward function gets. None of them holds a token or a key.
@@ -38,7 +38,7 @@ class RewardProcess:
         ours, theirs = socketpair()
         memory = int(settings.process_memory_gib * 2**30) if settings.process_memory_gib else _node_memory() // 2
         with theirs:
-            command = [sys.executable, "-m", "trainer.rewards.process", str(theirs.fileno()), str(memory)]
+            command = [sys.executable, "-m", "trainer.rewards.processes.process", str(theirs.fileno()), str(memory)]
             self._process = subprocess.Popen(
                 command,
                 pass_fds=[theirs.fileno()],

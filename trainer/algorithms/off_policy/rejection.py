@@ -15,7 +15,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
-from trainer.algorithms.importance import log_ratio
+from trainer.algorithms.off_policy.importance import log_ratio
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from trainer.config.data import DataConfig
-from trainer.data.tool_schema import OpenAIFunctionToolSchema
+from trainer.data.formats.tool_schema import OpenAIFunctionToolSchema
 from trainer.errors import ConfigError, DataError
 
 _LIST = "tools are a list of mappings, each with a name or a function; or a YAML mapping with the key tools"

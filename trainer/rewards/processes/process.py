@@ -1,4 +1,4 @@
-"""A process that calls a reward function. The pool starts it: `python -m trainer.rewards.process SOCKET`.
+"""A process that calls a reward function. The pool starts it: `python -m trainer.rewards.processes.process SOCKET`.
 
 It receives the settings, then lists of answers, each with a number that nobody can guess, and sends a reply with that
 number to each answer. Output of the function goes to standard error.
@@ -19,8 +19,8 @@ from typing import Any
 from trainer.config.reward import RewardConfig
 from trainer.errors import TrainerError
 from trainer.rewards.answer import Answer, Reply
-from trainer.rewards.channel import BrokenChannelError, Channel
 from trainer.rewards.function import Reward, batched_function, reward_function
+from trainer.rewards.processes.channel import BrokenChannelError, Channel
 from trainer.rewards.scores import as_scored
 
 Replies = Callable[[Sequence[Answer]], Iterator[Reply]]

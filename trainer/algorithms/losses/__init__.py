@@ -1,0 +1,1 @@
+"""Parts of the losses: aggregation, clipping, divergences, KL, values and distillation."""

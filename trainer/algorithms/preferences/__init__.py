@@ -1,0 +1,1 @@
+"""Learning from preferences: DPO, KTO, and what their losses share."""

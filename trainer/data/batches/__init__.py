@@ -1,0 +1,1 @@
+"""The batch of a step, split for ranks and micro-batches."""

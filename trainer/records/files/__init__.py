@@ -1,0 +1,1 @@
+"""The files of a run directory: whole or absent, checked, with one writer."""

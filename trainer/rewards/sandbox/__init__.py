@@ -1,0 +1,1 @@
+"""Programs of a response, run in a sandbox here or on a server."""
