@@ -71,7 +71,10 @@ class HostSettings:
 
 def without_password(address: str) -> str:
     """The address without user and password, for messages."""
-    parts = urlsplit(address)
+    try:
+        parts = urlsplit(address)
+    except ValueError:  # no address at all
+        return f"…{address.rpartition('@')[2]}" if "@" in address else address
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 

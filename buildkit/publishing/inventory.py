@@ -94,16 +94,18 @@ def read_inventory(files: Mapping[str, bytes]) -> Inventory:
             raise InventoryError(f"the image has no /{path}", "only images from `buildkit build` have an inventory")
     try:
         manifest = json.loads(files[MANIFEST])
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InventoryError(f"/{MANIFEST} in the image: {error}", "build the image again") from error
-    release = read_release(files.get(RELEASE, b"").decode())
+    if not isinstance(manifest, dict):
+        raise InventoryError(f"/{MANIFEST} in the image: not an object", "build the image again")
+    release = read_release(files.get(RELEASE, b"").decode(errors="replace"))
     wheels = sorted(
         read_wheel(text.decode(errors="replace")) for path, text in files.items() if METADATA.fullmatch(path)
     )
     return Inventory(
         system=release.get("ID", "linux"),
         release=release.get("VERSION_ID") or release.get("VERSION_CODENAME", ""),
-        packages=tuple(sorted(read_packages(files[STATUS].decode()))),
+        packages=tuple(sorted(read_packages(files[STATUS].decode(errors="replace")))),
         wheels=tuple(wheels),
         manifest=manifest,
     )
@@ -221,6 +223,8 @@ def read_packages(status: str) -> Iterator[DebianPackage]:
         fields = {match[1]: match[2] for match in FIELD.finditer(paragraph)}
         if not fields.get("Status", "").endswith(" ok installed"):  # `install`, or `hold`
             continue
+        if missing := [name for name in ("Package", "Version", "Architecture") if name not in fields]:
+            raise InventoryError(f"/{STATUS} in the image: a package has no {missing[0]}", "build the image again")
         source, _, version = (fields.get("Source") or fields["Package"]).partition(" ")
         yield DebianPackage(
             fields["Package"],
@@ -233,7 +237,9 @@ def read_packages(status: str) -> Iterator[DebianPackage]:
 
 def read_wheel(metadata: str) -> InstalledWheel:
     headers = HeaderParser().parsestr(metadata)
-    name, version = canonicalize_name(headers["Name"]), headers["Version"]
+    if not headers["Name"] or not headers["Version"]:
+        raise InventoryError("a wheel in the image has no name or no version", "build the image again")
+    name, version = canonicalize_name(str(headers["Name"])), str(headers["Version"])
     if expression := headers["License-Expression"]:
         return InstalledWheel(name, version, expression)
     classifiers = [

@@ -189,7 +189,15 @@ def pick(known: dict[str, Value], name: str, kind: str) -> Value:
 def load_matrix(root: Path) -> Matrix:
     """The matrix of a project. Raises `MatrixError` with file, table and key when something is malformed."""
     path = root / "images" / "matrix.toml"
-    data = read_toml(path)
+    try:
+        return read_matrix(root, path, read_toml(path))
+    except (AttributeError, TypeError, ValueError) as error:
+        raise MatrixError(
+            f"{path}: a value has the wrong type: {error}", "compare it with its neighbours in the same file"
+        ) from error
+
+
+def read_matrix(root: Path, path: Path, data: dict[str, Any]) -> Matrix:
     if data.get("schema") != 1:
         raise MatrixError(
             f"{path}: `schema` is {data.get('schema')!r}, not 1", "use the buildkit that belongs to this checkout"
@@ -278,8 +286,8 @@ def table_of(data: dict[str, Any], key: str, path: Path, where: str = "") -> dic
 
 def read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise MatrixError(f"{path} is missing", "run from a Slipway checkout, or name it with --project") from None
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # TOMLDecodeError, text in another encoding, a number of thousands of digits
         raise MatrixError(f"{path}: {error}", "correct the TOML there") from error

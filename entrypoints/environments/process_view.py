@@ -33,7 +33,7 @@ class ProcessView:
         """
         try:
             text = self.place(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError):
+        except (OSError, ValueError):  # ValueError: neither this path nor this content is text
             return None
         return [line.strip() for line in text.splitlines() if line.strip()]
 

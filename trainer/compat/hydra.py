@@ -26,12 +26,26 @@ def read_value(argument: str, text: str) -> Any:
         text = text[1:-1]
     if not text.startswith(("[", "{")) and text not in ("null", "~"):
         return text
+    hint = "write a list as [a,b], a mapping as {a: 1}"
+    return read_yaml(argument, _PAIR.sub(r"\1: ", text) if "{" in text else text, hint)  # Hydra reads {a:1} as {a: 1}
+
+
+def read_yaml(where: str, text: str, hint: str) -> Any:
+    """What a YAML text holds. Raises ConfigError if it is not YAML, or holds a value that contains itself."""
     try:
-        return yaml.safe_load(_PAIR.sub(r"\1: ", text) if "{" in text else text)  # Hydra reads {a:1} as {a: 1}
-    except yaml.YAMLError as error:
-        raise ConfigError(
-            f"{argument}: not YAML: {error}", hint="write a list as [a,b], a mapping as {a: 1}"
-        ) from error
+        found = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a number of thousands of digits
+        raise ConfigError(f"{where}: not YAML: {error}", hint=hint) from error
+    if _contains_itself(found, ()):
+        raise ConfigError(f"{where}: a value contains itself through an alias (*name)", hint="write the value out")
+    return found
+
+
+def _contains_itself(value: Any, above: tuple[int, ...]) -> bool:
+    if id(value) in above:
+        return True
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return any(_contains_itself(part, (*above, id(value))) for part in parts)
 
 
 def remove(key: str, given: dict[str, Any]) -> None:

@@ -4,9 +4,7 @@ from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from trainer.compat.hydra import flattened
+from trainer.compat.hydra import flattened, read_yaml
 from trainer.errors import ConfigError
 
 PRESETS = Path(__file__).with_name("presets")
@@ -40,16 +38,17 @@ def read_settings(name: str, whole: Container[str] = ()) -> dict[str, Any]:
         path = preset
     hint = f"give a YAML file or one of the presets {', '.join(preset_names())}"
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{name}: cannot be read: {error}", hint=hint) from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{name}: not YAML: {error}", hint=hint) from error
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:  # ValueError: neither this name nor this content is text
+        raise ConfigError(f"{name!r}: cannot be read: {error}", hint=hint) from error
+    tree = read_yaml(name, text, hint)
     if not isinstance(tree, Mapping):
         raise ConfigError(f"{name}: not a mapping of settings", hint=hint)
     own = {key: value for key, value in tree.items() if key not in ("defaults", "hydra")}
     found: dict[str, Any] = {}
-    bases = list(tree.get("defaults") or [])
+    bases = tree.get("defaults") or []
+    if not isinstance(bases, list):
+        raise ConfigError(f"{name}: defaults is not a list of files", hint="write `defaults: [base, _self_]`")
     for base in bases if "_self_" in bases else [*bases, "_self_"]:
         found |= flattened("", own, whole) if base == "_self_" else _base(name, path.parent, base, whole)
     return found

@@ -13,7 +13,15 @@ _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
 def _absolute(path: Path) -> Path:
-    return path.expanduser().absolute()
+    return _expanded(path).absolute()
+
+
+def _expanded(path: Path) -> Path:
+    """The path with `~` replaced. Raises ValueError for `~NAME` of a user that there is not."""
+    try:
+        return path.expanduser()
+    except RuntimeError as error:
+        raise ValueError(f"{path}: no such user; write ./{path} for a file of this name") from error
 
 
 def _absolute_unless_of_the_hub(path: Path) -> Path:
@@ -22,7 +30,7 @@ def _absolute_unless_of_the_hub(path: Path) -> Path:
 
 def is_hub_name(path: Path) -> bool:
     """Whether the path is a model name on the Hugging Face hub, like `Qwen/Qwen2.5-0.5B`, and no local directory."""
-    return _HUB_NAME.fullmatch(str(path)) is not None and not path.expanduser().exists()
+    return _HUB_NAME.fullmatch(str(path)) is not None and not _expanded(path).exists()
 
 
 # Workers run in another directory, so settings hold absolute paths.

@@ -143,8 +143,9 @@ def _check_positions(config: Config, model: Path) -> None:
     settings = read_json(model / "config.json")
     positions = settings.get("max_position_embeddings")
     longest = config.data.max_prompt_length + config.data.max_response_length
-    scaled = settings.get("rope_scaling") or settings.get("rope_parameters", {}).get("factor")
-    if positions is not None and longest > positions and not scaled:
+    rotation = settings.get("rope_parameters")
+    scaled = settings.get("rope_scaling") or (isinstance(rotation, dict) and rotation.get("factor"))
+    if isinstance(positions, int) and longest > positions and not scaled:
         raise DataError(
             f"data.max_prompt_length={config.data.max_prompt_length} and "
             f"data.max_response_length={config.data.max_response_length} add up to {longest} tokens, but {model} has "
@@ -159,11 +160,13 @@ def _check_heads(model: Path, devices: int) -> None:
     Every device gets equally many query heads. Key-value heads are divided too, or copied if there are fewer.
     """
     settings = read_json(model / "config.json")
-    settings = settings.get("text_config", settings)
-    heads = settings.get("num_attention_heads")
-    if not isinstance(heads, int):
+    own = settings.get("text_config", settings)
+    heads, key_value_heads = (
+        own.get(name) if isinstance(own, dict) else None for name in ("num_attention_heads", "num_key_value_heads")
+    )
+    key_value_heads = key_value_heads or heads
+    if not isinstance(heads, int) or not isinstance(key_value_heads, int):
         return
-    key_value_heads = settings.get("num_key_value_heads") or heads
 
     def divides(size: int) -> bool:
         return heads % size == 0 and (key_value_heads % size == 0 or size % key_value_heads == 0)
@@ -311,7 +314,8 @@ def _vocabulary_size(model: Path, setting: str) -> int:
     if not config.is_file():
         raise DataError(f"{model}: no model: config.json is missing", hint=f"set {setting} to a model directory")
     settings = read_json(config)
-    size = settings.get("vocab_size") or settings.get("text_config", {}).get("vocab_size")
+    inner = settings.get("text_config")
+    size = settings.get("vocab_size") or (inner.get("vocab_size") if isinstance(inner, dict) else None)
     if not isinstance(size, int):
         raise DataError(f"{config}: no vocab_size", hint=f"set {setting} to a Transformers causal language model")
     return size
@@ -332,7 +336,7 @@ def _tokens(model: Path) -> dict[str, int] | None:
 def read_json(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{file}: cannot be read: {error}", hint="restore the file from the model's source") from error
     if not isinstance(content, dict):
         raise DataError(f"{file}: not a JSON object", hint="restore the file from the model's source")

@@ -42,16 +42,34 @@ def with_overrides(config: Config) -> Config:
 
 def _settings(model: Path) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads((model / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        found = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{model}/config.json: cannot be read: {error}", hint="set model.path to a model") from error
+    if not isinstance(found, dict):
+        raise DataError(f"{model}/config.json: not a JSON object", hint="set model.path to a model")
     return found
 
 
 def _check(changed: dict[str, Any], model: Path) -> None:
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig  # takes seconds, and few runs need it
 
-    known = {*_settings(model), *AutoConfig.from_pretrained(model, local_files_only=True).to_dict(), "rope_scaling"}
+    try:
+        own = AutoConfig.from_pretrained(model, local_files_only=True).to_dict()
+    except (
+        StrictDataclassError,
+        OSError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        LookupError,
+        ArithmeticError,
+    ) as error:
+        raise DataError(
+            f"{model}/config.json: Transformers cannot read it: {error}",
+            hint="restore the file from the model's source",
+        ) from error
+    known = {*_settings(model), *own, "rope_scaling"}
     for name, value in changed.items():
         if name in OTHER_SETTINGS:
             raise ConfigError(

@@ -27,7 +27,7 @@ class ModelSize:
         config = config.get("text_config", config)
         try:
             return cls._of(config, parameter_count(model))
-        except (KeyError, TypeError, ZeroDivisionError):
+        except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError):
             return None
 
     @classmethod

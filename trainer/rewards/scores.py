@@ -1,7 +1,7 @@
 """What reward functions return, as scores; and the weighted sum with the scores of a reward model."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from numbers import Real
 from typing import Any
@@ -28,15 +28,19 @@ def as_scored(returned: Any, answer: Answer) -> Scored:
     info = {
         str(name): float(value)
         for name, value in returned.items()
-        if name not in ("score", "token_rewards", "pred") and isinstance(value, Real) and math.isfinite(value)
+        if name not in ("score", "token_rewards", "pred") and _is_finite(value)
     }
     pred = returned.get("pred")
+    if isinstance(pred, int):
+        pred = _shown(pred)
     value = outcome + sum(reward for _, reward in by_token)
     return Scored(value, info=info, by_token=by_token, pred=None if pred is None else str(pred))
 
 
 def _by_token(given: Any, answer: Answer) -> tuple[tuple[int, float], ...]:
     """(position, reward) for each token with a reward other than 0. Raises RewardError."""
+    if not isinstance(given, Iterable):
+        raise _unusable(f"token_rewards of type {type(given).__name__}", answer)
     pairs, count = list(given), len(answer.sampled_ids)
     if not any(isinstance(one, Sequence) for one in pairs):
         if pairs and len(pairs) != count:
@@ -45,17 +49,33 @@ def _by_token(given: Any, answer: Answer) -> tuple[tuple[int, float], ...]:
     rewards: list[tuple[int, float]] = []
     for pair in pairs:
         if not isinstance(pair, Sequence) or len(pair) != 2 or not isinstance(pair[0], int):
-            raise _unusable(f"token_rewards that hold {pair!r}", answer)
+            raise _unusable(f"token_rewards that hold {_shown(pair)}", answer)
         if not 0 <= pair[0] < count:
-            raise _unusable(f"a reward at token {pair[0]} of {count}", answer)
+            raise _unusable(f"a reward at token {_shown(pair[0])} of {count}", answer)
         rewards.append((pair[0], _finite(pair[1], pair, answer)))
     return tuple(pair for pair in rewards if pair[1] != 0.0)
 
 
 def _finite(value: Any, returned: Any, answer: Answer) -> float:
-    if isinstance(value, Real) and math.isfinite(value):
+    if _is_finite(value):
         return float(value)
-    raise _unusable(repr(returned if isinstance(returned, Mapping) and value is None else value), answer)
+    raise _unusable(_shown(returned if isinstance(returned, Mapping) and value is None else value), answer)
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether it is a number that a float can hold."""
+    try:
+        return isinstance(value, Real) and math.isfinite(value)
+    except OverflowError:
+        return False
+
+
+def _shown(value: Any) -> str:
+    """The value in an error; Python refuses to write integers of thousands of digits."""
+    try:
+        return repr(value)
+    except ValueError:
+        return f"a {type(value).__name__} with a number of thousands of digits"
 
 
 def _unusable(what: str, answer: Answer) -> RewardError:

@@ -242,8 +242,9 @@ def _read_manifest(directory: Path) -> _Manifest:
 
 def checkpoint_model(directory: Path) -> Path:
     """The directory of the model that the checkpoint's run started from. Raises CheckpointError."""
-    path = _read_manifest(directory).state.config.get("model", {}).get("path")
-    if path is None:
+    model = _read_manifest(directory).state.config.get("model")
+    path = model.get("path") if isinstance(model, dict) else None
+    if not isinstance(path, str):
         raise CheckpointError(f"{directory}: it does not name its run's model", hint="name the model with --model")
     return Path(path)
 

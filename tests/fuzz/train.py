@@ -1,0 +1,200 @@
+"""What the trainer reads: overrides, settings files, prompts, preferences, checkpoints, config.json, rewards."""
+
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import yaml
+
+from tests.fuzz.damage import Target, octets, text, tree, value
+from trainer.config.overrides import load_config
+from trainer.errors import TrainerError
+from trainer.rewards.answer import Answer
+from trainer.rewards.scores import as_scored
+
+OVERRIDES = (
+    "actor.learning_rate=1e-6",
+    "data.train_files=[a.parquet,b.parquet]",
+    "+algorithm.rejection={token_k1: [0.5, 2]}",
+    "++actor_rollout_ref.actor.optim.lr=1e-6",
+    "~trainer.logger",
+    "trainer.logger=['console','wandb']",
+    "actor_rollout_ref.rollout.n=${data.train_batch_size}",
+    "reward.custom_function.kwargs.scale=2",
+    "data.chat_template_kwargs={enable_thinking: false}",
+    "model.override_config={attn: 1}",
+    "custom_reward_function.path=${oc.env:HOME}/x.py",
+    "device_mapping={a: [0,1]}",
+)
+SETTINGS = [
+    {"actor": {"learning_rate": 1e-6, "lora": {"rank": 8}}, "data": {"train_files": ["a"]}, "trainer": {"nnodes": 1}},
+    {
+        "defaults": ["ppo_trainer", "_self_"],
+        "actor_rollout_ref": {"actor": {"strategy": "fsdp", "optim": {"lr": 1e-6}}},
+    },
+    {"device_mapping": {"a": [0]}, "reward": {"sources": {"x*": "math"}}, "rollout": {"stop": ["x"], "tools": {}}},
+    {"data": {"max_prompt_length": "${data.max_response_length}"}, "algorithm": {"rejection": {"token_k1": [0.5, 2]}}},
+]
+PROMPTS = [
+    {
+        "data_source": "openai/gsm8k",
+        "prompt": [{"role": "system", "content": "x"}, {"role": "user", "content": [{"type": "text", "text": "1+1?"}]}],
+        "reward_model": {"style": "rule", "ground_truth": "2"},
+        "extra_info": {"index": 1, "split": "train"},
+    },
+    {"prompt": "text", "reward_model": '{"ground_truth": 2}', "extra_info": None, "data_source": None, "tools": []},
+]
+PAIRS = [
+    {
+        "prompt": [{"role": "user", "content": "1+1?"}],
+        "chosen": "2",
+        "rejected": [{"role": "assistant", "content": "3"}],
+    },
+    {"prompt": [{"role": "user", "content": "1+1?"}], "completion": "2", "label": True},
+]
+CONFIGS = [
+    {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 512,
+        "max_position_embeddings": 512,
+        "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+        "torch_dtype": "float32",
+        "tie_word_embeddings": True,
+    },
+    {"text_config": {"model_type": "qwen2", "vocab_size": 10, "hidden_size": 8, "num_attention_heads": 2}},
+]
+OURS = (TrainerError,)
+
+
+def overrides(random: Random) -> list[str]:
+    return [text(random, OVERRIDES, 3) for _ in range(random.randint(1, 3))]
+
+
+def in_file(name: str, read: Callable[[Path], object]) -> Callable[[Any], object]:
+    """Writes what was drawn into a file, which it then reads."""
+
+    def run(content: bytes) -> object:
+        with tempfile.TemporaryDirectory() as directory:
+            path = Path(directory) / name
+            path.write_bytes(content)
+            return read(path)
+
+    return run
+
+
+def dumped(found: Any) -> bytes:
+    return json.dumps(found).encode()
+
+
+def settings_file(random: Random) -> bytes:
+    """Damaged YAML text, or a damaged tree as YAML, some of it recursive."""
+    found = tree(random, SETTINGS)
+    if isinstance(found, dict) and random.random() < 0.05:
+        found["actor"] = found
+    written = yaml.safe_dump(found, allow_unicode=True)
+    return octets(random, [written]) if random.random() < 0.5 else written.encode("utf-8", "surrogatepass")
+
+
+def rows(seeds: list[Any]) -> Callable[[Random], bytes]:
+    def make(random: Random) -> bytes:
+        lines = "\n".join(json.dumps(tree(random, seeds)) for _ in range(random.randint(1, 2)))
+        return octets(random, [lines]) if random.random() < 0.2 else lines.encode()
+
+    return make
+
+
+class Tokenizer:
+    """A stand-in: one token per character, and the chat template that joins contents."""
+
+    eos_token_id, pad_token_id, chat_template = 0, 0, "x"
+
+    def __call__(self, texts: Any, **_options: object) -> dict[str, Any]:
+        many = [[ord(character) for character in one] for one in ([texts] if isinstance(texts, str) else texts)]
+        return {"input_ids": many[0] if isinstance(texts, str) else many}
+
+    def apply_chat_template(self, messages: Any, **_options: object) -> str:
+        return "".join(message["content"] for message in messages)
+
+
+def read_prompts(path: Path) -> object:
+    from trainer.config.data import DataConfig
+    from trainer.data.dataset import open_dataset
+
+    settings = DataConfig(train_files=[path], max_prompt_length=512)
+    dataset = open_dataset([path], Tokenizer(), settings)
+    return [dataset[number] for number in range(len(dataset))]
+
+
+def read_preferences(path: Path) -> object:
+    from trainer.config.data import DataConfig
+    from trainer.data.preferences import read_labelled, read_pairs
+
+    settings = DataConfig(train_files=[path], max_prompt_length=512, max_response_length=512)
+    read = read_labelled if b'"label"' in path.read_bytes() else read_pairs
+    return read([path], Tokenizer(), settings)
+
+
+def read_model(path: Path) -> object:
+    from trainer.config.tree import Config
+    from trainer.models.files import check_models
+    from trainer.models.overrides import with_overrides
+    from trainer.planning.model_size import ModelSize
+
+    model = {"path": str(path.parent), "override_config": {"hidden_size": 32}}
+    config = Config.model_validate({"model": model, "trainer": {"output_dir": str(path.parent / "runs")}})
+    ModelSize.read(path.parent)
+    with_overrides(config)
+    return check_models(config)
+
+
+STATE = {
+    "state": {
+        "step": 3,
+        "seed": 1,
+        "sampler": {"epoch": 0, "position": 4},
+        "model": "00",
+        "config": {"model": {"path": "/m"}},
+        "kl_coefficient": 0.1,
+        "format": 2,
+    },
+    "files": {"state.json": 100},
+    "checksums": {"actor/a": "00", "../b": "00"},
+    "written": 1.5,
+}
+
+
+def read_state(path: Path) -> object:
+    from trainer.runs.checkpoint import checkpoint_model, last_checkpoint, read_checkpoint
+
+    last_checkpoint(path.parent)
+    checkpoint_model(path.parent)
+    return read_checkpoint(path.parent, path.parent)
+
+
+def score(random: Random) -> Any:
+    found = {"score": value(random), "token_rewards": [[0, value(random)], value(random)], "pred": value(random)}
+    return random.choice([value(random), tree(random, [found, {"score": 1.0, "other": value(random)}])])
+
+
+def read_score(found: Any) -> object:
+    return as_scored(found, Answer("x", "x", "2", {}, (1, 2)))
+
+
+TARGETS = (
+    Target("overrides", overrides, lambda given: load_config([], given), OURS),
+    Target("settings files", settings_file, in_file("a.yaml", lambda path: load_config([str(path)], [])), OURS),
+    Target("prompts", rows(PROMPTS), in_file("a.jsonl", read_prompts), OURS),
+    Target("preferences", rows(PAIRS), in_file("a.jsonl", read_preferences), OURS),
+    Target("config.json", lambda random: dumped(tree(random, CONFIGS)), in_file("config.json", read_model), OURS),
+    Target("checkpoints", lambda random: dumped(tree(random, [STATE])), in_file("state.json", read_state), OURS),
+    Target("rewards", score, read_score, OURS),
+)
