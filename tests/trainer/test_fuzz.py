@@ -42,6 +42,8 @@ def test_what_is_not_damaged_is_read() -> None:
             b'{"model_type": "qwen2", "vocab_size": 9, "rope_parameters": null, "num_attention_heads": "x"}',
         ),
         ("config.json", b'{"vocab_size": 9, "hidden_size": 1e999, "text_config": 3}'),
+        ("settings files", b"defaults: ['" + b"9" * 300 + b"']\n"),
+        ("config.json", b'{"model_type": "qwen2", "vocab_size": 9, "num_hidden_layers": 9223372036854775808}'),
         ("config.json", b"[]"),
         ("rewards", 10**400),
         ("rewards", {"score": 1.0, "token_rewards": 3}),

@@ -1,5 +1,6 @@
 """Settings in YAML: the user's files, and the presets in `trainer/config/presets/`."""
 
+import os
 from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,7 @@ def _base(name: str, directory: Path, base: object, whole: Container[str]) -> di
             hint="write its settings into the file",
         )
     beside = directory / f"{base.removesuffix('.yaml')}.yaml"
-    if beside.exists():
+    if os.path.exists(beside):  # noqa: PTH110 - Path.exists raises OSError for a name that is too long
         return read_settings(str(beside), whole)
     if base in preset_names() or base not in _VERL_CONFIGS:
         return read_settings(base if base in preset_names() else str(beside), whole)

@@ -14,7 +14,7 @@ from trainer.config.section import is_hub_name
 from trainer.config.tree import Config
 from trainer.errors import ConfigError, DataError
 from trainer.models.backend import training_backend
-from trainer.models.overrides import with_overrides
+from trainer.models.overrides import check_layers, with_overrides
 
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 # Rows that a thread decodes per call.
@@ -314,6 +314,7 @@ def _vocabulary_size(model: Path, setting: str) -> int:
     if not config.is_file():
         raise DataError(f"{model}: no model: config.json is missing", hint=f"set {setting} to a model directory")
     settings = read_json(config)
+    check_layers(config, settings)
     inner = settings.get("text_config")
     size = settings.get("vocab_size") or (inner.get("vocab_size") if isinstance(inner, dict) else None)
     if not isinstance(size, int):

@@ -13,6 +13,9 @@ from trainer.records.files.atomic import atomic_directory
 # Entries that this trainer decides, and the setting that does.
 OTHER_SETTINGS = {"dtype": "model.dtype", "torch_dtype": "model.dtype", "vocab_size": "model.path"}
 
+# More than any model has.
+MOST_LAYERS = 10_000
+
 
 def with_overrides(config: Config) -> Config:
     """The settings with `model.path` replaced by a directory whose config.json has the entries of
@@ -26,8 +29,9 @@ def with_overrides(config: Config) -> Config:
     if not changed:
         return config
     source = config.model.directory
-    _check(changed, source)
-    text = json.dumps(_settings(source) | changed, indent=2, sort_keys=True) + "\n"
+    settings = _settings(source)
+    _check(changed, source, settings)
+    text = json.dumps(settings | changed, indent=2, sort_keys=True) + "\n"
     digest = hashlib.sha256(f"{source.absolute()}\n{text}".encode()).hexdigest()[:12]
     directory = config.trainer.output_dir.expanduser().absolute() / "overridden-models" / f"{source.name}-{digest}"
     if not directory.is_dir():
@@ -47,10 +51,22 @@ def _settings(model: Path) -> dict[str, Any]:
         raise DataError(f"{model}/config.json: cannot be read: {error}", hint="set model.path to a model") from error
     if not isinstance(found, dict):
         raise DataError(f"{model}/config.json: not a JSON object", hint="set model.path to a model")
+    check_layers(model / "config.json", found)
     return found
 
 
-def _check(changed: dict[str, Any], model: Path) -> None:
+def check_layers(file: Path, settings: dict[str, Any]) -> None:
+    """Raises DataError for a number of layers that no model has: Transformers makes a list as long as it."""
+    for part in (settings, settings.get("text_config")):
+        layers = part.get("num_hidden_layers") if isinstance(part, dict) else None
+        if isinstance(layers, int) and layers > MOST_LAYERS:
+            raise DataError(
+                f"{file}: num_hidden_layers is larger than {MOST_LAYERS:,}",
+                hint="restore the file from the model's source",
+            )
+
+
+def _check(changed: dict[str, Any], model: Path, settings: dict[str, Any]) -> None:
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig  # takes seconds, and few runs need it
 
@@ -69,7 +85,7 @@ def _check(changed: dict[str, Any], model: Path) -> None:
             f"{model}/config.json: Transformers cannot read it: {error}",
             hint="restore the file from the model's source",
         ) from error
-    known = {*_settings(model), *own, "rope_scaling"}
+    known = {*settings, *own, "rope_scaling"}
     for name, value in changed.items():
         if name in OTHER_SETTINGS:
             raise ConfigError(
