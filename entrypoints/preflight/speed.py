@@ -1,9 +1,10 @@
 """Measures the devices of each node: matrix products, memory, copies from and to the host, sums over a node's GPUs.
 
 Needs Ray and torch, which the images have, and a running cluster. One process per node measures its devices in turn,
-about two seconds each; the nodes measure at the same time.
+a few seconds each; the nodes measure at the same time.
 """
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,9 @@ PATIENCE = 120.0
 """Seconds for all nodes; importing torch takes most of it on a busy file system."""
 ROUNDS = 5
 """The fastest of so many rounds counts: what a device can do, whatever else ran at the same time."""
+ROUND = 0.2
+"""Seconds that a round lasts at least. A container's CPU limit counts per 0.1 s, and a device that is hot or short of
+power may be fast for some milliseconds: a shorter round would measure the burst."""
 WIDTH = {"gpu": 8192, "cpu": 1024}
 """Of the square matrices."""
 BUFFER = {"gpu": 2**30, "cpu": 2**26}
@@ -128,21 +132,21 @@ def _between(devices: Sequence[Any]) -> float:
 
 
 def _fastest(action: Callable[[], object], device: Any) -> float:
-    """Seconds of the fastest round, after one that is not counted."""
+    """Seconds per action in the fastest round. Two actions before are not counted: one to warm up, one to find how
+    many make a round."""
     import torch
 
-    def wait() -> None:
+    def seconds(count: int) -> float:
+        begin = time.perf_counter()
+        for _ in range(count):
+            action()
         if device.type != "cpu":
             torch.cuda.synchronize(device)
+        return (time.perf_counter() - begin) / count
 
-    seconds = []
-    for _ in range(ROUNDS + 1):
-        wait()
-        begin = time.perf_counter()
-        action()
-        wait()
-        seconds.append(time.perf_counter() - begin)
-    return min(seconds[1:])
+    seconds(1)
+    count = math.ceil(ROUND / seconds(1))
+    return min(seconds(count) for _ in range(ROUNDS))
 
 
 Actor = ray.remote(num_cpus=0)(Node)
