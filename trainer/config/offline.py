@@ -1,16 +1,19 @@
 """Settings of runs that learn from files of responses."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
+
+from pydantic import model_validator
 
 from trainer.config.data import DataConfig
-from trainer.config.roles import ActorConfig
+from trainer.config.roles import ActorConfig, TrainedModelConfig
 from trainer.config.tree import Config, RunConfig
 
 
 class OfflineConfig(RunConfig):
     """The settings that these runs share. `data.train_batch_size` counts rows of the files."""
 
+    method: ClassVar[str]  # as error messages call it
     responses_per_example: ClassVar[int] = 1
     # What the run decides of `actor` and `algorithm`. The loss sums over each response's tokens.
     fixed_actor: ClassVar[Mapping[str, Any]] = {
@@ -23,6 +26,18 @@ class OfflineConfig(RunConfig):
     fixed_algorithm: ClassVar[Mapping[str, Any]] = {"advantage": "reinforce_plus_plus"}
     data: DataConfig = DataConfig()
     actor: ActorConfig = ActorConfig()
+
+    @model_validator(mode="after")
+    def _every_setting_is_read(self) -> Self:
+        read = {*TrainedModelConfig.model_fields, "learning_rate", "weight_decay", "max_gradient_norm"}
+        for name in sorted(self.actor.model_fields_set - read):
+            value = getattr(self.actor, name)
+            if value != self.fixed_actor.get(name):
+                instead = "set data.train_batch_size" if name == "mini_batch_size" else "leave it out"
+                raise ValueError(f"actor.{name}={value} has no effect on {self.method}: {instead}")
+        if self.data.custom_cls.path is not None:
+            raise ValueError(f"data.custom_cls has no effect on {self.method}: write the rows into data.train_files")
+        return self
 
     def for_workers(self) -> Config:
         """Settings of actor and reference: one optimizer step per batch."""

@@ -8,7 +8,6 @@ from pydantic import Field, model_validator
 from trainer.compat.verl.sft import DIALECT
 from trainer.compat.verl.translate import Dialect
 from trainer.config.offline import OfflineConfig
-from trainer.config.roles import TrainedModelConfig
 from trainer.config.section import Section
 from trainer.config.tree import Config
 
@@ -30,6 +29,7 @@ class SftSettings(Section):
 class SftConfig(OfflineConfig):
     """Settings of fine-tuning: `data.train_batch_size` counts rows; of `actor.*` what concerns optimizer and memory."""
 
+    method = "fine-tuning"
     fixed_actor: ClassVar[Mapping[str, Any]] = {
         **OfflineConfig.fixed_actor,
         "policy_loss": "gpg",
@@ -40,15 +40,7 @@ class SftConfig(OfflineConfig):
     sft: SftSettings = SftSettings()
 
     @model_validator(mode="after")
-    def _every_setting_is_read(self) -> Self:
-        read = {*TrainedModelConfig.model_fields, "learning_rate", "weight_decay", "max_gradient_norm"}
-        for name in sorted(self.actor.model_fields_set - read):
-            value = getattr(self.actor, name)
-            if value != self.fixed_actor.get(name):
-                instead = "set data.train_batch_size" if name == "mini_batch_size" else "leave it out"
-                raise ValueError(f"actor.{name}={value} has no effect on fine-tuning: {instead}")
-        if self.data.custom_cls.path is not None:
-            raise ValueError("data.custom_cls has no effect on fine-tuning: write the rows into data.train_files")
+    def _every_column_and_limit_is_read(self) -> Self:
         if self.sft.messages_key is not None:
             unread = {"data.prompt_key": self.data.model_fields_set, "sft.response_key": self.sft.model_fields_set}
             for key, given in unread.items():

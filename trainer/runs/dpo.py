@@ -59,6 +59,7 @@ class DpoSettings(Section):
 class DpoConfig(OfflineConfig):
     """Settings of a DPO run: `data.train_batch_size` counts pairs; of `actor.*` what concerns optimizer and memory."""
 
+    method = "DPO"
     responses_per_example = 2
     dpo: DpoSettings = DpoSettings()
 

@@ -53,6 +53,7 @@ class KtoSettings(Section):
 class KtoConfig(OfflineConfig):
     """Settings of a KTO run: `data.train_batch_size` counts responses; of `actor.*` what concerns optimizer, memory."""
 
+    method = "KTO"
     kto: KtoSettings = KtoSettings()
 
     @model_validator(mode="after")

@@ -21,6 +21,7 @@ from trainer.algorithms.policy_losses.ppo import ppo
 from trainer.algorithms.preferences.dpo import preference_advantages, preference_pairs
 from trainer.algorithms.registry import PREFERENCE_LOSSES
 from trainer.config.data import DataConfig
+from trainer.config.offline import OfflineConfig
 from trainer.data.arithmetic import write_preferences
 from trainer.data.formats.files import read_rows
 from trainer.data.preferences import read_pairs
@@ -28,6 +29,7 @@ from trainer.errors import DataError
 from trainer.models.small import build_tokenizer
 from trainer.rewards.rules.gsm8k import gsm8k
 from trainer.runs.dpo import DpoConfig, DpoSettings, pair_batch
+from trainer.runs.kto import KtoConfig
 
 
 def logistic(x: torch.Tensor) -> torch.Tensor:
@@ -146,6 +148,24 @@ def test_equal_or_overlong_pairs_are_refused(
         read_pairs([path], tokenizer, DataConfig())
     assert str(path) in str(caught.value)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("config", [DpoConfig, KtoConfig])
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"actor": {"policy_loss": "gspo"}}, "actor.policy_loss=gspo has no effect on (DPO|KTO): leave it out"),
+        ({"actor": {"ppo_epochs": 2}}, "actor.ppo_epochs=2 has no effect"),
+        ({"actor": {"kl_loss_coefficient": 0.1}}, "actor.kl_loss_coefficient=0.1 has no effect"),
+        ({"actor": {"mini_batch_size": 8}}, "set data.train_batch_size"),
+        ({"data": {"custom_cls": {"path": "rows.py", "name": "Rows"}}}, "data.custom_cls has no effect"),
+    ],
+)
+def test_a_setting_that_the_run_does_not_read_is_refused(
+    config: type[OfflineConfig], settings: dict[str, object], words: str
+) -> None:
+    with pytest.raises(ValidationError, match=words):
+        config.model_validate(settings)
 
 
 def test_workers_take_one_step_per_batch() -> None:
