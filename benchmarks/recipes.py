@@ -21,7 +21,7 @@ from pathlib import Path
 import yaml
 
 from trainer.compat.hydra import flattened
-from trainer.compat.scripts import Command, UnsetVariableError, training_commands
+from trainer.compat.scripts import Command, ScriptEndedError, UnsetVariableError, training_commands
 from trainer.config.device_mapping import parse_devices
 from trainer.config.files import hydra_files
 from trainer.config.imports import command_of, import_verl, key_of, preset_of, split_options
@@ -70,6 +70,8 @@ def commands_of(checkout: Path) -> Iterator[tuple[Path, Command]]:
                     break
                 variables[stop.name] = "1"
                 continue
+            except ScriptEndedError:
+                found = []
             if not found and "$#" in text and "1" not in variables:
                 variables |= {"1": "1", "2": "1"}  # it wants arguments
                 continue

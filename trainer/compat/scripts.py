@@ -68,6 +68,16 @@ class UnsetVariableError(ConfigError):
         self.name = name
 
 
+class ScriptEndedError(ConfigError):
+    """A script ended with an error before any training command. The message has its last words."""
+
+    def __init__(self, status: int, words: str) -> None:
+        super().__init__(
+            f"the script ends with status {status} before it starts any training: {words}",
+            hint="give it the variables that it asks for: --set NAME=VALUE; --set 1=VALUE is its first argument",
+        )
+
+
 Accepts = Callable[[Command], bool]
 
 
@@ -86,18 +96,20 @@ def training_commands(
     """The accepted commands that a script runs through Python, or as the program trl.
 
     `variables` are those of its environment; `1` to `9` are its arguments. `directory` is where it starts, `name` is
-    its path. Raises UnsetVariableError if it stops before any such command because a variable is not set, and
-    ConfigError without bash.
+    its path. Raises UnsetVariableError if it stops before any such command because a variable is not set,
+    ScriptEndedError if it ends there with an error, and ConfigError without bash.
     """
-    recorded, unset = _run(script, variables, directory, name)
+    recorded, end = _run(script, variables, directory, name)
     found = [command for arguments in recorded for command in _training(arguments, variables, directory, accepts)]
-    if unset and not found:
-        raise UnsetVariableError(unset)
+    if end is not None and not found:
+        raise end
     return found
 
 
-def _run(script: str, variables: Mapping[str, str], directory: Path | None, name: str) -> tuple[list[list[str]], str]:
-    """The commands recorded, and the name of a variable for which the script stopped."""
+def _run(
+    script: str, variables: Mapping[str, str], directory: Path | None, name: str
+) -> tuple[list[list[str]], ConfigError | None]:
+    """The commands recorded, and the error with which the script ended."""
     positional = [variables[name] for name in map(str, range(1, 10)) if name in variables]
     lines = [line if "((" in line else _REDIRECT.sub("", line) for line in script.splitlines()]
     body = _RESERVED.sub(r"UNUSED_\1=", "\n".join(lines)).replace("${BASH_SOURCE[0]}", "$0")
@@ -114,15 +126,17 @@ def _run(script: str, variables: Mapping[str, str], directory: Path | None, name
             timeout=_SECONDS,
             check=False,
         )
-        output, errors = done.stdout, done.stderr
+        output, errors, status = done.stdout, done.stderr, done.returncode
     except subprocess.TimeoutExpired as expired:  # it waits for a server, in a loop
-        output, errors = expired.stdout or b"", expired.stderr or b""
+        output, errors, status = expired.stdout or b"", expired.stderr or b"", 0
     except OSError as error:
         raise ConfigError(f"bash cannot expand the script: {error}", hint="give the settings themselves") from error
     records = output.decode(errors="replace").split("\x1e\0")
     commands = [record.removesuffix("\0").split("\0") for record in records if record]
-    missing = _UNSET.search(errors.decode(errors="replace"))
-    return commands, missing[1] if missing else ""
+    said = errors.decode(errors="replace").strip()
+    if missing := _UNSET.search(said):
+        return commands, UnsetVariableError(missing[1])
+    return commands, ScriptEndedError(status, said.rpartition("\n")[2]) if status and said else None
 
 
 def _training(

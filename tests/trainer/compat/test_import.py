@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from trainer.compat.scripts import UnsetVariableError, training_commands
+from trainer.compat.scripts import ScriptEndedError, UnsetVariableError, training_commands
 from trainer.config.imports import preset_of
 from trainer.config.overrides import load_config
 from trainer.errors import ConfigError
@@ -71,6 +71,13 @@ def test_the_command_is_found_behind_its_launcher(line: str, tmp_path: Path) -> 
 def test_a_required_variable_is_named() -> None:
     with pytest.raises(UnsetVariableError, match="requires the variable HOME_OF_DATA"):
         training_commands("python3 -m m data.train_files=${HOME_OF_DATA:?}", {})
+
+
+def test_a_script_that_refuses_to_start_is_quoted() -> None:
+    script = 'set -ex; [ -n "${BASE:-}" ] || { echo "BASE is not set. Set it to a folder."; exit 1; }; python m.py a=1'
+    with pytest.raises(ScriptEndedError, match=r"status 1 before it starts any training: BASE is not set\. Set it"):
+        training_commands(script, {})
+    assert training_commands(script, {"BASE": "here"})
 
 
 def imported(tmp_path: Path, script: str) -> tuple[subprocess.CompletedProcess[str], Path]:
