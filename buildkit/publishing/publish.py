@@ -71,7 +71,13 @@ def publish_image(request: ReleaseRequest, engine: ContainerEngine) -> Publicati
     registry = connect(request)
     matrix, variant = request.matrix, request.variant
     lock = read_lock(matrix, variant)
+    source = source_revision(matrix.root), source_changed(matrix.root)
     built = build_image(matrix, variant, engine, request.base)
+    if (source_revision(matrix.root), source_changed(matrix.root)) != source:
+        raise PublishError(
+            f"{matrix.root} changed while the image was built", "publish from a checkout that nothing else changes"
+        )
+    revision, changed = source
     test_image(request, built.image_id)
     log.info("publish: setting all times to the lock's date")
     with fixed_archive(engine, built.image_id, lock.epoch, cache_folder()) as archive:
@@ -85,8 +91,8 @@ def publish_image(request: ReleaseRequest, engine: ContainerEngine) -> Publicati
         target=variant.target,
         variant=variant.name,
         version=project_version(matrix.root),
-        revision=source_revision(matrix.root),
-        changed=source_changed(matrix.root),
+        revision=revision,
+        changed=changed,
         lock=f"sha256:{lock.digest}",
         lock_path=lock_name(matrix, variant),
         base=variant.base.image,

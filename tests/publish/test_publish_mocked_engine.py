@@ -139,6 +139,11 @@ def fail_the_second_test(publisher: Publisher, patch: pytest.MonkeyPatch) -> Non
     publisher.statuses[1] = 1
 
 
+def change_the_checkout(publisher: Publisher, patch: pytest.MonkeyPatch) -> None:
+    states = iter([False, True])
+    patch.setattr("buildkit.publishing.publish.source_changed", lambda _root: next(states))
+
+
 def change_nothing(publisher: Publisher, patch: pytest.MonkeyPatch) -> None:
     pass
 
@@ -146,6 +151,7 @@ def change_nothing(publisher: Publisher, patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("prepare", "failing", "error", "message"),
     [
+        (change_the_checkout, "", PublishError, "changed while the image was built"),
         (swap_the_staged_image, "", PublishError, "names another image, .* than the one that was built"),
         (damage_a_layer, "", RegistryError, "tampered with or damaged"),
         (change_nothing, "save", BuildError, "could not save"),

@@ -186,7 +186,7 @@ def sampler(key: str, value: Value, _given: Given) -> Translation:
     if "fully_async" in word(value):
         hint = "set trainer.mode=asynchronous and trainer.max_staleness"
     elif "sft" in word(value):
-        hint = "fine-tune with another tool and set model.path to the result"
+        hint = "write a line for this trainer's own fine-tuning: python -m trainer sft"
     raise ConfigError(f"--{key} {value} is not supported here", hint=hint)
 
 
@@ -284,7 +284,7 @@ def no_dropout(key: str, value: Value, _given: Given) -> Translation:
 
 
 def devices(key: str, value: Value, given: Given) -> Translation:
-    note = f"{key}: all roles share these GPUs; slime gives the engines {given['rollout_num_gpus']} others"
+    note = f"{key}: all roles share these GPUs; slime gives the engines GPUs of their own"
     return Translation({"trainer.n_gpus_per_node": value}, "" if given["colocate"] else note)
 
 
