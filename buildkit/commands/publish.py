@@ -2,7 +2,7 @@
 
 import sys
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -40,6 +40,10 @@ def publish(
     ] = False,
     registry_ca: RegistryCa = None,
     base: BaseChoice = "auto",
+    compression: Annotated[
+        Literal["zstd", "gzip"],
+        typer.Option(help="Of the layers. Docker before 23 and containerd before 1.5 read gzip only."),
+    ] = "zstd",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and ask nobody.")] = False,
     as_json: AsJson = False,
     project: Project = None,
@@ -64,6 +68,7 @@ def publish(
         Signer(key or ""),
         registry_ca,
         base,
+        compression,
         tuple(pytest_arguments or ()),
     )
     if dry_run:
@@ -90,5 +95,6 @@ def describe(request: ReleaseRequest) -> dict[str, Any]:
         "staging": tags.staging,
         "tags": list(tags.promoted),
         "attachments": {kind: media_type for kind, (media_type, _) in ATTACHMENTS.items()},
+        "compression": request.compression,
         "sign": request.signer.arguments(),
     }

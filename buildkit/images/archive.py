@@ -10,7 +10,6 @@ import json
 import os
 import tarfile
 import tempfile
-import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -22,10 +21,10 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from buildkit.errors import BuildError
+from buildkit.registry.compression import Compression, Compressor, tar_of
 from buildkit.registry.content import IMAGE, Descriptor, digest_of
 from buildkit.running.engine import ContainerEngine
 
-LAYER = "application/vnd.oci.image.layer.v1.tar+gzip"
 CONFIG = "application/vnd.oci.image.config.v1+json"
 XATTR = "SCHILY.xattr."  # extended attributes in a tar's headers, such as file capabilities
 OF_THE_ENGINE = ("container", "container_config", "docker_version", "id", "parent")  # of the configuration
@@ -33,7 +32,7 @@ OF_THE_ENGINE = ("container", "container_config", "docker_version", "id", "paren
 
 @dataclass(frozen=True)
 class FixedLayer:
-    """`diff_id` is the digest of the tar, `blob` describes the gzipped file at `path`."""
+    """`diff_id` is the digest of the tar, `blob` describes the compressed file at `path`."""
 
     diff_id: str
     blob: Descriptor
@@ -54,7 +53,7 @@ class ImageArchive:
         return digest_of(self.config)
 
     def layer_file(self, number: int) -> BinaryIO:
-        """The gzipped tar of a layer; the base is layer 1."""
+        """The compressed tar of a layer; the base is layer 1."""
         return self.layers[number - 1].path.open("rb")
 
     @property
@@ -63,7 +62,9 @@ class ImageArchive:
 
 
 @contextmanager
-def fixed_archive(engine: ContainerEngine, image: str, epoch: int, cache: Path) -> Iterator[ImageArchive]:
+def fixed_archive(
+    engine: ContainerEngine, image: str, epoch: int, cache: Path, compression: Compression
+) -> Iterator[ImageArchive]:
     """The engine's image with all times set to `epoch` (seconds). Its files exist inside the `with` block only."""
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="archive-", dir=cache) as folder:
@@ -71,14 +72,14 @@ def fixed_archive(engine: ContainerEngine, image: str, epoch: int, cache: Path) 
         done = engine.call("save", "--output", str(saved), image)
         if done.returncode != 0:
             raise BuildError(f"{engine.name} could not save {image}: {done.stderr.strip()}", "see its own message")
-        yield fix_times(saved, Path(folder), epoch)
+        yield fix_times(saved, Path(folder), epoch, compression)
 
 
-def fix_times(saved: Path, folder: Path, epoch: int) -> ImageArchive:
+def fix_times(saved: Path, folder: Path, epoch: int, compression: Compression) -> ImageArchive:
     """The image of an archive that `docker save` made; its layers are written into `folder`."""
     described = json.loads(read_member(saved, "manifest.json"))[0]
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # compression and digests run beside each other
-        layers = tuple(pool.map(partial(fix_layer, saved, folder, epoch), enumerate(described["Layers"])))
+        layers = tuple(pool.map(partial(fix_layer, saved, folder, epoch, compression), enumerate(described["Layers"])))
     config = fix_config(json.loads(read_member(saved, described["Config"])), layers, epoch)
     manifest = {
         "schemaVersion": 2,
@@ -101,13 +102,13 @@ def fix_config(config: dict[str, Any], layers: tuple[FixedLayer, ...], epoch: in
     return encode({**kept, "created": created, "history": history, "rootfs": rootfs})
 
 
-def fix_layer(saved: Path, folder: Path, epoch: int, numbered: tuple[int, str]) -> FixedLayer:
+def fix_layer(saved: Path, folder: Path, epoch: int, compression: Compression, numbered: tuple[int, str]) -> FixedLayer:
     number, name = numbered
-    path = folder / f"{number}.tar.gz"
+    path = folder / f"layer-{number}"
     with tarfile.open(saved) as archive, path.open("wb") as file:
-        layer, sink = archive.extractfile(name), GzipSink(file)
+        layer, sink = archive.extractfile(name), LayerSink(file, compression.compressor())
         with (
-            tarfile.open(fileobj=layer, mode="r|*") as source,
+            tarfile.open(fileobj=tar_of(cast(BinaryIO, layer)), mode="r|") as source,
             tarfile.open(fileobj=cast(BinaryIO, sink), mode="w|", format=tarfile.PAX_FORMAT) as target,
         ):
             for member in source:
@@ -115,7 +116,7 @@ def fix_layer(saved: Path, folder: Path, epoch: int, numbered: tuple[int, str]) 
                 for used in (source, target):
                     vars(used)["members"].clear()  # tarfile would keep them all
         diff_id, digest, size = sink.finish()
-    return FixedLayer(diff_id, Descriptor(LAYER, digest, size), path)
+    return FixedLayer(diff_id, Descriptor(compression.media_type, digest, size), path)
 
 
 def fixed(member: tarfile.TarInfo, epoch: int) -> tarfile.TarInfo:
@@ -126,17 +127,16 @@ def fixed(member: tarfile.TarInfo, epoch: int) -> tarfile.TarInfo:
     return kept
 
 
-class GzipSink:
-    """Gzips what is written into a file, and computes both digests."""
+class LayerSink:
+    """Compresses what is written into a file, and computes both digests."""
 
-    def __init__(self, file: BinaryIO) -> None:
-        self._file, self._size = file, 0
-        self._gzip = zlib.compressobj(wbits=31)  # its header holds no name and no time
+    def __init__(self, file: BinaryIO, compressor: Compressor) -> None:
+        self._file, self._size, self._compressor = file, 0, compressor
         self._tar, self._blob = hashlib.sha256(), hashlib.sha256()
 
     def write(self, content: bytes) -> int:
         self._tar.update(content)
-        self._keep(self._gzip.compress(content))
+        self._keep(self._compressor.compress(content))
         return len(content)
 
     def _keep(self, packed: bytes) -> None:
@@ -145,7 +145,7 @@ class GzipSink:
 
     def finish(self) -> tuple[str, str, int]:
         """The digest of what was written, and digest and size of the file."""
-        self._keep(self._gzip.flush())
+        self._keep(self._compressor.flush())
         return f"sha256:{self._tar.hexdigest()}", f"sha256:{self._blob.hexdigest()}", self._size
 
 

@@ -20,6 +20,7 @@ from buildkit.images.build import cache_folder, check_disk, prepared
 from buildkit.images.plan import make_plan
 from buildkit.recipe.lock_file import read_lock
 from buildkit.recipe.matrix import Matrix, Variant
+from buildkit.registry.compression import COMPRESSIONS, tar_of
 from buildkit.running.engine import BuildRequest, ContainerEngine
 from buildkit.supply.base import bootstrap
 
@@ -56,7 +57,7 @@ class ImageContent(Protocol):
     def config(self) -> bytes: ...
 
     def layer_file(self, number: int) -> BinaryIO:
-        """The tar of a layer, gzipped or not; the base is layer 1."""
+        """The tar of a layer, compressed or not; the base is layer 1."""
 
 
 def verify_image(matrix: Matrix, variant: Variant, engine: ContainerEngine, base: str = "auto") -> Verification:
@@ -97,7 +98,7 @@ def fresh_archive(engine: ContainerEngine, request: BuildRequest, epoch: int) ->
     tag = f"slipway:verify-{secrets.token_hex(6)}"
     try:
         engine.build(replace(request, tags=(tag,), no_cache=True))
-        with fixed_archive(engine, tag, epoch, cache_folder()) as archive:
+        with fixed_archive(engine, tag, epoch, cache_folder(), COMPRESSIONS["zstd"]) as archive:
             yield archive
     finally:
         engine.call("rmi", tag)
@@ -137,7 +138,7 @@ def find_difference(first: ImageContent, second: ImageContent) -> Difference | N
 
 def layer_files(image: ImageContent, number: int) -> Iterator[tuple[str, str]]:
     """Name and description of each file in a layer, in the layer's order."""
-    with closing(image.layer_file(number)) as file, tarfile.open(fileobj=file, mode="r|*") as archive:
+    with closing(image.layer_file(number)) as file, tarfile.open(fileobj=tar_of(file), mode="r|") as archive:
         yield from members(archive)
 
 

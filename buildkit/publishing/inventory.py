@@ -4,13 +4,11 @@ Debian packages come from dpkg's status file, wheels from their dist-info folder
 https://packaging.python.org/en/latest/specifications/core-metadata/), everything else from /etc/slipway/image.json.
 """
 
-import gzip
 import hashlib
 import json
 import re
 import subprocess
 import tarfile
-import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from email.parser import HeaderParser
@@ -20,6 +18,7 @@ from typing import Any, BinaryIO, cast
 from packaging.utils import canonicalize_name
 
 from buildkit.errors import InventoryError
+from buildkit.registry import compression
 
 MANIFEST = "etc/slipway/image.json"
 STATUS = "var/lib/dpkg/status"
@@ -27,7 +26,6 @@ RELEASE = "usr/lib/os-release"
 METADATA = re.compile(r"opt/slipway/venv/lib/python[0-9.]+/site-packages/[^/]+\.dist-info/METADATA")
 FIELD = re.compile(r"^([A-Za-z-]+): (.*)$", re.MULTILINE)
 BLOCK = 2**20  # bytes read at once
-GZIP = b"\x1f\x8b"  # how its files start
 LIMIT = 2**27  # bytes of memory for the relevant files of an image, and for one header of a tar
 WHITEOUT, OPAQUE = ".wh.", ".wh..wh..opq"  # delete files of lower layers (OCI image specification, layer.md)
 
@@ -112,7 +110,7 @@ def read_inventory(files: Mapping[str, bytes]) -> Inventory:
 
 
 def apply_layer(files: dict[str, bytes], layer: BinaryIO) -> str:
-    """The digest of a layer's tar (a diff id); `layer` may be gzipped.
+    """The digest of a layer's tar (a diff id); `layer` may be compressed.
 
     Updates `files`, the relevant files of the lower layers, with those of the layer. Raises `InventoryError` when it
     cannot be read, or would need more memory than `LIMIT`.
@@ -131,7 +129,7 @@ def apply_layer(files: dict[str, bytes], layer: BinaryIO) -> str:
                         refuse_size(member.size + sum(map(len, files.values())), f"its {MANIFEST} and the like")
                         files[str(path)] = content.read()
         return stream.finish()
-    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
+    except (tarfile.TarError, *compression.ERRORS) as error:
         raise InventoryError(f"a layer of the image is not a tar archive: {error}", "push the image again") from error
 
 
@@ -144,8 +142,7 @@ class LayerStream:
     """A layer's tar, read once from front to back: what tarfile needs of a file. Holds at most a block of it."""
 
     def __init__(self, layer: BinaryIO) -> None:
-        whole = Prefixed(layer.read(2), layer)
-        self._tar = gzip.GzipFile(fileobj=cast(BinaryIO, whole)) if whole.head == GZIP else whole
+        self._tar = compression.tar_of(layer)
         self._hash, self._position = hashlib.sha256(), 0
 
     def tell(self) -> int:
@@ -171,19 +168,6 @@ class LayerStream:
         while self.read(BLOCK):
             pass
         return f"sha256:{self._hash.hexdigest()}"
-
-
-class Prefixed:
-    """A file whose first bytes were read already."""
-
-    def __init__(self, head: bytes, rest: BinaryIO) -> None:
-        self.head, self._pending, self._rest = head, head, rest
-
-    def read(self, size: int) -> bytes:
-        if self._pending:
-            piece, self._pending = self._pending[:size], self._pending[size:]
-            return piece
-        return self._rest.read(size)
 
 
 def read_local(binary: str, image: str) -> Inventory:

@@ -25,6 +25,7 @@ from buildkit.recipe.lock_file import lock_name, read_lock
 from buildkit.recipe.matrix import Matrix, Variant
 from buildkit.recipe.project import project_version, source_changed, source_revision
 from buildkit.registry.client import Registry
+from buildkit.registry.compression import COMPRESSIONS
 from buildkit.registry.content import IMAGE
 from buildkit.registry.credentials import read_credentials
 from buildkit.registry.reference import Reference
@@ -35,7 +36,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ReleaseRequest:
-    """What to publish and where. `pytest_arguments` select smoke tests; `base` is a provider or `auto`."""
+    """What to publish and where. `pytest_arguments` select smoke tests; `base` is a provider or `auto`; `compression`
+    names one of `COMPRESSIONS`."""
 
     matrix: Matrix
     variant: Variant
@@ -43,15 +45,16 @@ class ReleaseRequest:
     signer: Signer
     ca: Path | None = None
     base: str = "auto"
+    compression: str = "zstd"
     pytest_arguments: tuple[str, ...] = ()
 
 
-def tags_for(request: ReleaseRequest, image_id: str) -> Tags:
-    """The tags of an image with this id (`sha256:…`)."""
+def tags_for(request: ReleaseRequest, digest: str) -> Tags:
+    """The tags of an image with this digest (`sha256:…`)."""
     matrix, variant = request.matrix, request.variant
     default = matrix.targets[variant.target].default.name == variant.name
     lock = read_lock(matrix, variant).digest
-    return choose_tags(variant.target, variant.name, default, project_version(matrix.root), lock, image_id)
+    return choose_tags(variant.target, variant.name, default, project_version(matrix.root), lock, digest)
 
 
 def connect(request: ReleaseRequest) -> Registry:
@@ -80,8 +83,9 @@ def publish_image(request: ReleaseRequest, engine: ContainerEngine) -> Publicati
     revision, changed = source
     test_image(request, built.image_id)
     log.info("publish: setting all times to the lock's date")
-    with fixed_archive(engine, built.image_id, lock.epoch, cache_folder()) as archive:
-        tags = tags_for(request, archive.image_id)
+    compression = COMPRESSIONS[request.compression]
+    with fixed_archive(engine, built.image_id, lock.epoch, cache_folder(), compression) as archive:
+        tags = tags_for(request, archive.digest)
         push_staged(registry, archive, tags)
     log.info("publish: reading %s back", request.repository.tagged(tags.staging))
     image = read_staged(registry, tags)

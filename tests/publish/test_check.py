@@ -4,11 +4,13 @@ import gzip
 import io
 import json
 import tarfile
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+import zstandard
 
 from buildkit.errors import InventoryError, RegistryError, TrustError
 from buildkit.publishing import sbom
@@ -165,13 +167,14 @@ def test_configuration_that_is_no_images_is_refused(registry: Registry, config: 
         find_image(registry, "odd")
 
 
+@pytest.mark.parametrize("pack", [gzip.compress, zstandard.compress])
 @pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.REGTYPE])
-def test_layer_that_would_fill_the_memory_is_refused(kind: bytes) -> None:
-    """A few kilobytes of gzip hold gigabytes of zeros: as a wheel's metadata, or as a header."""
+def test_layer_that_would_fill_the_memory_is_refused(kind: bytes, pack: Callable[[bytes], bytes]) -> None:
+    """A few kilobytes hold gigabytes of zeros: as a wheel's metadata, or as a header."""
     member = tarfile.TarInfo(next(iter(wheel_metadata("bomb", "1"))))
     member.size, member.type = 2**31, kind
     with pytest.raises(InventoryError, match=r"needs 2147\d+ bytes"):
-        apply_layer({}, io.BytesIO(gzip.compress(member.tobuf() + bytes(2**20))))
+        apply_layer({}, io.BytesIO(pack(member.tobuf() + bytes(2**20))))
 
 
 # ---- date ------------------------------------------------------------------------------------------------------------

@@ -1,10 +1,13 @@
 """Bills of materials are valid, reproducible, and list exactly the contents of the image."""
 
+import gzip
 import io
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+import zstandard
 from cyclonedx.schema import OutputFormat, SchemaVersion
 from cyclonedx.validation import make_schemabased_validator
 from spdx_tools.spdx.jsonschema.document_converter import DocumentConverter
@@ -56,9 +59,12 @@ def test_foreign_image_is_refused() -> None:
         read([{"etc/hostname": "x"}])
 
 
-def test_damaged_layer_is_refused() -> None:
-    with pytest.raises(InventoryError, match="not a tar archive"):
-        apply_layer({}, io.BytesIO(make_layer({"a": "b" * 5000})[:-20]))
+@pytest.mark.parametrize("pack", [gzip.compress, zstandard.compress])
+def test_damaged_layer_is_refused(pack: Callable[[bytes], bytes]) -> None:
+    whole = pack(gzip.decompress(make_layer({"a": str(list(range(5000)))})))
+    for content in (whole[:-100], whole[: len(whole) // 2], b"no tar at all"):
+        with pytest.raises(InventoryError, match="not a tar archive"):
+            apply_layer({}, io.BytesIO(content))
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,15 @@ import gzip
 import io
 import json
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import zstandard
 
 from buildkit.images.archive import ImageArchive, fix_times
+from buildkit.registry.compression import COMPRESSIONS, tar_of
 
 EPOCH = 1795392000
 Files = dict[str, tuple[bytes, int]]  # name: content and time
@@ -43,10 +46,10 @@ def saved(path: Path, *layers: bytes, **config: Any) -> Path:
     return path
 
 
-def fix(folder: Path, name: str, *layers: bytes, **config: Any) -> ImageArchive:
+def fix(folder: Path, name: str, *layers: bytes, compression: str = "zstd", **config: Any) -> ImageArchive:
     into = folder / name
     into.mkdir()
-    return fix_times(saved(into / "saved.tar", *layers, **config), into, EPOCH)
+    return fix_times(saved(into / "saved.tar", *layers, **config), into, EPOCH, COMPRESSIONS[compression])
 
 
 FILES: Files = {"a.py": (b"a", 1), "b.pyc": (b"b", 2)}
@@ -76,15 +79,26 @@ def test_everything_else_is_a_difference(tmp_path: Path, attributes: dict[str, A
     assert fix(tmp_path, "1", layer_of(FILES)).image_id != fix(tmp_path, "2", changed).image_id
 
 
-def test_layers_that_the_engine_keeps_compressed_give_the_same_image(tmp_path: Path) -> None:
-    plain, packed = fix(tmp_path, "1", layer_of(FILES)), fix(tmp_path, "2", gzip.compress(layer_of(FILES)))
+@pytest.mark.parametrize("pack", [gzip.compress, zstandard.compress])
+def test_layers_that_the_engine_keeps_compressed_give_the_same_image(
+    tmp_path: Path, pack: Callable[[bytes], bytes]
+) -> None:
+    plain, packed = fix(tmp_path, "1", layer_of(FILES)), fix(tmp_path, "2", pack(layer_of(FILES)))
     assert plain.digest == packed.digest
 
 
-def test_manifest_describes_the_files_that_are_pushed(tmp_path: Path) -> None:
-    archive = fix(tmp_path, "1", layer_of(FILES), layer_of({"c": (b"c", 3)}))
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_manifest_describes_the_files_that_are_pushed(tmp_path: Path, compression: str) -> None:
+    archive = fix(tmp_path, "1", layer_of(FILES), layer_of({"c": (b"c", 3)}), compression=compression)
     manifest = json.loads(archive.manifest)
     assert [layer["size"] for layer in manifest["layers"]] == [layer.path.stat().st_size for layer in archive.layers]
+    assert {layer["mediaType"].rpartition("+")[2] for layer in manifest["layers"]} == {compression}
     assert manifest["config"]["digest"] == archive.image_id
-    with archive.layer_file(2) as file, tarfile.open(fileobj=file, mode="r|*") as layer:
+    with archive.layer_file(2) as file, tarfile.open(fileobj=tar_of(file), mode="r|") as layer:
         assert [(member.name, member.mtime) for member in layer] == [("c", EPOCH)]
+
+
+def test_compression_changes_no_image_id(tmp_path: Path) -> None:
+    zstd, packed = fix(tmp_path, "1", layer_of(FILES)), fix(tmp_path, "2", layer_of(FILES), compression="gzip")
+    assert zstd.image_id == packed.image_id
+    assert zstd.digest != packed.digest

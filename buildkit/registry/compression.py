@@ -1,0 +1,74 @@
+"""How the tar of a layer is compressed: zstd (RFC 8878) or gzip.
+
+https://github.com/opencontainers/image-spec/blob/main/layer.md.
+"""
+
+import gzip
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, BinaryIO, Protocol, cast
+
+import zstandard
+
+LEVEL = 9  # of zstd: smaller than gzip's default, and written faster
+WINDOW = 2**27  # bytes that a zstd frame may ask its reader to hold
+ERRORS = (OSError, EOFError, zlib.error, zstandard.ZstdError)
+"""What reading a damaged layer raises."""
+
+
+class Compressor(Protocol):
+    def compress(self, data: bytes, /) -> bytes: ...
+
+    def flush(self) -> bytes: ...
+
+
+@dataclass(frozen=True)
+class Compression:
+    """`magic` begins each compressed file; `unpack` reads a file's content from front to back."""
+
+    media_type: str
+    magic: bytes
+    compressor: Callable[[], Compressor]
+    unpack: Callable[[BinaryIO], Any]
+
+
+def unpack_zstd(file: BinaryIO) -> Any:
+    return zstandard.ZstdDecompressor(max_window_size=WINDOW).stream_reader(file, read_across_frames=True)
+
+
+COMPRESSIONS = {
+    "zstd": Compression(
+        "application/vnd.oci.image.layer.v1.tar+zstd",
+        b"\x28\xb5\x2f\xfd",
+        lambda: zstandard.ZstdCompressor(level=LEVEL).compressobj(),
+        unpack_zstd,
+    ),
+    "gzip": Compression(
+        "application/vnd.oci.image.layer.v1.tar+gzip",
+        b"\x1f\x8b",
+        lambda: zlib.compressobj(wbits=31),  # its header holds no name and no time
+        lambda file: gzip.GzipFile(fileobj=file),
+    ),
+}
+
+
+def tar_of(layer: BinaryIO) -> BinaryIO:
+    """The tar of a layer, compressed or not, to be read from front to back."""
+    head = layer.read(4)
+    whole = cast(BinaryIO, Prefixed(head, layer))
+    found = next((row for row in COMPRESSIONS.values() if head.startswith(row.magic)), None)
+    return cast(BinaryIO, found.unpack(whole)) if found else whole
+
+
+class Prefixed:
+    """A file whose first bytes were read already."""
+
+    def __init__(self, head: bytes, rest: BinaryIO) -> None:
+        self._pending, self._rest = head, rest
+
+    def read(self, size: int) -> bytes:
+        if self._pending:
+            piece, self._pending = self._pending[:size], self._pending[size:]
+            return piece
+        return self._rest.read(size)
