@@ -51,8 +51,7 @@ async def _lead(node: Node, meeting: Meeting, secret: str, listen: bool) -> int:
     refuse({node.hostname: node.unfit} | {peer.hostname: peer.unfit for peer in peers}, node.options.report_directory)
     if peers:
         node.use_interface_of(_head_address(peers))
-        summaries = {node.name: node.host.fabric.summary()} | {peer.name: peer.fabric for peer in peers}
-        for sentence in odd_ones(summaries):
+        for sentence in odd_ones(_fabrics(node, peers)):
             log.warning("%s", sentence)
     restarts = 0
     while True:
@@ -160,6 +159,13 @@ async def _form_ray(node: Node, peers: list[Peer], ray: RayNode) -> str:
 def _certificate(node: Node, request: str | None) -> dict[str, str] | None:
     """The certificate that a node requested; None without TLS."""
     return node.authority.sign(request) if node.authority is not None and request is not None else None
+
+
+def _fabrics(node: Node, peers: list[Peer]) -> dict[str, Mapping[str, Any]]:
+    """The fabric of each node. A head without GPUs sends no tensors to nodes that have some, so its own is left out."""
+    own = say_hello(node)
+    drives_only = own["gpus"] == 0 and any(peer.gpus for peer in peers)
+    return ({} if drives_only else {node.name: own["fabric"]}) | {peer.name: peer.fabric for peer in peers}
 
 
 def _check_gpus(node: Node, peers: list[Peer], found: Mapping[str, int]) -> None:

@@ -120,7 +120,8 @@ def _preflight(
     allocation: Allocation, options: Options, host: Host, variables: Mapping[str, str]
 ) -> list[dict[str, Any]]:
     """Run this node's checks and log the problems. Returns the failures, which the node reports to the head."""
-    findings = run_checks(gather_facts(Tree(), host, allocation, variables, options.control_port))
+    use_gpus = options.ray is None or options.ray.gpus != 0
+    findings = run_checks(gather_facts(Tree(), host, allocation, variables, options.control_port, use_gpus=use_gpus))
     for finding in findings:
         if finding.verdict in (Verdict.WARN, Verdict.FAIL):
             log.warning("preflight %s: %s; %s", finding.check, finding.message, finding.fix)

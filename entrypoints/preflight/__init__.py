@@ -40,7 +40,13 @@ log = logging.getLogger(__name__)
 
 
 def gather_facts(
-    tree: Tree, host: Host, allocation: Allocation, variables: Mapping[str, str], chosen_port: int | None
+    tree: Tree,
+    host: Host,
+    allocation: Allocation,
+    variables: Mapping[str, str],
+    chosen_port: int | None,
+    *,
+    use_gpus: bool = True,
 ) -> NodeFacts:
     """The facts that the checks need."""
     return NodeFacts(
@@ -51,6 +57,7 @@ def gather_facts(
         target=host.target,
         control_port=chosen_port or control_port(allocation.job_id),
         chosen_port=chosen_port,
+        use_gpus=use_gpus,
     )
 
 

@@ -55,21 +55,23 @@ class NodeFacts:
     chosen_port: int | None = None
     """The control port if the user chose it."""
     temporary: Path = Path("/tmp")
+    use_gpus: bool = True
+    """False with `--num-gpus 0`: a head that drives the job only."""
 
     @property
     def rdma(self) -> bool:
         """Whether training uses RDMA adapters. Without GPUs it uses Gloo, over sockets."""
-        return self.host.fabric.kind != "ethernet" and may_use_gpus(self.target)
+        return self.host.fabric.kind != "ethernet" and may_use_gpus(self.target) and self.use_gpus
 
     @property
     def accelerator(self) -> Accelerator | None:
-        """The accelerator that the image is for; None for the cpu image and outside an image."""
-        return accelerator_of(self.target)
+        """The accelerator that this node uses; None for the cpu image, outside an image, and without GPUs."""
+        return accelerator_of(self.target) if self.use_gpus else None
 
     @property
     def gpus(self) -> int:
-        """The number of GPUs that the drivers report."""
-        return len(self.host.fabric.gpus)
+        """The number of GPUs that the drivers report; 0 if this node uses none."""
+        return len(self.host.fabric.gpus) if self.use_gpus else 0
 
     @property
     def severe(self) -> Verdict:

@@ -15,7 +15,7 @@ def gpu_access(facts: NodeFacts) -> Finding:
     """Whether this process can open the GPUs' device files."""
     accelerator = facts.accelerator
     if accelerator is None:
-        return skip("gpu", "this image uses no GPU")
+        return skip("gpu", "no GPU is used")
     flags = f"run the container with {accelerator.run_flags}"
     for name in accelerator.shared_devices:
         if not facts.tree.exists(name):
@@ -51,7 +51,7 @@ def driver(facts: NodeFacts) -> Finding:
     """Whether the host's kernel driver is new enough for the image's user-space stack."""
     accelerator = facts.accelerator
     if accelerator is None:
-        return skip("driver", "this image needs no driver")
+        return skip("driver", "no driver is needed")
     vendor, component = accelerator.vendor, accelerator.component.upper()
     if not facts.tree.exists(accelerator.driver_path):
         return Finding(
@@ -77,7 +77,7 @@ def driver(facts: NodeFacts) -> Finding:
 def rdma(facts: NodeFacts, load: Callable[[str], object] = ctypes.CDLL) -> Finding:
     """Whether NCCL can use the host's adapters. Otherwise it silently uses sockets, which are much slower."""
     if not facts.rdma:
-        return skip("rdma", "no RDMA adapter, or an image without GPUs")
+        return skip("rdma", "no RDMA adapter, or no GPU is used")
     kind = facts.host.fabric.kind
     fallback = f"the host has {len(facts.host.fabric.choice.hcas)} {kind} adapters, but NCCL would silently use sockets"
     devices = sorted(facts.tree.path("dev/infiniband").glob("uverbs*"))

@@ -48,7 +48,7 @@ def locked_memory(facts: NodeFacts) -> Finding:
 def judge_locked_memory(limit: int, facts: NodeFacts) -> Finding:
     """The finding for a limit of `limit` bytes; negative is unlimited."""
     if not facts.rdma:
-        return skip("memlock", "no RDMA adapter, or an image without GPUs")
+        return skip("memlock", "no RDMA adapter, or no GPU is used")
     if limit < 0 or limit >= MEMLOCK:
         return ok("memlock", "unlimited" if limit < 0 else f"{limit // GIB} GiB")
     return Finding(

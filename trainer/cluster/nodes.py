@@ -11,6 +11,8 @@ from ray.util.placement_group import PlacementGroup, placement_group
 
 from trainer.errors import ConfigError, WorkerError
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class ClusterNode:
@@ -45,11 +47,7 @@ def connected() -> Iterator[None]:
 
 
 def find_nodes(count: int | None, gpus_per_node: int | None) -> list[ClusterNode]:
-    """The nodes to use: this one first, then the others by address. Without a count, all nodes of the cluster.
-
-    Raises ConfigError if the cluster has fewer, or if a node has fewer GPUs than `gpus_per_node` (without that, than
-    this node).
-    """
+    """The nodes of the cluster to use: this one first, then the others by address. See `choose_nodes`."""
     here = ray.get_runtime_context().get_node_id()
     nodes = [
         ClusterNode(
@@ -61,7 +59,19 @@ def find_nodes(count: int | None, gpus_per_node: int | None) -> list[ClusterNode
         for entry in ray.nodes()
         if entry["Alive"]
     ]
-    nodes.sort(key=lambda node: (node.id != here, node.address, node.id))
+    return choose_nodes(sorted(nodes, key=lambda node: (node.id != here, node.address, node.id)), count, gpus_per_node)
+
+
+def choose_nodes(nodes: Sequence[ClusterNode], count: int | None, gpus_per_node: int | None) -> list[ClusterNode]:
+    """The first `count` nodes, or all. A first node without GPUs only drives the run if others have some.
+
+    Raises ConfigError if there are fewer, or if a node has fewer GPUs than `gpus_per_node` (without that, than the
+    first).
+    """
+    nodes = list(nodes)
+    if gpus_per_node != 0 and nodes[0].gpus == 0 and any(node.gpus for node in nodes):
+        logger.info("%s has no GPUs: it drives the run, and trains nothing", nodes[0].address)
+        nodes = nodes[1:]
     if count is not None and count > len(nodes):
         raise ConfigError(
             f"trainer.nnodes={count}, but the cluster has {len(nodes)}: {', '.join(node.address for node in nodes)}",

@@ -168,6 +168,14 @@ def test_the_cpu_image_needs_no_gpu(tmp_path: Path) -> None:
     assert rdma(facts_of(tmp_path, "cpu")).verdict is Verdict.SKIP
 
 
+def test_a_head_that_uses_no_gpu_needs_none(tmp_path: Path) -> None:
+    hosts.dgx_h100(tmp_path)
+    facts = replace(facts_of(tmp_path, "cuda"), use_gpus=False)
+    for check in (gpu_access, driver, rdma):
+        assert check(facts).verdict is Verdict.SKIP
+        assert check(replace(facts, use_gpus=True)).verdict is Verdict.FAIL
+
+
 def test_a_temporary_directory_that_cannot_be_written_is_a_failure(tmp_path: Path) -> None:
     found = disk(replace(facts_of(tmp_path), temporary=tmp_path / "absent"))
     assert found.verdict is Verdict.FAIL

@@ -13,7 +13,7 @@ from ray.exceptions import GetTimeoutError, RayTaskError
 from tests.trainer.cluster.misbehaving import Member, Worker
 from trainer.cluster import calls
 from trainer.cluster.calls import Call, task
-from trainer.cluster.nodes import Slot, connected, find_nodes, reserve_slots
+from trainer.cluster.nodes import ClusterNode, Slot, choose_nodes, connected, find_nodes, reserve_slots
 from trainer.cluster.stalls import Asked
 from trainer.cluster.workers import WorkerGroup, show_gpus
 from trainer.errors import ConfigError, DataError, WorkerError
@@ -145,6 +145,36 @@ def test_more_nodes_or_gpus_than_available_are_refused(slots: list[Slot]) -> Non
         find_nodes(5, 0)
     with pytest.raises(ConfigError, match="has 0 GPUs, every node needs 8"):
         find_nodes(1, 8)
+
+
+def node(address: str, gpus: int) -> ClusterNode:
+    return ClusterNode(address, address, cpus=8, gpus=gpus)
+
+
+HEAD, FIRST, SECOND = node("10.0.0.1", 0), node("10.0.0.2", 8), node("10.0.0.3", 8)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "gpus_per_node", "chosen"),
+    [
+        ([HEAD, FIRST, SECOND], None, [FIRST, SECOND]),
+        ([HEAD, FIRST, SECOND], 8, [FIRST, SECOND]),
+        ([HEAD, FIRST, SECOND], 0, [HEAD, FIRST, SECOND]),
+        ([HEAD], None, [HEAD]),
+        ([FIRST, SECOND], None, [FIRST, SECOND]),
+    ],
+)
+def test_a_first_node_without_gpus_only_drives_the_run(
+    nodes: list[ClusterNode], gpus_per_node: int | None, chosen: list[ClusterNode]
+) -> None:
+    assert choose_nodes(nodes, None, gpus_per_node) == chosen
+
+
+def test_another_node_without_gpus_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"10\.0\.0\.1 has 0 GPUs, every node needs 8"):
+        choose_nodes([FIRST, HEAD], None, None)
+    with pytest.raises(ConfigError, match=r"trainer\.nnodes=2, but the cluster has 1"):
+        choose_nodes([HEAD, FIRST], 2, None)
 
 
 def test_waiting_for_occupied_slots_times_out(slots: list[Slot]) -> None:
