@@ -360,6 +360,43 @@ def export(
     typer.echo(export_checkpoint(run, step, output, model))
 
 
+@app.command()
+def verify(
+    run: Annotated[Path, typer.Argument(help="Run directory, like runs/20260101T120000Z. The run must have ended.")],
+) -> None:
+    """Compare a run with its certificate: data, models, settings, checkpoints, exported model.
+
+    Prints each difference. The exit status is 0 if there is none, else 1.
+    """
+    from trainer.runs.reproduction.verify import verify as differences_of
+
+    found = differences_of(run)
+    typer.echo("\n".join(found) or f"{run}: as certified")
+    if found:
+        raise typer.Exit(1)
+
+
+@app.command()
+def replay(
+    run: Annotated[Path, typer.Argument(help="Run directory, like runs/20260101T120000Z. The run must have ended.")],
+    step: Annotated[
+        int | None, typer.Option(min=1, help="Step to compare and to end at. The default is the last certified one.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="New run directory. The default is RUN-replay.")] = None,
+) -> None:
+    """Run the same settings again in a new directory, and compare metrics and weights to the bit.
+
+    The exit status is 0 if both are equal, and 1 if not. A run whose image, data, models or hardware differ here, or
+    whose mode depends on timing, is refused with the reasons (exit status 2).
+    """
+    from trainer.runs.reproduction.replay import replay as run_again
+
+    found = run_again(run, step, output)
+    typer.echo("\n".join(found.lines()))
+    if found.differences:
+        raise typer.Exit(1)
+
+
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Runs a command line, by default that of the process.
 

@@ -35,6 +35,10 @@ class CheckpointError(TrainerError):
     exit_code = 4
 
 
+class CertificateError(TrainerError):
+    """A run has no readable certificate. `verify` and `replay` also exit with 1 if they find a difference."""
+
+
 class WorkerError(TrainerError):
     """A training or rollout worker failed during a run."""
 

@@ -36,6 +36,7 @@ class SftConfig(OfflineConfig):
         "loss_aggregation": "token-mean",
     }
     fixed_algorithm: ClassVar[Mapping[str, Any]] = {**OfflineConfig.fixed_algorithm, "kl_coefficient": 0.0}
+    command = "sft"
     dialect: ClassVar[Dialect] = DIALECT
     sft: SftSettings = SftSettings()
 

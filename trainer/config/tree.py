@@ -23,8 +23,9 @@ from trainer.errors import ConfigError
 
 
 class RunConfig(Section):
-    """The settings that every kind of run has. `dialect` are verl's keys for such a run."""
+    """The settings that every kind of run has. `command` starts such a run, `dialect` are verl's keys for it."""
 
+    command: ClassVar[str] = "train"
     dialect: ClassVar[Dialect] = PPO
     model: ModelConfig = ModelConfig()
     trainer: TrainerConfig = Field(default_factory=TrainerConfig)

@@ -20,6 +20,7 @@ from trainer.models.lora import add_adapters, load_adapter
 from trainer.models.networks import computation_notes, empty_language_model, load_language_model
 from trainer.records.profiling import Tracer
 from trainer.training.allocator import use_expandable_segments
+from trainer.training.device import device_kind
 from trainer.training.engine import LossFunction, OptimizerSettings, TrainingEngine
 from trainer.training.non_finite import FOLDER, FaultFiles
 from trainer.training.process_group import connect_store, join, open_store
@@ -68,6 +69,10 @@ class TrainingWorker:
             role = type(self).__name__.removesuffix("Worker").lower()
             self.engine.faults = FaultFiles(run_dir / FOLDER, role, self.config.model.directory)
         return computation_notes(self.engine.network.decoder)
+
+    def device_kind(self) -> str:
+        """The kind of this rank's device."""
+        return device_kind(self.device)
 
     def build(self) -> TrainingEngine:
         raise NotImplementedError

@@ -65,6 +65,14 @@ def checkpoint_directory(run_dir: Path, step: int) -> Path:
     return run_dir / "checkpoints" / f"step_{step:06d}"
 
 
+def checkpoint_step(directory: Path) -> int:
+    """The step of a checkpoint, by the name of its directory. Raises CheckpointError if it is another directory."""
+    number = directory.name.removeprefix("step_")
+    if not number.isdecimal():
+        raise CheckpointError(f"{directory}: not named like a checkpoint", hint="name a directory like step_000010")
+    return int(number)
+
+
 def checkpoints(*run_dirs: Path) -> list[Path]:
     """The checkpoints in the directories of a run, whole or not, in the order in which they were written."""
     return _by_time(path for own in run_dirs for path in checkpoint_directory(own, 0).parent.glob("step_*"))
@@ -185,6 +193,11 @@ def read_checkpoint(directory: Path, model: Path, roles: Sequence[str] = ()) -> 
             hint="resume with the algorithm.advantage of the run that wrote it, or start from its exported model",
         )
     return manifest.state
+
+
+def check_whole(directory: Path) -> None:
+    """Raises CheckpointError if a file is missing, shorter, longer or changed."""
+    _whole(directory)
 
 
 def _whole(directory: Path, roles: Sequence[str] = ()) -> _Manifest:

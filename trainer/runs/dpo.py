@@ -22,6 +22,7 @@ from trainer.data.batches.batch import Batch
 from trainer.data.preferences import PreferencePair, read_pairs
 from trainer.records.console import Column
 from trainer.runs.offline import OfflineRun, train_offline
+from trainer.runs.reproduction.writer import Repeat
 
 COLUMNS = (
     Column("dpo/loss", "loss", ".4f"),
@@ -60,13 +61,14 @@ class DpoConfig(OfflineConfig):
     """Settings of a DPO run: `data.train_batch_size` counts pairs; of `actor.*` what concerns optimizer and memory."""
 
     method = "DPO"
+    command = "dpo"
     responses_per_example = 2
     dpo: DpoSettings = DpoSettings()
 
 
-def train_on_preferences(settings: DpoConfig) -> Path:
+def train_on_preferences(settings: DpoConfig, repeat: Repeat | None = None) -> Path:
     """Runs DPO on the Ray cluster at RAY_ADDRESS or on this machine; the run's directory. Raises TrainerError."""
-    return train_offline(settings, COLUMNS, read_pairs, partial(PreferenceRun, settings.dpo))
+    return train_offline(settings, COLUMNS, read_pairs, partial(PreferenceRun, settings.dpo), repeat)
 
 
 class PreferenceRun(OfflineRun[PreferencePair]):

@@ -1,15 +1,11 @@
 """Exports the policy of a checkpoint, without Ray and beside a run that goes on."""
 
-import pickle
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-import torch.distributed.checkpoint as distributed_checkpoint
 from pydantic import ValidationError
 from torch import Tensor
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from trainer.config.model import ModelConfig
@@ -28,10 +24,9 @@ from trainer.runs.checkpoint import (
     last_checkpoint,
     read_checkpoint,
 )
-from trainer.training.reading import load_safely, read_metadata
+from trainer.training.reading import stored_tensors
 
 _LANGUAGE_MODEL = "network.language_model."
-_BYTES_AT_ONCE = 2**32
 _ADAPTER = (".lora_A", ".lora_B")
 
 
@@ -96,38 +91,5 @@ _SECTIONS = ((ActorConfig, "actor"), (ModelConfig, "model"))
 
 
 def _weights(checkpoint: Path) -> Iterator[tuple[str, Tensor]]:
-    """The trained weights of the language model, whole and on CPU, read a few gigabytes at a time.
-
-    Raises CheckpointError if the files are damaged.
-    """
-    try:
-        found = read_metadata(checkpoint).state_dict_metadata
-        stored = {
-            name: entry
-            for name, entry in found.items()
-            if name.startswith(_LANGUAGE_MODEL) and isinstance(entry, TensorStorageMetadata)
-        }
-        for names in _groups(stored):
-            part = {name: torch.empty(stored[name].size, dtype=stored[name].properties.dtype) for name in names}
-            with warnings.catch_warnings(action="ignore"):  # torch warns that one process loads, as it should
-                load_safely(part, checkpoint, alone=True)
-            yield from ((name.removeprefix(_LANGUAGE_MODEL), tensor) for name, tensor in part.items())
-    except (
-        *(distributed_checkpoint.CheckpointException, pickle.UnpicklingError),
-        *(RuntimeError, ValueError, KeyError),
-    ) as error:
-        raise CheckpointError(f"{checkpoint}: cannot be read: {error}", hint="export another checkpoint") from error
-
-
-def _groups(stored: dict[str, TensorStorageMetadata]) -> Iterator[list[str]]:
-    """The names, in groups whose tensors have about `_BYTES_AT_ONCE` bytes."""
-    group: list[str] = []
-    size = 0
-    for name, entry in stored.items():
-        group.append(name)
-        size += entry.size.numel() * entry.properties.dtype.itemsize
-        if size >= _BYTES_AT_ONCE:
-            yield group
-            group, size = [], 0
-    if group:
-        yield group
+    """The trained weights of the language model, whole and on CPU. Raises CheckpointError."""
+    return (item for group in stored_tensors(checkpoint, _LANGUAGE_MODEL) for item in group.items())

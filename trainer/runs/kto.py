@@ -22,6 +22,7 @@ from trainer.data.batches.batch import Batch
 from trainer.data.preferences import LabelledResponse, read_labelled
 from trainer.records.console import Column
 from trainer.runs.offline import OfflineRun, train_offline
+from trainer.runs.reproduction.writer import Repeat
 
 COLUMNS = (
     Column("kto/loss", "loss", ".4f"),
@@ -54,6 +55,7 @@ class KtoConfig(OfflineConfig):
     """Settings of a KTO run: `data.train_batch_size` counts responses; of `actor.*` what concerns optimizer, memory."""
 
     method = "KTO"
+    command = "kto"
     kto: KtoSettings = KtoSettings()
 
     @model_validator(mode="after")
@@ -66,9 +68,9 @@ class KtoConfig(OfflineConfig):
         return self
 
 
-def train_on_labels(settings: KtoConfig) -> Path:
+def train_on_labels(settings: KtoConfig, repeat: Repeat | None = None) -> Path:
     """Runs KTO on the Ray cluster at RAY_ADDRESS or on this machine; the run's directory. Raises TrainerError."""
-    return train_offline(settings, COLUMNS, read_labelled, partial(LabelRun, settings.kto))
+    return train_offline(settings, COLUMNS, read_labelled, partial(LabelRun, settings.kto), repeat)
 
 
 class LabelRun(OfflineRun[LabelledResponse]):

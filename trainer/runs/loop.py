@@ -25,6 +25,7 @@ from trainer.records.profiling import SlowPhases
 from trainer.records.tracking import Tracker
 from trainer.runs.checkpoint import TrainingState, fingerprint, last_checkpoint
 from trainer.runs.interfaces import ActorRole, TrainedRole, TrainingRole
+from trainer.runs.reproduction.writer import CertificateWriter
 from trainer.runs.saving import RETRY_SECONDS, ROUNDS, Saver, SaveSchedule
 from trainer.runs.stop_signal import StopSignal
 from trainer.runs.workers import TrainingGroups
@@ -93,6 +94,7 @@ class TrainingRun:
         tracker: Tracker,
         stop: StopSignal,
         groups: TrainingGroups,
+        certificate: CertificateWriter,
         sampler: PromptSampler,
         last_step: int,
     ) -> None:
@@ -106,12 +108,14 @@ class TrainingRun:
         self.tracker = tracker
         self._slow_phases = SlowPhases(config.trainer.profiler)
         self.stop = stop
-        self.last_step = last_step
+        self.certificate = certificate
+        self.last_step = certificate.last_step(last_step)
         self.saver = Saver(
             groups.trained,
             run_directories(config.trainer, run_dir),
             config.trainer.keep_checkpoints,
             SaveSchedule(config.trainer),
+            written=certificate.checkpoint,
         )
         self.progress = self.state(0)
         # Whether weights and optimizers are those after `progress`, and the metrics of that step until they are logged.
@@ -265,6 +269,7 @@ class TrainingRun:
             else:
                 if run_dir != self.run_dir:
                     logger.warning("the final model is in %s", run_dir / "model")
+                self.certificate.model(self.progress.step, run_dir / "model")
                 return
 
     def _end(self) -> None:

@@ -22,6 +22,7 @@ from trainer.runs.checkpoint import read_checkpoint
 from trainer.runs.interfaces import ActorRole, ReferenceRole
 from trainer.runs.loop import TrainingRun, forward, recorded_step, run_directory, update, with_last_checkpoint
 from trainer.runs.ppo import find_plan
+from trainer.runs.reproduction.writer import CertificateWriter, Repeat, hardware_of
 from trainer.runs.stop_signal import StopSignal
 from trainer.runs.workers import TrainingGroups, connect_ranks, start_training
 
@@ -38,6 +39,7 @@ class OfflineRun(TrainingRun, Generic[Example]):
         tracker: Tracker,
         stop: StopSignal,
         groups: TrainingGroups,
+        certificate: CertificateWriter,
         training: Sequence[Example],
         validation: Sequence[Example],
     ) -> None:
@@ -46,7 +48,8 @@ class OfflineRun(TrainingRun, Generic[Example]):
         self.training, self.validation = training, validation
         size = config.data.train_batch_size
         self.sampler = PromptSampler(len(training), size, config.data.shuffle, config.trainer.seed)
-        super().__init__(config, run_dir, tracker, stop, groups, self.sampler, steps_of(config, len(training)))
+        steps = steps_of(config, len(training))
+        super().__init__(config, run_dir, tracker, stop, groups, certificate, self.sampler, steps)
 
     def learn(self, examples: Sequence[Example]) -> tuple[Batch, dict[str, float]]:
         """The batch with advantages for an optimizer step, and metrics."""
@@ -86,14 +89,15 @@ def train_offline(
     columns: Sequence[Column],
     read: Callable[[Sequence[Path], Any, DataConfig, Subset], Sequence[Example]],
     open_run: Callable[..., OfflineRun[Example]],
+    repeat: Repeat | None = None,
 ) -> Path:
     """Takes all steps on the Ray cluster at RAY_ADDRESS or on this machine; the run's directory.
 
-    `open_run` gets what `OfflineRun` does. Raises TrainerError.
+    `open_run` gets what `OfflineRun` does; `repeat` is what a replay repeats. Raises TrainerError.
     """
     run_dir = run_directory(settings.trainer)
     with RunOwner(run_dir) as owner:
-        return _train(settings, columns, read, open_run, run_dir, owner)
+        return _train(settings, columns, read, open_run, run_dir, owner, repeat)
 
 
 def _train(
@@ -103,6 +107,7 @@ def _train(
     open_run: Callable[..., OfflineRun[Example]],
     run_dir: Path,
     owner: RunOwner,
+    repeat: Repeat | None,
 ) -> Path:
     config = with_local_models(with_last_checkpoint(settings.for_workers()))
     model, limit = config.model.directory, config.trainer.worker_timeout
@@ -116,6 +121,7 @@ def _train(
         Tracker(run_dir, settings, recorded_step(settings.trainer, resumed), columns) as tracker,
         connected(),
         StopSignal(owner.check) as stop,
+        CertificateWriter(run_dir, settings, settings, config, repeat) as certificate,
     ):
         with tracker.phase("start_up"):
             separate = config.needs_reference and not config.actor_is_reference
@@ -123,7 +129,8 @@ def _train(
             config = planned.config
             groups = start_training(config, planned.placement)
             connect_ranks(groups.all, run_dir, steps_of(config, len(training)), limit)
-            run = open_run(config, run_dir, tracker, stop, groups, training, validation)
+            certificate.begin(hardware_of(groups.all, 0), config.trainer.checkpoint)
+            run = open_run(config, run_dir, tracker, stop, groups, certificate, training, validation)
             tracker.expect(run.last_step)
             run.begin(resumed)
         run.run()

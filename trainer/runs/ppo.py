@@ -49,6 +49,7 @@ from trainer.runs.loop import (
     update,
     with_last_checkpoint,
 )
+from trainer.runs.reproduction.writer import CertificateWriter, Repeat, hardware_of
 from trainer.runs.stop_signal import StopSignal
 from trainer.runs.watchdogs import Watchdogs, most_severe
 from trainer.runs.workers import Workers, connect_ranks, start_workers
@@ -61,18 +62,18 @@ ACTOR_READS = ("old_log_probs", "reference_log_probs", "teacher_log_probs", "adv
 CRITIC_READS = ("values", "returns")
 
 
-def train(config: Config) -> TrainingResult:
-    """Runs PPO on the Ray cluster at RAY_ADDRESS, or on this machine.
+def train(config: Config, repeat: Repeat | None = None) -> TrainingResult:
+    """Runs PPO on the Ray cluster at RAY_ADDRESS, or on this machine; `repeat` is what a replay repeats.
 
     Raises a TrainerError for every problem that the user can fix, InterruptedRun after SIGTERM.
     """
     run_dir = run_directory(config.trainer)
     with RunOwner(run_dir) as owner:
-        return _train(config, run_dir, owner)
+        return _train(config, run_dir, owner, repeat)
 
 
-def _train(config: Config, run_dir: Path, owner: RunOwner) -> TrainingResult:
-    given, config = config.trainer, with_local_models(with_last_checkpoint(config))
+def _train(config: Config, run_dir: Path, owner: RunOwner, repeat: Repeat | None) -> TrainingResult:
+    given, config = config, with_local_models(with_last_checkpoint(config))
     model, settings = config.model.directory, config.trainer
     check_models(config)
     for line in code_lines(config):
@@ -80,17 +81,19 @@ def _train(config: Config, run_dir: Path, owner: RunOwner) -> TrainingResult:
     data = RunData.load(config)  # before any process starts: an error in a file costs seconds
     resumed = read_checkpoint(settings.checkpoint, model, list(config.trained)) if settings.checkpoint else None
     with (
-        Tracker(run_dir, config, recorded_step(given, resumed)) as tracker,
+        Tracker(run_dir, config, recorded_step(given.trainer, resumed)) as tracker,
         connected(),
         StopSignal(owner.check) as stop,
+        CertificateWriter(run_dir, given, config, config, repeat) as certificate,
     ):
         with tracker.phase("start_up"):
             planned = find_plan(config, roles_of(config))
             config = planned.config
             workers = start_workers(config, planned.placement)
-            tracker.expect(data.steps(config))
+            tracker.expect(certificate.last_step(data.steps(config)))
             connect_ranks(workers.training.all, run_dir, data.planned_steps(config), settings.worker_timeout)
-            controller = Controller(config, run_dir, tracker, stop, workers, data)
+            certificate.begin(hardware_of(workers.training.all, len(workers.rollout)), settings.checkpoint)
+            controller = Controller(config, run_dir, tracker, stop, workers, data, certificate)
             controller.begin(resumed)
         try:
             controller.run()
@@ -122,7 +125,14 @@ class Controller(TrainingRun):
     """Takes the steps of a PPO run; owns its workers and data."""
 
     def __init__(
-        self, config: Config, run_dir: Path, tracker: Tracker, stop: StopSignal, workers: Workers, data: RunData
+        self,
+        config: Config,
+        run_dir: Path,
+        tracker: Tracker,
+        stop: StopSignal,
+        workers: Workers,
+        data: RunData,
+        certificate: CertificateWriter,
     ) -> None:
         self.config = config
         self.roles = workers.training
@@ -148,7 +158,8 @@ class Controller(TrainingRun):
         self.trajectories = TrajectoryWriter(trajectories_directory(run_dir, recorded), recorded)
         self.validations = TrajectoryWriter(validations_directory(run_dir, recorded), recorded)
         self.after_update: dict[str, float] = {}
-        super().__init__(config, run_dir, tracker, stop, workers.training, data.sampler, data.steps(config))
+        groups, steps = workers.training, data.steps(config)
+        super().__init__(config, run_dir, tracker, stop, groups, certificate, data.sampler, steps)
 
     def begin(self, resumed: TrainingState | None) -> None:
         """Continues from a checkpoint if there is one, and gives the engines their first weights."""

@@ -52,7 +52,8 @@ class SaveSchedule:
 class Saver:
     """Saves the trained roles of a run. `last` is the last complete checkpoint, `step` its step.
 
-    Checkpoints go to the first of `run_dirs`, and to the next one after a failure there.
+    Checkpoints go to the first of `run_dirs`, and to the next one after a failure there. `written` gets step and path
+    of each that is complete.
     """
 
     def __init__(
@@ -62,11 +63,13 @@ class Saver:
         keep: int | None,
         schedule: SaveSchedule,
         pause: Callable[[float], object] | None = None,
+        written: Callable[[int, Path], object] | None = None,
     ) -> None:
         self._groups = groups
         self._writers = [CheckpointWriter(run_dir, keep) for run_dir in run_dirs]
         self._place = 0
         self.pause = pause or threading.Event().wait
+        self._written = written
         self._under_way: TrainingState | None = None
         self._metrics: dict[str, float] = {}
         self.schedule = schedule
@@ -218,6 +221,8 @@ class Saver:
             self._writer.abandon()
             raise
         self.step = state.step
+        if self._written is not None:
+            self._written(self.step, self.last)
         logger.info("saved %s", self.last)
         return False
 

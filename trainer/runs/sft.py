@@ -16,6 +16,7 @@ from trainer.records.console import Column
 from trainer.runs.interfaces import ActorRole
 from trainer.runs.loop import forward
 from trainer.runs.offline import OfflineRun, train_offline
+from trainer.runs.reproduction.writer import Repeat
 
 COLUMNS = (
     Column("sft/loss", "loss", ".4f"),
@@ -24,13 +25,13 @@ COLUMNS = (
 )
 
 
-def fine_tune(settings: SftConfig) -> Path:
+def fine_tune(settings: SftConfig, repeat: Repeat | None = None) -> Path:
     """Fine-tunes on the Ray cluster at RAY_ADDRESS or on this machine; the run's directory. Raises TrainerError."""
 
     def read(files: Sequence[Path], tokenizer: Any, data: DataConfig, subset: Subset) -> list[Demonstration]:
         return read_demonstrations(files, tokenizer, data, settings.sft, subset)
 
-    return train_offline(settings, COLUMNS, read, SftRun)
+    return train_offline(settings, COLUMNS, read, SftRun, repeat)
 
 
 class SftRun(OfflineRun[Demonstration]):

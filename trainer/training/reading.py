@@ -5,15 +5,22 @@ the classes of the metadata and plain values pass.
 """
 
 import pickle
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed.checkpoint as distributed_checkpoint
+from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata, StorageMeta
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata, StorageMeta, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import ReadItem
+
+from trainer.errors import CheckpointError
+
+_BYTES_AT_ONCE = 2**32
 
 _METADATA = "torch.distributed.checkpoint.metadata"
 _ALLOWED = {
@@ -41,6 +48,43 @@ def load_safely(state: dict[str, Any], directory: Path, alone: bool = False) -> 
 def read_metadata(directory: Path) -> Metadata:
     """What a checkpoint holds. Raises pickle.UnpicklingError if that is not all."""
     return _Reader(directory).read_metadata()
+
+
+def stored_tensors(directory: Path, prefix: str) -> Iterator[dict[str, Tensor]]:
+    """The tensors whose names have this prefix, without it: whole and on CPU, in groups of a few gigabytes.
+
+    Raises CheckpointError if the files are damaged, FileNotFoundError if they were removed meanwhile.
+    """
+    try:
+        stored = {
+            name: entry
+            for name, entry in read_metadata(directory).state_dict_metadata.items()
+            if name.startswith(prefix) and isinstance(entry, TensorStorageMetadata)
+        }
+        for names in _groups(stored):
+            part = {name: torch.empty(stored[name].size, dtype=stored[name].properties.dtype) for name in names}
+            with warnings.catch_warnings(action="ignore"):  # torch warns that one process loads, as it should
+                load_safely(part, directory, alone=True)
+            yield {name.removeprefix(prefix): tensor for name, tensor in part.items()}
+    except (
+        *(distributed_checkpoint.CheckpointException, pickle.UnpicklingError),
+        *(RuntimeError, ValueError, KeyError),
+    ) as error:
+        raise CheckpointError(f"{directory}: cannot be read: {error}", hint="name another checkpoint") from error
+
+
+def _groups(stored: dict[str, TensorStorageMetadata]) -> Iterator[list[str]]:
+    """The names, in groups whose tensors have about `_BYTES_AT_ONCE` bytes."""
+    group: list[str] = []
+    size = 0
+    for name, entry in stored.items():
+        group.append(name)
+        size += entry.size.numel() * entry.properties.dtype.itemsize
+        if size >= _BYTES_AT_ONCE:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
 
 
 class _Reader(FileSystemReader):  # type: ignore[misc] # torch has no types here

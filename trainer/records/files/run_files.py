@@ -77,7 +77,7 @@ def read_settings(run_dir: Path) -> dict[str, Any]:
     config = run_dir / CONFIG
     try:
         return dict(json.loads(config.read_text(encoding="utf-8"))) if config.is_file() else {}
-    except ValueError as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise DataError(f"{config}: damaged: {error}", hint="delete it; the page will lack the settings") from error
 
 

@@ -1,0 +1,179 @@
+"""Runs a certified run again and compares weights and metrics."""
+
+import logging
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from trainer.config.offline import OfflineConfig
+from trainer.config.sft import SftConfig
+from trainer.config.tree import Config
+from trainer.errors import CertificateError, ConfigError, TrainerError
+from trainer.models.files import with_local_models
+from trainer.records.files.run_files import read_lines
+from trainer.records.tracking import METRICS
+from trainer.runs.dpo import DpoConfig, train_on_preferences
+from trainer.runs.kto import KtoConfig, train_on_labels
+from trainer.runs.ppo import train
+from trainer.runs.reproduction.certificate import Certificate, Input, differences, read_certificate
+from trainer.runs.reproduction.exactness import obstacles, reservations
+from trainer.runs.reproduction.inputs import hashed_input, named_paths
+from trainer.runs.reproduction.surroundings import software
+from trainer.runs.reproduction.verify import check_weights
+from trainer.runs.reproduction.writer import Repeat
+from trainer.runs.sft import fine_tune
+
+logger = logging.getLogger(__name__)
+
+COMMANDS: dict[str, tuple[type[Config | OfflineConfig], Callable[[Any, Repeat], object]]] = {
+    "train": (Config, train),
+    "dpo": (DpoConfig, train_on_preferences),
+    "kto": (KtoConfig, train_on_labels),
+    "sft": (SftConfig, fine_tune),
+}
+# Metrics that depend on more than the settings.
+_OF_THE_MACHINE = ("step", "wall_time", "time/", "throughput/", "memory/", "checkpoint/", "rollout/repairs")
+_GPU_MEMORY = "gpu_peak_gib"
+_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A finished replay: its directory, the step compared, and each difference, those of the earliest step first."""
+
+    run_dir: Path
+    step: int
+    weights: dict[str, str]
+    differences: list[str]
+
+    def lines(self) -> Iterator[str]:
+        """The result, for a person."""
+        yield str(self.run_dir)
+        if not self.differences:
+            yield f"equal: metrics of every step, and the weights after step {self.step}"
+            yield from (f"  {role} {digest}" for role, digest in sorted(self.weights.items()))
+            return
+        yield f"different: {self.differences[0]}"
+        yield from (f"  {line}" for line in self.differences[1:_SHOWN])
+        if len(self.differences) > _SHOWN:
+            yield f"  and {len(self.differences) - _SHOWN} more"
+
+
+def replay(run_dir: Path, step: int | None = None, output: Path | None = None) -> Replay:
+    """Runs a run's settings again, up to `step` or its last certified step, into `output`, a new directory.
+
+    Raises CertificateError without a readable certificate, and ConfigError with every reason if the same weights cannot
+    be expected: of the mode, the image, the data, the models or the hardware.
+    """
+    certificate = read_certificate(run_dir)
+    last = _step(run_dir, certificate, step)
+    target = (output or run_dir.with_name(f"{run_dir.resolve().name}-replay")).absolute()
+    if target.exists():
+        raise ConfigError(f"{target} exists", hint="name a new directory with --output")
+    kind, run = COMMANDS.get(certificate.command, (None, None))
+    if kind is None or run is None:
+        raise CertificateError(f"{run_dir}: runs of `{certificate.command}` are unknown", hint="use its own version")
+    settings = _settings(kind, certificate, target)
+    _refuse_unequal(run_dir, certificate, settings)
+    for line in reservations(settings, certificate.hardware):
+        logger.warning("warning: %s", line)
+    try:
+        run(settings, Repeat(certificate.hardware, last))
+    except ConfigError:
+        shutil.rmtree(target, ignore_errors=True)  # a refused replay leaves nothing
+        raise
+    return compare(run_dir, certificate, target, last)
+
+
+def compare(run_dir: Path, certificate: Certificate, target: Path, step: int) -> Replay:
+    """Compares metrics and weights of a run and its replay up to a step. Raises CertificateError."""
+    repeated = read_certificate(target)
+    found = [(at, line) for at, line in _metrics(run_dir, target) if at <= step]
+    for at in (at for at in certificate.steps if at <= step):
+        ours, theirs = certificate.weights(at), repeated.weights(at)
+        found += [
+            (at, f"step {at}: weights of {role}: {ours[role]} / {theirs[role]}")
+            for role in sorted({*ours} & {*theirs})
+            if ours[role] != theirs[role]
+        ]
+    compared = {role: digest for role, digest in repeated.weights(step).items() if role in certificate.weights(step)}
+    if not compared:
+        raise CertificateError(
+            f"{target}: the replay recorded no weights of step {step}", hint="see its warnings; set trainer.save_freq"
+        )
+    return Replay(target, step, compared, [line for _, line in sorted(found, key=lambda item: item[0])])
+
+
+def _step(run_dir: Path, certificate: Certificate, step: int | None) -> int:
+    steps = certificate.steps
+    if not steps:
+        raise CertificateError(
+            f"{run_dir}: its certificate names no weights: no checkpoint and no model was complete",
+            hint="set trainer.save_freq in runs that are to be replayed",
+        )
+    if step is not None and step not in steps:
+        known = ", ".join(map(str, steps))
+        raise ConfigError(f"{run_dir}: no weights of step {step} are certified", hint=f"--step is one of {known}")
+    return steps[-1] if step is None else step
+
+
+def _settings(kind: type[Config | OfflineConfig], certificate: Certificate, target: Path) -> Config | OfflineConfig:
+    """The settings to run, into a directory of their own and without the loggers' services."""
+    given = dict(certificate.given)
+    origin = certificate.origin.path if certificate.origin is not None else None
+    own: dict[str, Any] = {"output_dir": str(target.parent), "run_id": target.name, "resume": origin, "loggers": []}
+    given["trainer"] = {**(given.get("trainer") or {}), **own}
+    try:
+        return kind.model_validate(given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(
+            f"the certificate's settings are refused: {'.'.join(map(str, first['loc']))}: {first['msg']}",
+            hint="use the version that wrote them",
+        ) from error
+
+
+def _refuse_unequal(run_dir: Path, certificate: Certificate, settings: Config | OfflineConfig) -> None:
+    """Raises ConfigError with every reason why the same weights cannot be expected."""
+    reasons = [*obstacles(settings), *certificate.changes]
+    if certificate.origin is not None:
+        reasons += check_weights(run_dir, certificate.origin)
+    local = with_local_models(settings.for_workers() if isinstance(settings, OfflineConfig) else settings)
+    recorded = settings if isinstance(settings, OfflineConfig) else local
+    now = certificate.model_copy(
+        update={
+            "software": software(),
+            "hardware": None,  # known once Ray answers
+            "inputs": _inputs(local),
+            "settings": recorded.model_dump(mode="json"),
+        }
+    )
+    reasons += differences(certificate, now)
+    if reasons:
+        listed = "".join(f"\n  {line}" for line in reasons)
+        raise ConfigError(
+            f"{run_dir} cannot be repeated exactly here:{listed}",
+            hint="restore the image, the files and the machine of that run; `verify` names changed files, too",
+        )
+
+
+def _inputs(settings: Config) -> dict[str, Input]:
+    try:
+        return {setting: hashed_input(path) for setting, path in named_paths(settings) if path.exists()}
+    except OSError as error:
+        raise TrainerError(f"an input cannot be read: {error}", hint="make it readable") from error
+
+
+def _metrics(run_dir: Path, target: Path) -> Iterator[tuple[int, str]]:
+    """Each metric that differs, with its step; only steps that both recorded count."""
+    ours, theirs = ({row.get("step", 0): row for row in read_lines(own / METRICS)} for own in (run_dir, target))
+    for step in sorted({*ours} & {*theirs}):
+        one, other = ours[step], theirs[step]
+        for name in sorted({*one, *other}):
+            if name.startswith(_OF_THE_MACHINE) or name.endswith(_GPU_MEMORY) or one.get(name) == other.get(name):
+                continue
+            yield step, f"step {step}: {name}: {one.get(name)} / {other.get(name)}"

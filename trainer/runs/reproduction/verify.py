@@ -1,0 +1,93 @@
+"""Compares a run's certificate with what is there now."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from trainer.errors import CheckpointError, DataError
+from trainer.records.files.checksums import sha256
+from trainer.records.files.run_files import read_settings
+from trainer.runs.checkpoint import STATE_FILE, check_whole, checkpoints
+from trainer.runs.reproduction.certificate import (
+    Certificate,
+    Input,
+    Weights,
+    input_differences,
+    read_certificate,
+    tree_differences,
+)
+from trainer.runs.reproduction.digests import checkpoint_weights, model_weights
+from trainer.runs.reproduction.inputs import hashed_input
+
+
+def verify(run_dir: Path) -> list[str]:
+    """Each difference between a run's certificate and its inputs, settings, checkpoints and model; empty if none.
+
+    Raises CertificateError if the certificate is missing or damaged.
+    """
+    certificate = read_certificate(run_dir)
+    return [
+        *input_differences(certificate.inputs, inputs_now(certificate)),
+        *_settings(run_dir, certificate),
+        *_checkpoints(run_dir, certificate),
+        *_models(run_dir, certificate),
+    ]
+
+
+def inputs_now(certificate: Certificate) -> dict[str, Input]:
+    """The inputs of a certificate as they are now."""
+    found = {}
+    for setting, own in certificate.inputs.items():
+        try:
+            found[setting] = hashed_input(Path(own.path))
+        except OSError as error:
+            raise DataError(f"{setting}={own.path}: cannot be read: {error}", hint="make it readable") from error
+    return found
+
+
+def check_weights(run_dir: Path, own: Weights) -> Iterator[str]:
+    """Each difference between the weights of a certificate and the checkpoint or model that it names."""
+    place = run_dir / own.path
+    try:
+        if not place.is_dir():
+            yield f"{place} is missing"
+            return
+        if own.manifest:
+            check_whole(place)
+            found = checkpoint_weights(place)
+        else:
+            found = model_weights(place)
+        state = sha256(place / STATE_FILE) if own.manifest else ""
+    except (OSError, CheckpointError) as error:
+        yield str(error)
+        return
+    for role in sorted({*own.content, *found}):
+        if own.content.get(role) != found.get(role):
+            ours, theirs = (str(content.get(role))[:12] for content in (own.content, found))
+            yield f"{place}: other weights of {role}: SHA-256 {theirs}, certified {ours}"
+    if state != own.manifest:
+        yield f"{place / STATE_FILE} changed (SHA-256)"
+
+
+def _settings(run_dir: Path, certificate: Certificate) -> list[str]:
+    found = read_settings(run_dir)
+    if not found:
+        return [f"{run_dir}: its settings (config.json) are missing"]
+    return tree_differences("config.json", certificate.settings, found)
+
+
+def _checkpoints(run_dir: Path, certificate: Certificate) -> Iterator[str]:
+    pruned = certificate.settings.get("trainer", {}).get("keep_checkpoints") is not None
+    last = max(certificate.checkpoints, default=0)
+    present = checkpoints(run_dir)
+    for step, own in sorted(certificate.checkpoints.items()):
+        if not pruned or step == last or run_dir / own.path in present:
+            yield from check_weights(run_dir, own)
+    known = {run_dir / own.path for own in certificate.checkpoints.values()}
+    for directory in present:
+        if directory not in known:
+            yield f"{directory} is not in the certificate"
+
+
+def _models(run_dir: Path, certificate: Certificate) -> Iterator[str]:
+    for own in certificate.models.values():
+        yield from check_weights(run_dir, own)
