@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
@@ -9,14 +10,15 @@ import ray
 from ray import ObjectRef
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
-from trainer.cluster.stacks import Standing
-from trainer.cluster.stalls import Asked, Patience, explain, report, standings
+from trainer.cluster.stalls.explanation import Asked
+from trainer.cluster.stalls.watch import Watch
 from trainer.errors import NoAnswerError, TrainerError, WorkerError
 
 # How long to look for the root cause after a first failure: when a rank dies, the collectives of the others fail, too.
 CAUSE_SECONDS = 3.0
 
-PATIENCE = Patience()
+# Of the run that this process controls.
+_watch = Watch()
 
 LOG_HINT = "see logs/worker-*.err in that node's Ray session directory; running out of memory is the usual cause"
 
@@ -69,6 +71,7 @@ def wait(calls: Sequence[Call[R]], timeout: float) -> list[R]:
     NoAnswerError. A TrainerError of a worker is raised as it is.
     """
     results: dict[ObjectRef, R] = {}
+    timeout = _watch.limit(_kind(calls), timeout)
     for call in _as_they_end(calls, timeout):
         try:
             results[call.result] = ray.get(call.result)
@@ -76,7 +79,7 @@ def wait(calls: Sequence[Call[R]], timeout: float) -> list[R]:
             others = [other for other in calls if other is not call and other.result not in results]
             raise _explain(call, error, others) from error
     if missing := [call for call in calls if call.result not in results]:
-        raise _no_answer(standings([call.asked for call in missing]), timeout)
+        raise _no_answer(missing, timeout)
     return [results[call.result] for call in calls]
 
 
@@ -95,34 +98,52 @@ def wait_while(calls: Sequence[Call[R]], timeout: float, progress: Callable[[], 
 def outcomes(calls: Sequence[Call[R]], timeout: float) -> Iterator[tuple[Call[R], R | TrainerError]]:
     """Each call with its result, or the error that `wait` would raise for it, as soon as it has ended."""
     unanswered = dict.fromkeys(calls)
+    timeout = _watch.limit(_kind(calls), timeout)
     for call in _as_they_end(calls, timeout):
         del unanswered[call]
         yield call, _outcome(call)
-    found = standings([call.asked for call in unanswered])
-    for call in unanswered:
-        yield call, _no_answer({call.asked: found[call.asked]}, timeout)
+    if unanswered:
+        missing = _no_answer(list(unanswered), timeout)
+        for call in unanswered:
+            yield call, missing
 
 
 def _as_they_end(calls: Sequence[Call[R]], timeout: float, watched: bool = True) -> Iterator[Call[R]]:
     """The calls that end within `timeout` seconds, each as soon as it has: results are unpacked while others run.
 
-    If they are `watched`, a stall is reported.
+    If they are `watched`, a stall is explained.
     """
     begin = time.monotonic()
     pending = {call.result: call for call in calls}
-    kind = f"{calls[0].worker.split()[0]} {calls[0].method}" if calls else ""
-    alarm = PATIENCE.seconds(kind, timeout) if watched else timeout
-    while pending:
-        limit = min(alarm, timeout)
-        ended, _ = ray.wait(list(pending), timeout=max(0.0, begin + limit - time.monotonic()))
-        if ended:
-            yield pending.pop(ended[0])
-            continue
-        if limit == timeout:
-            return
-        report([call.asked for call in pending.values()], alarm)
-        alarm = timeout
-    PATIENCE.learn(kind, time.monotonic() - begin)
+    kind = _kind(calls)
+    alarm = _watch.seconds(kind, timeout) if watched else timeout
+    with _watch.waiting():
+        while pending:
+            limit = min(alarm, timeout)
+            ended, _ = ray.wait(list(pending), timeout=max(0.0, begin + limit - time.monotonic()))
+            if ended:
+                yield pending.pop(ended[0])
+                continue
+            if limit == timeout:
+                return
+            _watch.stalled([call.asked for call in pending.values()], alarm)
+            alarm = timeout
+    _watch.learn(kind, time.monotonic() - begin)
+
+
+def _kind(calls: Sequence[Call[R]]) -> str:
+    return f"{calls[0].worker.split()[0]} {calls[0].method}" if calls else ""
+
+
+@contextmanager
+def watched(watch: Watch) -> Iterator[None]:
+    """Replaces what watches the calls of this process."""
+    global _watch
+    before, _watch = _watch, watch
+    try:
+        yield
+    finally:
+        _watch = before
 
 
 def _outcome(call: Call[R]) -> R | TrainerError:
@@ -133,11 +154,13 @@ def _outcome(call: Call[R]) -> R | TrainerError:
     return result
 
 
-def _no_answer(found: Mapping[Asked, Standing], timeout: float) -> NoAnswerError:
-    names, method = ", ".join(one.worker for one in found), next(iter(found)).method
+def _no_answer(missing: Sequence[Call[object]], seconds: float) -> NoAnswerError:
+    names, method = ", ".join(call.worker for call in missing), missing[0].method
+    lines = _watch.over([call.asked for call in missing], seconds).lines
     return NoAnswerError(
-        f"{names}: no answer to {method} within {timeout:g} s: {'; '.join(explain(found))}",
-        hint="check that the node still answers, or raise trainer.worker_timeout if the work takes that long",
+        f"{names}: no answer to {method} within {seconds:g} s: {'; '.join(lines)}",
+        hint=_watch.hint
+        or "check that the node still answers, or raise trainer.worker_timeout if the work takes that long",
     )
 
 

@@ -14,8 +14,8 @@ from trainer.cluster.calls import Call, Task, outcomes, task, wait
 from trainer.cluster.cores import keep_to_cores
 from trainer.cluster.nodes import Slot
 from trainer.cluster.place import Team
-from trainer.cluster.stacks import StackFile, open_stack_file
-from trainer.cluster.stalls import Asked
+from trainer.cluster.stalls.explanation import Asked
+from trainer.cluster.stalls.stacks import Probe, open_probe
 from trainer.errors import TrainerError, WorkerError
 
 P = ParamSpec("P")
@@ -33,9 +33,9 @@ class WorkerHost:
         """The ids of the GPUs that Ray gave to this process."""
         return [str(gpu) for gpu in ray.get_gpu_ids()]
 
-    def stack_file(self) -> StackFile:
-        """Where the stacks of this process can be read. Called before all else, because a start may stall."""
-        return open_stack_file()
+    def probe(self) -> Probe:
+        """Where others can read what this process does. Called before all else, because a start may stall."""
+        return open_probe()
 
     def start(
         self,
@@ -86,13 +86,12 @@ class WorkerSpec:
 
 @dataclass(frozen=True)
 class Worker:
-    """A worker: its name in messages, how it was made, its Ray actor, the file of its stacks, and the result of its
-    start."""
+    """A worker: its name in messages, how it was made, its Ray actor, its probe, and the result of its start."""
 
     name: str
     spec: WorkerSpec
     handle: Any
-    stack_file: ObjectRef
+    probe: ObjectRef
     started: ObjectRef
 
 
@@ -149,9 +148,9 @@ class WorkerGroup(Generic[W_co]):
         for spec, host in zip(specs, hosts, strict=True):
             slot, team = spec.slot, Team(spec.team_rank, spec.team_size, meeting)
             share = (slot.local_rank, slot.local_size) if self._bind_cores else None
-            stack_file = host.stack_file.remote()
+            probe = host.probe.remote()
             started = host.start.remote(spec.make, spec.environment, share, team, *gpus)
-            workers.append(Worker(self._name(spec), spec, host, stack_file, started))
+            workers.append(Worker(self._name(spec), spec, host, probe, started))
         return workers
 
     def _name(self, spec: WorkerSpec) -> str:
@@ -229,5 +228,6 @@ class WorkerGroup(Generic[W_co]):
     @staticmethod
     def _run(worker: Worker, own: Task[W_co, R]) -> Call[R]:
         result = worker.handle.call.remote(own.method, own.arguments, own.keywords)
-        asked = Asked(worker.name, worker.spec.slot.node.id, own.method, worker.stack_file)
+        node = worker.spec.slot.node
+        asked = Asked(worker.name, node.id, own.method, worker.probe, node.address)
         return Call(asked, result, worker.started)

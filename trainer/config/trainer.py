@@ -110,6 +110,17 @@ class TrainerConfig(Section):
         True, description="pin the processes of a GPU to the CPU cores near it, or else to an equal share of all cores"
     )
     worker_timeout: float = Field(300.0, gt=0, description="timeout of a single call to a worker, in seconds")
+    stall_seconds: float = Field(
+        60.0,
+        gt=0,
+        description="seconds without progress, and three times the longest such call before, after which the log and "
+        "stall.html say where each worker stands",
+    )
+    on_stall: Literal["continue", "end"] = Field(
+        "continue",
+        description="continue: wait until worker_timeout; end: treat the stall like the end of worker_timeout, so that "
+        "an engine is replaced, and the run saves and ends for any other worker",
+    )
 
     @field_validator("test_freq", mode="before")
     @classmethod

@@ -12,7 +12,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from trainer.cluster.calls import task, wait, wait_while
+from trainer.cluster.calls import task, wait, wait_while, watched
+from trainer.cluster.stalls.watch import Watch
 from trainer.cluster.workers import WorkerGroup
 from trainer.config.trainer import TrainerConfig
 from trainer.config.tree import RunConfig
@@ -82,6 +83,14 @@ def recorded_step(settings: TrainerConfig, resumed: TrainingState | None) -> int
     if resumed is not None:
         return resumed.step
     return -1 if settings.resumes_itself else None
+
+
+@contextmanager
+def stalls_explained(settings: TrainerConfig, run_dir: Path) -> Iterator[None]:
+    """Explains in the log and in the run's directory when calls to workers, or this process, make no progress."""
+    watch = Watch(settings.stall_seconds, ends=settings.on_stall == "end", run_dir=run_dir)
+    with watched(watch), watch.controller(settings.worker_timeout):
+        yield
 
 
 class TrainingRun:

@@ -20,7 +20,15 @@ from trainer.records.files.owner import RunOwner
 from trainer.records.tracking import Tracker
 from trainer.runs.checkpoint import read_checkpoint
 from trainer.runs.interfaces import ActorRole, ReferenceRole
-from trainer.runs.loop import TrainingRun, forward, recorded_step, run_directory, update, with_last_checkpoint
+from trainer.runs.loop import (
+    TrainingRun,
+    forward,
+    recorded_step,
+    run_directory,
+    stalls_explained,
+    update,
+    with_last_checkpoint,
+)
 from trainer.runs.ppo import find_plan
 from trainer.runs.reproduction.writer import CertificateWriter, Repeat, hardware_of
 from trainer.runs.stop_signal import StopSignal
@@ -96,7 +104,7 @@ def train_offline(
     `open_run` gets what `OfflineRun` does; `repeat` is what a replay repeats. Raises TrainerError.
     """
     run_dir = run_directory(settings.trainer)
-    with RunOwner(run_dir) as owner:
+    with RunOwner(run_dir) as owner, stalls_explained(settings.trainer, run_dir):
         return _train(settings, columns, read, open_run, run_dir, owner, repeat)
 
 

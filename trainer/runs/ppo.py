@@ -46,6 +46,7 @@ from trainer.runs.loop import (
     forward,
     recorded_step,
     run_directory,
+    stalls_explained,
     update,
     with_last_checkpoint,
 )
@@ -68,7 +69,7 @@ def train(config: Config, repeat: Repeat | None = None) -> TrainingResult:
     Raises a TrainerError for every problem that the user can fix, InterruptedRun after SIGTERM.
     """
     run_dir = run_directory(config.trainer)
-    with RunOwner(run_dir) as owner:
+    with RunOwner(run_dir) as owner, stalls_explained(config.trainer, run_dir):
         return _train(config, run_dir, owner, repeat)
 
 

@@ -7,14 +7,18 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from threading import Timer
 
 import pytest
 
 from tests.trainer.cluster.misbehaving import Collective
-from trainer.cluster import calls, stalls
+from trainer.cluster import calls
 from trainer.cluster.nodes import Slot, connected, find_nodes, reserve_slots
-from trainer.cluster.stacks import Frame, Standing, parse_stacks
-from trainer.cluster.stalls import Asked, Patience, explain, standings
+from trainer.cluster.stalls.collectives import GroupState
+from trainer.cluster.stalls.explanation import Asked, explain
+from trainer.cluster.stalls.reading import read_workers
+from trainer.cluster.stalls.stacks import Frame, Standing, parse_stacks
+from trainer.cluster.stalls.watch import Watch
 from trainer.cluster.workers import WorkerGroup
 from trainer.errors import WorkerError
 
@@ -40,10 +44,10 @@ def group(slots: list[Slot], tmp_path: Path) -> WorkerGroup[Collective]:
     return group
 
 
-def explained(started: list[calls.Call[None]]) -> list[str]:
+def explained(started: list[calls.Call[None]]) -> tuple[str, ...]:
     """What is said two seconds after a call began."""
     time.sleep(2)
-    return explain(standings([call.asked for call in started]))
+    return explain(read_workers([call.asked for call in started]).standings).lines
 
 
 def test_the_late_rank_is_named_with_its_place_and_those_that_wait_for_it(group: WorkerGroup[Collective]) -> None:
@@ -79,38 +83,78 @@ def test_ranks_in_the_same_collective_share_a_line() -> None:
         Asked(f"actor rank {rank}", "n", "update", object()): Standing("", ((*inside, call),)) for rank in range(7)
     }
     found[Asked("actor rank 7", "n", "update", object())] = Standing("", (reading,))
-    assert explain(found) == [
+    assert explain(found).lines == (
         "actor rank 7 waits in read (data/read.py:5)",
         "actor rank 0, and 6 more: waits in all_gather (distributed/distributed_c10d.py:9), "
         "called by norm (trainer/a.py:3), for actor rank 7",
-    ]
+    )
+
+
+def test_a_rank_that_skipped_a_collective_is_behind_the_others() -> None:
+    inside = (Frame("/x/torch/distributed/distributed_c10d.py", 9, "all_gather"),)
+    call = Frame("/x/trainer/cluster/workers.py", 70, "call")
+    found = {
+        Asked(f"actor rank {rank}", "n", "update", None): Standing(
+            "", ((*inside, call),), groups=(GroupState("0", rank, 3, 12 if rank == 1 else 14),)
+        )
+        for rank in range(3)
+    }
+    said = explain(found)
+    assert [one.worker for one in said.culprits] == ["actor rank 1"]
+    assert said.lines[0].endswith("; this is its collective 12 in the process group, the others are in 14")
 
 
 def test_a_stall_is_logged_while_the_run_waits_and_named_at_its_end_and_no_call_that_ends_is_one(
-    group: WorkerGroup[Collective], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    group: WorkerGroup[Collective], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(stalls, "SECONDS", 1.0)
-    monkeypatch.setattr(stalls, "SHARE_AT_FIRST", 0.1)
-    with (
-        caplog.at_level(logging.WARNING),
-        pytest.raises(WorkerError, match="no answer to meet_late within 5 s") as ended,
-    ):
-        calls.wait(group.start(Collective.meet_late, 1), timeout=5)
+    with calls.watched(Watch(1.0, run_dir=tmp_path)), caplog.at_level(logging.WARNING):
+        calls.wait(group.start(Collective.meet), timeout=20)
+        late = group.start(Collective.meet_late, 1)
+        with pytest.raises(WorkerError, match="no answer to meet_late within 12 s") as ended:
+            calls.wait(late, timeout=12)
     assert "load_something_slow" in str(ended.value)
-    assert caplog.messages[0] == "no progress in meet_late for 1 s:"
+    assert caplog.messages[0] == "no progress in meet_late for 6 s:"  # half of the limit, for the first such call
     assert "actor rank 1" in caplog.messages[1]
-    assert len(caplog.messages) == 3
+    assert "actor rank 0" in caplog.messages[2]
+    assert caplog.messages[-1] == f"  stacks and the state of every node: {tmp_path / 'stall.html'}"
+    assert len(caplog.messages) <= 11
+    page = (tmp_path / "stall.html").read_text()
+    assert "load_something_slow" in page
+    assert "meet_late" in page
+    assert "rank 0 of 2: 3, the latest is gloo:all_reduce" in page
+    assert "rank 1 of 2: 2, the latest is gloo:all_reduce" in page
+    assert "the run&#39;s directory" in page
+    assert "network eth0" in page
+
+
+def test_on_stall_end_ends_the_call_when_it_stalls(group: WorkerGroup[Collective]) -> None:
+    with calls.watched(Watch(1.0, ends=True)), pytest.raises(WorkerError, match="meet_late within 2 s") as ended:
+        calls.wait(group.start(Collective.meet_late, 1), timeout=4)
+    assert "trainer.on_stall=continue waits" in ended.value.hint
+
+
+def test_the_controller_itself_is_named_when_it_hangs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    os.mkfifo(tmp_path / "prompts.jsonl")
+    watch = Watch(0.4, run_dir=tmp_path)
+    late_writer = Timer(3, (tmp_path / "prompts.jsonl").write_text, ("late",))
+    with caplog.at_level(logging.WARNING), watch.controller(limit=1):
+        late_writer.start()
+        assert (tmp_path / "prompts.jsonl").read_text() == "late"
+    assert caplog.messages[0].startswith("no progress in the controller for ")
+    assert " waits in open (" in caplog.messages[1]
+    assert "called by " not in caplog.messages[1] or "test_stalls.py" in caplog.messages[1]
+    assert "the controller" in (tmp_path / "stall.html").read_text()
 
 
 def test_patience_follows_the_longest_call_of_the_kind() -> None:
-    patience = Patience()
-    assert patience.seconds("actor update", limit=300) == 150
-    patience.learn("actor update", 5)
-    patience.learn("actor update", 2)
-    assert patience.seconds("actor update", limit=300) == 60
-    patience.learn("actor update", 40)
-    assert patience.seconds("actor update", limit=300) == 120
-    assert patience.seconds("rollout generate", limit=30) == 60  # never before the limit
+    watch = Watch()
+    assert watch.seconds("actor update", limit=300) == 150
+    watch.learn("actor update", 5)
+    watch.learn("actor update", 2)
+    assert watch.seconds("actor update", limit=300) == 60
+    watch.learn("actor update", 40)
+    assert watch.seconds("actor update", limit=300) == 120
+    assert watch.seconds("rollout generate", limit=30) == 60  # never before the limit
 
 
 def test_faulthandler_s_report_is_parsed() -> None:

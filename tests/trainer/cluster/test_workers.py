@@ -14,7 +14,7 @@ from tests.trainer.cluster.misbehaving import Member, Worker
 from trainer.cluster import calls
 from trainer.cluster.calls import Call, task
 from trainer.cluster.nodes import ClusterNode, Slot, choose_nodes, connected, find_nodes, reserve_slots
-from trainer.cluster.stalls import Asked
+from trainer.cluster.stalls.explanation import Asked
 from trainer.cluster.workers import WorkerGroup, show_gpus
 from trainer.errors import ConfigError, DataError, WorkerError
 

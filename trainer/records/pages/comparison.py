@@ -11,8 +11,8 @@ from matplotlib.axes import Axes
 from trainer.compat.hydra import flattened
 from trainer.errors import DataError
 from trainer.records.files.run_files import RecordedRun, median, read_run
+from trainer.records.pages.page import write_page
 from trainer.records.pages.plots import COLOURS, PHASES, Plot, add_legend, figure_svg, label_bar
-from trainer.records.pages.report import write_page
 
 # Shown if at least one run measured it.
 METRICS = (

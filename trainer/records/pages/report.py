@@ -8,15 +8,13 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import jinja2
 import matplotlib
 from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from trainer.errors import DataError
-from trainer.records.files.atomic import atomic_file
 from trainer.records.files.run_files import RecordedRun, median, read_run
+from trainer.records.pages.page import write_page
 from trainer.records.pages.plots import Plot, draw_learning, draw_lines, draw_phases, draw_waterfall, figure_svg
 
 REPORT = "report.html"
@@ -56,24 +54,6 @@ def write_report(run_dir: Path) -> Path:
         settings=_settings(run),
     )
     return run_dir / REPORT
-
-
-def write_page(path: Path, template: str, **content: object) -> None:
-    """Renders a template of this package to a file, with all text escaped. Raises DataError if it cannot be written."""
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("trainer.records.pages"),
-        undefined=jinja2.StrictUndefined,
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    text = environment.get_template(template).render(content)
-    try:
-        with atomic_file(path) as temporary:
-            temporary.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise DataError(f"{path}: cannot be written: {error}", hint="name another --output") from error
 
 
 def save_learning_curve(run_dir: Path, path: Path) -> None:

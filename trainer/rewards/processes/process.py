@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from trainer.cluster.stalls.stacks import open_stack_file
 from trainer.config.reward import RewardConfig
 from trainer.errors import TrainerError
 from trainer.rewards.answer import Answer, Reply
@@ -102,6 +103,7 @@ def main() -> None:
     channel = Channel(socket.socket(fileno=number))
     os.register_at_fork(after_in_child=channel.close)  # a child that the function forks must not answer for it
     confine(memory)
+    open_stack_file()
     serve(channel)
 
 

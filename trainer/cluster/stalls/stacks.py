@@ -11,16 +11,24 @@ import re
 import signal
 import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import psutil
+
+from trainer.cluster.stalls.collectives import AnswerFile, GroupState, answer_requests, read_groups
 
 SIGNAL = signal.SIGUSR1
 # Seconds for a process to write its stacks, and between two looks at its processor time.
 PATIENCE, INTERVAL = 3.0, 0.5
+_PREFIX = "slipway-stacks-"
+# Processes that a worker has started, of which stacks are read: enough for a pool of reward processes.
+_CHILDREN = 16
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):$")
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$')
 # The package's directory, to name its files.
-_ROOT = Path(__file__).resolve().parents[2]
+_ROOT = Path(__file__).resolve().parents[3]
 
 
 @dataclass(frozen=True)
@@ -47,17 +55,42 @@ class Frame:
 class Standing:
     """Where a process stands: its threads' frames, innermost first, and a state that explains why it does not go on.
 
-    `problem` is empty for a process that runs Python and waits or computes.
+    `problem` is empty for a process that runs Python and waits or computes. `groups` are its process groups, and
+    `children` the processes that it has started.
     """
 
     problem: str
     threads: tuple[tuple[Frame, ...], ...] = ()
     busy: bool = False
+    groups: tuple[GroupState, ...] = ()
+    children: tuple[tuple[int, "Standing"], ...] = ()
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What other processes of its node can read of a worker."""
+
+    stacks: StackFile
+    collectives: AnswerFile
+
+
+def open_probe() -> Probe:
+    """Opens this process to others of its user, as long as it lives."""
+    return Probe(open_stack_file(), answer_requests())
+
+
+def read_probe(probe: Probe) -> Standing:
+    """Where a worker of this node stands, with its process groups and the processes that it has started."""
+    standing = read_standing(probe.stacks)
+    if standing.problem:
+        return standing
+    children = tuple((file.pid, read_standing(file)) for file in _children(probe.stacks.pid))
+    return replace(standing, groups=read_groups(probe.collectives), children=children)
 
 
 def open_stack_file() -> StackFile:
     """Lets other processes of this user ask this one for its stacks. The file stays open as long as the process."""
-    descriptor, name = tempfile.mkstemp(prefix="slipway-stacks-")
+    descriptor, name = tempfile.mkstemp(prefix=_PREFIX)
     Path(name).unlink()
     faulthandler.register(SIGNAL, file=descriptor, all_threads=True)
     return StackFile(os.getpid(), descriptor)
@@ -93,6 +126,22 @@ def parse_stacks(text: str) -> tuple[tuple[Frame, ...], ...]:
         elif threads and (found := _FRAME.match(line)):
             threads[-1].append(Frame(found[1], int(found[2]), found[3]))
     return tuple(tuple(frames) for frames in threads)
+
+
+def _children(pid: int) -> Iterator[StackFile]:
+    """The stack files of the processes below this one that have opened one."""
+    try:
+        below = psutil.Process(pid).children(recursive=True)[:_CHILDREN]
+    except psutil.Error:
+        return
+    for child in below:
+        try:
+            for link in Path(f"/proc/{child.pid}/fd").iterdir():
+                if link.readlink().name.startswith(_PREFIX):
+                    yield StackFile(child.pid, int(link.name))
+                    break
+        except OSError:  # it has ended, or it belongs to another user
+            continue
 
 
 def _after(file: Path, size: int) -> str:

@@ -1,0 +1,54 @@
+"""The state of a node while workers stall, from the kernel's files and a driver whose answers are made up."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+from trainer.cluster.stalls.gpus import _of_driver, xids
+from trainer.cluster.stalls.hosts import read_counters, read_host, unacknowledged
+
+
+def test_this_node_has_disks_memory_and_an_interface(tmp_path: Path) -> None:
+    rows = dict(read_host(read_counters(), tmp_path).rows)
+    assert " GiB free" in rows["the run's directory"]
+    assert " GiB free" in rows["memory"]
+    assert any(name.startswith("network ") and " kB/s in, " in value for name, value in rows.items())
+
+
+def test_peers_that_acknowledge_nothing_are_named() -> None:
+    head = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
+    quiet = "   0: 0100007F:1F90 0200000A:C350 01 00000000:00000000 00:00000000 00000000  1000        0 1 1\n"
+    stuck = "   1: 0100000A:1F90 0200000A:C351 01 00000400:00000000 01:00000019 00000005  1000        0 2 1\n"
+    assert unacknowledged(head + quiet + stuck) == ["10.0.0.2:50001 does not acknowledge data, sent 6 times"]
+
+
+def test_a_driver_that_is_a_mock_reports_errors_clocks_and_links() -> None:
+    class NVMLError(Exception):
+        pass
+
+    def links(_gpu: object, link: int) -> int:
+        if link > 2:
+            raise NVMLError
+        return 0 if link == 1 else 1
+
+    nvml = SimpleNamespace(
+        NVMLError=NVMLError,
+        NVML_MEMORY_ERROR_TYPE_UNCORRECTED=1,
+        NVML_VOLATILE_ECC=0,
+        NVML_NVLINK_MAX_LINKS=18,
+        nvmlInit=lambda: None,
+        nvmlDeviceGetCount=lambda: 1,
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetTotalEccErrors=lambda *_: 2,
+        nvmlDeviceGetCurrentClocksEventReasons=lambda _: 0x40,
+        nvmlDeviceGetNvLinkState=links,
+    )
+    assert list(_of_driver(nvml)) == [
+        "GPU 0: 2 uncorrected memory errors since the driver started",
+        "GPU 0: its clocks are lowered by heat",
+        "GPU 0: 1 of its NVLink links are down",
+    ]
+
+
+def test_xids_are_read_from_the_kernel_s_log() -> None:
+    log = b"6,1,2,-;usb 1-1: new device\n4,2,3,-;NVRM: Xid (PCI:0000:1b:00): 79, GPU has fallen off the bus.\n"
+    assert xids(log) == ["Xid (PCI:0000:1b:00): 79, GPU has fallen off the bus."]

@@ -1,0 +1,1 @@
+"""Stalls and slow workers: noticed, explained, shown."""

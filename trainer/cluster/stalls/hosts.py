@@ -1,0 +1,151 @@
+"""The state of a node while workers stall: load, memory, disk, network, limits of the container, GPUs."""
+
+import ipaddress
+import os
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from trainer.cluster.stalls.gpus import gpu_problems
+
+# Interfaces that carry no job's traffic.
+_VIRTUAL = ("lo", "docker", "veth", "br-", "virbr")
+_ERRORS = ("rx_errors", "tx_errors", "rx_dropped", "tx_dropped")
+FULL = 0.02  # the free share of a disk or of the memory below which it is called full
+
+
+@dataclass(frozen=True)
+class Counters:
+    """What the kernel has counted at a time: an interface's bytes and errors by name, resent segments, and seconds for
+    which the container's CPU limit held its processes back."""
+
+    time: float
+    interfaces: dict[str, dict[str, int]]
+    resent: int
+    held_back: float
+
+
+@dataclass(frozen=True)
+class HostState:
+    """A node as rows of a page, and what of it can explain a stall."""
+
+    rows: tuple[tuple[str, str], ...]
+    problems: tuple[str, ...]
+
+
+def read_counters() -> Counters:
+    return Counters(time.monotonic(), _interfaces(), _resent(), _held_back())
+
+
+def read_host(since: Counters, run_dir: Path | None) -> HostState:
+    """The state of this node, with what changed since the counters were read before."""
+    now, rows, problems = read_counters(), [], []
+    for name, total, free in _stores(run_dir):
+        rows.append((name, f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free"))
+        if free < FULL * total:
+            problems.append(f"{name} is full: {free / 2**20:.0f} MiB of {total / 2**20:.0f} are free")
+    rows.append(("load", f"{os.getloadavg()[0]:.1f} processes, {os.cpu_count()} cores"))
+    passed = max(0.001, now.time - since.time)
+    if (share := (now.held_back - since.held_back) / passed) > 0.1:
+        problems.append(f"the container's CPU limit held processes back for {share:.1f} s in each second")
+    for name, counted in now.interfaces.items():
+        before = since.interfaces.get(name, counted)
+        change = {key: value - before[key] for key, value in counted.items()}
+        errors = sum(change[key] for key in _ERRORS)
+        rows.append(
+            (
+                f"network {name}",
+                f"{_rate(change['rx_bytes'], passed)} in, {_rate(change['tx_bytes'], passed)} out, {errors} errors and "
+                f"drops in {passed:.0f} s; {sum(counted[key] for key in _ERRORS)} since it is up",
+            )
+        )
+        if errors:
+            problems.append(f"{name} had {errors} errors and drops in {passed:.0f} s")
+    problems += [f"{name} is gone" for name in since.interfaces if name not in now.interfaces]
+    rows.append(("segments sent again", f"{now.resent - since.resent} in {passed:.0f} s; {now.resent} since boot"))
+    problems += unacknowledged(_tcp_tables())
+    problems += gpu_problems()
+    return HostState(tuple(rows), tuple(problems))
+
+
+def unacknowledged(tables: str) -> list[str]:
+    """The peers that do not acknowledge data, of /proc/net/tcp and tcp6: sent at least twice again."""
+    peers: dict[str, int] = {}
+    for line in tables.splitlines():
+        fields = line.split()
+        if len(fields) > 6 and fields[0].endswith(":") and int(fields[6], 16) >= 2:
+            peer = _address(fields[2])
+            peers[peer] = max(peers.get(peer, 0), int(fields[6], 16))
+    return [f"{peer} does not acknowledge data, sent {count + 1} times" for peer, count in peers.items()]
+
+
+def _stores(run_dir: Path | None) -> Iterator[tuple[str, int, int]]:
+    """Name, bytes and free bytes of the disks that a run writes, and of the memory."""
+    paths = {"the run's directory": run_dir, "/tmp": Path("/tmp"), "/dev/shm": Path("/dev/shm")}
+    for name, path in paths.items():
+        if path is None:
+            continue
+        with suppress(OSError):
+            found = os.statvfs(path)
+            yield name, found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+    memory = psutil.virtual_memory()
+    yield "memory", memory.total, memory.available
+
+
+def _interfaces() -> dict[str, dict[str, int]]:
+    found = {}
+    for interface in sorted(Path("/sys/class/net").glob("*")):
+        with suppress(OSError):
+            names = ("rx_bytes", "tx_bytes", *_ERRORS)
+            counted = {name: int((interface / "statistics" / name).read_text()) for name in names}
+            if not interface.name.startswith(_VIRTUAL):
+                found[interface.name] = counted
+    return found
+
+
+def _resent() -> int:
+    with suppress(OSError, ValueError, IndexError):
+        names, values = (
+            line.split() for line in Path("/proc/net/snmp").read_text().splitlines() if line.startswith("Tcp:")
+        )
+        return int(values[names.index("RetransSegs")])
+    return 0
+
+
+def _held_back() -> float:
+    with suppress(OSError, ValueError):
+        for line in Path("/sys/fs/cgroup/cpu.stat").read_text().splitlines():
+            name, _, value = line.partition(" ")
+            if name == "throttled_usec":
+                return int(value) / 1e6
+    with suppress(OSError, ValueError):
+        for line in Path("/sys/fs/cgroup/cpu,cpuacct/cpu.stat").read_text().splitlines():
+            name, _, value = line.partition(" ")
+            if name == "throttled_time":
+                return int(value) / 1e9
+    return 0.0
+
+
+def _tcp_tables() -> str:
+    found = ""
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with suppress(OSError):
+            found += Path(table).read_text()
+    return found
+
+
+def _address(field: str) -> str:
+    """`0100007F:1F90` as 127.0.0.1:8080; the kernel writes each 32-bit word in the host's byte order."""
+    host, _, port = field.partition(":")
+    words = [bytes.fromhex(host[at : at + 8])[::-1] for at in range(0, len(host), 8)]
+    address = ipaddress.ip_address(b"".join(words))
+    mapped = getattr(address, "ipv4_mapped", None)
+    return f"{mapped or address}:{int(port, 16)}"
+
+
+def _rate(count: float, seconds: float) -> str:
+    return f"{count / seconds / 1e3:,.1f} kB/s"

@@ -1,0 +1,139 @@
+"""Notices that a run makes no progress: a call to workers, or the controller itself, takes far longer than before."""
+
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from trainer.cluster.stalls.explanation import LINES, Asked, Explanation, explain, own_frames, position
+from trainer.cluster.stalls.hosts import read_counters, read_host
+from trainer.cluster.stalls.page import write_stall
+from trainer.cluster.stalls.reading import Reading, read_workers
+from trainer.cluster.stalls.stacks import Frame, Standing
+
+logger = logging.getLogger(__name__)
+
+# A call stalls if it takes this long and, if there was such a call before, this many times as long as the longest.
+SECONDS, TIMES = 60.0, 3.0
+# The share of its time limit after which the first call of a kind stalls: it may load or compile.
+SHARE_AT_FIRST = 0.5
+
+
+class Watch:
+    """Learns how long calls take, and explains those that stall."""
+
+    def __init__(self, seconds: float = SECONDS, ends: bool = False, run_dir: Path | None = None) -> None:
+        """`ends`: a stalled call ends as if its time limit were over. `run_dir` gets the page."""
+        self._ends = ends
+        self._seconds = seconds
+        self._run_dir = run_dir
+        self._longest: dict[str, float] = {}
+        self._calls = 0  # that this process waits for
+        self._changed = time.monotonic()
+        self._lock = threading.Lock()
+
+    def seconds(self, kind: str, limit: float) -> float:
+        """After how many seconds a call of this kind, with a time limit, is taken for stalled."""
+        longest = self._longest.get(kind)
+        return max(self._seconds, SHARE_AT_FIRST * limit if longest is None else TIMES * longest)
+
+    def limit(self, kind: str, limit: float) -> float:
+        """After how many seconds such a call ends, answered or not."""
+        return min(limit, self.seconds(kind, limit)) if self._ends else limit
+
+    def learn(self, kind: str, seconds: float) -> None:
+        self._longest[kind] = max(seconds, self._longest.get(kind, 0.0))
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """While this process waits for calls, it is not the one that stalls."""
+        self._count(1)
+        try:
+            yield
+        finally:
+            self._count(-1)
+
+    def stalled(self, asked: Sequence[Asked], seconds: float) -> None:
+        """Explains, in the log and on the page, why these calls have not ended for so long."""
+        reading = read_workers(asked, self._run_dir)
+        if any(one.problem or own_frames(one) for one in reading.standings.values()):  # else they have ended by now
+            self._say(asked[0].method, seconds, explain(reading.standings), reading)
+
+    def over(self, asked: Sequence[Asked], seconds: float) -> Explanation:
+        """The same for calls whose time limit is over; the caller's error says it, so that the log does not."""
+        reading = read_workers(asked, self._run_dir)
+        found = explain(reading.standings)
+        if self._run_dir:
+            write_stall(self._run_dir, asked[0].method, seconds, found, reading)
+        return found
+
+    @property
+    def hint(self) -> str:
+        """What to do about calls that end because they stalled; empty if only their time limit ends them."""
+        if not self._ends:
+            return ""
+        return "trainer.on_stall=continue waits for trainer.worker_timeout; trainer.stall_seconds notices it later"
+
+    @contextmanager
+    def controller(self, limit: float) -> Iterator[None]:
+        """Also explains when this process itself makes no progress, which `limit` bounds only at first."""
+        ended = threading.Event()
+        main = threading.get_ident()
+        thread = threading.Thread(target=self._look, args=(ended, main, limit), name="stalls", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+
+    def _look(self, ended: threading.Event, main: int, limit: float) -> None:
+        explained = 0.0
+        while not ended.wait(min(5.0, self._seconds / 4)):
+            with self._lock:
+                since, calls = self._changed, self._calls
+            passed = time.monotonic() - since
+            if calls or since == explained or passed < self.seconds("controller", limit):
+                continue
+            explained = since
+            before = read_counters()
+            here = Asked("the controller", "", "the controller", None, socket.gethostname())
+            standing = _standing_of(main)
+            line = f"the controller on {here.address}, process {os.getpid()}, {position(standing.threads[0])}"
+            reading = Reading({here: standing}, {here.address: read_host(before, self._run_dir)})
+            self._say("the controller", passed, Explanation((here,), (line,)), reading)
+
+    def _count(self, change: int) -> None:
+        with self._lock:
+            now = time.monotonic()
+            if self._calls == 0:
+                self.learn("controller", now - self._changed)
+            self._calls += change
+            self._changed = now
+
+    def _say(self, method: str, seconds: float, found: Explanation, reading: Reading) -> None:
+        problems = [
+            f"{address}: {problem}"
+            for address, host in reading.hosts.items()
+            for problem in (host.problems if host else ["does not answer"])
+        ]
+        lines = [*found.lines, *problems]
+        page = write_stall(self._run_dir, method, seconds, found, reading) if self._run_dir else None
+        logger.warning("no progress in %s for %.0f s:", method, seconds)
+        for line in lines[: LINES - 1]:
+            logger.warning("  %s", line)
+        if page is not None:
+            more = f"{len(lines) - LINES + 1} more lines, stacks" if len(lines) >= LINES else "stacks"
+            logger.warning("  %s and the state of every node: %s", more, page)
+
+
+def _standing_of(thread: int) -> Standing:
+    """Where a thread of this process stands."""
+    frame = sys._current_frames().get(thread)
+    found = traceback.extract_stack(frame)[::-1] if frame else []
+    return Standing("", (tuple(Frame(one.filename, one.lineno or 0, one.name) for one in found),))
