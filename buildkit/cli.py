@@ -8,6 +8,7 @@ import typer
 from rich.markup import escape
 
 from buildkit.commands.build import build
+from buildkit.commands.certify import certify
 from buildkit.commands.doctor import doctor
 from buildkit.commands.export import export
 from buildkit.commands.lock import lock
@@ -44,6 +45,7 @@ app.command(context_settings=PASSED_ON)(slurm)
 app.command()(doctor)
 app.command()(export)
 app.command("test", context_settings=PASSED_ON)(run_tests)
+app.command(context_settings=PASSED_ON)(certify)
 app.command()(sbom)
 app.command()(publish)
 app.command()(verify)

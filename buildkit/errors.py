@@ -17,6 +17,7 @@
 | 22 | `PublishError` | publishing stopped before promotion; nothing was promoted |
 | 23 | `SignatureError` | cosign is absent or could not sign |
 | 24 | `TrustError` | a published image is not what it claims to be |
+| 25 | `CertificateError` | a part of an image failed on this machine |
 
 `buildkit run` exits with the status of its command, `buildkit test` with pytest's, `buildkit doctor` with 1 when a
 check failed.
@@ -91,3 +92,7 @@ class SignatureError(BuildkitError):
 
 class TrustError(BuildkitError):
     exit_code = 24
+
+
+class CertificateError(BuildkitError):
+    exit_code = 25

@@ -1,29 +1,60 @@
 """The command `targets`."""
 
+from dataclasses import asdict
 from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
 
-from buildkit.commands.options import AsJson, Project, emit, open_matrix, table_console
-from buildkit.recipe.matrix import Variant
+from buildkit.certification.contributed import Contributed, of_variant, read_certificates
+from buildkit.commands.options import AsJson, Project, emit, errors, open_matrix, table_console
+from buildkit.recipe.matrix import Matrix, Variant
 
 
 def targets(as_json: AsJson = False, project: Project = None) -> None:
-    """List targets and variants with their pins and status (proven or untested)."""
+    """List targets and variants with their pins and status: proven, untested, or certified on somebody's machine."""
     matrix = open_matrix(project)
-    variants = [variant for target in matrix.targets.values() for variant in target.variants.values()]
+    found = read_certificates(matrix)
+    variants = listed(matrix, found)
     if as_json:
-        emit([describe(variant) for variant in variants])
+        emit(
+            [
+                describe(variant)
+                | {"certificates": [describe_certificate(entry) for entry in of_variant(found, variant)]}
+                for variant in variants
+            ]
+        )
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("target", "variant", "status", "pins"):
         table.add_column(column, overflow="fold")
     for variant in variants:
-        status = f"{variant.status}, {variant.proof}" if variant.proof else variant.status
-        status = status if variant.trains else f"cannot train; {status}"
-        table.add_row(variant.target, variant.name, status, escape(" ".join(variant.requirements)))
+        status = shown_status(variant, of_variant(found, variant))
+        table.add_row(variant.target, variant.name, escape(status), escape(" ".join(variant.requirements)))
     table_console(200).print(table)
+    for entry in found:
+        if entry.problem:
+            errors.print(escape(f"{entry.path.name} does not count: {entry.problem}"))
+
+
+def listed(matrix: Matrix, found: list[Contributed]) -> list[Variant]:
+    """The matrix's variants, and those with debuggers or for another platform that have a certificate."""
+    variants = [variant for target in matrix.targets.values() for variant in target.variants.values()]
+    for entry in found:
+        if entry.certificate and not entry.problem:
+            variant = matrix.variant(entry.certificate.target, entry.certificate.variant)
+            if variant.identifier not in {known.identifier for known in variants}:
+                variants.append(variant)
+    return variants
+
+
+def shown_status(variant: Variant, found: list[Contributed]) -> str:
+    """A certificate takes the place of `untested`; the newest one with the current lock comes first."""
+    counted = [entry for entry in found if not entry.problem]
+    status = f"{variant.status}, {variant.proof}" if variant.proof else variant.status
+    if counted and variant.status == "untested":
+        status = counted[0].summary
+    return status if variant.trains else f"cannot train; {status}"
 
 
 def describe(variant: Variant) -> dict[str, Any]:
@@ -36,4 +67,15 @@ def describe(variant: Variant) -> dict[str, Any]:
         "base": variant.base.image,
         "python": variant.base.python,
         "pins": list(variant.requirements),
+    }
+
+
+def describe_certificate(entry: Contributed) -> dict[str, Any]:
+    """`problem` is empty if it counts; `current`: it is about the present lock."""
+    return {
+        "file": entry.path.name,
+        "problem": entry.problem,
+        "signer": entry.signer,
+        "current": entry.current,
+        **(asdict(entry.certificate) if entry.certificate else {}),
     }

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from buildkit.registry.reference import Reference
 
 DEADLINE = 180  # seconds for one run of cosign
 HINT = "install cosign 2.5 or newer (Debian 13: `apt-get install cosign`; `ci/tools` puts it into build/tools/bin)"
+KEY_HINT = "`cosign generate-key-pair` makes a key; put its password into COSIGN_PASSWORD"
 
 
 @dataclass(frozen=True)
@@ -87,13 +89,24 @@ def signed_annotations(reference: Reference, trust: Trust, ca: Path | None = Non
     ]
 
 
+def sign_bytes(content: bytes, signer: Signer) -> str:
+    """A key's signature of these bytes, in base64. Raises `SignatureError`."""
+    with tempfile.NamedTemporaryFile(prefix="slipway-sign-") as file:
+        file.write(content)
+        file.flush()
+        done = cosign(["sign-blob", "--yes", "--key", signer.key, "--tlog-upload=false", file.name])
+    if done.returncode != 0:
+        raise SignatureError(f"cosign could not sign: {reason(done)}", KEY_HINT)
+    return done.stdout.strip()
+
+
 def public_key(signer: Signer) -> str:
     """The public half of a signer's key, as PEM."""
     done = cosign(["public-key", "--key", signer.key])
     if done.returncode != 0:
         raise SignatureError(
             f"the key {signer.key} cannot be used: {reason(done)}",
-            "`cosign generate-key-pair` makes a key; put its password into COSIGN_PASSWORD",
+            KEY_HINT,
         )
     return done.stdout
 

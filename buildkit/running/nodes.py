@@ -23,9 +23,12 @@ FOLLOW_TIMEOUT = 60  # seconds for the other nodes to end after the head
 TAIL = 40  # lines of a failed worker that are shown
 
 
-def run_nodes(engine: ContainerEngine, request: RunRequest, machine: Machine | None = None) -> int:
+def run_nodes(
+    engine: ContainerEngine, request: RunRequest, machine: Machine | None = None, output: int | None = None
+) -> int:
     """Runs the command on `nodes` containers and returns its status; every container and network is gone afterwards.
 
+    `output` is the file descriptor that gets the head's standard output, our own stdout when not given.
     Raises `RunError` when the image or a volume is missing or a container cannot be started.
     """
     if engine.find(request.image) is None:
@@ -43,7 +46,7 @@ def run_nodes(engine: ContainerEngine, request: RunRequest, machine: Machine | N
         for container in reversed(containers[1:]):
             ask(engine, "start", container)
         stack.enter_context(signals_reach(engine, containers))
-        return follow(engine, containers)
+        return follow(engine, containers, output)
 
 
 def node_commands(
@@ -128,11 +131,11 @@ def signals_reach(engine: ContainerEngine, containers: list[str]) -> Iterator[No
             signal.signal(number, handler)
 
 
-def follow(engine: ContainerEngine, containers: list[str]) -> int:
+def follow(engine: ContainerEngine, containers: list[str], output: int | None = None) -> int:
     """Starts the head, copies its output to ours until it ends, and waits for the others."""
     head, *workers = containers
     # In its own session, so that Ctrl-C reaches only this process.
-    attached = subprocess.Popen([*engine.program, "start", "--attach", head], start_new_session=True)
+    attached = subprocess.Popen([*engine.program, "start", "--attach", head], stdout=output, start_new_session=True)
     ended = attached.wait()
     status = int(ask(engine, "wait", head))
     if ended != 0 and status == 0:

@@ -221,6 +221,7 @@ def lines(speeds: Sequence[DeviceSpeed]) -> list[str]:
 
 
 def document(found: Measurement) -> dict[str, Any]:
-    """For JSON: the devices, what is slow, and what the driver knows, by host."""
+    """For JSON: the devices, their data sheets by name, what is slow, and what the driver knows, by host."""
     devices = [asdict(speed) for speed in found.devices]
-    return {"devices": devices, "slow": problems(found.devices), "health": found.health}
+    sheets = {name: asdict(chip) for name in sorted({speed.name for speed in found.devices}) if (chip := chip_of(name))}
+    return {"devices": devices, "data_sheets": sheets, "slow": problems(found.devices), "health": found.health}

@@ -1,0 +1,108 @@
+"""Tries an image on this machine, part by part, and writes down what it showed."""
+
+import logging
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+from buildkit.certification import trials
+from buildkit.certification.certificate import Certificate, Hardware, Part
+from buildkit.certification.trials import Trial
+from buildkit.errors import RunError, UsageError
+from buildkit.host.accelerators import ACCELERATORS
+from buildkit.host.machine import Machine, read_machine
+from buildkit.recipe.matrix import Matrix, Variant
+from buildkit.running.engine import ContainerEngine
+
+log = logging.getLogger(__name__)
+
+
+def certify_image(
+    matrix: Matrix, variant: Variant, image: str, engine: ContainerEngine, pytest_arguments: tuple[str, ...] = ()
+) -> Certificate:
+    """The certificate of an image on this machine; a part that fails does not stop the later ones.
+
+    Raises `UsageError` if there is no such image or it is another variant's, `RunError` without a GPU for its target.
+    """
+    started, machine = time.monotonic(), read_machine()
+    facts = engine.inspect(image)
+    if facts is None:
+        raise UsageError(f"there is no image {image}", f"run `buildkit build --target {variant.target}`, or pull one")
+    labels = {name: str(value) for name, value in (facts["Config"].get("Labels") or {}).items()}
+    refuse_other_variant(labels, variant, image)
+    if not variant.trains:
+        raise UsageError(f"{variant.identifier} cannot train", "certify a variant that has torch: `buildkit targets`")
+    gpus = count_gpus(machine, variant)
+    with tempfile.TemporaryDirectory(prefix="slipway-certify-") as folder:
+        trial = Trial(image, variant.target, engine, machine, Path(folder), gpus)
+        parts = try_parts(
+            ("smoke tests", lambda: trials.smoke(matrix.root, trial, pytest_arguments)),
+            ("devices and collectives", lambda: trials.devices(trial)),
+            (f"PPO with {trial.ranks} ranks", lambda: trials.training(trial)),
+        )
+        hardware = describe_hardware(machine, variant, trials.device_names(trial))
+    return Certificate(
+        image=image,
+        digests=digests(facts["Id"], facts.get("RepoDigests") or ()),
+        target=variant.target,
+        variant=variant.name,
+        lock=labels["dev.slipway.lock"],
+        revision=labels.get("org.opencontainers.image.revision", ""),
+        version=labels.get("org.opencontainers.image.version", ""),
+        date=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        seconds=round(time.monotonic() - started, 1),
+        rehearsal=not gpus,
+        hardware=hardware,
+        parts=parts,
+    )
+
+
+def refuse_other_variant(labels: dict[str, str], variant: Variant, image: str) -> None:
+    found = (labels.get("dev.slipway.target"), labels.get("dev.slipway.variant"))
+    if found != (variant.target, variant.name) or "dev.slipway.lock" not in labels:
+        raise UsageError(
+            f"{image} is no image of {variant.identifier}: its labels say {found[0]}, {found[1]}",
+            "name its --target and --variant, or another --image",
+        )
+
+
+def count_gpus(machine: Machine, variant: Variant) -> int:
+    """The GPUs that the image can use here; 0 for a target without GPUs. Raises `RunError`."""
+    accelerator = ACCELERATORS[variant.target]
+    count = machine.gpus[variant.target].count
+    if accelerator.has_gpus and not count:
+        raise RunError(
+            f"this machine has no {accelerator.vendor} GPU, so it cannot certify {variant.identifier}",
+            "run it on a machine with one; `buildkit certify --target cpu` rehearses it without",
+        )
+    return count
+
+
+def try_parts(*steps: tuple[str, Callable[[], list[Part]]]) -> tuple[Part, ...]:
+    parts: list[Part] = []
+    for number, (title, step) in enumerate(steps, start=1):
+        log.info("certify %d/%d: %s", number, len(steps), title)
+        found = step()
+        for part in found:
+            log.info("certify: %s: %s%s", part.name, part.result, f", {part.reason}" if part.reason else "")
+        parts += found
+    return tuple(parts)
+
+
+def describe_hardware(machine: Machine, variant: Variant, names: list[str]) -> Hardware:
+    """This machine, with the GPUs that the image found in it."""
+    gpus = machine.gpus[variant.target]
+    return Hardware(
+        device=" and ".join(dict.fromkeys(name for name in names if name)) or "CPU",
+        count=max(len(names), 1),
+        driver=gpus.driver or "",
+        cpus=machine.cpus,
+        memory_gib=round(machine.ram_bytes / 2**30),
+    )
+
+
+def digests(image_id: str, references: tuple[str, ...]) -> tuple[str, ...]:
+    """The digests of a local image: its own, and those of its manifest in the registries that it came from."""
+    return tuple(dict.fromkeys((image_id, *(reference.rpartition("@")[2] for reference in references))))

@@ -1,0 +1,130 @@
+"""Runs an image on this machine for a certificate: its smoke tests, its speed check, and a short PPO run."""
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from buildkit.certification.certificate import FAILED, NOT_DONE, PASSED, Part
+from buildkit.certification.judge import COLLECTIVES, DEVICES, TRAINING, failed, judge_devices, judge_training
+from buildkit.host.machine import Machine
+from buildkit.images.test import run_container_tests
+from buildkit.running.engine import ContainerEngine
+from buildkit.running.flags import RunRequest, caller
+from buildkit.running.nodes import run_nodes
+
+FOLDER = "/certify"  # where a trial's folder is mounted
+REPORT = "measured.json"  # of the speed check
+STDERR = 2
+STEPS = 3
+LIMIT = 480  # seconds for the training run, with its start
+TIMED_OUT = 124  # status of timeout(1)
+SMOKE = "smoke tests"
+
+# A small model of random weights learns for some steps: the log-probs of a new one are so equal that wrong weights
+# would hardly show.
+PREPARE = (
+    "python -m trainer data arithmetic --output data --train 64 --validation 8",
+    "python -m trainer sft train_files=data/demonstrations.parquet validation_files=data/validation.parquet"
+    " output=model steps=40 test_freq=40",
+)
+# Large learning rates, so that an engine that missed an update is far from the actor.
+SETTINGS = (
+    "model.path=model",
+    "data.train_files=data/train.parquet",
+    "data.validation_files=data/validation.parquet",
+    "data.max_prompt_length=128",
+    "data.max_response_length=32",
+    "data.train_batch_size=8",
+    "rollout.samples_per_prompt=2",
+    "rollout.kv_cache_gib=0.1",
+    "rollout.max_num_seqs=32",
+    "actor.learning_rate=3e-3",
+    "actor.mini_batch_size=8",
+    "actor.entropy_coefficient=0.1",
+    "critic.learning_rate=1e-2",
+    "critic.mini_batch_size=8",
+    "trainer.output_dir=runs",
+    "trainer.run_id=ppo",
+    f"trainer.total_steps={STEPS}",
+    "trainer.test_freq=-1",
+    "trainer.save_freq=0",
+)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """An image, and the machine and the empty folder for its trials. `gpus` is 0 for a rehearsal on CPU."""
+
+    image: str
+    target: str
+    engine: ContainerEngine
+    machine: Machine
+    folder: Path
+    gpus: int
+
+    @property
+    def ranks(self) -> int:
+        """Two, if the machine has two GPUs; on CPU, two containers are two ranks."""
+        return min(self.gpus, 2) if self.gpus else 2
+
+    def run(self, command: tuple[str, ...], nodes: int = 1, gpus: int | None = None) -> int:
+        """The status of `launch` with this command; its output goes to stderr."""
+        request = RunRequest(
+            image=self.image,
+            target=self.target,
+            command=command,
+            nodes=nodes,
+            volumes=(f"{self.folder}:{FOLDER}",),
+            environment=(f"SLIPWAY_REPORT_DIR={FOLDER}",),
+            user=caller(),
+            gpus=gpus,
+        )
+        return run_nodes(self.engine, request, self.machine, STDERR)
+
+
+def smoke(root: Path, trial: Trial, arguments: tuple[str, ...]) -> list[Part]:
+    """The smoke tests. `arguments` for pytest select some of them, which is not the whole part."""
+    started = time.monotonic()
+    status = run_container_tests(root, trial.target, trial.image, ("smoke",), arguments, STDERR)
+    figures = {"seconds": round(time.monotonic() - started, 1)}
+    if status != 0:
+        return [Part(SMOKE, FAILED, f"pytest ended with status {status}", figures)]
+    if arguments:
+        return [Part(SMOKE, NOT_DONE, f"only a selection ran, and passed: {' '.join(arguments)}", figures)]
+    return [Part(SMOKE, PASSED, "", figures)]
+
+
+def devices(trial: Trial) -> list[Part]:
+    """The speed of every device of this machine, and of their collectives."""
+    status = trial.run(("preflight", "--speed"))
+    report = trial.folder / REPORT
+    if not report.is_file():
+        return failed((DEVICES, COLLECTIVES), f"`launch preflight --speed` ended with status {status}")
+    return judge_devices(json.loads(report.read_text()), bool(trial.gpus))
+
+
+def training(trial: Trial) -> list[Part]:
+    """A short PPO run of two ranks, if this machine has room for two."""
+    nodes = 1 if trial.gpus else trial.ranks
+    where = f"trainer.n_gpus_per_node={trial.ranks}" if trial.gpus else f"trainer.nnodes={trial.ranks}"
+    train = " ".join(("exec python -m trainer train", *SETTINGS, where))
+    script = "\n".join((f"cd {FOLDER}", *PREPARE, train))
+    gpus = trial.ranks if trial.gpus else None
+    status = trial.run(("--", "timeout", str(LIMIT), "sh", "-ec", script), nodes, gpus)
+    if status != 0:
+        words = f"did not end within {LIMIT} s" if status == TIMED_OUT else f"ended with status {status}"
+        return failed(TRAINING, f"the run {words}")
+    return judge_training(read_metrics(trial.folder / "runs" / "ppo" / "metrics.jsonl"), STEPS, trial.ranks, bool(gpus))
+
+
+def read_metrics(path: Path) -> list[dict[str, float]]:
+    """The metrics of each step, without the row of the start."""
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    return [row for row in rows if row["step"] > 0]
+
+
+def device_names(trial: Trial) -> list[str]:
+    """The devices of the speed check, as torch calls them; empty if there was none."""
+    report = trial.folder / REPORT
+    return [device["name"] for device in json.loads(report.read_text())["devices"]] if report.is_file() else []

@@ -1,0 +1,68 @@
+"""The command `certify`."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from buildkit.certification.certificate import FAILED, NOT_DONE, statement
+from buildkit.certification.certify import certify_image
+from buildkit.commands.options import ImageName, Project, TargetName, VariantName, errors, open_matrix
+from buildkit.errors import CertificateError, UsageError
+from buildkit.publishing.dsse import seal
+from buildkit.publishing.signature import Signer, public_key
+from buildkit.running.engine import open_engine
+
+
+def certify(
+    target: TargetName,
+    variant: VariantName = None,
+    image: ImageName = None,
+    key: Annotated[
+        str | None,
+        typer.Option(envvar="SLIPWAY_SIGN_KEY", help="cosign's key: a file, or env://, awskms:// and so on."),
+    ] = None,
+    unsigned: Annotated[
+        bool, typer.Option("--unsigned", help="Do not sign: `buildkit targets` will not count the certificate.")
+    ] = False,
+    output: Annotated[
+        Path | None, typer.Option(help="File for the certificate. Default: TARGET-VARIANT-CHIP.json, here.")
+    ] = None,
+    project: Project = None,
+    pytest_arguments: Annotated[
+        list[str] | None, typer.Argument(help="Passed on to pytest for the smoke tests, after `--`.")
+    ] = None,
+) -> None:
+    """Try a built image on this machine, and write a signed certificate of what it showed.
+
+    Smoke tests, speed of the devices against their data sheets, two-rank PPO with agreement of engine and trainer,
+    weight sync, sleep and wake: at most 15 minutes. Parts that this machine has no room for are recorded as not done.
+    """
+    if bool(key) == unsigned:
+        raise UsageError(
+            "a key and --unsigned exclude each other" if key else "it is not said how to sign",
+            "name --key cosign.key (`cosign generate-key-pair` makes one), or --unsigned",
+        )
+    signer = Signer(key) if key else None
+    if signer:
+        public_key(signer)  # an unusable key is an error now, not in a quarter of an hour
+    if output and not output.parent.is_dir():
+        raise UsageError(f"--output {output}: there is no folder {output.parent}", "create it, or name another file")
+    matrix = open_matrix(project)
+    chosen = matrix.variant(target, variant)
+    name = image or f"slipway:{chosen.identifier}"
+    certificate = certify_image(matrix, chosen, name, open_engine("docker"), tuple(pytest_arguments or ()))
+    path = output or Path(certificate.file_name)
+    path.write_bytes(seal(statement(certificate), signer))
+    sys.stdout.write(f"{path}\n")
+    if missing := certificate.with_result(NOT_DONE):
+        errors.print(escape(f"not done: {', '.join(part.name for part in missing)}"))
+    if failures := certificate.with_result(FAILED):
+        raise CertificateError(
+            f"{certificate.identifier} failed on {certificate.hardware}: "
+            + "; ".join(f"{part.name}: {part.reason}" for part in failures),
+            f"{path} holds every figure; see the output above",
+        )
+    errors.print(f"certified in {certificate.seconds:.0f} s" if not certificate.rehearsal else "rehearsed on CPU")

@@ -1,0 +1,322 @@
+"""Certificates: what the measurements show, and which contributed files `buildkit targets` counts."""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from buildkit.certification.certificate import Certificate, Hardware, Part, read_statement, statement
+from buildkit.certification.certify import count_gpus, digests, refuse_other_variant
+from buildkit.certification.contributed import read_certificates
+from buildkit.certification.judge import judge_devices, judge_training
+from buildkit.errors import RunError, TrustError, UsageError
+from buildkit.host.machine import read_machine
+from buildkit.publishing.dsse import open_envelope, seal
+from buildkit.publishing.signature import Signer
+from buildkit.recipe.lock_file import find_lock
+from buildkit.recipe.matrix import load_matrix
+from tests.publish.conftest import ROOT
+from tests.publish.test_commands import buildkit
+
+VARIANT = "vllm0.32-torch2.13-cu130"
+MATRIX = load_matrix(ROOT)
+PARTS = ("smoke tests", "devices", "collectives", "two ranks", "agreement", "weight sync", "sleep and wake")
+
+
+LOCK = f"sha256:{find_lock(MATRIX, MATRIX.variant('cuda', VARIANT)).digest}"
+
+
+def certificate(**changes: Any) -> Certificate:
+    values = {
+        "image": "slipway:cuda",
+        "digests": ("sha256:" + "1" * 64,),
+        "target": "cuda",
+        "variant": VARIANT,
+        "lock": LOCK,
+        "revision": "b" * 40,
+        "version": "0.1.0",
+        "date": "2026-11-23T10:00:00Z",
+        "seconds": 400.0,
+        "rehearsal": False,
+        "hardware": Hardware("NVIDIA H200", 2, "580.65.06", 32, 256),
+        "parts": tuple(Part(name, "passed") for name in PARTS),
+    }
+    return Certificate(**values | changes)
+
+
+# ---- what the measurements show --------------------------------------------------------------------------------------
+
+H200 = {"host": "n", "device": "gpu 0", "name": "NVIDIA H200", "matrix": 760.0, "memory": 4200.0}
+COPIES = {"to_device": 55.0, "to_host": 50.0, "between": 370.0}
+SHEET = {"NVIDIA H200": {"matrix": 989.0, "memory": 4800.0, "link": 450.0}}
+
+
+def measured(*devices: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    return {"devices": list(devices), "data_sheets": SHEET, "slow": {}, "health": {}} | changes
+
+
+def test_the_slowest_device_stands_beside_the_data_sheet() -> None:
+    slower = H200 | COPIES | {"device": "gpu 1", "matrix": 700.0}
+    speed, collectives = judge_devices(measured(H200 | COPIES, slower), gpus=True)
+    assert (speed.result, collectives.result) == ("passed", "passed")
+    assert speed.figures["matrix_tflops"] == 700
+    assert speed.figures["data_sheet_matrix_tflops"] == 989
+    assert collectives.figures == {"bus_gb_s": 370, "data_sheet_bus_gb_s": 450}
+
+
+@pytest.mark.parametrize(
+    ("report", "result", "words"),
+    [
+        (measured(H200 | COPIES, slow={"n": ["gpu 0: 400 TFLOP/s, of 989"]}), "failed", "of 989"),
+        (measured(H200 | COPIES, health={"n": ["gpu 0: its clocks are lowered by heat"]}), "failed", "heat"),
+        (measured(H200 | COPIES | {"name": "NVIDIA X1"}), "not done", "no data sheet of NVIDIA X1"),
+    ],
+)
+def test_a_device_without_proof_does_not_pass(report: dict[str, Any], result: str, words: str) -> None:
+    speed, collectives = judge_devices(report, gpus=True)
+    assert speed.result == result
+    assert words in speed.reason
+    assert (collectives.result, collectives.reason) == ("not done", "the machine has a single device")
+
+
+STEP = {
+    "rollout/log_prob_difference_mean": 0.004,
+    "rollout/log_prob_difference": 0.1,
+    "rollout/synced_bytes": 2e6,
+    "reference/kl": 0.8,
+    "time/sync_weights": 0.1,
+    "time/sleep": 0.05,
+    "time/step": 2.0,
+    "throughput/tokens_per_second": 500.0,
+}
+
+
+def trained(ranks: int = 2, gpus: bool = True, steps: int = 3, **changes: float) -> dict[str, Part]:
+    """The parts of a run of three steps with these changes; the actor starts where the reference is."""
+    step = STEP | {name.replace("__", "/"): value for name, value in changes.items()}
+    rows = [step | {"reference/kl": 0.0}, step, step]
+    return {part.name: part for part in judge_training(rows, steps, ranks, gpus)}
+
+
+def test_a_run_in_which_the_engines_follow_the_actor_passes() -> None:
+    assert {part.result for part in trained().values()} == {"passed"}
+
+
+@pytest.mark.parametrize(
+    ("change", "part", "words"),
+    [
+        ({"rollout__log_prob_difference_mean": 0.05}, "agreement", "differ by 0.05 nats"),
+        ({"reference__kl": 0.007}, "weight sync", "as far from the actor"),
+        ({"rollout__synced_bytes": 0.0}, "weight sync", "no weights were sent"),
+    ],
+)
+def test_a_run_fails_the_part_that_it_contradicts(change: dict[str, float], part: str, words: str) -> None:
+    found = trained(**change)
+    assert words in found[part].reason
+    assert [name for name, other in found.items() if other.result == "failed"] == [part]
+
+
+def test_engines_that_stayed_on_the_gpu_fail() -> None:
+    awake = {name: value for name, value in STEP.items() if name != "time/sleep"}
+    sleep = judge_training([awake] * 3, 3, 2, True)[-1]
+    assert (sleep.name, sleep.result) == ("sleep and wake", "failed")
+
+
+def test_what_a_machine_has_no_room_for_is_not_done() -> None:
+    assert trained(ranks=1)["two ranks"].reason == "the machine has a single GPU; the run used it alone"
+    assert trained(gpus=False)["sleep and wake"].result == "not done"
+
+
+def test_a_run_that_ended_early_passes_nothing() -> None:
+    assert {part.result for part in trained(steps=4).values()} == {"failed"}
+
+
+# ---- who may certify what --------------------------------------------------------------------------------------------
+
+
+def test_a_machine_without_a_gpu_certifies_no_gpu_target(tmp_path: Path) -> None:
+    bare = read_machine(tmp_path)
+    assert count_gpus(bare, MATRIX.variant("cpu")) == 0
+    with pytest.raises(RunError, match="no NVIDIA GPU") as error:
+        count_gpus(bare, MATRIX.variant("cuda"))
+    assert "--target cpu" in error.value.hint
+
+
+def test_an_image_of_another_variant_is_refused() -> None:
+    labels = {"dev.slipway.target": "cpu", "dev.slipway.variant": "old", "dev.slipway.lock": "sha256:1"}
+    with pytest.raises(UsageError, match="its labels say cpu, old"):
+        refuse_other_variant(labels, MATRIX.variant("cuda"), "slipway:cuda")
+
+
+def test_a_pulled_image_is_named_by_its_digests_in_registries_too() -> None:
+    assert digests("sha256:1", ("ghcr.io/a/b@sha256:2", "c/d@sha256:2")) == ("sha256:1", "sha256:2")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "how to sign"),
+        (["--key", "k", "--unsigned"], "exclude"),
+        (["--unsigned", "--output", "/no/such/folder/file"], "no folder /no/such/folder"),
+    ],
+)
+def test_bad_arguments_are_refused_before_anything_runs(arguments: list[str], words: str) -> None:
+    done = buildkit("certify", "--target", "cpu", *arguments)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# ---- the file --------------------------------------------------------------------------------------------------------
+
+
+def test_a_stranger_checks_the_file_with_cosign_alone(tmp_path: Path, keys: Path, signer: Signer) -> None:
+    file = tmp_path / "certificate.json"
+    file.write_bytes(seal(statement(certificate()), signer))
+    readme = (ROOT / "images" / "certificates" / "README.md").read_text()
+    command = readme.partition("    cosign")[2].replace("\\\n", " ").split()
+    words = [{"keys/NAME.pub": str(keys / "cosign.pub"), "FILE.json": str(file)}.get(word, word) for word in command]
+    assert subprocess.run(["cosign", *words], capture_output=True, check=False).returncode == 0
+    damaged = json.loads(file.read_text())
+    damaged["payload"] = damaged["payload"][:-8] + "fQo="
+    file.write_text(json.dumps(damaged))
+    assert subprocess.run(["cosign", *words], capture_output=True, check=False).returncode != 0
+
+
+def test_the_statement_holds_everything_and_is_read_back() -> None:
+    wanted = certificate()
+    document = json.loads(json.dumps(statement(wanted)))
+    assert document["subject"] == [{"name": "slipway:cuda", "digest": {"sha256": "1" * 64}}]
+    assert read_statement(document) == wanted
+    assert wanted.file_name == f"cuda-{VARIANT}-nvidia-h200-x2.json"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda document: document.update(predicateType="https://slsa.dev/provenance/v1"),
+        lambda document: document["predicate"].pop("lock"),
+        lambda document: document["predicate"].update(more=1),
+        lambda document: document["predicate"].update(rehearsal="no"),
+        lambda document: document["predicate"].update(date="yesterday"),
+        lambda document: document["predicate"].update(parts=[]),
+        lambda document: document["predicate"]["parts"][0].update(result="splendid"),
+        lambda document: document["predicate"].update(hardware=None),
+        lambda document: document.update(subject=[]),
+    ],
+)
+def test_a_statement_of_another_form_is_refused(damage: Callable[[dict[str, Any]], object]) -> None:
+    document = json.loads(json.dumps(statement(certificate())))
+    damage(document)
+    with pytest.raises(TrustError):
+        read_statement(document)
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"payloadType": 1}', b"[" * 100_000, b"\xff"])
+def test_a_file_that_is_no_envelope_is_refused(content: bytes) -> None:
+    with pytest.raises(TrustError, match="no DSSE envelope"):
+        open_envelope(content)
+
+
+# ---- `buildkit targets` ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, keys: Path) -> Path:
+    """A copy of the project's data, with alice's key among the known ones."""
+    shutil.copytree(ROOT / "images", tmp_path / "images")
+    shutil.copy2(ROOT / "pyproject.toml", tmp_path)
+    shutil.copy2(keys / "cosign.pub", tmp_path / "images" / "certificates" / "keys" / "alice.pub")
+    return tmp_path
+
+
+def contribute(checkout: Path, given: Certificate, signer: Signer | None) -> None:
+    (checkout / "images" / "certificates" / given.file_name).write_bytes(seal(statement(given), signer))
+
+
+def shown(checkout: Path) -> tuple[str, str]:
+    """The table and the messages of `buildkit targets`."""
+    done = buildkit("targets", "--project", str(checkout))
+    assert done.returncode == 0, done.stderr
+    return " ".join(done.stdout.split()), done.stderr
+
+
+def test_a_certificate_takes_the_place_of_untested(checkout: Path, signer: Signer) -> None:
+    parts = tuple(
+        replace(part, result="not done") if part.name == "two ranks" else part for part in certificate().parts
+    )
+    contribute(checkout, certificate(parts=parts), signer)
+    (found,) = read_certificates(load_matrix(checkout))
+    assert found.summary == "certified, 2026-11-23 on 2 x NVIDIA H200, driver 580.65.06 by alice; not done: two ranks"
+    assert "certified, 2026-11-23 on 2 x NVIDIA H200" in shown(checkout)[0]
+    entries = json.loads(buildkit("targets", "--project", str(checkout), "--json").stdout)
+    (entry,) = [entry for entry in entries if entry["certificates"]]
+    assert (entry["target"], entry["variant"]) == ("cuda", VARIANT)
+    (told,) = entry["certificates"]
+    assert (told["signer"], told["current"], told["problem"]) == ("alice", True, "")
+
+
+def test_a_certificate_of_another_lock_is_shown_as_such(checkout: Path, signer: Signer) -> None:
+    contribute(checkout, certificate(lock="sha256:" + "0" * 64), signer)
+    assert "certified with an older lock, 2026-11-23" in shown(checkout)[0]
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        (certificate(rehearsal=True), "it is a rehearsal on CPU"),
+        (certificate(parts=(Part("agreement", "failed", "differ"),)), "it shows a failure: agreement: differ"),
+        (certificate(parts=(Part("agreement", "passed"),)), "it does not show: smoke tests, weight sync"),
+        (certificate(variant="vllm9"), "there is no variant of cuda `vllm9`"),
+    ],
+)
+def test_a_signed_certificate_that_proves_nothing_does_not_count(
+    checkout: Path, signer: Signer, given: Certificate, problem: str
+) -> None:
+    contribute(checkout, given, signer)
+    table, said = shown(checkout)
+    assert "certified" not in table
+    assert f"{given.file_name} does not count: {problem}" in said
+
+
+def test_only_a_known_key_makes_a_certificate_count(checkout: Path, keys: Path, signer: Signer) -> None:
+    contribute(checkout, certificate(), None)
+    assert read_certificates(load_matrix(checkout))[0].problem == "it is not signed"
+    contribute(checkout, certificate(), signer)
+    assert read_certificates(load_matrix(checkout))[0].problem == ""
+    (checkout / "images" / "certificates" / "keys" / "alice.pub").unlink()
+    assert "no key in images/certificates/keys" in read_certificates(load_matrix(checkout))[0].problem
+
+
+def test_changed_figures_break_the_signature(checkout: Path, signer: Signer) -> None:
+    honest = seal(statement(certificate(rehearsal=True)), signer)
+    forged = json.loads(seal(statement(certificate()), None))
+    forged["signatures"] = json.loads(honest)["signatures"]
+    (checkout / "images" / "certificates" / "forged.json").write_text(json.dumps(forged))
+    (found,) = read_certificates(load_matrix(checkout))
+    assert "alice.pub did not sign it" in found.problem
+    assert found.certificate == certificate()
+
+
+def test_without_cosign_no_certificate_counts(
+    checkout: Path, signer: Signer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    contribute(checkout, certificate(), signer)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert read_certificates(load_matrix(checkout))[0].problem == "cosign is not installed"
+
+
+def test_the_newest_certificate_of_the_present_lock_comes_first(checkout: Path, signer: Signer) -> None:
+    other = replace(certificate().hardware, device="NVIDIA B200")
+    contribute(checkout, certificate(lock="sha256:0", date="2026-12-01T00:00:00Z", hardware=other), signer)
+    contribute(checkout, certificate(), signer)
+    assert "certified, 2026-11-23 on 2 x NVIDIA H200" in shown(checkout)[0]
+
+
+def test_every_certificate_of_the_project_counts() -> None:
+    assert [entry.problem for entry in read_certificates(MATRIX) if entry.problem] == []
