@@ -325,6 +325,18 @@ def report(
 
 
 @app.command()
+def top(
+    run: Annotated[Path, typer.Argument(help="Run directory, like runs/20260101T120000Z. The run may still go on.")],
+) -> None:
+    """Show a run live: phases of the last step, metrics as they move, this host's GPUs; once if piped."""
+    from rich.console import Console
+
+    from trainer.records.top import watch
+
+    watch(run, Console())
+
+
+@app.command()
 def samples(
     run: Annotated[Path, typer.Argument(help="Run directory, like runs/20260101T120000Z. The run may still go on.")],
     step: Annotated[int | None, typer.Option(min=0, help="The default is the last recorded step.")] = None,

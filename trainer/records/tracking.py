@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +21,7 @@ from trainer.records.retrying import RetryingLogger
 from trainer.rows import find_rows
 
 METRICS, SAMPLES, CONFIG, TENSORBOARD = "metrics.jsonl", "samples.jsonl", "config.json", "tensorboard"
+PHASE = "phase.json"
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ class Tracker:
         self._tensorboard = SummaryWriter(str(run_dir / TENSORBOARD), purge_step=purge_step)
         self._progress: Progress = progress(0, max(0, resumed_step or 0), columns)
         self._seconds: dict[str, float] = {}
+        self._phase, self._total_steps = run_dir / PHASE, 0
 
     def __enter__(self) -> Self:
         self._progress.__enter__()
@@ -85,6 +87,7 @@ class Tracker:
 
     def expect(self, total_steps: int) -> None:
         """Sets the number of steps on the console."""
+        self._total_steps = total_steps
         self._progress.expect(total_steps)
 
     @contextmanager
@@ -92,6 +95,10 @@ class Tracker:
         """Shows the phase and times it. The next `log` records the seconds as `time/<name>`, summed if it repeats."""
         started = time.perf_counter()
         self._progress.phase(name)
+        with suppress(OSError):  # only `trainer top` reads it
+            self._phase.write_text(
+                json.dumps({"phase": name, "since": time.time(), "total_steps": self._total_steps}) + "\n"
+            )
         try:
             yield
         finally:
