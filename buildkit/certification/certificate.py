@@ -3,6 +3,7 @@
 https://github.com/in-toto/attestation/blob/main/spec/v1/statement.md
 """
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -82,9 +83,10 @@ def statement(certificate: Certificate) -> dict[str, Any]:
     return {"_type": STATEMENT, "subject": subject, "predicateType": PREDICATE, "predicate": predicate}
 
 
-def read_statement(document: Mapping[str, Any]) -> Certificate:
+def read_statement(content: bytes) -> Certificate:
     """The certificate in a statement. Raises `TrustError` if a field is missing, unknown or has the wrong type."""
     try:
+        document = json.loads(content)
         if (kinds := (document["_type"], document["predicateType"])) != (STATEMENT, PREDICATE):
             raise TrustError(f"this statement has another type: {kinds}", "write it with `buildkit certify`")
         subjects, fields = document["subject"], dict(document["predicate"])
@@ -93,7 +95,7 @@ def read_statement(document: Mapping[str, Any]) -> Certificate:
         digests = tuple(f"sha256:{subject['digest']['sha256']}" for subject in subjects)
         certificate = Certificate(image=subjects[0]["name"], digests=digests, **fields)
         check_types(certificate)
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError) as error:
         raise TrustError(f"this is no certificate: {error!r}", "write it with `buildkit certify`") from error
     return certificate
 

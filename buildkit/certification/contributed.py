@@ -46,13 +46,14 @@ def read_certificates(matrix: Matrix) -> list[Contributed]:
 
 
 def examine(path: Path, keys: dict[str, Path], matrix: Matrix) -> Contributed:
+    content = path.read_bytes()
     try:
-        document, claimed = open_envelope(path.read_bytes())
-        certificate = read_statement(document)
+        payload, claimed = open_envelope(content)
+        certificate = read_statement(payload)
     except TrustError as error:
         return Contributed(path, problem=str(error))
     try:
-        signer = trusted_signer(path, claimed, keys)
+        signer = trusted_signer(content, claimed, keys)
         refuse_unproven(certificate)
         current = has_current_lock(certificate, matrix)
     except (TrustError, SignatureError, UsageError, LockError) as error:
@@ -60,14 +61,14 @@ def examine(path: Path, keys: dict[str, Path], matrix: Matrix) -> Contributed:
     return Contributed(path, certificate, signer, current)
 
 
-def trusted_signer(path: Path, claimed: tuple[str, ...], keys: dict[str, Path]) -> str:
+def trusted_signer(content: bytes, claimed: tuple[str, ...], keys: dict[str, Path]) -> str:
     """The name of the key that signed. Raises `TrustError` without one, `SignatureError` if cosign is not installed."""
     if not claimed:
         raise TrustError("it is not signed")
     known = [keys[name] for name in claimed if name in keys]
     if not known:
         raise TrustError("no key in images/certificates/keys signed it")
-    check_signature(path, known[0], PREDICATE)
+    check_signature(content, str(known[0]), PREDICATE)
     return known[0].stem
 
 

@@ -18,6 +18,7 @@ from buildkit.commands.options import (
     open_matrix,
 )
 from buildkit.errors import UsageError
+from buildkit.publishing import provenance
 from buildkit.publishing.check import ATTACHMENTS
 from buildkit.publishing.publish import ReleaseRequest, check_access, publish_image, tags_for
 from buildkit.publishing.signature import Signer
@@ -94,7 +95,8 @@ def describe(request: ReleaseRequest) -> dict[str, Any]:
         "repository": request.repository.name,
         "staging": tags.staging,
         "tags": list(tags.promoted),
-        "attachments": {kind: media_type for kind, (media_type, _) in ATTACHMENTS.items()},
+        "attachments": {kind: media_type for kind, (media_type, _) in ATTACHMENTS.items()}
+        | ({} if request.signer.key else {"provenance": provenance.MEDIA_TYPE}),
         "compression": request.compression,
         "sign": request.signer.arguments(),
     }

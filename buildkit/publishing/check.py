@@ -12,17 +12,18 @@ from datetime import datetime
 from pathlib import Path
 
 from buildkit.errors import BuildkitError, RegistryError, TrustError
-from buildkit.publishing import provenance, sbom
+from buildkit.publishing import dsse, provenance, sbom
 from buildkit.publishing.inventory import Inventory, apply_layer, read_inventory
 from buildkit.publishing.signature import Trust, signed_annotations
 from buildkit.registry.client import Registry
 from buildkit.registry.content import INDEX, Descriptor, Manifest, read_object
 
-# Kind of attachment: its media type, and the annotation that carries its signed digest.
+# Kind of attachment: its media type, and the annotation that carries its signed digest. A keyless publisher's provenance
+# is a bare statement, with a type of its own.
 ATTACHMENTS = {
     "cyclonedx": (sbom.MEDIA_TYPES["cyclonedx"], "dev.slipway.sbom.cyclonedx"),
     "spdx": (sbom.MEDIA_TYPES["spdx"], "dev.slipway.sbom.spdx"),
-    "provenance": (provenance.MEDIA_TYPE, "dev.slipway.provenance"),
+    "provenance": (dsse.MEDIA_TYPE, "dev.slipway.provenance"),
 }
 LABELS = ("target", "variant", "lock")  # `dev.slipway.…`; /etc/slipway/image.json has the same values
 
@@ -159,7 +160,7 @@ def check_published(
         "labels": lambda: check_labels(image),
         "sbom cyclonedx": lambda: check_sbom(image, attachment("cyclonedx")),
         "sbom spdx": lambda: check_sbom(image, attachment("spdx")),
-        "provenance": lambda: check_provenance(image, attachment("provenance")),
+        "provenance": lambda: check_provenance(image, attachment("provenance"), trust),
     }
     if newer_than:
         steps["date"] = lambda: check_date(image, newer_than)
@@ -228,7 +229,13 @@ def check_sbom(image: PublishedImage, content: bytes) -> str:
     return f"{len(listed)} packages, exactly those installed"
 
 
-def check_provenance(image: PublishedImage, content: bytes) -> str:
+def check_provenance(image: PublishedImage, content: bytes, trust: Trust) -> str:
+    """A summary. An envelope must have the trusted key's signature; a keyless publisher attaches the statement alone,
+    which only the image's signature covers. Raises `TrustError`."""
+    if dsse.is_envelope(content):
+        if trust.key:
+            dsse.check_signature(content, trust.key, provenance.PREDICATE)
+        content, _ = dsse.open_envelope(content)
     lock = image.labels.get("dev.slipway.lock", "")
     revision = image.labels.get("org.opencontainers.image.revision", "")
     return provenance.check_statement(content, image.digest, lock, revision)

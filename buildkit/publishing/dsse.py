@@ -7,6 +7,7 @@
 import base64
 import hashlib
 import json
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from buildkit.errors import TrustError
 from buildkit.publishing.signature import Signer, cosign, public_key, reason, sign_bytes
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
-NO_ENVELOPE = "this file is no DSSE envelope with an in-toto statement"
+MEDIA_TYPE = "application/vnd.dsse.envelope.v1+json"
 
 
 def seal(statement: Mapping[str, Any], signer: Signer | None) -> bytes:
@@ -45,24 +46,33 @@ def key_id(pem: str) -> str:
     return hashlib.sha256(base64.b64decode(body)).hexdigest()
 
 
-def open_envelope(content: bytes) -> tuple[dict[str, Any], tuple[str, ...]]:
+def is_envelope(content: bytes) -> bool:
+    """Whether a document claims to be an envelope. A bare statement does not."""
+    try:
+        return "payloadType" in json.loads(content)
+    except (ValueError, TypeError, RecursionError):
+        return False
+
+
+def open_envelope(content: bytes) -> tuple[bytes, tuple[str, ...]]:
     """The statement, and the keys that claim to have signed it. Checks no signature. Raises `TrustError`."""
     try:
         envelope = json.loads(content)
-        if envelope["payloadType"] != PAYLOAD_TYPE:
-            raise TrustError(NO_ENVELOPE, f"its payloadType is not {PAYLOAD_TYPE}")
-        statement = json.loads(base64.b64decode(envelope["payload"], validate=True))
+        kind, payload = envelope["payloadType"], base64.b64decode(envelope["payload"], validate=True)
         keys = tuple(str(entry["keyid"]) for entry in envelope["signatures"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise TrustError(f"{NO_ENVELOPE}: {error!r}", "write it with `buildkit certify`") from error
-    if not isinstance(statement, dict):
-        raise TrustError(NO_ENVELOPE, "write it with `buildkit certify`")
-    return statement, keys
+        raise TrustError(f"this is no DSSE envelope: {error!r}", "do not trust this file") from error
+    if kind != PAYLOAD_TYPE:
+        raise TrustError(f"this DSSE envelope holds no in-toto statement, but {kind!r}", "do not trust this file")
+    return payload, keys
 
 
-def check_signature(envelope: Path, key: Path, predicate_type: str) -> None:
-    """Raises `TrustError` unless this public key signed the statement, `SignatureError` without cosign."""
+def check_signature(content: bytes, key: str, predicate_type: str) -> None:
+    """Raises `TrustError` unless this public key signed the envelope's statement, `SignatureError` without cosign."""
     options = ["--insecure-ignore-tlog=true", "--check-claims=false", "--type", predicate_type]
-    done = cosign(["verify-blob-attestation", "--key", str(key), *options, "--signature", str(envelope)])
+    with tempfile.NamedTemporaryFile(prefix="slipway-envelope-") as file:
+        file.write(content)
+        file.flush()
+        done = cosign(["verify-blob-attestation", "--key", key, *options, "--signature", file.name])
     if done.returncode != 0:
-        raise TrustError(f"the key {key.name} did not sign it: {reason(done)}", "do not trust this file")
+        raise TrustError(f"the key {Path(key).name} did not sign it: {reason(done)}", "do not trust this file")

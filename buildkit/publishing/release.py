@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from buildkit.errors import PublishError, RegistryError, TrustError
-from buildkit.publishing import provenance, sbom
+from buildkit.publishing import dsse, provenance, sbom
 from buildkit.publishing.check import (
     ATTACHMENTS,
     PublishedImage,
@@ -94,7 +94,10 @@ def release(
     with tempfile.TemporaryDirectory(prefix="slipway-trust-") as folder:
         trust = trust_of(signer, Path(folder))
         signed = signed_before(reference, signer, trust, ca)
-        attachments = attach_documents(registry, image, record, lock, signed)
+        attachments = attach_bills(registry, image, lock)
+        attachments["provenance"] = earlier_provenance(registry, image, signed, trust) or attach_provenance(
+            registry, image, record, signer, trust
+        )
         annotations = {ATTACHMENTS[kind][1]: digest for kind, digest in attachments.items()}
         if any(annotations.items() <= signature.items() for signature in signed):
             log.info("publish: already signed")
@@ -122,10 +125,8 @@ def refuse_conflict(registry: Registry, image: PublishedImage, tags: Tags) -> No
         )
 
 
-def attach_documents(
-    registry: Registry, image: PublishedImage, record: BuildRecord, lock: Lock, signed: list[dict[str, str]]
-) -> dict[str, str]:
-    """The digests of the attachments by kind: documents that this run writes, or a provenance that is `signed`."""
+def attach_bills(registry: Registry, image: PublishedImage, lock: Lock) -> dict[str, str]:
+    """The digests of the attached bills of materials by kind."""
     if image.inventory is None:
         raise PublishError("the layers of the staged image were not read", "get the image from `read_staged`")
     bill = sbom.describe_image(image.inventory, image.labels, lock, image.digest)
@@ -137,29 +138,36 @@ def attach_documents(
             image.manifest.descriptor, ATTACHMENTS[kind][0], content, {"org.opencontainers.image.created": bill.created}
         ).digest
         log.info("publish: attached %s, %d bytes", kind, len(content))
-    attached["provenance"] = earlier_provenance(registry, image, signed) or attach_provenance(registry, image, record)
     return attached
 
 
-def attach_provenance(registry: Registry, image: PublishedImage, record: BuildRecord) -> str:
+def attach_provenance(
+    registry: Registry, image: PublishedImage, record: BuildRecord, signer: Signer, trust: Trust
+) -> str:
+    """The digest of the attached provenance: in an envelope by key, a bare statement by a keyless signer.
+
+    An envelope has no place for what a keyless signature needs: a certificate and an entry of Sigstore's log.
+    """
     document = provenance.statement(registry.reference.name, image.digest, record, provenance.read_builder())
-    content = provenance.encode(document)
-    check_provenance(image, content)
+    kind, content = provenance.MEDIA_TYPE, provenance.encode(document)
+    if signer.key:
+        kind, content = dsse.MEDIA_TYPE, dsse.seal(document, signer)
+    check_provenance(image, content, trust)
     annotations = {
         "org.opencontainers.image.created": record.finished,
         "in-toto.io/predicate-type": provenance.PREDICATE,
     }
     log.info("publish: attached provenance")
-    return registry.attach(image.manifest.descriptor, provenance.MEDIA_TYPE, content, annotations).digest
+    return registry.attach(image.manifest.descriptor, kind, content, annotations).digest
 
 
-def earlier_provenance(registry: Registry, image: PublishedImage, signed: list[dict[str, str]]) -> str:
+def earlier_provenance(registry: Registry, image: PublishedImage, signed: list[dict[str, str]], trust: Trust) -> str:
     """The digest of the provenance that an earlier run signed, or empty. Its times are that run's."""
     trusted = {signature.get(ATTACHMENTS["provenance"][1]) for signature in signed}
     for entry in registry.referrers(image.digest):
         if entry.digest in trusted:
             try:
-                check_provenance(image, fetch_attachment(registry, image, entry))
+                check_provenance(image, fetch_attachment(registry, image, entry), trust)
             except TrustError as error:
                 log.warning("publish: ignoring the attached provenance %s: %s", entry.digest, error)
             else:

@@ -26,7 +26,7 @@ def test_the_cpu_image_is_certified_as_a_rehearsal(tmp_path: Path, keys: Path, m
     assert done.stdout == f"{file}\n"
     assert "rehearsed on CPU" in done.stderr
 
-    check_signature(file, keys / "cosign.pub", PREDICATE)
+    check_signature(file.read_bytes(), str(keys / "cosign.pub"), PREDICATE)
     certificate = read_statement(open_envelope(file.read_bytes())[0])
     matrix = load_matrix(ROOT)
     assert certificate.rehearsal

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from buildkit.errors import BuildkitError, PublishError, RegistryError, TrustError
-from buildkit.publishing import provenance
-from buildkit.publishing.check import PublishedImage, VerificationReport, check_published
+from buildkit.publishing import dsse, provenance
+from buildkit.publishing.check import PublishedImage, VerificationReport, check_provenance, check_published
 from buildkit.publishing.provenance import BuildRecord
 from buildkit.publishing.release import Publication, Tags, choose_tags, release
 from buildkit.publishing.signature import Signer, Trust
@@ -270,10 +270,46 @@ def forged_provenance(image: PublishedImage, record: BuildRecord) -> bytes:
     return provenance.encode(provenance.statement("slipway", image.digest, record, liar))
 
 
-def signed_provenance(registry: Registry, publication: Publication) -> bytes:
+def attached_provenance(registry: Registry, publication: Publication) -> bytes:
     manifest = registry.manifest(publication.attachments["provenance"])
     assert manifest
     return registry.blob(manifest.layers[0])
+
+
+def test_provenance_is_an_envelope_that_a_stranger_checks_with_cosign_alone(
+    registry: Registry,
+    record: BuildRecord,
+    signer: Signer,
+    trust: Trust,
+    login: None,
+    shared_server: Server,
+    tmp_path: Path,
+) -> None:
+    image, tags = stage(registry)
+    publication = release(registry, image, tags, record, LOCK, signer, shared_server.ca)
+    envelope, manifest = tmp_path / "provenance.json", tmp_path / "manifest.json"
+    envelope.write_bytes(attached_provenance(registry, publication))
+    manifest.write_bytes(image.manifest.body)  # its digest is the statement's subject
+    options = ["--insecure-ignore-tlog=true", "--type", "slsaprovenance1", "--signature", str(envelope)]
+    command = ["cosign", "verify-blob-attestation", "--key", trust.key, *options, str(manifest)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    manifest.write_bytes(image.manifest.body + b" ")
+    assert subprocess.run(command, capture_output=True, check=False).returncode != 0
+
+
+def test_an_envelope_of_another_key_is_refused(
+    registry: Registry, record: BuildRecord, signer: Signer, trust: Trust, tmp_path: Path
+) -> None:
+    environment = {**os.environ, "COSIGN_PASSWORD": ""}
+    subprocess.run(["cosign", "generate-key-pair"], cwd=tmp_path, env=environment, check=True, capture_output=True)
+    image, _ = stage(registry)
+    document = provenance.statement("slipway", image.digest, record, provenance.read_builder({}))
+    assert "built by" in check_provenance(image, dsse.seal(document, signer), trust)
+    with pytest.raises(TrustError, match="did not sign it"):
+        check_provenance(image, dsse.seal(document, Signer(str(tmp_path / "cosign.key"))), trust)
+    with pytest.raises(TrustError, match="did not sign it"):
+        check_provenance(image, dsse.seal(document, None), trust)
 
 
 def test_provenance_that_somebody_else_attached_is_not_signed(
@@ -282,7 +318,8 @@ def test_provenance_that_somebody_else_attached_is_not_signed(
     image, tags = stage(registry)
     registry.attach(image.manifest.descriptor, provenance.MEDIA_TYPE, forged_provenance(image, record), {})
     publication = release(registry, image, tags, record, LOCK, signer, shared_server.ca)
-    assert b"builder.example" not in signed_provenance(registry, publication)
+    statement, _ = dsse.open_envelope(attached_provenance(registry, publication))
+    assert b"slipway.dev/buildkit/local" in statement
 
 
 @pytest.mark.parametrize(
