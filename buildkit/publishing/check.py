@@ -18,8 +18,8 @@ from buildkit.publishing.signature import Trust, signed_annotations
 from buildkit.registry.client import Registry
 from buildkit.registry.content import INDEX, Descriptor, Manifest, read_object
 
-# Kind of attachment: its media type, and the annotation that carries its signed digest. A keyless publisher's provenance
-# is a bare statement, with a type of its own.
+# Kind of attachment: its media type, and the annotation that carries its signed digest. A keyless publisher attaches a
+# bare statement as provenance, with a type of its own.
 ATTACHMENTS = {
     "cyclonedx": (sbom.MEDIA_TYPES["cyclonedx"], "dev.slipway.sbom.cyclonedx"),
     "spdx": (sbom.MEDIA_TYPES["spdx"], "dev.slipway.sbom.spdx"),
