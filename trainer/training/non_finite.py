@@ -1,8 +1,9 @@
 """The parameter, the rows and the tokens behind a gradient that is not finite, kept for a look."""
 
 import json
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ class FaultFiles:
     directory: Path
     role: str
     model: Path
+    kept: Counter[int] = field(default_factory=Counter)
+    """How many faults of each update were kept; the same on every rank."""
 
     def keep(self, update: int, network: nn.Module, batch: Batch, outputs: Tensor) -> str:
         """What was found in a sentence that names the files. Every rank must call it with its rows of the mini-batch.
@@ -45,7 +48,9 @@ class FaultFiles:
         ranks: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(ranks, own)
         found = [(number, *row) for number, rows in enumerate(ranks) for row in rows]
-        stem = self.directory / f"{self.role}_update_{update + 1:06d}"
+        self.kept[update] += 1
+        number = f"_{self.kept[update]}" if self.kept[update] > 1 else ""
+        stem = self.directory / f"{self.role}_update_{update + 1:06d}{number}"
         cause = _cause(gradients, weights, found)
         if rank == 0:
             self._write(stem, {"cause": cause, **_listed(gradients, weights)}, found)

@@ -94,6 +94,21 @@ def test_a_skipped_step_is_kept_as_well_and_training_goes_on(files: FaultFiles) 
     assert trained.update(batch_with(), loss, LIMIT)["skipped"] == 0
 
 
+def test_every_fault_of_an_update_is_kept(files: FaultFiles) -> None:
+    trained, kept = engine(files, skip=True), KeptFaults(files.directory)
+    for row in (1, 3):  # two mini-batches
+        assert trained.update(batch_with(row, 1), loss, LIMIT)["skipped"] == 1
+    (first, cause), (second, other) = kept.new()
+    assert [first.name, second.name] == ["actor_update_000001.json", "actor_update_000001_2.json"]
+    assert "row 1 on rank 0" in cause
+    assert "row 3 on rank 0" in other
+    assert load_file(first.with_suffix(".safetensors"))["0.advantages"].isnan().any()
+    with trained.updating():
+        trained.update(batch_with(1, 1), loss, LIMIT)
+    trained.update(batch_with(1, 1), loss, LIMIT)
+    assert (files.directory / "actor_update_000002.json").exists()
+
+
 def test_masked_tokens_are_no_fault() -> None:
     batch = batch_with(2, 9)  # its response has one token
     assert not batch.response_mask[2, 9]
