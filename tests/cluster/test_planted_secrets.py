@@ -57,14 +57,15 @@ done.set()
 decoy.kill()
 found, searched = [], 0
 for root in ("/tmp", "/workspace", "/root", "/home", "/var", "/run", "/dev/shm", "/etc", "/opt/slipway/app"):
-    for path in pathlib.Path(root).rglob("*"):
-        if path.is_file() and not path.is_symlink():
+    for folder, _, files in os.walk(root):
+        for path in (pathlib.Path(folder, file) for file in files):
             try:
-                content = path.read_bytes()
-            except OSError:
+                if not path.is_file() or path.is_symlink():
+                    continue
+                content, mode = path.read_bytes(), f"{path.parent.stat().st_mode:o}"[-3:]
+            except OSError:  # Ray removed it meanwhile
                 continue
             searched += 1
-            mode = f"{path.parent.stat().st_mode:o}"[-3:]
             found += [f"{name} in {path.name}, directory of mode {mode}" for name in values if values[name] in content]
 found += [f"{name} in the process list" for line in lists for name in values if values[name] in line]
 result = {"status": status, "log": (here / "train.log").read_text(), "searched": searched, "found": found}
