@@ -24,6 +24,8 @@ from trainer.runs.checkpoint import (
     last_checkpoint,
     read_checkpoint,
 )
+from trainer.runs.reproduction.certificate import CERTIFICATE, read_certificate
+from trainer.runs.reproduction.writer import certify_model
 from trainer.training.reading import stored_tensors
 
 _LANGUAGE_MODEL = "network.language_model."
@@ -34,7 +36,7 @@ def export_checkpoint(run_dir: Path, step: int | None, output: Path | None, mode
     """Writes the policy of a step's checkpoint, the last one if `step` is None; the directory written.
 
     `output` defaults to `RUN/models/step_000010`. `model` replaces the directory of the run's starting model. Raises
-    CheckpointError or DataError.
+    CheckpointError or DataError, and CertificateError if the run's certificate is damaged.
     """
     checkpoint = last_checkpoint(run_dir) if step is None else checkpoint_directory(run_dir, step)
     if checkpoint is None:
@@ -51,6 +53,8 @@ def export_checkpoint(run_dir: Path, step: int | None, output: Path | None, mode
                 hint="export a later step, or raise trainer.keep_checkpoints",
             ) from error
         write_model_card(partial, run_dir, state.step, base, state.config)
+        if (run_dir / CERTIFICATE).is_file():  # runs of earlier versions have none
+            certify_model(partial, read_certificate(run_dir), state.step)
     return directory
 
 

@@ -27,7 +27,7 @@ from trainer.runs.reproduction.digests import checkpoint_weights, model_weights,
 from trainer.runs.reproduction.inputs import named_paths
 from trainer.runs.reproduction.replay import replay
 from trainer.runs.reproduction.verify import verify
-from trainer.runs.reproduction.writer import CertificateWriter, Repeat
+from trainer.runs.reproduction.writer import CertificateWriter, Repeat, certify_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -160,6 +160,24 @@ def another_model(run: Path) -> None:
     save_file(weights, run / "model" / "model.safetensors")
 
 
+def test_an_exported_model_carries_the_certificate_of_its_run(run: Path) -> None:
+    certificate = read_certificate(run)
+    exported = run / "models" / "step_000001"
+    shutil.copytree(run / "model", exported)
+    (exported / CERTIFICATE).unlink()
+    assert verify(run) == [f"{exported}: no {CERTIFICATE} there"]
+    content = certify_model(exported, certificate, 1)
+    assert verify(run) == []
+    own = read_certificate(exported)
+    assert own.weights(1)["model"] == content["model"]
+    assert (own.inputs, own.software, own.seed) == (certificate.inputs, certificate.software, certificate.seed)
+    flip_last_byte(exported / "model.safetensors")
+    (found,) = verify(run)
+    assert found.startswith(f"{exported}: other weights of model")
+    edited(exported, run="another")
+    assert verify(run)[0] == f"{exported} is of the run another"
+
+
 def test_a_run_is_as_certified(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert verify(run) == []
     with pytest.raises(SystemExit) as ended:
@@ -217,7 +235,7 @@ def test_a_damaged_certificate_is_refused_in_a_sentence(
         assert f"error: {run / CERTIFICATE}: damaged: " in capsys.readouterr().err
 
 
-def edited(run: Path, **entries: Any) -> None:
+def edited(run: Path, /, **entries: Any) -> None:
     content = json.loads((run / CERTIFICATE).read_text())
     (run / CERTIFICATE).write_text(json.dumps(content | entries))
 

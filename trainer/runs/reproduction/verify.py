@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from trainer.errors import CheckpointError, DataError
+from trainer.errors import CertificateError, CheckpointError, DataError
 from trainer.records.files.checksums import sha256
 from trainer.records.files.run_files import read_settings
 from trainer.runs.checkpoint import STATE_FILE, check_whole, checkpoints
@@ -91,3 +91,13 @@ def _checkpoints(run_dir: Path, certificate: Certificate) -> Iterator[str]:
 def _models(run_dir: Path, certificate: Certificate) -> Iterator[str]:
     for own in certificate.models.values():
         yield from check_weights(run_dir, own)
+    for directory in sorted(path for path in (run_dir / "models").glob("*") if path.is_dir()):
+        try:
+            exported = read_certificate(directory)
+        except CertificateError as error:
+            yield str(error)
+            continue
+        if exported.run != certificate.run:
+            yield f"{directory} is of the run {exported.run}"
+        for own in exported.models.values():
+            yield from check_weights(directory, own)

@@ -101,8 +101,8 @@ class CertificateWriter:
         self._jobs.put(lambda: {"checkpoints": {**self._certificate.checkpoints, step: self._checkpoint(path)}})
 
     def model(self, step: int, path: Path) -> None:
-        """Adds the exported model. Returns at once."""
-        self._jobs.put(lambda: {"models": {step: Weights(path=self._relative(path), content=model_weights(path))}})
+        """Adds the exported model, which gets a certificate of its own. Returns at once."""
+        self._jobs.put(partial(self._model, step, path))
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -134,6 +134,10 @@ class CertificateWriter:
             "checkpoints": kept,
         }
 
+    def _model(self, step: int, path: Path) -> dict[str, Any]:
+        content = certify_model(path, self._certificate, step)
+        return {"models": {step: Weights(path=self._relative(path), content=content)}}
+
     def _earlier(self) -> Certificate | None:
         """The certificate of this run's earlier part."""
         try:
@@ -149,6 +153,17 @@ class CertificateWriter:
 
     def _relative(self, path: Path) -> str:
         return str(path.relative_to(self._run_dir) if path.is_relative_to(self._run_dir) else path)
+
+
+def certify_model(directory: Path, certificate: Certificate, step: int) -> dict[str, str]:
+    """Writes a copy of a run's certificate into a model directory, with the SHA-256 of its weights, which it returns.
+
+    Raises CheckpointError or OSError.
+    """
+    content = model_weights(directory)
+    models = {step: Weights(path=".", content=content)}
+    write_certificate(directory, certificate.model_copy(update={"models": models}))
+    return content
 
 
 def hardware_of(groups: Sequence[WorkerGroup[TrainingRole]], engines: int) -> Hardware:
