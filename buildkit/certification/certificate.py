@@ -6,7 +6,7 @@ https://github.com/in-toto/attestation/blob/main/spec/v1/statement.md
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from buildkit.errors import TrustError
@@ -102,14 +102,26 @@ def read_statement(content: bytes) -> Certificate:
 
 def check_types(certificate: Certificate) -> None:
     """Raises `TypeError` or `ValueError` for values that no certificate has."""
-    texts = {name: getattr(certificate, name) for name in ("image", "target", "variant", "lock", "revision", "version")}
-    texts |= {"device": certificate.hardware.device, "driver": certificate.hardware.driver}
-    for name, value in texts.items():
-        if not isinstance(value, str):
-            raise TypeError(f"{name} is {value!r}, not text")
-    if not isinstance(certificate.rehearsal, bool) or not isinstance(certificate.hardware.count, int):
-        raise TypeError("`rehearsal` or `count` has the wrong type")
-    if not re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", certificate.date):
+    records: tuple[Certificate | Hardware | Part, ...] = (certificate, certificate.hardware, *certificate.parts)
+    for record in records:
+        for known in fields(record):
+            check_type(known.name, getattr(record, known.name), known.type)
+    for part in certificate.parts:
+        for name, figure in part.figures.items():
+            check_type(name, figure, float)
+    if not re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", certificate.date, re.ASCII):
         raise ValueError(f"date is {certificate.date!r}")
     if not certificate.parts or any(part.result not in RESULTS for part in certificate.parts):
         raise ValueError(f"every part is one of: {', '.join(RESULTS)}")
+
+
+def check_type(name: str, value: object, kind: object) -> None:
+    """Checks texts, numbers and yes or no; `read_statement` makes the other kinds of fields."""
+    right = {
+        str: isinstance(value, str),
+        bool: isinstance(value, bool),
+        int: isinstance(value, int) and not isinstance(value, bool),
+        float: isinstance(value, int | float) and not isinstance(value, bool),
+    }
+    if isinstance(kind, type) and not right.get(kind, True):
+        raise TypeError(f"{name} is {value!r}")

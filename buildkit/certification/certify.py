@@ -9,7 +9,7 @@ from pathlib import Path
 
 from buildkit.certification import trials
 from buildkit.certification.certificate import Certificate, Hardware, Part
-from buildkit.certification.trials import Trial
+from buildkit.certification.trials import ContainerTrial
 from buildkit.errors import RunError, UsageError
 from buildkit.host.accelerators import ACCELERATORS
 from buildkit.host.machine import Machine, read_machine
@@ -36,9 +36,9 @@ def certify_image(
         raise UsageError(f"{variant.identifier} cannot train", "certify a variant that has torch: `buildkit targets`")
     gpus = count_gpus(machine, variant)
     with tempfile.TemporaryDirectory(prefix="slipway-certify-") as folder:
-        trial = Trial(image, variant.target, engine, machine, Path(folder), gpus)
+        trial = ContainerTrial(Path(folder), gpus, image, variant.target, engine, machine)
         parts = try_parts(
-            ("smoke tests", lambda: trials.smoke(matrix.root, trial, pytest_arguments)),
+            ("smoke tests", lambda: trials.smoke(matrix.root, variant.target, image, pytest_arguments)),
             ("devices and collectives", lambda: trials.devices(trial)),
             (f"PPO with {trial.ranks} ranks", lambda: trials.training(trial)),
         )

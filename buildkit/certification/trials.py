@@ -2,7 +2,7 @@
 
 import json
 import time
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
 from pathlib import Path
 
 from buildkit.certification.certificate import FAILED, NOT_DONE, PASSED, Part
@@ -13,7 +13,6 @@ from buildkit.running.engine import ContainerEngine
 from buildkit.running.flags import RunRequest, caller
 from buildkit.running.nodes import run_nodes
 
-FOLDER = "/certify"  # where a trial's folder is mounted
 REPORT = "measured.json"  # of the speed check
 STDERR = 2
 STEPS = 3
@@ -24,8 +23,8 @@ SMOKE = "smoke tests"
 # A small model of random weights learns for some steps: the log-probs of a new one are so equal that wrong weights
 # would hardly show.
 PREPARE = (
-    "python -m trainer data arithmetic --output data --train 64 --validation 8",
-    "python -m trainer sft train_files=data/demonstrations.parquet validation_files=data/validation.parquet"
+    "python3 -m trainer data arithmetic --output data --train 64 --validation 8",
+    "python3 -m trainer sft train_files=data/demonstrations.parquet validation_files=data/validation.parquet"
     " output=model steps=40 test_freq=40",
 )
 # Large learning rates, so that an engine that missed an update is far from the actor.
@@ -52,41 +51,57 @@ SETTINGS = (
 )
 
 
-@dataclass(frozen=True)
-class Trial:
-    """An image, and the machine and the empty folder for its trials. `gpus` is 0 for a rehearsal on CPU."""
+class Trial(ABC):
+    """Starts `launch` on this machine. `folder` is empty at first; `gpus` is 0 for a rehearsal on CPU."""
 
-    image: str
-    target: str
-    engine: ContainerEngine
-    machine: Machine
-    folder: Path
-    gpus: int
+    def __init__(self, folder: Path, gpus: int) -> None:
+        self.folder = folder
+        self.gpus = gpus
 
     @property
     def ranks(self) -> int:
-        """Two, if the machine has two GPUs; on CPU, two containers are two ranks."""
+        """Two, if the machine has two GPUs; on CPU, two nodes are two ranks."""
         return min(self.gpus, 2) if self.gpus else 2
 
+    @property
+    @abstractmethod
+    def place(self) -> str:
+        """The folder's path for the commands."""
+
+    @abstractmethod
     def run(self, command: tuple[str, ...], nodes: int = 1, gpus: int | None = None) -> int:
-        """The status of `launch` with this command; its output goes to stderr."""
+        """The status of `launch` with this command on so many GPUs, all by default. Its output goes to stderr."""
+
+
+class ContainerTrial(Trial):
+    """Starts it in containers of an image."""
+
+    place = "/certify"
+
+    def __init__(
+        self, folder: Path, gpus: int, image: str, target: str, engine: ContainerEngine, machine: Machine
+    ) -> None:
+        super().__init__(folder, gpus)
+        self.image, self.target, self.engine, self.machine = image, target, engine, machine
+
+    def run(self, command: tuple[str, ...], nodes: int = 1, gpus: int | None = None) -> int:
         request = RunRequest(
             image=self.image,
             target=self.target,
             command=command,
             nodes=nodes,
-            volumes=(f"{self.folder}:{FOLDER}",),
-            environment=(f"SLIPWAY_REPORT_DIR={FOLDER}",),
+            volumes=(f"{self.folder}:{self.place}",),
+            environment=(f"SLIPWAY_REPORT_DIR={self.place}",),
             user=caller(),
             gpus=gpus,
         )
         return run_nodes(self.engine, request, self.machine, STDERR)
 
 
-def smoke(root: Path, trial: Trial, arguments: tuple[str, ...]) -> list[Part]:
-    """The smoke tests. `arguments` for pytest select some of them, which is not the whole part."""
+def smoke(root: Path, target: str, image: str, arguments: tuple[str, ...]) -> list[Part]:
+    """The smoke tests of an image. `arguments` for pytest select some of them, which is not the whole part."""
     started = time.monotonic()
-    status = run_container_tests(root, trial.target, trial.image, ("smoke",), arguments, STDERR)
+    status = run_container_tests(root, target, image, ("smoke",), arguments, STDERR)
     figures = {"seconds": round(time.monotonic() - started, 1)}
     if status != 0:
         return [Part(SMOKE, FAILED, f"pytest ended with status {status}", figures)]
@@ -108,8 +123,8 @@ def training(trial: Trial) -> list[Part]:
     """A short PPO run of two ranks, if this machine has room for two."""
     nodes = 1 if trial.gpus else trial.ranks
     where = f"trainer.n_gpus_per_node={trial.ranks}" if trial.gpus else f"trainer.nnodes={trial.ranks}"
-    train = " ".join(("exec python -m trainer train", *SETTINGS, where))
-    script = "\n".join((f"cd {FOLDER}", *PREPARE, train))
+    train = " ".join(("exec python3 -m trainer train", *SETTINGS, where))
+    script = "\n".join((f"cd {trial.place}", *PREPARE, train))
     gpus = trial.ranks if trial.gpus else None
     status = trial.run(("--", "timeout", str(LIMIT), "sh", "-ec", script), nodes, gpus)
     if status != 0:

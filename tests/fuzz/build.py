@@ -3,12 +3,16 @@
 import json
 import tempfile
 import tomllib
+from dataclasses import asdict
 from pathlib import Path
 from random import Random
 from typing import Any
 
+from buildkit.certification.certificate import Certificate, Hardware, Part, read_statement, statement
+from buildkit.certification.contributed import REQUIRED, Contributed, refuse_unproven
 from buildkit.errors import BuildkitError
 from buildkit.host.settings import read_mirrors
+from buildkit.publishing.dsse import open_envelope, seal
 from buildkit.publishing.inventory import MANIFEST, RELEASE, STATUS, read_inventory
 from buildkit.recipe.lock import parse_lock
 from buildkit.recipe.matrix import load_matrix
@@ -47,6 +51,15 @@ FILES = {
     "Name: ray\nVersion: 2.60.0\nLicense-Expression: Apache-2.0\n\ntext\n",
 }
 
+CERTIFICATE = statement(
+    Certificate(
+        "slipway:cuda", ("sha256:00ff",), "cuda", "v", "sha256:00ff", "00ff", "0.1.0", "2026-11-23T10:00:00Z", 400.0,
+        False, Hardware("NVIDIA H200", 2, "580.65", 32, 256),
+        tuple(Part(name, "passed", "", {"seconds": 1.0}) for name in REQUIRED),
+    )
+)  # fmt: skip
+ENVELOPE = seal(CERTIFICATE, None).decode()
+
 
 def files(random: Random) -> dict[str, bytes]:
     return {path: octets(random, [content]) for path, content in FILES.items() if random.random() < 0.95}
@@ -80,11 +93,22 @@ def read_matrix(content: str) -> object:
 
 
 OURS = (BuildkitError,)
+
+
+def show_certificate(document: Any) -> str:
+    """Everything that `buildkit targets` does with a statement."""
+    found = read_statement(json.dumps(document).encode())
+    refuse_unproven(found)
+    return found.file_name + found.identifier + Contributed(Path(), found).summary + json.dumps(asdict(found))
+
+
 TARGETS = (
     Target("references", lambda random: text(random, REFERENCES), parse_reference, OURS),
     Target("locks", lambda random: text(random, (LOCK,)), parse_lock, OURS),
     Target("matrix", matrix, read_matrix, OURS),
     Target("registry tokens", lambda random: octets(random, ('{"token": "abc", "expires_in": 60}',)), token_in, OURS),
     Target("image inventories", files, read_inventory, OURS),
+    Target("certificates", lambda random: tree(random, [CERTIFICATE]), show_certificate, OURS),
+    Target("envelopes", lambda random: octets(random, (ENVELOPE,)), open_envelope, OURS),
     Target("mirrors", lambda random: text(random, ("docker.io=https://m.example/x,ghcr.io=m2",)), read_mirrors, OURS),
 )

@@ -14,6 +14,7 @@ from buildkit.certification.certificate import Certificate, Hardware, Part, read
 from buildkit.certification.certify import count_gpus, digests, refuse_other_variant
 from buildkit.certification.contributed import read_certificates
 from buildkit.certification.judge import judge_devices, judge_training
+from buildkit.certification.trials import Trial, devices, training
 from buildkit.errors import RunError, TrustError, UsageError
 from buildkit.host.machine import read_machine
 from buildkit.publishing.dsse import seal
@@ -134,6 +135,52 @@ def test_what_a_machine_has_no_room_for_is_not_done() -> None:
 
 def test_a_run_that_ended_early_passes_nothing() -> None:
     assert {part.result for part in trained(steps=4).values()} == {"failed"}
+
+
+class MockedMachine(Trial):
+    """Records what would run, and leaves the metrics of a good run."""
+
+    place = "/certify"
+
+    def __init__(self, folder: Path, gpus: int, status: int = 0) -> None:
+        super().__init__(folder, gpus)
+        self.status = status
+        self.started: list[tuple[tuple[str, ...], int, int | None]] = []
+
+    def run(self, command: tuple[str, ...], nodes: int = 1, gpus: int | None = None) -> int:
+        self.started.append((command, nodes, gpus))
+        (self.folder / "runs" / "ppo").mkdir(parents=True)
+        rows = [{"step": 0}, STEP | {"step": 1, "reference/kl": 0.0}, STEP | {"step": 2}, STEP | {"step": 3}]
+        (self.folder / "runs" / "ppo" / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return self.status
+
+
+@pytest.mark.parametrize(
+    ("gpus", "nodes", "used", "setting"),
+    [
+        (8, 1, 2, "trainer.n_gpus_per_node=2"),
+        (1, 1, 1, "trainer.n_gpus_per_node=1"),
+        (0, 2, None, "trainer.nnodes=2"),
+    ],
+)
+def test_ppo_takes_two_ranks_where_there_is_room_with_a_mocked_machine(
+    tmp_path: Path, gpus: int, nodes: int, used: int | None, setting: str
+) -> None:
+    machine = MockedMachine(tmp_path, gpus)
+    two_ranks, *_ = training(machine)
+    ((command, *where),) = machine.started
+    assert where == [nodes, used]
+    assert command[-1].endswith(setting)
+    assert two_ranks.result == ("not done" if gpus == 1 else "passed")
+
+
+@pytest.mark.parametrize(("status", "words"), [(124, "did not end within 480 s"), (17, "ended with status 17")])
+def test_a_run_that_fails_fails_all_its_parts_with_a_mocked_machine(tmp_path: Path, status: int, words: str) -> None:
+    parts = training(MockedMachine(tmp_path, 2, status))
+    assert {part.result for part in parts} == {"failed"}
+    assert words in parts[0].reason
+    speed, _ = devices(MockedMachine(tmp_path / "other", 2, status))
+    assert (speed.result, speed.reason) == ("failed", f"`launch preflight --speed` ended with status {status}")
 
 
 # ---- who may certify what --------------------------------------------------------------------------------------------
