@@ -13,6 +13,7 @@ from buildkit.certification.trials import ContainerTrial
 from buildkit.errors import RunError, UsageError
 from buildkit.host.accelerators import ACCELERATORS
 from buildkit.host.machine import Machine, read_machine
+from buildkit.recipe.lock_file import find_lock
 from buildkit.recipe.matrix import Matrix, Variant
 from buildkit.running.engine import ContainerEngine
 
@@ -34,6 +35,8 @@ def certify_image(
     refuse_other_variant(labels, variant, image)
     if not variant.trains:
         raise UsageError(f"{variant.identifier} cannot train", "certify a variant that has torch: `buildkit targets`")
+    if labels["dev.slipway.lock"] != f"sha256:{find_lock(matrix, variant).digest}":
+        log.warning("certify: the lock has changed since %s was built; `targets` will say so", image)
     gpus = count_gpus(machine, variant)
     with tempfile.TemporaryDirectory(prefix="slipway-certify-") as folder:
         trial = ContainerTrial(Path(folder), gpus, image, variant.target, engine, machine)

@@ -39,10 +39,16 @@ class Contributed:
 
 
 def read_certificates(matrix: Matrix) -> list[Contributed]:
-    """Every certificate of the project, with the reason why it does not count, if so."""
+    """Every certificate of the project, and every unusable key; `problem` says why a file does not count."""
     folder = matrix.images / "certificates"
-    keys = {key_id(path.read_text()): path for path in sorted((folder / "keys").glob("*.pub"))}
-    return [examine(path, keys, matrix) for path in sorted(folder.glob("*.json"))]
+    keys: dict[str, Path] = {}
+    unusable = []
+    for path in sorted((folder / "keys").glob("*.pub")):
+        try:
+            keys[key_id(path.read_text(errors="replace"))] = path
+        except TrustError as error:
+            unusable.append(Contributed(path, problem=str(error)))
+    return [*unusable, *(examine(path, keys, matrix) for path in sorted(folder.glob("*.json")))]
 
 
 def examine(path: Path, keys: dict[str, Path], matrix: Matrix) -> Contributed:

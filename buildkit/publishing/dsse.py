@@ -41,9 +41,12 @@ def authentication_encoding(payload: bytes) -> bytes:
 
 
 def key_id(pem: str) -> str:
-    """SHA-256 of a public key in DER, in hexadecimal; an envelope names its signer's key so."""
+    """SHA-256 of a public key in DER, in hexadecimal; an envelope names its key so. Raises `TrustError`."""
     body = "".join(line for line in pem.splitlines() if not line.startswith("-----"))
-    return hashlib.sha256(base64.b64decode(body)).hexdigest()
+    try:
+        return hashlib.sha256(base64.b64decode(body, validate=True)).hexdigest()
+    except ValueError as error:
+        raise TrustError("this is no public key in PEM", "`cosign generate-key-pair` writes cosign.pub") from error
 
 
 def is_envelope(content: bytes) -> bool:

@@ -334,6 +334,14 @@ def test_only_a_known_key_makes_a_certificate_count(checkout: Path, keys: Path, 
     assert "no key in images/certificates/keys" in read_certificates(load_matrix(checkout))[0].problem
 
 
+def test_a_damaged_key_is_named_and_the_others_count(checkout: Path, signer: Signer) -> None:
+    contribute(checkout, certificate(), signer)
+    (checkout / "images" / "certificates" / "keys" / "bob.pub").write_bytes(b"\xff not a key")
+    table, said = shown(checkout)
+    assert "by alice" in table
+    assert said == "bob.pub does not count: this is no public key in PEM\n"
+
+
 def test_changed_figures_break_the_signature(checkout: Path, signer: Signer) -> None:
     honest = seal(statement(certificate(rehearsal=True)), signer)
     forged = json.loads(seal(statement(certificate()), None))
