@@ -79,7 +79,7 @@ def wait(calls: Sequence[Call[R]], timeout: float) -> list[R]:
             others = [other for other in calls if other is not call and other.result not in results]
             raise _explain(call, error, others) from error
     if missing := [call for call in calls if call.result not in results]:
-        raise _no_answer(missing, timeout)
+        raise _no_answer(missing, timeout, [call.asked for call in calls if call.result in results])
     return [results[call.result] for call in calls]
 
 
@@ -126,7 +126,8 @@ def _as_they_end(calls: Sequence[Call[R]], timeout: float, watched: bool = True)
                 continue
             if limit == timeout:
                 return
-            _watch.stalled([call.asked for call in pending.values()], alarm)
+            ended_before = [call.asked for call in calls if call.result not in pending]
+            _watch.stalled([call.asked for call in pending.values()], alarm, ended_before)
             alarm = timeout
     _watch.learn(kind, time.monotonic() - begin)
 
@@ -154,9 +155,9 @@ def _outcome(call: Call[R]) -> R | TrainerError:
     return result
 
 
-def _no_answer(missing: Sequence[Call[object]], seconds: float) -> NoAnswerError:
+def _no_answer(missing: Sequence[Call[object]], seconds: float, ended: Sequence[Asked] = ()) -> NoAnswerError:
     names, method = ", ".join(call.worker for call in missing), missing[0].method
-    lines = _watch.over([call.asked for call in missing], seconds).lines
+    lines = _watch.over([call.asked for call in missing], seconds, ended).lines
     return NoAnswerError(
         f"{names}: no answer to {method} within {seconds:g} s: {'; '.join(lines)}",
         hint=_watch.hint

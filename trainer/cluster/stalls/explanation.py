@@ -1,5 +1,6 @@
 """Why calls to workers do not end: which rank stands where, and which ranks wait for it."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -38,9 +39,9 @@ class Explanation:
     lines: tuple[str, ...]
 
 
-def explain(found: Mapping[Asked, Standing]) -> Explanation:
+def explain(found: Mapping[Asked, Standing], ended: Sequence[Asked] = ()) -> Explanation:
     """A line per worker that does not wait in a collective or is behind in one, then a line per collective with the
-    workers in it."""
+    workers in it. `ended` are the workers whose calls have ended while these still run."""
     waiting = [one for one in found if _collective(found[one]) is not None]
     late = _behind({one: found[one] for one in waiting})
     others = [one for one in found if one not in waiting]
@@ -54,8 +55,12 @@ def explain(found: Mapping[Asked, Standing]) -> Explanation:
     for where, own in places.items():
         names = own[0].worker if len(own) == 1 else f"{own[0].worker}, and {len(own) - 1} more:"
         lines.append(f"{names} {where}" + (f", for {culprits[0].worker}" if len(culprits) == 1 else ""))
-    if len(waiting) == len(found) > 1 and not late:
-        lines.append("all wait for each other: the network between them, or a rank of theirs that has ended")
+    if waiting and not culprits:
+        absent = _absent({one: found[one] for one in waiting}, ended)
+        lines = [f"{one.worker} has ended its call, but others wait for it" for one in absent] + lines
+        culprits = absent
+        if not absent:
+            lines.append("all ranks wait in the same collective: look at the network between them")
     return Explanation(tuple(culprits), tuple(lines))
 
 
@@ -74,12 +79,17 @@ def place(standing: Standing) -> str:
 
 
 def position(frames: Sequence[Frame], busy: bool = False, collective: Frame | None = None) -> str:
-    """The frame in which a thread waits or computes, with the caller that is the trainer's, as the rest of a
-    sentence."""
+    """The frame in which a thread waits or computes, with the caller that is the trainer's or the user's own, as the
+    rest of a sentence."""
     verb = "waits in" if collective is not None or not busy else "computes in"
     inner = collective or frames[0]
-    caller = next((one for one in frames if "/trainer/" in one.file and one != inner), None)
+    caller = next((one for one in frames if _is_own(one) and one != inner), None)
     return f"{verb} {inner}" + (f", called by {caller}" if caller else "")
+
+
+def _is_own(frame: Frame) -> bool:
+    """Whether it is the trainer's or the user's code, and of no library."""
+    return "/trainer/" in frame.file or not re.search(r"/python3\.|/site-packages/|/torch/|^<", frame.file)
 
 
 def own_frames(standing: Standing) -> tuple[Frame, ...]:
@@ -105,6 +115,18 @@ def _behind(waiting: Mapping[Asked, Standing]) -> dict[Asked, str]:
             if count < most:
                 found[one] = f"this is its collective {count} in the process group, the others are in {most}"
     return found
+
+
+def _absent(waiting: Mapping[Asked, Standing], ended: Sequence[Asked]) -> list[Asked]:
+    """The workers whose calls have ended, of the largest process group in which these wait."""
+    one, standing = next(iter(waiting.items()))
+    group = max(standing.groups, key=lambda group: group.size, default=None)
+    if group is None:
+        return []
+    here = {own.rank for other in waiting.values() for own in other.groups if own.name == group.name}
+    role = one.worker.partition(" rank ")[0]
+    names = [f"{role} rank {rank} " for rank in range(group.size) if rank not in here]
+    return [other for other in ended if other.worker.startswith(tuple(names))]
 
 
 def _collective(standing: Standing) -> Frame | None:

@@ -20,8 +20,8 @@ import psutil
 from trainer.cluster.stalls.collectives import AnswerFile, GroupState, answer_requests, read_groups
 
 SIGNAL = signal.SIGUSR1
-# Seconds for a process to write its stacks, and between two looks at its processor time.
-PATIENCE, INTERVAL = 3.0, 0.5
+# Seconds for a process to write its stacks, between two looks at its state, and how often it is looked at.
+PATIENCE, INTERVAL, LOOKS = 3.0, 0.1, 5
 _PREFIX = "slipway-stacks-"
 # Processes that a worker has started, of which stacks are read: enough for a pool of reward processes.
 _CHILDREN = 16
@@ -101,15 +101,15 @@ def read_standing(source: StackFile) -> Standing:
     process = Path("/proc") / str(source.pid)
     try:
         file = process / "fd" / str(source.descriptor)
-        before, ticks = file.stat().st_size, _ticks(process)
         if (state := _state(process)) == "T":
             return Standing("is stopped by a signal (SIGSTOP)")
+        busy = _busy(process)
+        before = file.stat().st_size
         os.kill(source.pid, SIGNAL)
         deadline = time.monotonic() + PATIENCE
         time.sleep(INTERVAL)
         while (text := _after(file, before)) == "" and time.monotonic() < deadline:
             time.sleep(INTERVAL)
-        busy = _ticks(process) > ticks
     except (FileNotFoundError, ProcessLookupError):
         return Standing("has ended")
     if not text:
@@ -148,6 +148,16 @@ def _after(file: Path, size: int) -> str:
     with file.open("rb") as opened:
         opened.seek(size)
         return opened.read().decode(errors="replace")
+
+
+def _busy(process: Path) -> bool:
+    """Whether the main thread runs most of the time, on a processor or in the queue for one, or other threads do."""
+    ticks, states = _ticks(process), []
+    for _ in range(LOOKS):
+        states.append(_state(process))
+        time.sleep(INTERVAL)
+    share = (_ticks(process) - ticks) / (LOOKS * INTERVAL * os.sysconf("SC_CLK_TCK"))
+    return states.count("R") > LOOKS / 2 or share > 0.5
 
 
 def _state(process: Path) -> str:

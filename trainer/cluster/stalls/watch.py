@@ -59,16 +59,16 @@ class Watch:
         finally:
             self._count(-1)
 
-    def stalled(self, asked: Sequence[Asked], seconds: float) -> None:
-        """Explains, in the log and on the page, why these calls have not ended for so long."""
+    def stalled(self, asked: Sequence[Asked], seconds: float, ended: Sequence[Asked] = ()) -> None:
+        """Explains, in the log and on the page, why these calls have not ended for so long; others have `ended`."""
         reading = read_workers(asked, self._run_dir)
         if any(one.problem or own_frames(one) for one in reading.standings.values()):  # else they have ended by now
-            self._say(asked[0].method, seconds, explain(reading.standings), reading)
+            self._say(asked[0].method, seconds, explain(reading.standings, ended), reading)
 
-    def over(self, asked: Sequence[Asked], seconds: float) -> Explanation:
+    def over(self, asked: Sequence[Asked], seconds: float, ended: Sequence[Asked] = ()) -> Explanation:
         """The same for calls whose time limit is over; the caller's error says it, so that the log does not."""
         reading = read_workers(asked, self._run_dir)
-        found = explain(reading.standings)
+        found = explain(reading.standings, ended)
         if self._run_dir:
             write_stall(self._run_dir, asked[0].method, seconds, found, reading)
         return found
@@ -123,10 +123,10 @@ class Watch:
             for problem in (host.problems if host else ["does not answer"])
         ]
         lines = [*found.lines, *problems]
-        page = write_stall(self._run_dir, method, seconds, found, reading) if self._run_dir else None
         logger.warning("no progress in %s for %.0f s:", method, seconds)
         for line in lines[: LINES - 1]:
             logger.warning("  %s", line)
+        page = write_stall(self._run_dir, method, seconds, found, reading) if self._run_dir else None
         if page is not None:
             more = f"{len(lines) - LINES + 1} more lines, stacks" if len(lines) >= LINES else "stacks"
             logger.warning("  %s and the state of every node: %s", more, page)

@@ -14,7 +14,7 @@ FORMAT = 1
 # Settings of `trainer` that decide what is recorded, where and when, but not which weights are learned.
 RECORDING = {
     *("output_dir", "run_id", "resume", "spare_dir", "save_freq", "save_minutes", "keep_checkpoints"),
-    *("loggers", "project_name", "profiler", "trajectories", "worker_timeout"),
+    *("loggers", "project_name", "profiler", "trajectories", "worker_timeout", "stall_seconds", "on_stall"),
 }
 
 
