@@ -115,14 +115,16 @@ def _as_they_end(calls: Sequence[Call[R]], timeout: float, watched: bool = True)
     """
     begin = time.monotonic()
     pending = {call.result: call for call in calls}
-    kind = _kind(calls)
+    kind, taken = _kind(calls), dict[str, float]()
     alarm = _watch.seconds(kind, timeout) if watched else timeout
     with _watch.waiting():
         while pending:
             limit = min(alarm, timeout)
             ended, _ = ray.wait(list(pending), timeout=max(0.0, begin + limit - time.monotonic()))
             if ended:
-                yield pending.pop(ended[0])
+                call = pending.pop(ended[0])
+                taken[call.worker] = time.monotonic() - begin
+                yield call
                 continue
             if limit == timeout:
                 return
@@ -130,6 +132,8 @@ def _as_they_end(calls: Sequence[Call[R]], timeout: float, watched: bool = True)
             _watch.stalled([call.asked for call in pending.values()], alarm, ended_before)
             alarm = timeout
     _watch.learn(kind, time.monotonic() - begin)
+    if watched and calls:
+        _watch.compare(calls[0].method, taken)
 
 
 def _kind(calls: Sequence[Call[R]]) -> str:

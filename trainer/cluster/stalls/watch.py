@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from trainer.cluster.stalls.explanation import LINES, Asked, Explanation, explai
 from trainer.cluster.stalls.hosts import read_counters, read_host
 from trainer.cluster.stalls.page import write_stall
 from trainer.cluster.stalls.reading import Reading, read_workers
+from trainer.cluster.stalls.slow import SlowWorkers
 from trainer.cluster.stalls.stacks import Frame, Standing
 
 logger = logging.getLogger(__name__)
@@ -33,6 +34,7 @@ class Watch:
         self._ends = ends
         self._seconds = seconds
         self._run_dir = run_dir
+        self._slow = SlowWorkers()
         self._longest: dict[str, float] = {}
         self._calls = 0  # that this process waits for
         self._changed = time.monotonic()
@@ -49,6 +51,11 @@ class Watch:
 
     def learn(self, kind: str, seconds: float) -> None:
         self._longest[kind] = max(seconds, self._longest.get(kind, 0.0))
+
+    def compare(self, method: str, seconds: Mapping[str, float]) -> None:
+        """Logs which worker is far slower than the others; `seconds` that each took for the same call."""
+        if found := self._slow.compare(method, seconds):
+            logger.warning("slow in %s: %s", method, found)
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
