@@ -40,9 +40,9 @@ def certify_image(
     gpus = count_gpus(machine, variant)
     with tempfile.TemporaryDirectory(prefix="slipway-certify-") as folder:
         trial = ContainerTrial(Path(folder), gpus, image, variant.target, engine, machine)
-        parts = try_parts(
-            ("smoke tests", lambda: trials.smoke(matrix.root, variant.target, image, pytest_arguments)),
+        parts = try_parts(  # first what an engine that cannot reach the GPUs refuses at once
             ("devices and collectives", lambda: trials.devices(trial)),
+            ("smoke tests", lambda: trials.smoke(matrix.root, variant.target, image, pytest_arguments)),
             (f"PPO with {trial.ranks} ranks", lambda: trials.training(trial)),
         )
         hardware = describe_hardware(machine, variant, trials.device_names(trial))
