@@ -18,10 +18,10 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def new_job() -> dict[str, str]:
-    """The environment of both nodes of a job."""
+def new_job(nodes: int = 2) -> dict[str, str]:
+    """The environment of all nodes of a job."""
     return {
-        "SLIPWAY_HOSTS": "localhost,worker-1.invalid",
+        "SLIPWAY_HOSTS": ",".join(["localhost", *(f"worker-{rank}.invalid" for rank in range(1, nodes))]),
         "SLIPWAY_CONTROL_PORT": str(free_port()),
         "SLIPWAY_TOKEN": secrets.token_hex(16),
         "PYTHONPATH": str(REPOSITORY),

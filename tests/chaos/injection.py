@@ -1,0 +1,137 @@
+"""Faults that are injected, and what each of them must leave behind."""
+
+import json
+import re
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from random import Random
+
+STEPS_LOST = 1
+"""Most steps that a fault may cost a run that saves after every step."""
+
+
+@dataclass
+class Injection:
+    """One injected fault and its consequences. `None` where a column says nothing about this kind."""
+
+    kind: str
+    seed: int
+    nodes: int = 1
+    moment: str = ""
+    """When it was injected, in words."""
+    detected: float | None = None
+    """Seconds until a message named the fault."""
+    ended: float | None = None
+    """Seconds until the last node ended; None if the run went on."""
+    exits: list[int] = field(default_factory=list)
+    """Exit codes of the nodes that could report one."""
+    processes: int | None = None
+    """Processes left."""
+    files: int | None = None
+    """Files left in /tmp, /dev/shm and under hidden names in the run's directory."""
+    steps_lost: int | None = None
+    readable: bool | None = None
+    """Whether a whole checkpoint was there afterwards, if there was one before."""
+    cause: str = ""
+    """The message that named the fault."""
+    problems: list[str] = field(default_factory=list)
+    """Broken promises; empty if the injection passed."""
+    date: str = field(default_factory=lambda: datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S"))
+
+    def expect(self, kept: bool, problem: str) -> None:
+        """Notes a problem unless a promise was kept."""
+        if not kept:
+            self.problems.append(problem)
+
+    def expect_clean(self) -> None:
+        """What holds after every fault: nothing left, little lost, the checkpoint whole, the cause named."""
+        self.expect(not self.processes, f"{self.processes} processes left")
+        self.expect(not self.files, f"{self.files} files left")
+        self.expect(self.steps_lost is None or self.steps_lost <= STEPS_LOST, f"{self.steps_lost} steps lost")
+        self.expect(self.readable is not False, "no checkpoint can be read")
+        self.expect(bool(self.cause), "no message names the cause")
+
+
+class NotStartedError(Exception):
+    """What the fault was meant for did not start, on a machine that is too busy, so nothing was injected."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of fault. `inject` injects it once per seed, all of them into one run if they are given together."""
+
+    name: str
+    inject: Callable[[Sequence[int]], Iterable[Injection]]
+    together: bool = False
+
+
+def one_by_one(name: str, inject: Callable[[Random, Injection], None]) -> Kind:
+    """A kind whose injections share no run. `inject` fills in the consequences."""
+
+    def series(seeds: Sequence[int]) -> Iterator[Injection]:
+        for seed in seeds:
+            found = Injection(name, seed)
+            inject(Random(f"{name} {seed}"), found)
+            yield found
+
+    return Kind(name, series)
+
+
+def recorded(file: Path) -> list[Injection]:
+    """The injections in a file of JSON lines. A last line that was cut is left out."""
+    lines = file.read_text(encoding="utf-8").splitlines(keepends=True) if file.exists() else []
+    return [Injection(**json.loads(line)) for line in lines if line.endswith("\n")]
+
+
+def record(file: Path, injection: Injection) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("a", encoding="utf-8") as opened:
+        opened.write(json.dumps(asdict(injection)) + "\n")
+
+
+def markdown(injections: Sequence[Injection]) -> list[str]:
+    """Lines of a table with a row per kind."""
+    lines = [
+        "| fault | injected | seconds to the message | exit codes | processes, files left | steps lost | "
+        "checkpoint readable | cause named | broken promises |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    return lines + [_row(name, [one for one in injections if one.kind == name]) for name in _kinds(injections)]
+
+
+def _kinds(injections: Sequence[Injection]) -> list[str]:
+    return list(dict.fromkeys(one.kind for one in injections))
+
+
+def _row(name: str, found: Sequence[Injection]) -> str:
+    four = sum(one.nodes == 4 for one in found)
+    seconds = [one.detected for one in found if one.detected is not None]
+    lost = [one.steps_lost for one in found if one.steps_lost is not None]
+    readable = [one.readable for one in found if one.readable is not None]
+    codes = sorted({code for one in found for code in one.exits})
+    named = sum(bool(one.cause) for one in found)
+    cells = [
+        name,
+        f"{len(found)}, {four} of them on four nodes" if four else str(len(found)),
+        f"{statistics.median(seconds):.1f}, at most {max(seconds):.1f}" if seconds else "-",
+        ", ".join(map(str, codes)) or "-",
+        f"{_most(one.processes for one in found)}, {_most(one.files for one in found)}",
+        f"at most {max(lost)}" if lost else "-",
+        f"{sum(readable)} of {len(readable)}" if readable else "-",
+        f"{named} of {len(found)}",
+        str(sum(bool(one.problems) for one in found) or "none"),
+    ]
+    return "| " + " | ".join(cells) + " |"
+
+
+def _most(counts: Iterable[int | None]) -> str:
+    known = [count for count in counts if count is not None]
+    return "-" if not known else str(max(known) or "none")
+
+
+def first_line(pattern: str, text: str) -> str:
+    """The first line that matches; empty if none does."""
+    return next((line.strip() for line in text.splitlines() if re.search(pattern, line)), "")

@@ -1,0 +1,321 @@
+"""Nodes, Ray's processes and signals: `launch` with real Ray on two and four nodes, which are processes of this machine.
+
+The command counts and saves (`tests.chaos.counting`). Every injection continues the run of the one before it, so that
+each of them also shows that the run of the last one could be resumed. Needs Ray: run it with the image's Python.
+"""
+
+import json
+import os
+import re
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from random import Random
+
+from benchmarks.two_nodes import LAUNCH, REPOSITORY, SMALL, new_job
+from tests.chaos.counting import METRICS
+from tests.chaos.injection import Injection, Kind, NotStartedError, first_line, one_by_one
+from trainer.errors import CheckpointError
+from trainer.runs.checkpoint import last_checkpoint, read_checkpoint
+
+PATIENCE = 150.0
+"""Seconds for each wait; an idle machine needs a tenth."""
+CLEAN_UP = 10.0
+"""Seconds that a `launch` has to end its processes after the other nodes ended, if its first process was killed."""
+MARK = "SLIPWAY_CHAOS_JOB"
+PLACES = (Path("/tmp"), Path("/dev/shm"))
+NAMED = r"error: |\blost\b|\bdied\b|\bdisconnected\b"
+NODE_LOST, USAGE, WORKER_FAILED = 13, 2, 5
+
+
+@dataclass
+class Node:
+    """A `launch` process, its descendants and its output."""
+
+    process: "subprocess.Popen[bytes]"
+    log: Path
+
+    def tree(self) -> list[int]:
+        """Process ids, the one of `launch` first."""
+        children: dict[int, list[int]] = {}
+        for pid, parent in parents().items():
+            children.setdefault(parent, []).append(pid)
+        found = [self.process.pid]
+        for pid in found:
+            found += children.get(pid, [])
+        return found
+
+    def find(self, what: str) -> int | None:
+        """The process of this node whose name or command line matches."""
+        return next((pid for pid in self.tree()[1:] if re.search(what, description(pid))), None)
+
+    def output(self) -> str:
+        return self.log.read_text(errors="replace")
+
+
+@dataclass
+class Job:
+    """The nodes of a job, which run a command on this run directory."""
+
+    run_dir: Path
+    size: int
+    command: Sequence[str]
+    mark: str = field(default_factory=lambda: secrets.token_hex(8))
+    nodes: list[Node] = field(default_factory=list)
+
+    def __enter__(self) -> "Job":
+        self.rows_before = len(rows_of(self.run_dir))
+        self.present = {path for place in PLACES for path in place.iterdir()}
+        self.logs = tempfile.TemporaryDirectory(prefix="chaos-logs-")
+        environment = {**os.environ, **new_job(self.size), "SLIPWAY_DEADLINE": "120", MARK: self.mark}
+        for rank in range(self.size):
+            log = Path(self.logs.name) / str(rank)
+            with log.open("wb") as output:
+                process = subprocess.Popen(
+                    [*LAUNCH, *SMALL, "--", *self.command],
+                    env={**environment, "SLIPWAY_NODE_RANK": str(rank)},
+                    cwd=REPOSITORY,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                )
+            self.nodes.append(Node(process, log))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pid in self.left(set()):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for node in self.nodes:
+            node.process.kill()
+            node.process.wait()
+        for path in self.new_files(set()):
+            subprocess.run(["rm", "-rf", str(path)], check=False)
+        self.logs.cleanup()
+
+    def wait_until(self, reached: Callable[[], object], what: str) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not reached():
+            if time.monotonic() > deadline or any(node.process.poll() is not None for node in self.nodes):
+                raise NotStartedError(f"no {what}:\n" + "\n".join(node.output() for node in self.nodes))
+            time.sleep(0.02)
+
+    def met(self) -> bool:
+        return self.nodes[0].output().count(" joined from ") == self.size - 1
+
+    def steps(self) -> list[int]:
+        """The steps that this job has recorded."""
+        rows = rows_of(self.run_dir)
+        return [row["step"] for row in rows[self.rows_before :]]
+
+    def left(self, gone: set[int]) -> list[int]:
+        """Living processes of this job except for these."""
+        return [pid for pid in parents() if pid not in gone and carries(pid, self.mark)]
+
+    def new_files(self, gone_ranks: set[int]) -> list[Path]:
+        """What was not there before, except for what nodes left that were killed as a whole."""
+        present = {path for place in PLACES for path in place.iterdir()} - self.present - {Path(self.logs.name)}
+        ranks = "|".join(map(str, gone_ranks)) or "none"
+        return [path for path in present if not re.fullmatch(rf"slipway-ray-\w+-({ranks})-\w+", path.name)]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Signals to processes of a node: `process` matches a name or a command line; `node` and `launch` mean all
+    processes of the node and the one that users know."""
+
+    name: str
+    on: str
+    """`head`, `worker` or `any`."""
+    process: str
+    signals: Sequence[signal.Signals]
+    exits: frozenset[int]
+    cause: str
+    """What the message must match."""
+
+    @property
+    def whole_node(self) -> bool:
+        return self.process == "node"
+
+    def inject(self, random: Random, found: Injection) -> None:
+        found.nodes = 4 if found.seed % 5 == 4 else 2
+        run_dir = night(found.nodes)
+        command = [sys.executable, "-m", "tests.chaos.counting", str(run_dir)]
+        job = Job(run_dir, found.nodes, command)
+        expected = resumes_at(run_dir)
+        with job:
+            job.wait_until(job.met, "meeting of all nodes")
+            found.moment = "during start-up"
+            if found.seed % 4 != 3:
+                job.wait_until(job.steps, "first step")
+                found.moment = "between steps"
+            time.sleep(random.uniform(0, 3))
+            rank = {"head": 0, "worker": random.randrange(1, found.nodes)}.get(self.on, random.randrange(found.nodes))
+            self._strike(job, job.nodes[rank], random)
+            self._watch(job, rank, found)
+            self._look_back(job, found, job.steps(), expected)
+        found.expect_clean()
+
+    def _strike(self, job: Job, node: Node, random: Random) -> None:
+        """Sends the signals, as soon as the process exists."""
+        pids: list[int] = []
+
+        def there() -> bool:
+            if self.whole_node:
+                pids[:] = node.tree()
+            elif self.process == "launch":
+                pids[:] = [node.process.pid]
+            else:
+                pid = node.find(self.process)
+                pids[:] = [pid] if pid is not None else []
+            return bool(pids)
+
+        job.wait_until(there, f"process {self.process}")
+        for number, sent in enumerate(self.signals):
+            if number:
+                time.sleep(random.uniform(0, 1))
+            for pid in pids:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, sent)
+
+    def _watch(self, job: Job, rank: int, found: Injection) -> None:
+        """Waits for the message and the end of all nodes that can still report one."""
+        began = time.monotonic()
+        gone_ranks = {rank} if self.process in ("node", "launch") and self.signals[0] in (KILL, STOP) else set[int]()
+        survivors = [node for number, node in enumerate(job.nodes) if number not in gone_ranks]
+        while any(node.process.poll() is None for node in survivors) and time.monotonic() < began + PATIENCE:
+            if found.detected is None and any(re.search(NAMED, node.output()) for node in survivors):
+                found.detected = round(time.monotonic() - began, 2)
+            time.sleep(0.02)
+        found.ended = round(time.monotonic() - began, 2)
+        if found.detected is None:
+            found.detected = found.ended
+        found.exits = [-1 if (code := node.process.poll()) is None else code for node in survivors]
+        found.expect(set(found.exits) <= self.exits, f"exit codes {found.exits} instead of {sorted(self.exits)}")
+        output = "\n".join(node.output() for node in survivors)
+        found.cause = first_line(self.cause, output)
+        found.expect("Traceback" not in output, "a traceback: " + output[output.find("Traceback") :][:2000])
+        if not found.cause:
+            found.problems.append("output: " + output[-2000:])
+        frozen = stopped() if self.whole_node else set[int]()
+        while (left := job.left(frozen)) and time.monotonic() < began + found.ended + CLEAN_UP:
+            time.sleep(0.05)
+        found.processes = len(left)
+        found.files = len(job.new_files(gone_ranks if self.whole_node else set()))
+
+    def _look_back(self, job: Job, found: Injection, steps: Sequence[int], expected: int) -> None:
+        """What the run's directory holds."""
+        if steps:
+            found.moment += f", step {steps[-1]}"
+            found.expect(steps[0] == expected, f"went on with step {steps[0]} instead of {expected}")
+            totals = rows_of(job.run_dir)[-1]["totals"]
+            right = steps[-1] * (steps[-1] + 1) // 2
+            found.expect(set(totals) == {right}, f"step {steps[-1]} has the totals {totals} instead of {right}")
+        if last_step(job.run_dir):
+            try:
+                last = last_checkpoint(job.run_dir)
+                found.readable = last is not None
+                saved = read_checkpoint(last, job.run_dir.parent).step if last else 0
+            except CheckpointError as error:
+                found.readable, saved = False, 0
+                found.problems.append(str(error))
+            found.steps_lost = max(0, last_step(job.run_dir) - saved)
+
+
+@cache
+def night(nodes: int) -> Path:
+    """The run's directory of all jobs with that many nodes. Its parent stands for the model."""
+    model = Path(tempfile.mkdtemp(prefix="chaos-night-"))
+    (model / "config.json").write_text("{}")
+    return model / f"on_{nodes}_nodes"
+
+
+def rows_of(run_dir: Path) -> list[Mapping[str, object]]:
+    file = run_dir / METRICS
+    lines = file.read_text().splitlines(keepends=True) if file.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def last_step(run_dir: Path) -> int:
+    rows = rows_of(run_dir)
+    return int(str(rows[-1]["step"])) if rows else 0
+
+
+def resumes_at(run_dir: Path) -> int:
+    """The first step of the next job."""
+    last = last_checkpoint(run_dir)
+    return 1 + (read_checkpoint(last, run_dir.parent).step if last else 0)
+
+
+def parents() -> dict[int, int]:
+    """Living processes, each with its parent."""
+    found = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
+            if state != "Z":
+                found[int(stat.parent.name)] = int(parent)
+    return found
+
+
+def stopped() -> set[int]:
+    """Processes that are stopped by a signal."""
+    found = set()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            if stat.read_text().rpartition(")")[2].split()[0] == "T":
+                found.add(int(stat.parent.name))
+    return found
+
+
+def description(pid: int) -> str:
+    """Name and command line of a process; empty if it is gone."""
+    with suppress(OSError):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        return Path(f"/proc/{pid}/comm").read_text().strip() + " " + words
+    return ""
+
+
+def carries(pid: int, mark: str) -> bool:
+    """Whether a process inherited this job's mark."""
+    with suppress(OSError):
+        return f"{MARK}={mark}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return False
+
+
+def codes(*numbers: int) -> frozenset[int]:
+    return frozenset(numbers)
+
+
+RAYLET, GCS, COMMAND, RANK = (
+    r"^raylet ",
+    r"^gcs_server ",
+    r"^python\S* \S+ -m tests.chaos.counting",
+    r"^ray::ActorWorke",
+)
+KILL, STOP, TERM = signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM
+FAULTS = (
+    Fault("worker node killed", "worker", "node", [KILL], codes(NODE_LOST), r"error: node \d"),
+    Fault("head node killed", "head", "node", [KILL], codes(NODE_LOST), r"error: node 0"),
+    Fault("worker node silent", "worker", "node", [STOP], codes(NODE_LOST), r"error: node \d"),
+    Fault("head node silent", "head", "node", [STOP], codes(NODE_LOST), r"error: node 0"),
+    Fault("`launch` killed", "any", "launch", [KILL], codes(NODE_LOST), r"error: .*lost: its launch was killed"),
+    Fault("raylet killed", "any", RAYLET, [KILL], codes(NODE_LOST), r"error: .*raylet"),
+    Fault("GCS killed", "head", GCS, [KILL], codes(NODE_LOST), r"error: .*(GCS|gcs_server)"),
+    Fault("command killed", "head", COMMAND, [KILL], codes(137), r"error: .*SIGKILL"),
+    Fault("rank killed", "any", RANK, [KILL], codes(WORKER_FAILED), r"error: actor rank \d .* died"),
+    Fault("rank stopped", "any", RANK, [STOP], codes(WORKER_FAILED), r"error: actor rank \d .*no answer"),
+    Fault("SIGTERM", "any", "launch", [TERM], codes(143), r"error: node \d .* received SIGTERM"),
+    Fault("SIGTERM twice", "any", "launch", [TERM, TERM], codes(143), r"error: node \d .* received SIGTERM"),
+    Fault("SIGUSR1", "any", "launch", [signal.SIGUSR1], codes(138), r"error: node \d .* received SIGUSR1"),
+)
+KINDS = tuple(one_by_one(fault.name, fault.inject) for fault in FAULTS)
