@@ -38,6 +38,8 @@ class Process:
     def __init__(self, pid: int, popen: "subprocess.Popen[bytes] | None" = None) -> None:
         self.pid = pid
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.killed_by: int | None = None
+        """The signal that ended it, if one did."""
         self._popen = popen
 
     def record(self, wait_status: int) -> None:
@@ -46,6 +48,7 @@ class Process:
         if self._popen is not None:
             self._popen.returncode = code  # else Popen would wait for the child again
         if not self.ended.done():
+            self.killed_by = -code if code < 0 else None
             self.ended.set_result(code if code >= 0 else 128 - code)
 
     async def status(self) -> int:

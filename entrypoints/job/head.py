@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
+import signal
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -193,7 +194,19 @@ async def run_command(node: Node, environment: Mapping[str, str]) -> int:
     """Run the command in the foreground and return its status. Cancellation ends it. Raises CommandNotFoundError."""
     process = node.process_tree.spawn(node.options.command, environment, foreground=True)
     try:
-        return await process.status()
+        status = await process.status()
+        if process.killed_by is not None:
+            log.warning("%s", _death(process.killed_by))
+        return status
     finally:
         await process.end(node.grace)
         take_terminal()
+
+
+def _death(number: int) -> str:
+    """What to say of a command that this signal killed."""
+    known = number in set(signal.Signals)  # not every real-time signal has a name
+    said = f"{signal.Signals(number).name if known else f'signal {number}'} killed the command"
+    if number == signal.SIGKILL:
+        said += "; if nobody sent it, the kernel did because memory ran out: see `dmesg` and the container's limit"
+    return said

@@ -1,33 +1,48 @@
 """Injects faults and checks what they leave behind: `python -m tests.chaos ROOM… --record FILE`.
 
-Each kind is injected --count times, at moments drawn from the seeds 0, 1, …. FILE keeps a JSON line per injection, and a
-later call injects only what is missing there. --table prints the table of docs/concepts/reliability.md from it.
+Each kind is injected --count times, at moments drawn from the seeds 0, 1, …. FILE keeps a JSON line per injection;
+a later call injects only what is missing there. --table prints the table of docs/concepts/reliability.md from it.
 """
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from itertools import zip_longest
 from pathlib import Path
+from shutil import which
 
 from tests.chaos.injection import Kind, NotStartedError, markdown, record, recorded
 
-ROOMS = ("checkpoints", "jobs")
+ROOMS = {
+    "checkpoints": True,
+    "processes": True,
+    "disks": os.geteuid() == 0 and which("mount") is not None,
+    "jobs": find_spec("ray") is not None,
+    "registries": find_spec("buildkit") is not None and find_spec("trustme") is not None,
+}
+"""Each room, and whether this Python has what it needs."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
-    parser.add_argument("rooms", nargs="*", choices=ROOMS, help="all of them if none is given")
+    parser.add_argument("rooms", nargs="*", help=f"{', '.join(ROOMS)}; without any, those that can run here")
     parser.add_argument("--record", type=Path, required=True, metavar="FILE")
     parser.add_argument("--count", type=int, default=10, help="injections per kind, those in FILE included")
     parser.add_argument("--kind", default="", help="only kinds whose names hold this")
     parser.add_argument("--table", action="store_true", help="only print the table")
     given = parser.parse_args()
+    if unknown := set(given.rooms) - set(ROOMS):
+        parser.error(f"no room {', '.join(unknown)}; there are {', '.join(ROOMS)}")
     if given.table:
         sys.stdout.write("\n".join(markdown(recorded(given.record))) + "\n")
         return 0
-    kinds = [kind for room in given.rooms or ROOMS for kind in importlib.import_module(f"tests.chaos.{room}").KINDS]
+    rooms = given.rooms or [room for room, able in ROOMS.items() if able]
+    if left_out := [room for room in ROOMS if room not in rooms]:
+        say(f"without {' and '.join(left_out)}")
+    kinds = [kind for room in rooms for kind in importlib.import_module(f"tests.chaos.{room}").KINDS]
     failed = 0
     for kind, seeds in in_turn([kind for kind in kinds if given.kind in kind.name], given.record, given.count):
         try:

@@ -35,8 +35,8 @@ class Injection:
     steps_lost: int | None = None
     readable: bool | None = None
     """Whether a whole checkpoint was there afterwards, if there was one before."""
-    cause: str = ""
-    """The message that named the fault."""
+    cause: str | None = ""
+    """The message that named the fault; None if nobody was left to say it."""
     problems: list[str] = field(default_factory=list)
     """Broken promises; empty if the injection passed."""
     date: str = field(default_factory=lambda: datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S"))
@@ -52,7 +52,7 @@ class Injection:
         self.expect(not self.files, f"{self.files} files left")
         self.expect(self.steps_lost is None or self.steps_lost <= STEPS_LOST, f"{self.steps_lost} steps lost")
         self.expect(self.readable is not False, "no checkpoint can be read")
-        self.expect(bool(self.cause), "no message names the cause")
+        self.expect(self.cause != "", "no message names the cause")
 
 
 class NotStartedError(Exception):
@@ -88,14 +88,16 @@ def recorded(file: Path) -> list[Injection]:
 
 def record(file: Path, injection: Injection) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("a", encoding="utf-8") as opened:
-        opened.write(json.dumps(asdict(injection)) + "\n")
+    with file.open("a+b") as opened:
+        opened.seek(0)
+        opened.truncate(opened.read().rfind(b"\n") + 1)  # a line that was cut
+        opened.write(json.dumps(asdict(injection)).encode() + b"\n")
 
 
 def markdown(injections: Sequence[Injection]) -> list[str]:
     """Lines of a table with a row per kind."""
     lines = [
-        "| fault | injected | seconds to the message | exit codes | processes, files left | steps lost | "
+        "| fault | injected | seconds to the message | exit codes | processes, files left | most steps lost | "
         "checkpoint readable | cause named | broken promises |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
@@ -112,19 +114,23 @@ def _row(name: str, found: Sequence[Injection]) -> str:
     lost = [one.steps_lost for one in found if one.steps_lost is not None]
     readable = [one.readable for one in found if one.readable is not None]
     codes = sorted({code for one in found for code in one.exits})
-    named = sum(bool(one.cause) for one in found)
+    causes = [one.cause for one in found if one.cause is not None]
     cells = [
         name,
         f"{len(found)}, {four} of them on four nodes" if four else str(len(found)),
-        f"{statistics.median(seconds):.1f}, at most {max(seconds):.1f}" if seconds else "-",
+        f"{_tenths(statistics.median(seconds))}, at most {_tenths(max(seconds))}" if seconds else "-",
         ", ".join(map(str, codes)) or "-",
         f"{_most(one.processes for one in found)}, {_most(one.files for one in found)}",
-        f"at most {max(lost)}" if lost else "-",
+        _most(lost),
         f"{sum(readable)} of {len(readable)}" if readable else "-",
-        f"{named} of {len(found)}",
+        f"{sum(map(bool, causes))} of {len(causes)}" if causes else "-",
         str(sum(bool(one.problems) for one in found) or "none"),
     ]
     return "| " + " | ".join(cells) + " |"
+
+
+def _tenths(seconds: float) -> str:
+    return f"{seconds:.1f}" if seconds >= 0.1 else "under 0.1"
 
 
 def _most(counts: Iterable[int | None]) -> str:

@@ -1,4 +1,4 @@
-"""Nodes, Ray's processes and signals: `launch` with real Ray on two and four nodes, which are processes of this machine.
+"""Nodes, Ray's processes and signals: `launch` with real Ray on two and four nodes, processes of this machine.
 
 The command counts and saves (`tests.chaos.counting`). Every injection continues the run of the one before it, so that
 each of them also shows that the run of the last one could be resumed. Needs Ray: run it with the image's Python.
@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -22,7 +22,7 @@ from random import Random
 
 from benchmarks.two_nodes import LAUNCH, REPOSITORY, SMALL, new_job
 from tests.chaos.counting import METRICS
-from tests.chaos.injection import Injection, Kind, NotStartedError, first_line, one_by_one
+from tests.chaos.injection import Injection, NotStartedError, first_line, one_by_one
 from trainer.errors import CheckpointError
 from trainer.runs.checkpoint import last_checkpoint, read_checkpoint
 
@@ -311,7 +311,7 @@ FAULTS = (
     Fault("`launch` killed", "any", "launch", [KILL], codes(NODE_LOST), r"error: .*lost: its launch was killed"),
     Fault("raylet killed", "any", RAYLET, [KILL], codes(NODE_LOST), r"error: .*raylet"),
     Fault("GCS killed", "head", GCS, [KILL], codes(NODE_LOST), r"error: .*(GCS|gcs_server)"),
-    Fault("command killed", "head", COMMAND, [KILL], codes(137), r"error: .*SIGKILL"),
+    Fault("command killed", "head", COMMAND, [KILL], codes(137), r"SIGKILL killed the command"),
     Fault("rank killed", "any", RANK, [KILL], codes(WORKER_FAILED), r"error: actor rank \d .* died"),
     Fault("rank stopped", "any", RANK, [STOP], codes(WORKER_FAILED), r"error: actor rank \d .*no answer"),
     Fault("SIGTERM", "any", "launch", [TERM], codes(143), r"error: node \d .* received SIGTERM"),

@@ -33,6 +33,20 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (signal.SIGKILL, "SIGKILL killed the command; if nobody sent it, the kernel did because memory ran out"),
+        (signal.SIGSEGV, "SIGSEGV killed the command\n"),
+        (35, "signal 35 killed the command\n"),
+    ],
+)
+def test_the_signal_that_killed_the_command_is_named(start: Start, number: int, words: str) -> None:
+    ended = start("--single", "--no-ray", "--", "sh", "-c", f"kill -{int(number)} $$").wait()
+    assert ended.status == 128 + number
+    assert words in ended.stderr
+
+
 STOPS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGALRM]
 
 
