@@ -19,6 +19,7 @@ from tests.chaos.injection import Kind, NotStartedError, markdown, record, recor
 ROOMS = {
     "checkpoints": True,
     "processes": True,
+    "rewards": find_spec("psutil") is not None,
     "disks": os.geteuid() == 0 and which("mount") is not None,
     "jobs": find_spec("ray") is not None,
     "registries": find_spec("buildkit") is not None and find_spec("trustme") is not None,

@@ -46,6 +46,7 @@ def inject(damage: Damage, random: Random, found: Injection) -> None:
         found.readable, found.steps_lost = last is not None, 3 - int(last.name[-6:]) if last else 3
         found.expect(found.steps_lost == 1, f"resumed from {last} although step 3 is damaged")
         found.cause = next((said for said in messages.said if re.search(r"step_000003.*damaged|not a check", said)), "")
+        found.expect("\n" not in found.cause, f"a message of several lines: {found.cause}")
         write(run_dir, 3, random)  # as the resumed run does
         found.files = sum(path.name.startswith(".") for path in (run_dir / "checkpoints").iterdir())
         found.expect(last_checkpoint(run_dir) == newest, "the step written again is not whole")

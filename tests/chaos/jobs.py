@@ -23,6 +23,7 @@ from random import Random
 from benchmarks.two_nodes import LAUNCH, REPOSITORY, SMALL, new_job
 from tests.chaos.counting import METRICS
 from tests.chaos.injection import Injection, NotStartedError, first_line, one_by_one
+from tests.chaos.process_table import description, parents, stopped
 from trainer.errors import CheckpointError
 from trainer.runs.checkpoint import last_checkpoint, read_checkpoint
 
@@ -254,35 +255,6 @@ def resumes_at(run_dir: Path) -> int:
     """The first step of the next job."""
     last = last_checkpoint(run_dir)
     return 1 + (read_checkpoint(last, run_dir.parent).step if last else 0)
-
-
-def parents() -> dict[int, int]:
-    """Living processes, each with its parent."""
-    found = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
-            if state != "Z":
-                found[int(stat.parent.name)] = int(parent)
-    return found
-
-
-def stopped() -> set[int]:
-    """Processes that are stopped by a signal."""
-    found = set()
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            if stat.read_text().rpartition(")")[2].split()[0] == "T":
-                found.add(int(stat.parent.name))
-    return found
-
-
-def description(pid: int) -> str:
-    """Name and command line of a process; empty if it is gone."""
-    with suppress(OSError):
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        return Path(f"/proc/{pid}/comm").read_text().strip() + " " + words
-    return ""
 
 
 def carries(pid: int, mark: str) -> bool:

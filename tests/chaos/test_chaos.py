@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos import checkpoints, jobs, processes
+from tests.chaos import checkpoints, jobs, processes, rewards
 from tests.chaos.__main__ import in_turn
 from tests.chaos.injection import Injection, Kind, markdown, record, recorded
 
 
-@pytest.mark.parametrize("kind", [*checkpoints.KINDS, *processes.KINDS], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", [*checkpoints.KINDS, *processes.KINDS, *rewards.KINDS], ids=lambda kind: kind.name)
 def test_a_fault_leaves_nothing_and_costs_at_most_a_step(kind: Kind) -> None:
     (found,) = kind.inject([0])
     assert found.problems == []

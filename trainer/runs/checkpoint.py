@@ -250,7 +250,15 @@ def _read_manifest(directory: Path) -> _Manifest:
     except FileNotFoundError as error:
         raise CheckpointError(f"{directory}: not a checkpoint, it has no {STATE_FILE}", hint=hint) from error
     except (OSError, ValidationError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{directory / STATE_FILE}: damaged: {error}", hint=hint) from error
+        raise CheckpointError(f"{directory / STATE_FILE}: damaged: {_in_a_line(error)}", hint=hint) from error
+
+
+def _in_a_line(error: Exception) -> str:
+    """The first complaint, without pydantic's excerpt of the file and address of its documentation."""
+    if not isinstance(error, ValidationError):
+        return str(error)
+    first = error.errors()[0]
+    return ": ".join([*map(str, first["loc"]), first["msg"]])
 
 
 def checkpoint_model(directory: Path) -> Path:

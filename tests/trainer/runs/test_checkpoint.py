@@ -203,6 +203,7 @@ def test_a_damaged_file_is_named(checkpoint: Path, model: Path, damage: object, 
     with pytest.raises(CheckpointError, match=message) as caught:
         read_checkpoint(checkpoint, model)
     assert caught.value.hint
+    assert "\n" not in str(caught.value)
 
 
 def test_a_checkpoint_without_a_role_that_the_run_trains_is_refused(tmp_path: Path, model: Path) -> None:
