@@ -1,13 +1,14 @@
 """The command `certify`."""
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.markup import escape
 
-from buildkit.certification.certificate import FAILED, NOT_DONE, statement
+from buildkit.certification.certificate import FAILED, NOT_DONE, Part, statement
 from buildkit.certification.certify import certify_image
 from buildkit.commands.options import ImageName, Project, TargetName, VariantName, errors, open_matrix
 from buildkit.errors import CertificateError, UsageError
@@ -61,8 +62,15 @@ def certify(
         errors.print(escape(f"not done: {', '.join(part.name for part in missing)}"))
     if failures := certificate.with_result(FAILED):
         raise CertificateError(
-            f"{certificate.identifier} failed on {certificate.hardware}: "
-            + "; ".join(f"{part.name}: {part.reason}" for part in failures),
+            f"{certificate.identifier} failed on {certificate.hardware}: {by_reason(failures)}",
             f"{path} holds every figure; see the output above",
         )
     errors.print(f"certified in {certificate.seconds:.0f} s" if not certificate.rehearsal else "rehearsed on CPU")
+
+
+def by_reason(parts: Sequence[Part]) -> str:
+    """Parts that have one reason stand together."""
+    reasons = dict.fromkeys(part.reason for part in parts)
+    return "; ".join(
+        f"{', '.join(part.name for part in parts if part.reason == reason)}: {reason}" for reason in reasons
+    )

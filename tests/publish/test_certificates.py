@@ -15,6 +15,7 @@ from buildkit.certification.certify import count_gpus, digests, refuse_other_var
 from buildkit.certification.contributed import read_certificates
 from buildkit.certification.judge import judge_devices, judge_training
 from buildkit.certification.trials import Trial, devices, training
+from buildkit.commands.certify import by_reason
 from buildkit.errors import RunError, TrustError, UsageError
 from buildkit.host.machine import read_machine
 from buildkit.publishing.dsse import seal
@@ -217,6 +218,15 @@ def test_bad_arguments_are_refused_before_anything_runs(arguments: list[str], wo
     assert done.returncode == 2
     assert words in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_parts_that_failed_for_one_reason_are_named_together() -> None:
+    parts = [
+        Part("two ranks", "failed", "no answer"),
+        Part("agreement", "failed", "no answer"),
+        Part("x", "failed", "y"),
+    ]
+    assert by_reason(parts) == "two ranks, agreement: no answer; x: y"
 
 
 # ---- the file --------------------------------------------------------------------------------------------------------
