@@ -128,3 +128,16 @@ def start_node(start: Start) -> Start:
         return start(*arguments, **{**job, **variables})
 
     return start_one
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def running_pair(start_node: Start, command: str = "echo up; exec sleep 60") -> tuple[Launch, Launch]:
+    worker = start_node(1, "--no-ray", "--", "true")
+    head = start_node(0, "--no-ray", "--", "sh", "-c", command)
+    assert head.read_line() == "up"
+    return head, worker

@@ -29,10 +29,9 @@ from trainer.runs.loop import (
     update,
     with_last_checkpoint,
 )
-from trainer.runs.ppo import find_plan
 from trainer.runs.reproduction.writer import CertificateWriter, Repeat, hardware_of
 from trainer.runs.stop_signal import StopSignal
-from trainer.runs.workers import TrainingGroups, connect_ranks, start_training
+from trainer.runs.workers import TrainingGroups, connect_ranks, find_plan, start_training
 
 Example = TypeVar("Example")
 

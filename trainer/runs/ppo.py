@@ -1,10 +1,7 @@
 """The controller of a PPO run: one process that calls all workers. `Controller.step` is one step, top to bottom."""
 
-import json
 import logging
 import time
-from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 import psutil
@@ -17,25 +14,20 @@ from trainer.algorithms.off_policy.treatment import OffPolicyCorrection
 from trainer.algorithms.resampling import resampled_rows
 from trainer.algorithms.returns import explained_variance
 from trainer.algorithms.rows import Sampled
-from trainer.cluster.nodes import connected, find_nodes, reserve_slots
+from trainer.algorithms.token_rewards import move_to_tokens, token_rewards
+from trainer.cluster.nodes import connected
 from trainer.config.custom_code import code_lines
 from trainer.config.tree import Config
 from trainer.data.batches.batch import Batch
-from trainer.data.dataset import Prompt
 from trainer.errors import ConfigError, WatchdogError
 from trainer.experience.asynchronous import AsynchronousPipeline
 from trainer.experience.collector import Collector, Experience, Scores
 from trainer.experience.pipeline import Pipeline
 from trainer.experience.run_data import RunData
-from trainer.experience.trajectory import Trajectory
 from trainer.models.files import check_models, with_local_models
-from trainer.planning.memory import device_memory
 from trainer.planning.placement import roles_of
-from trainer.planning.plan import Plan, plan_of
 from trainer.records.files.owner import RunOwner
-from trainer.records.tracking import Sample, Tracker
-from trainer.records.trajectories import Row, TrajectoryWriter, text_of, trajectories_directory, validations_directory
-from trainer.rollout.engine import check_tensor_parallel
+from trainer.records.tracking import Tracker
 from trainer.rollout.engines import Engines
 from trainer.rollout.sampling import request_seed
 from trainer.runs.checkpoint import TrainingState, read_checkpoint
@@ -51,13 +43,13 @@ from trainer.runs.loop import (
     with_last_checkpoint,
 )
 from trainer.runs.reproduction.writer import CertificateWriter, Repeat, hardware_of
+from trainer.runs.responses import ResponseRecords
 from trainer.runs.stop_signal import StopSignal
 from trainer.runs.watchdogs import Watchdogs, most_severe
-from trainer.runs.workers import Workers, connect_ranks, start_workers
+from trainer.runs.workers import Workers, connect_ranks, find_plan, start_workers
 
 logger = logging.getLogger(__name__)
 
-SAMPLES_PER_STEP = 8
 # The fields of a batch that a role's optimizer steps read, besides the tokens.
 ACTOR_READS = ("old_log_probs", "reference_log_probs", "teacher_log_probs", "advantages", "corrections")
 CRITIC_READS = ("values", "returns")
@@ -101,25 +93,8 @@ def _train(config: Config, run_dir: Path, owner: RunOwner, repeat: Repeat | None
         finally:
             controller.pipeline.close()
             controller.collector.close()
-            controller.trajectories.close()
-            controller.validations.close()
+            controller.records.close()
         return controller.result()
-
-
-def find_plan(config: Config, roles: Sequence[str]) -> Plan:
-    """The plan of a run on the nodes of the cluster, logged.
-
-    Raises ConfigError if batches or models do not fit.
-    """
-    check_tensor_parallel(config)
-    settings = config.trainer
-    nodes = find_nodes(settings.nnodes, settings.n_gpus_per_node)
-    gpus = nodes[0].gpus if settings.n_gpus_per_node is None else settings.n_gpus_per_node
-    slots = reserve_slots(nodes, gpus, settings.worker_timeout)
-    found = plan_of(config, slots, roles, device_memory(slots[0].device))
-    for line in found.lines():
-        logger.info("%s", line)
-    return found
 
 
 class Controller(TrainingRun):
@@ -155,9 +130,7 @@ class Controller(TrainingRun):
         self.kl_coefficient = config.algorithm.kl_coefficient
         self.exact_matches: list[float] = []
         self.watchdogs = Watchdogs(config.watchdogs)
-        recorded = config.trainer.trajectories
-        self.trajectories = TrajectoryWriter(trajectories_directory(run_dir, recorded), recorded)
-        self.validations = TrajectoryWriter(validations_directory(run_dir, recorded), recorded)
+        self.records = ResponseRecords(config, run_dir, self.collector.texts)
         self.after_update: dict[str, float] = {}
         groups, steps = workers.training, data.steps(config)
         super().__init__(config, run_dir, tracker, stop, groups, certificate, data.sampler, steps)
@@ -166,8 +139,7 @@ class Controller(TrainingRun):
         """Continues from a checkpoint if there is one, and gives the engines their first weights."""
         super().begin(resumed)
         if resumed is not None:
-            self.trajectories.truncate(resumed.step)
-            self.validations.truncate(resumed.step)
+            self.records.truncate(resumed.step)
         adaptive = self.config.algorithm.kl_control == "adaptive"
         if resumed is not None and resumed.kl_coefficient is not None and adaptive:
             self.kl_coefficient = resumed.kl_coefficient
@@ -209,12 +181,11 @@ class Controller(TrainingRun):
                 batch = batch.with_(values=forward(critic, CriticRole.values, batch))
         with phase("reward"):  # most of it ran beside the passes
             scores = experience.scores.result()
-        self.tracker.log_samples(step, self._samples(experience, scores.values.tolist()))
+        self.tracker.log_samples(step, self.records.samples(experience, scores.values.tolist()))
         with phase("advantages"):
             batch, metrics = self.estimate_advantages(batch, experience, scores)
         self.begin_update()
-        if self.trajectories.wants(step):
-            self.trajectories.write(step, partial(self._trajectories, experience, scores, batch))
+        self.records.write_step(step, experience, scores, batch)
         if self.may_update(step, metrics):
             batch = self._resampled(batch, experience, scores, step)
             if critic:
@@ -344,10 +315,7 @@ class Controller(TrainingRun):
         """Metrics of responses to the held-out prompts."""
         with self.pipeline.paused(), self.tracker.phase("validate"):
             found = self.collector.validate()
-        if self.config.trainer.trajectories.freq > 0:
-            rewards, parts = [one.value for one in found.scored], [one.numbers for one in found.scored]
-            rows = partial(self._rows, found.prompts, found.responses, rewards, parts)
-            self.validations.write(self.progress.step, rows)
+        self.records.write_validation(self.progress.step, found)
         self.exact_matches.append(found.metrics["validation/exact_match"])
         return found.metrics
 
@@ -358,56 +326,6 @@ class Controller(TrainingRun):
     def state(self, step: int) -> TrainingState:
         own = {"kl_coefficient": self.kl_coefficient, "sampler": self.pipeline.sampler_state()}
         return super().state(step).model_copy(update=own)
-
-    def _samples(self, experience: Experience, scores: Sequence[float]) -> list[Sample]:
-        """The first response to each of the first few prompts."""
-        prompts, responses = experience.prompts, experience.responses
-        rows = range(0, len(prompts), self.config.rollout.samples_per_prompt)[:SAMPLES_PER_STEP]
-        texts = self.collector.texts([responses[row].token_ids for row in rows])
-        return [
-            Sample(prompts[row].question, text, str(prompts[row].ground_truth), scores[row])
-            for row, text in zip(rows, texts, strict=True)
-        ]
-
-    def _trajectories(self, experience: Experience, scores: Scores, batch: Batch) -> list[Row]:
-        """All responses of a step, as `trajectories` records them."""
-        responses = experience.responses
-        rows = self._rows(experience.prompts, responses, scores.values.tolist(), scores.parts)
-        if not self.config.trainer.trajectories.per_token:
-            return rows
-        log_probs = batch.rollout_log_probs if batch.old_log_probs is None else batch.old_log_probs
-        values = {"log_probs": log_probs, "advantages": batch.advantages}
-        return [
-            {
-                **row,
-                "token_ids": response.token_ids,
-                **{name: own[number, : row["tokens"]].tolist() for name, own in values.items() if own is not None},
-            }
-            for number, (row, response) in enumerate(zip(rows, responses, strict=True))
-        ]
-
-    def _rows(
-        self,
-        prompts: Sequence[Prompt],
-        responses: Sequence[Trajectory],
-        rewards: Sequence[float],
-        parts: Sequence[Mapping[str, float]],
-    ) -> list[Row]:
-        """Responses with their texts and scores, as `trajectories` records them."""
-        texts = self.collector.texts([response.token_ids for response in responses])
-        return [
-            {
-                "prompt_index": prompt.index,
-                "data_source": prompt.data_source,
-                "prompt": prompt.question,
-                "response": text,
-                "ground_truth": text_of(prompt.ground_truth),
-                "reward": reward,
-                "scores": json.dumps(numbers),
-                "tokens": len(response.token_ids),
-            }
-            for prompt, response, text, reward, numbers in zip(prompts, responses, texts, rewards, parts, strict=True)
-        ]
 
 
 def corrected(batch: Batch, correction: OffPolicyCorrection) -> tuple[Batch, dict[str, float]]:
@@ -423,31 +341,3 @@ def corrected(batch: Batch, correction: OffPolicyCorrection) -> tuple[Batch, dic
         metrics["rollout/ratio_smallest"] = ratio[mask].min().item()
         metrics["rollout/corrected_fraction"] = bounded[mask].float().mean().item()
     return batch, metrics
-
-
-def token_rewards(scores: Tensor, kl: Tensor, mask: Tensor, kl_coefficient: float) -> Tensor:
-    """The score at each row's last token, minus the weighted KL at every token: [rows, tokens].
-
-    Args:
-        scores: [rows]; kl: [rows, tokens]; mask: [rows, tokens] bool with at least one True in each row.
-    """
-    rewards = (-kl_coefficient * kl).where(mask, 0.0)
-    last = (mask * torch.arange(1, mask.shape[1] + 1)).argmax(dim=1)
-    rewards[torch.arange(len(scores)), last] += scores
-    return rewards
-
-
-def move_to_tokens(rewards: Tensor, by_token: Sequence[Sequence[tuple[int, float]]], mask: Tensor) -> None:
-    """Moves parts of each row's score from its last token to the tokens that earned them, in place.
-
-    Args:
-        rewards: [rows, tokens], with the whole score at the last token.
-        by_token: for each row (position among the tokens that the policy sampled, reward); empty if no row has any.
-        mask: [rows, tokens] bool, the tokens that the policy sampled.
-    """
-    for row, pairs in enumerate(by_token):
-        if pairs:
-            places = mask[row].nonzero().squeeze(1)
-            for position, reward in pairs:
-                rewards[row, places[position]] += reward
-                rewards[row, places[-1]] -= reward

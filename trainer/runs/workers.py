@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import TypeVar
 
 from trainer.cluster.calls import wait
-from trainer.cluster.nodes import ClusterNode, Slot
+from trainer.cluster.nodes import ClusterNode, Slot, find_nodes, reserve_slots
 from trainer.cluster.place import RankPlace, Team
 from trainer.cluster.workers import WorkerGroup
 from trainer.config.tree import Config
 from trainer.experience.collector import Scorer
+from trainer.planning.memory import device_memory
 from trainer.planning.placement import ROLES, Placement, engine_slots
+from trainer.planning.plan import Plan, plan_of
 from trainer.roles.factories import make_actor, make_critic, make_reference, make_reward, make_rollout, make_teacher
+from trainer.rollout.engine import check_tensor_parallel
 from trainer.rollout.engines import EngineWorker
 from trainer.rollout.process_environment import engine_environment
 from trainer.runs.interfaces import ActorRole, CriticRole, ReferenceRole, TrainedRole, TrainingRole
@@ -150,3 +153,19 @@ def connect_ranks(groups: Sequence[WorkerGroup[TrainingRole]], run_dir: Path, ru
     notes = wait([call for calls in setups for call in calls], timeout)
     for note in dict.fromkeys(note for own in notes for note in own):
         logger.info("%s", note)
+
+
+def find_plan(config: Config, roles: Sequence[str]) -> Plan:
+    """The plan of a run on the nodes of the cluster, logged.
+
+    Raises ConfigError if batches or models do not fit.
+    """
+    check_tensor_parallel(config)
+    settings = config.trainer
+    nodes = find_nodes(settings.nnodes, settings.n_gpus_per_node)
+    gpus = nodes[0].gpus if settings.n_gpus_per_node is None else settings.n_gpus_per_node
+    slots = reserve_slots(nodes, gpus, settings.worker_timeout)
+    found = plan_of(config, slots, roles, device_memory(slots[0].device))
+    for line in found.lines():
+        logger.info("%s", line)
+    return found

@@ -13,6 +13,7 @@ import torch
 
 from trainer.algorithms.losses.kl import kl_estimate
 from trainer.algorithms.returns import generalized_advantages
+from trainer.algorithms.token_rewards import token_rewards
 from trainer.config.data import DataConfig
 from trainer.config.tree import Config
 from trainer.data.batches.batch import Batch
@@ -25,7 +26,6 @@ from trainer.models.networks import PolicyNetwork
 from trainer.models.packing import PackedRows
 from trainer.models.small import ModelShape, build_tokenizer, create_model
 from trainer.rollout.sampling import Response, SamplingRequest
-from trainer.runs.ppo import token_rewards
 
 CALCULATOR = Path(__file__).parents[3] / "examples" / "calculator" / "environment.py"
 

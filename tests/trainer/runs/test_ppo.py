@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.trainer.whole_run import Run, Runs, workers_of
+from trainer.algorithms.token_rewards import move_to_tokens, token_rewards
 from trainer.config.trainer import TrainerConfig
 from trainer.config.tree import Config
 from trainer.errors import CheckpointError, ConfigError
@@ -19,7 +20,6 @@ from trainer.rollout.engines import split
 from trainer.runs.checkpoint import read_checkpoint
 from trainer.runs.export import export_checkpoint
 from trainer.runs.loop import run_directory
-from trainer.runs.ppo import move_to_tokens, token_rewards
 
 
 @pytest.fixture(scope="module")

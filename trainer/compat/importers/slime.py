@@ -296,36 +296,10 @@ def _read_elsewhere(_key: str, _value: Value, _given: Given) -> Translation:
     return Translation({})
 
 
-_READ_ELSEWHERE = (
-    "normalize_advantages",
-    "disable_grpo_std_normalization",
-    "kl_loss_type",
-    "kl_loss_coef",
-    "tis_clip",
-    "tis_clip_low",
-    "opsm_delta",
-    "num_steps_per_rollout",
-    "num_epoch",
-    "rollout_max_context_len",
-    "eval_temperature",
-    "eval_top_p",
-    "eval_top_k",
-    "n_samples_per_eval_prompt",
-    "rm_url",
-    "min_lr",
-    "lr_warmup_fraction",
-    "lr_warmup_iters",
-    "adam_beta1",
-    "adam_beta2",
-    "adam_eps",
-    "bf16",
-    "opd_type",
-    "opd_kl_coef",
-)
 _DISTILLATION = "set distillation.teacher to a Hugging Face model"
 RULES: dict[str, Rule] = {
     **{name: no_effect(reason) for name, reason in _FACTS["without_effect"].items()},
-    **dict.fromkeys(_READ_ELSEWHERE, _read_elsewhere),
+    **dict.fromkeys(_FACTS["read_with_others"], _read_elsewhere),
     "actor_num_nodes": to("trainer.nnodes"),
     "actor_num_gpus_per_node": devices,
     "rollout_num_gpus_per_engine": to("rollout.tensor_parallel"),
