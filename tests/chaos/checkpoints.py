@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from random import Random
 
-from tests.chaos.injection import Injection, one_by_one
+from tests.chaos.injection import Injection, Kind
 from trainer.records.files.checksums import sha256
 from trainer.runs.checkpoint import STATE_FILE, CheckpointWriter, TrainingState, fingerprint, last_checkpoint
 
@@ -102,6 +102,6 @@ def incomplete(random: Random, checkpoint: Path) -> None:
 
 
 KINDS = tuple(
-    one_by_one(f"checkpoint {damage.__name__}", partial(inject, damage))
+    Kind(f"checkpoint {damage.__name__}", partial(inject, damage))
     for damage in (truncated, zeroed, changed, incomplete)
 )

@@ -15,7 +15,7 @@ from pathlib import Path
 from random import Random
 
 from benchmarks.two_nodes import REPOSITORY
-from tests.chaos.injection import Injection, NotStartedError, first_line, one_by_one
+from tests.chaos.injection import Injection, Kind, NotStartedError, first_line
 from tests.chaos.processes import PATIENCE, Run, rows_of, saved_step
 
 SIZE = "512k"
@@ -46,15 +46,13 @@ def inject(fault: Callable[[Path], None], repair: Callable[[Path], None], random
             repair(disk)
             repaired = run.steps()[-1]
             run.wait_for_steps(5)
-            saved = saved_step(run_dir, found)
-            found.expect(
-                saved > repaired, f"step {saved} is the last one saved, although the disk works since {repaired}"
-            )
             found.exits = [run.end(15)]
             found.expect(found.exits == [143], f"exit code {found.exits}: {run.log.read_text()}")
             recorded = [row["step"] for row in rows_of(run_dir)]
             found.expect(recorded == list(range(1, recorded[-1] + 1)), f"recorded {recorded}")
-            found.steps_lost = recorded[-1] - saved_step(run_dir, found)
+            saved = saved_step(run_dir, found)
+            found.expect(saved > repaired, f"step {saved} is the last one saved; the disk works since {repaired}")
+            found.steps_lost = recorded[-1] - saved
             found.processes, found.files = 0, sum(path.name.startswith(".") for path in disk.iterdir())
         finally:
             run.process.kill()
@@ -157,7 +155,7 @@ def wait_for(reached: Callable[[], object], what: str) -> None:
 
 
 KINDS = (
-    one_by_one("disk full", partial(inject, fill, make_room)),
-    one_by_one("disk read-only", partial(inject, partial(remount, "ro"), partial(remount, "rw"))),
-    one_by_one("out of memory", out_of_memory),
+    Kind("disk full", partial(inject, fill, make_room)),
+    Kind("disk read-only", partial(inject, partial(remount, "ro"), partial(remount, "rw"))),
+    Kind("out of memory", out_of_memory),
 )

@@ -3,7 +3,7 @@
 import json
 import re
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -61,23 +61,16 @@ class NotStartedError(Exception):
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of fault. `inject` injects it once per seed, all of them into one run if they are given together."""
+    """A kind of fault. `act` injects it and fills in the consequences; it draws moment and place."""
 
     name: str
-    inject: Callable[[Sequence[int]], Iterable[Injection]]
-    together: bool = False
+    act: Callable[[Random, Injection], None]
 
-
-def one_by_one(name: str, inject: Callable[[Random, Injection], None]) -> Kind:
-    """A kind whose injections share no run. `inject` fills in the consequences."""
-
-    def series(seeds: Sequence[int]) -> Iterator[Injection]:
-        for seed in seeds:
-            found = Injection(name, seed)
-            inject(Random(f"{name} {seed}"), found)
-            yield found
-
-    return Kind(name, series)
+    def inject(self, seed: int) -> Injection:
+        """Raises NotStartedError."""
+        found = Injection(self.name, seed)
+        self.act(Random(f"{self.name} {seed}"), found)
+        return found
 
 
 def recorded(file: Path) -> list[Injection]:

@@ -22,7 +22,7 @@ from random import Random
 
 from benchmarks.two_nodes import LAUNCH, REPOSITORY, SMALL, new_job
 from tests.chaos.counting import METRICS
-from tests.chaos.injection import Injection, NotStartedError, first_line, one_by_one
+from tests.chaos.injection import Injection, Kind, NotStartedError, first_line
 from tests.chaos.process_table import description, parents, stopped
 from trainer.errors import CheckpointError
 from trainer.runs.checkpoint import last_checkpoint, read_checkpoint
@@ -69,6 +69,7 @@ class Job:
     run_dir: Path
     size: int
     command: Sequence[str]
+    ray: bool = True
     mark: str = field(default_factory=lambda: secrets.token_hex(8))
     nodes: list[Node] = field(default_factory=list)
 
@@ -81,7 +82,7 @@ class Job:
             log = Path(self.logs.name) / str(rank)
             with log.open("wb") as output:
                 process = subprocess.Popen(
-                    [*LAUNCH, *SMALL, "--", *self.command],
+                    [*LAUNCH, *(SMALL if self.ray else ["--no-ray"]), "--", *self.command],
                     env={**environment, "SLIPWAY_NODE_RANK": str(rank)},
                     cwd=REPOSITORY,
                     stdin=subprocess.DEVNULL,
@@ -142,6 +143,8 @@ class Fault:
     exits: frozenset[int]
     cause: str
     """What the message must match."""
+    ray: bool = True
+    """Whether the job has a Ray cluster with a worker on every node; without, only the command counts."""
 
     @property
     def whole_node(self) -> bool:
@@ -149,9 +152,9 @@ class Fault:
 
     def inject(self, random: Random, found: Injection) -> None:
         found.nodes = 4 if found.seed % 5 == 4 else 2
-        run_dir = night(found.nodes)
-        command = [sys.executable, "-m", "tests.chaos.counting", str(run_dir)]
-        job = Job(run_dir, found.nodes, command)
+        run_dir = night(found.nodes, self.ray)
+        command = [sys.executable, "-m", "tests.chaos.counting", str(run_dir), *([] if self.ray else ["--alone"])]
+        job = Job(run_dir, found.nodes, command, self.ray)
         expected = resumes_at(run_dir)
         with job:
             job.wait_until(job.met, "meeting of all nodes")
@@ -233,11 +236,11 @@ class Fault:
 
 
 @cache
-def night(nodes: int) -> Path:
-    """The run's directory of all jobs with that many nodes. Its parent stands for the model."""
+def night(nodes: int, ray: bool) -> Path:
+    """The run's directory of all such jobs. Its parent stands for the model."""
     model = Path(tempfile.mkdtemp(prefix="chaos-night-"))
     (model / "config.json").write_text("{}")
-    return model / f"on_{nodes}_nodes"
+    return model / f"on_{nodes}_nodes_{'with' if ray else 'without'}_ray"
 
 
 def rows_of(run_dir: Path) -> list[Mapping[str, object]]:
@@ -290,4 +293,4 @@ FAULTS = (
     Fault("SIGTERM twice", "any", "launch", [TERM, TERM], codes(143), r"error: node \d .* received SIGTERM"),
     Fault("SIGUSR1", "any", "launch", [signal.SIGUSR1], codes(138), r"error: node \d .* received SIGUSR1"),
 )
-KINDS = tuple(one_by_one(fault.name, fault.inject) for fault in FAULTS)
+KINDS = tuple(Kind(fault.name, fault.inject) for fault in FAULTS)

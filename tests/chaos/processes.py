@@ -18,7 +18,7 @@ from random import Random
 
 from benchmarks.two_nodes import REPOSITORY
 from tests.chaos.counting import METRICS
-from tests.chaos.injection import Injection, NotStartedError, first_line, one_by_one
+from tests.chaos.injection import Injection, Kind, NotStartedError, first_line
 from trainer.errors import CheckpointError
 from trainer.records.files.owner import OWNER
 from trainer.runs.checkpoint import last_checkpoint, read_checkpoint
@@ -148,8 +148,8 @@ def rows_of(run_dir: Path) -> list[dict[str, int]]:
 
 
 KINDS = (
-    one_by_one("one process killed while it saves", partial(inject, killed)),
-    one_by_one("one process stopped while it saves", partial(inject, stopped)),
-    one_by_one("two runs in one directory", partial(inject, second_run)),
-    one_by_one("clock jump, faked in one process", partial(inject, clock_jump)),
+    Kind("one process killed while it saves", partial(inject, killed)),
+    Kind("one process stopped while it saves", partial(inject, stopped)),
+    Kind("two runs in one directory", partial(inject, second_run)),
+    Kind("clock jump, faked in one process", partial(inject, clock_jump)),
 )

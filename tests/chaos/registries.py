@@ -21,7 +21,7 @@ from buildkit.errors import RegistryError
 from buildkit.registry import transport
 from buildkit.registry.client import Registry
 from buildkit.registry.content import IMAGE, Descriptor
-from tests.chaos.injection import Injection, one_by_one
+from tests.chaos.injection import Injection, Kind
 from tests.publish.conftest import ROOT, Server, connect, make_server
 
 LAYERS, LAYER_BYTES = 4, 2**22
@@ -101,6 +101,6 @@ def silent(server: Server) -> None:
 
 
 KINDS = (
-    one_by_one("registry killed during a push", partial(inject, killed)),
-    one_by_one("registry silent during a push", partial(inject, silent)),
+    Kind("registry killed during a push", partial(inject, killed)),
+    Kind("registry silent during a push", partial(inject, silent)),
 )

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from random import Random
 
-from tests.chaos.injection import Injection, NotStartedError, one_by_one
+from tests.chaos.injection import Injection, Kind, NotStartedError
 from tests.chaos.process_table import description, parents
 from trainer.config.reward import RewardConfig, RewardFunction
 from trainer.errors import WorkerError
@@ -69,6 +69,6 @@ def is_reward_process(pid: int) -> bool:
 
 
 KINDS = (
-    one_by_one("reward process killed", partial(inject, signal.SIGKILL)),
-    one_by_one("reward process stopped", partial(inject, signal.SIGSTOP)),
+    Kind("reward process killed", partial(inject, signal.SIGKILL)),
+    Kind("reward process stopped", partial(inject, signal.SIGSTOP)),
 )

@@ -4,21 +4,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos import checkpoints, jobs, processes, rewards
+from tests.chaos import checkpoints, jobs, nodes, processes, rewards
 from tests.chaos.__main__ import in_turn
 from tests.chaos.injection import Injection, Kind, markdown, record, recorded
 
 
 @pytest.mark.parametrize("kind", [*checkpoints.KINDS, *processes.KINDS, *rewards.KINDS], ids=lambda kind: kind.name)
 def test_a_fault_leaves_nothing_and_costs_at_most_a_step(kind: Kind) -> None:
-    (found,) = kind.inject([0])
-    assert found.problems == []
+    assert kind.inject(0).problems == []
 
 
-def test_a_job_on_two_nodes_keeps_the_promises_when_a_node_is_killed() -> None:
-    (kind,) = [kind for kind in jobs.KINDS if kind.name == "worker node killed"]
-    (found,) = kind.inject([0])
-    assert found.problems == []
+@pytest.mark.parametrize("name", ["worker node killed, no Ray", "command killed, no Ray", "worker node killed"])
+def test_a_job_on_two_nodes_keeps_its_promises(name: str) -> None:
+    (kind,) = [kind for kind in (*nodes.KINDS, *jobs.KINDS) if kind.name == name]
+    assert kind.inject(0).problems == []
 
 
 def test_broken_promises_are_noticed() -> None:
@@ -41,8 +40,8 @@ def test_only_missing_seeds_are_injected_and_kinds_take_turns(tmp_path: Path) ->
     assert [one.seed for one in recorded(file)] == [1]
     record(file, Injection("c", 0))
     assert [one.kind for one in recorded(file)] == ["a", "c"]
-    a, b = Kind("a", lambda _: []), Kind("b", lambda _: [])
-    assert list(in_turn([a, b], file, 2)) == [(a, [0]), (b, [0]), (b, [1])]
+    a, b = (Kind(name, lambda *_: None) for name in "ab")
+    assert in_turn([a, b], file, 2) == [(a, 0), (b, 0), (b, 1)]
 
 
 def test_the_table_has_a_row_per_kind() -> None:
