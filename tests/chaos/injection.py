@@ -111,7 +111,7 @@ def _row(name: str, found: Sequence[Injection]) -> str:
     cells = [
         name,
         f"{len(found)}, {four} of them on four nodes" if four else str(len(found)),
-        f"{_tenths(statistics.median(seconds))}, at most {_tenths(max(seconds))}" if seconds else "-",
+        _spread(seconds),
         ", ".join(map(str, codes)) or "-",
         f"{_most(one.processes for one in found)}, {_most(one.files for one in found)}",
         _most(lost),
@@ -122,8 +122,14 @@ def _row(name: str, found: Sequence[Injection]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def _tenths(seconds: float) -> str:
-    return f"{seconds:.1f}" if seconds >= 0.1 else "under 0.1"
+def _spread(seconds: Sequence[float]) -> str:
+    """Median and maximum."""
+    if not seconds:
+        return "-"
+    median, most = (
+        f"{value:.1f}" if value >= 0.1 else "under 0.1" for value in (statistics.median(seconds), max(seconds))
+    )
+    return median if median == most else f"{median}, at most {most}"
 
 
 def _most(counts: Iterable[int | None]) -> str:

@@ -34,7 +34,7 @@ CLEAN_UP = 10.0
 MARK = "SLIPWAY_CHAOS_JOB"
 PLACES = (Path("/tmp"), Path("/dev/shm"))
 NAMED = r"error: |\blost\b|\bdied\b|\bdisconnected\b"
-NODE_LOST, USAGE, WORKER_FAILED = 13, 2, 5
+NODE_LOST, WORKER_FAILED = 13, 5
 
 
 @dataclass
@@ -64,7 +64,7 @@ class Node:
 
 @dataclass
 class Job:
-    """The nodes of a job, which run a command on this run directory."""
+    """The nodes of a job, which run a command on this run directory. What killed nodes leave in /tmp stays there."""
 
     run_dir: Path
     size: int
@@ -100,8 +100,6 @@ class Job:
         for node in self.nodes:
             node.process.kill()
             node.process.wait()
-        for path in self.new_files(set()):
-            subprocess.run(["rm", "-rf", str(path)], check=False)
         self.logs.cleanup()
 
     def wait_until(self, reached: Callable[[], object], what: str) -> None:
