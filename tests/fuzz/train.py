@@ -180,6 +180,30 @@ def read_state(path: Path) -> object:
     return read_checkpoint(path.parent, path.parent)
 
 
+CERTIFICATE = {
+    "command": "train",
+    "run": "a",
+    "seed": 1,
+    "software": {"image": None, "version": "1", "commit": None, "code": "00", "python": "3.11", "packages": {"a": "1"}},
+    "hardware": {"nodes": 1, "engines": 1, "devices": {"actor": ["x"]}},
+    "inputs": {"data.train_files.0": {"path": "/nowhere/a", "files": {"a": "00"}}},
+    "origin": {"path": "/nowhere", "content": {"actor": "00"}, "manifest": "00"},
+    "changes": ["x"],
+    "checkpoints": {"2": {"path": "checkpoints/step_000002", "content": {"actor": "00"}, "manifest": "00"}},
+    "models": {"2": {"path": "model", "content": {"model": "00"}}},
+    "given": {"trainer": {"total_steps": 2}},
+    "settings": {"trainer": {"total_steps": 2, "keep_checkpoints": 1}},
+}
+
+
+def read_certified(path: Path) -> object:
+    from trainer.runs.reproduction.certificate import Certificate, differences, read_certificate
+    from trainer.runs.reproduction.verify import verify
+
+    differences(read_certificate(path.parent), Certificate.model_validate(CERTIFICATE))
+    return verify(path.parent)
+
+
 def score(random: Random) -> Any:
     found = {"score": value(random), "token_rewards": [[0, value(random)], value(random)], "pred": value(random)}
     return random.choice([value(random), tree(random, [found, {"score": 1.0, "other": value(random)}])])
@@ -196,5 +220,11 @@ TARGETS = (
     Target("preferences", rows(PAIRS), in_file("a.jsonl", read_preferences), OURS),
     Target("config.json", lambda random: dumped(tree(random, CONFIGS)), in_file("config.json", read_model), OURS),
     Target("checkpoints", lambda random: dumped(tree(random, [STATE])), in_file("state.json", read_state), OURS),
+    Target(
+        "certificates",
+        lambda random: dumped(tree(random, [CERTIFICATE])),
+        in_file("certificate.json", read_certified),
+        OURS,
+    ),
     Target("rewards", score, read_score, OURS),
 )

@@ -35,18 +35,32 @@ def named_paths(settings: BaseModel, prefix: str = "") -> Iterator[tuple[str, Pa
 def hashed_input(path: Path) -> Input:
     """The SHA-256 of a file, of a model's files, or of all files below another directory. Raises OSError."""
     if path.is_file():
-        files = [path]
-    elif any((path / name).is_file() for name in _MODEL_CONFIGS):
-        files = [file for file in path.iterdir() if file.suffix in _OF_A_MODEL and file.is_file()]
+        names = {path.name}
     else:
-        files = [file for file in path.rglob("*") if file.is_file()]
+        names = _model_files(path) or {str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()}
+    return _hashed(path, names)
+
+
+def hashed_again(recorded: Input) -> Input:
+    """The same files as they are now, and files that came to a model. Raises OSError."""
+    path = Path(recorded.path)
+    return _hashed(path, {*recorded.files, *_model_files(path)})
+
+
+def _model_files(directory: Path) -> set[str]:
+    """The names of a model's files; none for another directory or a file."""
+    if not any((directory / name).is_file() for name in _MODEL_CONFIGS):
+        return set()
+    return {file.name for file in directory.iterdir() if file.suffix in _OF_A_MODEL and file.is_file()}
+
+
+def _hashed(path: Path, names: set[str]) -> Input:
+    """The SHA-256 of those of the files that exist."""
     parent = path.parent if path.is_file() else path
-    ordered = sorted(files)
+    there = sorted(name for name in names if (parent / name).is_file())
     with ThreadPoolExecutor(_THREADS) as threads:
-        sums = list(threads.map(sha256, ordered))
-    return Input(
-        path=str(path), files={str(file.relative_to(parent)): own for file, own in zip(ordered, sums, strict=True)}
-    )
+        sums = list(threads.map(sha256, [parent / name for name in there]))
+    return Input(path=str(path), files=dict(zip(there, sums, strict=True)))
 
 
 def _names_file(text: object) -> bool:

@@ -16,7 +16,7 @@ from trainer.runs.reproduction.certificate import (
     tree_differences,
 )
 from trainer.runs.reproduction.digests import checkpoint_weights, model_weights
-from trainer.runs.reproduction.inputs import hashed_input
+from trainer.runs.reproduction.inputs import hashed_again
 
 
 def verify(run_dir: Path) -> list[str]:
@@ -38,7 +38,7 @@ def inputs_now(certificate: Certificate) -> dict[str, Input]:
     found = {}
     for setting, own in certificate.inputs.items():
         try:
-            found[setting] = hashed_input(Path(own.path))
+            found[setting] = hashed_again(own)
         except OSError as error:
             raise DataError(f"{setting}={own.path}: cannot be read: {error}", hint="make it readable") from error
     return found
