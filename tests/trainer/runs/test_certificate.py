@@ -21,11 +21,12 @@ from trainer.config.tree import Config
 from trainer.errors import CertificateError, ConfigError
 from trainer.records.files.checksums import sha256
 from trainer.runs.checkpoint import CheckpointWriter, TrainingState
+from trainer.runs.loop import run_directory
 from trainer.runs.reproduction import surroundings
 from trainer.runs.reproduction.certificate import CERTIFICATE, Certificate, Hardware, read_certificate
 from trainer.runs.reproduction.digests import checkpoint_weights, model_weights, weights_digest
 from trainer.runs.reproduction.inputs import named_paths
-from trainer.runs.reproduction.replay import replay
+from trainer.runs.reproduction.replay import replay, settings_of
 from trainer.runs.reproduction.verify import verify
 from trainer.runs.reproduction.writer import CertificateWriter, Repeat, certify_model
 
@@ -320,6 +321,19 @@ def test_asynchronous_runs_and_unknown_steps_are_not_replayed(run: Path, tmp_pat
     (tmp_path / "run-replay").mkdir()
     with pytest.raises(ConfigError, match="run-replay exists"):
         replay(run)
+
+
+def test_a_replay_writes_nothing_where_the_run_wrote(tmp_path: Path) -> None:
+    write_inputs(tmp_path)
+    own = {"dir": tmp_path / "trajectories", "validation_dir": tmp_path / "validations", "freq": 2}
+    config = settings(tmp_path, trajectories=own, profiler={"dir": tmp_path / "traces"}, loggers=["wandb"])
+    (tmp_path / "run").mkdir()
+    repeated = settings_of(Config, certify(tmp_path / "run", config, steps=(1,)), tmp_path / "again").trainer
+    assert run_directory(repeated) == tmp_path / "again"
+    assert (repeated.trajectories.dir, repeated.trajectories.validation_dir, repeated.profiler.dir) == (None,) * 3
+    assert repeated.trajectories.freq == 2
+    assert repeated.total_steps == 4
+    assert repeated.loggers == []
 
 
 def test_a_replay_on_other_hardware_is_refused(tmp_path: Path) -> None:

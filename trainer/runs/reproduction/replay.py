@@ -77,7 +77,7 @@ def replay(run_dir: Path, step: int | None = None, output: Path | None = None) -
     kind, run = COMMANDS.get(certificate.command, (None, None))
     if kind is None or run is None:
         raise CertificateError(f"{run_dir}: runs of `{certificate.command}` are unknown", hint="use its own version")
-    settings = _settings(kind, certificate, target)
+    settings = settings_of(kind, certificate, target)
     _refuse_unequal(run_dir, certificate, settings)
     for line in reservations(settings, certificate.hardware):
         logger.warning("warning: %s", line)
@@ -121,12 +121,19 @@ def _step(run_dir: Path, certificate: Certificate, step: int | None) -> int:
     return steps[-1] if step is None else step
 
 
-def _settings(kind: type[Config | OfflineConfig], certificate: Certificate, target: Path) -> Config | OfflineConfig:
-    """The settings to run, into a directory of their own and without the loggers' services."""
+def settings_of(kind: type[Config | OfflineConfig], certificate: Certificate, target: Path) -> Config | OfflineConfig:
+    """The settings to run. They write into a directory of their own, and to no logger.
+
+    Raises ConfigError if they do not fit this version.
+    """
     given = dict(certificate.given)
     origin = certificate.origin.path if certificate.origin is not None else None
     own: dict[str, Any] = {"output_dir": str(target.parent), "run_id": target.name, "resume": origin, "loggers": []}
-    given["trainer"] = {**(given.get("trainer") or {}), **own}
+    trainer = {**given.get("trainer", {}), **own}
+    for section in ("trajectories", "profiler"):
+        if isinstance(found := trainer.get(section), dict):
+            trainer[section] = {name: value for name, value in found.items() if name not in ("dir", "validation_dir")}
+    given["trainer"] = trainer
     try:
         return kind.model_validate(given)
     except ValidationError as error:
