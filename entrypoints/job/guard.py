@@ -51,6 +51,7 @@ def guarded(work: Callable[[], int]) -> int:
         signal.signal(number, pass_on)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, passed_on)
     status = _status_of(second)
+    signal.pthread_sigmask(signal.SIG_BLOCK, passed_on)  # at its exit Python would let them kill this process
     if status >= 0:
         return status
     if -status not in received:

@@ -47,6 +47,20 @@ def test_the_signal_that_killed_the_command_is_named(start: Start, number: int, 
     assert words in ended.stderr
 
 
+def test_a_second_signal_does_not_change_the_status_of_a_launch_that_ends() -> None:
+    """Python gives signals back to the kernel before it exits, so that one would kill the launch."""
+    program = """
+import signal, sys
+from entrypoints.job.guard import guarded
+status = guarded(lambda: 7)
+print(signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, []), flush=True)
+sys.exit(status)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert ended.returncode == 7
+    assert ended.stdout.split() == ["False", "True"]  # the second process, then the first
+
+
 STOPS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGALRM]
 
 
