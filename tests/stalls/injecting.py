@@ -56,9 +56,10 @@ class Lines(logging.Handler):
 
 
 class Job:
-    """Workers on this machine in one process group; a context manager."""
+    """Workers in one process group, on this machine or, one each, on the nodes at RAY_ADDRESS; a context manager."""
 
-    def __init__(self, folder: Path, ranks: int, stall_seconds: float) -> None:
+    def __init__(self, folder: Path, ranks: int, stall_seconds: float, nodes: int = 1) -> None:
+        self.nodes = nodes
         self.folder, self.ranks = folder, ranks
         self.stall_seconds = stall_seconds
         self.run_dir = Path("/full") if Path("/full").is_dir() else folder
@@ -67,12 +68,14 @@ class Job:
         self._starts = 0
 
     def __enter__(self) -> Self:
-        variables = {"RAY_AUTH_MODE": "disabled", "PYTHONPATH": str(Path(__file__).parents[2]), "RAY_ADDRESS": ""}
+        variables = {"RAY_AUTH_MODE": "disabled", "PYTHONPATH": str(Path(__file__).parents[2])}
+        if self.nodes == 1:
+            variables["RAY_ADDRESS"] = ""
         self._stack.enter_context(patch.dict(os.environ, variables))
         self._stack.enter_context(connected())
         watching.logger.addHandler(self.said)
         self._stack.callback(watching.logger.removeHandler, self.said)
-        self._slots = reserve_slots(find_nodes(1, 0) * self.ranks, 0, timeout=TIMEOUT)
+        self._slots = reserve_slots(find_nodes(self.nodes, 0) * (self.ranks // self.nodes), 0, timeout=TIMEOUT)
         self.start()
         return self
 

@@ -117,20 +117,24 @@ def _as_they_end(calls: Sequence[Call[R]], timeout: float, watched: bool = True)
     pending = {call.result: call for call in calls}
     kind, taken = _kind(calls), dict[str, float]()
     alarm = _watch.seconds(kind, timeout) if watched else timeout
+    ready = alarm / 2
     with _watch.waiting():
         while pending:
-            limit = min(alarm, timeout)
+            limit = min(ready, alarm, timeout) if watched else timeout
             ended, _ = ray.wait(list(pending), timeout=max(0.0, begin + limit - time.monotonic()))
             if ended:
                 call = pending.pop(ended[0])
                 taken[call.worker] = time.monotonic() - begin
                 yield call
-                continue
-            if limit == timeout:
+            elif limit == timeout:
                 return
-            ended_before = [call.asked for call in calls if call.result not in pending]
-            _watch.stalled([call.asked for call in pending.values()], alarm, ended_before)
-            alarm = timeout
+            elif limit < alarm:
+                _watch.prepare([call.asked for call in pending.values()])
+                ready = timeout
+            else:
+                over = [call.asked for call in calls if call.result not in pending]
+                _watch.stalled([call.asked for call in pending.values()], alarm, over)
+                alarm = timeout
     _watch.learn(kind, time.monotonic() - begin)
     if watched and calls:
         _watch.compare(calls[0].method, taken)

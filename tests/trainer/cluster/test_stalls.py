@@ -16,7 +16,7 @@ from trainer.cluster import calls
 from trainer.cluster.nodes import Slot, connected, find_nodes, reserve_slots
 from trainer.cluster.stalls.collectives import GroupState
 from trainer.cluster.stalls.explanation import Asked, explain
-from trainer.cluster.stalls.reading import read_workers
+from trainer.cluster.stalls.reading import Readers
 from trainer.cluster.stalls.stacks import Frame, Standing, parse_stacks
 from trainer.cluster.stalls.watch import Watch
 from trainer.cluster.workers import WorkerGroup
@@ -47,7 +47,7 @@ def group(slots: list[Slot], tmp_path: Path) -> WorkerGroup[Collective]:
 def explained(started: list[calls.Call[None]]) -> tuple[str, ...]:
     """What is said two seconds after a call began."""
     time.sleep(2)
-    return explain(read_workers([call.asked for call in started]).standings).lines
+    return explain(Readers().read([call.asked for call in started]).standings).lines
 
 
 def test_the_late_rank_is_named_with_its_place_and_those_that_wait_for_it(group: WorkerGroup[Collective]) -> None:

@@ -37,26 +37,38 @@ class _Reader:
         return standings, read_host(since, run_dir)
 
 
-def read_workers(asked: Sequence[Asked], run_dir: Path | None = None) -> Reading:
-    """Where workers stand. Nodes are asked side by side; one that does not answer says so."""
-    by_node: dict[str, list[Asked]] = {}
-    for one in asked:
-        by_node.setdefault(one.node_id, []).append(one)
-    readers = {node: _reader(node) for node in by_node}
-    answers = {node: readers[node].read.remote(run_dir, *(one.probe for one in own)) for node, own in by_node.items()}
-    deadline = time.monotonic() + PATIENCE
-    standings: dict[Asked, Standing] = {}
-    hosts: dict[str, HostState | None] = {}
-    for node, own in by_node.items():
-        try:
-            read, host = ray.get(answers[node], timeout=max(0.0, deadline - time.monotonic()))
-        except RayError:
-            read, host = [Standing("is on a node that does not answer")] * len(own), None
-        standings |= dict(zip(own, read, strict=True))
-        hosts[own[0].address] = host
-    for reader in readers.values():
-        ray.kill(reader)
-    return Reading(standings, hosts)
+class Readers:
+    """A reader per node. It is kept once it was needed: an overloaded node starts a process in minutes, or never."""
+
+    def __init__(self) -> None:
+        self._of_node: dict[str, ray.actor.ActorHandle] = {}
+
+    def prepare(self, asked: Sequence[Asked]) -> None:
+        """Starts a reader on each node of these workers that has none; returns at once."""
+        for node in {one.node_id for one in asked} - self._of_node.keys():
+            self._of_node[node] = _reader(node)
+
+    def read(self, asked: Sequence[Asked], run_dir: Path | None = None) -> Reading:
+        """Where workers stand. Nodes are asked side by side; one that does not answer says so."""
+        self.prepare(asked)
+        by_node: dict[str, list[Asked]] = {}
+        for one in asked:
+            by_node.setdefault(one.node_id, []).append(one)
+        answers = {
+            node: self._of_node[node].read.remote(run_dir, *(one.probe for one in own)) for node, own in by_node.items()
+        }
+        deadline = time.monotonic() + PATIENCE
+        standings: dict[Asked, Standing] = {}
+        hosts: dict[str, HostState | None] = {}
+        for node, own in by_node.items():
+            try:
+                read, host = ray.get(answers[node], timeout=max(0.0, deadline - time.monotonic()))
+            except RayError:
+                read, host = [Standing("is on a node that does not answer")] * len(own), None
+                ray.kill(self._of_node.pop(node))
+            standings |= dict(zip(own, read, strict=True))
+            hosts[own[0].address] = host
+        return Reading(standings, hosts)
 
 
 def _reader(node_id: str) -> ray.actor.ActorHandle:

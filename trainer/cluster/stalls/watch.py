@@ -14,7 +14,7 @@ from pathlib import Path
 from trainer.cluster.stalls.explanation import LINES, Asked, Explanation, explain, own_frames, position
 from trainer.cluster.stalls.hosts import read_counters, read_host
 from trainer.cluster.stalls.page import write_stall
-from trainer.cluster.stalls.reading import Reading, read_workers
+from trainer.cluster.stalls.reading import Readers, Reading
 from trainer.cluster.stalls.slow import SlowWorkers
 from trainer.cluster.stalls.stacks import Frame, Standing
 
@@ -35,6 +35,7 @@ class Watch:
         self._seconds = seconds
         self._run_dir = run_dir
         self._slow = SlowWorkers()
+        self._readers = Readers()
         self._longest: dict[str, float] = {}
         self._calls = 0  # that this process waits for
         self._changed = time.monotonic()
@@ -66,15 +67,19 @@ class Watch:
         finally:
             self._count(-1)
 
+    def prepare(self, asked: Sequence[Asked]) -> None:
+        """Gets ready to read where these workers stand, because they may stall."""
+        self._readers.prepare(asked)
+
     def stalled(self, asked: Sequence[Asked], seconds: float, ended: Sequence[Asked] = ()) -> None:
         """Explains, in the log and on the page, why these calls have not ended for so long; others have `ended`."""
-        reading = read_workers(asked, self._run_dir)
+        reading = self._readers.read(asked, self._run_dir)
         if any(one.problem or own_frames(one) for one in reading.standings.values()):  # else they have ended by now
             self._say(asked[0].method, seconds, explain(reading.standings, ended), reading)
 
     def over(self, asked: Sequence[Asked], seconds: float, ended: Sequence[Asked] = ()) -> Explanation:
         """The same for calls whose time limit is over; the caller's error says it, so that the log does not."""
-        reading = read_workers(asked, self._run_dir)
+        reading = self._readers.read(asked, self._run_dir)
         found = explain(reading.standings, ended)
         if self._run_dir:
             write_stall(self._run_dir, asked[0].method, seconds, found, reading)
