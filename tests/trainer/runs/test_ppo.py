@@ -20,6 +20,8 @@ from trainer.rollout.engines import split
 from trainer.runs.checkpoint import read_checkpoint
 from trainer.runs.export import export_checkpoint
 from trainer.runs.loop import run_directory
+from trainer.runs.reproduction.certificate import read_certificate
+from trainer.runs.reproduction.verify import verify
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +94,30 @@ def test_every_checkpoint_can_be_exported(uninterrupted: Run, runs: Runs) -> Non
         export_checkpoint(run, 3, None, None)
     with pytest.raises(CheckpointError, match="no checkpoint yet"):
         export_checkpoint(runs.directory / "nowhere", None, None, None)
+
+
+def test_a_replay_has_the_same_weights_to_the_bit_and_a_changed_byte_is_found(uninterrupted: Run, runs: Runs) -> None:
+    run = uninterrupted.directory
+    certified = read_certificate(run)
+    assert certified.steps == [2, 4]
+    assert certified.weights(4).keys() == {"actor", "critic", "model"}
+    assert certified.weights(2)["actor"] != certified.weights(4)["actor"]
+    assert certified.hardware is not None
+    assert len(certified.hardware.devices["actor"]) == certified.hardware.nodes == 2
+    assert verify(run) == []
+
+    replayed = runs.python(["-m", "trainer", "replay", str(run), "--step", "2"], "uninterrupted-replay")
+    replayed.succeed()  # the exit status is 0 only if metrics and weights are equal
+    assert [row["step"] for row in replayed.metrics()] == [0, 1, 2]
+    again = read_certificate(replayed.directory).weights(2)
+    assert {role: again[role] for role in ("actor", "critic")} == certified.weights(2)
+
+    shard = next((replayed.directory / "checkpoints" / "step_000002" / "actor").glob("*.distcp"))
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    (found,) = verify(replayed.directory)
+    assert f"damaged: actor/{shard.name} changed since it was written (SHA-256)" in found
 
 
 def test_a_resumed_run_goes_on_with_the_same_metrics_even_when_it_loses_an_engine(
