@@ -22,10 +22,11 @@ from buildkit.recipe.lock import Lock
 from buildkit.recipe.lock_file import read_lock
 from buildkit.recipe.matrix import Base, Matrix, Variant
 from buildkit.recipe.project import code_folder
+from buildkit.recipe.wheel_layers import split_by_layer
 from buildkit.running.engine import BuildRequest, ContainerEngine
 from buildkit.supply.base import bootstrap, choose_provider
 from buildkit.supply.vendor_indexes import with_vendor_indexes
-from buildkit.supply.wheels import local_wheels, split_by_layer
+from buildkit.supply.wheels import local_wheels
 
 log = logging.getLogger(__name__)
 

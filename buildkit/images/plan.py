@@ -24,7 +24,7 @@ from buildkit.recipe.dockerfile import render_dockerfile
 from buildkit.recipe.lock import Lock, WheelFacts
 from buildkit.recipe.matrix import Matrix, Variant
 from buildkit.recipe.project import code_folder
-from buildkit.supply.wheels import layer_of, split_by_layer
+from buildkit.recipe.wheel_layers import layer_of, layer_requirements
 
 COMPILED = 1.06  # bytes of compiled code per byte of Python source, as measured on the cpu image
 COLLECTIVES = "|".join(row.collectives for row in ACCELERATORS.values() if row.collectives)
@@ -108,8 +108,8 @@ def plan_layers(matrix: Matrix, variant: Variant, lock: Lock) -> Iterator[Layer]
         [*variant.prune, *matrix.source_only]
     )
     sizes[matrix.wheel_layers[0].name] += SYSTEM
-    for name, pins in split_by_layer(lock.pins, matrix.wheel_layers).items():
-        key = digest(key, "".join(pin.text for pin in pins), installer)
+    for name, requirements in layer_requirements(lock.pins, matrix.wheel_layers).items():
+        key = digest(key, requirements, installer)
         yield Layer(name, sizes[name], key)
     size, content = code_content(matrix.root)
     settings = render_dockerfile(matrix, variant, variant.base.providers[-1], {}).partition("\nENV ")[2]

@@ -12,6 +12,7 @@ from buildkit.errors import MatrixError
 from buildkit.recipe.lock import Lock
 from buildkit.recipe.matrix import Matrix, Variant
 from buildkit.recipe.project import project_version, source_date, source_revision
+from buildkit.recipe.wheel_layers import download_caches
 
 NOT_LOCKED = Lock()
 
@@ -32,7 +33,7 @@ def render_dockerfile(
         "provider": provider,
         "base_image": lock.base_reference or variant.base.image,
         "packages": [locked.get(name, name) for name in variant.packages],
-        "wheel_layers": [layer.name for layer in matrix.wheel_layers],
+        "download_caches": download_caches(lock.pins, matrix.wheel_layers),
         "env": matrix.env(variant.target, variant.debug),
         "labels": labels,
     }

@@ -30,6 +30,7 @@ from buildkit.recipe.lock_file import (
 from buildkit.recipe.matrix import DEBUG_SUFFIX, Matrix, Variant
 from buildkit.recipe.platform import host_platform
 from buildkit.supply.base import bootstrap, bootstrap_refusal, registry_digest
+from buildkit.supply.only_wheels import only_wheels
 from buildkit.supply.vendor_indexes import silent_indexes, sources, with_vendor_indexes
 from buildkit.supply.wheel_facts import read_wheel_facts
 
@@ -131,19 +132,19 @@ def base_digest(variant: Variant, old: str) -> str:
 
 
 def resolve(matrix: Matrix, variant: Variant, host: HostSettings, preferred: str) -> str:
-    """Requirements with hashes, resolved by uv, which keeps the versions in `preferred` that still fit."""
+    """Requirements with hashes of wheels, resolved by uv, which keeps the versions in `preferred` that still fit."""
     with tempfile.TemporaryDirectory(prefix="slipway-lock-") as folder:
         requirements, overrides, output = (
             Path(folder, name) for name in ("pyproject.toml", "overrides.txt", "lock.txt")
         )
         from_one = sources(host, variant)
         requirements.write_text(as_project(inputs(matrix, variant), variant.base.python, from_one))
-        host = replace(host, indexes=tuple(index for index in host.indexes if index not in from_one.values()))
+        others = tuple(index for index in host.indexes if index not in from_one.values())
         # A marker that is never true removes a distribution from the resolution.
         overrides.write_text("".join(f"{name} ; python_version < '3'\n" for name in variant.exclude))
         output.write_text(preferred)
-        run_uv(requirements, overrides, output, variant, host)
-        return output.read_text()
+        run_uv(requirements, overrides, output, variant, replace(host, indexes=others))
+        return only_wheels(output.read_text(), host)
 
 
 def as_project(requirements: list[str], python: str, from_one: dict[str, str]) -> str:

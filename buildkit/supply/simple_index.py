@@ -5,8 +5,8 @@ A simple index lists the files of a distribution on one page, as JSON or as HTML
 """
 
 import logging
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import requests
 from packaging.utils import canonicalize_name
@@ -28,8 +28,11 @@ TIMEOUT = 60  # seconds without data until a request fails
 
 
 @dataclass(frozen=True)
-class OfferedWheel:
-    """`location` is a path on this host or a URL. `digests` are pairs of algorithm and value; folders have none."""
+class OfferedFile:
+    """A wheel or a source archive. `location` is a path on this host or a URL.
+
+    `digests` are pairs of algorithm and value; folders have none.
+    """
 
     filename: str
     location: str
@@ -39,35 +42,44 @@ class OfferedWheel:
     def sha256(self) -> str:
         return dict(self.digests).get("sha256", "")
 
+    @property
+    def is_wheel(self) -> bool:
+        return self.filename.endswith(".whl")
 
-def offered_wheels(name: str, host: HostSettings, session: requests.Session) -> Iterator[OfferedWheel]:
+
+def offered_wheels(name: str, host: HostSettings, session: requests.Session) -> Iterator[OfferedFile]:
     """Wheels in folders, local indexes, remote indexes and the default index, in this order.
 
     `name` is normalized. Raises `LockError` for a server that is no simple index.
     """
+    return (file for file in offered_files(name, host, session) if file.is_wheel)
+
+
+def offered_files(name: str, host: HostSettings, session: requests.Session) -> Iterator[OfferedFile]:
+    """As `offered_wheels`, with the source archives that the remote indexes list."""
     yield from local_offers(name, host)
     remote = [address for address in host.indexes if address.startswith("http")]
     for address in (*remote, host.default_index or PYPI_SIMPLE_ENDPOINT):
         yield from remote_offers(address, name, session)
 
 
-def local_offers(name: str, host: HostSettings) -> Iterator[OfferedWheel]:
+def local_offers(name: str, host: HostSettings) -> Iterator[OfferedFile]:
     """Wheels of the host's folders, then of its `file:` indexes. `name` is normalized."""
     for folder in host.wheel_folders:
         for path in sorted(folder.glob("*.whl")) if folder.is_dir() else ():
             if canonicalize_name(path.name.split("-")[0]) == name:
-                yield OfferedWheel(path.name, str(path))
+                yield OfferedFile(path.name, str(path))
     for index in host.local_indexes:
         page = (index / name / "index.html").absolute()
         if page.is_file():
-            for wheel in wheels_among(ProjectPage.from_html(name, page.read_bytes(), page.as_uri()).packages):
-                path = as_path(wheel.location).resolve()
-                if wheel.location.startswith("file:") and path.is_file():
-                    yield OfferedWheel(wheel.filename, str(path), wheel.digests)
+            for file in map(offered, ProjectPage.from_html(name, page.read_bytes(), page.as_uri()).packages):
+                path = as_path(file.location).resolve()
+                if file.is_wheel and file.location.startswith("file:") and path.is_file():
+                    yield replace(file, location=str(path))
 
 
-def remote_offers(address: str, name: str, session: requests.Session) -> Iterator[OfferedWheel]:
-    """Wheels on an index's page; none after an HTTP error, because indexes answer 403 or 404 for unknown names."""
+def remote_offers(address: str, name: str, session: requests.Session) -> Iterator[OfferedFile]:
+    """The files on an index's page; none after an HTTP error, because indexes answer 403 or 404 for unknown names."""
     index = PyPISimple(address, session=session)
     try:
         page = index.get_project_page(name, timeout=TIMEOUT)
@@ -81,10 +93,8 @@ def remote_offers(address: str, name: str, session: requests.Session) -> Iterato
             f"{index.get_project_url(name)} is not a page of a simple index: {error}",
             "check the indexes in pip's or uv's configuration",
         ) from error
-    yield from wheels_among(page.packages)
+    yield from map(offered, page.packages)
 
 
-def wheels_among(packages: Iterable[DistributionPackage]) -> Iterator[OfferedWheel]:
-    for package in packages:
-        if package.filename.endswith(".whl"):
-            yield OfferedWheel(package.filename, package.url, tuple(sorted(package.digests.items())))
+def offered(package: DistributionPackage) -> OfferedFile:
+    return OfferedFile(package.filename, package.url, tuple(sorted(package.digests.items())))

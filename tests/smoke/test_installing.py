@@ -33,21 +33,30 @@ def mounted(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_next_build_resumes_a_broken_download(start: Callable[..., Container], mounted: Path) -> None:
-    def install() -> str:
-        container = start(
-            "3",
-            entrypoint="/run/slipway/install-wheels",
-            volumes=[f"{mounted}:/run/slipway"],
-            user=f"{os.getuid()}:{os.getgid()}",
-        )
-        assert container.wait(timeout=60)["StatusCode"] == 2
-        return str(container.logs().decode())
+def install(start: Callable[..., Container], mounted: Path) -> str:
+    """What `install-wheels` says."""
+    container = start(
+        "3",
+        entrypoint="/run/slipway/install-wheels",
+        volumes=[f"{mounted}:/run/slipway"],
+        user=f"{os.getuid()}:{os.getgid()}",
+    )
+    assert container.wait(timeout=60)["StatusCode"] == 2
+    return str(container.logs().decode())
 
-    first = install()
+
+def test_the_next_build_resumes_a_broken_download(start: Callable[..., Container], mounted: Path) -> None:
+    first = install(start, mounted)
     assert "hardlink" in first, first
     assert "--only-binary :all:" in first, "a mirror that hides a wheel makes uv build a source archive, as root"
-    assert (mounted / "cache" / "downloaded").read_text() == "half\n"
-    second = install()
+    assert (mounted / "cache" / "uv" / "downloaded").read_text() == "half\n"
+    second = install(start, mounted)
     assert "hardlink" not in second, second
     assert "half" in second
+
+
+def test_an_interrupted_copy_of_downloads_is_not_used(start: Callable[..., Container], mounted: Path) -> None:
+    (mounted / "cache" / "uv.partial").mkdir()
+    (mounted / "cache" / "uv.partial" / "damaged").touch()
+    assert "hardlink" in install(start, mounted)
+    assert [path.name for path in (mounted / "cache").rglob("*")] == ["uv", "downloaded"]

@@ -1,4 +1,5 @@
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,21 @@ def test_bootstrap_base_needs_no_registry(matrix: Matrix) -> None:
 def test_code_comes_after_the_wheels(matrix: Matrix) -> None:
     text = dockerfile(matrix, "cpu", "bootstrap")
     assert text.index("install-wheels 3.11") < text.index("COPY app")
+
+
+def test_images_share_downloads_of_the_same_wheels_alone(matrix: Matrix) -> None:
+    """The code of a wheel may run in a build, as root: what it puts among the downloads must not reach other images."""
+
+    def caches(target: str, lock: Lock) -> list[str]:
+        text = render_dockerfile(matrix, matrix.variant(target), "registry", {}, lock)
+        return re.findall(r"--mount=type=cache,id=(slipway-uv-\w+),", text)
+
+    locked = parse_lock(f"torch==1.0 --hash=sha256:{'1' * 64}\nsix==1.0 --hash=sha256:{'2' * 64}\n")
+    another = parse_lock(f"torch==1.0 --hash=sha256:{'1' * 64}\nsix==1.0 --hash=sha256:{'3' * 64}\n")
+    assert len(caches("cpu", locked)) == len(matrix.wheel_layers)
+    assert caches("cpu", locked) == caches("cuda", locked)
+    changed = [one != other for one, other in zip(caches("cpu", locked), caches("cpu", another), strict=True)]
+    assert changed == [False, False, True]
 
 
 def test_template_error_names_template_and_line(project: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from buildkit.errors import LockError, RegistryError
 from buildkit.host.settings import HostSettings, read_host
-from buildkit.recipe.lock import Pin, parse_pins
+from buildkit.recipe.lock import Pin, parse_lock, parse_pins
 from buildkit.recipe.lock_file import lock_path, read_lock
 from buildkit.recipe.matrix import Matrix, load_matrix
 from buildkit.supply.resolve import resolve, write_lock
@@ -24,6 +24,11 @@ def test_committed_locks_match_the_matrix(matrix: Matrix) -> None:
     for target in ("cpu", "cuda"):
         for variant in matrix.targets[target].variants.values():
             assert all(pin.hashes for pin in read_lock(matrix, variant).pins)
+
+
+def test_every_image_can_encrypt_the_traffic_between_nodes(matrix: Matrix) -> None:
+    for path in (matrix.images / "locks").rglob("*.txt"):
+        assert "cryptography" in parse_lock(path.read_text()).versions, path
 
 
 def test_committed_locks_contain_no_address(matrix: Matrix) -> None:
@@ -48,6 +53,7 @@ def test_lock_resolves_and_goes_stale_when_the_pins_change(project: Path, tmp_pa
     write_lock(matrix, variant, read_host(), tmp_path)
     lock = read_lock(matrix, variant)
     assert lock.versions == {"idna": "3.10", "six": "1.17.0"}
+    assert [len(pin.hashes) for pin in lock.pins] == [1, 1]  # PyPI has a wheel and a source archive of each
     assert lock.base_reference == f"debian:bookworm-slim@sha256:{'1' * 64}"
     six = lock.wheels["six"]
     assert 30_000 < six.python_bytes < six.bytes < 60_000

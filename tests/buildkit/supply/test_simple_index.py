@@ -16,7 +16,8 @@ import requests
 
 from buildkit.errors import LockError
 from buildkit.host.settings import HostSettings
-from buildkit.supply.simple_index import OfferedWheel, local_offers, offered_wheels, remote_offers
+from buildkit.supply.only_wheels import only_wheels
+from buildkit.supply.simple_index import OfferedFile, local_offers, offered_wheels, remote_offers
 from buildkit.supply.wheel_facts import Pin, read_wheel_facts
 
 NAME = "some_thing-1.0+cpu-py3-none-any.whl"
@@ -37,15 +38,19 @@ def make_wheel() -> bytes:
 WHEEL = make_wheel()
 SHA256 = hashlib.sha256(WHEEL).hexdigest()
 PIN = Pin("some-thing", "1.0+cpu", frozenset({SHA256}))
+SOURCE, SOURCE_SHA256 = "some-thing-1.0.tar.gz", "0" * 64
 LINKS = f"""<!DOCTYPE html><html><body>
-<a href="../../files/some-thing-1.0.tar.gz#sha256={"0" * 64}">some-thing-1.0.tar.gz</a><br/>
+<a href="../../files/{SOURCE}#sha256={SOURCE_SHA256}">{SOURCE}</a><br/>
 <a  data-requires-python="&gt;=3.9"
     href='../../files/{QUOTED}#sha256={SHA256}'>{NAME}</a>
 </body></html>"""
 PAGE = {
     "meta": {"api-version": "1.1"},
     "name": "some-thing",
-    "files": [{"filename": NAME, "url": f"../../files/{QUOTED}", "hashes": {"sha256": SHA256}}],
+    "files": [
+        {"filename": SOURCE, "url": f"../../files/{SOURCE}", "hashes": {"sha256": SOURCE_SHA256}},
+        {"filename": NAME, "url": f"../../files/{QUOTED}", "hashes": {"sha256": SHA256}},
+    ],
 }
 
 
@@ -134,8 +139,31 @@ def host_with(default: str | None = None, indexes: tuple[str, ...] = (), links: 
 
 def test_index_answers_as_json_or_html(index: Index, session: requests.Session) -> None:
     found = list(remote_offers(f"{index.address}/simple", "some-thing", session))
-    assert found == [OfferedWheel(NAME, f"{index.address}/files/{QUOTED}", (("sha256", SHA256),))]
+    assert [file.filename for file in found] == [SOURCE, NAME]
+    assert found[1] == OfferedFile(NAME, f"{index.address}/files/{QUOTED}", (("sha256", SHA256),))
     assert JSON in index.accepted[0]
+
+
+def locked(*hashes: str) -> str:
+    return " \\\n    ".join(["some-thing==1.0+cpu", *(f"--hash=sha256:{sha256}" for sha256 in hashes)]) + "\n"
+
+
+@pytest.mark.parametrize("hashes", [(SOURCE_SHA256, SHA256), (SHA256, SOURCE_SHA256)])
+def test_a_lock_keeps_the_hashes_of_wheels_alone(index: Index, hashes: tuple[str, ...]) -> None:
+    host = host_with(f"{index.address}/simple")
+    assert only_wheels(locked(*hashes), host) == locked(SHA256)
+    assert only_wheels(locked(SHA256), host) == locked(SHA256)
+
+
+def test_a_hash_that_no_index_lists_stays(index: Index) -> None:
+    computed = "1" * 64
+    host = host_with(f"{index.address}/simple")
+    assert only_wheels(locked(SOURCE_SHA256, computed), host) == locked(computed)
+
+
+def test_a_version_with_a_source_archive_alone_is_not_locked(index: Index) -> None:
+    with pytest.raises(LockError, match=r"no index has a wheel of some-thing 1\.0\+cpu"):
+        only_wheels(locked(SOURCE_SHA256), host_with(f"{index.address}/simple"))
 
 
 def test_index_without_the_distribution_offers_nothing(index: Index, session: requests.Session) -> None:
