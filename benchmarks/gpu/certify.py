@@ -38,7 +38,7 @@ class HostTrial(trials.Trial):
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "SLIPWAY_REPORT_DIR": self.place}
         if gpus is not None:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(gpus)))
-        words = [sys.executable, "-m", "entrypoints", "--single", *command]
+        words = ["timeout", str(self.seconds_left), sys.executable, "-m", "entrypoints", "--single", *command]
         return subprocess.run(words, cwd=ROOT, env=environment, stdout=trials.STDERR, check=False).returncode
 
 

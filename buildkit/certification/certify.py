@@ -3,13 +3,14 @@
 import logging
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 from buildkit.certification import trials
-from buildkit.certification.certificate import Certificate, Hardware, Part
-from buildkit.certification.trials import ContainerTrial
+from buildkit.certification.certificate import NOT_DONE, Certificate, Hardware, Part
+from buildkit.certification.judge import COLLECTIVES, DEVICES, TRAINING
+from buildkit.certification.trials import SHORTEST, SMOKE, ContainerTrial, Trial
 from buildkit.errors import RunError, UsageError
 from buildkit.host.accelerators import ACCELERATORS
 from buildkit.host.machine import Machine, read_machine
@@ -40,10 +41,15 @@ def certify_image(
     gpus = count_gpus(machine, variant)
     with tempfile.TemporaryDirectory(prefix="slipway-certify-") as folder:
         trial = ContainerTrial(Path(folder), gpus, image, variant.target, engine, machine)
+
+        def smoke() -> list[Part]:
+            return trials.smoke(matrix.root, variant.target, image, pytest_arguments, trial.seconds_left)
+
         parts = try_parts(  # first what an engine that cannot reach the GPUs refuses at once
-            ("devices and collectives", lambda: trials.devices(trial)),
-            ("smoke tests", lambda: trials.smoke(matrix.root, variant.target, image, pytest_arguments)),
-            (f"PPO with {trial.ranks} ranks", lambda: trials.training(trial)),
+            trial,
+            ("devices and collectives", (DEVICES, COLLECTIVES), lambda: trials.devices(trial)),
+            ("smoke tests", (SMOKE,), smoke),
+            (f"PPO with {trial.ranks} ranks", TRAINING, lambda: trials.training(trial)),
         )
         hardware = describe_hardware(machine, variant, trials.device_names(trial))
     return Certificate(
@@ -83,11 +89,16 @@ def count_gpus(machine: Machine, variant: Variant) -> int:
     return count
 
 
-def try_parts(*steps: tuple[str, Callable[[], list[Part]]]) -> tuple[Part, ...]:
+def try_parts(trial: Trial, *steps: tuple[str, Sequence[str], Callable[[], list[Part]]]) -> tuple[Part, ...]:
+    """The parts of each step: its title, the names of its parts, and the function that tries them.
+
+    A step is not done if too little of the trial's time is left for it.
+    """
     parts: list[Part] = []
-    for number, (title, step) in enumerate(steps, start=1):
+    for number, (title, names, step) in enumerate(steps, start=1):
         log.info("certify %d/%d: %s", number, len(steps), title)
-        found = step()
+        late = trial.seconds_left < SHORTEST
+        found = [Part(name, NOT_DONE, "the time for all parts was over") for name in names] if late else step()
         for part in found:
             log.info("certify: %s: %s%s", part.name, part.result, f", {part.reason}" if part.reason else "")
         parts += found

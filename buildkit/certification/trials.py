@@ -11,13 +11,14 @@ from buildkit.host.machine import Machine
 from buildkit.images.test import run_container_tests
 from buildkit.running.engine import ContainerEngine
 from buildkit.running.flags import RunRequest, caller
-from buildkit.running.nodes import run_nodes
+from buildkit.running.nodes import TIMED_OUT, run_nodes
 
 REPORT = "measured.json"  # of the speed check
 STDERR = 2
 STEPS = 3
 LIMIT = 480  # seconds for the training run, with its start
-TIMED_OUT = 124  # status of timeout(1)
+TOTAL = 15 * 60  # seconds for all trials
+SHORTEST = 30  # seconds without which no trial starts
 SMOKE = "smoke tests"
 
 # A small model of random weights learns for some steps: the log-probs of a new one are so equal that wrong weights
@@ -52,11 +53,19 @@ SETTINGS = (
 
 
 class Trial(ABC):
-    """Starts `launch` on this machine. `folder` is empty at first; `gpus` is 0 for a rehearsal on CPU."""
+    """Starts `launch` on this machine. `folder` is empty at first; `gpus` is 0 for a rehearsal on CPU.
 
-    def __init__(self, folder: Path, gpus: int) -> None:
+    `total` are the seconds for all trials, from now on.
+    """
+
+    def __init__(self, folder: Path, gpus: int, total: float = TOTAL) -> None:
         self.folder = folder
         self.gpus = gpus
+        self._deadline = time.monotonic() + total
+
+    @property
+    def seconds_left(self) -> int:
+        return max(0, int(self._deadline - time.monotonic()))
 
     @property
     def ranks(self) -> int:
@@ -70,7 +79,10 @@ class Trial(ABC):
 
     @abstractmethod
     def run(self, command: tuple[str, ...], nodes: int = 1, gpus: int | None = None) -> int:
-        """The status of `launch` with this command on so many GPUs, all by default. Its output goes to stderr."""
+        """The status of `launch` with this command on so many GPUs, all by default. Its output goes to stderr.
+
+        `TIMED_OUT` if it did not end in the seconds that were left.
+        """
 
 
 class ContainerTrial(Trial):
@@ -95,16 +107,16 @@ class ContainerTrial(Trial):
             user=caller(),
             gpus=gpus,
         )
-        return run_nodes(self.engine, request, self.machine, STDERR)
+        return run_nodes(self.engine, request, self.machine, STDERR, self.seconds_left)
 
 
-def smoke(root: Path, target: str, image: str, arguments: tuple[str, ...]) -> list[Part]:
+def smoke(root: Path, target: str, image: str, arguments: tuple[str, ...], limit: int) -> list[Part]:
     """The smoke tests of an image. `arguments` for pytest select some of them, which is not the whole part."""
     started = time.monotonic()
-    status = run_container_tests(root, target, image, ("smoke",), arguments, STDERR)
+    status = run_container_tests(root, target, image, ("smoke",), arguments, STDERR, limit)
     figures = {"seconds": round(time.monotonic() - started, 1)}
     if status != 0:
-        return [Part(SMOKE, FAILED, f"pytest ended with status {status}", figures)]
+        return [Part(SMOKE, FAILED, f"pytest {ending(status, limit)}", figures)]
     if arguments:
         return [Part(SMOKE, NOT_DONE, f"only a selection ran, and passed: {' '.join(arguments)}", figures)]
     return [Part(SMOKE, PASSED, "", figures)]
@@ -112,10 +124,11 @@ def smoke(root: Path, target: str, image: str, arguments: tuple[str, ...]) -> li
 
 def devices(trial: Trial) -> list[Part]:
     """The speed of every device of this machine, and of their collectives."""
+    limit = trial.seconds_left
     status = trial.run(("preflight", "--speed"))
     report = trial.folder / REPORT
     if not report.is_file():
-        return failed((DEVICES, COLLECTIVES), f"`launch preflight --speed` ended with status {status}")
+        return failed((DEVICES, COLLECTIVES), f"`launch preflight --speed` {ending(status, limit)}")
     return judge_devices(json.loads(report.read_text()), bool(trial.gpus))
 
 
@@ -126,11 +139,15 @@ def training(trial: Trial) -> list[Part]:
     train = " ".join(("exec python3 -m trainer train", *SETTINGS, where))
     script = "\n".join((f"cd {trial.place}", *PREPARE, train))
     gpus = trial.ranks if trial.gpus else None
-    status = trial.run(("--", "timeout", str(LIMIT), "sh", "-ec", script), nodes, gpus)
+    limit = min(LIMIT, trial.seconds_left)
+    status = trial.run(("--", "timeout", str(limit), "sh", "-ec", script), nodes, gpus)
     if status != 0:
-        words = f"did not end within {LIMIT} s" if status == TIMED_OUT else f"ended with status {status}"
-        return failed(TRAINING, f"the run {words}")
+        return failed(TRAINING, f"the run {ending(status, limit)}")
     return judge_training(read_metrics(trial.folder / "runs" / "ppo" / "metrics.jsonl"), STEPS, trial.ranks, bool(gpus))
+
+
+def ending(status: int, limit: int) -> str:
+    return f"did not end within {limit} s" if status == TIMED_OUT else f"ended with status {status}"
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:

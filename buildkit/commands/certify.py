@@ -39,7 +39,8 @@ def certify(
     """Try a built image on this machine, and write a signed certificate of what it showed.
 
     Smoke tests, speed of the devices against their data sheets, two-rank PPO with agreement of engine and trainer,
-    weight sync, sleep and wake: at most 15 minutes. Parts that this machine has no room for are recorded as not done.
+    weight sync, sleep and wake: at most 15 minutes. A part that this machine has no room for, or no time left,
+    is recorded as not done.
     """
     if bool(key) == unsigned:
         raise UsageError(

@@ -20,15 +20,21 @@ from buildkit.running.flags import RunRequest, check_volumes, container_flags
 log = logging.getLogger(__name__)
 
 FOLLOW_TIMEOUT = 60  # seconds for the other nodes to end after the head
+TIMED_OUT = 124  # the status of timeout(1)
 TAIL = 40  # lines of a failed worker that are shown
 
 
 def run_nodes(
-    engine: ContainerEngine, request: RunRequest, machine: Machine | None = None, output: int | None = None
+    engine: ContainerEngine,
+    request: RunRequest,
+    machine: Machine | None = None,
+    output: int | None = None,
+    limit: float | None = None,
 ) -> int:
     """Runs the command on `nodes` containers and returns its status; every container and network is gone afterwards.
 
     `output` is the file descriptor that gets the head's standard output, our own stdout when not given.
+    A job that runs for more than `limit` seconds is killed, and its status is `TIMED_OUT`.
     Raises `RunError` when the image or a volume is missing or a container cannot be started.
     """
     if engine.find(request.image) is None:
@@ -46,7 +52,7 @@ def run_nodes(
         for container in reversed(containers[1:]):
             ask(engine, "start", container)
         stack.enter_context(signals_reach(engine, containers))
-        return follow(engine, containers, output)
+        return follow(engine, containers, output, limit)
 
 
 def node_commands(
@@ -131,12 +137,18 @@ def signals_reach(engine: ContainerEngine, containers: list[str]) -> Iterator[No
             signal.signal(number, handler)
 
 
-def follow(engine: ContainerEngine, containers: list[str], output: int | None = None) -> int:
+def follow(engine: ContainerEngine, containers: list[str], output: int | None, limit: float | None) -> int:
     """Starts the head, copies its output to ours until it ends, and waits for the others."""
     head, *workers = containers
     # In its own session, so that Ctrl-C reaches only this process.
     attached = subprocess.Popen([*engine.program, "start", "--attach", head], stdout=output, start_new_session=True)
-    ended = attached.wait()
+    try:
+        ended = attached.wait(limit)
+    except subprocess.TimeoutExpired:
+        for container in containers:
+            ask_quietly(engine, "kill", container)
+        attached.wait()
+        return TIMED_OUT
     status = int(ask(engine, "wait", head))
     if ended != 0 and status == 0:
         raise RunError(f"{engine.name} could not start the container", "see its message above")

@@ -139,11 +139,23 @@ def step_words(request: RunRequest, machine: Machine, options: SlurmOptions) -> 
 
 
 def pyxis_words(request: RunRequest) -> list[str]:
-    """pyxis' options of srun. Whether pyxis runs the entrypoint differs between sites, so the script spells it out."""
-    found = [f"--container-image={request.image}", "--no-container-mount-home", "--no-container-entrypoint"]
+    """pyxis' options of srun. Whether pyxis runs the entrypoint differs between sites, so the script spells it out.
+
+    Source: args.c of https://github.com/NVIDIA/pyxis.
+    """
+    found = [f"--container-image={enroot_uri(request.image)}", "--no-container-mount-home", "--no-container-entrypoint"]
     if request.volumes:
-        found.append(f"--container-mounts={','.join(request.volumes)}")
+        mounts = ",".join(volume.replace(",", "+") for volume in request.volumes)  # a comma separates mounts
+        found.append(f"--container-mounts={mounts}")
     return found
+
+
+def enroot_uri(image: str) -> str:
+    """[REGISTRY#]IMAGE[:TAG]: with a slash after the registry, enroot would ask Docker Hub. Paths stay as they are."""
+    registry, slash, name = image.partition("/")
+    if slash and not image.startswith((".", "/")) and ("." in registry or ":" in registry or registry == "localhost"):
+        return f"{registry}#{name}"
+    return image
 
 
 def shm_expression() -> str:

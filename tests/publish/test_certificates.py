@@ -3,6 +3,7 @@
 import json
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,13 +12,14 @@ from typing import Any
 import pytest
 
 from buildkit.certification.certificate import Certificate, Hardware, Part, read_statement, statement
-from buildkit.certification.certify import count_gpus, digests, refuse_other_variant
+from buildkit.certification.certify import count_gpus, digests, refuse_other_variant, try_parts
 from buildkit.certification.contributed import read_certificates
 from buildkit.certification.judge import judge_devices, judge_training
 from buildkit.certification.trials import Trial, devices, training
 from buildkit.commands.certify import by_reason
 from buildkit.errors import RunError, TrustError, UsageError
 from buildkit.host.machine import read_machine
+from buildkit.images.test import wait_or_interrupt
 from buildkit.publishing.dsse import seal
 from buildkit.publishing.signature import Signer
 from buildkit.recipe.lock_file import find_lock
@@ -143,8 +145,8 @@ class MockedMachine(Trial):
 
     place = "/certify"
 
-    def __init__(self, folder: Path, gpus: int, status: int = 0) -> None:
-        super().__init__(folder, gpus)
+    def __init__(self, folder: Path, gpus: int, status: int = 0, total: float = 900) -> None:
+        super().__init__(folder, gpus, total)
         self.status = status
         self.started: list[tuple[tuple[str, ...], int, int | None]] = []
 
@@ -181,7 +183,34 @@ def test_a_run_that_fails_fails_all_its_parts_with_a_mocked_machine(tmp_path: Pa
     assert {part.result for part in parts} == {"failed"}
     assert words in parts[0].reason
     speed, _ = devices(MockedMachine(tmp_path / "other", 2, status))
-    assert (speed.result, speed.reason) == ("failed", f"`launch preflight --speed` ended with status {status}")
+    assert speed.result == "failed"
+    assert speed.reason.startswith("`launch preflight --speed` ")
+
+
+def test_the_run_gets_no_more_than_the_time_that_is_left_with_a_mocked_machine(tmp_path: Path) -> None:
+    machine = MockedMachine(tmp_path, 2, 124, total=100)
+    agreement = training(machine)[1]
+    (command, *_) = machine.started[0]
+    limit = int(command[command.index("timeout") + 1])
+    assert 90 <= limit <= 100
+    assert agreement == Part("agreement", "failed", f"the run did not end within {limit} s")
+
+
+def test_a_step_that_comes_too_late_is_not_done_with_a_mocked_machine(tmp_path: Path) -> None:
+    machine = MockedMachine(tmp_path, 2, total=10)
+    parts = try_parts(machine, ("PPO", ("agreement", "weight sync"), lambda: training(machine)))
+    assert machine.started == []
+    assert [(part.name, part.result) for part in parts] == [("agreement", "not done"), ("weight sync", "not done")]
+    assert "time" in parts[0].reason
+
+
+def test_tests_that_hang_are_interrupted_and_clean_up() -> None:
+    script = "import signal\ntry:\n print(1, flush=True)\n signal.pause()\nfinally:\n print(2, flush=True)"
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"1\n"
+        assert wait_or_interrupt(process, 0.1) == 124
+        assert process.stdout.readline() == b"2\n"
 
 
 # ---- who may certify what --------------------------------------------------------------------------------------------

@@ -119,6 +119,13 @@ def test_sigterm_reaches_the_head_and_cleans_up_with_a_fake_docker(state: Path) 
     assert left(state) == []
 
 
+def test_a_job_that_runs_for_too_long_is_killed_with_a_fake_docker(state: Path) -> None:
+    (state / "hang").touch()
+    assert run_nodes(Docker(), two_nodes(), limit=0.5) == 124
+    assert "kill job-node0\nkill job-node1" in (state / "calls").read_text()
+    assert left(state) == []
+
+
 def test_a_missing_volume_is_refused_before_anything_starts_with_a_fake_docker(state: Path) -> None:
     with pytest.raises(RunError, match="/no/such"):
         run_nodes(Docker(), two_nodes(volumes=("/no/such:/data",)))

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -198,3 +199,51 @@ def test_without_requeue_a_warning_only_stops_the_step_with_a_fake_slurm(cluster
     job.send_signal(signal.SIGUSR1)
     assert job.wait(timeout=30) == 143
     assert "requeue" not in (cluster / "calls").read_text()
+
+
+# The options of pyxis 0.24 (spank_opts in args.c), and those of them that take a value.
+PYXIS = {
+    "container-image", "container-mounts", "container-workdir", "container-name", "container-save",
+    "container-mount-home", "no-container-mount-home", "container-remap-root", "no-container-remap-root",
+    "container-entrypoint", "no-container-entrypoint", "container-entrypoint-log", "container-writable",
+    "container-readonly", "container-env", "container-unshare",
+}  # fmt: skip
+WITH_VALUE = {"container-image", "container-mounts"}
+
+
+def pyxis_options(root: Path, **changes: Any) -> dict[str, str]:
+    line = next(
+        line
+        for line in script(root, options=SlurmOptions(container="pyxis"), **changes).splitlines()
+        if "--container-image" in line
+    )
+    words = [word for word in shlex.split(line.rstrip("\\ &")) if "container-" in word]
+    return {name: value for name, _, value in (word.removeprefix("--").partition("=") for word in words)}
+
+
+def test_pyxis_knows_every_option(tmp_path: Path) -> None:
+    found = pyxis_options(tmp_path)
+    assert found.keys() <= PYXIS
+    assert {name for name, value in found.items() if value} == WITH_VALUE
+
+
+def test_mounts_are_written_as_pyxis_splits_them(tmp_path: Path) -> None:
+    """pyxis splits mounts at commas, and the flags of one at plus signs (spank_option_mount in args.c)."""
+    mounts = pyxis_options(tmp_path, volumes=("/x y:/runs", "/data:/data:ro,rprivate"))["container-mounts"]
+    assert mounts.split(",") == ["/x y:/runs", "/data:/data:ro+rprivate"]
+
+
+@pytest.mark.parametrize(
+    ("image", "uri"),
+    [
+        ("slipway:cuda", "slipway:cuda"),
+        ("team/slipway:cuda", "team/slipway:cuda"),
+        ("ghcr.io/team/slipway:cuda", "ghcr.io#team/slipway:cuda"),
+        ("localhost:5000/slipway", "localhost:5000#slipway"),
+        ("./slipway.sqsh", "./slipway.sqsh"),
+        ("/images/slipway.sqsh", "/images/slipway.sqsh"),
+    ],
+)
+def test_pyxis_gets_the_image_as_enroot_reads_it(tmp_path: Path, image: str, uri: str) -> None:
+    """[USER@][REGISTRY#]IMAGE[:TAG], or a path (https://github.com/NVIDIA/enroot/blob/master/doc/cmd/import.md)."""
+    assert pyxis_options(tmp_path, image=image)["container-image"] == uri
