@@ -36,7 +36,8 @@ Buildkit = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def run(*command: str | Path, cwd: Path = ROOT) -> str:
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "COSIGN_PASSWORD": ""}  # for keys without one, also where there is no terminal
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{' '.join(map(str, command))}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
     return done.stdout
 
