@@ -81,7 +81,7 @@ class HeadNode:
 async def lead(count: int, start_workers: Any) -> dict[str, float]:
     node = HeadNode(count)
     meeting = Meeting(node, TOKEN, "launch", hello(0, count))  # type: ignore[arg-type]
-    meeting.open()
+    await meeting.open()
     began = time.monotonic()
     workers = start_workers()
     peers = await meeting.gather()

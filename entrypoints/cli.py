@@ -202,7 +202,8 @@ def _parser(variables: Mapping[str, str]) -> Parser:
         "--labels",
         metavar="KEY=VALUE,...",
         type=_labels,
-        help="labels of this node, by which Ray places actors: rack=r7,nvlink-domain=3",
+        help="labels of this node, by which Ray places actors: rack=r7,nvlink-domain=3; Slurm's topology and NVIDIA's "
+        "driver set these two by themselves",
     )
     add("--dashboard", action="store_true", help="serve Ray's dashboard on the head, on loopback, on port 8265 if free")
     add(

@@ -13,6 +13,11 @@ from dataclasses import dataclass
 MAXIMUM_HOSTS = 65_536
 """More than any cluster has; a longer expansion is a mistake or an attack (`n[0-9999999999]`)."""
 
+LONGEST_NAME = 253
+"""Characters in a DNS name (RFC 1035, 2.3.4, less the bytes that only the wire has)."""
+
+_SHOWN = 40
+"""Characters of a name in an error."""
 _NAME = re.compile(r"[A-Za-z0-9_.-]*")
 _RANGE = re.compile(r"(\d+)(?:-(\d+)(?:/(\d+))?)?", re.ASCII)
 _LAST_NUMBER = re.compile(r"(.*?)(\d{1,18})(\D*)", re.ASCII | re.DOTALL)
@@ -25,7 +30,8 @@ class HostlistError(ValueError):
 def expand(text: str) -> list[str]:
     """Expand a host list into host names, in the order written.
 
-    Raises HostlistError for malformed input and for more than MAXIMUM_HOSTS names.
+    Raises HostlistError for malformed input, names of more than LONGEST_NAME characters, and more than MAXIMUM_HOSTS
+    names.
     """
     hosts: list[str] = []
     for item in _split(text):
@@ -35,6 +41,10 @@ def expand(text: str) -> list[str]:
             hosts.append(item)
     if len(hosts) > MAXIMUM_HOSTS:
         raise HostlistError(f"more than {MAXIMUM_HOSTS} hosts")
+    if len(longest := max(hosts, key=len)) > LONGEST_NAME:
+        raise HostlistError(
+            f"{longest[:_SHOWN]!r}… has {len(longest)} characters, a host name has at most {LONGEST_NAME}"
+        )
     return hosts
 
 

@@ -4,9 +4,11 @@ import ipaddress
 import re
 
 from entrypoints.errors import DetectionError
-from entrypoints.hostlist import HostlistError, expand
+from entrypoints.hostlist import LONGEST_NAME, HostlistError, expand
 
 _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?\.?")
+_SHOWN = 40
+"""Characters of a name in an error."""
 _BRACKETED = re.compile(r"\[([^\]]*:[^\]]*)\](?::(\d+))?")
 _WITH_NUMBER = re.compile(r"([^:]+):(\d+)")
 
@@ -14,6 +16,11 @@ _WITH_NUMBER = re.compile(r"([^:]+):(\d+)")
 def host_name(word: str, source: str) -> str:
     """A host name, or an address without the brackets of IPv6. Raises DetectionError, naming the source, for others."""
     name = match[1] if (match := _BRACKETED.fullmatch(word)) and match[2] is None else word
+    if len(name) > LONGEST_NAME:
+        raise DetectionError(
+            f"{source}: {name[:_SHOWN]!r}… has {len(name)} characters, a host name has at most {LONGEST_NAME}",
+            hint="separate the names by commas, or lines of a file",
+        )
     if not _NAME.fullmatch(name) and not is_address(name):
         raise DetectionError(f"{source}: {word!r} is not a host name", hint="write names or addresses alone")
     return name

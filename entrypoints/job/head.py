@@ -46,7 +46,7 @@ async def lead(node: Node, token: str, *, listen: bool) -> int:
 async def _lead(node: Node, meeting: Meeting, secret: str, listen: bool) -> int:
     peers: list[Peer] = []
     if listen:
-        meeting.open()
+        await meeting.open()
     if node.allocation.node_count > 1:
         peers = await meeting.gather()
     refuse({node.hostname: node.unfit} | {peer.hostname: peer.unfit for peer in peers}, node.options.report_directory)

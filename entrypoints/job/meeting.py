@@ -14,7 +14,7 @@ from entrypoints.job.node import Node, node_name
 from entrypoints.wire.channel import Channel, ChannelLostError, Message
 from entrypoints.wire.handshake import StrangerError
 from entrypoints.wire.listener import Listener
-from entrypoints.wire.network import is_own, resolve
+from entrypoints.wire.network import LOOPBACK, addresses_for_peers, is_own, resolve
 
 _LINGER = 20.0
 """Seconds that the head waits, after the command has ended, for tasks that have not connected yet."""
@@ -26,7 +26,9 @@ _MOST_REFUSED = 20
 _SPARE_CONNECTIONS = 64
 """Connections without a proof, beyond one for each task of the job, that the head keeps open."""
 _DNS_PATIENCE = 3.0
-"""Seconds for resolving the missing hosts' names after the deadline."""
+"""Seconds for resolving the other hosts' names, of the missing ones after the deadline."""
+_ASKED = 8
+"""Other nodes to which the head looks up its route before it listens."""
 
 log = logging.getLogger(__name__)
 
@@ -83,16 +85,31 @@ class Meeting:
         tasks = max(node.allocation.node_count, node.allocation.task_count or 0)
         self._listener = Listener(token, self._welcome, self._report_stranger, tasks + _SPARE_CONNECTIONS)
 
-    def open(self) -> None:
-        """Listen. Raises PeersMissingError if the port is taken."""
+    async def open(self) -> None:
+        """Listen where the other nodes look for this one. Raises PeersMissingError if the port is taken."""
         port = self._node.control_port
         try:
-            self._listener.open(port)
+            self._listener.open(port, await self._own_addresses())
         except OSError as error:
             raise PeersMissingError(
                 f"cannot listen on control port {port}: {error.strerror}",
                 f"a second job on these nodes needs {_OWN_PORT}; `ss -tlnp` tells which process has this one",
             ) from error
+
+    async def _own_addresses(self) -> list[str]:
+        """The addresses to listen on; empty for all."""
+        allocation = self._node.allocation
+        if allocation.node_count == 1:
+            return [LOOPBACK]
+        others = (allocation.hosts or ())[1 : 1 + _ASKED]
+        if allocation.head is None:
+            return []
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_DNS_PATIENCE):
+                found = await addresses_for_peers(allocation.heads, others, self._node.control_port)
+                log.debug("the control port is open at %s", ", ".join(found) or "all addresses")
+                return found
+        return []
 
     async def gather(self) -> list[Peer]:
         """Wait for all nodes and return them in order of rank.

@@ -11,7 +11,7 @@ from entrypoints.job.hello import say_hello
 from entrypoints.job.node import Node, node_name
 from entrypoints.wire.channel import LONGEST_LINE, Channel, ChannelLostError, Message
 from entrypoints.wire.handshake import RefusedError, UnprovenError, introduce
-from entrypoints.wire.network import connect, is_loopback, resolve
+from entrypoints.wire.network import LOOPBACK, connect, is_loopback, resolve
 from entrypoints.wire.secret import ray_token
 
 _CONNECT_PATIENCE = 5.0
@@ -78,8 +78,9 @@ async def _find_head(node: Node, token: str) -> tuple[Channel, str]:
 async def _meet(node: Node, token: str) -> tuple[Channel, str]:
     """Try the head's addresses once."""
     addresses = await _addresses(node)
+    source = node.local_address if node.allocation.node_count > 1 else None
     async with asyncio.timeout(_CONNECT_PATIENCE):
-        streams = await connect(addresses, node.control_port, limit=LONGEST_LINE, local_addr=node.local_address)
+        streams = await connect(addresses, node.control_port, limit=LONGEST_LINE, local_addr=source)
     channel = Channel(*streams)
     try:
         welcome = await introduce(channel, token, say_hello(node))
@@ -91,6 +92,8 @@ async def _meet(node: Node, token: str) -> tuple[Channel, str]:
 
 async def _addresses(node: Node) -> list[str]:
     """The addresses of all names of the head. Raises OSError if none resolves."""
+    if node.allocation.node_count == 1:
+        return [LOOPBACK]
     found: list[str] = []
     problem: OSError | None = None
     for name in node.allocation.heads:

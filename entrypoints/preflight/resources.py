@@ -1,5 +1,6 @@
-"""Checks of disk space, ports, and processes that an earlier start of this job left."""
+"""Checks of disk space, ports, and processes and directories that killed launches left."""
 
+import contextlib
 import os
 import stat
 import tempfile
@@ -8,7 +9,7 @@ from pathlib import Path
 from entrypoints.errors import RayFailedError
 from entrypoints.host.file_systems import NETWORK_FILE_SYSTEMS, file_system
 from entrypoints.preflight.check import GIB, Finding, NodeFacts, Verdict, ok, skip
-from entrypoints.ray.directory import directory_prefix, in_use
+from entrypoints.ray.directory import PATTERN, directory_prefix, in_use
 from entrypoints.ray.ports import can_bind, ephemeral_floor, free_ray_ports
 
 LEAST_DISK, ENOUGH_DISK = 1 * GIB, 10 * GIB
@@ -93,7 +94,7 @@ def ports(facts: NodeFacts) -> Finding:
 
 
 def leftovers(facts: NodeFacts, processes: Path = Path("/proc")) -> Finding:
-    """Whether a job with the same id runs on this node, or an earlier start of this job left Ray processes."""
+    """Whether a job with the same id runs on this node, or launches that were killed left processes or directories."""
     if facts.allocation.local_rank > 0:
         return skip("leftovers", "only the node's first task checks")
     prefix = directory_prefix(facts.allocation.job_id, facts.allocation.node_rank, facts.chosen_port)
@@ -103,13 +104,32 @@ def leftovers(facts: NodeFacts, processes: Path = Path("/proc")) -> Finding:
             f"another job with the same nodes and control port runs on this node: {running[0]} belongs to it",
             "run both side by side with another port for this one: --control-port, equal on all nodes",
         )  # fmt: skip
-    found = [entry.name for entry in processes.iterdir() if entry.name.isdigit() and prefix in _command_line(entry)]
-    if not found:
+    lines = {entry.name: _command_line(entry) for entry in processes.iterdir() if entry.name.isdigit()}
+    found = sorted(number for number, line in lines.items() if prefix in line)
+    if found:
+        return Finding(
+            "leftovers", Verdict.FAIL, f"an earlier start of this job left Ray running: {', '.join(found)}",
+            f"end them: kill -9 {' '.join(found)}",
+        )  # fmt: skip
+    dead = [str(directory) for directory in sorted(facts.temporary.glob(PATTERN)) if not in_use(directory)]
+    if not dead:
         return ok("leftovers", "none")
+    # Ray's workers and agents overwrite their command lines, but their logs lie in the directory.
+    texts = {number: line + _open_files(processes / number) for number, line in lines.items()}
+    found = sorted(number for number, text in texts.items() if any(directory in text for directory in dead))
+    ray = f", and Ray running: {', '.join(found)}" if found else ""
     return Finding(
-        "leftovers", Verdict.FAIL, f"an earlier start of this job left Ray running: {', '.join(sorted(found))}",
-        f"end them: kill -9 {' '.join(sorted(found))}",
+        "leftovers", Verdict.WARN, f"launches that were killed left {', '.join(dead)}{ray}",
+        "; ".join([*([f"kill -9 {' '.join(found)}"] if found else []), f"rm -r {' '.join(dead)}"]),
     )  # fmt: skip
+
+
+def _open_files(process: Path) -> str:
+    """The paths of the files that a process of this user has open, one a line."""
+    paths = []
+    with contextlib.suppress(OSError):  # another user's, or ended meanwhile
+        paths += [str(link.readlink()) for link in (process / "fd").iterdir()]
+    return "\n".join(paths)
 
 
 def _command_line(process: Path) -> str:

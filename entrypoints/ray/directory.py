@@ -1,4 +1,4 @@
-"""This node's directory in /tmp: Ray's files, the output of Ray's programs and the note for `launch attach`.
+"""This node's directory in /tmp: files of Ray and its workers, output of its programs, the note for `launch attach`.
 
 Only its user can enter it. Ray makes its own directory writable by everybody, so that one lies below. Names are short,
 as a socket's path has at most 107 bytes.
@@ -19,6 +19,7 @@ PATTERN = "slipway-ray-*"
 ROOT = Path("/tmp")
 """Not TMPDIR: Ray needs 64 of the 107 bytes for itself."""
 _RAY = "r"
+_TEMPORARY = "t"
 _LOCK = "lock"
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe in its place must not block
@@ -41,6 +42,9 @@ class NodeDirectory:
         self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=root))  # mode 0700
         self.ray = self.path / _RAY
         """The directory for Ray, which creates it."""
+        self.temporary = self.path / _TEMPORARY
+        """The directory for temporary files."""
+        self.temporary.mkdir(mode=0o700)
         self._lock = os.open(self.path / _LOCK, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
 

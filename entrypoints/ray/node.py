@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import os
 import re
 import sys
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ from pathlib import Path
 from entrypoints.errors import RayFailedError
 from entrypoints.host.child_environment import without_launchers
 from entrypoints.host.interfaces import bracketed
+from entrypoints.host.topology import topology_labels
 from entrypoints.options import Dashboard, RayOptions
 from entrypoints.processes import Process, ProcessTree
 from entrypoints.ray.attach import LOOPBACK_ONLY
@@ -42,6 +44,17 @@ def ray_authentication(token: str) -> dict[str, str]:
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
 
 
+def temporary_files(environment: Mapping[str, str], directory: Path) -> dict[str, str]:
+    """Variables for Ray's workers, whose temporary files end with the job; none if the user chose a place for them.
+
+    Killed workers leave such files, and vLLM's engines always leave one. Inductor's cache stays where it would be.
+    """
+    if "TMPDIR" in environment:
+        return {}
+    cache = Path("/tmp", f"torchinductor_{environment.get('USER') or os.getuid()}")
+    return {"TMPDIR": str(directory), "TORCHINDUCTOR_CACHE_DIR": str(cache)}
+
+
 class RayNode:
     """Ray on this node. The process tree owns its processes and ends them."""
 
@@ -60,12 +73,16 @@ class RayNode:
         self._process_tree = process_tree
         self._options = options
         self._ports = ports
+        given = dict(label.split("=", 1) for label in options.labels.split(",") if label)
+        self._labels = topology_labels(environment) | given
         self._dashboard: Dashboard | None = None
         """The dashboard with its port; None on workers."""
         self._for_clients = ray_authentication(token) | ({LOOPBACK_ONLY: "0"} if alone else {})
         """Variables that every program of the cluster needs."""
+        self.directory = _make_directory(prefix)
         self._environment = (
             _PATIENCE
+            | temporary_files(environment, self.directory.temporary)
             | ({} if options.dashboard else _WITHOUT_DASHBOARD)
             | without_launchers(environment)
             | {
@@ -75,7 +92,6 @@ class RayNode:
                 "DASHBOARD_METRIC_PORT": str(ports.named["dashboard_metrics"]),
             }
         )
-        self.directory = _make_directory(prefix)
 
     def use_tls(self, variables: Mapping[str, str]) -> None:
         """Encrypt all of Ray's traffic with the certificates that these variables name. Call it before the start."""
@@ -129,8 +145,8 @@ class RayNode:
             command.append(f"--num-gpus={self._options.gpus}")
         if self._options.resources:
             command.append(f"--resources={self._options.resources}")
-        if self._options.labels:
-            command.append(f"--labels={self._options.labels}")
+        if self._labels:
+            command.append("--labels=" + ",".join(f"{name}={value}" for name, value in self._labels.items()))
         await self._run(command, "ray start")
 
     @property

@@ -19,7 +19,7 @@ try:
 except ImportError as error:
     raise RayFailedError(
         "--tls needs the Python package cryptography, which is not installed",
-        "use the image, or pip install cryptography",
+        "use the image, or `pip install 'slipway-rl[tls]'`",
     ) from error
 
 _EARLY = datetime.timedelta(hours=1)

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import socket
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 
 from entrypoints.wire.channel import LONGEST_LINE, Channel, ChannelLostError, Message
 from entrypoints.wire.handshake import StrangerError, greet
@@ -45,11 +45,12 @@ class Listener:
         self._serving: set[asyncio.Task[None]] = set()
         self._short_of_files = False
 
-    def open(self, port: int) -> None:
-        """Listen on all addresses of this host. Raises OSError."""
-        families = [socket.AF_INET, *([socket.AF_INET6] if socket.has_dualstack_ipv6() else [])]
-        for family in families:
-            listening = socket.create_server(("", port), family=family, backlog=_BACKLOG)
+    def open(self, port: int, addresses: Sequence[str] = ()) -> None:
+        """Listen on these addresses of this host, on all without any. Raises OSError."""
+        everywhere = ["0.0.0.0", *(["::"] if socket.has_dualstack_ipv6() else [])]
+        for address in addresses or everywhere:
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            listening = socket.create_server((address, port), family=family, backlog=_BACKLOG)
             listening.setblocking(False)
             self._accepting.append(asyncio.create_task(self._accept(listening)))
 

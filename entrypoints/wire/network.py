@@ -5,6 +5,10 @@ import contextlib
 import ipaddress
 import socket
 import threading
+from collections.abc import Sequence
+
+LOOPBACK = "127.0.0.1"
+"""Where the tasks of a single node meet."""
 
 
 async def resolve(host: str, port: int) -> list[str]:
@@ -65,6 +69,32 @@ async def connect(
                 return better
         return streams
     raise problem or OSError("the name has no address")
+
+
+async def addresses_for_peers(heads: Sequence[str], others: Sequence[str], port: int) -> list[str]:
+    """The addresses of this host at which the others look for it under the names in `heads`; empty if that is unsure.
+
+    It is sure if every name of this host is one of its own addresses, or resolves to them here, and packets to the
+    `others` leave from one of them. It is unsure behind address translation, where the name leads to an address that
+    this host does not have, and where this host resolves its own name in another way than the others do.
+    """
+    try:
+        found = [address for name in heads for address in await resolve(name, port)]
+        own = list(dict.fromkeys(found))
+        literal = set(own) == set(heads)
+        if not all(map(is_own, own)) or (not literal and any(map(is_loopback, own))):
+            return []
+        routes = [_source(address) for name in others for address in (await resolve(name, port))[:1]]
+    except OSError:
+        return []
+    return own if literal or (routes and set(routes) <= set(own)) else []
+
+
+def _source(address: str) -> str:
+    """The address of this host from which packets to that address leave. Sends nothing. Raises OSError."""
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((address, 9))
+        return str(probe.getsockname()[0])
 
 
 def is_loopback(address: str | None) -> bool:

@@ -13,6 +13,8 @@ PEERS_MISSING = 12
 PREFLIGHT_FAILED = 15
 
 COUNT_NODES = "import ray; ray.init(log_to_driver=False); print('alive', sum(node['Alive'] for node in ray.nodes()))"
+CONTROL_PORT = 'awk \'$2 ~ /:504B$/ && $4 == "0A" {print "control", $2}\' /proc/net/tcp /proc/net/tcp6'
+"""Prints where port 20555 is open, as the kernel writes it."""
 
 
 def wait_for_output(job: Job, name: str, words: str, deadline: float = 90) -> None:
@@ -25,11 +27,14 @@ def wait_for_output(job: Job, name: str, words: str, deadline: float = 90) -> No
 
 
 def test_cluster_forms_and_the_command_sees_every_node(job: Callable[..., Job]) -> None:
-    nodes = job()
+    nodes = job(SLIPWAY_CONTROL_PORT="20555")
     for rank in (1, 0):
-        nodes.start(rank, "--", "python", "-c", COUNT_NODES)
+        nodes.start(rank, "--", "sh", "-c", f'python -c "{COUNT_NODES}"; {CONTROL_PORT}')
     assert nodes.wait() == {"node1": 0, "node0": 0}, nodes.outputs()
     assert "alive 2" in nodes.output("node0")
+    listening = [line.split()[1] for line in nodes.output("node0").splitlines() if line.startswith("control ")]
+    assert len(listening) == 1, nodes.output("node0")  # the address of the containers' network alone
+    assert listening[0] != "00000000:504B"
     assert "alive" not in nodes.output("node1")
 
 

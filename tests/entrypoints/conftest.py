@@ -82,7 +82,7 @@ def alive(pid: int) -> bool:
     """Whether a process runs; one that only waits to be reaped does not."""
     try:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # gone before the open, or between it and the read
         return False
 
 
@@ -134,6 +134,14 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def listening(port: int) -> set[str]:
+    """The addresses of this host at which somebody listens on a port, as the kernel's tables write them."""
+    tables = (Path("/proc/net", name).read_text().splitlines()[1:] for name in ("tcp", "tcp6"))
+    rows = [line.split() for table in tables for line in table]
+    local = (row[1].split(":") for row in rows if row[3] == "0A")
+    return {address for address, number in local if int(number, 16) == port}
 
 
 def running_pair(start_node: Start, command: str = "echo up; exec sleep 60") -> tuple[Launch, Launch]:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from entrypoints.hostlist import HostlistError, compress, expand
+from entrypoints.hostlist import LONGEST_NAME, HostlistError, compress, expand
 
 
 @pytest.mark.parametrize(
@@ -56,6 +56,8 @@ def test_expands(text: str, hosts: list[str]) -> None:
         ("n[1-300]m[1-300]", "more than"),
         ("n[1-2]m[1-2]" + "x[1-9]" * 40, "more than"),
         ("n[1-" + "9" * 5000 + "]", "too many digits"),
+        ("n[1-2]," + "n" * 254, "has 254 characters, a host name has at most 253"),
+        ("n" * 250 + "[9998-10001]", "has 255 characters"),
     ],
 )
 def test_refuses(text: str, reason: str) -> None:
@@ -92,6 +94,15 @@ def meant(item: tuple[str, list[tuple[list[tuple[int, int, int]], str]]]) -> lis
 def test_expands_compressed_names(structure: list[tuple[str, list[tuple[list[tuple[int, int, int]], str]]]]) -> None:
     text = ",".join(written(item) for item in structure)
     assert expand(text) == [name for item in structure for name in meant(item)]
+
+
+@given(st.text(alphabet="n.", min_size=1, max_size=300), st.integers(0, 10**6))
+def test_no_name_is_longer_than_dns_allows(name: str, number: int) -> None:
+    if len(name) + len(str(number)) <= LONGEST_NAME:
+        assert expand(f"{name}[{number}]") == [f"{name}{number}"]
+        return
+    with pytest.raises(HostlistError, match="a host name has at most 253"):
+        expand(f"{name}[{number}]")
 
 
 @given(st.text(alphabet="n09-,[] ", max_size=30))

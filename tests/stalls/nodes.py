@@ -75,7 +75,6 @@ def inject(fault: str, phase: str, victim: int, after: float, nodes: int, image:
             variables = {
                 "PYTHONPATH": "/src",
                 "RAY_AUTH_MODE": "disabled",
-                "RAY_raylet_start_wait_time_s": "200",
                 "GLOO_SOCKET_IFNAME": "eth1",
             }
             options = [part for item in variables.items() for part in ("-e", "=".join(item))]

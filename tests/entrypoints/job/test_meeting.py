@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.entrypoints.conftest import Start, free_port, running_pair
+from tests.entrypoints.conftest import Start, free_port, listening, running_pair
 
 
 def test_all_nodes_exit_with_the_commands_status(start_node: Start) -> None:
@@ -32,6 +32,7 @@ def test_other_tasks_of_a_node_wait_and_exit_with_the_same_status(start: Start) 
     common = {**step, "SLURM_NODEID": "0", "SLIPWAY_TOKEN": "open sesame, please", "SLIPWAY_CONTROL_PORT": port}
     head = start("--no-ray", "--", "sh", "-c", "echo up; sleep 2; exit 9", **common, SLURM_LOCALID="0")
     assert head.read_line() == "up"
+    assert listening(int(port)) == {"0100007F"}  # 127.0.0.1: no task of another node comes
     task = start("--no-ray", "--", "echo", "twice", **common, SLURM_LOCALID="1")
     ended = task.wait()
     assert (ended.status, ended.stdout) == (9, "")

@@ -241,6 +241,23 @@ def test_a_leftover_ray_is_named(tmp_path: Path) -> None:
     assert leftovers(beside, tmp_path / "proc").verdict is Verdict.OK
 
 
+def test_what_killed_launches_of_other_jobs_left_is_named(tmp_path: Path) -> None:
+    facts = replace(facts_of(tmp_path), temporary=tmp_path)
+    alive, dead = (NodeDirectory(directory_prefix(job, 0, None), tmp_path) for job in ("alive", "dead"))
+    os.close(dead._lock)  # as the kernel does when the launch is killed
+    for pid, directory in (("11", alive), ("12", dead), ("13", dead)):
+        (tmp_path / "proc" / pid).mkdir(parents=True)
+        (tmp_path / "proc" / pid / "cmdline").write_text(f"raylet\0--temp-dir={directory.ray}", encoding="ascii")
+    found = leftovers(facts, tmp_path / "proc")
+    assert found.verdict is Verdict.WARN
+    assert found.message == f"launches that were killed left {dead.path}, and Ray running: 12, 13"
+    assert found.fix == f"kill -9 12 13; rm -r {dead.path}"
+    for pid in ("12", "13"):
+        (tmp_path / "proc" / pid / "cmdline").unlink()
+    assert leftovers(facts, tmp_path / "proc").fix == f"rm -r {dead.path}"
+    alive.remove()
+
+
 def test_a_running_job_on_the_same_nodes_is_named_and_never_killed(tmp_path: Path) -> None:
     facts = replace(facts_of(tmp_path), temporary=tmp_path)
     first = NodeDirectory(directory_prefix(facts.allocation.job_id, 0, None), tmp_path)

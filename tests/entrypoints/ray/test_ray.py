@@ -1,8 +1,10 @@
 """Real Ray clusters. Skipped without Ray, which the images have."""
 
+import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -168,9 +170,40 @@ def test_a_node_has_the_given_resources_and_labels(start: Start) -> None:
     assert ended.stdout == "2.0 r7\n", ended.stderr
 
 
+def test_a_node_has_the_label_of_its_rack_from_slurm(start: Start) -> None:
+    slurm = {"SLURM_TOPOLOGY_ADDR": "core.r9.n1", "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.switch.node"}
+    given = ("--resources", '{"SLOT": 2}', "--single")
+    ended = start(*SMALL, *given, "--", sys.executable, "-c", RESOURCES_AND_LABELS, **slurm).wait()
+    assert ended.stdout == "2.0 r9\n", ended.stderr
+
+
 def test_a_stranger_cannot_enter_rays_directory(start: Start) -> None:
     script = "stat -c %a /tmp/slipway-ray-*"
     assert start(*SMALL, "--", "sh", "-c", script).wait().stdout.split() == ["700"]
+
+
+TEMPORARY = """
+import os, ray, tempfile
+ray.init(log_to_driver=False)
+@ray.remote
+def worker():
+    handle, name = tempfile.mkstemp()
+    return name, os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+print(*ray.get(worker.remote()), flush=True)
+"""
+
+
+def test_temporary_files_of_rays_workers_end_with_the_job_and_caches_stay(start: Start) -> None:
+    told = start(*SMALL, "--", sys.executable, "-c", TEMPORARY).wait()
+    file, cache = map(Path, told.stdout.split())
+    assert file.match("/tmp/slipway-ray-*/t/*"), told.stderr
+    assert not file.exists()
+    assert cache.match("/tmp/torchinductor_*")
+
+
+def test_the_users_directory_for_temporary_files_is_kept(start: Start, tmp_path: Path) -> None:
+    told = start(*SMALL, "--", sys.executable, "-c", TEMPORARY, TMPDIR=str(tmp_path)).wait()
+    assert told.stdout.startswith(f"{tmp_path}/"), told.stderr
 
 
 def test_rays_logs_are_kept_while_the_job_runs(start: Start, tmp_path: Path) -> None:
@@ -228,6 +261,38 @@ def test_a_killed_launch_leaves_no_ray_behind(start: Start, which: str) -> None:
         time.sleep(0.1)
     for path in ray_directories() if which == "second" else ():
         shutil.rmtree(path)  # nobody was left to remove it
+
+
+def test_after_both_processes_of_a_launch_are_killed_the_next_one_names_what_they_left(start: Start) -> None:
+    launch = start(*SMALL, "--", "sh", "-c", "echo up; exec sleep 100")
+    assert launch.read_line() == "up"
+    below = descendants(launch.pid)
+    for number in (signal.SIGSTOP, signal.SIGKILL):  # neither of the two can react to the other's death
+        for pid in (launch.pid, below[0]):
+            os.kill(pid, number)
+    while alive(launch.pid) or alive(below[0]):
+        time.sleep(0.05)
+    left = {str(pid) for pid in below[1:] if alive(pid)}
+    (directory,) = ray_directories()
+    found = start("preflight", "--json").wait()
+    (finding,) = [one for one in json.loads(found.stdout)["findings"] if one["check"] == "leftovers"]
+    assert finding["message"].startswith(f"launches that were killed left {directory}, and Ray running: ")
+    kill, remove = finding["fix"].split("; ")
+    named = set(kill.removeprefix("kill -9 ").split())
+    assert {name_of(int(pid)) for pid in named} >= {"raylet", "gcs_server"}
+    assert named <= left
+    subprocess.run(kill.split(), check=True)
+    subprocess.run(remove.split(), check=True)
+    (command,) = [pid for pid in left if alive(int(pid)) and name_of(int(pid)) == "sleep"]  # it knows nothing of Ray
+    os.kill(int(command), signal.SIGKILL)
+    deadline = time.monotonic() + 60
+    while rest := [pid for pid in left if alive(int(pid))]:  # Ray's agents end once they miss their raylet
+        assert time.monotonic() < deadline, {pid: name_of(int(pid)) for pid in rest}
+        time.sleep(0.2)
+
+
+def name_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").strip()
 
 
 def test_sigterm_ends_command_and_ray_within_the_time_of_docker_stop(start: Start) -> None:

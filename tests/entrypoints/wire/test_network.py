@@ -2,12 +2,14 @@
 
 import asyncio
 import socket
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from entrypoints.host.interfaces import address_of, bracketed, interface_of
-from entrypoints.wire.network import connect
+from entrypoints.wire import network
+from entrypoints.wire.network import addresses_for_peers, connect
 
 NOWHERE = "240.0.0.1"
 """An address of a reserved range, to which no route leads."""
@@ -71,6 +73,33 @@ def test_a_name_without_addresses_is_an_error() -> None:
 
 def test_an_interface_is_found_by_its_address() -> None:
     assert interface_of("127.0.0.1") == "lo"
+
+
+def test_the_head_listens_only_where_its_peers_look_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names are resolved by a fake; addresses and routes are real: loopback's, of which 127.0.0.0/8 all are."""
+    names = {"head": ["127.0.0.1"], "both": ["127.0.0.1", "127.0.0.2"], "peer": ["127.0.0.9"], "far": [NOWHERE]}
+
+    async def resolve(host: str, _port: int) -> list[str]:
+        if host in names:
+            return names[host]
+        if host == "unknown":
+            raise socket.gaierror(-2, "Name or service not known")
+        return [host]
+
+    def found(*heads: str, others: Sequence[str] = ("peer",)) -> list[str]:
+        return asyncio.run(addresses_for_peers(heads, others, 5))
+
+    monkeypatch.setattr(network, "resolve", resolve)
+    assert found("127.0.0.1", others=()) == ["127.0.0.1"]  # an address has one meaning everywhere
+    assert found("head") == []  # Debian's 127.0.1.1: its name leads other hosts elsewhere
+    monkeypatch.setattr(network, "is_loopback", lambda _: False)  # from here on these stand for outer addresses
+    assert found("head") == ["127.0.0.1"]
+    assert found("both", "127.0.0.2") == ["127.0.0.1", "127.0.0.2"]
+    assert found("head", others=()) == []  # nothing says that other hosts resolve the name in the same way
+    assert found("head", others=["unknown"]) == []
+    assert found("127.0.0.5", "far") == found("unknown") == found(NOWHERE) == []  # behind address translation
+    monkeypatch.setattr(network, "_source", lambda _: "127.0.0.7")
+    assert found("head") == []  # the peers are in another network than the one that the name leads to
 
 
 @pytest.mark.usefixtures("ipv6")
