@@ -23,12 +23,21 @@ def run(entry: str = "trainer.main_ppo") -> NoReturn:
 
 
 def devices(environment: Mapping[str, str]) -> list[str]:
-    """The nodes and devices that torchrun was told, as settings; none without torchrun."""
+    """The nodes and devices that torchrun was told, as settings; none without torchrun.
+
+    torchrun counts processes. One process on a host without GPUs trains on CPU, as it does with torchrun's own.
+    """
     if "TORCHELASTIC_RUN_ID" not in environment:
         return []
-    local = environment["LOCAL_WORLD_SIZE"]
-    nodes = int(environment["WORLD_SIZE"]) // int(local)
-    return [f"trainer.nnodes={nodes}", f"trainer.n_gpus_per_node={local}"]
+    local = int(environment["LOCAL_WORLD_SIZE"])
+    nodes = int(environment["WORLD_SIZE"]) // local
+    return [f"trainer.nnodes={nodes}", f"trainer.n_gpus_per_node={0 if local == 1 and not _has_gpu() else local}"]
+
+
+def _has_gpu() -> bool:
+    import torch  # only under torchrun, because it takes seconds
+
+    return bool(torch.cuda.device_count())
 
 
 def _without_option(argument: str) -> str:

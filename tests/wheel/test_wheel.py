@@ -91,6 +91,19 @@ def test_commands_work_outside_of_any_checkout(installed: Installed, command: st
     assert "Traceback" not in done.stderr
 
 
+def test_tls_without_its_extra_says_what_to_install(environment: Path, tmp_path: Path) -> None:
+    code = (
+        "from entrypoints.errors import RayFailedError\n"
+        "try:\n    import entrypoints.wire.certificates\n"
+        "except RayFailedError as error:\n    print(error, error.hint)"
+    )
+    said = check_output(environment / "bin" / "python", "-c", code, cwd=tmp_path)
+    assert "--tls needs the Python package cryptography" in said
+    assert "pip install 'slipway-rl[tls]'" in said
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert any(requirement.startswith("cryptography") for requirement in project["optional-dependencies"]["tls"])
+
+
 def test_the_build_context_holds_the_installed_code(environment: Path, tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from buildkit.recipe.matrix import load_matrix;"

@@ -1,0 +1,19 @@
+"""The command `train`."""
+
+import typer
+
+from trainer.commands.options import ConfigName, ConfigPath, Files, Overrides, load
+
+
+def train(
+    overrides: Overrides = None,
+    config: Files = None,
+    config_name: ConfigName = None,
+    config_path: ConfigPath = None,
+) -> None:
+    """Train a policy with PPO, GRPO, RLOO, REINFORCE++ or ReMax."""
+    settings = load(config, overrides, config_name, config_path)
+    from trainer.records.pages.report import write_report
+    from trainer.runs.ppo import train as run
+
+    typer.echo(write_report(run(settings).run_dir))

@@ -1,0 +1,18 @@
+"""The command `verify`."""
+
+import typer
+
+from trainer.commands.options import EndedRun
+
+
+def verify(run: EndedRun) -> None:
+    """Compare a run with its certificate: data, models, settings, checkpoints, exported model.
+
+    Prints each difference. The exit status is 0 if there is none, else 1.
+    """
+    from trainer.runs.reproduction.verify import verify as differences_of
+
+    found = differences_of(run)
+    typer.echo("\n".join(found) or f"{run}: as certified")
+    if found:
+        raise typer.Exit(1)
