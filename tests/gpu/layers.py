@@ -34,14 +34,16 @@ WHOLE = MicroBatchLimit(1000)
 
 
 def batch(rows: int = 8, longest: int = 90) -> Batch:
-    """Rows of very different lengths; prompt and response have up to `longest` tokens each."""
+    """Rows of very different lengths; prompt and response have up to `longest` tokens each. Some share a prompt."""
     generator = torch.Generator().manual_seed(1)
 
     def tokens() -> list[int]:
         length = int(torch.randint(1, longest + 1, (), generator=generator))
         return torch.randint(0, VOCABULARY, (length,), generator=generator).tolist()
 
-    made = Batch.from_responses([tokens() for _ in range(rows)], [tokens() for _ in range(rows)], None)
+    prompts = [tokens() for _ in range(rows)]
+    prompts[1::4] = prompts[::4]
+    made = Batch.from_responses(prompts, [tokens() for _ in range(rows)], None)
     return made.with_(advantages=torch.randn(made.response_mask.shape, generator=generator))
 
 
@@ -129,12 +131,12 @@ def backends(device: torch.device, family: str, dtype: str, backend: str, split:
     return found
 
 
-def packed_network(device: torch.device, family: str, dtype: str) -> dict[str, float]:
+def packed_network(device: torch.device, family: str, dtype: str, share_prompts: bool) -> dict[str, float]:
     """A packed line, padded as on GPUs, compared with its rows one by one in float32."""
     rows = batch()
     wanted = row_by_row(language_model(family), rows, device)
     model = language_model(family).to(device, getattr(torch, dtype))
-    outputs = PolicyNetwork(model, TEMPERATURE)(PackedRows.of(rows, 256).to(device))
+    outputs = PolicyNetwork(model, TEMPERATURE)(PackedRows.of(rows, 256, share_prompts).to(device))
     found = outputs[0].detach().cpu(), gradients_of_loss(model, outputs, rows)
     return apart(found, wanted, rows.response_mask)
 
@@ -182,7 +184,8 @@ def attended(drawn: list[Tensor], lengths: list[int], dtype: str, window: int | 
     query, key, value = (tensor.to(getattr(torch, dtype), copy=True).requires_grad_() for tensor in drawn[:3])
     longest = -(-max(lengths) // LENGTH_MULTIPLE) * LENGTH_MULTIPLE
     output, _ = packed_attention(
-        nn.Module(), query, key, value, None, None, window, cu_seq_lens_q=offsets, max_length_q=longest
+        *(nn.Module(), query, key, value, None, None, window),
+        **{"cu_seq_lens_q": offsets, "cu_seq_lens_k": offsets, "max_length_q": longest, "max_length_k": longest},
     )
     output.backward(drawn[3].transpose(1, 2).to(output.dtype))
     gradients = (tensor.grad.squeeze(0).transpose(0, 1).float() for tensor in (query, key, value))

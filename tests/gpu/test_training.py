@@ -15,18 +15,26 @@ FAMILIES = ["Qwen2 and 2.5", "Qwen3", "Llama 3", "Mistral"]
 BFLOAT16 = 0.03  # relative rounding error of products of a few dozen numbers
 
 
+@pytest.mark.parametrize("share_prompts", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_packed_float32_rows_match_single_rows(one_rank: Ranks, measure: Measure, family: str) -> None:
+def test_packed_float32_rows_match_single_rows(
+    one_rank: Ranks, measure: Measure, family: str, share_prompts: bool
+) -> None:
     """FlashAttention does not support float32, so GPUs use padded attention here too."""
-    found = measure(one_rank, "tests.gpu.layers.packed_network", family=family, dtype="float32")
+    arguments = {"family": family, "dtype": "float32", "share_prompts": share_prompts}
+    found = measure(one_rank, "tests.gpu.layers.packed_network", **arguments)
     assert found["log_probs"] < 1e-4
     assert found["gradient of a weight"] < 1e-3
 
 
+@pytest.mark.parametrize("share_prompts", [False, True])
 @pytest.mark.parametrize("family", ["Qwen2 and 2.5", "Mistral"])
-def test_packed_bfloat16_rows_match_single_rows_up_to_rounding(one_rank: Ranks, measure: Measure, family: str) -> None:
+def test_packed_bfloat16_rows_match_single_rows_up_to_rounding(
+    one_rank: Ranks, measure: Measure, family: str, share_prompts: bool
+) -> None:
     """Most rows are longer than Mistral's window."""
-    found = measure(one_rank, "tests.gpu.layers.packed_network", family=family, dtype="bfloat16")
+    arguments = {"family": family, "dtype": "bfloat16", "share_prompts": share_prompts}
+    found = measure(one_rank, "tests.gpu.layers.packed_network", **arguments)
     assert found["log_probs, mean"] < 0.03
     assert found["gradient, cosine"] > 0.99
 

@@ -71,6 +71,11 @@ class TrainedModelConfig(Section):
         description="share of the activations that compiled layers keep. They recompute the rest, the cheapest first: "
         "at 0.9 everything between matrix products, about a third; at lower values some matrix products as well",
     )
+    share_prompts: bool = Field(
+        True,
+        description="compute a prompt once for all of its responses in a micro-batch, which changes the results by "
+        "rounding only; not with layers whose rows cannot be packed",
+    )
     backend: BackendName = Field(
         "fsdp",
         description="implementation of the layers. fsdp: Transformers; megatron: Megatron-Core, if installed. "

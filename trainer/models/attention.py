@@ -39,7 +39,11 @@ def packed_attention(
     s_aux: Tensor | None = None,
     position_bias: Tensor | None = None,
     cu_seq_lens_q: Tensor | None = None,
+    cu_seq_lens_k: Tensor | None = None,
     max_length_q: int | None = None,
+    max_length_k: int | None = None,
+    visible: Tensor | None = None,
+    own: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Attention of one packed line. Transformers calls it in each layer.
@@ -51,36 +55,35 @@ def packed_attention(
         softcap: scores become softcap tanh(score / softcap).
         s_aux: [heads], the sinks: each takes part in the softmax of its head and contributes no value.
         cu_seq_lens_q: [sequences + 1] int32, the sequence bounds; max_length_q: the longest sequence.
+        cu_seq_lens_k, max_length_k: the same for the tokens that each sequence sees.
+        visible, own: see `PackedRows`; None if each sequence sees its own tokens only.
 
     Returns:
         [1, tokens, heads, width], and None in place of attention weights, which are never computed.
 
     Raises DataError if a family's layers do not pass the bounds on.
     """
-    if cu_seq_lens_q is None or max_length_q is None or attention_mask is not None or position_bias is not None:
+    if cu_seq_lens_k is None or max_length_k is None or attention_mask is not None or position_bias is not None:
         raise DataError(
             f"{type(module).__name__} cannot attend within the rows of a packed line: it passes no bounds of the rows, "
             "or a mask or position biases of its own",
             hint="use another model family, such as Qwen3, Llama, Mistral, Gemma or Granite",
         )
     query, key, value = (tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value))
-    line = (query, key, value, cu_seq_lens_q, max_length_q, scaling, sliding_window)
-    if softcap is not None or s_aux is not None:
-        found = _by_formula(*line, softcap, s_aux)
-    elif query.is_cuda and query.dtype != torch.float32:  # FlashAttention does not support float32
-        found = _variable_length(*line)
-    else:
-        found = _padded(*line)
-    return found.unsqueeze(0), None
-
-
-def _variable_length(
-    query: Tensor, key: Tensor, value: Tensor, offsets: Tensor, longest: int, scale: float | None, window: int | None
-) -> Tensor:
-    bounds = (-1 if window is None else window - 1, 0)
-    return varlen_attn(
-        query, key, value, offsets, offsets, longest, longest, scale=scale, window_size=bounds, **_GROUPED_HEADS
-    )
+    if visible is not None:
+        key, value = key[visible], value[visible]
+    formula = softcap is not None or s_aux is not None
+    if query.is_cuda and query.dtype != torch.float32 and not formula:  # FlashAttention does not support float32
+        bounds = (-1 if sliding_window is None else sliding_window - 1, 0)
+        # The last tokens that a sequence sees are its own, as FlashAttention assumes of fewer queries than keys.
+        lengths = cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k
+        found = varlen_attn(query, key, value, *lengths, scale=scaling, window_size=bounds, **_GROUPED_HEADS)
+        return found.unsqueeze(0), None
+    if visible is not None:  # as many queries as keys: those of a shared prompt again and again
+        query = query[visible]
+    line = (query, key, value, cu_seq_lens_k, max_length_k, scaling, sliding_window)
+    found = _by_formula(*line, softcap, s_aux) if formula else _padded(*line)
+    return (found if own is None else found[own]).unsqueeze(0), None
 
 
 def _padded(

@@ -24,6 +24,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from trainer.errors import ConfigError
 from trainer.models.attention import packed_attention
 from trainer.models.megatron_weights import Origins, origins, to_megatron
+from trainer.models.packing import ATTENTION_ARGUMENTS
 from trainer.models.tensor_parallel import check_split
 
 with warnings.catch_warnings():
@@ -47,11 +48,10 @@ warnings.filterwarnings("ignore", message="When using async grad allreduce")
 
 @dataclass(frozen=True)
 class PackedLine:
-    """Bounds and rotary angles of a packed line (see `PackedRows`), passed in place of Megatron's attention mask."""
+    """Rotary angles of a packed line and who sees whom, passed in place of Megatron's attention mask."""
 
     rotation: tuple[Tensor, Tensor]  # cosines and sines, each [1, tokens, head width]
-    offsets: Tensor
-    longest: int
+    sight: dict[str, Any]  # ATTENTION_ARGUMENTS
 
 
 class PackedCore(nn.Module):  # type: ignore[misc]
@@ -74,8 +74,7 @@ class PackedCore(nn.Module):  # type: ignore[misc]
             attention_mask=None,
             scaling=self.scaling,
             sliding_window=self.sliding_window,
-            cu_seq_lens_q=line.offsets,
-            max_length_q=line.longest,
+            **line.sight,
         )[0]
         return found.transpose(0, 1).flatten(2)
 
@@ -130,12 +129,10 @@ class MegatronLayer(GradientCheckpointingLayer):  # type: ignore[misc]
         self,
         hidden_states: Tensor,
         position_embeddings: tuple[Tensor, Tensor],
-        cu_seq_lens_q: Tensor,
-        max_length_q: int,
-        **_: Any,
+        **arguments: Any,
     ) -> Tensor:
-        """hidden_states [1, tokens, width] -> the same."""
-        line = PackedLine(position_embeddings, cu_seq_lens_q, max_length_q)
+        """hidden_states [1, tokens, width] -> the same. `arguments` include those of the attention."""
+        line = PackedLine(position_embeddings, {name: arguments[name] for name in ATTENTION_ARGUMENTS})
         own = {n: weight.to_local() for n, weight in self.megatron.named_parameters() if isinstance(weight, DTensor)}
         found, _ = functional_call(self.megatron, own, (hidden_states.transpose(0, 1),), {"attention_mask": line})
         # FSDP2 puts a hook on the output, which must not be a view.

@@ -5,19 +5,27 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from trainer.data.batches.batch import Batch
 from trainer.data.batches.copies import to_device
 
+ATTENTION_ARGUMENTS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "visible", "own")
+
 
 @dataclass(frozen=True)
 class PackedRows:
-    """All tokens of some rows in one line.
+    """All tokens of some rows in one line, in which several rows may share the tokens of one prompt.
 
     Shapes: `token_ids` and `positions` (within the row) [1, tokens] int64; `offsets` [sequences + 1] int32, the bounds
     of the rows; `predicting` [response tokens] int64, the index in the line that predicts each response token;
     `targets` [response tokens] int64, the response tokens; `places` [response tokens] int64, their indices in the
     flattened [rows, response length]. `longest` is the length of the longest row.
+
+    With shared prompts, a row holds its own tokens only and sees others, too: `visible` [visible tokens] int64, the
+    indices in the line of all tokens of the rows, prompts repeated; `visible_offsets` [sequences + 1] int32, the bounds
+    of the rows among them; `own` [tokens] int64, the place of each token of the line among them; `longest_visible`.
+    Otherwise `visible` and `own` are None.
     """
 
     token_ids: Tensor
@@ -28,32 +36,52 @@ class PackedRows:
     targets: Tensor
     places: Tensor
     response_shape: tuple[int, int]
+    visible_offsets: Tensor
+    longest_visible: int
+    visible: Tensor | None = None
+    own: Tensor | None = None
 
     @classmethod
-    def of(cls, batch: Batch, multiple: int = 1) -> Self:
+    def of(cls, batch: Batch, multiple: int = 1, share_prompts: bool = False) -> Self:
         """Packs the rows of a batch on CPU.
 
-        An unused sequence of zeros pads the line to a multiple of `multiple`, and `longest` is rounded up to one, so
-        that code compiled or tuned per size sees few sizes.
+        An unused sequence of zeros pads the line to a multiple of `multiple`, and the longest lengths are rounded up to
+        one, so that code compiled or tuned per size sees few sizes. With `share_prompts`, rows with the same prompt are
+        adjacent, and only the first of them holds it.
         """
-        lengths = batch.lengths
-        columns = torch.arange(batch.token_ids.shape[1])
-        inside = columns < lengths.unsqueeze(1)
-        token_ids, positions = batch.token_ids[inside], columns.expand_as(inside)[inside]
-        starts = lengths.cumsum(0) - lengths
-        rows, columns = batch.response_mask.nonzero(as_tuple=True)
-        in_row = batch.prompt_lengths[rows] + columns
-        spare = -len(token_ids) % multiple
-        sequences = torch.cat([lengths, torch.tensor([spare])]) if spare else lengths
+        groups = batch.shared_prompts().groups if share_prompts else [[row] for row in range(len(batch))]
+        order = torch.tensor([row for group in groups for row in group])
+        group = torch.tensor([number for number, group in enumerate(groups) for _ in group])
+        leads = group.diff(prepend=torch.tensor([-1])) > 0
+        token_ids, lengths, prompt_lengths = batch.token_ids[order], batch.lengths[order], batch.prompt_lengths[order]
+        begins = prompt_lengths.where(~leads, 0)  # the first token of each row that is its own
+        starts = (lengths - begins).cumsum(0) - (lengths - begins)
+        prompts = starts[leads][group]
+        if spare := -int((lengths - begins).sum()) % multiple:
+            token_ids = pad(token_ids, (0, max(0, spare - token_ids.shape[1]), 0, 1))
+            starts = pad(starts, (0, 1), value=int((lengths - begins).sum()))
+            lengths = pad(lengths, (0, 1), value=spare)
+            prompt_lengths, begins, prompts = (pad(tensor, (0, 1)) for tensor in (prompt_lengths, begins, prompts))
+        columns = torch.arange(token_ids.shape[1]).expand_as(token_ids)
+        seen, in_prompt = columns < lengths.unsqueeze(1), columns < prompt_lengths.unsqueeze(1)
+        own = seen & (columns >= begins.unsqueeze(1))
+        line = columns + torch.where(in_prompt, prompts.unsqueeze(1), (starts - begins).unsqueeze(1))
+        seen_places = columns + (lengths.cumsum(0) - lengths).unsqueeze(1)
+        rows, response_columns = batch.response_mask.nonzero(as_tuple=True)
+        row_columns = batch.prompt_lengths[rows] + response_columns
         return cls(
-            token_ids=torch.cat([token_ids, token_ids.new_zeros(spare)]).unsqueeze(0),
-            positions=torch.cat([positions, torch.arange(spare)]).unsqueeze(0),
-            offsets=torch.nn.functional.pad(sequences.cumsum(0), (1, 0)).to(torch.int32),
-            longest=-(-int(sequences.max()) // multiple) * multiple,
-            predicting=starts[rows] + in_row - 1,
-            targets=batch.token_ids[rows, in_row],
-            places=rows * batch.response_mask.shape[1] + columns,
+            token_ids=token_ids[own].unsqueeze(0),
+            positions=columns[own].unsqueeze(0),
+            offsets=_bounds(lengths - begins),
+            longest=_rounded(lengths - begins, multiple),
+            predicting=line[order.argsort()[rows], row_columns - 1],
+            targets=batch.token_ids[rows, row_columns],
+            places=rows * batch.response_mask.shape[1] + response_columns,
             response_shape=(batch.response_mask.shape[0], batch.response_mask.shape[1]),
+            visible_offsets=_bounds(lengths),
+            longest_visible=_rounded(lengths, multiple),
+            visible=line[seen] if share_prompts else None,
+            own=seen_places[own] if share_prompts else None,
         )
 
     def to(self, device: torch.device) -> Self:
@@ -76,13 +104,19 @@ class PackedRows:
         return padded[coordinates(self.offsets, self.token_ids.shape[1])][self.predicting]
 
     def attention_arguments(self) -> dict[str, Any]:
-        """Arguments for `trainer.models.attention`, by the names that Transformers passes on to every layer."""
-        return {
-            "cu_seq_lens_q": self.offsets,
-            "cu_seq_lens_k": self.offsets,
-            "max_length_q": self.longest,
-            "max_length_k": self.longest,
-        }
+        """ATTENTION_ARGUMENTS for `trainer.models.attention`. Transformers passes them on to every layer."""
+        lengths = (self.offsets, self.visible_offsets, self.longest, self.longest_visible)
+        return dict(zip(ATTENTION_ARGUMENTS, (*lengths, self.visible, self.own), strict=True))
+
+
+def _bounds(lengths: Tensor) -> Tensor:
+    """Where sequences of these lengths begin, and where the last one ends, [sequences + 1] int32."""
+    return pad(lengths.cumsum(0), (1, 0)).to(torch.int32)
+
+
+def _rounded(lengths: Tensor, multiple: int) -> int:
+    """The largest length, rounded up to a multiple."""
+    return -(-int(lengths.max()) // multiple) * multiple
 
 
 def coordinates(offsets: Tensor, tokens: int) -> tuple[Tensor, Tensor]:

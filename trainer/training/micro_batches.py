@@ -1,5 +1,6 @@
 """The micro-batches of one rank, and the rows that ranks with split matrix products exchange."""
 
+from enum import Enum, auto
 from typing import Any
 
 import torch
@@ -8,23 +9,41 @@ from torch import Tensor
 
 from trainer.data.batches.batch import Batch
 from trainer.data.batches.partition import MicroBatchLimit
+from trainer.data.batches.shared_prompts import halved
 from trainer.models.packing import PackedRows
 
 # On GPUs the length of a packed line is a multiple of this, so that compiled layers see few lengths.
 LENGTH_MULTIPLE = 256
 
 
-def micro_batches(batch: Batch, limit: MicroBatchLimit, padded: bool = False) -> list[Tensor]:
-    """The rows of each micro-batch. Every rank gets the same number, as FSDP's collectives require.
+class Layout(Enum):
+    """How a network's input holds the rows of a micro-batch."""
 
-    With `padded`, the network pads rows to one length, and every row counts as much as the longest. Every rank of the
-    default process group must call it.
+    PADDED = auto()  # to one length
+    PACKED = auto()  # end to end
+    SHARED = auto()  # end to end, a prompt of several rows once
+
+
+def micro_batches(batch: Batch, limit: MicroBatchLimit, layout: Layout = Layout.PACKED) -> tuple[list[Tensor], Layout]:
+    """The rows of each micro-batch, and the layout without SHARED if all prompts differ.
+
+    Every rank gets the same number, as FSDP's collectives require. A padded row counts as much as the longest. Every
+    rank of the default process group must call it.
     """
-    lengths = batch.lengths.tolist()
-    if padded:
-        lengths = [max(lengths)] * len(lengths)
-    count = int(reduced(torch.tensor(limit.parts_needed(lengths)), dist.ReduceOp.MAX))
-    return [torch.tensor(part) for part in limit.split(lengths, count)]
+    prompts = batch.shared_prompts()
+    if layout is Layout.SHARED and len(prompts.groups) == len(batch):
+        layout = Layout.PACKED
+    alone = [[row] for row in range(len(batch))]
+    groups = prompts.within(limit.tokens) if layout is Layout.SHARED and limit.tokens is not None else alone
+
+    def costs() -> list[int]:
+        found = [prompts.cost(group) for group in groups]
+        return [max(found)] * len(found) if layout is Layout.PADDED else found
+
+    count = int(reduced(torch.tensor(limit.parts_needed(costs())), dist.ReduceOp.MAX))
+    groups = halved(groups, count)
+    parts = limit.split(costs(), count)
+    return [torch.tensor(sorted(row for number in part for row in groups[number])) for part in parts], layout
 
 
 def rows_of_group(batch: Batch, group: dist.ProcessGroup | None) -> tuple[Batch, slice]:
@@ -37,9 +56,10 @@ def rows_of_group(batch: Batch, group: dist.ProcessGroup | None) -> tuple[Batch,
     return Batch.joined(batches), slice(start, start + len(batch))
 
 
-def pack(batch: Batch, device: torch.device) -> PackedRows:
+def pack(batch: Batch, device: torch.device, layout: Layout) -> PackedRows:
     """The rows of a micro-batch, packed, on the device."""
-    return PackedRows.of(batch, LENGTH_MULTIPLE if device.type == "cuda" else 1).to(device)
+    multiple = LENGTH_MULTIPLE if device.type == "cuda" else 1
+    return PackedRows.of(batch, multiple, share_prompts=layout is Layout.SHARED).to(device)
 
 
 def reduced(value: Tensor, operation: Any = dist.ReduceOp.SUM) -> Tensor:

@@ -27,7 +27,7 @@ class Execution:
     the backward pass and costs a third more computation. `compile_layers` fuses the operations between matrix products.
     Compiled layers keep the share `activation_memory_budget` of what the backward pass needs and recompute the rest,
     the cheapest operations first. `shares_gpu` frees cached memory after each pass, for other processes on the GPU.
-    `backend` provides the layers.
+    `share_prompts` computes a prompt of several rows of a micro-batch once. `backend` provides the layers.
     """
 
     device: torch.device
@@ -36,6 +36,7 @@ class Execution:
     compile_layers: bool = False
     activation_memory_budget: float = 0.9
     shares_gpu: bool = False
+    share_prompts: bool = True
     backend: TrainingBackend = field(default_factory=partial(training_backend, "fsdp"))
     sharding: ShardingConfig = field(default_factory=ShardingConfig)
 
@@ -63,7 +64,8 @@ def shard(network: nn.Module, execution: Execution, mesh: DeviceMesh) -> nn.Modu
     for layer in layers:
         # Layers with a recurrent state loop over tokens: compiling one takes minutes.
         if execution.compile_layers and execution.backend.compiles_layers and is_packed(network.decoder):
-            layer.compile()
+            # Lengths vary from the start; torch would otherwise compile for the first one, and again in a later step.
+            layer.compile(dynamic=True)
         kept = False if stays else execution.sharding.reshard_after_forward
         fully_shard(layer, mesh=ranks, mp_policy=policy, reshard_after_forward=kept)
     return fully_shard(network, mesh=ranks, mp_policy=policy)

@@ -64,3 +64,29 @@ def test_impossible_splits_are_refused() -> None:
         balanced([1, 2, 3], 4)
     with pytest.raises(ValueError, match="3 rows cannot be split into 2 parts"):
         balanced([1, 2, 3], 2, equal_size=True)
+
+
+@given(lengths, st.integers(1, 5000), st.booleans())
+def test_a_lowered_limit_makes_smaller_parts_down_to_one_row(rows: list[int], value: int, by_rows: bool) -> None:
+    limit = MicroBatchLimit(value) if by_rows else MicroBatchLimit(1, value)
+
+    def largest(of: MicroBatchLimit) -> int:
+        parts = of.split(rows, of.parts_needed(rows))
+        return max(len(part) if by_rows else sum(rows[row] for row in part) for part in parts)
+
+    lower = limit.lowered(rows, sum(rows))
+    if lower is None:
+        assert largest(limit) == (1 if by_rows else max(rows))
+    else:
+        assert lower.setting == limit.setting == ("micro_batch_size" if by_rows else "micro_batch_tokens")
+        assert lower.value < limit.value
+        assert largest(lower) <= max(lower.value, 1 if by_rows else max(rows))
+        assert largest(lower) <= largest(limit)
+
+
+def test_lowering_starts_from_what_a_pass_really_holds() -> None:
+    assert MicroBatchLimit(64).lowered([10] * 6, 60) == MicroBatchLimit(3)
+    assert MicroBatchLimit(64, 1_000_000).lowered([10] * 6, 60) == MicroBatchLimit(64, 30)
+    assert MicroBatchLimit(64, 1_000_000).lowered([10] * 6, 40) == MicroBatchLimit(64, 20)  # they share prompts
+    assert MicroBatchLimit(64, 50).lowered([10, 40], 50) == MicroBatchLimit(64, 40)
+    assert MicroBatchLimit(64, 40).lowered([10, 40], 50) is None

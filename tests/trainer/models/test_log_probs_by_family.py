@@ -114,7 +114,8 @@ def rows() -> Batch:
     def tokens(length: int) -> list[int]:
         return torch.randint(3, 50, (length,), generator=generator).tolist()
 
-    prompts, responses = [tokens(n) for n in (3, 1, 9, 2)], [tokens(n) for n in (5, 2, 1, 13)]
+    prompts, responses = [tokens(n) for n in (3, 1, 9, 2)], [tokens(n) for n in (5, 2, 1, 13, 4, 6, 3)]
+    prompts += [prompts[2], prompts[0], prompts[2]]  # have several responses
     return Batch.from_responses(prompts, responses, [[-1.0] * len(response) for response in responses])
 
 
@@ -136,13 +137,15 @@ def gradients(model: nn.Module, log_probs: Tensor, entropy: Tensor) -> dict[str,
     return {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("multiple", [1, 16])  # the length to which a line is filled up
-def test_log_probs_and_gradients_are_those_of_transformers(family: str, multiple: int) -> None:
+@pytest.mark.parametrize(
+    ("family", "share_prompts"), [*((family, False) for family in FAMILIES), *((family, True) for family in PACKED)]
+)
+def test_log_probs_and_gradients_are_those_of_transformers(family: str, multiple: int, share_prompts: bool) -> None:
     model, batch = language_model(family), rows()
     expected = one_by_one(model, batch)
     wanted = gradients(model, *expected)
-    found = PolicyNetwork(model, TEMPERATURE)(PackedRows.of(batch, multiple))
+    found = PolicyNetwork(model, TEMPERATURE)(PackedRows.of(batch, multiple, share_prompts))
     assert_close(found[0], expected[0], atol=1e-4, rtol=1e-4)
     assert_close(found[1], expected[1], atol=1e-4, rtol=1e-4)
     largest = max(float(gradient.abs().max()) for gradient in wanted.values())
@@ -215,7 +218,9 @@ def test_attention_by_the_formula_is_the_same_in_blocks(
             softcap=cap,
             s_aux=leaves[3],
             cu_seq_lens_q=offsets,
+            cu_seq_lens_k=offsets,
             max_length_q=7,
+            max_length_k=7,
         )
         found.square().sum().backward()
         return [found.detach(), *(leaf.grad for leaf in leaves)]

@@ -79,7 +79,9 @@ def batch() -> Batch:
         length = int(torch.randint(low, high, (), generator=generator))
         return torch.randint(0, 64, (length,), generator=generator).tolist()
 
+    # Some prompts have two responses.
     prompts, responses = [tokens(2, 9) for _ in range(ROWS)], [tokens(1, 7) for _ in range(ROWS)]
+    prompts[1::4] = prompts[::4]
     made = Batch.from_responses(prompts, responses, [[-1.0] * len(response) for response in responses])
     return made.with_(advantages=torch.randn(made.response_mask.shape, generator=generator))
 

@@ -1,6 +1,7 @@
 """The comparison with Transformers at the start of a run: it passes for right networks and names a wrong family."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,11 +9,15 @@ import torch.distributed as dist
 
 from tests.trainer.models.test_log_probs_by_family import TEMPERATURE, language_model
 from trainer.config.roles import LoraConfig
+from trainer.data.batches.batch import Batch
 from trainer.errors import DataError
 from trainer.models import attention, networks
 from trainer.models.lora import add_adapters
 from trainer.models.output_head import PLAIN
+from trainer.models.packing import PackedRows
+from trainer.training import engine as engine_module
 from trainer.training.engine import TrainingEngine
+from trainer.training.micro_batches import Layout, pack
 from trainer.training.process_group import join, open_store
 from trainer.training.self_check import (
     check_head,
@@ -88,6 +93,20 @@ def test_a_state_that_leaks_into_the_next_row_is_found(dtype: torch.dtype, monke
         check("mamba", dtype)
     with pytest.raises(DataError, match="mamba: the critic's values differ"):
         check_critic("mamba", dtype)
+
+
+def test_a_row_that_does_not_see_the_prompt_it_shares_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_own_prompt(batch: Batch, device: torch.device, layout: Layout) -> PackedRows:
+        packed = pack(batch, device, layout)
+        assert packed.visible is not None
+        start, prompt = int(packed.visible_offsets[2]), int(batch.prompt_lengths[2])
+        # The last row sees the prompt of the first in place of its own.
+        seen = torch.cat([packed.visible[:start], torch.arange(prompt), packed.visible[start + prompt :]])
+        return replace(packed, visible=seen)
+
+    monkeypatch.setattr(engine_module, "pack", without_own_prompt)
+    with pytest.raises(DataError, match="qwen3: this trainer's log-probs differ"):
+        check("qwen3", torch.float32)
 
 
 def test_log_probs_that_are_no_numbers_are_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,7 +58,9 @@ RULES: dict[str, Rule] = {
     **no_effects(ACTOR, ENTROPY_KEYS, KERNELS),
     f"{ACTOR}.use_fused_kernels": no_effect(KERNELS),
     f"{ACTOR}.use_remove_padding": no_effect(PACKED),
-    f"{ACTOR}.use_prefix_grouper": no_effect("every row computes its own prompt"),
+    f"{ACTOR}.use_prefix_grouper": no_effect(
+        "a prompt is computed once for all of its responses, see actor.share_prompts"
+    ),
     f"{ACTOR}.data_loader_seed": no_effect("mini-batches keep the order of the batch; see trainer.seed"),
     **no_effects(f"{ACTOR}.checkpoint", CHECKPOINT_KEYS, CHECKPOINT),
     **no_effects(f"{ACTOR}.profiler", ("enable", *PROFILER_KEYS), TRACES),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from trainer.data.batches.copies import to_device
-from trainer.data.batches.partition import balanced
+from trainer.data.batches.shared_prompts import SharedPrompts
 
 
 @dataclass(frozen=True)
@@ -102,13 +102,14 @@ class Batch:
     def shards(self, count: int, mini_batch_size: int | None = None) -> list[Tensor]:
         """The row indices of each rank: the same number of rows, and nearly the same number of tokens.
 
-        With a mini-batch size, a shard holds its rank's rows of the first mini-batch, then of the second, and so on. So
-        each optimizer step uses the same responses for any number of ranks. `count` must divide the mini-batch size.
+        Rows with the same prompt stay together where that leaves the heaviest rank less work. With a mini-batch size, a
+        shard holds its rank's rows of the first mini-batch, then of the second, and so on. So each optimizer step uses
+        the same responses for any number of ranks. `count` must divide the mini-batch size.
         """
-        size, lengths = mini_batch_size or len(self), self.lengths.tolist()
+        size = mini_batch_size or len(self)
         shards: list[list[int]] = [[] for _ in range(count)]
         for start in range(0, len(self), size):
-            parts = balanced(lengths[start : start + size], count, equal_size=True)
+            parts = self.rows(slice(start, start + size)).shared_prompts().shards(count)
             for shard, part in zip(shards, parts, strict=True):
                 shard += [start + row for row in part]
         return [torch.tensor(shard) for shard in shards]
@@ -116,6 +117,14 @@ class Batch:
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles tensors as arrays. Ray copies the bytes of an array once, but those of a tensor twice."""
         return _from_arrays, ({name: tensor.numpy() for name, tensor in self.tensors().items()},)
+
+    def shared_prompts(self) -> SharedPrompts:
+        """The rows of each prompt, in the order of their first rows. The batch must be on CPU."""
+        groups: dict[bytes, list[int]] = {}
+        token_ids, prompt_lengths = self.token_ids.numpy(), self.prompt_lengths.tolist()
+        for row, length in enumerate(prompt_lengths):
+            groups.setdefault(token_ids[row, :length].tobytes(), []).append(row)
+        return SharedPrompts(list(groups.values()), self.lengths.tolist(), prompt_lengths)
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors that there are, by name."""

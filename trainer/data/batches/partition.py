@@ -3,7 +3,7 @@
 import heapq
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -12,6 +12,31 @@ class MicroBatchLimit:
 
     rows: int
     tokens: int | None = None
+
+    @property
+    def setting(self) -> str:
+        """The name of the setting in force."""
+        return "micro_batch_size" if self.tokens is None else "micro_batch_tokens"
+
+    @property
+    def value(self) -> int:
+        """Its value."""
+        return self.rows if self.tokens is None else self.tokens
+
+    def with_value(self, value: int) -> "MicroBatchLimit":
+        """The same setting with another value."""
+        return replace(self, **{"rows" if self.tokens is None else "tokens": value})
+
+    def lowered(self, lengths: Sequence[int], total: int) -> "MicroBatchLimit | None":
+        """A limit that about halves the largest part of these rows; None if that part is a single row.
+
+        `total` is what all of them cost together: less than the sum of their lengths if they share prompts.
+        """
+        if self.tokens is None:
+            largest = min(self.rows, len(lengths))
+            return replace(self, rows=largest // 2) if largest > 1 else None
+        tokens = min(self.tokens, total)
+        return replace(self, tokens=max(tokens // 2, max(lengths))) if tokens > max(lengths) else None
 
     def parts_needed(self, lengths: Sequence[int]) -> int:
         """The smallest number of parts within the limit. A row longer than the limit is a part of its own."""
