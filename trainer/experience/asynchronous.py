@@ -2,23 +2,14 @@
 
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 
-from trainer.data.dataset import Prompt, PromptSampler
+from trainer.data.dataset import PromptSampler
 from trainer.experience.collector import Collector, Experience, Phase
+from trainer.experience.sampled_ahead import SampledStep
 from trainer.experience.trajectory import Trajectory
-
-
-@dataclass(frozen=True)
-class PendingStep:
-    """The responses of one step while they are sampled; `place` is the sampler's state after its prompts."""
-
-    step: int
-    prompts: list[Prompt]
-    rows: list[Trajectory]
-    place: dict[str, int]
 
 
 class AsynchronousPipeline:
@@ -46,8 +37,8 @@ class AsynchronousPipeline:
         self._held = False
         self._segment = collector.config.rollout.segment_length
         self._max_staleness = collector.config.trainer.max_staleness
-        self._under_way: deque[PendingStep] = deque()
-        self._finished: deque[PendingStep] = deque()
+        self._under_way: deque[SampledStep] = deque()
+        self._finished: deque[SampledStep] = deque()
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="sample")
         self._first_step = self._next_step = self._last_step = 0
@@ -56,20 +47,19 @@ class AsynchronousPipeline:
         self._pauses = 0
         self._closed = False
         self._failure: Exception | None = None
-        self._place: dict[str, int] | None = None
+        self._taken: SampledStep | None = None
 
     def take(self, step: int, last_step: int) -> Experience:
         """The experience of a step. The first one starts the thread, which samples up to the last step."""
         if self._thread.ident is None:  # not started; a thread that failed is not alive either
-            self._next_step, self._last_step = step, last_step
+            self._next_step, self._last_step = max(step, self._next_step), last_step
             self._first_step, self._first_version = step, self._collector.engines.version
             self._thread.start()
         with self._phase("generate"), self._changed:
             self._changed.wait_for(lambda: self._finished or self._failure)
             if not self._finished and self._failure is not None:
                 raise self._failure
-            batch = self._finished.popleft()
-            self._place = batch.place
+            batch = self._taken = self._finished.popleft()
             if self._on_shared_gpus:
                 self._held = True
                 self._wait_for_idle()
@@ -95,7 +85,25 @@ class AsynchronousPipeline:
 
     def sampler_state(self) -> dict[str, int]:
         """The sampler's state after the last experience taken; a resumed run draws the unfinished prompts again."""
-        return self._place or self._sampler.state_dict()
+        return self._taken.place if self._taken else self._sampler.state_dict()
+
+    def sampled_ahead(self, step: int) -> list[SampledStep]:
+        """The responses of steps after this one, as far as they are sampled: waits until the engines have finished
+        their segment. None if environments answer some, because what those hold cannot be written."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._at_work)
+            found = [one for one in (self._taken, *self._finished, *self._under_way) if one and one.step > step]
+            if any(row.environment for one in found for row in one.rows):
+                return []
+            return [replace(one, rows=[row.copy() for row in one.rows]) for one in found]
+
+    def restore(self, steps: Sequence[SampledStep]) -> None:
+        """Continues the responses of these steps, which earlier engines have begun. Call it before the first `take`."""
+        for one in steps:
+            self._sampler.load_state_dict(one.place)
+            self._under_way.append(one)
+            self._next_step = one.step + 1
+        self._move_finished()
 
     def close(self) -> None:
         """Ends the thread after its segment and discards unfinished responses."""
@@ -119,7 +127,7 @@ class AsynchronousPipeline:
         """Unfinished responses that may continue, or start."""
         return [row for batch in self._under_way for row in self._started(batch) if not row.done]
 
-    def _started(self, batch: PendingStep) -> list[Trajectory]:
+    def _started(self, batch: SampledStep) -> list[Trajectory]:
         samples = self._collector.config.rollout.samples_per_prompt
         return batch.rows[: int(self._share(batch.step) * len(batch.rows) / samples) * samples]
 
@@ -145,9 +153,12 @@ class AsynchronousPipeline:
     def _leave(self) -> None:
         with self._changed:
             self._at_work = False
-            while self._under_way and all(row.done for row in self._under_way[0].rows):
-                self._finished.append(self._under_way.popleft())
+            self._move_finished()
             self._changed.notify_all()
+
+    def _move_finished(self) -> None:
+        while self._under_way and all(row.done for row in self._under_way[0].rows):
+            self._finished.append(self._under_way.popleft())
 
     def _work(self) -> None:
         """Starts responses for every step that may start, then extends all unfinished responses by a segment."""
@@ -155,7 +166,7 @@ class AsynchronousPipeline:
             prompts = self._collector.draw()
             place = self._sampler.state_dict()
             rows = self._collector.begin(prompts, self._next_step, first_row=0)
-            self._under_way.append(PendingStep(self._next_step, prompts, rows, place))
+            self._under_way.append(SampledStep(self._next_step, prompts, rows, place))
             self._next_step += 1
         active = self._active()
         if active:

@@ -8,13 +8,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import compress, count
 from statistics import mean
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from trainer.algorithms.dapo import informative_groups, overlong_penalty
-from trainer.cluster.calls import task
 from trainer.cluster.workers import WorkerGroup
 from trainer.config.tree import Config
 from trainer.data.batches.batch import Batch
@@ -22,14 +21,14 @@ from trainer.data.batches.prefetch import Prefetcher
 from trainer.data.dataset import Prompt
 from trainer.experience.conversations import Conversations
 from trainer.experience.programs.host import ProgramAgent
+from trainer.experience.reward_workers import RewardWorkers, Scorer
 from trainer.experience.run_data import RunData
 from trainer.experience.tool_agent import ToolAgent
 from trainer.experience.trajectory import Trajectory
 from trainer.experience.validation import validation_metrics
 from trainer.models.files import decode
 from trainer.rewards.answer import Answer, Scored
-from trainer.rewards.function import longest_scoring
-from trainer.rollout.engines import Engines, split
+from trainer.rollout.engines import Engines
 from trainer.rollout.sampling import request_seed
 
 logger = logging.getLogger(__name__)
@@ -114,12 +113,6 @@ class Validation:
     metrics: dict[str, float]
 
 
-class Scorer(Protocol):
-    """A worker that scores responses, as the controller calls it."""
-
-    def score(self, answers: Sequence[Answer]) -> list[Scored]: ...
-
-
 class Collector:
     """Samples with the engines of a run and scores with its reward workers."""
 
@@ -127,7 +120,7 @@ class Collector:
         self.config = config
         self.engines = engines
         self.conversations = Conversations(config, engines, data.tokenizer)
-        self.reward = reward
+        self.reward = RewardWorkers(reward, config)
         self.data = data
         self.prefetcher = Prefetcher(data.training, data.sampler)
         self.samples = config.rollout.samples_per_prompt
@@ -292,13 +285,7 @@ class Collector:
                 )
                 for answer, place in zip(answers, unscored, strict=True)
             ]
-        parts = split(answers, len(self.reward))
-        if function.batched:  # one call sees all responses of the step
-            parts = [answers, *([] for _ in parts[1:])]
-        longest = max(longest_scoring(self.config.reward, part) for part in parts)
-        tasks = [task(Scorer.score, part) for part in parts]
-        found = self.reward.call_each(tasks, self.config.trainer.worker_timeout + longest)
-        scored = iter(score for part in found for score in part)
+        scored = iter(self.reward.score(answers, [prompts[place].index for place in unscored]))
         return [row.scored or next(scored) for row in rows]
 
     def texts(self, responses: Sequence[Sequence[int]]) -> list[str]:

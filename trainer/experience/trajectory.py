@@ -1,7 +1,7 @@
 """A response while it is sampled: the policy's turns and the environment's messages between them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import compress
 from typing import TYPE_CHECKING
 
@@ -65,6 +65,16 @@ class Trajectory:
         self.truncated = self.done and not response.ended
         self.turns += response.ended or self.done
         return response.ended or self.done
+
+    def copy(self) -> "Trajectory":
+        """This response as it is now."""
+        return replace(
+            self,
+            token_ids=list(self.token_ids),
+            mask=list(self.mask),
+            log_probs=list(self.log_probs),
+            versions=list(self.versions),
+        )
 
     @property
     def turn(self) -> Sequence[int]:

@@ -85,7 +85,7 @@ def running(max_staleness: float, on_shared_gpus: bool = False) -> Iterator[tupl
         yield pipeline, collector
     finally:
         pipeline.close()
-        assert sampling_threads() == []
+        assert not pipeline._thread.is_alive()
 
 
 def sampling_threads() -> list[threading.Thread]:
@@ -160,14 +160,53 @@ def test_a_response_continues_under_new_weights() -> None:
     assert [row.versions for row in rows] == [[place // 4 for place in range(length)] for length in LENGTHS]
 
 
-def test_a_resumed_run_draws_unfinished_prompts_again() -> None:
+def ages(collector: FakeCollector, rows: Sequence[Trajectory]) -> list[list[int]]:
+    """How many updates before now each token was sampled."""
+    return [[collector.engines.version - version for version in row.versions] for row in rows]
+
+
+def test_a_resumed_run_continues_its_responses_with_the_same_staleness() -> None:
     with running(max_staleness=2) as (pipeline, collector):
+        for step in (1, 2):
+            pipeline.take(step, LAST)
+            update(pipeline, collector)
+        wait_until(pipeline, lambda: not pipeline._active() and not pipeline._may_begin())
+        steps = pipeline.sampled_ahead(2)
+        assert [one.step for one in steps] == [3, 4, 5]
+        with running(max_staleness=2) as (resumed, resumed_collector):
+            for one in steps:
+                for row in one.rows:
+                    row.versions = [version - collector.engines.version for version in row.versions]
+            resumed.restore(steps)
+            for step in range(3, LAST + 1):
+                first, second = pipeline.take(step, LAST), resumed.take(step, LAST)
+                assert [prompt.index for prompt in second.prompts] == [prompt.index for prompt in first.prompts]
+                assert ages(resumed_collector, second.responses) == ages(collector, first.responses)
+                update(pipeline, collector)
+                update(resumed, resumed_collector)
+            assert [step for step, _ in resumed_collector.begun] == [6]
+
+
+def test_responses_are_kept_as_far_as_they_are_sampled() -> None:
+    with running(max_staleness=0) as (pipeline, collector):
         pipeline.take(1, LAST)
         update(pipeline, collector)
-        pipeline.take(2, LAST)
+        wait_until(pipeline, lambda: pipeline._finished)
+        (kept,) = pipeline.sampled_ahead(1)
+        kept.rows[0].token_ids.clear()
+        assert pipeline.take(2, LAST).responses[0].token_ids  # a copy was changed
+        assert [one.step for one in pipeline.sampled_ahead(1)][:1] == [2]  # until its update
+
+
+def test_conversations_with_environments_are_begun_again() -> None:
+    with running(max_staleness=1) as (pipeline, _):
+        pipeline.take(1, LAST)
+        wait_until(pipeline, lambda: pipeline._finished)
+        pipeline._finished[0].rows[0].environment = object()  # type: ignore[assignment]
+        assert pipeline.sampled_ahead(1) == []
         resumed = PromptSampler(24, 4, shuffle=False, seed=0)
         resumed.load_state_dict(pipeline.sampler_state())
-    assert resumed.next_batch() == [8, 9, 10, 11]
+    assert resumed.next_batch() == [4, 5, 6, 7]
 
 
 def test_new_weights_wait_for_the_end_of_a_segment() -> None:

@@ -1,7 +1,7 @@
 """When rewards are computed. The reward workers are fakes that wait for a signal."""
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,8 +11,9 @@ import torch
 from trainer.cluster.calls import Task
 from trainer.config.tree import Config
 from trainer.data.dataset import Prompt, PromptSampler
-from trainer.errors import RewardError
-from trainer.experience.collector import Collector, Experience, Scorer, Scores, completed
+from trainer.errors import RewardError, WorkerError
+from trainer.experience.collector import Collector, Experience, Scores, completed
+from trainer.experience.reward_workers import Scorer
 from trainer.experience.run_data import RunData
 from trainer.experience.trajectory import Trajectory
 from trainer.models.small import build_tokenizer
@@ -28,12 +29,14 @@ class FakeRewards:
     def __len__(self) -> int:
         return 2
 
-    def call_each(self, tasks: Iterable[Task[Scorer, list[Scored]]], _timeout: float) -> list[list[Scored]]:
+    def attempt(
+        self, tasks: Mapping[int, Task[Scorer, list[Scored]]], _timeout: float
+    ) -> tuple[dict[int, list[Scored]], dict[int, WorkerError]]:
         assert self.told.wait(30)
-        parts: list[list[Answer]] = [task.arguments[0] for task in tasks]
-        if any(answer.ground_truth == "bad" for part in parts for answer in part):
+        parts: dict[int, list[Answer]] = {rank: task.arguments[0] for rank, task in tasks.items()}
+        if any(answer.ground_truth == "bad" for part in parts.values() for answer in part):
             raise RewardError("bad luck")
-        return [[Scored(float(answer.ground_truth)) for answer in part] for part in parts]
+        return {rank: [Scored(float(answer.ground_truth)) for answer in part] for rank, part in parts.items()}, {}
 
 
 class Phases(list[str]):

@@ -62,6 +62,19 @@ def test_every_step_gets_its_own_experience(ahead: bool) -> None:
     assert collector.started == [1, 2, 3, 4]  # and nothing for a step that does not come
 
 
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_step_that_is_taken_again_gets_the_same_experience(ahead: bool) -> None:
+    pipeline, collector = make(ahead)
+    with closing(pipeline):
+        first = pipeline.take(1, 2)
+        pause(pipeline)
+        place = pipeline.sampler_state()
+        assert pipeline.take(1, 2) is first
+        assert pipeline.sampler_state() == place
+        assert pipeline.take(2, 2).scores.result().values.item() == 2
+    assert collector.started == [1, 2]
+
+
 def test_synchronous_mode_samples_nothing_ahead() -> None:
     pipeline, collector = make(ahead=False)
     pipeline.take(1, LAST)
@@ -87,7 +100,36 @@ def test_one_step_ahead_sampling_continues_until_the_weights_change() -> None:
         assert not settled.is_alive()
 
 
-def test_a_resumed_run_draws_unfinished_prompts_again() -> None:
+def test_a_resumed_run_learns_from_what_was_sampled_ahead() -> None:
+    """At the end of a step, and between the next one's experience and its update."""
+    for interrupted in (False, True):
+        pipeline, collector = make(ahead=True)
+        resumed, others = make(ahead=True)
+        with closing(pipeline), closing(resumed):
+            pipeline.take(1, LAST)
+            pause(pipeline)
+            saved = pipeline.sampler_state()
+            if interrupted:
+                pipeline.take(2, LAST)
+                pause(pipeline)
+            (kept,) = pipeline.sampled_ahead(1)
+            resumed._sampler.load_state_dict(saved)
+            resumed.restore([kept])
+            for one in (pipeline, resumed)[interrupted:]:
+                assert one.take(2, LAST).scores.result().values.item() == 2
+                pause(one)
+            assert others.started == [3]
+            assert others.drawn[3] == collector.drawn[3]
+            assert resumed.sampler_state() == kept.place
+
+
+def test_nothing_is_kept_of_what_the_same_weights_would_sample_again() -> None:
+    pipeline, _ = make(ahead=False)
+    pipeline.take(2, LAST)
+    assert pipeline.sampled_ahead(1) == []
+
+
+def test_without_what_was_sampled_ahead_a_resumed_run_draws_the_prompts_again() -> None:
     pipeline, collector = make(ahead=True)
     with closing(pipeline):
         pipeline.take(1, LAST)

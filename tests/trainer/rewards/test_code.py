@@ -14,6 +14,7 @@ import pytest
 from trainer.config.reward import RewardConfig
 from trainer.errors import RewardError
 from trainer.rewards.answer import Answer, Scored
+from trainer.rewards.function import longest_scoring
 from trainer.rewards.processes.pool import RewardPool
 from trainer.rewards.rules.code import code
 from trainer.rewards.sandbox.fusion import UnreachableSandboxError
@@ -137,6 +138,20 @@ def test_a_program_that_hangs_costs_its_own_time_only() -> None:
     assert score("while True: pass", ECHO, seconds=0.5) == 0.0
     assert score("import signal, time\nsignal.signal(signal.SIGTERM, lambda *_: 0)\ntime.sleep(99)", ECHO, 0.5) == 0.0
     assert time.monotonic() - started < 20
+
+
+def test_many_programs_that_hang_cost_bounded_time_and_no_good_answer() -> None:
+    """Four processes; every eighth answer is good, with time enough on a busy machine."""
+    settings = RewardConfig(code_seconds=2)
+    tests = {"inputs": [""], "outputs": ["3"]}
+    programs = ["print(3)" if number % 8 == 0 else "import time\ntime.sleep(99)" for number in range(16)]
+    asked = [Answer(f"```python\n{program}\n```", tests, "taco") for program in programs]
+    started = time.monotonic()
+    with RewardPool(settings, processes=4) as pool:
+        found = pool.score(asked)
+    assert time.monotonic() - started < longest_scoring(settings, asked)
+    assert [one.value for one in found] == [float(program == "print(3)") for program in programs]
+    assert not any(one.failure for one in found)
 
 
 def test_code_runs_in_reward_processes_by_its_data_source() -> None:

@@ -1,7 +1,7 @@
 """A reward model on a tiny classifier: its input, independence of batches, and refused models."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from trainer.config.tree import Config
 from trainer.data.dataset import Prompt
 from trainer.errors import DataError, RewardError
 from trainer.experience.collector import Collector, mean_parts
+from trainer.experience.reward_workers import RewardWorkers
 from trainer.experience.run_data import RunData
 from trainer.experience.trajectory import Trajectory
 from trainer.models.files import check_models, parameter_count, reads_tokens
@@ -167,15 +168,16 @@ class FakeGroup:
     def __len__(self) -> int:
         return 1
 
-    def call_each(self, tasks: Iterable[Task[Any, Any]], _timeout: float) -> list[Any]:
-        return [getattr(self.worker, task.method)(*task.arguments) for task in tasks]
+    def attempt(self, tasks: Mapping[int, Task[Any, Any]], _timeout: float) -> tuple[dict[int, Any], dict[int, Any]]:
+        return {rank: getattr(self.worker, task.method)(*task.arguments) for rank, task in tasks.items()}, {}
 
 
 def test_the_model_gets_the_tokens_of_the_response_from_a_fake_worker(policy: Path, reward_model: Path) -> None:
     config = settings(policy, reward_model)
     tokenizer = AutoTokenizer.from_pretrained(policy)
     collector = Collector.__new__(Collector)
-    collector.config, collector.reward = config, FakeGroup(RewardWorker(config, PLACE))
+    group: Any = FakeGroup(RewardWorker(config, PLACE))
+    collector.config, collector.reward = config, RewardWorkers(group, config)
     collector.data = RunData(tokenizer, [], [], None)
     prompt = Prompt(0, tuple(tokenizer("<|user|>1 + 2<|assistant|>")["input_ids"]), "3", "", "1 + 2")
     response = [*tokenizer("3")["input_ids"], tokenizer.eos_token_id]

@@ -1,0 +1,86 @@
+"""All reward workers of a run as one: spreads answers over them and replaces workers that fail."""
+
+import logging
+from collections.abc import Sequence
+from typing import Protocol
+
+from trainer.cluster.calls import task
+from trainer.cluster.workers import WorkerGroup
+from trainer.config.tree import Config
+from trainer.errors import WorkerError
+from trainer.rewards.answer import Answer, Scored
+from trainer.rewards.function import longest_scoring
+from trainer.rollout.engines import split
+
+# A row whose scoring kills a worker each time must not restart workers for ever.
+MOST_FAILURES = 3
+_SHOWN = 20  # rows in an error
+
+logger = logging.getLogger(__name__)
+
+
+class Scorer(Protocol):
+    """A worker that scores responses, as the controller calls it."""
+
+    def score(self, answers: Sequence[Answer]) -> list[Scored]: ...
+
+
+class RewardWorkers:
+    """Scores with all workers. One that dies, fails or does not answer is replaced, and its answers are scored again.
+
+    The run ends after `MOST_FAILURES` failures in a row on the same answers.
+    """
+
+    def __init__(self, group: WorkerGroup[Scorer], config: Config) -> None:
+        self._group = group
+        self._settings = config.reward
+        self._timeout = config.trainer.worker_timeout
+        # Counted by the thread that scores, read by the one that writes the metrics.
+        self._repairs = 0
+        self._reported_repairs = 0
+
+    def score(self, answers: Sequence[Answer], rows: Sequence[int]) -> list[Scored]:
+        """The reward of each answer, in order. Errors name the answers by `rows`, their rows of the data.
+
+        Raises RewardError if one is not a finite number, WorkerError after too many failures in a row.
+        """
+        # A batched function sees all responses of the step in one call.
+        spread = split(range(len(answers)), 1 if self._settings.custom_function.batched else len(self._group))
+        parts = {rank: [answers[place] for place in own] for rank, own in enumerate(spread) if own}
+        timeout = self._timeout + max((longest_scoring(self._settings, part) for part in parts.values()), default=0.0)
+        scored: dict[int, list[Scored]] = {}
+        failed = 0
+        while parts:
+            asked = {rank: task(Scorer.score, part) for rank, part in parts.items()}
+            found, failures = self._group.attempt(asked, timeout)
+            scored |= found
+            parts = {rank: parts[rank] for rank in failures}
+            failed += 1
+            for rank, failure in failures.items():
+                self._replace(rank, failure, failed, [rows[place] for place in spread[rank]])
+        return [one for rank in sorted(scored) for one in scored[rank]]
+
+    def take_repairs(self) -> int:
+        """Workers replaced since the last call."""
+        repairs = self._repairs
+        new, self._reported_repairs = repairs - self._reported_repairs, repairs
+        return new
+
+    def _replace(self, rank: int, failure: WorkerError, failed: int, rows: Sequence[int]) -> None:
+        """Restarts a worker. Raises WorkerError if these rows have failed too often."""
+        if failed == MOST_FAILURES:
+            raise WorkerError(
+                f"rewards failed {failed} times in a row for {named(rows)}: {failure}",
+                hint="; ".join(filter(None, [failure.hint, "score these rows alone to find the one that fails"])),
+            )
+        logger.warning("reward worker %d is restarted and scores its rows again: %s", rank, failure)
+        self._repairs += 1
+        self._group.restart(rank)
+
+
+def named(rows: Sequence[int]) -> str:
+    """Rows of the data, each once: `rows 3, 7 and 12 more of the data`."""
+    distinct = sorted(set(rows))
+    shown = ", ".join(map(str, distinct[:_SHOWN]))
+    more = f" and {len(distinct) - _SHOWN} more" if len(distinct) > _SHOWN else ""
+    return f"row{'s' if len(distinct) > 1 else ''} {shown}{more} of the data"
