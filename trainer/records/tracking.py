@@ -9,8 +9,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from torch.utils.tensorboard import SummaryWriter
-
 from trainer.config.tree import RunConfig
 from trainer.errors import CheckpointError, ConfigError
 from trainer.records.console import RUN_COLUMNS, Column, Progress, progress
@@ -18,6 +16,7 @@ from trainer.records.files.atomic import atomic_file
 from trainer.records.files.lines import LineFile
 from trainer.records.logger import LoggerRow
 from trainer.records.retrying import RetryingLogger
+from trainer.records.tensorboard import TensorBoardFile
 from trainer.rows import find_rows
 
 METRICS, SAMPLES, CONFIG, TENSORBOARD = "metrics.jsonl", "samples.jsonl", "config.json", "tensorboard"
@@ -65,8 +64,7 @@ class Tracker:
         with atomic_file(run_dir / CONFIG) as temporary:
             temporary.write_text(config.model_dump_json(indent=2) + "\n")
         self._metrics, self._samples = LineFile(metrics), LineFile(run_dir / SAMPLES)
-        purge_step = None if resumed_step is None else resumed_step + 1
-        self._tensorboard = SummaryWriter(str(run_dir / TENSORBOARD), purge_step=purge_step)
+        self._tensorboard = TensorBoardFile(run_dir / TENSORBOARD, resumed_step)
         self._progress: Progress = progress(0, max(0, resumed_step or 0), columns)
         self._seconds: dict[str, float] = {}
         self._phase, self._total_steps = run_dir / PHASE, 0
@@ -115,9 +113,7 @@ class Tracker:
         row = {**self._seconds, **{name: float(value) for name, value in metrics.items()}}
         self._seconds.clear()
         self._metrics.append({"step": step, "wall_time": time.time(), **row})
-        for name, value in row.items():
-            self._tensorboard.add_scalar(name, value, step)
-        self._tensorboard.flush()
+        self._tensorboard.log(step, row)
         for logger in self._loggers:
             logger.log(step, row)
         self._progress.step(step, row)

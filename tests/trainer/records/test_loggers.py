@@ -1,15 +1,19 @@
 """Weights & Biases, MLflow and SwanLab as they are, writing to disk."""
 
 import importlib.util
+import json
+import socket
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
+from typing import ClassVar
 
 import pytest
 
 from trainer.config.tree import Config
 from trainer.errors import ConfigError
+from trainer.records import retrying
 from trainer.records.tracking import Tracker
 
 NOBODY = "http://127.0.0.1:9"  # the discard port: nothing listens
@@ -71,6 +75,73 @@ def test_mlflow_gets_every_step(tmp_path: Path) -> None:
     record(tmp_path / "run", "mlflow")
     (written,) = (tmp_path / "mlruns").glob("*/*/metrics/reward/mean")
     assert [line.split()[1:] for line in written.read_text().splitlines()] == [["0.1", "1"], ["0.2", "2"]]
+
+
+class MlflowStandIn(BaseHTTPRequestHandler):
+    """Stands in for an MLflow server: the five requests of its REST API that a record makes."""
+
+    params: ClassVar[dict[str, str]] = {}
+    metrics: ClassVar[list[tuple[int, str, float]]] = []
+    status: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        experiment = {"experiment_id": "7", "name": "slipway", "lifecycle_stage": "active", "artifact_location": "/a"}
+        self.answer({"experiment": experiment} if "get-by-name" in self.path else {})
+
+    def do_POST(self) -> None:
+        sent = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.path.endswith("log-batch"):
+            self.params.update({one["key"]: one["value"] for one in sent.get("params", ())})
+            self.metrics.extend((int(one["step"]), one["key"], one["value"]) for one in sent.get("metrics", ()))
+        if self.path.endswith("runs/update"):
+            self.status.append(sent["status"])
+        info = {"run_id": "r1", "run_uuid": "r1", "experiment_id": "7", "status": "RUNNING", "start_time": 1}
+        self.answer({"run": {"info": info, "data": {}}, "run_info": info})
+
+    def answer(self, found: object) -> None:
+        content = json.dumps(found).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="mlflow is not installed")
+@pytest.mark.filterwarnings("ignore")  # mlflow's own
+def test_a_run_starts_while_a_stand_in_for_mlflows_server_is_away_and_sends_its_steps_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(retrying, "RETRY_SECONDS", 0.05)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
+    with Tracker(tmp_path / "run", Config.model_validate({"trainer": {"loggers": ["mlflow"]}})) as tracker:
+        tracker.log(1, {"reward/mean": 0.1})
+        tracker.log(2, {"reward/mean": 0.2})
+        assert f"nothing answers at http://127.0.0.1:{port}" in caplog.text
+        server = HTTPServer(("127.0.0.1", port), MlflowStandIn)
+        Thread(target=server.serve_forever, daemon=True).start()
+    assert [(step, value) for step, name, value in MlflowStandIn.metrics if name == "reward/mean"] == [
+        (1, 0.1),
+        (2, 0.2),
+    ]
+    assert "actor.learning_rate" in MlflowStandIn.params
+    assert MlflowStandIn.status == ["FINISHED"]
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="mlflow is not installed")
+@pytest.mark.filterwarnings("ignore")  # mlflow's own
+@pytest.mark.parametrize("address", ["htp://127.0.0.1:9", "http://"])
+def test_a_malformed_address_of_mlflow_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with pytest.raises(ConfigError, match="mlflow, which cannot start"):
+        record(tmp_path / "run", "mlflow")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("swanlab") is None, reason="swanlab is not installed")

@@ -1,5 +1,6 @@
 """Records while a disk is full or a server is away."""
 
+import errno
 import json
 import logging
 import math
@@ -9,9 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from trainer.records.files.lines import LineFile
 from trainer.records.retrying import RetryingLogger
+from trainer.records.tensorboard import TensorBoardFile
 
 
 def rows(path: Path) -> list[dict[str, float | None]]:
@@ -39,6 +42,45 @@ def test_lines_wait_while_the_disk_is_full(
     file.append({"step": 4})
     file.close()
     assert rows(tmp_path / "metrics.jsonl") == [{"step": step} for step in (1, 2, 3, 4)]
+
+
+def test_points_of_tensorboard_wait_while_its_directory_is_away(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, away = tmp_path / "tensorboard", tmp_path / "away"
+    board = TensorBoardFile(home, None)
+    board.log(1, {"reward/mean": 0.5})
+    write = os.write
+
+    def stale(descriptor: int, content: bytes) -> int:
+        write(descriptor, content[:7])  # a part arrives before the server is gone
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", stale)
+        board.log(2, {"reward/mean": 0.25})
+    home.rename(away)
+    board.log(3, {"reward/mean": 0.125})
+    assert caplog.text.count("its records wait in memory: [Errno 116] Stale file handle") == 1
+    away.rename(home)
+    board.log(4, {"reward/mean": 1.0})
+    board.close()
+    assert points(home) == [(1, 0.5), (2, 0.25), (3, 0.125), (4, 1.0)]
+
+
+def test_tensorboard_shows_each_step_of_a_resumed_run_once(tmp_path: Path) -> None:
+    for resumed, steps in ((None, (1, 2, 3)), (1, (2, 3))):
+        board = TensorBoardFile(tmp_path, resumed)
+        for step in steps:
+            board.log(step, {"reward/mean": step / 2})
+        board.close()
+    assert points(tmp_path) == [(1, 0.5), (2, 1.0), (3, 1.5)]
+
+
+def points(directory: Path) -> list[tuple[int, float]]:
+    """The curve that TensorBoard shows."""
+    found = EventAccumulator(str(directory)).Reload()
+    return [(point.step, point.value) for point in found.Scalars("reward/mean")]
 
 
 def test_numbers_that_json_does_not_have_are_null(tmp_path: Path) -> None:

@@ -1,51 +1,89 @@
-"""Files with one JSON object per line, which outlive a full disk."""
+"""Files that grow by records, like one JSON object per line, and outlive a full disk."""
 
 import json
 import logging
 import math
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 logger = logging.getLogger(__name__)
 
 
-class LineFile:
-    """Appends lines to a file. What cannot be written waits in memory and is written with the next line."""
+class RecordFile:
+    """Appends records to a file. What cannot be written waits in memory and is written with the next record."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file = path.open("ab", buffering=0)
+        self._descriptor: int | None = os.open(path, _APPEND, 0o666)
         self._size = path.stat().st_size
         self._waiting: list[bytes] = []
 
-    def append(self, row: Mapping[str, Any]) -> None:
-        """Adds a row. Numbers that are not finite become null: JSON has no other name for them."""
-        finite = {name: None if _not_finite(value) else value for name, value in row.items()}
-        self._waiting.append(json.dumps(finite, ensure_ascii=False, allow_nan=False).encode() + b"\n")
+    def append(self, record: bytes) -> None:
+        self._waiting.append(record)
         self._write()
 
     def close(self) -> None:
         if self._waiting:
             self._write()
         if self._waiting:
-            logger.error("%s: the last %d lines are lost: the disk is full or away", self._path, len(self._waiting))
-        self._file.close()
+            logger.error("%s: the last %d records are lost: the disk is full or away", self._path, len(self._waiting))
+        self._release()
 
     def _write(self) -> None:
         content = b"".join(self._waiting)
         try:
+            file = self._opened()
             written = 0
             while written < len(content):
-                written += os.write(self._file.fileno(), content[written:])
+                written += os.write(file, content[written:])
         except OSError as error:
             if len(self._waiting) == 1:  # the first of this outage
-                logger.warning("%s: cannot be written, its lines wait in memory: %s", self._path, error)
-            os.ftruncate(self._file.fileno(), self._size)  # half a line would damage the file
+                logger.warning("%s: cannot be written, its records wait in memory: %s", self._path, error)
+            self._release(cut=True)
         else:
             self._size += written
             self._waiting = []
+
+    def _opened(self) -> int:
+        """The open file. After a failure it is opened again, because a network file system that returns may not know
+        the old descriptor; and cut, because half a record would damage the file. Raises OSError."""
+        if self._descriptor is None:
+            self._descriptor = os.open(self._path, _APPEND, 0o666)
+            self._size = min(self._size, os.fstat(self._descriptor).st_size)
+            os.ftruncate(self._descriptor, self._size)
+        return self._descriptor
+
+    def _release(self, cut: bool = False) -> None:
+        """Closes the file; with `cut` without the half record of a failed write, if it can still be cut."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is None:
+            return
+        with suppress(OSError):  # of a file system that is away; what waits is written again
+            if cut:
+                os.ftruncate(descriptor, self._size)
+        with suppress(OSError):
+            os.close(descriptor)
+
+
+class LineFile:
+    """A record file with one JSON object per line."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = RecordFile(path)
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Adds a row. Numbers that are not finite become null: JSON has no other name for them."""
+        finite = {name: None if _not_finite(value) else value for name, value in row.items()}
+        self._file.append(json.dumps(finite, ensure_ascii=False, allow_nan=False).encode() + b"\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+_APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
 
 
 def _not_finite(value: object) -> bool:

@@ -1,7 +1,6 @@
 """Plots of a run as inline SVG, which takes its colours from the page."""
 
 import io
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import isfinite
@@ -11,8 +10,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from trainer.records.files.run_files import RecordedRun
-
-logging.getLogger("matplotlib.font_manager").setLevel(logging.WARNING)  # it would announce its font cache
 
 PHASES = (
     "load",
