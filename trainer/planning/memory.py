@@ -103,6 +103,18 @@ def _engine_gib(config: Config, weights: float, on_gpu: bool, device_gib: float 
     return engines * (weights / split + (cache or 0.5))
 
 
+def copies_gib(config: Config, placement: Placement) -> float:
+    """GiB of each node's memory for the copies of the trained roles that `trainer.redundancy` asks for; three times as
+    much while they are renewed: the old ones, the new ones, and those that are being sent."""
+    gib, nodes = 0.0, set[str]()
+    for role, settings in config.trained.items():
+        if role in placement and not settings.lora.rank:  # adapters are small compared with the model
+            width = TYPE_BYTES[settings.weights_dtype] * (1 + settings.optimizer.states)
+            gib += parameter_count(model_of(config, role)) / GIB * width
+            nodes |= {slot.node.id for slot in placement[role]}
+    return config.trainer.redundancy * gib / max(1, len(nodes))
+
+
 def table(found: Sequence[Share]) -> list[str]:
     """A line per rank of a role: role, node, device, GiB that stay, GiB that its turn adds, of which passes."""
     lines = [("role", "node", "device", "GiB at rest", "in its turn", "of that, passes")]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from trainer.cluster.nodes import Slot
 from trainer.config.tree import Config
 from trainer.planning.choices import Choice, with_choices
-from trainer.planning.memory import Share, alternatives, check_fit, shares, table, tight
+from trainer.planning.memory import Share, alternatives, check_fit, copies_gib, shares, table, tight
 from trainer.planning.placement import Placement, engine_slots, place_roles
 
 
@@ -27,6 +27,8 @@ class Plan:
         if self.device_gib is None and self.shares[0].slot.device == "cuda":
             yield "nothing is chosen from the GPUs' memory, which this host does not tell"
         yield from table(self.shares)
+        if (gib := copies_gib(self.config, self.placement)) > 0:
+            yield f"copies in the memory of each node: {gib:.2f} GiB, while they are renewed {3 * gib:.2f} GiB"
         if warning := tight(self.shares, self.device_gib):
             yield f"warning: {warning}"
 

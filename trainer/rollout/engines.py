@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from operator import itemgetter
 from typing import Protocol, TypeVar
@@ -52,7 +53,8 @@ class Engines:
         actor_slots = [worker.spec.slot for worker in actor.workers]
         engine_slots = [worker.spec.slot for worker in group.workers]
         self.transport = choose_transport(config.rollout.weight_transfer, actor_slots, engine_slots, on_shared_gpus)
-        self._transfer = TRANSPORTS[self.transport[0]](actor, group)
+        self._connect = partial(TRANSPORTS[self.transport[0]], actor, group)
+        self._transfer = self._connect()
         self._what = "adapters" if config.actor.lora.rank else "weights"
         self.version = 0
         # Counted by the thread that samples, read by the one that writes the metrics.
@@ -93,10 +95,18 @@ class Engines:
 
     def sync_weights(self) -> dict[str, float]:
         """Sends the actor's weights to every engine and returns the metrics. Each engine compares checksums."""
-        self._transfer.snapshot()
+        self._send()
         self.version += 1
-        self._replace(self._transfer.push(range(len(self._group))))
         return {"rollout/synced_bytes": float(self._transfer.nbytes)}
+
+    def reconnect(self) -> None:
+        """Sends the weights of an actor that was started again: those of `version`, which engines may hold already."""
+        self._transfer = self._connect()
+        self._send()
+
+    def _send(self) -> None:
+        self._transfer.snapshot()
+        self._replace(self._transfer.push(range(len(self._group))))
 
     def sleep(self) -> None:
         """Frees the engines' GPU memory until the next weights arrive. An engine that fails is replaced then."""

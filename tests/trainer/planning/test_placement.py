@@ -14,7 +14,7 @@ from trainer.config.tree import Config
 from trainer.errors import ConfigError, DataError
 from trainer.models.files import parameter_count
 from trainer.models.small import ModelShape, build_tokenizer, create_model, save_model
-from trainer.planning.memory import alternatives, check_fit, shares, table
+from trainer.planning.memory import alternatives, check_fit, copies_gib, shares, table
 from trainer.planning.placement import engine_slots, place_roles, roles_of
 from trainer.runs.workers import rank_places
 
@@ -129,6 +129,19 @@ def test_offloaded_memory_counts_for_one_role_at_a_time(model: Path) -> None:
     assert everything == pytest.approx(30 * own, abs=2e-5)
     assert offloaded == pytest.approx(18 * own, abs=2e-5)
     assert needed(actor=offload, critic=offload, reference={"param_offload": True}) == pytest.approx(16 * own, abs=2e-5)
+
+
+def test_copies_take_what_a_checkpoint_has_on_each_node(model: Path) -> None:
+    def gib(**sections: Any) -> float:
+        settings = config(model, **sections)
+        return copies_gib(settings, place_roles(settings, SLOTS, roles_of(settings)))
+
+    nodes = len({slot.node.id for slot in SLOTS})
+    # Actor and critic have a weight and Adam's two states in float32.
+    assert gib(trainer={"redundancy": 1}) == pytest.approx(2 * 12 * parameter_count(model) / 2**30 / nodes)
+    assert gib() == 0.0
+    adapters = {"lora": {"rank": 8}}
+    assert gib(trainer={"redundancy": 1}, actor=adapters, critic=adapters) == 0.0
 
 
 def test_parameters_are_counted_from_the_headers(model: Path, tmp_path: Path) -> None:

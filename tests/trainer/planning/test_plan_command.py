@@ -32,6 +32,12 @@ def test_it_shows_choices_with_reasons_and_each_rank(model: Path, capsys: pytest
     assert [row[1:4] for row in actors] == [[f"node{rank // 4}", "cuda", str(rank)] for rank in range(8)]
 
 
+def test_it_shows_the_memory_of_copies(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = [f"model.path={model}", "data.max_prompt_length=128", "data.max_response_length=256"]
+    assert plan(*settings, "trainer.redundancy=1", "--nodes", "2", "--gpus", "4", "--gpu-gib", "80") == 0
+    assert "copies in the memory of each node: " in capsys.readouterr().out
+
+
 def test_a_plan_that_does_not_fit_is_refused(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert plan(f"model.path={model}", "data.max_prompt_length=128", "data.max_response_length=256",
                 "rollout.kv_cache_gib=100", "--gpus", "1", "--gpu-gib", "80") == 2  # fmt: skip

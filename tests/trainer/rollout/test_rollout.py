@@ -238,3 +238,31 @@ def test_agreement_counts_ratios_and_ignores_masked_tokens() -> None:
     assert found["rollout/log_prob_difference"] == pytest.approx(0.2)
     assert found["rollout/log_prob_difference_mean"] == pytest.approx(0.45 / 4)
     assert found["rollout/ratio_outside_tenth"] == 0.5  # exp(-0.2) and exp(0.2), not exp(-0.05)
+
+
+def test_an_engine_without_memory_for_a_response_names_the_settings(tmp_path: Path) -> None:
+    tokenizer = build_tokenizer(["What is 1 + 2? #### 3"])
+    save_model(create_model(tokenizer, ModelShape(), seed=0), tokenizer, tmp_path / "model")
+    program = """
+import sys
+from pathlib import Path
+from trainer.config.tree import Config
+from trainer.errors import WorkerError
+from trainer.rollout.backends.vllm import VllmEngine
+
+try:
+    settings = {"model": {"path": Path(sys.argv[1])}, "rollout": {"kv_cache_gib": 1e-5}}
+    VllmEngine(Config.model_validate(settings), "cpu", [])
+except WorkerError as error:
+    print(f"{error}; {error.hint}")
+"""
+    environment = {**os.environ, **engine_environment(enforce_eager=True), "PYTHONPATH": str(PROGRAM.parents[3])}
+    run = subprocess.run(
+        [sys.executable, "-c", program, tmp_path / "model"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert "vLLM does not start: " in run.stdout, run.stderr
+    assert "if memory is short: the settings are rollout.kv_cache_gib" in run.stdout

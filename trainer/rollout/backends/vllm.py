@@ -3,7 +3,8 @@
 vLLM reads `trainer.rollout.process_environment` when it is imported, so it is imported when an engine starts.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from trainer.cluster.place import Team
@@ -20,6 +21,21 @@ if TYPE_CHECKING:
 
 
 ALONE = Team()
+
+
+@contextmanager
+def _start_explained() -> Iterator[None]:
+    """Turns what vLLM raises for lack of memory, and for settings that it refuses, into a WorkerError."""
+    import torch
+
+    try:
+        yield
+    except (torch.OutOfMemoryError, ValueError) as error:
+        raise WorkerError(
+            f"vLLM does not start: {error}",
+            hint="if memory is short: the settings are rollout.kv_cache_gib, gpu_memory_utilization, max_num_seqs and "
+            "engines_per_gpu; `trainer plan` shows what fits",
+        ) from error
 
 
 class VllmEngine:
@@ -43,24 +59,25 @@ class VllmEngine:
         self._lora = config.actor.lora if config.actor.lora.rank else None
         # vLLM finds the adapters by their number. It must never read the path, so the path does not exist.
         self._adapters = LoRARequest("actor", ADAPTERS, "/adapters/come/from/the/actor") if self._lora else None
-        self._engine = LLM(
-            model=str(config.model.directory),
-            dtype=config.model.dtype_on(device),
-            seed=config.trainer.seed,
-            max_model_len=config.data.max_prompt_length + config.data.max_response_length,
-            max_num_seqs=config.rollout.max_num_seqs,
-            enforce_eager=config.rollout.eager_on(device),
-            enable_sleep_mode=self._sleeps,
-            enable_prefix_caching=config.rollout.prefix_caching,
-            # Log-probs of the distribution that was sampled from, after the temperature and any truncation.
-            logprobs_mode="processed_logprobs",
-            worker_extension_cls="trainer.rollout.weight_loader.WeightLoader",
-            skip_tokenizer_init=not config.rollout.stop,  # only stop strings need text
-            disable_log_stats=True,
-            **weight_settings(config, device),
-            **device_settings(config, device),
-            **_shard_settings(team),
-        )
+        with _start_explained():
+            self._engine = LLM(
+                model=str(config.model.directory),
+                dtype=config.model.dtype_on(device),
+                seed=config.trainer.seed,
+                max_model_len=config.data.max_prompt_length + config.data.max_response_length,
+                max_num_seqs=config.rollout.max_num_seqs,
+                enforce_eager=config.rollout.eager_on(device),
+                enable_sleep_mode=self._sleeps,
+                enable_prefix_caching=config.rollout.prefix_caching,
+                # Log-probs of the distribution that was sampled from, after the temperature and any truncation.
+                logprobs_mode="processed_logprobs",
+                worker_extension_cls="trainer.rollout.weight_loader.WeightLoader",
+                skip_tokenizer_init=not config.rollout.stop,  # only stop strings need text
+                disable_log_stats=True,
+                **weight_settings(config, device),
+                **device_settings(config, device),
+                **_shard_settings(team),
+            )
 
     def generate(self, requests: Sequence[SamplingRequest]) -> list[Response]:
         """See `RolloutEngine.generate`."""
