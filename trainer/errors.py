@@ -1,6 +1,8 @@
 """The trainer's errors. A message says what failed and where; the command line prints it without a traceback."""
 
 import signal
+from dataclasses import dataclass
+from pathlib import Path
 
 
 class TrainerError(Exception):
@@ -47,6 +49,39 @@ class WorkerError(TrainerError):
 
 class NoAnswerError(WorkerError):
     """A worker did not answer in time; it may still be at work."""
+
+
+@dataclass(frozen=True)
+class LoweredLimit:
+    """A setting that limits micro-batches, its value when a GPU's memory was full, and the value to try next."""
+
+    setting: str
+    before: int
+    after: int
+
+    def __str__(self) -> str:
+        return f"{self.setting}={self.after} instead of {self.before}"
+
+
+class RestartError(WorkerError):
+    """New workers can continue the run from `checkpoint`, its last one, which is set once its steps have ended."""
+
+    checkpoint: Path | None = None
+
+
+class MemoryFullError(RestartError):
+    """A GPU's memory was full in a training pass, and smaller micro-batches did not help.
+
+    `lowered` may help where it is not None.
+    """
+
+    def __init__(self, message: str, hint: str = "", lowered: LoweredLimit | None = None) -> None:
+        super().__init__(message, hint)
+        self.lowered = lowered
+
+
+class LostRankError(RestartError):
+    """A rank died, and the copies of the trained roles in memory are not complete or cannot be used."""
 
 
 class RewardError(TrainerError):

@@ -11,9 +11,12 @@ from pathlib import Path
 
 import psutil
 
+from trainer.runs.reproduction.verify import verify
+
 ROOT = Path(__file__).parents[2]
+TRAINER = ("-m", "trainer")
 DEADLINE = 240.0
-NOT_RESULTS = ("time/", "throughput/", "memory/", "wall_time", "rollout/repairs")
+NOT_RESULTS = ("time/", "throughput/", "memory/", "wall_time", "trainer/", "rollout/repairs", "reward/repairs")
 
 
 @dataclass
@@ -25,7 +28,7 @@ class Runs:
     model: Path
     data: list[Path]
 
-    def start(self, run_id: str, *overrides: str) -> "Run":
+    def start(self, run_id: str, *overrides: str, program: Sequence[str] = TRAINER) -> "Run":
         settings = {
             "model.path": self.model,
             "data.train_files": self.data[0],
@@ -44,12 +47,23 @@ class Runs:
             "trainer.output_dir": self.directory,
             "trainer.test_freq": 2,
         }
-        return self.launch("train", run_id, settings, *overrides)
+        return self.launch("train", run_id, settings, *overrides, program=program)
 
-    def launch(self, command: str, run_id: str, settings: Mapping[str, object], *more: str) -> "Run":
-        """Starts `python -m trainer COMMAND` with these settings."""
+    def launch(
+        self, command: str, run_id: str, settings: Mapping[str, object], *more: str, program: Sequence[str] = TRAINER
+    ) -> "Run":
+        """Starts `python -m trainer COMMAND` with these settings, or another program with the same arguments."""
         arguments = [*(f"{key}={value}" for key, value in settings.items()), f"trainer.run_id={run_id}", *more]
-        return self.python(["-m", "trainer", command, *arguments], run_id)
+        return self.python([*program, command, *arguments], run_id)
+
+    def replay(self, run: "Run", *options: str) -> "Run":
+        """A replay of a run that verifies and repeats to the bit, once it has ended."""
+        assert verify(run.directory) == []
+        replayed = self.python(
+            ["-m", "trainer", "replay", str(run.directory), *options], f"{run.directory.name}-replay"
+        )
+        replayed.succeed()  # the exit status is 0 only if metrics and weights are equal
+        return replayed
 
     def python(self, arguments: Sequence[str], run_id: str) -> "Run":
         """Starts a Python process on the cluster that writes into the directory of this run."""

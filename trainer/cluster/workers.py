@@ -1,6 +1,7 @@
 """Groups of Ray workers, one group per role."""
 
 import os
+import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 import ray
 from ray import ObjectRef
+from ray.exceptions import RayError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from trainer.cluster.calls import Call, Task, outcomes, task, wait
@@ -122,6 +124,25 @@ class WorkerGroup(Generic[W_co]):
         """Starts one more worker in each of these slots of a node; returns at once. If one fails, all are restarted."""
         specs = [WorkerSpec(slot, make, environment, gpus, rank, len(slots)) for rank, slot in enumerate(slots)]
         self.workers += self._start(specs)
+
+    @property
+    def slots(self) -> list[Slot]:
+        """The slot of each worker, by rank."""
+        return [worker.spec.slot for worker in self.workers]
+
+    def answer(self, seconds: float) -> bool:
+        """Whether every worker is alive and has ended its calls within this time."""
+        end = time.monotonic() + seconds
+        pending = [worker.handle.gpus.remote() for worker in self.workers]
+        while pending:
+            ended, pending = ray.wait(pending, timeout=max(0.0, end - time.monotonic()))
+            try:
+                ray.get(ended)
+            except RayError:
+                return False
+            if not ended:
+                return False
+        return True
 
     def teams(self) -> list[range]:
         """The ranks of the workers that start, fail and restart together."""

@@ -90,7 +90,9 @@ class TrainerConfig(Section):
         None, description="directory for checkpoints and the model when output_dir cannot be written; shared like it"
     )
     keep_checkpoints: int | None = Field(
-        None, gt=0, description="number of latest checkpoints to keep; all when not given"
+        None,
+        gt=0,
+        description="number of latest checkpoints to keep; all when not given; up to three more to roll back to",
     )
     test_before_training: bool = Field(True, description="validate before the first step")
     critic_warmup: int = Field(0, ge=0, description="steps at the start that train only the critic")
@@ -99,6 +101,13 @@ class TrainerConfig(Section):
         5, description="steps between validations; -1 or false: before the first and after the last step only"
     )
     stop_at: float | None = Field(None, description="end early once validation/exact_match reaches this")
+    redundancy: int = Field(
+        0,
+        ge=0,
+        le=1,
+        description="copies of weights and optimizer states that another node keeps in its memory, renewed after each "
+        "step. 1: a rank that dies is started again and continues from them, without losing a step",
+    )
     resume: Literal["auto"] | AbsolutePath | None = Field(
         None,
         description="checkpoint directory to continue from; auto: the last one of output_dir/run_id, or a new run",
@@ -148,6 +157,15 @@ class TrainerConfig(Section):
     def _never_is_never(self) -> Self:
         if self.save_freq == 0 and self.save_minutes:
             raise ValueError(f"trainer.save_freq=0 never saves, but save_minutes={self.save_minutes:g} is given")
+        return self
+
+    @model_validator(mode="after")
+    def _copies_belong_to_a_step(self) -> Self:
+        if self.redundancy and self.mode == "asynchronous":
+            raise ValueError(
+                "trainer.redundancy=1 does not work with mode=asynchronous, whose engines continue responses under new "
+                "weights, so that a step cannot be repeated; set mode=one_step_off, or redundancy=0"
+            )
         return self
 
     @model_validator(mode="after")

@@ -22,7 +22,7 @@ from trainer.data.batches.copies import HostCopies
 from trainer.models.export import write_language_model
 from trainer.models.lora import adapters_off, write_adapter
 from trainer.models.networks import PolicyNetwork
-from trainer.roles.worker import TrainingWorker, micro_batch_limit
+from trainer.roles.worker import TrainingWorker
 from trainer.training.allocator import shareable_memory
 from trainer.training.engine import TrainingEngine
 from trainer.training.process_group import open_store
@@ -57,7 +57,7 @@ class ActorWorker(TrainingWorker):
 
     def log_probs(self, batch: Batch) -> Tensor:
         """Log-probs of this rank's responses, [rows, response length]."""
-        return self.engine.forward(batch, micro_batch_limit(self.config.actor))
+        return self.forward("actor", batch)
 
     def squared_probabilities(self, batch: Batch) -> Tensor:
         """The sum of the squared probabilities over the vocabulary at each response token, [rows, response length]."""

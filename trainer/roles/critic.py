@@ -7,7 +7,7 @@ from trainer.algorithms.losses.aggregation import GlobalCount, aggregate, token_
 from trainer.algorithms.losses.value_loss import clipped_value_loss
 from trainer.data.batches.batch import Batch
 from trainer.models.networks import ValueNetwork
-from trainer.roles.worker import TrainingWorker, micro_batch_limit
+from trainer.roles.worker import TrainingWorker
 from trainer.training.engine import TrainingEngine
 from trainer.training.self_check import check_head, check_rows, check_values, transformers_values
 
@@ -31,7 +31,7 @@ class CriticWorker(TrainingWorker):
 
     def values(self, batch: Batch) -> Tensor:
         """Values before each token of this rank's responses, [rows, response length]."""
-        return self.engine.forward(batch, micro_batch_limit(self.config.critic))
+        return self.forward("critic", batch)
 
     def update(self, batch: Batch) -> dict[str, float]:
         """All optimizer steps of a PPO step on this rank's rows, and their metrics."""

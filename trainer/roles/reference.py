@@ -6,7 +6,7 @@ from torch import Tensor
 
 from trainer.data.batches.batch import Batch
 from trainer.models.networks import PolicyNetwork
-from trainer.roles.worker import TrainingWorker, micro_batch_limit
+from trainer.roles.worker import TrainingWorker
 from trainer.training.engine import TrainingEngine
 
 
@@ -26,7 +26,7 @@ class ReferenceWorker(TrainingWorker):
 
     def reference_log_probs(self, batch: Batch) -> Tensor:
         """Log-probs of this rank's responses, [rows, response length]."""
-        return self.engine.forward(batch, micro_batch_limit(self.config.actor))
+        return self.forward("actor", batch)
 
 
 class TeacherWorker(ReferenceWorker):

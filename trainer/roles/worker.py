@@ -1,20 +1,24 @@
 """The base class of the three training roles."""
 
 import random
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Literal, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed import TCPStore
 
 from trainer.algorithms.optimization.optimizers import OPTIMIZERS
+from trainer.algorithms.registry import POLICY_LOSSES
+from trainer.cluster.keepers import KeeperLink
 from trainer.cluster.place import RankPlace
 from trainer.config.roles import ActorConfig, CriticConfig, TrainedModelConfig
 from trainer.config.tree import Config
 from trainer.data.batches.batch import Batch
 from trainer.data.batches.partition import MicroBatchLimit
-from trainer.errors import DataError
+from trainer.errors import DataError, LoweredLimit, MemoryFullError
 from trainer.models.backend import training_backend
 from trainer.models.lora import add_adapters, load_adapter
 from trainer.models.networks import computation_notes, empty_language_model, load_language_model
@@ -26,6 +30,13 @@ from trainer.training.non_finite import FOLDER, FaultFiles
 from trainer.training.process_group import connect_store, join, open_store
 from trainer.training.sharded_state import ShardedState
 from trainer.training.sharding import Execution
+
+R = TypeVar("R")
+
+# A section of the settings with limits of micro-batches. Reference and teacher compute with those of the actor.
+LimitedBy = Literal["actor", "critic"]
+
+MOST_RETRIES = 4  # of a rank that lacked memory; each about halves its largest micro-batch
 
 
 class TrainingWorker:
@@ -42,6 +53,10 @@ class TrainingWorker:
         self.dtype = getattr(torch, config.model.dtype_on(place.device))
         self._store: TCPStore | None = None
         self._tracer = Tracer()
+        # The limits that are lower than the settings', and those of them that the controller does not know yet.
+        self._limits: dict[LimitedBy, MicroBatchLimit] = {}
+        self._untold: list[LoweredLimit] = []
+        self._retries = 0
 
     def open_store(self) -> int:
         """Rank 0 only: opens the store at which the ranks meet; its port."""
@@ -105,6 +120,7 @@ class TrainingWorker:
             compile_layers=settings.compile and on_gpu,
             activation_memory_budget=settings.activation_memory_budget,
             shares_gpu=self.config.rollout.sleep and on_gpu,
+            share_prompts=settings.share_prompts,
             backend=training_backend(settings.backend),
             sharding=settings.sharding if on_gpu else settings.sharding.without_offload(),
         )
@@ -122,8 +138,52 @@ class TrainingWorker:
             partial(settings.schedule.factor, run_steps=self.run_steps),
         )
 
+    def forward(self, section: LimitedBy, batch: Batch) -> Tensor:
+        """Log-probs or values of this rank's responses, [rows, response length]."""
+        return self.in_micro_batches(section, batch, partial(self.engine.forward, batch))
+
+    def in_micro_batches(self, section: LimitedBy, batch: Batch, compute: Callable[[MicroBatchLimit], R]) -> R:
+        """What `compute` returns under the limit that this section of the settings sets.
+
+        If the memory is full, a single rank computes again under a lower limit, which it keeps. Several ranks cannot,
+        because the others wait for this one: raises MemoryFullError with a lower limit, if one may help and does not
+        change the result.
+        """
+        while True:
+            limit = self._limits.get(section) or micro_batch_limit(getattr(self.config, section))
+            try:
+                return compute(limit)
+            except MemoryFullError as error:
+                lower = self._lowered(section, batch, limit)
+                if lower is None or self._retries == MOST_RETRIES:
+                    raise
+                change = LoweredLimit(f"{section}.{limit.setting}", limit.value, lower.value)
+                if self.place.world_size > 1:
+                    raise MemoryFullError(str(error), error.hint, change) from error
+            # Not before: the error's traceback holds the tensors of the pass.
+            self.engine.discard_pass()
+            self._limits[section] = lower
+            self._retries += 1
+            self._untold.append(change)
+
+    def _lowered(self, section: LimitedBy, batch: Batch, limit: MicroBatchLimit) -> MicroBatchLimit | None:
+        """A lower limit with the same result; None if there is none."""
+        if section == "actor" and POLICY_LOSSES[self.config.actor.policy_loss].per_micro_batch:
+            return None
+        return self.engine.lowered(batch, limit)
+
+    def lower(self, lowered: LoweredLimit) -> None:
+        """Computes under a lower limit from now on."""
+        section: LimitedBy = "critic" if lowered.setting.startswith("critic.") else "actor"
+        self._limits[section] = micro_batch_limit(getattr(self.config, section)).with_value(lowered.after)
+
+    def take_lowered(self) -> list[LoweredLimit]:
+        """The limits that this rank has lowered since the last call."""
+        lowered, self._untold = self._untold, []
+        return lowered
+
     def take_steps(
-        self, role: str, settings: ActorConfig | CriticConfig, batch: Batch, loss_function: LossFunction
+        self, role: LimitedBy, settings: ActorConfig | CriticConfig, batch: Batch, loss_function: LossFunction
     ) -> dict[str, float]:
         """Takes all optimizer steps of a PPO step on this rank's rows; mean metrics, named `role/metric`.
 
@@ -135,7 +195,7 @@ class TrainingWorker:
         several = settings.ppo_epochs > 1 or len(batch) > rows
         with self.engine.updating() as rate, self.engine.stepping(several):
             steps = [
-                self.engine.update(mini_batch, loss_function, micro_batch_limit(settings))
+                self.in_micro_batches(role, mini_batch, partial(self.engine.update, mini_batch, loss_function))
                 for epoch in range(settings.ppo_epochs)
                 for mini_batch in (self.shuffled(batch, epoch) if settings.shuffle else batch).micro_batches(rows)
             ]
@@ -173,6 +233,14 @@ class TrainingWorker:
     def load(self, directory: Path) -> None:
         """Loads a state that was saved."""
         self._state().load(directory)
+
+    def keep(self, step: int, keeper: KeeperLink) -> None:
+        """Sends this rank's part of the role's state to its keeper."""
+        self._state().keep(step, keeper)
+
+    def restore(self, step: int, keepers: Sequence[KeeperLink]) -> None:
+        """Loads the state that the keepers of all ranks have."""
+        self._state().restore(step, keepers)
 
     def _state(self) -> ShardedState:
         assert self._sharded_state is not None, "this role takes no optimizer steps"

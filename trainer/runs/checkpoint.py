@@ -1,8 +1,8 @@
 """Checkpoints of a run: complete or absent, and of this model or refused.
 
 A checkpoint is a directory `step_000010` with the training states of actor and critic, each written by all its ranks
-(torch.distributed.checkpoint, so another number of ranks can load it), and `state.json`, which lists every file with
-its size and SHA-256.
+(torch.distributed.checkpoint, so another number of ranks can load it), the responses that were sampled ahead, if there
+are any, and `state.json`, which lists every file with its size and SHA-256.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from trainer.errors import CheckpointError, DataError
+from trainer.errors import CheckpointError, DataError, LoweredLimit
 from trainer.records.files.atomic import (
     bytes_below,
     hidden_name,
@@ -35,11 +35,15 @@ STATE_FILE = "state.json"
 FORMAT = 2
 READABLE = (1, 2)  # format 1 has no checksums
 _HASHED_BYTES = 2**20
+_FOR_ROLL_BACKS = 2  # one of them may be damaged
 _THREADS = 16  # that hash files, without Python's lock
 
 
 class TrainingState(BaseModel):
-    """A run's state after a step. All randomness follows from seed, step and the sampler's position."""
+    """A run's state after a step. All randomness follows from seed, step and the sampler's position.
+
+    `lowered` are limits that were lowered since the run's first step, in that order.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -49,6 +53,7 @@ class TrainingState(BaseModel):
     model: str
     config: dict[str, Any]
     kl_coefficient: float | None = None
+    lowered: tuple[LoweredLimit, ...] = ()
     format: int = FORMAT
 
 
@@ -104,12 +109,14 @@ def last_checkpoint(*run_dirs: Path, below: int | None = None) -> Path | None:
 class CheckpointWriter:
     """Writes the checkpoints of a run, one at a time, under a hidden name until complete; keeps the last `keep`.
 
-    The run must be the only writer of its directory.
+    With a `lag` a run may have to roll back to a checkpoint more than `lag` steps older than the newest. So the last
+    two of these are kept, and the one that will be the next of them. The run must be the only writer of its directory.
     """
 
     def __init__(self, run_dir: Path, keep: int | None = None) -> None:
         self.run_dir = run_dir
         self._keep = keep
+        self.lag: int | None = None
         self._state: TrainingState | None = None
         self._partial = Path()
 
@@ -168,7 +175,12 @@ class CheckpointWriter:
             return
         found = sorted(checkpoint_directory(self.run_dir, 0).parent.glob(f"step_*/{STATE_FILE}"))
         past = [file.parent for file in found if file.parent.name <= checkpoint_directory(self.run_dir, step).name]
-        for directory in past[: -self._keep]:
+        spared = set(past[-self._keep :])
+        if self.lag is not None:
+            limit = checkpoint_directory(self.run_dir, max(0, step - self.lag)).name
+            old = [path for path in past if path.name < limit]
+            spared.update(old[-_FOR_ROLL_BACKS:], past[len(old) :][:1])
+        for directory in [path for path in past if path not in spared]:
             try:
                 remove_directory(directory)
             except OSError as error:
@@ -201,7 +213,7 @@ def check_whole(directory: Path) -> None:
 
 
 def _whole(directory: Path, roles: Sequence[str] = ()) -> _Manifest:
-    """The manifest of a checkpoint, after a look at every file. Only the files of `roles` are read, all without it.
+    """The manifest of a checkpoint, after a look at every file. Other roles than `roles` are not read; without it, all.
 
     Raises CheckpointError if a file is missing, shorter, longer or changed.
     """
@@ -216,7 +228,8 @@ def _whole(directory: Path, roles: Sequence[str] = ()) -> _Manifest:
         if found.get(name) != size:
             state = f"has {found[name]} bytes instead of {size}" if name in found else "is missing"
             raise CheckpointError(f"{directory}: damaged: {name} {state}", hint=hint)
-    read = {name: own for name, own in manifest.checksums.items() if not roles or name.split("/")[0] in roles}
+    wanted = [name for name in manifest.checksums if not roles or "/" not in name or name.split("/")[0] in roles]
+    read = {name: manifest.checksums[name] for name in wanted}
     try:
         with ThreadPoolExecutor(_THREADS) as threads:
             sums = list(threads.map(sha256, [directory / name for name in read]))

@@ -1,7 +1,7 @@
 """The loop of every training run: steps, checkpoints, and the end."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -19,13 +19,25 @@ from trainer.config.trainer import TrainerConfig
 from trainer.config.tree import RunConfig
 from trainer.data.batches.batch import Batch
 from trainer.data.dataset import PromptSampler
-from trainer.errors import CheckpointError, InterruptedRun, LostRunError, TrainerError, WorkerError
+from trainer.errors import (
+    CheckpointError,
+    InterruptedRun,
+    LostRankError,
+    LostRunError,
+    LoweredLimit,
+    MemoryFullError,
+    RestartError,
+    TrainerError,
+    WorkerError,
+)
 from trainer.records.files.atomic import atomic_directory, bytes_below, remove_remains
 from trainer.records.pages.model_card import write_model_card
 from trainer.records.profiling import SlowPhases
 from trainer.records.tracking import Tracker
 from trainer.runs.checkpoint import TrainingState, fingerprint, last_checkpoint
 from trainer.runs.interfaces import ActorRole, TrainedRole, TrainingRole
+from trainer.runs.memory import all_lowered
+from trainer.runs.redundancy import Connect, Copies
 from trainer.runs.reproduction.writer import CertificateWriter
 from trainer.runs.saving import RETRY_SECONDS, ROUNDS, Saver, SaveSchedule
 from trainer.runs.stop_signal import StopSignal
@@ -125,12 +137,17 @@ class TrainingRun:
             config.trainer.keep_checkpoints,
             SaveSchedule(config.trainer),
             written=certificate.checkpoint,
+            write_beside=self.write_beside,
         )
+        self._lowered: tuple[LoweredLimit, ...] = ()
+        self._unlogged_limits = 0
         self.progress = self.state(0)
         # Whether weights and optimizers are those after `progress`, and the metrics of that step until they are logged.
         self._settled = True
         self._unlogged: dict[str, float] | None = None
         self._faults = KeptFaults(run_dir / FOLDER)
+        self._copies: Copies | None = None
+        self._recoveries = 0  # since the last step that is recorded
 
     def step(self, step: int) -> dict[str, float]:
         """Takes a step; its metrics. Calls `begin_update` before anything changes and `end_update` after it did."""
@@ -140,18 +157,28 @@ class TrainingRun:
         """Measures the model; the metrics."""
         raise NotImplementedError
 
+    def write_beside(self, directory: Path) -> dict[str, str]:  # noqa: ARG002
+        """Writes what a checkpoint of the last finished step holds besides the roles; the SHA-256 of each file.
+
+        Raises CheckpointError.
+        """
+        return {}
+
     def good_enough(self) -> bool:
         """Whether the run may end early."""
         return False
 
-    def begin(self, resumed: TrainingState | None) -> None:
-        """Continues from a checkpoint if there is one."""
+    def begin(self, resumed: TrainingState | None, lowered: Sequence[LoweredLimit] = ()) -> None:
+        """Continues from a checkpoint if there is one. `lowered` are limits that this process has lowered so far."""
+        if resumed is not None:
+            self.progress, self._lowered = resumed, resumed.lowered
+        for limit in all_lowered(resumed, lowered)[len(self._lowered) :]:
+            self.note(limit)
         checkpoint = self._settings.checkpoint
         if resumed is None or checkpoint is None:
             return
         self._sampler.load_state_dict(resumed.sampler)
         self.load_weights(checkpoint)
-        self.progress = resumed
         self.saver.last, self.saver.step = checkpoint, resumed.step
         if resumed.step >= self.last_step:
             logger.warning(
@@ -160,6 +187,54 @@ class TrainingRun:
                 resumed.step,
                 self.last_step,
             )
+
+    def keep_copies(self, connect: Connect) -> None:
+        """Keeps copies of the trained roles from now on, if `trainer.redundancy` says so. `connect` connects the ranks
+        of groups that are started again."""
+        if self._settings.redundancy:
+            self._copies = Copies(self._groups, connect, self.progress)
+            self.remember()
+
+    def remember(self) -> None:
+        """Remembers what `return_to` needs besides the run's state."""
+
+    def return_to(self, state: TrainingState) -> None:
+        """Prepares the controller to take the step after `state` again; the workers are prepared already."""
+        self._sampler.load_state_dict(state.sampler)
+
+    def _recover(self, error: WorkerError) -> None:
+        """Returns to the step of the copies after a failure. Raises `error` if there are none, else as they do."""
+        if self._copies is None:
+            raise error
+        with self.tracker.phase("recovery"):
+            self.saver.abandon()
+            try:
+                self.progress = self._copies.restore(error)
+            except LostRankError:
+                self._settled = False  # some ranks may have the weights that the run started with
+                raise
+            self._settled, self._unlogged = True, None
+            self.return_to(self.progress)
+        if isinstance(error, MemoryFullError) and error.lowered is not None:
+            self.note(error.lowered)
+        self._recoveries += 1
+
+    def note(self, limit: LoweredLimit) -> None:
+        """Records a limit that was lowered after the last finished step."""
+        self._lowered = (*self._lowered, limit)
+        self._unlogged_limits += 1
+        self.certificate.changed(f"from step {self.progress.step + 1} on: {limit}")
+
+    def _note_retries(self) -> None:
+        """Reports and records the limits that ranks have lowered by themselves during the step."""
+        calls = [call for group in self._groups.all for call in group.start(TrainingRole.take_lowered)]
+        for limit in (limit for lowered in wait(calls, self._settings.worker_timeout) for limit in lowered):
+            logger.warning(
+                "step %d: the GPU's memory was full, so a pass was taken again with %s, which stays; results do not "
+                "depend on it; to avoid the repetition, set %s=%d",
+                *(self.progress.step + 1, limit, limit.setting, limit.after),
+            )
+            self.note(limit)
 
     def load_weights(self, checkpoint: Path) -> None:
         """Gives every trained group the weights and the optimizer of a checkpoint."""
@@ -184,8 +259,12 @@ class TrainingRun:
             raise InterruptedRun(error.number, f" after step {self.progress.step}", self._how_to_continue()) from error
         except TrainerError as error:
             self._save_before_ending()
-            hint = "; then ".join(filter(None, [error.hint, self._how_to_continue()]))
-            raise type(error)(str(error), hint=hint) from error
+            error.hint = "; then ".join(filter(None, [error.hint, self._how_to_continue()]))
+            if isinstance(error, RestartError):
+                error.checkpoint = self.saver.last
+                if not self._settled or not self.saver.healthy():
+                    self.saver.abandon()  # ranks wait for the one that failed
+            raise
         except BaseException:
             self._save_before_ending()
             raise
@@ -199,19 +278,36 @@ class TrainingRun:
         if self.progress.step == 0 and settings.test_before_training:
             self.tracker.log(0, self.validate())
         while self.progress.step < self.last_step and not self.good_enough():
-            step = self.progress.step + 1
-            with self._traced(step):
-                metrics = self.step(step)
-            metrics |= self.saver.look()
-            self.end_update(step, metrics)
-            if step == self.last_step or (settings.test_freq > 0 and step % settings.test_freq == 0):
-                metrics |= self.validate()
-            self.tracker.log(step, metrics)
-            self._unlogged = None
-            if step < self.last_step and self.saver.schedule.due(step):
-                with self.tracker.phase("save"):
-                    self.saver.begin(self.progress)
+            try:
+                self._take_step(self.progress.step + 1)
+            except WorkerError as error:
+                self._recover(error)
             self.stop.check()
+
+    def _take_step(self, step: int) -> None:
+        """Takes, measures, records and saves a step."""
+        settings = self._settings
+        with self._traced(step):
+            metrics = self.step(step)
+        metrics |= self.saver.look()
+        self._note_retries()
+        if self._unlogged_limits:
+            metrics["memory/lowered_limits"] = float(self._unlogged_limits)
+            self._unlogged_limits = 0
+        self.end_update(step, metrics)
+        if step == self.last_step or (settings.test_freq > 0 and step % settings.test_freq == 0):
+            metrics |= self.validate()
+        if self._copies is not None:
+            with self.tracker.phase("copy"):
+                self._copies.take(self.progress)
+            self.remember()
+            metrics["trainer/recoveries"] = float(self._recoveries)
+            self._recoveries = 0
+        self.tracker.log(step, metrics)
+        self._unlogged = None
+        if step < self.last_step and self.saver.schedule.due(step):
+            with self.tracker.phase("save"):
+                self.saver.begin(self.progress)
 
     def begin_update(self) -> None:
         """Call it before a step changes weights: until `end_update`, the state is that of no step.
@@ -308,6 +404,7 @@ class TrainingRun:
             sampler=self._sampler.state_dict(),
             model=self._fingerprint,
             config=self._dump,
+            lowered=self._lowered,
         )
 
     def _save_before_ending(self) -> None:

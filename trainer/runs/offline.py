@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -14,6 +15,7 @@ from trainer.data.batches.batch import Batch
 from trainer.data.dataset import PromptSampler
 from trainer.data.formats.chat_template import use_chat_template
 from trainer.data.subset import Subset
+from trainer.errors import LoweredLimit
 from trainer.models.files import check_models, load_tokenizer, with_local_models
 from trainer.records.console import Column
 from trainer.records.files.owner import RunOwner
@@ -29,6 +31,7 @@ from trainer.runs.loop import (
     update,
     with_last_checkpoint,
 )
+from trainer.runs.memory import all_lowered, restarted, with_limits
 from trainer.runs.reproduction.writer import CertificateWriter, Repeat, hardware_of
 from trainer.runs.stop_signal import StopSignal
 from trainer.runs.workers import TrainingGroups, connect_ranks, find_plan, start_training
@@ -104,17 +107,18 @@ def train_offline(
     """
     run_dir = run_directory(settings.trainer)
     with RunOwner(run_dir) as owner, stalls_explained(settings.trainer, run_dir):
-        return _train(settings, columns, read, open_run, run_dir, owner, repeat)
+        return restarted(settings, run_dir, partial(_train, columns, read, open_run, run_dir, owner, repeat))
 
 
 def _train(
-    settings: OfflineConfig,
     columns: Sequence[Column],
     read: Callable[[Sequence[Path], Any, DataConfig, Subset], Sequence[Example]],
     open_run: Callable[..., OfflineRun[Example]],
     run_dir: Path,
     owner: RunOwner,
     repeat: Repeat | None,
+    settings: OfflineConfig,
+    lowered: Sequence[LoweredLimit],
 ) -> Path:
     config = with_local_models(with_last_checkpoint(settings.for_workers()))
     model, limit = config.model.directory, config.trainer.worker_timeout
@@ -133,13 +137,15 @@ def _train(
         with tracker.phase("start_up"):
             separate = config.needs_reference and not config.actor_is_reference
             planned = find_plan(config, ["actor", "reference"] if separate else ["actor"])
-            config = planned.config
+            config = with_limits(planned.config, all_lowered(resumed, lowered))
             groups = start_training(config, planned.placement)
-            connect_ranks(groups.all, run_dir, steps_of(config, len(training)), limit)
+            connect = partial(connect_ranks, run_dir=run_dir, run_steps=steps_of(config, len(training)), timeout=limit)
+            connect(groups.all)
             certificate.begin(hardware_of(groups.all, 0), config.trainer.checkpoint)
             run = open_run(config, run_dir, tracker, stop, groups, certificate, training, validation)
             tracker.expect(run.last_step)
-            run.begin(resumed)
+            run.begin(resumed, lowered)
+            run.keep_copies(connect)
         run.run()
     return run_dir
 

@@ -2,6 +2,9 @@
 
 import logging
 import time
+from collections.abc import Sequence
+from copy import deepcopy
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -19,13 +22,15 @@ from trainer.cluster.nodes import connected
 from trainer.config.custom_code import code_lines
 from trainer.config.tree import Config
 from trainer.data.batches.batch import Batch
-from trainer.errors import ConfigError, WatchdogError
+from trainer.errors import CheckpointError, ConfigError, LoweredLimit, WatchdogError
 from trainer.experience.asynchronous import AsynchronousPipeline
 from trainer.experience.collector import Collector, Experience, Scores
 from trainer.experience.pipeline import Pipeline
 from trainer.experience.run_data import RunData
+from trainer.experience.sampled_ahead import FILE, read_steps, write_steps
 from trainer.models.files import check_models, with_local_models
 from trainer.planning.placement import roles_of
+from trainer.records.files.checksums import sha256
 from trainer.records.files.owner import RunOwner
 from trainer.records.tracking import Tracker
 from trainer.rollout.engines import Engines
@@ -42,6 +47,7 @@ from trainer.runs.loop import (
     update,
     with_last_checkpoint,
 )
+from trainer.runs.memory import all_lowered, restarted, with_limits
 from trainer.runs.reproduction.writer import CertificateWriter, Repeat, hardware_of
 from trainer.runs.responses import ResponseRecords
 from trainer.runs.stop_signal import StopSignal
@@ -53,6 +59,8 @@ logger = logging.getLogger(__name__)
 # The fields of a batch that a role's optimizer steps read, besides the tokens.
 ACTOR_READS = ("old_log_probs", "reference_log_probs", "teacher_log_probs", "advantages", "corrections")
 CRITIC_READS = ("values", "returns")
+# The sections of the settings that sampled responses and their scores depend on.
+SAMPLED_BY = ("data", "rollout", "algorithm", "reward")
 
 
 def train(config: Config, repeat: Repeat | None = None) -> TrainingResult:
@@ -62,10 +70,12 @@ def train(config: Config, repeat: Repeat | None = None) -> TrainingResult:
     """
     run_dir = run_directory(config.trainer)
     with RunOwner(run_dir) as owner, stalls_explained(config.trainer, run_dir):
-        return _train(config, run_dir, owner, repeat)
+        return restarted(config, run_dir, partial(_train, run_dir, owner, repeat))
 
 
-def _train(config: Config, run_dir: Path, owner: RunOwner, repeat: Repeat | None) -> TrainingResult:
+def _train(
+    run_dir: Path, owner: RunOwner, repeat: Repeat | None, config: Config, lowered: Sequence[LoweredLimit]
+) -> TrainingResult:
     given, config = config, with_local_models(with_last_checkpoint(config))
     model, settings = config.model.directory, config.trainer
     check_models(config)
@@ -81,13 +91,20 @@ def _train(config: Config, run_dir: Path, owner: RunOwner, repeat: Repeat | None
     ):
         with tracker.phase("start_up"):
             planned = find_plan(config, roles_of(config))
-            config = planned.config
+            config = with_limits(planned.config, all_lowered(resumed, lowered))
             workers = start_workers(config, planned.placement)
             tracker.expect(certificate.last_step(data.steps(config)))
-            connect_ranks(workers.training.all, run_dir, data.planned_steps(config), settings.worker_timeout)
+            connect = partial(
+                connect_ranks,
+                run_dir=run_dir,
+                run_steps=data.planned_steps(config),
+                timeout=settings.worker_timeout,
+            )
+            connect(workers.training.all)
             certificate.begin(hardware_of(workers.training.all, len(workers.rollout)), settings.checkpoint)
             controller = Controller(config, run_dir, tracker, stop, workers, data, certificate)
-            controller.begin(resumed)
+            controller.begin(resumed, lowered)
+            controller.keep_copies(connect)
         try:
             controller.run()
         finally:
@@ -114,6 +131,7 @@ class Controller(TrainingRun):
         self.roles = workers.training
         self.on_shared_gpus = workers.on_shared_gpus
         self.engines = Engines(workers.rollout, workers.training.actor, config, workers.on_shared_gpus)
+        self.data = data
         self.collector = Collector(config, self.engines, workers.reward, data)
         mode = config.trainer.mode
         if mode == "one_step_off" and workers.on_shared_gpus:
@@ -132,18 +150,49 @@ class Controller(TrainingRun):
         self.watchdogs = Watchdogs(config.watchdogs)
         self.records = ResponseRecords(config, run_dir, self.collector.texts)
         self.after_update: dict[str, float] = {}
+        self.sampled_step = 0  # the last one whose samples are recorded
         groups, steps = workers.training, data.steps(config)
         super().__init__(config, run_dir, tracker, stop, groups, certificate, data.sampler, steps)
+        if (lag := self.watchdogs.lag) is not None:
+            self.saver.keep_for_roll_backs(lag)
 
-    def begin(self, resumed: TrainingState | None) -> None:
+    def begin(self, resumed: TrainingState | None, lowered: Sequence[LoweredLimit] = ()) -> None:
         """Continues from a checkpoint if there is one, and gives the engines their first weights."""
-        super().begin(resumed)
+        super().begin(resumed, lowered)
         if resumed is not None:
             self.records.truncate(resumed.step)
         adaptive = self.config.algorithm.kl_control == "adaptive"
         if resumed is not None and resumed.kl_coefficient is not None and adaptive:
             self.kl_coefficient = resumed.kl_coefficient
         self.engines.start()
+        if resumed is not None and self.config.trainer.checkpoint is not None:
+            self._restore_sampled(self.config.trainer.checkpoint / FILE, resumed)
+
+    def _restore_sampled(self, file: Path, resumed: TrainingState) -> None:
+        """Continues with the responses that were sampled before the checkpoint, for the steps after it.
+
+        Raises CheckpointError.
+        """
+        if not file.exists():
+            return
+        if changed := [name for name in SAMPLED_BY if resumed.config.get(name) != self._dump[name]]:
+            logger.warning(
+                "%s holds responses for the next steps; they are sampled again, because settings of %s changed",
+                *(file, " and ".join(changed)),
+            )
+            return
+        self.pipeline.restore(read_steps(file, self.data.training, self.engines.version))
+
+    def write_beside(self, directory: Path) -> dict[str, str]:
+        """Writes the responses that were sampled for the steps to come. Raises CheckpointError."""
+        steps = self.pipeline.sampled_ahead(self.progress.step)
+        if not steps:
+            return {}
+        try:
+            write_steps(steps, directory / FILE, self.engines.version)
+            return {FILE: sha256(directory / FILE)}
+        except OSError as error:
+            raise CheckpointError(f"{directory / FILE}: cannot be written: {error}") from error
 
     def result(self) -> TrainingResult:
         first, last = (self.exact_matches[0], self.exact_matches[-1]) if self.exact_matches else (None, None)
@@ -181,7 +230,9 @@ class Controller(TrainingRun):
                 batch = batch.with_(values=forward(critic, CriticRole.values, batch))
         with phase("reward"):  # most of it ran beside the passes
             scores = experience.scores.result()
-        self.tracker.log_samples(step, self.records.samples(experience, scores.values.tolist()))
+        if step > self.sampled_step:  # not again if the step is taken again
+            self.tracker.log_samples(step, self.records.samples(experience, scores.values.tolist()))
+            self.sampled_step = step
         with phase("advantages"):
             batch, metrics = self.estimate_advantages(batch, experience, scores)
         self.begin_update()
@@ -205,6 +256,7 @@ class Controller(TrainingRun):
         with self.pipeline.paused(), phase("sync_weights"):
             metrics |= self.engines.sync_weights()
         metrics["rollout/repairs"] = self.engines.take_repairs()
+        metrics["reward/repairs"] = self.collector.reward.take_repairs()
         seconds = time.perf_counter() - started
         return metrics | {"time/step": seconds, "throughput/tokens_per_second": tokens / seconds}
 
@@ -318,6 +370,16 @@ class Controller(TrainingRun):
         self.records.write_validation(self.progress.step, found)
         self.exact_matches.append(found.metrics["validation/exact_match"])
         return found.metrics
+
+    def remember(self) -> None:
+        self.remembered = deepcopy((self.kl_coefficient, self.after_update, self.exact_matches, self.watchdogs))
+
+    def return_to(self, _state: TrainingState) -> None:
+        """Takes the interrupted step again with the responses that were sampled for it, so the sampler stays."""
+        found = deepcopy(self.remembered)
+        self.kl_coefficient, self.after_update, self.exact_matches, self.watchdogs = found
+        with self.pipeline.paused():
+            self.engines.reconnect()
 
     def good_enough(self) -> bool:
         stop_at = self.config.trainer.stop_at

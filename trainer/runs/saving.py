@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -53,7 +53,7 @@ class Saver:
     """Saves the trained roles of a run. `last` is the last complete checkpoint, `step` its step.
 
     Checkpoints go to the first of `run_dirs`, and to the next one after a failure there. `written` gets step and path
-    of each that is complete.
+    of each that is complete. `write_beside` writes into a checkpoint what is not in the workers; the SHA-256 by file.
     """
 
     def __init__(
@@ -64,8 +64,11 @@ class Saver:
         schedule: SaveSchedule,
         pause: Callable[[float], object] | None = None,
         written: Callable[[int, Path], object] | None = None,
+        write_beside: Callable[[Path], Mapping[str, str]] | None = None,
     ) -> None:
         self._groups = groups
+        self._write_beside = write_beside
+        self._beside: Mapping[str, str] = {}
         self._writers = [CheckpointWriter(run_dir, keep) for run_dir in run_dirs]
         self._place = 0
         self.pause = pause or threading.Event().wait
@@ -148,10 +151,20 @@ class Saver:
             return last_checkpoint(*(writer.run_dir for writer in self._writers), below=step)
         return None
 
+    def keep_for_roll_backs(self, lag: int) -> None:
+        """Keeps checkpoints that are `lag` steps older than the newest, and older ones; see CheckpointWriter."""
+        for writer in self._writers:
+            writer.lag = lag
+
     def close(self) -> None:
         """Completes the running checkpoint if it ends soon, else removes it."""
         with suppress(TrainerError):  # the run already ends with another error
             self._finish(CLOSE_SECONDS)
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Removes the running checkpoint: its ranks will not answer."""
+        self._under_way = None
         for writer in self._writers:
             writer.abandon()
 
@@ -169,6 +182,7 @@ class Saver:
         partial = self._writer.begin(state)
         try:
             copying = [group.start(TrainedRole.start_save, partial / group.role) for group in self._groups]
+            self._beside = self._write_beside(partial) if self._write_beside else {}
             wait([call for calls in copying for call in calls], self._timeout)
         except CheckpointError:
             self._writer.abandon()
@@ -215,7 +229,7 @@ class Saver:
                 return True
             state, self._under_way = self._under_way, None
             sums = {f"{role}/{name}": own for role, files in found for name, own in (files or {}).items()}
-            self.last = self._writer.complete(sums)
+            self.last = self._writer.complete(sums | dict(self._beside))
         except CheckpointError:
             self._under_way = None
             self._writer.abandon()

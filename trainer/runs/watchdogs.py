@@ -66,6 +66,14 @@ class Watchdogs:
         alarms = [self._alarm(name, kind) for name, kind in KINDS.items() if kind.metric in metrics]
         return [alarm for alarm in alarms if alarm is not None]
 
+    @property
+    def lag(self) -> int | None:
+        """How many steps the first faulty weights may be older than the newest checkpoint when the run rolls back; None
+        if no watchdog rolls back."""
+        named = [(kind, self._settings[name]) for name, kind in KINDS.items()]
+        lags = [1 if kind.measure is last else own.window for kind, own in named if own.action == "roll_back"]
+        return max(lags, default=None)
+
     def forget(self) -> None:
         """Forgets all steps, for example after a roll-back."""
         self._seen.clear()

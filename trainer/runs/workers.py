@@ -14,7 +14,7 @@ from trainer.cluster.nodes import ClusterNode, Slot, find_nodes, reserve_slots
 from trainer.cluster.place import RankPlace, Team
 from trainer.cluster.workers import WorkerGroup
 from trainer.config.tree import Config
-from trainer.experience.collector import Scorer
+from trainer.experience.reward_workers import Scorer
 from trainer.planning.memory import device_memory
 from trainer.planning.placement import ROLES, Placement, engine_slots
 from trainer.planning.plan import Plan, plan_of

@@ -16,17 +16,18 @@ from trainer.algorithms.optimization.optimizers import OPTIMIZERS, Optimizer
 from trainer.data.batches.batch import Batch
 from trainer.data.batches.copies import to_device
 from trainer.data.batches.partition import MicroBatchLimit
-from trainer.errors import WorkerError
+from trainer.errors import MemoryFullError, WorkerError
 from trainer.models.lora import adapted_layers, adapter_weights
 from trainer.models.megatron_weights import to_transformers
 from trainer.models.networks import is_packed
 from trainer.models.tensor_parallel import add_gradients_of_heads
+from trainer.training.aborted_pass import discard_pass
 from trainer.training.allocator import give_back_memory
 from trainer.training.first_rank import broadcast_from_rank0, some_rank_is_empty, whole_tensors
 from trainer.training.garbage import collect_garbage
 from trainer.training.gradients import global_norm, gradients_of, scale
 from trainer.training.loss_scale import LossScale
-from trainer.training.micro_batches import micro_batches, pack, reduced, rows_of_group
+from trainer.training.micro_batches import Layout, micro_batches, pack, reduced, rows_of_group
 from trainer.training.non_finite import FaultFiles
 from trainer.training.offload import Offload
 from trainer.training.sharding import TENSOR, Execution, device_mesh, reshard, shard, sharded_modules
@@ -82,7 +83,8 @@ class TrainingEngine:
         # Found once: walking through all modules takes a millisecond.
         self._sharded_modules = sharded_modules(self.network)
         self._has_adapters = any(adapted_layers(self.network))
-        self._pads_rows = not is_packed(self.network.decoder)
+        packed = Layout.SHARED if execution.share_prompts else Layout.PACKED
+        self._layout = packed if is_packed(self.network.decoder) else Layout.PADDED
         # How the weights of the backend's layers map to Transformers' weights.
         self.origins = execution.backend.origins(self.network.decoder.config, execution.sharding.tensor_parallel)
         self.loss_scale = LossScale.of(execution.dtype)
@@ -142,8 +144,9 @@ class TrainingEngine:
         batch, own = rows_of_group(batch, self.peers)
         result = torch.zeros(batch.response_mask.shape, dtype=torch.float32, device=self.device)
         with torch.no_grad(), _memory_errors_explained(), self._weights.needed(written=False):
-            for rows in micro_batches(batch, limit, self._pads_rows):
-                output = self.network(pack(batch.rows(rows), self.device))
+            parts, layout = micro_batches(batch, limit, self._layout)
+            for rows in parts:
+                output = self.network(pack(batch.rows(rows), self.device, layout))
                 # An index on the CPU would make the CPU wait for the GPU before the next micro-batch.
                 result[to_device(rows, self.device)] = output[0] if isinstance(output, tuple) else output
             found = result[own].cpu()
@@ -190,7 +193,8 @@ class TrainingEngine:
         if not self.optimizer.state:
             # New states would otherwise land in cached activation memory, which could then not be freed.
             self.release_memory()
-        with _memory_errors_explained(), self._states.needed(written=True):
+        # Smaller micro-batches leave no more memory to this step, which holds no activations.
+        with _memory_errors_explained(WorkerError), self._states.needed(written=True):
             self.optimizer.step()
         if self.device.type == "cuda":
             # The caller frees the gradients next; torch could unmap their pages while kernels still read them.
@@ -207,12 +211,14 @@ class TrainingEngine:
         count = GlobalCount(*reduced(torch.stack([mask.sum(), torch.tensor(len(mask))])).tolist())
         totals: dict[str, Tensor] = {}
         batch, _ = rows_of_group(batch, self.peers)
-        parts = micro_batches(batch, limit, self._pads_rows)
+        parts, layout = micro_batches(batch, limit, self._layout)
         with self._weights.needed(written=False):
             for number, rows in enumerate(parts, start=1):
                 self._schedule_traffic(number, last=number == len(parts))
                 part = batch.rows(rows)
-                loss, metrics = loss_function(self.network(pack(part, self.device)), part.to(self.device), count)
+                loss, metrics = loss_function(
+                    self.network(pack(part, self.device, layout)), part.to(self.device), count
+                )
                 # FSDP averages gradients over groups, but the loss is already this group's share of the global loss.
                 (loss * (self.groups * self.loss_scale.value)).backward()
                 for name, value in metrics.items():
@@ -241,6 +247,22 @@ class TrainingEngine:
         collect_garbage()
         if self.execution.shares_gpu:
             give_back_memory()
+
+    def discard_pass(self) -> None:
+        """Drops what a pass without memory left on the only rank, so that it can be taken again."""
+        discard_pass(self.network)
+        if self.settings is not None:
+            self.optimizer.zero_grad()
+        collect_garbage()
+        give_back_memory()
+
+    def lowered(self, batch: Batch, limit: MicroBatchLimit) -> MicroBatchLimit | None:
+        """A limit that about halves the largest micro-batch of these rows; None if that is a single row."""
+        lengths, prompts = batch.lengths.tolist(), batch.shared_prompts()
+        if self._layout is Layout.PADDED:
+            lengths = [max(lengths)] * len(lengths)
+        shares = self._layout is Layout.SHARED
+        return limit.lowered(lengths, sum(map(prompts.cost, prompts.groups)) if shares else sum(lengths))
 
     def clip_gradients(self) -> float:
         """Clips all gradients to the global L2 norm limit and returns the norm before clipping.
@@ -295,12 +317,12 @@ def optimizer_states(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
 
 
 @contextmanager
-def _memory_errors_explained() -> Iterator[None]:
-    """Turns torch's OutOfMemoryError into a WorkerError that names the settings to lower."""
+def _memory_errors_explained(kind: type[WorkerError] = MemoryFullError) -> Iterator[None]:
+    """Turns torch's OutOfMemoryError into an error that names the settings to lower."""
     try:
         yield
     except torch.OutOfMemoryError as error:
-        raise WorkerError(
+        raise kind(
             f"the GPU's memory is full: {str(error).split('. Of the allocated')[0]}",
             hint="lower micro_batch_tokens (or micro_batch_size), or set sharding.optimizer_offload=true or "
             "activation_checkpointing=true, of the actor or the critic; see docs/guides/tuning.md",

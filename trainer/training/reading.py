@@ -8,7 +8,7 @@ import pickle
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 import torch.distributed.checkpoint as distributed_checkpoint
@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.planner import ReadItem
 
 from trainer.errors import CheckpointError
 
+METADATA_FILE = ".metadata"
 _BYTES_AT_ONCE = 2**32
 
 _METADATA = "torch.distributed.checkpoint.metadata"
@@ -35,19 +36,23 @@ _ALLOWED = {
 }
 
 
-def load_safely(state: dict[str, Any], directory: Path, alone: bool = False) -> None:
+def load_safely(state: dict[str, Any], source: "Path | SafeReader", alone: bool = False) -> None:
     """Fills `state` from a checkpoint; `alone` reads in this process, without the other ranks.
 
     Raises pickle.UnpicklingError if the checkpoint holds more than tensors and plain values, and what torch raises.
     """
     distributed_checkpoint.load(
-        state, storage_reader=_Reader(directory), planner=_Planner(), **({"no_dist": True} if alone else {})
+        state, storage_reader=_reader(source), planner=_Planner(), **({"no_dist": True} if alone else {})
     )
 
 
-def read_metadata(directory: Path) -> Metadata:
+def read_metadata(source: "Path | SafeReader") -> Metadata:
     """What a checkpoint holds. Raises pickle.UnpicklingError if that is not all."""
-    return _Reader(directory).read_metadata()
+    return _reader(source).read_metadata()
+
+
+def _reader(source: "Path | SafeReader") -> "SafeReader":
+    return SafeReader(source) if isinstance(source, Path) else source
 
 
 def stored_tensors(directory: Path, prefix: str) -> Iterator[dict[str, Tensor]]:
@@ -87,9 +92,15 @@ def _groups(stored: dict[str, TensorStorageMetadata]) -> Iterator[list[str]]:
         yield group
 
 
-class _Reader(FileSystemReader):  # type: ignore[misc] # torch has no types here
-    def read_metadata(self, *_args: Any, **keywords: Any) -> Metadata:
-        with Path(self._get_metadata_path(keywords.get("rank"))).open("rb") as file:
+class SafeReader(FileSystemReader):  # type: ignore[misc] # torch has no types here
+    """Reads a checkpoint directory."""
+
+    def open_metadata(self) -> BinaryIO:
+        """The file with the metadata."""
+        return Path(self.path, METADATA_FILE).open("rb")
+
+    def read_metadata(self, *_args: Any, **_keywords: Any) -> Metadata:
+        with self.open_metadata() as file:
             metadata = _Unpickler(file).load()
         if not isinstance(metadata, Metadata):
             raise pickle.UnpicklingError(f"its metadata are a {type(metadata).__name__}")

@@ -2,6 +2,7 @@
 can load them."""
 
 import pickle
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from datetime import timedelta
@@ -14,17 +15,20 @@ import torch.distributed.checkpoint as distributed_checkpoint
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
+from trainer.cluster.keepers import KeeperLink
 from trainer.errors import CheckpointError
 from trainer.records.files.checksums import sha256
+from trainer.training.copies import CopyReader, write_copy
 from trainer.training.loss_scale import LossScale
-from trainer.training.reading import load_safely, read_metadata
+from trainer.training.reading import METADATA_FILE, SafeReader, load_safely, read_metadata
 
-METADATA_FILE = ".metadata"  # rank 0 writes it last
 SLOWEST_WRITE = timedelta(days=1)
 # Key in the checkpoint: how many ranks split the layers, where that number must not change.
 _SPLIT = "tensor_parallel"
 # Key in the checkpoint: how many updates were taken, which decides the learning rate.
 _UPDATES = "updates"
+# Key in the checkpoint: whether the optimizer has taken a step; if not, it has no states yet.
+_STARTED = "optimizer_started"
 
 
 class TrainedNetwork(Protocol):
@@ -100,24 +104,39 @@ class ShardedState:
         own = [*directory.glob(f"__{rank}_*"), *([directory / METADATA_FILE] if rank == 0 else [])]
         return {file.name: sha256(file) for file in own}
 
+    def keep(self, step: int, keeper: KeeperLink) -> None:
+        """Sends a copy of this rank's part of the state to its keeper, and returns when that has it."""
+        with self._trained.stepping():
+            write_copy(self._state(), step, keeper)
+
+    def restore(self, step: int, keepers: Sequence[KeeperLink]) -> None:
+        """Restores the state that `keep` has sent; `keepers` are those of all ranks.
+
+        Raises CheckpointError if a part of it is missing.
+        """
+        self._load(CopyReader(step, keepers), f"the copies of step {step}")
+
     def load(self, directory: Path) -> None:
         """Restores a saved state on any number of ranks. The optimizer keeps its current settings.
 
         Raises CheckpointError if the checkpoint is damaged or its network has another shape.
         """
+        self._load(directory, str(directory))
+
+    def _load(self, source: Path | SafeReader, name: str) -> None:
         optimizer = self._trained.optimizer
         settings = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
         with self._trained.stepping():
             state = self._state()
             try:
-                self._fit(state, directory)
-                load_safely(state, directory)
+                self._fit(state, source)
+                load_safely(state, source)
             except (
                 *(distributed_checkpoint.CheckpointException, pickle.UnpicklingError),
                 *(OSError, RuntimeError, ValueError, KeyError),
             ) as error:
                 raise CheckpointError(
-                    f"{directory}: cannot be loaded: {_cause(error)}",
+                    f"{name}: cannot be loaded: {_cause(error)}",
                     hint="resume from another checkpoint of this run, and start from the same models as the run did",
                 ) from error
             set_state_dict(
@@ -132,21 +151,23 @@ class ShardedState:
         if self._trained.loss_scale.dynamic:
             self._trained.loss_scale.restore(state["loss_scale"])
         self._trained.updates = int(state.get(_UPDATES, 0))
+        if not state.get(_STARTED, True):
+            optimizer.state.clear()  # see `_state`
 
-    def _fit(self, state: dict[str, Any], directory: Path) -> None:
-        """Removes what a checkpoint of an earlier version lacks: the number of updates.
+    def _fit(self, state: dict[str, Any], source: Path | SafeReader) -> None:
+        """Removes what a checkpoint of an earlier version lacks.
 
         Raises ValueError if the checkpoint holds more than this state: torch would silently load a part of it.
 
         Layers that join several weights in one join them rank by rank, so their checkpoint fits one split only.
         """
-        saved = read_metadata(directory).state_dict_metadata
+        saved = read_metadata(source).state_dict_metadata
         split_ranks = self._trained.split_ranks
         if (_SPLIT in saved) != (split_ranks is not None):
             raise ValueError("it was saved with another training backend: set `backend` as in that run")
         if _SPLIT in saved:
             split = {_SPLIT: torch.zeros((), dtype=torch.int64)}
-            load_safely(split, directory)
+            load_safely(split, source)
             if int(split[_SPLIT]) != split_ranks:
                 raise ValueError(f"it was saved with sharding.tensor_parallel={int(split[_SPLIT])}: set that again")
         own = {f"network.{name}" for name in state["network"]}
@@ -156,15 +177,19 @@ class ShardedState:
         found = {name.rpartition(".")[2] for name in saved if name.startswith("optimizer.state.")}
         if more := sorted(found - kept):
             raise ValueError(f"it was saved with another optimizer, which keeps {more[0]}: set that again")
-        if _UPDATES not in saved:
-            del state[_UPDATES]
+        for name in {_UPDATES, _STARTED} - saved.keys():
+            del state[name]
 
     def _state(self) -> dict[str, Any]:
+        started = bool(self._trained.optimizer.state)
         network, optimizer = get_state_dict(self._trained.network, self._trained.optimizer)
+        if not started:  # torch has taken a step with gradients of zero, which Adam would count as its first
+            self._trained.optimizer.state.clear()
         for name, weight in self._trained.network.named_parameters(remove_duplicate=False):
             if not weight.requires_grad:  # the run's starting model has it
                 del network[name]
-        state = {"network": network, "optimizer": optimizer, _UPDATES: torch.tensor(self._trained.updates)}
+        counts = {_UPDATES: torch.tensor(self._trained.updates), _STARTED: torch.tensor(started)}
+        state = {"network": network, "optimizer": optimizer, **counts}
         if self._trained.split_ranks is not None:
             state[_SPLIT] = torch.tensor(self._trained.split_ranks)
         scale = self._trained.loss_scale

@@ -289,14 +289,8 @@ def test_roles_have_nodes_of_their_own_and_weights_are_broadcast_over_gloo(runs:
 
 
 def test_one_step_off_learns_from_the_policy_before_the_last_update(runs: Runs) -> None:
-    run = runs.start(
-        "one-step-off",
-        *ON_ONE_NODE,
-        "trainer.mode=one_step_off",
-        "algorithm.correction=tis",
-        "trainer.total_steps=4",
-        "trainer.save_freq=2",
-    )
+    settings = (*ON_ONE_NODE, "trainer.mode=one_step_off", "algorithm.correction=tis", "trainer.total_steps=4")
+    run = runs.start("one-step-off", *settings, "trainer.save_freq=2")
     rows = finished(run)
     assert len(rows) == 4
     # The first batch comes from the current policy; the others are one update old, which shows in the ratio.
@@ -304,6 +298,12 @@ def test_one_step_off_learns_from_the_policy_before_the_last_update(runs: Runs) 
     assert min(row["rollout/log_prob_difference"] for row in rows[1:]) > 1e-3
     assert all(row["actor/gradient_norm"] > 0 for row in rows)
     assert len(list((run.directory / "checkpoints").iterdir())) == 2
+    # A resumed run learns from the same responses, which older weights than the checkpoint's have sampled.
+    resumed = runs.start("resumed-off", *settings, f"trainer.resume={run.directory / 'checkpoints' / 'step_000002'}")
+    resumed.succeed()
+    assert [row["step"] for row in resumed.metrics()] == [3, 4]
+    for step in (3, 4):
+        assert resumed.results(step) == run.results(step)
 
 
 def test_a_policy_that_uses_a_calculator_learns_only_from_its_own_tokens(runs: Runs, tmp_path: Path) -> None:

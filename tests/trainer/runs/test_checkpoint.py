@@ -30,8 +30,9 @@ def state(model: Path, step: int = 3) -> TrainingState:
     return TrainingState(step=step, seed=0, sampler={"epoch": 1}, model=fingerprint(model), config={"trainer": {}})
 
 
-def write(run: Path, model: Path, step: int, keep: int | None = None) -> Path:
+def write(run: Path, model: Path, step: int, keep: int | None = None, lag: int | None = None) -> Path:
     writer = CheckpointWriter(run, keep)
+    writer.lag = lag
     partial = writer.begin(state(model, step))
     for role in ("actor", "critic"):
         (partial / role).mkdir()
@@ -83,6 +84,18 @@ def test_the_last_checkpoints_are_kept(checkpoint: Path, model: Path) -> None:
     assert names(checkpoint) == ["step_000005", "step_000006"]
     write(run, model, 3, keep=1)  # by a run that was continued from an earlier step: what it wrote is not the oldest
     assert names(checkpoint) == ["step_000003", "step_000005", "step_000006"]
+
+
+def test_a_run_that_rolls_back_keeps_whole_checkpoints_from_before_the_fault(tmp_path: Path, model: Path) -> None:
+    run = tmp_path / "run"
+    for step in range(1, 8):
+        write(run, model, step, keep=1, lag=2)
+    checkpoints = run / "checkpoints"
+    assert names(checkpoints / "any") == ["step_000001", "step_000003", "step_000005", "step_000007"]
+    # Step 8 finds that the weights of step 5 may be at fault.
+    assert last_checkpoint(run, below=5) == checkpoints / "step_000003"
+    (checkpoints / "step_000003" / "actor" / "__0_0.distcp").write_bytes(b"damaged!")
+    assert last_checkpoint(run, below=5) == checkpoints / "step_000001"
 
 
 def test_auto_resume_takes_the_last_complete_checkpoint(checkpoint: Path, model: Path) -> None:

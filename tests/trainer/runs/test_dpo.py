@@ -175,7 +175,7 @@ def test_workers_take_one_step_per_batch() -> None:
     assert not config.needs_critic
 
 
-def test_a_run_learns_the_preferences_and_resumes(runs: Runs, tmp_path: Path) -> None:
+def test_a_run_learns_the_preferences_and_resumes_and_a_replay_resumes_too(runs: Runs, tmp_path: Path) -> None:
     train, held_out = write_preferences(tmp_path, 64, 15, max_number=9, seed=0)
     common = {
         "model.path": runs.model,
@@ -199,3 +199,4 @@ def test_a_run_learns_the_preferences_and_resumes(runs: Runs, tmp_path: Path) ->
     resumed = runs.launch("dpo", "dpo-resumed", common | {"trainer.total_steps": 4, "trainer.resume": checkpoint})
     resumed.succeed()
     assert [resumed.results(step) for step in (3, 4)] == [whole.results(step) for step in (3, 4)]
+    assert [row["step"] for row in runs.replay(resumed).metrics()] == [3, 4]

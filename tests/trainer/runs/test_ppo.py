@@ -104,10 +104,8 @@ def test_a_replay_has_the_same_weights_to_the_bit_and_a_changed_byte_is_found(un
     assert certified.weights(2)["actor"] != certified.weights(4)["actor"]
     assert certified.hardware is not None
     assert len(certified.hardware.devices["actor"]) == certified.hardware.nodes == 2
-    assert verify(run) == []
 
-    replayed = runs.python(["-m", "trainer", "replay", str(run), "--step", "2"], "uninterrupted-replay")
-    replayed.succeed()  # the exit status is 0 only if metrics and weights are equal
+    replayed = runs.replay(uninterrupted, "--step", "2")
     assert [row["step"] for row in replayed.metrics()] == [0, 1, 2]
     again = read_certificate(replayed.directory).weights(2)
     assert {role: again[role] for role in ("actor", "critic")} == certified.weights(2)
@@ -159,13 +157,26 @@ def test_sigterm_saves_the_last_step_and_says_how_to_go_on(uninterrupted: Run, r
     assert read_checkpoint(saved, runs.model).step == run.metrics()[-1]["step"]
 
 
-def test_default_settings_save_the_finished_steps_of_a_run_that_fails(runs: Runs) -> None:
-    run = runs.start("unrewarded", "trainer.total_steps=1000", "trainer.nnodes=1", "rollout.engine=transformers")
-    run.wait_for_step(2)
+def test_a_killed_reward_worker_is_replaced_and_a_run_that_fails_saves_its_finished_steps(
+    runs: Runs, tmp_path: Path
+) -> None:
+    """By default settings."""
+    (tmp_path / "reward.py").write_text(
+        "from pathlib import Path\n"
+        "def compute_score(data_source, solution_str, ground_truth, extra_info):\n"
+        f"    return float('nan') if Path({str(tmp_path / 'fail')!r}).exists() else 1.0\n"
+    )
+    function = f"reward.custom_function.path={tmp_path / 'reward.py'}"
+    settings = ("trainer.total_steps=1000", "trainer.nnodes=1", "rollout.engine=transformers", function)
+    run = runs.start("unrewarded", *settings)
+    run.wait_for_step(1)
     next(workers_of(runs, "RewardWorker")).kill()
+    run.wait_for_step(int(run.metrics()[-1]["step"]) + 2)
+    assert sum(row.get("reward/repairs", 0) for row in run.metrics()) == 1
+    (tmp_path / "fail").touch()
     status, errors = run.end()
-    assert status == 5
-    assert "error: reward rank" in errors
+    assert status == 6
+    assert "error: the reward function returned nan" in errors
     (saved,) = (run.directory / "checkpoints").iterdir()
     assert f"continue with trainer.resume={saved}" in errors
     assert read_checkpoint(saved, runs.model).step == run.metrics()[-1]["step"]

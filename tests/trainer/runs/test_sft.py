@@ -1,5 +1,6 @@
 """Supervised fine-tuning: its settings, its loss, and a whole run on two Ray nodes that is resumed."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from pydantic import ValidationError
 from torch.testing import assert_close
 
 from tests.trainer.tensors import normal, random_mask, seeds
-from tests.trainer.whole_run import Runs
+from tests.trainer.whole_run import ROOT, Runs
 from trainer.algorithms.losses.aggregation import GlobalCount, aggregate
 from trainer.algorithms.registry import POLICY_LOSSES
 from trainer.config.data import DataConfig
@@ -90,6 +91,33 @@ def test_a_run_learns_and_a_resumed_one_ends_with_the_same_weights_to_the_bit(ru
     assert [resumed.results(step) for step in (4, 5, 6)] == [whole.results(step) for step in (4, 5, 6)]
     assert weights(resumed.directory / "model") == weights(whole.directory / "model")
     assert weights(whole.directory / "model") != weights(runs.model)
+    assert [row["step"] for row in runs.replay(whole, "--step", "3").metrics()] == [0, 1, 2, 3]
+
+
+def test_verl_s_line_under_torchrun_fine_tunes(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, demonstrations, held_out = write_arithmetic(tmp_path, 64, 15, 9, dropped_carries=0.0, seed=0)
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'images' / 'aliases'}:{os.environ['PYTHONPATH']}")
+    settings = [
+        f"data.train_files={demonstrations}",
+        f"data.val_files={held_out}",
+        "data.prompt_key=extra_info",
+        "data.response_key=extra_info",
+        "data.prompt_dict_keys=[question]",
+        "+data.response_dict_keys=[answer]",
+        "data.max_length=128",
+        "data.train_batch_size=16",
+        "data.micro_batch_size_per_gpu=4",
+        f"model.partial_pretrain={runs.model}",
+        f"trainer.default_local_dir={runs.directory}",
+        "trainer.experiment_name=torchrun",
+        "trainer.total_training_steps=2",
+        "trainer.logger=[console]",
+    ]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=1"]
+    run = runs.python([*torchrun, "-m", "verl.trainer.fsdp_sft_trainer", *settings], "torchrun")
+    run.succeed()
+    assert [row["step"] for row in run.metrics()][-1] == 2
+    assert weights(run.directory / "model") != weights(runs.model)
 
 
 def weights(model: Path) -> list[bytes]:

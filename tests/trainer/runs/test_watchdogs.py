@@ -65,6 +65,16 @@ def test_an_alarm_knows_how_many_steps_may_be_at_fault() -> None:
     assert {alarm.name: alarm.steps for alarm in alarms} == {"kl": 1, "reward_deviation": 10}
 
 
+def test_the_longest_window_that_rolls_back_decides_how_old_a_checkpoint_must_be() -> None:
+    def lag(**settings: dict[str, object]) -> int | None:
+        return Watchdogs(WatchdogsConfig.model_validate(settings)).lag
+
+    assert lag() is None
+    assert lag(kl={"action": "roll_back", "window": 10}) == 1
+    assert lag(kl={"action": "roll_back"}, reward_deviation={"action": "roll_back", "window": 10}) == 10
+    assert lag(kl={"action": "roll_back"}, reward_deviation={"action": "stop"}) == 1
+
+
 def test_the_most_severe_action_decides() -> None:
     def alarm(action: str) -> Alarm:
         return Alarm("kl", action, "")

@@ -36,7 +36,8 @@ COMMANDS: dict[str, tuple[type[Config | OfflineConfig], Callable[[Any, Repeat], 
     "sft": (SftConfig, fine_tune),
 }
 # Metrics that depend on more than the settings.
-_OF_THE_MACHINE = ("step", "wall_time", "time/", "throughput/", "memory/", "checkpoint/", "rollout/repairs")
+_REPAIRS = ("rollout/repairs", "reward/repairs")
+_OF_THE_MACHINE = ("step", "wall_time", "time/", "throughput/", "memory/", "checkpoint/", "trainer/", *_REPAIRS)
 _GPU_MEMORY = "gpu_peak_gib"
 _SHOWN = 5
 

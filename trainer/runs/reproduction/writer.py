@@ -100,6 +100,10 @@ class CertificateWriter:
         """Adds a complete checkpoint. Returns at once."""
         self._jobs.put(lambda: {"checkpoints": {**self._certificate.checkpoints, step: self._checkpoint(path)}})
 
+    def changed(self, line: str) -> None:
+        """Adds a change that the run made to its own settings. Returns at once."""
+        self._jobs.put(lambda: {"changes": [*self._certificate.changes, line]})
+
     def model(self, step: int, path: Path) -> None:
         """Adds the exported model, which gets a certificate of its own. Returns at once."""
         self._jobs.put(partial(self._model, step, path))

@@ -1,0 +1,77 @@
+"""A rank that dies is started again and continues from the copy that another process has in memory."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.trainer.runs import dying_rank
+from tests.trainer.whole_run import Runs
+from trainer.config.trainer import TrainerConfig
+from trainer.config.tree import Config
+from trainer.errors import LostRankError
+from trainer.runs.memory import MOST_RESTARTS, restarted
+
+PROGRAM = Path(dying_rank.__file__)
+
+
+def test_a_run_whose_actor_rank_is_killed_in_an_update_ends_like_an_undisturbed_run(runs: Runs, tmp_path: Path) -> None:
+    settings = ["rollout.engine=transformers", "data.max_response_length=16", "trainer.total_steps=4"]
+    undisturbed = runs.start("nobody_dies", *settings)
+    undisturbed.succeed()
+    # The critic has taken the third step when a rank of the actor dies in it.
+    killed = ["trainer.redundancy=1", "trainer.save_freq=0"]
+    run = runs.start("rank_dies", *settings, *killed, program=[str(PROGRAM), "2", str(tmp_path / "killed")])
+    log = run.succeed()
+    assert (tmp_path / "killed").exists()
+    assert "died during update; the ranks of actor are started again" in log
+    assert "actor continued from the copies of step 2 in memory after" in log
+    rows = run.metrics()
+    assert [row["step"] for row in rows] == [0, 1, 2, 3, 4]
+    assert [row["trainer/recoveries"] for row in rows[1:]] == [0, 0, 1, 0]
+    assert rows[3]["time/recovery"] > 0
+    for step in range(5):
+        assert run.results(step) == undisturbed.results(step)
+    samples = [one.directory / "samples.jsonl" for one in (undisturbed, run)]
+    assert samples[0].read_text() == samples[1].read_text()
+    before, after = (load_file(one.directory / "model" / "model.safetensors") for one in (undisturbed, run))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_without_whole_copies_the_run_continues_from_its_last_checkpoint(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpoint = tmp_path / "run" / "checkpoints" / "step_000004"
+    starts = []
+
+    def attempt(config: Config, _: object) -> str:
+        starts.append(config.trainer.resume)
+        if len(starts) == 1:
+            error = LostRankError("actor rank 1 died; its copy in memory cannot be used: the keeper died")
+            error.checkpoint = checkpoint
+            raise error
+        return "done"
+
+    assert restarted(Config(), tmp_path / "run", attempt) == "done"
+    assert starts == [None, checkpoint]
+    assert "its copy in memory cannot be used: the keeper died; the workers are restarted, and" in caplog.text
+    assert f"the run continues from {checkpoint}" in caplog.text
+
+
+def test_ranks_that_die_again_and_again_end_the_run(tmp_path: Path) -> None:
+    starts = []
+
+    def attempt(config: Config, _: object) -> str:
+        starts.append(config.trainer.resume)
+        raise LostRankError("actor rank 1 died")
+
+    with pytest.raises(LostRankError, match="died"):
+        restarted(Config(), tmp_path / "run", attempt)
+    assert len(starts) == MOST_RESTARTS + 1
+
+
+def test_asynchronous_runs_cannot_repeat_a_step() -> None:
+    with pytest.raises(ValueError, match=r"redundancy=1 does not work with mode=asynchronous.*set mode=one_step_off"):
+        TrainerConfig(redundancy=1, mode="asynchronous")
