@@ -61,6 +61,15 @@ def test_of_torchrun_s_processes_only_the_first_trains(rank: str, monkeypatch: p
     assert devices(launched) == ["trainer.nnodes=2", "trainer.n_gpus_per_node=2"]
 
 
+@pytest.mark.parametrize(("gpus", "expected"), [(0, "trainer.n_gpus_per_node=0"), (1, "trainer.n_gpus_per_node=1")])
+def test_one_process_of_torchrun_trains_on_cpu_without_gpus(
+    gpus: int, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    assert devices({"TORCHELASTIC_RUN_ID": "1", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"})[1] == expected
+
+
 def test_modules_that_do_something_else_say_what_to_use_instead() -> None:
     ended = run([ROOT, ALIASES], "-m", "verl.trainer.main_eval", "optim.lr=1e-5")
     assert ended.returncode == 2

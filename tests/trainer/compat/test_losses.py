@@ -72,6 +72,7 @@ def test_actor_and_critic_share_the_aggregation() -> None:
         ((), "k3", False),
         (("low_var_kl",), "k3", False),
         (("low_var_kl+",), "k3", True),
+        (("k3+",), "k3", True),
         (("kl",), "k1", False),
         (("mse",), "k2", False),
         (("abs",), "abs", False),

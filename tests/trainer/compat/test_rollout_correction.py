@@ -91,3 +91,8 @@ def test_bypass_mode_takes_the_ratio_to_the_engine() -> None:
 def test_what_has_no_meaning_is_refused(line: list[str], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         corrected(*line)
+
+
+@pytest.mark.parametrize("off", ["-1", "-1.0", "null", "false"])
+def test_a_ratio_cap_that_is_off_sets_no_correction(off: str) -> None:
+    assert load_config([], [f"actor_rollout_ref.actor.tis_imp_ratio_cap={off}"])[0].algorithm.correction == "none"

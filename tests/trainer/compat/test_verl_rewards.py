@@ -1,5 +1,7 @@
 """verl's reward settings mean here what they mean there, or are refused."""
 
+from pathlib import Path
+
 import pytest
 
 from trainer.config.overrides import load_config
@@ -84,3 +86,16 @@ def test_programs_run_on_verl_s_sandbox_server() -> None:
     assert not notes
     _, notes = load_config([], [*line, "custom_reward_function.path=/mine.py"])
     assert any("custom_reward_function.path scores" in note for note in notes)
+
+
+def test_an_enabled_reward_model_replaces_the_rule() -> None:
+    line = ["reward_model.model.path=judge", "reward_model.max_length=512", "reward_model.model.input_tokenizer=null"]
+    on = load_config([], ["reward_model.enable=True", *line])[0].reward
+    assert (on.model.path, on.model.max_length, on.model.input, on.weight) == (
+        Path("judge").absolute(),
+        512,
+        "tokens",
+        0,
+    )
+    off = load_config([], ["reward_model.enable=False", *line])[0].reward
+    assert (off.model.path, off.weight) == (None, 1)

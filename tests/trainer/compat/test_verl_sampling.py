@@ -45,3 +45,15 @@ def test_what_changes_the_sampled_distribution_is_refused(argument: str) -> None
 def test_a_stop_string_cannot_be_split_between_segments() -> None:
     with pytest.raises(ConfigError, match="asynchronous does not support rollout"):
         load_config([], ["trainer.mode=asynchronous", "algorithm.correction=tis", "rollout.stop=[</answer>]"])
+
+
+def test_engines_span_as_many_gpus_as_in_verl() -> None:
+    rollout = "actor_rollout_ref.rollout"
+    config, notes = load_config([], [f"{rollout}.tensor_model_parallel_size=4", f"{rollout}.data_parallel_size=2"])
+    assert config.rollout.tensor_parallel == 4
+    assert notes == [
+        f"{rollout}.data_parallel_size has no effect: "
+        "every rollout.tensor_parallel GPUs hold an engine, and the engines share the prompts"
+    ]
+    with pytest.raises(ConfigError, match="pipeline"):
+        load_config([], [f"{rollout}.pipeline_model_parallel_size=2"])

@@ -1,0 +1,185 @@
+"""Which of verl's keys and values are accepted, which with a note, and which are refused."""
+
+import pytest
+
+from trainer.compat.verl.rules import Value
+from trainer.compat.verl.translate import RULES
+from trainer.config.overrides import load_config, settings
+from trainer.config.tree import Config
+from trainer.errors import ConfigError
+
+SWITCHES_ON: dict[str, Value] = {
+    "actor_rollout_ref.actor.ppo_mini_batch_size": "1",
+    "actor_rollout_ref.actor.strategy": "megatron",
+    "actor_rollout_ref.actor.use_dynamic_bsz": "true",
+    "actor_rollout_ref.actor.use_kl_loss": "true",
+    "algorithm.use_kl_in_reward": "true",
+    "critic.strategy": "megatron",
+    "critic.use_dynamic_bsz": "true",
+    "reward_model.enable": "true",
+    "trainer.experiment_name": "mine",
+    "trainer.mode": "asynchronous",
+}
+
+
+@pytest.mark.parametrize("pattern", RULES)
+def test_every_rule_produces_existing_settings(pattern: str) -> None:
+    """Each rule is tried with values of every kind, and with every switch on that other keys depend on."""
+    known = {setting.key for setting in settings(Config)}
+    tried = ("true", "1", "null", "false", "{}", "token-mean", "vanilla", "gae", "vllm", "fsdp", "fixed", "k3", "naive")
+    tried = (
+        *tried,
+        "error",
+        "token",
+        "auto",
+        "data_source",
+        "0",
+        "-1",
+        "console",
+        "adamw",
+        "torch.optim",
+        "constant",
+        "tool_agent",
+        "sync",
+    )
+    translations = []
+    for value in tried:
+        try:
+            translations.append(RULES[pattern](pattern, value, SWITCHES_ON | {pattern: value}))
+        except ConfigError:
+            continue
+    assert translations, "no value is accepted"
+    assert {key for found in translations for key in (*found.settings, *found.inherited, *found.computed)} <= known
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "actor_rollout_ref.model.override_config.attention_dropout=0.",
+        "actor_rollout_ref.rollout.response_length=512",
+        "actor_rollout_ref.rollout.response_length=${data.max_response_length}",
+        "actor_rollout_ref.rollout.max_model_len=1024",
+        "actor_rollout_ref.actor.ulysses_sequence_parallel_size=1",
+        "data.image_key=images",
+        "data.gen_batch_size=1024",
+        "model_engine=dp",
+        "hydra.searchpath=null",
+    ],
+)
+def test_a_neutral_value_needs_no_note(argument: str) -> None:
+    assert load_config(["verl"], [argument])[1] == load_config(["verl"], [])[1]
+
+
+def test_keys_that_verl_leaves_open_are_accepted_with_a_note() -> None:
+    keys = [
+        "actor_rollout_ref.rollout.engine_kwargs.vllm.swap_space",
+        "actor_rollout_ref.actor.profiler.tool_config.nsys.discrete",
+        "ray_kwargs.ray_init.num_cpus",
+    ]
+    _, notes = load_config([], [f"{key}=1" for key in keys])
+    assert [note.split(" has no effect: ")[0] for note in notes] == keys
+
+
+def test_a_key_without_effect_is_accepted_with_the_reason() -> None:
+    _, notes = load_config([], ["actor_rollout_ref.model.use_remove_padding=False"])
+    assert notes == ["actor_rollout_ref.model.use_remove_padding has no effect: rows are always packed without padding"]
+
+
+@pytest.mark.parametrize("section", ["data", "actor_rollout_ref.model", "critic.model"])
+def test_trust_in_a_models_own_code_is_noted(section: str) -> None:
+    assert load_config([], [f"{section}.trust_remote_code=False"])[1] == []
+    _, notes = load_config([], [f"{section}.trust_remote_code=True"])
+    assert "those that bring their own are refused" in notes[0]
+
+
+def test_a_key_without_a_rule_is_accepted_with_verl_s_default_and_refused_with_another_value() -> None:
+    key = "actor_rollout_ref.rollout.logprobs_mode"
+    assert load_config([], [f"{key}=processed_logprobs"])[1] == []
+    with pytest.raises(ConfigError, match=f"{key}=raw_logits is not supported here") as caught:
+        load_config([], [f"{key}=raw_logits"])
+    assert caught.value.hint == "supported: processed_logprobs"
+
+
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        ("actor_rollout_ref.rollout.name=sglang", "supported: vllm"),
+        ("actor_rollout_ref.actor.strategy=veomni", "supported: fsdp, fsdp2, megatron"),
+        ("algorithm.adv_estimator=vtrace", "supported: gae, gdpo, gpg, grpo"),
+        ("actor_rollout_ref.rollout.repetition_penalty=1.1", "supported: 1"),
+        ("actor_rollout_ref.actor.policy_loss.loss_mode=gvpo", "supported: cispo, clip_cov"),
+    ],
+)
+def test_a_value_that_asks_for_a_missing_feature_is_refused(argument: str, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config([], [argument])
+    assert f"{argument} is not supported here" in str(caught.value)
+    assert words in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "actor_rollout_ref.rollout.engine_kwargs.vllm.speculative_config={method: ngram}",
+        "reward_model.reward_kwargs.scale=2",
+        "data.image_key=pictures",
+        "actor_rollout_ref.rollout.agent.default_agent_loop=my_agent",
+        "actor_rollout_ref.model.override_config.attention_dropout=0.1",
+        "critic.model.override_config.attention_dropout=0.1",
+        "actor_rollout_ref.rollout.response_length=7",
+        "actor_rollout_ref.rollout.max_model_len=600",
+        "data.gen_batch_size=3",
+        "trainer.device=npu",
+    ],
+)
+def test_a_key_that_changes_the_result_is_refused(argument: str) -> None:
+    with pytest.raises(ConfigError, match=argument.split("=")[0]):
+        load_config(["verl"], [argument])
+
+
+@pytest.mark.parametrize(
+    ("argument", "feature"),
+    [
+        ("actor_rollout_ref.actor.ulysses_sequence_parallel_size=2", "context parallelism"),
+        ("actor_rollout_ref.rollout.expert_parallel_size=8", "experts"),
+        ("actor_rollout_ref.actor.freeze_vision_tower=True", "vision"),
+        ("actor_rollout_ref.model.mtp.enable=True", "multi-token prediction"),
+    ],
+)
+def test_a_refusal_names_the_feature(argument: str, feature: str) -> None:
+    with pytest.raises(ConfigError, match=feature):
+        load_config([], [argument])
+
+
+@pytest.mark.parametrize(
+    ("typo", "meant"),
+    [
+        ("critic.model.lora_rnk", "critic.model.lora_rank"),
+        ("actor_rollout_ref.actor.optim.lr_warmup_stps", "actor_rollout_ref.actor.optim.lr_warmup_steps"),
+        ("actor_rollout_ref.actor.fsdp_config.param_ofload", "actor_rollout_ref.actor.fsdp_config.param_offload"),
+        ("actor_rollout_ref.rollout.multi_turn.max_turn", "actor_rollout_ref.rollout.multi_turn.max_turns"),
+        ("reward_model.enabel", "reward_model.enable"),
+        ("trainer.profiler.enabel", "trainer.profiler.enable"),
+        # Any key may follow reward_kwargs, but this one is a near miss of a key that has an effect.
+        ("reward_model.reward_kwargs.overlong_buffer_cfg.penalty_facto", "overlong_buffer_cfg.penalty_factor"),
+    ],
+)
+def test_a_misspelt_key_is_refused_with_the_key_that_was_meant(typo: str, meant: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config([], [f"{typo}=1"])
+    assert f"{typo}: there is no such setting" in str(caught.value)
+    assert f"{meant}=VALUE" in caught.value.hint
+
+
+def test_the_hint_for_an_unknown_key_includes_verl_s_keys() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config([], ["actor_rollout_ref.actor.ppo_mini_batchsize=8"])
+    assert "actor_rollout_ref.actor.ppo_mini_batch_size" in caught.value.hint
+
+
+def test_every_problem_is_reported_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config([], ["algorithm.adv_estimator=mine", "trainer.val_onli=true"])
+    assert "2 settings cannot be used" in str(caught.value)
+    assert "algorithm.adv_estimator=mine is not supported here (supported: " in str(caught.value)
+    assert "did you mean trainer.val_only=VALUE?" in str(caught.value)
