@@ -34,7 +34,7 @@ CLEAN_UP = 10.0
 MARK = "SLIPWAY_CHAOS_JOB"
 PLACES = (Path("/tmp"), Path("/dev/shm"))
 NAMED = r"error: |\blost\b|\bdied\b|\bdisconnected\b"
-NODE_LOST, WORKER_FAILED = 13, 5
+NODE_LOST, RAY_FAILED, WORKER_FAILED = 13, 14, 5  # RAY_FAILED: it happened while Ray started
 
 
 @dataclass
@@ -161,14 +161,15 @@ class Fault:
                 job.wait_until(job.steps, "first step")
                 found.moment = "between steps"
             time.sleep(random.uniform(0, 3))
-            rank = {"head": 0, "worker": random.randrange(1, found.nodes)}.get(self.on, random.randrange(found.nodes))
-            self._strike(job, job.nodes[rank], random)
+            rank = self.strike(job, random)
             self._watch(job, rank, found)
             self._look_back(job, found, job.steps(), expected)
         found.expect_clean()
 
-    def _strike(self, job: Job, node: Node, random: Random) -> None:
-        """Sends the signals, as soon as the process exists."""
+    def strike(self, job: Job, random: Random) -> int:
+        """Sends the signals to a node, as soon as the process exists; the rank of the node."""
+        rank = {"head": 0, "worker": random.randrange(1, job.size)}.get(self.on, random.randrange(job.size))
+        node = job.nodes[rank]
         pids: list[int] = []
 
         def there() -> bool:
@@ -188,6 +189,7 @@ class Fault:
             for pid in pids:
                 with suppress(ProcessLookupError):
                     os.kill(pid, sent)
+        return rank
 
     def _watch(self, job: Job, rank: int, found: Injection) -> None:
         """Waits for the message and the end of all nodes that can still report one."""
@@ -282,8 +284,8 @@ FAULTS = (
     Fault("worker node silent", "worker", "node", [STOP], codes(NODE_LOST), r"error: node \d"),
     Fault("head node silent", "head", "node", [STOP], codes(NODE_LOST), r"error: node 0"),
     Fault("`launch` killed", "any", "launch", [KILL], codes(NODE_LOST), r"error: .*lost: its launch was killed"),
-    Fault("raylet killed", "any", RAYLET, [KILL], codes(NODE_LOST), r"error: .*raylet"),
-    Fault("GCS killed", "head", GCS, [KILL], codes(NODE_LOST), r"error: .*(GCS|gcs_server)"),
+    Fault("raylet killed", "any", RAYLET, [KILL], codes(NODE_LOST, RAY_FAILED), r"error: .*raylet"),
+    Fault("GCS killed", "head", GCS, [KILL], codes(NODE_LOST, RAY_FAILED), r"error: .*(GCS|gcs_server)"),
     Fault("command killed", "head", COMMAND, [KILL], codes(137), r"SIGKILL killed the command"),
     Fault("rank killed", "any", RANK, [KILL], codes(WORKER_FAILED), r"error: actor rank \d .* died"),
     Fault("rank stopped", "any", RANK, [STOP], codes(WORKER_FAILED), r"error: actor rank \d .*no answer"),

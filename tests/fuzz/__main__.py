@@ -1,6 +1,7 @@
 """Reads random inputs until a number or a time is reached: `python -m tests.fuzz ROOM --inputs 1000000 --seconds 600`.
 
-ROOM is build, launch or train. It prints the inputs of each target, and a finding with the seed that repeats it.
+ROOM is build, launch or train. It prints the inputs of each target, and a finding with the seed that repeats it. With
+--guided, libFuzzer looks for inputs that reach new code (needs `pip install atheris`), until its first finding.
 """
 
 import argparse
@@ -11,6 +12,7 @@ import traceback
 from random import Random
 
 from tests.fuzz.damage import Target
+from tests.fuzz.guided import guided
 
 BATCH = 200
 
@@ -22,16 +24,24 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0, help="longest time per target")
     parser.add_argument("--seed", type=int, default=0, help="number of the first input")
     parser.add_argument("--only", default="", help="name of a target")
+    parser.add_argument("--guided", action="store_true", help="let the parsers' coverage choose the inputs")
     given = parser.parse_args()
     found = 0
     for target in importlib.import_module(f"tests.fuzz.{given.room}").TARGETS:
         if given.only in ("", target.name):
-            found += run(target, given.seed, given.inputs, given.seconds)
+            started = time.monotonic()
+            if given.guided:
+                done, findings = guided(given.room, target.name, given.seconds)
+            else:
+                done, findings = run(target, given.seed, given.inputs, given.seconds)
+            found += findings
+            sys.stdout.write(f"| {target.name} | {done:,} | {findings} | {time.monotonic() - started:.0f} s |\n")
+            sys.stdout.flush()
     return 1 if found else 0
 
 
-def run(target: Target, first: int, inputs: int, seconds: float) -> int:
-    """Reads inputs of a target; the number of different findings."""
+def run(target: Target, first: int, inputs: int, seconds: float) -> tuple[int, int]:
+    """Reads inputs of a target: their number, and that of the different findings."""
     started, done, findings = time.monotonic(), 0, set[str]()
     while done < inputs and time.monotonic() - started < seconds:
         for seed in range(first + done, first + min(inputs, done + BATCH)):
@@ -45,9 +55,7 @@ def run(target: Target, first: int, inputs: int, seconds: float) -> int:
                     sys.stderr.write(f"{target.name}, seed {seed}: {place}\n")
                     traceback.print_exception(error, limit=-6)
         done += min(inputs - done, BATCH)
-    sys.stdout.write(f"| {target.name} | {done:,} | {len(findings)} | {time.monotonic() - started:.0f} s |\n")
-    sys.stdout.flush()
-    return len(findings)
+    return done, len(findings)
 
 
 if __name__ == "__main__":
