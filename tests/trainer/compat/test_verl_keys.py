@@ -183,3 +183,29 @@ def test_every_problem_is_reported_at_once() -> None:
     assert "2 settings cannot be used" in str(caught.value)
     assert "algorithm.adv_estimator=mine is not supported here (supported: " in str(caught.value)
     assert "did you mean trainer.val_only=VALUE?" in str(caught.value)
+
+
+def test_keys_of_releases_before_0_6_have_their_meaning() -> None:
+    config, notes = load_config(
+        ["verl"],
+        [
+            "trainer.nnodes=2",
+            "trainer.n_gpus_per_node=4",
+            "reward_model.enable=true",
+            "reward_model.model.path=/models/reward",
+            "reward_model.micro_batch_size=32",  # of all devices
+            "actor_rollout_ref.actor.fsdp_config.grad_offload=false",
+            "critic.model.fsdp_config.grad_offload=true",
+            "actor_rollout_ref.profiler.discrete=false",
+            "trainer.profile_steps=[1,2]",
+        ],
+    )
+    assert config.reward.model.micro_batch_size == 4
+    assert [note.split(" has no effect: ")[1] for note in notes if "grad_offload" in note] == [
+        "gradients exist only during an update",
+        "gradients exist only during an update",
+    ]
+    assert [note.split(" ")[0] for note in notes if note.endswith("trainer.profiler writes traces")] == [
+        "actor_rollout_ref.profiler.discrete",
+        "trainer.profile_steps",
+    ]

@@ -64,4 +64,5 @@ RULES: dict[str, Rule] = {
     f"{ACTOR}.data_loader_seed": no_effect("mini-batches keep the order of the batch; see trainer.seed"),
     **no_effects(f"{ACTOR}.checkpoint", CHECKPOINT_KEYS, CHECKPOINT),
     **no_effects(f"{ACTOR}.profiler", ("enable", *PROFILER_KEYS), TRACES),
+    **no_effects("actor_rollout_ref.profiler", PROFILER_KEYS, TRACES),
 }

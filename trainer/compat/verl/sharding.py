@@ -38,6 +38,7 @@ MEGATRON_KEYS = (
     *("forward_only", "dtype", "use_remove_padding", "extra", "extra.*"),
     *("override_ddp_config", "override_ddp_config.*", "override_mcore_model_config", "override_mcore_model_config.*"),
 )
+GRADIENTS = "gradients exist only during an update"
 
 
 def shard_size(ours: str) -> Rule:
@@ -54,6 +55,7 @@ def fsdp_rules(theirs: str, role: str) -> dict[str, Rule]:
         f"{theirs}.ulysses_sequence_parallel_size": only("1"),
         f"{theirs}.param_offload": to(f"{ours}.param_offload"),
         f"{theirs}.optimizer_offload": to(f"{ours}.optimizer_offload"),
+        f"{theirs}.grad_offload": no_effect(GRADIENTS),
         f"{theirs}.offload_policy": to(f"{ours}.param_offload", f"{ours}.optimizer_offload"),
         f"{theirs}.fsdp_size": shard_size(f"{ours}.shard_size"),
         f"{theirs}.reshard_after_forward": to(f"{ours}.reshard_after_forward"),
@@ -82,7 +84,7 @@ def megatron_rules(theirs: str, role: str) -> dict[str, Rule]:
         "use_dist_checkpointing": only("false"),
         "param_offload": to(f"{ours}.param_offload"),
         "optimizer_offload": to(f"{ours}.optimizer_offload"),
-        "grad_offload": no_effect("gradients exist only during an update"),
+        "grad_offload": no_effect(GRADIENTS),
         "sequence_parallel": no_effect("every rank holds whole activations between matrix products"),
     }
     return {f"{theirs}.megatron.{key}": _with_megatron(f"{theirs}.strategy", rule) for key, rule in rules.items()}

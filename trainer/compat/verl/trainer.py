@@ -92,6 +92,7 @@ RULES: dict[str, Rule] = {
     "trainer.esi_redundant_time": no_effect("SIGTERM saves a checkpoint"),
     "trainer.use_legacy_worker_impl": no_effect("there is only one implementation"),
     **no_effects("trainer.profiler", PROFILER_KEYS, TRACES),
+    "trainer.profile_steps": no_effect(TRACES),
     **no_effects(
         "global_profiler",
         ("tool", "steps", "profile_continuous_steps", "save_path", "global_tool_config", "global_tool_config.*"),
