@@ -3,8 +3,6 @@
 import json
 from pathlib import Path
 
-from trainer.compat.verl import data, model, trainer
-from trainer.compat.verl.optim import optimizer_rules
 from trainer.compat.verl.rules import (
     Given,
     Rule,
@@ -21,8 +19,10 @@ from trainer.compat.verl.rules import (
     unsupported,
     word,
 )
-from trainer.compat.verl.sharding import fsdp_rules, strategy
+from trainer.compat.verl.sections import data, model, trainer
+from trainer.compat.verl.sections.optim import optimizer_rules
 from trainer.compat.verl.shared import CHECKPOINT, CHECKPOINT_KEYS, MODEL, PACKED, PROFILER_KEYS, TRACES
+from trainer.compat.verl.subsections.sharding import fsdp_rules, strategy
 from trainer.compat.verl.translate import Dialect, default_only
 from trainer.errors import ConfigError
 

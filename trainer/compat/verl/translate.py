@@ -12,7 +12,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from trainer.compat.hydra import interpolated
-from trainer.compat.verl import (
+from trainer.compat.verl import guides
+from trainer.compat.verl.rules import Given, Rule, Translation, Value, unsupported, word
+from trainer.compat.verl.sections import (
     actor,
     agents,
     algorithm,
@@ -20,7 +22,6 @@ from trainer.compat.verl import (
     critic,
     data,
     distillation,
-    guides,
     model,
     optim,
     reference,
@@ -28,7 +29,6 @@ from trainer.compat.verl import (
     rollout,
     trainer,
 )
-from trainer.compat.verl.rules import Given, Rule, Translation, Value, unsupported, word
 from trainer.errors import ConfigError
 
 # Exact keys are tried first, then patterns in this order. A pattern stands only for keys that verl leaves open.

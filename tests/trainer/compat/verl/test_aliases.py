@@ -10,7 +10,7 @@ import yaml
 
 from trainer.main_ppo import devices
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 ALIASES = ROOT / "images" / "aliases"
 
 

@@ -1,6 +1,5 @@
 """Keys of verl's section `actor_rollout_ref.actor`."""
 
-from trainer.compat.verl import losses
 from trainer.compat.verl.rules import (
     Given,
     Rule,
@@ -16,7 +15,7 @@ from trainer.compat.verl.rules import (
     to_responses,
     word,
 )
-from trainer.compat.verl.sharding import fsdp_rules, megatron_rules, strategy
+from trainer.compat.verl.sections import losses
 from trainer.compat.verl.shared import (
     ACTOR,
     CHECKPOINT,
@@ -27,6 +26,7 @@ from trainer.compat.verl.shared import (
     PROFILER_KEYS,
     TRACES,
 )
+from trainer.compat.verl.subsections.sharding import fsdp_rules, megatron_rules, strategy
 
 
 def truncated_ratio(_key: str, value: Value, _given: Given) -> Translation:

@@ -14,7 +14,7 @@ from trainer.config.overrides import load_config
 from trainer.config.sft import SftConfig
 from trainer.errors import ConfigError
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 NEW, OLD = "verl.trainer.sft_trainer", "verl.trainer.fsdp_sft_trainer"
 
 

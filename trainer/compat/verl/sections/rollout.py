@@ -1,6 +1,5 @@
 """Keys of verl's section `actor_rollout_ref.rollout`."""
 
-from trainer.compat.verl.dtypes import compute_type
 from trainer.compat.verl.rules import (
     Given,
     Rule,
@@ -16,6 +15,7 @@ from trainer.compat.verl.rules import (
     word,
 )
 from trainer.compat.verl.shared import LOG_PROB_KEYS, PROFILER_KEYS, ROLLOUT, SAMPLES, TRACES
+from trainer.compat.verl.subsections.dtypes import compute_type
 from trainer.errors import ConfigError
 
 _FORWARD = "actor.micro_batch_size or actor.micro_batch_tokens limits every forward pass of actor and reference"

@@ -1,6 +1,5 @@
 """Keys of verl's section `data`."""
 
-from trainer.compat.verl.asynchronous import asynchronous
 from trainer.compat.verl.rules import (
     Given,
     Rule,
@@ -16,6 +15,7 @@ from trainer.compat.verl.rules import (
     unsupported,
     word,
 )
+from trainer.compat.verl.sections.asynchronous import asynchronous
 
 
 def truncation(key: str, value: Value, given: Given) -> Translation:

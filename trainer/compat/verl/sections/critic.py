@@ -1,6 +1,5 @@
 """Keys of verl's section `critic`."""
 
-from trainer.compat.verl.model import dropout_rules, lora_alpha
 from trainer.compat.verl.rules import (
     Rule,
     dynamic_batches,
@@ -14,7 +13,7 @@ from trainer.compat.verl.rules import (
     to,
     to_responses,
 )
-from trainer.compat.verl.sharding import fsdp_rules, megatron_rules, strategy
+from trainer.compat.verl.sections.model import dropout_rules, lora_alpha
 from trainer.compat.verl.shared import (
     ACTOR,
     AGGREGATIONS,
@@ -24,6 +23,7 @@ from trainer.compat.verl.shared import (
     PROFILER_KEYS,
     TRACES,
 )
+from trainer.compat.verl.subsections.sharding import fsdp_rules, megatron_rules, strategy
 
 _CRITIC_FORWARD = "critic.micro_batch_size or critic.micro_batch_tokens limits every forward pass"
 

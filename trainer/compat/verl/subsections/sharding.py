@@ -1,6 +1,5 @@
 """Keys of verl's FSDP and Megatron sections, which several roles have."""
 
-from trainer.compat.verl.dtypes import dtype_rules
 from trainer.compat.verl.rules import (
     Given,
     Rule,
@@ -14,7 +13,8 @@ from trainer.compat.verl.rules import (
     whole,
     word,
 )
-from trainer.compat.verl.transformer_config import transformer_rules
+from trainer.compat.verl.subsections.dtypes import dtype_rules
+from trainer.compat.verl.subsections.transformer_config import transformer_rules
 
 FSDP_KEYS = (
     *("optimizer_offload", "offload_policy", "fsdp_size", "reshard_after_forward", "forward_prefetch", "strategy"),

@@ -63,7 +63,7 @@ def test_every_published_launch_line_passes_the_check(name: str, tmp_path: Path)
         "verl",
         *shlex.split(LAUNCH_LINES[name]),
     ]
-    done = subprocess.run(command, cwd=Path(__file__).parents[3], capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=Path(__file__).parents[4], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert Config.model_validate_json(done.stdout)
 

@@ -2,9 +2,9 @@
 
 import yaml
 
-from trainer.compat.verl.dtypes import model_type
 from trainer.compat.verl.rules import Given, Rule, Translation, Value, no_effect, only, own_code, to, word
 from trainer.compat.verl.shared import KERNELS, MODEL, PACKED
+from trainer.compat.verl.subsections.dtypes import model_type
 
 # Names of dropout in configurations of Transformers. Nothing is dropped here.
 _DROPOUTS = ("attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "hidden_dropout")

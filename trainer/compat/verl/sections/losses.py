@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 
 from trainer.algorithms.registry import POLICY_LOSSES
-from trainer.compat.verl.distillation import unless_teacher_alone
-from trainer.compat.verl.rollout_correction import bypass_loss
 from trainer.compat.verl.rules import (
     KL_KINDS,
     Given,
@@ -19,7 +17,9 @@ from trainer.compat.verl.rules import (
     unsupported,
     word,
 )
+from trainer.compat.verl.sections.distillation import unless_teacher_alone
 from trainer.compat.verl.shared import ACTOR, AGGREGATIONS
+from trainer.compat.verl.subsections.rollout_correction import bypass_loss
 from trainer.errors import ConfigError
 
 LOSSES = {name: row.name for row in POLICY_LOSSES.values() for name in row.verl}

@@ -5,7 +5,6 @@ its Megatron optimizer have an effect only with `strategy=megatron`.
 """
 
 from trainer.algorithms.optimization.optimizers import OPTIMIZERS
-from trainer.compat.verl.asynchronous import updates_per_step
 from trainer.compat.verl.rules import (
     Given,
     Rule,
@@ -19,6 +18,7 @@ from trainer.compat.verl.rules import (
     whole,
     word,
 )
+from trainer.compat.verl.sections.asynchronous import updates_per_step
 from trainer.compat.verl.shared import ACTOR
 from trainer.errors import ConfigError
 

@@ -1,9 +1,9 @@
 """Keys of verl's section `actor_rollout_ref.ref`."""
 
 from trainer.compat.verl.rules import Rule, no_effect, no_effects, only, to
-from trainer.compat.verl.sharding import FROZEN_DTYPE_KEYS, FSDP_KEYS, MEGATRON_KEYS
 from trainer.compat.verl.shared import ENTROPY_KEYS, KERNELS, LOG_PROB_KEYS, PROFILER_KEYS, REF, TRACES
-from trainer.compat.verl.transformer_config import transformer_rules
+from trainer.compat.verl.subsections.sharding import FROZEN_DTYPE_KEYS, FSDP_KEYS, MEGATRON_KEYS
+from trainer.compat.verl.subsections.transformer_config import transformer_rules
 
 _ACTOR_SHARDING = "the reference uses the actor's sharding; see actor.sharding"
 _FORWARD = "actor.micro_batch_size or actor.micro_batch_tokens limits every forward pass of actor and reference"

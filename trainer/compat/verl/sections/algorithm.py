@@ -1,7 +1,6 @@
 """Keys of verl's section `algorithm`."""
 
 from trainer.algorithms.registry import CORRECTIONS, ESTIMATORS
-from trainer.compat.verl import rollout_correction
 from trainer.compat.verl.rules import (
     KL_KINDS,
     Given,
@@ -19,6 +18,7 @@ from trainer.compat.verl.rules import (
     whole,
     word,
 )
+from trainer.compat.verl.subsections import rollout_correction
 from trainer.errors import ConfigError
 
 _ESTIMATORS = {name: row.name for row in ESTIMATORS.values() for name in row.verl}

@@ -15,8 +15,8 @@ from trainer.compat.verl.rules import (
     typed,
     word,
 )
-from trainer.compat.verl.sharding import FROZEN_DTYPE_KEYS, FSDP_KEYS, MEGATRON_KEYS
 from trainer.compat.verl.shared import PROFILER_KEYS, SAMPLES, TRACES
+from trainer.compat.verl.subsections.sharding import FROZEN_DTYPE_KEYS, FSDP_KEYS, MEGATRON_KEYS
 from trainer.errors import ConfigError
 
 _REWARD_MODEL = "each device holds the whole reward model; reward.model.micro_batch_size limits its forward passes"

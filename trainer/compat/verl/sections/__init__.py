@@ -1,0 +1,1 @@
+"""Rules for the keys of one section of verl's settings per file."""

@@ -1,0 +1,1 @@
+"""Rules for keys that several sections have, or that verl reads together."""
