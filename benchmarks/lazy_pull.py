@@ -115,7 +115,8 @@ def registry_server(folder: Path) -> Iterator[None]:
         "storage": {"filesystem": {"rootdirectory": f"{folder}/storage"}}, "http": {"addr": REGISTRY},
     }  # fmt: skip
     (folder / "config.yml").write_text(json.dumps(config))
-    server = subprocess.Popen(["docker-registry", "serve", f"{folder}/config.yml"])
+    with (folder / "log").open("wb") as log:  # it reports each blob that it does not have yet
+        server = subprocess.Popen(["docker-registry", "serve", f"{folder}/config.yml"], stderr=log)
     try:
         wait_for(REGISTRY)
         yield
@@ -260,8 +261,8 @@ def section(
     lines += [
         f"| first step's files, zstd-lazy | {(first.tables + first.chunks) / 1e6:.0f} | {times} |",
         "",
-        f"The first step reads {first.files:,} files of the image, with {first.requests:,} requests; the tables of",
-        f"contents are {first.tables / 1e6:.1f} MB of it. Whole files are counted; a mount reads used chunks alone.",
+        f"The first step reads {first.files:,} files of the image, with {first.requests:,} requests. The tables of contents",
+        f"are {first.tables / 1e6:.1f} MB of it. Whole files are counted; a mount fetches only chunks that are used.",
     ]
     return "\n".join(lines)
 
