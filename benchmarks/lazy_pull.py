@@ -261,7 +261,7 @@ def section(
     lines += [
         f"| first step's files, zstd-lazy | {(first.tables + first.chunks) / 1e6:.0f} | {times} |",
         "",
-        f"The first step reads {first.files:,} files of the image, with {first.requests:,} requests. The tables of contents",
+        f"The first step reads {first.files:,} files of the image, with {first.requests:,} requests; tables of contents",
         f"are {first.tables / 1e6:.1f} MB of it. Whole files are counted; a mount fetches only chunks that are used.",
     ]
     return "\n".join(lines)
