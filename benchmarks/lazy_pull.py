@@ -261,8 +261,8 @@ def section(
     lines += [
         f"| first step's files, zstd-lazy | {(first.tables + first.chunks) / 1e6:.0f} | {times} |",
         "",
-        f"The first step reads {first.files:,} files of the image, with {first.requests:,} requests; tables of contents",
-        f"are {first.tables / 1e6:.1f} MB of it. Whole files are counted; a mount fetches only chunks that are used.",
+        f"The first step reads {first.files:,} files of the image, with {first.requests:,} requests; the tables of",
+        f"contents are {first.tables / 1e6:.1f} MB of it. Whole files are counted; a mount fetches only chunks in use.",
     ]
     return "\n".join(lines)
 
