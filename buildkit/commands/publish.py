@@ -42,8 +42,11 @@ def publish(
     registry_ca: RegistryCa = None,
     base: BaseChoice = "auto",
     compression: Annotated[
-        Literal["zstd", "gzip"],
-        typer.Option(help="Of the layers. Docker before 23 and containerd before 1.5 read gzip only."),
+        Literal["zstd", "gzip", "zstd-lazy", "zstd-partial"],
+        typer.Option(
+            help="Of the layers. Docker before 23 and containerd before 1.5 read gzip only. Others read "
+            "zstd-lazy, too, made for stargz-snapshotter, and zstd-partial, made for podman and CRI-O."
+        ),
     ] = "zstd",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and ask nobody.")] = False,
     as_json: AsJson = False,

@@ -18,15 +18,16 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import IO, Any, BinaryIO, cast
 
 from buildkit.errors import BuildError
 from buildkit.registry.compression import Compression, Compressor, tar_of
 from buildkit.registry.content import IMAGE, Descriptor, digest_of
+from buildkit.registry.contents import XATTR
 from buildkit.running.engine import ContainerEngine
 
 CONFIG = "application/vnd.oci.image.config.v1+json"
-XATTR = "SCHILY.xattr."  # extended attributes in a tar's headers, such as file capabilities
+BLOCK = 2**20  # bytes read at once
 OF_THE_ENGINE = ("container", "container_config", "docker_version", "id", "parent")  # of the configuration
 
 
@@ -107,16 +108,11 @@ def fix_layer(saved: Path, folder: Path, epoch: int, compression: Compression, n
     path = folder / f"layer-{number}"
     with tarfile.open(saved) as archive, path.open("wb") as file:
         layer, sink = archive.extractfile(name), LayerSink(file, compression.compressor())
-        with (
-            tarfile.open(fileobj=tar_of(cast(BinaryIO, layer)), mode="r|") as source,
-            tarfile.open(fileobj=cast(BinaryIO, sink), mode="w|", format=tarfile.PAX_FORMAT) as target,
-        ):
+        with tarfile.open(fileobj=tar_of(cast(BinaryIO, layer)), mode="r|") as source:
             for member in source:
-                target.addfile(fixed(member, epoch), source.extractfile(member) if member.isreg() else None)
-                for used in (source, target):
-                    vars(used)["members"].clear()  # tarfile would keep them all
-        diff_id, digest, size = sink.finish()
-    return FixedLayer(diff_id, Descriptor(compression.media_type, digest, size), path)
+                vars(source)["members"].clear()  # tarfile would keep them all
+                sink.add(fixed(member, epoch), source.extractfile(member) if member.isreg() else None)
+        return sink.finish(compression.media_type, path)
 
 
 def fixed(member: tarfile.TarInfo, epoch: int) -> tarfile.TarInfo:
@@ -128,25 +124,39 @@ def fixed(member: tarfile.TarInfo, epoch: int) -> tarfile.TarInfo:
 
 
 class LayerSink:
-    """Compresses what is written into a file, and computes both digests."""
+    """Writes a tar compressed into a file, and computes the digests of both."""
 
     def __init__(self, file: BinaryIO, compressor: Compressor) -> None:
-        self._file, self._size, self._compressor = file, 0, compressor
+        self._file, self._compressor = file, compressor
         self._tar, self._blob = hashlib.sha256(), hashlib.sha256()
+        self._tar_size = self._size = 0
 
-    def write(self, content: bytes) -> int:
-        self._tar.update(content)
-        self._keep(self._compressor.compress(content))
-        return len(content)
+    def add(self, member: tarfile.TarInfo, content: IO[bytes] | None) -> None:
+        header = member.tobuf(tarfile.PAX_FORMAT, "utf-8")
+        self._keep(header, self._compressor.entry(member, header))
+        if content:
+            for piece in iter(lambda: content.read(BLOCK), b""):
+                self._keep(piece, self._compressor.content(piece))
+            self._pad(tarfile.BLOCKSIZE)
 
-    def _keep(self, packed: bytes) -> None:
+    def _pad(self, unit: int) -> None:
+        padding = bytes(-self._tar_size % unit)
+        self._keep(padding, self._compressor.compress(padding))
+
+    def _keep(self, plain: bytes, packed: bytes) -> None:
+        self._tar.update(plain)
+        self._tar_size += len(plain)
         self._blob.update(packed)
         self._size += self._file.write(packed)
 
-    def finish(self) -> tuple[str, str, int]:
-        """The digest of what was written, and digest and size of the file."""
-        self._keep(self._compressor.flush())
-        return f"sha256:{self._tar.hexdigest()}", f"sha256:{self._blob.hexdigest()}", self._size
+    def finish(self, media_type: str, path: Path) -> FixedLayer:
+        end = bytes(2 * tarfile.BLOCKSIZE)
+        self._keep(end, self._compressor.compress(end))
+        self._pad(tarfile.RECORDSIZE)
+        self._keep(b"", self._compressor.flush())
+        digest = f"sha256:{self._blob.hexdigest()}"
+        blob = Descriptor(media_type, digest, self._size, annotations=self._compressor.annotations)
+        return FixedLayer(f"sha256:{self._tar.hexdigest()}", blob, path)
 
 
 def read_member(archive: Path, name: str) -> bytes:

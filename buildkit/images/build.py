@@ -138,7 +138,7 @@ def stage(context: Path, matrix: Matrix, variant: Variant, lock: Lock, provider:
     manifest = image_manifest(matrix, variant, provider, lock)
     labels = image_labels(matrix, variant, manifest)
     (context / "Dockerfile").write_text(render_dockerfile(matrix, variant, provider, labels, lock))
-    for name, patterns in (("prune", variant.prune), ("source-only", matrix.source_only)):
+    for name, patterns in (("prune", variant.prune), ("source-only", variant.source_only)):
         (context / f"{name}.txt").write_text("".join(f"{path}\n" for path in patterns))
     shutil.copy2(matrix.images / "templates" / "install-wheels", context / "install-wheels")
     stage_wheels(context, matrix, lock, host)

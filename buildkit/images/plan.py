@@ -105,7 +105,7 @@ def plan_layers(matrix: Matrix, variant: Variant, lock: Lock) -> Iterator[Layer]
     for wheel in lock.wheels.values():
         sizes[layer_of(wheel.name, matrix.wheel_layers)] += installed_bytes(wheel)
     installer = (matrix.images / "templates" / "install-wheels").read_text() + "\n".join(
-        [*variant.prune, *matrix.source_only]
+        [*variant.prune, *variant.source_only]
     )
     sizes[matrix.wheel_layers[0].name] += SYSTEM
     for name, requirements in layer_requirements(lock.pins, matrix.wheel_layers).items():

@@ -17,6 +17,7 @@ from buildkit.publishing.inventory import Inventory, apply_layer, read_inventory
 from buildkit.publishing.signature import Trust, signed_annotations
 from buildkit.registry.client import Registry
 from buildkit.registry.content import INDEX, Descriptor, Manifest, read_object
+from buildkit.registry.contents import Listing, read_contents
 
 # Kind of attachment: its media type, and the annotation that carries its signed digest. A keyless publisher attaches a
 # bare statement as provenance, with a type of its own.
@@ -90,15 +91,22 @@ def find_image(registry: Registry, name: str) -> PublishedImage:
 
 
 def read_layers(registry: Registry, image: PublishedImage) -> PublishedImage:
-    """The image with its inventory. Reads every layer to its end and checks its digest, and that of its tar."""
+    """The image with its inventory. Reads every layer to its end and checks its digest, and that of its tar.
+
+    The table of contents of a lazy layer must be the annotated one, and describe the tar.
+    """
     files: dict[str, bytes] = {}
     found = []
     for layer in image.manifest.layers:
+        contents = read_contents(registry, layer)
+        listing = Listing(contents.chunk) if contents else None
         with closing(registry.open_blob(layer)) as stream:
             try:
-                found.append(apply_layer(files, stream.as_file()))
+                found.append(apply_layer(files, stream.as_file(), listing))
             finally:
                 stream.check()  # a wrong digest explains why the layer cannot be read
+        if contents and listing:
+            contents.check(listing)
     if tuple(found) != image.diff_ids:
         raise TrustError("the layers are not those that the image's configuration names", "do not use this image")
     return replace(image, inventory=read_inventory(files))
@@ -176,9 +184,12 @@ def run_check(name: str, work: Callable[[], str]) -> ImageCheck:
 
 
 def check_existence(registry: Registry, image: PublishedImage) -> PublishedImage:
+    """The same image. Raises `TrustError` when a layer is absent, or has another table of contents than annotated."""
     absent = [layer.digest for layer in image.manifest.layers if not registry.has_blob(layer)]
     if absent:
         raise TrustError(f"the registry does not have {', '.join(absent)}", "publish the image again")
+    for layer in image.manifest.layers:
+        read_contents(registry, layer)
     return image
 
 

@@ -46,7 +46,7 @@ def inputs_digest(matrix: Matrix, variant: Variant) -> str:
     base = [variant.base.image, variant.base.python, str(variant.base.bootstrap), *sorted(variant.packages)]
     if variant.platform != AMD64:
         base.append(variant.platform.name)
-    left_out = [*sorted(variant.exclude), *sorted(variant.prune), *sorted(matrix.source_only)]
+    left_out = [*sorted(variant.exclude), *sorted(variant.prune), *sorted(variant.source_only)]
     return sha256("\n".join([*base, *sorted(inputs(matrix, variant)), *left_out]))
 
 

@@ -54,7 +54,8 @@ class Variant:
     """A set of compatible pins of one target.
 
     `exclude` maps a distribution to the reason for its exclusion, `prune` does the same for a path in site-packages
-    (with `*`); both include the target's. `indexes` are vendors' wheel indexes by their addresses.
+    (with `*`), and `source_only` for a path whose Python is not compiled; they include the target's and the matrix's,
+    without those that the variant's table `keep` names. `indexes` are vendors' wheel indexes by their addresses.
     `architectures` are the supported GPUs, `driver` is the oldest driver that works, `rocm` the ROCm release in the
     image.
     """
@@ -68,6 +69,7 @@ class Variant:
     packages: tuple[str, ...]
     proof: str = ""
     prune: dict[str, str] = field(default_factory=dict)
+    source_only: dict[str, str] = field(default_factory=dict)
     indexes: dict[str, VendorIndex] = field(default_factory=dict)
     architectures: tuple[str, ...] = ()
     driver: str = ""
@@ -133,17 +135,13 @@ class Debuggers:
 
 @dataclass(frozen=True)
 class Matrix:
-    """`wheel_layers` in the order in which they are laid down; `rocm_architectures` by ROCm release.
-
-    `source_only` maps a path in site-packages (with `*`) to the reason why the Python in it is not compiled.
-    """
+    """`wheel_layers` in the order in which they are laid down; `rocm_architectures` by ROCm release."""
 
     root: Path
     targets: dict[str, Target]
     wheel_layers: tuple[WheelLayer, ...] = (WheelLayer("wheels", ("*",)),)
     rocm_architectures: dict[str, tuple[str, ...]] = field(default_factory=dict)
     debuggers: Debuggers = Debuggers()
-    source_only: dict[str, str] = field(default_factory=dict)
 
     @property
     def images(self) -> Path:
@@ -207,8 +205,10 @@ def read_matrix(root: Path, path: Path, data: dict[str, Any]) -> Matrix:
         for name, table in table_of(data, "bases", path).items()
     }
     packages = table_of(data, "packages", path)
+    source_only = data.get("source_only", {})
     targets = {
-        name: read_target(name, table, bases, packages, path) for name, table in table_of(data, "targets", path).items()
+        name: read_target(name, table, bases, packages, source_only, path)
+        for name, table in table_of(data, "targets", path).items()
     }
     layers = tuple(
         build(
@@ -219,11 +219,16 @@ def read_matrix(root: Path, path: Path, data: dict[str, Any]) -> Matrix:
     rocm = {release: tuple(names) for release, names in data.get("rocm_architectures", {}).items()}
     lists = {key: tuple(names) for key, names in data.get("debug", {}).items()}
     debuggers = build(Debuggers, lists, path, "debug")
-    return Matrix(root, targets, layers or Matrix.wheel_layers, rocm, debuggers, data.get("source_only", {}))
+    return Matrix(root, targets, layers or Matrix.wheel_layers, rocm, debuggers)
 
 
 def read_target(
-    name: str, table: dict[str, Any], bases: dict[str, Base], packages: dict[str, list[str]], path: Path
+    name: str,
+    table: dict[str, Any],
+    bases: dict[str, Base],
+    packages: dict[str, list[str]],
+    source_only: dict[str, str],
+    path: Path,
 ) -> Target:
     where = f"targets.{name}"
     if name not in ACCELERATORS:
@@ -242,9 +247,10 @@ def read_target(
             raise MatrixError(f"{path}: {place}: `status` is {entry.get('status')!r}", f"one of: {', '.join(STATUSES)}")
         own = tuple(sorted({*apt, *entry.get("packages", ())} - set(entry.get("without_packages", ()))))
         values = {**entry, "target": name, "name": key, "base": base, "packages": own}
-        values.pop("without_packages", None)
-        for reasons in ("exclude", "prune"):
-            values[reasons] = {**table.get(reasons, {}), **entry.get(reasons, {})}
+        for handled in ("without_packages", "keep"):
+            values.pop(handled, None)
+        shared = {"exclude": table.get("exclude", {}), "prune": table.get("prune", {}), "source_only": source_only}
+        values |= read_left_out(shared, entry, path, place)
         values["indexes"] = read_indexes(entry.get("indexes", {}), path, place)
         values["requirements"] = tuple(entry.get("requirements", ()))
         values["architectures"] = tuple(entry.get("architectures", ()))
@@ -253,6 +259,25 @@ def read_target(
         raise MatrixError(f"{path}: {where} has no variants", "add a [targets.<name>.variants.<variant>] table")
     rest = {key: value for key, value in table.items() if key not in ("variants", "exclude", "prune")}
     return build(Target, {"name": name, "variants": variants, **rest}, path, where)
+
+
+def read_left_out(
+    shared: dict[str, dict[str, str]], entry: dict[str, Any], path: Path, place: str
+) -> dict[str, dict[str, str]]:
+    """What a variant leaves out: what it shares with others, without what its `keep` names, and its own.
+
+    Raises `MatrixError` when `keep` names what nothing leaves out.
+    """
+    keep = entry.get("keep", {})
+    if unknown := sorted(set(keep) - {name for reasons in shared.values() for name in reasons}):
+        raise MatrixError(
+            f"{path}: {place}.keep: nothing leaves out `{unknown[0]}`",
+            "write a name as it stands in the target's `exclude` or `prune`, or in `source_only`",
+        )
+    return {
+        kind: {name: reason for name, reason in reasons.items() if name not in keep} | entry.get(kind, {})
+        for kind, reasons in shared.items()
+    }
 
 
 def read_indexes(tables: dict[str, Any], path: Path, place: str) -> dict[str, VendorIndex]:

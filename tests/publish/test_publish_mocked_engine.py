@@ -6,7 +6,7 @@ The mocked build makes no image; the mocked engine saves a small one.
 import json
 import tarfile
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -14,13 +14,15 @@ import pytest
 from buildkit.errors import BuildError, BuildkitError, PublishError, RegistryError
 from buildkit.images.archive import ImageArchive, read_member
 from buildkit.images.build import BuildResult
+from buildkit.publishing.check import check_published
 from buildkit.publishing.publish import ReleaseRequest, publish_image, push_staged
 from buildkit.publishing.release import Tags
-from buildkit.publishing.signature import Signer
+from buildkit.publishing.signature import Signer, Trust
 from buildkit.recipe.lock_file import read_lock
 from buildkit.recipe.matrix import load_matrix
 from buildkit.recipe.project import source_revision
 from buildkit.registry.client import Registry
+from buildkit.registry.compression import COMPRESSIONS
 from buildkit.running.engine import Docker
 from tests.buildkit.images.test_archive import add, saved
 from tests.publish.conftest import LABELS, ROOT, Server, base_layers, connect, image_json, make_layer, push_image
@@ -89,6 +91,16 @@ def publisher(own_server: Server, own_login: None, signer: Signer, monkeypatch: 
     monkeypatch.setattr("buildkit.publishing.publish.build_image", build)
     monkeypatch.setattr("buildkit.publishing.publish.run_container_tests", publisher.run_smoke_tests)
     return publisher
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_mocked_engine_publishes_an_image_that_strangers_can_verify_with_each_compression(
+    publisher: Publisher, tmp_path: Path, trust: Trust, compression: str
+) -> None:
+    publisher.request = replace(publisher.request, compression=compression)
+    publication = publish_image(publisher.request, MockedEngine(tmp_path, publisher.save_image(tmp_path / "image.tar")))
+    report = check_published(publisher.registry, publication.digest, trust, publisher.server.ca)
+    assert report.passed, report.checks
 
 
 def test_mocked_engine_pulls_the_digest_back_and_it_is_tested_before_any_promotion(

@@ -60,6 +60,39 @@ def test_malformed_matrix_names_the_place(project: Path, before: str, after: str
     assert "matrix.toml" in str(caught.value)
 
 
+LEFT_OUT = """
+[source_only]
+"large/tests" = "tests"
+"large/experts" = "mixtures of experts"
+[targets.cpu.exclude]
+"large" = "480 MB"
+"other" = "300 MB"
+[targets.cpu.prune]
+"large/lib" = "a second copy"
+"other/lib" = "a second copy"
+"""
+
+
+def write_keep(project: Path, *names: str) -> None:
+    path = project / "images" / "matrix.toml"
+    keep = "".join(f'"{name}" = "needed here"\n' for name in names)
+    path.write_text(f"{path.read_text()}\n[targets.cpu.variants.small.keep]\n{keep}{LEFT_OUT}")
+
+
+def test_variant_keeps_what_its_target_leaves_out(project: Path) -> None:
+    write_keep(project, "large", "large/lib", "large/experts")
+    variant = load_matrix(project).variant("cpu", "small")
+    assert list(variant.exclude) == ["other"]
+    assert list(variant.prune) == ["other/lib"]
+    assert list(variant.source_only) == ["large/tests"]
+
+
+def test_keep_that_names_nothing_left_out_is_refused(project: Path) -> None:
+    write_keep(project, "large", "larger")
+    with pytest.raises(MatrixError, match=r"variants\.small\.keep: nothing leaves out `larger`"):
+        load_matrix(project)
+
+
 def test_the_root_is_found_from_a_subdirectory(project: Path) -> None:
     below = project / "images" / "env"
     assert find_project(None, below) == project == find_project(below, Path.cwd())

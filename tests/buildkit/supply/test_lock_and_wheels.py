@@ -12,6 +12,7 @@ from buildkit.host.settings import HostSettings, read_host
 from buildkit.recipe.lock import Pin, parse_lock, parse_pins
 from buildkit.recipe.lock_file import lock_path, read_lock
 from buildkit.recipe.matrix import Matrix, load_matrix
+from buildkit.recipe.platform import AMD64
 from buildkit.supply.resolve import resolve, write_lock
 from buildkit.supply.wheels import local_wheels
 
@@ -36,6 +37,21 @@ def test_committed_locks_contain_no_address(matrix: Matrix) -> None:
         text = path.read_text()
         for sign in ("://", "--index-url", "--find-links", " @ "):
             assert sign not in text, path
+
+
+def test_image_for_mixtures_of_experts_locks_what_the_default_leaves_out(matrix: Matrix) -> None:
+    names = ("vllm0.32-torch2.13-cu130", "vllm0.32-torch2.13-cu130-moe")
+    default, moe = (matrix.variant("cuda", name, platform=AMD64) for name in names)
+    assert moe.requirements == default.requirements
+    kept = set(default.exclude) - set(moe.exclude)
+    assert kept == {
+        "nccl-extensions",
+        "nvidia-cutlass-dsl",
+        "nvidia-cutlass-dsl-libs-base",
+        "nvidia-cutlass-dsl-libs-cu13",
+    }
+    assert kept <= read_lock(matrix, moe).versions.keys()
+    assert "flashinfer/moe_ep" in set(default.source_only) - set(moe.source_only)
 
 
 def test_excluded_distributions_are_not_locked(matrix: Matrix) -> None:
