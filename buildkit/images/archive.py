@@ -5,7 +5,6 @@ the lock's date, as BuildKit's `rewrite-timestamp` does it where the engine has 
 (https://github.com/moby/buildkit/blob/master/docs/build-repro.md); this works with every engine that can save an image.
 """
 
-import hashlib
 import json
 import os
 import tarfile
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from buildkit.errors import BuildError
-from buildkit.registry.compression import Compression, Compressor, tar_of
+from buildkit.registry.compression import Compression, LayerSink, tar_of
 from buildkit.registry.content import IMAGE, Descriptor, digest_of
 from buildkit.running.engine import ContainerEngine
 
@@ -125,28 +124,6 @@ def fixed(member: tarfile.TarInfo, epoch: int) -> tarfile.TarInfo:
     kept.mtime, kept.uname, kept.gname = epoch, "", ""
     kept.pax_headers = {name: value for name, value in member.pax_headers.items() if name.startswith(XATTR)}
     return kept
-
-
-class LayerSink:
-    """Compresses what is written into a file, and computes both digests."""
-
-    def __init__(self, file: BinaryIO, compressor: Compressor) -> None:
-        self._file, self._size, self._compressor = file, 0, compressor
-        self._tar, self._blob = hashlib.sha256(), hashlib.sha256()
-
-    def write(self, content: bytes) -> int:
-        self._tar.update(content)
-        self._keep(self._compressor.compress(content))
-        return len(content)
-
-    def _keep(self, packed: bytes) -> None:
-        self._blob.update(packed)
-        self._size += self._file.write(packed)
-
-    def finish(self) -> tuple[str, str, int]:
-        """The digest of what was written, and digest and size of the file."""
-        self._keep(self._compressor.flush())
-        return f"sha256:{self._tar.hexdigest()}", f"sha256:{self._blob.hexdigest()}", self._size
 
 
 def read_member(archive: Path, name: str) -> bytes:

@@ -4,6 +4,7 @@ https://github.com/opencontainers/image-spec/blob/main/layer.md.
 """
 
 import gzip
+import hashlib
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -51,6 +52,28 @@ COMPRESSIONS = {
         lambda file: gzip.GzipFile(fileobj=file),
     ),
 }
+
+
+class LayerSink:
+    """Compresses what is written into a file, and computes both digests."""
+
+    def __init__(self, file: BinaryIO, compressor: Compressor) -> None:
+        self._file, self._size, self._compressor = file, 0, compressor
+        self._tar, self._blob = hashlib.sha256(), hashlib.sha256()
+
+    def write(self, content: bytes) -> int:
+        self._tar.update(content)
+        self._keep(self._compressor.compress(content))
+        return len(content)
+
+    def _keep(self, packed: bytes) -> None:
+        self._blob.update(packed)
+        self._size += self._file.write(packed)
+
+    def finish(self) -> tuple[str, str, int]:
+        """The digest of what was written, and digest and size of the file."""
+        self._keep(self._compressor.flush())
+        return f"sha256:{self._tar.hexdigest()}", f"sha256:{self._blob.hexdigest()}", self._size
 
 
 def tar_of(layer: BinaryIO) -> BinaryIO:
