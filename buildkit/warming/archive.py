@@ -137,7 +137,7 @@ def unpack_files(tar: tarfile.TarFile, cache: WarmCache, folder: Path, archive: 
     if cache.bytes > LIMIT:
         raise WarmCacheError(f"{archive} holds {cache.bytes} bytes, more than the limit of {LIMIT}", HINT)
     files = size = 0
-    for found in tar:
+    while found := tar.next():
         refuse_hostile(found, archive)
         files, size = files + 1, size + found.size
         if files > cache.files or size > cache.bytes:

@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import os
 import socket
 import tempfile
 from collections.abc import Iterator
@@ -24,7 +25,9 @@ from buildkit.warming.cache import Key, WarmCache, key_here, name_of
 
 log = logging.getLogger(__name__)
 
-FOLDER = "/warm"  # in the container
+FOLDER = "/warm"  # of the run, in the container
+CACHE = f"/tmp/slipway-{os.getuid()}"
+"""The cache directory in the container: the one that `launch` chooses by default. Some compiled code notes its path."""
 LIMIT = 3600  # seconds for the run
 STDERR = 2
 SHORTEST = 6  # characters of a private word; any code contains shorter ones by chance
@@ -51,12 +54,15 @@ def make_cache(run: WarmRun, engine: ContainerEngine, output: Path) -> WarmCache
     gpus = count_gpus(machine, variant, "warm")
     ranks = min(gpus, 2) if gpus and not run.command else gpus
     with tempfile.TemporaryDirectory(prefix="slipway-warm-") as folder:
+        places = {FOLDER: Path(folder, "run"), CACHE: Path(folder, "cache")}
+        for place in places.values():
+            place.mkdir()
         request = RunRequest(
             image=run.image,
             target=variant.target,
             command=run.command or short_run(FOLDER, max(ranks, 1), bool(gpus), LIMIT),
-            volumes=(f"{folder}:{FOLDER}", *run.volumes),
-            environment=(f"SLIPWAY_CACHE_DIR={FOLDER}/cache", *run.environment),
+            volumes=(*(f"{host}:{place}" for place, host in places.items()), *run.volumes),
+            environment=(f"SLIPWAY_CACHE_DIR={CACHE}", *run.environment),
             user=caller(),
             gpus=ranks or None,
         )
@@ -65,7 +71,7 @@ def make_cache(run: WarmRun, engine: ContainerEngine, output: Path) -> WarmCache
         if status != 0:
             raise WarmCacheError(f"the run {ending(status, LIMIT)}", "nothing was packed; see its output above")
         empty = WarmCache(key_here(lock, variant.target, machine), variant.target, variant.name, 0, 0)
-        return pack(Path(folder, "cache"), empty, output, private_words(request, folder))
+        return pack(places[CACHE], empty, output, private_words(request, folder))
 
 
 def private_words(request: RunRequest, folder: str) -> Iterator[str]:
