@@ -14,7 +14,7 @@ from buildkit.host.machine import read_machine
 from buildkit.recipe.matrix import Variant
 from buildkit.registry.client import Registry
 from buildkit.registry.credentials import read_credentials
-from buildkit.registry.reference import parse_reference
+from buildkit.registry.reference import Reference, parse_reference
 from buildkit.running.engine import ContainerEngine
 from buildkit.running.flags import RunRequest, caller
 from buildkit.running.nodes import ending, run_nodes
@@ -91,15 +91,22 @@ def open_cache(source: str, folder: Path, target: str, here: Key) -> tuple[WarmC
     """
     archive = Path(source)
     if not archive.is_file():
-        try:
-            reference = parse_reference(source)
-        except UsageError as error:
-            raise UsageError(
-                f"--warm {source}: there is no such file, and it names no repository",
-                "name an archive of `buildkit warm`, or HOST[:PORT]/REPOSITORY[:TAG]",
-            ) from error
+        reference = named_repository(source)
         registry = Registry(reference, read_credentials(reference.host))
         archive = pull(registry, reference.digest or reference.tag or name_of(target, here), folder)
     with archive.open("rb") as file:
         place = folder / hashlib.file_digest(file, "sha256").hexdigest()
     return (read_cache(archive) if place.is_dir() else unpack(archive, place)), place
+
+
+def named_repository(source: str) -> Reference:
+    """Raises `UsageError` for a path, or anything else that names no repository."""
+    try:
+        if not source.startswith((".", "/")):
+            return parse_reference(source)
+    except UsageError:
+        pass
+    raise UsageError(
+        f"--warm {source}: there is no such file, and it names no repository",
+        "name an archive of `buildkit warm`, or HOST[:PORT]/REPOSITORY[:TAG]",
+    )
