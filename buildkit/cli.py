@@ -22,6 +22,7 @@ from buildkit.commands.slurm import slurm
 from buildkit.commands.targets import targets
 from buildkit.commands.test import run_tests
 from buildkit.commands.verify import verify
+from buildkit.commands.warm import warm
 from buildkit.errors import BuildkitError
 from buildkit.recipe.project import own_project, project_version
 
@@ -46,6 +47,7 @@ app.command()(doctor)
 app.command()(export)
 app.command("test", context_settings=PASSED_ON)(run_tests)
 app.command(context_settings=PASSED_ON)(certify)
+app.command(context_settings=PASSED_ON)(warm)
 app.command()(sbom)
 app.command()(publish)
 app.command()(verify)

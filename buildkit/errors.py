@@ -18,6 +18,7 @@
 | 23 | `SignatureError` | cosign is absent or could not sign |
 | 24 | `TrustError` | a published image is not what it claims to be |
 | 25 | `CertificateError` | a part of an image failed on this machine |
+| 26 | `WarmCacheError` | a warm cache could not be made, is damaged, or does not fit |
 
 `buildkit run` exits with the status of its command, `buildkit test` with pytest's, `buildkit doctor` with 1 when a
 check failed.
@@ -96,3 +97,7 @@ class TrustError(BuildkitError):
 
 class CertificateError(BuildkitError):
     exit_code = 25
+
+
+class WarmCacheError(BuildkitError):
+    exit_code = 26

@@ -11,12 +11,11 @@ from buildkit.certification import trials
 from buildkit.certification.certificate import NOT_DONE, Certificate, Hardware, Part
 from buildkit.certification.judge import COLLECTIVES, DEVICES, TRAINING
 from buildkit.certification.trials import SHORTEST, SMOKE, ContainerTrial, Trial
-from buildkit.errors import RunError, UsageError
-from buildkit.host.accelerators import ACCELERATORS
 from buildkit.host.machine import Machine, read_machine
 from buildkit.recipe.lock_file import find_lock
 from buildkit.recipe.matrix import Matrix, Variant
 from buildkit.running.engine import ContainerEngine
+from buildkit.running.short_run import count_gpus, labels_of
 
 log = logging.getLogger(__name__)
 
@@ -29,16 +28,11 @@ def certify_image(
     Raises `UsageError` if there is no such image or it is another variant's, `RunError` without a GPU for its target.
     """
     started, machine = time.monotonic(), read_machine()
-    facts = engine.inspect(image)
-    if facts is None:
-        raise UsageError(f"there is no image {image}", f"run `buildkit build --target {variant.target}`, or pull one")
-    labels = {name: str(value) for name, value in (facts["Config"].get("Labels") or {}).items()}
-    refuse_other_variant(labels, variant, image)
-    if not variant.trains:
-        raise UsageError(f"{variant.identifier} cannot train", "certify a variant that has torch: `buildkit targets`")
+    labels = labels_of(engine, image, variant)
+    facts = engine.inspect(image) or {}
     if labels["dev.slipway.lock"] != f"sha256:{find_lock(matrix, variant).digest}":
         log.warning("certify: the lock has changed since %s was built; `targets` will say so", image)
-    gpus = count_gpus(machine, variant)
+    gpus = count_gpus(machine, variant, "certify")
     with tempfile.TemporaryDirectory(prefix="slipway-certify-") as folder:
         trial = ContainerTrial(Path(folder), gpus, image, variant.target, engine, machine)
 
@@ -66,27 +60,6 @@ def certify_image(
         hardware=hardware,
         parts=parts,
     )
-
-
-def refuse_other_variant(labels: dict[str, str], variant: Variant, image: str) -> None:
-    found = (labels.get("dev.slipway.target"), labels.get("dev.slipway.variant"))
-    if found != (variant.target, variant.name) or "dev.slipway.lock" not in labels:
-        raise UsageError(
-            f"{image} is no image of {variant.identifier}: its labels say {found[0]}, {found[1]}",
-            "name its --target and --variant, or another --image",
-        )
-
-
-def count_gpus(machine: Machine, variant: Variant) -> int:
-    """The GPUs that the image can use here; 0 for a target without GPUs. Raises `RunError`."""
-    accelerator = ACCELERATORS[variant.target]
-    count = machine.gpus[variant.target].count
-    if accelerator.has_gpus and not count:
-        raise RunError(
-            f"this machine has no {accelerator.vendor} GPU, so it cannot certify {variant.identifier}",
-            "run it on a machine with one; `buildkit certify --target cpu` rehearses it without",
-        )
-    return count
 
 
 def try_parts(trial: Trial, *steps: tuple[str, Sequence[str], Callable[[], list[Part]]]) -> tuple[Part, ...]:

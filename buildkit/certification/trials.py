@@ -11,45 +11,15 @@ from buildkit.host.machine import Machine
 from buildkit.images.test import run_container_tests
 from buildkit.running.engine import ContainerEngine
 from buildkit.running.flags import RunRequest, caller
-from buildkit.running.nodes import TIMED_OUT, run_nodes
+from buildkit.running.nodes import ending, run_nodes
+from buildkit.running.short_run import STEPS, short_run
 
 REPORT = "measured.json"  # of the speed check
 STDERR = 2
-STEPS = 3
 LIMIT = 480  # seconds for the training run, with its start
 TOTAL = 15 * 60  # seconds for all trials
 SHORTEST = 30  # seconds without which no trial starts
 SMOKE = "smoke tests"
-
-# A small model of random weights learns for some steps: the log-probs of a new one are so equal that wrong weights
-# would hardly show.
-PREPARE = (
-    "python3 -m trainer data arithmetic --output data --train 64 --validation 8",
-    "python3 -m trainer sft train_files=data/demonstrations.parquet validation_files=data/validation.parquet"
-    " output=model steps=40 test_freq=40",
-)
-# Large learning rates, so that an engine that missed an update is far from the actor.
-SETTINGS = (
-    "model.path=model",
-    "data.train_files=data/train.parquet",
-    "data.validation_files=data/validation.parquet",
-    "data.max_prompt_length=128",
-    "data.max_response_length=32",
-    "data.train_batch_size=8",
-    "rollout.samples_per_prompt=2",
-    "rollout.kv_cache_gib=0.1",
-    "rollout.max_num_seqs=32",
-    "actor.learning_rate=3e-3",
-    "actor.mini_batch_size=8",
-    "actor.entropy_coefficient=0.1",
-    "critic.learning_rate=1e-2",
-    "critic.mini_batch_size=8",
-    "trainer.output_dir=runs",
-    "trainer.run_id=ppo",
-    f"trainer.total_steps={STEPS}",
-    "trainer.test_freq=-1",
-    "trainer.save_freq=0",
-)
 
 
 class Trial(ABC):
@@ -135,19 +105,12 @@ def devices(trial: Trial) -> list[Part]:
 def training(trial: Trial) -> list[Part]:
     """A short PPO run of two ranks, if this machine has room for two."""
     nodes = 1 if trial.gpus else trial.ranks
-    where = f"trainer.n_gpus_per_node={trial.ranks}" if trial.gpus else f"trainer.nnodes={trial.ranks}"
-    train = " ".join(("exec python3 -m trainer train", *SETTINGS, where))
-    script = "\n".join((f"cd {trial.place}", *PREPARE, train))
     gpus = trial.ranks if trial.gpus else None
     limit = min(LIMIT, trial.seconds_left)
-    status = trial.run(("--", "timeout", str(limit), "sh", "-ec", script), nodes, gpus)
+    status = trial.run(short_run(trial.place, trial.ranks, bool(trial.gpus), limit), nodes, gpus)
     if status != 0:
         return failed(TRAINING, f"the run {ending(status, limit)}")
     return judge_training(read_metrics(trial.folder / "runs" / "ppo" / "metrics.jsonl"), STEPS, trial.ranks, bool(gpus))
-
-
-def ending(status: int, limit: int) -> str:
-    return f"did not end within {limit} s" if status == TIMED_OUT else f"ended with status {status}"
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:

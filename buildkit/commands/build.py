@@ -14,6 +14,7 @@ from buildkit.commands.options import (
     Project,
     TargetName,
     VariantName,
+    WarmCacheSource,
     WithDebug,
     emit,
     errors,
@@ -39,6 +40,7 @@ def build(
     tag: Annotated[list[str] | None, typer.Option("--tag", help="Additional tag. Repeatable.")] = None,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Rebuild every layer.")] = False,
     progress: Annotated[str, typer.Option(help="Progress output, as in docker: auto, plain or tty.")] = "auto",
+    warm: WarmCacheSource = None,
     engine: EngineName = "auto",
     locked: Annotated[
         bool, typer.Option("--locked", help="Refuse a variant without a lock instead of resolving it.")
@@ -62,7 +64,7 @@ def build(
         return
     opened = open_engine(engine)
     lock_for_build(matrix, chosen, read_host(), cache_folder(), locked)
-    result = build_image(matrix, chosen, opened, base, tuple(tag or ()), no_cache, progress)
+    result = build_image(matrix, chosen, opened, base, tuple(tag or ()), no_cache, progress, warm)
     if as_json:
         emit(asdict(result))
         return

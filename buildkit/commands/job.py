@@ -1,5 +1,6 @@
 """Shared by `run` and `slurm`: the options of a job, its request, and the machine that it runs on."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -8,8 +9,13 @@ import typer
 from buildkit.commands.options import parse_size
 from buildkit.errors import UsageError
 from buildkit.host.machine import FABRICS, Machine, read_machine
-from buildkit.recipe.matrix import Variant
+from buildkit.images.build import cache_folder
+from buildkit.recipe.lock_file import find_lock
+from buildkit.recipe.matrix import Matrix, Variant
+from buildkit.running.engine import ContainerEngine
 from buildkit.running.flags import RunRequest, assume, caller
+from buildkit.warming.cache import PLACE, key_here, refuse_other_lock, refuse_other_machine
+from buildkit.warming.warm import open_cache
 
 Volumes = Annotated[
     list[str] | None, typer.Option("--volume", "-v", help="Mount HOST:CONTAINER[:ro] on every node. Repeatable.")
@@ -49,6 +55,28 @@ def make_request(
         debug=chosen.debug,
         name=name or default_name,
     )
+
+
+def start_with(request: RunRequest, warm: Path) -> RunRequest:
+    """The job, with an unpacked warm cache where `launch` looks for one."""
+    return replace(request, volumes=(*request.volumes, f"{warm}:{PLACE}:ro"))
+
+
+def warm_folder(
+    source: str, matrix: Matrix, chosen: Variant, image: str, machine: Machine, engine: ContainerEngine | None = None
+) -> Path:
+    """The folder of an unpacked warm cache for a job here on this engine, or without one for a job elsewhere.
+
+    Raises `WarmCacheError` if it does not fit. Elsewhere, `launch` compares GPUs and driver; here, this function does.
+    """
+    found = engine.find(image) if engine else None
+    lock = found.labels.get("dev.slipway.lock", "") if found else f"sha256:{find_lock(matrix, chosen).digest}"
+    here = key_here(lock, chosen.target, machine)
+    cache, folder = open_cache(source, cache_folder() / "warm", chosen.target, here)
+    refuse_other_lock(cache, lock)
+    if engine:
+        refuse_other_machine(cache, here)
+    return folder
 
 
 def make_machine(request: RunRequest, gpus: int | None, memory: str | None, fabric: str | None) -> Machine:

@@ -34,6 +34,15 @@ ImageName = Annotated[str | None, typer.Option("--image", help="Image to use. De
 PlatformName = Annotated[
     str | None, typer.Option("--platform", help=f"{', '.join(PLATFORMS)}. Default: this host's.", show_default=False)
 ]
+WarmCacheSource = Annotated[
+    str | None,
+    typer.Option(
+        "--warm",
+        help="Warm cache to start with, from `buildkit warm`: a file, or HOST[:PORT]/REPOSITORY[:TAG]. Without a tag, "
+        "the one for the lock, GPUs and driver here.",
+        metavar="FILE_OR_REF",
+    ),
+]
 RegistryCa = Annotated[
     Path | None,
     typer.Option(

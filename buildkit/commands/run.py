@@ -20,6 +20,8 @@ from buildkit.commands.job import (
     Volumes,
     make_machine,
     make_request,
+    start_with,
+    warm_folder,
 )
 from buildkit.commands.options import (
     AsJson,
@@ -28,6 +30,7 @@ from buildkit.commands.options import (
     Project,
     TargetName,
     VariantName,
+    WarmCacheSource,
     WithDebug,
     emit,
     open_matrix,
@@ -63,6 +66,7 @@ def run(
     gpus: Gpus = None,
     memory: Memory = None,
     fabric: Fabric = None,
+    warm: WarmCacheSource = None,
     engine: EngineName = "auto",
     shown: Annotated[
         str | None, typer.Option("--print", help=f"Print how to run it instead: {', '.join(FORMATS)}.")
@@ -85,13 +89,16 @@ def run(
     if not command and not described:
         raise UsageError("no command given", "add the command for `launch`: `-- train KEY=VALUE…` or `-- explain`")
     default = "slipway" if shown else new_job_name()
+    chosen = matrix.variant(target, variant, with_debug)
     request = make_request(
-        matrix.variant(target, variant, with_debug), image, command, nodes, volume, data, output, env, user,
-        name, gpus, default,
+        chosen, image, command, nodes, volume, data, output, env, user, name, gpus, default,
     )  # fmt: skip
     machine = make_machine(request, gpus, memory, fabric)
-    if not described:
-        raise typer.Exit(run_nodes(open_engine(engine), request, machine))
+    opened = None if described else open_engine(engine)
+    if warm:
+        request = start_with(request, warm_folder(warm, matrix, chosen, request.image, machine, opened))
+    if opened:
+        raise typer.Exit(run_nodes(opened, request, machine))
     if dry_run and not shown:
         sys.stdout.write(preview(ENGINES.get(engine, Docker), request, machine))
         return

@@ -15,8 +15,20 @@ from buildkit.commands.job import (
     Volumes,
     make_machine,
     make_request,
+    start_with,
+    warm_folder,
 )
-from buildkit.commands.options import AsJson, ImageName, Project, TargetName, VariantName, emit, open_matrix
+from buildkit.commands.options import (
+    AsJson,
+    ImageName,
+    Project,
+    TargetName,
+    VariantName,
+    WarmCacheSource,
+    emit,
+    open_matrix,
+)
+from buildkit.errors import UsageError
 from buildkit.running.slurm import CONTAINERS, SlurmOptions, slurm_text
 
 
@@ -35,6 +47,7 @@ def slurm(
     env: Variables = None,
     name: Annotated[str | None, typer.Option(help="Job name.")] = None,
     gpus: Gpus = None,
+    warm: WarmCacheSource = None,
     time: Annotated[str | None, typer.Option(help="Time limit, like 12:00:00 or 3-00:00:00.")] = None,
     partition: Annotated[str | None, typer.Option(help="Partition.")] = None,
     account: Annotated[str | None, typer.Option(help="Account.")] = None,
@@ -55,15 +68,21 @@ def slurm(
 ) -> None:
     """Print a Slurm batch script for the job."""
     matrix = open_matrix(project)
+    chosen = matrix.variant(target, variant)
     request = make_request(
-        matrix.variant(target, variant), image, command, nodes, volume, data, output, env, None, name, gpus, "slipway"
-    )
+        chosen, image, command, nodes, volume, data, output, env, None, name, gpus, "slipway"
+    )  # fmt: skip
+    machine = make_machine(request, gpus, None, None)
+    if warm and container == "none":
+        raise UsageError("--warm needs a container", "fill SLIPWAY_CACHE_DIR by hand, or choose another --container")
+    if warm:
+        request = start_with(request, warm_folder(warm, matrix, chosen, request.image, machine))
     options = SlurmOptions(
         container=container, time=time, partition=partition, account=account, qos=qos, constraint=constraint,
         nodelist=nodelist, exclude=exclude, cpus_per_task=cpus_per_task, mem=mem, exclusive=exclusive, output=log,
         warning=warning, requeue=requeue,
     )  # fmt: skip
-    text = slurm_text(request, make_machine(request, gpus, None, None), matrix.images, options)
+    text = slurm_text(request, machine, matrix.images, options)
     if as_json:
         emit({"target": target, "options": asdict(options), "text": text})
     else:

@@ -29,11 +29,15 @@ class Flag:
 
 @dataclass(frozen=True)
 class Gpus:
-    """The GPUs of one kind in a host. `architectures` has one name per GPU where the kernel tells it."""
+    """The GPUs of one kind in a host. `architectures` has one name per GPU where the kernel tells it.
+
+    `models` are the distinct GPUs in order, as compilers tell them apart: `NVIDIA H200`, `gfx942`.
+    """
 
     count: int = 0
     driver: str | None = None
     architectures: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -97,7 +101,9 @@ LIMITS = (
 
 def read_nvidia(root: Path) -> Gpus:
     driver = found(r"(\d+\.\d+(?:\.\d+)?)", read_text(root / "proc/driver/nvidia/version"))
-    return Gpus(len(list(entries(root / "proc/driver/nvidia/gpus"))), driver)
+    files = [read_text(gpu / "information") for gpu in entries(root / "proc/driver/nvidia/gpus")]
+    models = {found(r"^Model:\s*(.+?)\s*$", text) or "unknown" for text in files}
+    return Gpus(len(files), driver, models=tuple(sorted(models)))
 
 
 def nvidia_flags(devices: Devices) -> list[Flag]:
@@ -119,7 +125,8 @@ def same_cuda_major(code: str, device: str) -> bool:
 
 def read_amd(root: Path) -> Gpus:
     architectures = tuple(amd_architectures(root))
-    return Gpus(len(architectures), read_text(root / "sys/module/amdgpu/version") or None, architectures)
+    driver = read_text(root / "sys/module/amdgpu/version") or None
+    return Gpus(len(architectures), driver, architectures, tuple(sorted(set(architectures))))
 
 
 def amd_architectures(root: Path) -> Iterator[str]:

@@ -5,7 +5,6 @@ the lock's date, as BuildKit's `rewrite-timestamp` does it where the engine has 
 (https://github.com/moby/buildkit/blob/master/docs/build-repro.md); this works with every engine that can save an image.
 """
 
-import hashlib
 import json
 import os
 import tarfile
@@ -18,16 +17,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 from buildkit.errors import BuildError
-from buildkit.registry.compression import Compression, Compressor, tar_of
+from buildkit.registry.compression import Compression, LayerSink, tar_of
 from buildkit.registry.content import IMAGE, Descriptor, digest_of
 from buildkit.registry.contents import XATTR
 from buildkit.running.engine import ContainerEngine
 
 CONFIG = "application/vnd.oci.image.config.v1+json"
-BLOCK = 2**20  # bytes read at once
 OF_THE_ENGINE = ("container", "container_config", "docker_version", "id", "parent")  # of the configuration
 
 
@@ -112,7 +110,8 @@ def fix_layer(saved: Path, folder: Path, epoch: int, compression: Compression, n
             for member in source:
                 vars(source)["members"].clear()  # tarfile would keep them all
                 sink.add(fixed(member, epoch), source.extractfile(member) if member.isreg() else None)
-        return sink.finish(compression.media_type, path)
+        diff_id, blob = sink.finish(compression.media_type)
+    return FixedLayer(diff_id, blob, path)
 
 
 def fixed(member: tarfile.TarInfo, epoch: int) -> tarfile.TarInfo:
@@ -121,42 +120,6 @@ def fixed(member: tarfile.TarInfo, epoch: int) -> tarfile.TarInfo:
     kept.mtime, kept.uname, kept.gname = epoch, "", ""
     kept.pax_headers = {name: value for name, value in member.pax_headers.items() if name.startswith(XATTR)}
     return kept
-
-
-class LayerSink:
-    """Writes a tar compressed into a file, and computes the digests of both."""
-
-    def __init__(self, file: BinaryIO, compressor: Compressor) -> None:
-        self._file, self._compressor = file, compressor
-        self._tar, self._blob = hashlib.sha256(), hashlib.sha256()
-        self._tar_size = self._size = 0
-
-    def add(self, member: tarfile.TarInfo, content: IO[bytes] | None) -> None:
-        header = member.tobuf(tarfile.PAX_FORMAT, "utf-8")
-        self._keep(header, self._compressor.entry(member, header))
-        if content:
-            for piece in iter(lambda: content.read(BLOCK), b""):
-                self._keep(piece, self._compressor.content(piece))
-            self._pad(tarfile.BLOCKSIZE)
-
-    def _pad(self, unit: int) -> None:
-        padding = bytes(-self._tar_size % unit)
-        self._keep(padding, self._compressor.compress(padding))
-
-    def _keep(self, plain: bytes, packed: bytes) -> None:
-        self._tar.update(plain)
-        self._tar_size += len(plain)
-        self._blob.update(packed)
-        self._size += self._file.write(packed)
-
-    def finish(self, media_type: str, path: Path) -> FixedLayer:
-        end = bytes(2 * tarfile.BLOCKSIZE)
-        self._keep(end, self._compressor.compress(end))
-        self._pad(tarfile.RECORDSIZE)
-        self._keep(b"", self._compressor.flush())
-        digest = f"sha256:{self._blob.hexdigest()}"
-        blob = Descriptor(media_type, digest, self._size, annotations=self._compressor.annotations)
-        return FixedLayer(f"sha256:{self._tar.hexdigest()}", blob, path)
 
 
 def read_member(archive: Path, name: str) -> bytes:

@@ -27,6 +27,8 @@ from buildkit.running.engine import BuildRequest, ContainerEngine
 from buildkit.supply.base import bootstrap, choose_provider
 from buildkit.supply.vendor_indexes import with_vendor_indexes
 from buildkit.supply.wheels import local_wheels
+from buildkit.warming.cache import Key, refuse_other_lock
+from buildkit.warming.warm import open_cache
 
 log = logging.getLogger(__name__)
 
@@ -72,17 +74,20 @@ def build_image(
     tags: tuple[str, ...] = (),
     no_cache: bool = False,
     progress: str = "auto",
+    warm: str | None = None,
 ) -> BuildResult:
-    """Builds and tags the image. `tags` are added to the variant's own.
+    """Builds and tags the image. `tags` are added to the variant's own; `warm` names a warm cache to add.
 
-    Raises a `BuildkitError` for a stale lock, too little disk space, an unavailable base, or a failing step.
+    Raises a `BuildkitError` for a stale lock, too little disk space, an unavailable base, a warm cache of another lock,
+    or a failing step.
     """
     start = time.monotonic()
     lock = read_lock(matrix, variant)
     plan = make_plan(matrix, variant, lock, cache_folder())
     check_disk(matrix, variant, engine, plan)
     names = (*image_tags(matrix, variant, lock), *tags)
-    with prepared(matrix, variant, engine, lock, base) as (request, provider):
+    folder = warm_folder(warm, variant, lock) if warm else None
+    with prepared(matrix, variant, engine, lock, base, folder) as (request, provider):
         engine.build(replace(request, tags=names, no_cache=no_cache, progress=progress))
     record_build(plan, cache_folder())
     image = engine.find(names[0])
@@ -91,17 +96,31 @@ def build_image(
     return BuildResult(variant.target, variant.name, names, image.id, image.size, time.monotonic() - start, provider)
 
 
+def warm_folder(source: str, variant: Variant, lock: Lock) -> Path:
+    """The folder of an unpacked warm cache. Raises `WarmCacheError` if it was made with another lock.
+
+    Which GPUs and driver it fits, `launch` checks on each node.
+    """
+    digest = f"sha256:{lock.digest}"
+    cache, folder = open_cache(source, cache_folder() / "warm", variant.target, Key(digest, (), ""))
+    refuse_other_lock(cache, digest)
+    return folder
+
+
 @contextmanager
 def prepared(
-    matrix: Matrix, variant: Variant, engine: ContainerEngine, lock: Lock, base: str
+    matrix: Matrix, variant: Variant, engine: ContainerEngine, lock: Lock, base: str, warm: Path | None = None
 ) -> Iterator[tuple[BuildRequest, str]]:
-    """A build request with its context and secrets in place, and the provider of its base."""
+    """A build request with its context and secrets in place, and the provider of its base.
+
+    `warm` is the folder of an unpacked warm cache.
+    """
     host = with_vendor_indexes(read_host(), variant)
     provider, reason = choose_provider(variant.base, base, engine, lock)
     log.info("base: %s (%s)", provider, reason)
     context = cache_folder() / "contexts" / variant.identifier
     with only_build_of(context), tempfile.TemporaryDirectory(prefix="slipway-secrets-") as folder:
-        stage(context, matrix, variant, lock, provider, host)
+        stage(context, matrix, variant, lock, provider, host, warm)
         secrets = write_secrets(Path(folder), variant.base, host)
         arguments = {"SOURCE_DATE_EPOCH": str(lock.epoch), **host.proxies}
         yield BuildRequest(context, (), secrets, arguments), provider
@@ -131,13 +150,21 @@ def check_disk(matrix: Matrix, variant: Variant, engine: ContainerEngine, plan: 
         )
 
 
-def stage(context: Path, matrix: Matrix, variant: Variant, lock: Lock, provider: str, host: HostSettings) -> None:
+def stage(
+    context: Path,
+    matrix: Matrix,
+    variant: Variant,
+    lock: Lock,
+    provider: str,
+    host: HostSettings,
+    warm: Path | None = None,
+) -> None:
     """Fills the build context with exactly what goes into the image or is mounted during the build."""
     shutil.rmtree(context, ignore_errors=True)
     (context / "tools").mkdir(parents=True)
     manifest = image_manifest(matrix, variant, provider, lock)
     labels = image_labels(matrix, variant, manifest)
-    (context / "Dockerfile").write_text(render_dockerfile(matrix, variant, provider, labels, lock))
+    (context / "Dockerfile").write_text(render_dockerfile(matrix, variant, provider, labels, lock, bool(warm)))
     for name, patterns in (("prune", variant.prune), ("source-only", variant.source_only)):
         (context / f"{name}.txt").write_text("".join(f"{path}\n" for path in patterns))
     shutil.copy2(matrix.images / "templates" / "install-wheels", context / "install-wheels")
@@ -153,6 +180,8 @@ def stage(context: Path, matrix: Matrix, variant: Variant, lock: Lock, provider:
     stage_aliases(matrix.images / "aliases", context)
     for folder in ("app", "workspace"):
         fix_modes(context / folder)
+    if warm:
+        shutil.copytree(warm, context / "warm", copy_function=lambda source, target: link(Path(source), Path(target)))
     if provider == "bootstrap":
         link(bootstrap(variant, cache_folder(), lock.debs, lock.epoch).tar, context / "rootfs.tar")
 

@@ -18,9 +18,14 @@ NOT_LOCKED = Lock()
 
 
 def render_dockerfile(
-    matrix: Matrix, variant: Variant, provider: str, labels: dict[str, str], lock: Lock = NOT_LOCKED
+    matrix: Matrix,
+    variant: Variant,
+    provider: str,
+    labels: dict[str, str],
+    lock: Lock = NOT_LOCKED,
+    warm: bool = False,
 ) -> str:
-    """The complete Dockerfile, with the locked base and Debian packages.
+    """The complete Dockerfile, with the locked base and Debian packages; with `warm`, also a layer of compiled code.
 
     Raises `MatrixError` with template and line when a template is wrong.
     """
@@ -36,6 +41,7 @@ def render_dockerfile(
         "download_caches": download_caches(lock.pins, matrix.wheel_layers),
         "env": matrix.env(variant.target, variant.debug),
         "labels": labels,
+        "warm": warm,
     }
     try:
         return environment.get_template("Dockerfile.j2").render(values)

@@ -155,21 +155,30 @@ class Registry:
         self, subject: Descriptor, artifact_type: str, content: bytes, annotations: Mapping[str, str]
     ) -> Descriptor:
         """Pushes content as an artifact that refers to `subject`. Repeating it changes nothing."""
-        config = self.put_blob(b"{}", EMPTY)
-        layer = self.put_blob(content, artifact_type)
+        return self.put_artifact(self.put_blob(content, artifact_type), artifact_type, annotations, subject)
+
+    def put_artifact(
+        self,
+        layer: Descriptor,
+        artifact_type: str,
+        annotations: Mapping[str, str],
+        subject: Descriptor | None = None,
+        tag: str = "",
+    ) -> Descriptor:
+        """Pushes the manifest of an artifact whose blob is there, with a tag or as a referrer of `subject`, or both."""
         manifest = {
             "schemaVersion": 2,
             "mediaType": IMAGE,
             "artifactType": artifact_type,
-            "config": config.as_json(),
+            "config": self.put_blob(b"{}", EMPTY).as_json(),
             "layers": [layer.as_json()],
-            "subject": subject.as_json(),
+            **({"subject": subject.as_json()} if subject else {}),
             "annotations": dict(annotations),
         }
         body = json.dumps(manifest, sort_keys=True).encode()
         artifact = Descriptor(IMAGE, digest_of(body), len(body), artifact_type, annotations)
-        answer = self.put_manifest(artifact.digest, body, IMAGE)
-        if "OCI-Subject" not in answer.headers:
+        answer = self.put_manifest(tag or artifact.digest, body, IMAGE)
+        if subject and "OCI-Subject" not in answer.headers:
             self._add_to_fallback(subject.digest, artifact)
         return artifact
 

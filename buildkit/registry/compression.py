@@ -4,16 +4,19 @@ https://github.com/opencontainers/image-spec/blob/main/layer.md.
 """
 
 import gzip
+import hashlib
 import tarfile
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, BinaryIO, Protocol, cast
+from typing import IO, Any, BinaryIO, Protocol, cast
 
 import zstandard
 
+from buildkit.registry.answers import BLOCK
 from buildkit.registry.chunked import ChunkedCompressor
+from buildkit.registry.content import Descriptor
 from buildkit.registry.contents import Contents
 
 LEVEL = 9  # of zstd: smaller than gzip's default, and written faster
@@ -81,6 +84,43 @@ COMPRESSIONS = {
     "zstd-partial": zstd_row(partial(ChunkedCompressor, LEVEL, Contents.partial_annotations)),
 }
 """The last two write the same zstd:chunked layers, and annotate them for different runtimes."""
+
+
+class LayerSink:
+    """Writes a tar compressed into a file, and computes the digests of both."""
+
+    def __init__(self, file: BinaryIO, compressor: Compressor) -> None:
+        self._file, self._compressor = file, compressor
+        self._tar, self._blob = hashlib.sha256(), hashlib.sha256()
+        self._tar_size = self._size = 0
+
+    def add(self, member: tarfile.TarInfo, content: IO[bytes] | None) -> None:
+        header = member.tobuf(tarfile.PAX_FORMAT, "utf-8")
+        self._keep(header, self._compressor.entry(member, header))
+        if content:
+            for piece in iter(lambda: content.read(BLOCK), b""):
+                self._keep(piece, self._compressor.content(piece))
+            self._pad(tarfile.BLOCKSIZE)
+
+    def _pad(self, unit: int) -> None:
+        padding = bytes(-self._tar_size % unit)
+        self._keep(padding, self._compressor.compress(padding))
+
+    def _keep(self, plain: bytes, packed: bytes) -> None:
+        self._tar.update(plain)
+        self._tar_size += len(plain)
+        self._blob.update(packed)
+        self._size += self._file.write(packed)
+
+    def finish(self, media_type: str) -> tuple[str, Descriptor]:
+        """The digest of the tar, and the description of the file."""
+        end = bytes(2 * tarfile.BLOCKSIZE)
+        self._keep(end, self._compressor.compress(end))
+        self._pad(tarfile.RECORDSIZE)
+        self._keep(b"", self._compressor.flush())
+        digest = f"sha256:{self._blob.hexdigest()}"
+        blob = Descriptor(media_type, digest, self._size, annotations=self._compressor.annotations)
+        return f"sha256:{self._tar.hexdigest()}", blob
 
 
 def tar_of(layer: BinaryIO) -> BinaryIO:

@@ -55,6 +55,11 @@ def run_nodes(
         return follow(engine, containers, output, limit)
 
 
+def ending(status: int, limit: int) -> str:
+    """How a job with this status ended, after "the run"."""
+    return f"did not end within {limit} s" if status == TIMED_OUT else f"ended with status {status}"
+
+
 def node_commands(
     engine: ContainerEngine | type[ContainerEngine], request: RunRequest, machine: Machine
 ) -> list[list[str]]:

@@ -34,6 +34,8 @@ class Gpu:
     """On the PCI bus, `0000:1b:00.0`."""
     architecture: str | None
     """`gfx942`, `sm_90`; None for an unknown model."""
+    model: str = "unknown"
+    """As compilers tell GPUs apart: `NVIDIA H200`, `gfx942`."""
     pci_path: tuple[str, ...] = ()
     """The bridges above it and itself, from the root complex down."""
 
@@ -102,6 +104,12 @@ def accelerator_of(target: str | None) -> Accelerator | None:
     return next((row for row in ACCELERATORS if row.target == target), None)
 
 
+def driver_version(tree: Tree, accelerator: Accelerator) -> str:
+    """The version of the host's kernel driver; empty where the host does not tell it."""
+    text = tree.text(accelerator.driver_version_file) or ""
+    return next((word for word in text.split() if word[:1].isdigit() and "." in word), "")
+
+
 def may_use_gpus(target: str | None) -> bool:
     """Whether a process of this image uses GPUs. Outside an image it may."""
     return target is None or accelerator_of(target) is not None
@@ -131,7 +139,8 @@ def _find_nvidia(tree: Tree) -> list[Gpu]:
         architecture = next(
             (arch for arch, names in _NVIDIA_MODELS if any(_is_model(model, name) for name in names)), None
         )
-        found.append(Gpu(address=address, architecture=architecture, pci_path=tree.pci_path(f"{_PCI}/{address}")))
+        path = tree.pci_path(f"{_PCI}/{address}")
+        found.append(Gpu(address=address, architecture=architecture, model=model or "unknown", pci_path=path))
     return found
 
 
@@ -155,7 +164,8 @@ def _find_amd(tree: Tree) -> list[Gpu]:
         location, domain = int(properties.get("location_id", 0)), int(properties.get("domain", 0))
         address = f"{domain:04x}:{location >> 8:02x}:{(location >> 3) & 31:02x}.{location & 7:x}"
         architecture = _gfx(int(properties.get("gfx_target_version", 0)))
-        found.append(Gpu(address=address, architecture=architecture, pci_path=tree.pci_path(f"{_PCI}/{address}")))
+        path = tree.pci_path(f"{_PCI}/{address}")
+        found.append(Gpu(address=address, architecture=architecture, model=architecture or "unknown", pci_path=path))
     return found
 
 

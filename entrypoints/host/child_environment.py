@@ -38,9 +38,15 @@ def writable_places(environment: Mapping[str, str]) -> dict[str, str]:
     """Cache variables, if the home directory is not writable or the user chose a cache directory; else none."""
     if CACHE_DIR not in environment and _home_is_writable(environment):
         return {}
+    root = cache_directory(environment)
+    return {name: str(root / folder) for name, folder in CACHES.items()}
+
+
+def cache_directory(environment: Mapping[str, str]) -> Path:
+    """The directory for caches, which exists afterwards. Raises UsageError."""
     root = _cache_root(environment)
     _make_private(root, chosen=CACHE_DIR in environment)
-    return {name: str(root / folder) for name, folder in CACHES.items()}
+    return root
 
 
 def _home(environment: Mapping[str, str]) -> dict[str, str]:

@@ -31,6 +31,8 @@ class Host:
     """Slipway's version; None where neither a manifest nor a distribution tells it."""
     image: str | None
     """Which image build this is (`image_identity`); None outside an image."""
+    lock: str | None
+    """The digest of the image's lock; None outside an image."""
     settings: tuple[Setting, ...]
     """Settings for this host and image, except for the socket interface, which depends on the peers."""
     warnings: tuple[str, ...]
@@ -63,6 +65,7 @@ def examine_host(tree: Tree, variables: Mapping[str, str]) -> Host:
         target=document.get("target"),
         slipway=slipway_version(document),
         image=image_identity(document),
+        lock=document.get("lock"),
         settings=tuple(reversed(settings.values())),
         warnings=tuple(warnings),
     )

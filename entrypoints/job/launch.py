@@ -13,6 +13,7 @@ from entrypoints.errors import DetectionError, NotYetThereError, UsageError
 from entrypoints.host.child_environment import child_environment
 from entrypoints.host.fabric_settings import Setting
 from entrypoints.host.settings import Host, examine_host
+from entrypoints.host.starting_cache import use_starting_cache
 from entrypoints.host.tree import Tree
 from entrypoints.job.head import lead, run_command
 from entrypoints.job.node import Node
@@ -101,7 +102,10 @@ async def _launch(
     # A single command without Ray may be anything, even `nvidia-smi` on a host without GPU: run it without checks.
     wanted = options.preflight and not attach and (options.ray is not None or allocation.node_count > 1)
     unfit = _preflight(allocation, options, host, variables) if wanted else []
-    node = Node(allocation, options, host, hostname, child_environment(variables, host.settings), unfit)
+    environment = child_environment(variables, host.settings)
+    if not attach:
+        environment |= use_starting_cache(Tree(), host, environment)
+    node = Node(allocation, options, host, hostname, environment, unfit)
     try:
         if attach:
             log.info("%s=%s exists already: no cluster is formed", ADDRESS, attach)

@@ -7,6 +7,7 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
+from entrypoints.host.accelerators import driver_version
 from entrypoints.host.versions import release
 from entrypoints.preflight.check import Finding, NodeFacts, Verdict, ok, skip
 
@@ -57,8 +58,7 @@ def driver(facts: NodeFacts) -> Finding:
         return Finding(
             "driver", Verdict.FAIL, f"the {vendor} driver is not loaded on this host", accelerator.driver_fix
         )
-    text = facts.tree.text(accelerator.driver_version_file) or ""
-    version = next((word for word in text.split() if word[:1].isdigit() and "." in word), "")
+    version = driver_version(facts.tree, accelerator)
     stack = facts.host.versions.get(accelerator.component)
     if not version or stack is None:
         return ok("driver", f"{vendor} {version or 'driver of unknown version'}, {component} {stack or 'unknown'}")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from buildkit.certification.certificate import Certificate, Hardware, Part, read_statement, statement
-from buildkit.certification.certify import count_gpus, digests, refuse_other_variant, try_parts
+from buildkit.certification.certify import digests, try_parts
 from buildkit.certification.contributed import read_certificates
 from buildkit.certification.judge import judge_devices, judge_training
 from buildkit.certification.trials import Trial, devices, training
@@ -24,6 +24,7 @@ from buildkit.publishing.dsse import seal
 from buildkit.publishing.signature import Signer
 from buildkit.recipe.lock_file import find_lock
 from buildkit.recipe.matrix import load_matrix
+from buildkit.running.short_run import count_gpus, refuse_other_variant
 from tests.publish.conftest import ROOT
 from tests.publish.test_commands import buildkit
 
@@ -218,9 +219,9 @@ def test_tests_that_hang_are_interrupted_and_clean_up() -> None:
 
 def test_a_machine_without_a_gpu_certifies_no_gpu_target(tmp_path: Path) -> None:
     bare = read_machine(tmp_path)
-    assert count_gpus(bare, MATRIX.variant("cpu")) == 0
+    assert count_gpus(bare, MATRIX.variant("cpu"), "certify") == 0
     with pytest.raises(RunError, match="no NVIDIA GPU") as error:
-        count_gpus(bare, MATRIX.variant("cuda"))
+        count_gpus(bare, MATRIX.variant("cuda"), "certify")
     assert "--target cpu" in error.value.hint
 
 

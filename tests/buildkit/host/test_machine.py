@@ -23,7 +23,7 @@ def test_this_host_is_readable() -> None:
 
 def test_nvidia_with_infiniband(tmp_path: Path) -> None:
     machine = read_machine(DGX.write(tmp_path))
-    assert machine.gpus["cuda"] == Gpus(8, "580.95.05")
+    assert machine.gpus["cuda"] == Gpus(8, "580.95.05", models=("NVIDIA H100 80GB HBM3",))
     assert machine.fabric == "infiniband"
     assert machine.hcas == tuple(f"mlx5_{index}" for index in range(8)), "the Ethernet storage adapter is not one"
     assert machine.container_toolkit
@@ -34,7 +34,7 @@ def test_nvidia_with_infiniband(tmp_path: Path) -> None:
 
 def test_amd_with_roce(tmp_path: Path) -> None:
     machine = read_machine(MI300X.write(tmp_path))
-    assert machine.gpus["rocm"] == Gpus(8, "6.12.12", ("gfx942",) * 8)
+    assert machine.gpus["rocm"] == Gpus(8, "6.12.12", ("gfx942",) * 8, ("gfx942",))
     assert machine.render_nodes[0] == "/dev/dri/renderD128"
     assert machine.fabric == "roce"
     assert machine.memlock == 8388608

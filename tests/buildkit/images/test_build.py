@@ -72,6 +72,20 @@ def test_the_context_contains_exactly_the_files_of_the_image(project: Path, tmp_
     assert json.loads((context / "image.json").read_text())["pins"] == {"six": "1.17.0"}
 
 
+def test_a_warm_cache_lies_in_the_context_readable_by_all(project: Path, tmp_path: Path) -> None:
+    for name in ("entrypoints/code.py", "trainer/code.py", "images/aliases/verl/trainer/runtime_env.yaml"):
+        (project / name).parent.mkdir(parents=True)
+        (project / name).write_text("")
+    (project / "images/aliases/examples").mkdir()
+    (tmp_path / "unpacked" / "triton").mkdir(parents=True)
+    (tmp_path / "unpacked" / "triton" / "kernel").write_bytes(b"code")
+    matrix = load_matrix(project)
+    lock, host = parse_lock("six==1.17.0\n"), read_host({}, tmp_path, tmp_path)
+    stage(tmp_path / "context", matrix, matrix.variant("cpu"), lock, "registry", host, tmp_path / "unpacked")
+    assert (tmp_path / "context/warm/triton/kernel").read_bytes() == b"code"
+    assert "\nCOPY warm /opt/slipway/warm\n" in (tmp_path / "context/Dockerfile").read_text()
+
+
 def test_apt_sources_of_another_release_stay_out(matrix: Matrix, tmp_path: Path) -> None:
     sources = tmp_path / "etc/apt/sources.list.d/debian.sources"
     sources.parent.mkdir(parents=True)

@@ -1,0 +1,1 @@
+"""Warm caches: compiled code that one machine packs and others start with."""
