@@ -82,8 +82,8 @@ class Experience:
         return torch.tensor([response.truncated for response in self.responses])
 
     def staleness(self, version: int, shares: bool) -> dict[str, float]:
-        """Metrics: how many updates before `version` each token was sampled, over all sampled tokens; with `shares`, the
-        share of tokens of each age, too."""
+        """Metrics: how many updates before `version` each token was sampled, over all sampled tokens. `shares` adds
+        the share of tokens of each age."""
         tokens: Counter[int] = Counter()
         for row in self.responses:
             if row.versions[0] == row.versions[-1]:  # versions never fall; counting each token is much slower
