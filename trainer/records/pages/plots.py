@@ -92,13 +92,20 @@ def draw_lines(*metrics: tuple[str, str]) -> Callable[[Axes, RecordedRun], None]
 
 
 def draw_group(prefix: str) -> Callable[[Axes, RecordedRun], None]:
-    """A line for each metric that starts so, labelled with the rest of its name."""
+    """A line above 0 for each metric that starts so, labelled with the rest of its name."""
 
     def draw(axes: Axes, run: RecordedRun) -> None:
         names = run.names(prefix)
         draw_lines(*((name, name.removeprefix(prefix).replace("_", " ")) for name in names))(axes, run)
+        axes.set_ylim(bottom=0)
 
     return draw
+
+
+def draw_tflops(axes: Axes, run: RecordedRun) -> None:
+    """FLOP/s of the passes where the chip is unknown, so that there is no MFU."""
+    if not run.names("mfu/"):
+        draw_group("tflops/")(axes, run)
 
 
 def draw_shares(*metrics: tuple[str, str]) -> Callable[[Axes, RecordedRun], None]:

@@ -23,6 +23,7 @@ from trainer.records.pages.plots import (
     draw_phases,
     draw_shares,
     draw_staleness,
+    draw_tflops,
     draw_waterfall,
     figure_svg,
 )
@@ -56,7 +57,7 @@ USE: tuple[tuple[str, Draw, bool], ...] = (
         False,
     ),
     ("Model FLOPs utilisation (MFU)", draw_group("mfu/"), False),
-    ("TFLOP/s of a device", draw_group("tflops/"), False),
+    ("TFLOP/s of a device", draw_tflops, False),
     (
         "Engines, shares",
         draw_shares(
