@@ -7,7 +7,7 @@ again does not, so MFU is comparable between settings.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from trainer.data.batches.batch import Batch
+from trainer.data.batches.shared_prompts import SharedPrompts
 from trainer.planning.model_size import ModelSize
 
 # Parameters that the sizes may leave unexplained, as a share: biases and norms are few. A mixture of experts, a
@@ -25,14 +25,15 @@ class Rows:
     shared: Sequence[int] = ()
 
     @classmethod
-    def of(cls, batch: Batch, share_prompts: bool, mini_batch_size: int | None = None, has_head: bool = True) -> "Rows":
+    def of(
+        cls, prompts: SharedPrompts, head_tokens: int, share_prompts: bool, mini_batch_size: int | None = None
+    ) -> "Rows":
         """The rows of a batch. Rows share a prompt within a mini-batch only: between two the weights change."""
-        prompts = batch.shared_prompts()
         shared: list[int] = []
         for group in prompts.groups if share_prompts else []:
-            parts = {row // (mini_batch_size or len(batch)) for row in group}
+            parts = {row // (mini_batch_size or len(prompts.lengths)) for row in group}
             shared += [prompts.prompt_lengths[group[0]]] * (len(group) - len(parts))
-        return cls(prompts.lengths, int(batch.response_mask.sum()) if has_head else 0, shared)
+        return cls(prompts.lengths, head_tokens, shared)
 
 
 def forward_flops(size: ModelSize, rows: Rows) -> float:

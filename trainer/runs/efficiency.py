@@ -4,6 +4,7 @@ Nothing here fails a run: what cannot be measured is missing from the metrics.
 """
 
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from trainer.cluster.timeline import Busy, Timeline, Waiting
 from trainer.cluster.workers import WorkerGroup
 from trainer.config.tree import Config
 from trainer.data.batches.batch import Batch
+from trainer.data.batches.shared_prompts import SharedPrompts
 from trainer.planning.chips import dense_bf16_flops
 from trainer.planning.flops import Rows, explains_parameters, forward_flops, update_flops
 from trainer.planning.memory import model_of
@@ -29,6 +31,17 @@ class StepUse:
 
     metrics: Mapping[str, float]
     waiting: Mapping[str, Waiting]
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A pass of a role over a batch: forward, or its optimizer steps if there is a mini-batch size."""
+
+    phase: str
+    role: str
+    batch: Batch
+    mini_batch_size: int | None
+    seconds: float
 
 
 class Efficiency:
@@ -52,14 +65,13 @@ class Efficiency:
             for group in training
             if group.slots[0].device == "cuda"
         }
-        # By phase: the role, seconds, and operations of one rank.
-        self._passes: dict[str, tuple[str, float, float]] = {}
+        self._passes: list[Pass] = []
         self._work: EngineWork | None = None
         self._generating: float | None = None
 
     def begin(self) -> None:
         """Begins a step."""
-        self._passes = {}
+        self._passes = []
         self._work, self._generating = None, None
         self.timeline.begin()
 
@@ -68,19 +80,7 @@ class Efficiency:
         """Times a pass of a role over a batch: forward, or the role's optimizer steps with this mini-batch size."""
         started = time.perf_counter()
         yield
-        seconds = time.perf_counter() - started
-        if (size := self._sizes.get(role)) is None:
-            return
-        _, before, flops = self._passes.get(phase, (role, 0.0, 0.0))
-        flops += self._flops(size, role, batch, mini_batch_size) / self._ranks[role]
-        self._passes[phase] = (role, before + seconds, flops)
-
-    def _flops(self, size: ModelSize, role: str, batch: Batch, mini_batch_size: int | None) -> float:
-        settings = self._config.critic if role == "critic" else self._config.actor
-        rows = Rows.of(batch, settings.share_prompts, mini_batch_size, has_head=role != "critic")
-        if mini_batch_size is None:
-            return forward_flops(size, rows)
-        return settings.ppo_epochs * update_flops(size, rows, frozen=settings.lora.rank > 0)
+        self._passes.append(Pass(phase, role, batch, mini_batch_size, time.perf_counter() - started))
 
     def engines_did(self, work: EngineWork, generating: float | None) -> None:
         """Adds what the engines did; `generating` are the seconds in which the step waited for them, None if they
@@ -97,15 +97,34 @@ class Efficiency:
             **{f"idle/{group.role}": busy.idle(_devices(group)) for group in self._groups},
             **(self._of_engines(busy, self._work) if self._work else {}),
         }
+        self._passes = []  # which hold the batches
         return StepUse(metrics, busy.waiting)
 
     def _of_passes(self) -> dict[str, float]:
+        seconds: dict[str, float] = defaultdict(float)
+        flops: dict[str, float] = defaultdict(float)  # of a rank
         found = {}
-        for phase, (role, seconds, flops) in self._passes.items():
-            found[f"tflops/{phase}"] = flops / seconds / 1e12
-            if rate := self._chips.get(role):
-                found[f"mfu/{phase}"] = flops / seconds / rate
+        prompts: dict[tuple[int, int], SharedPrompts] = {}  # of the same tensors, which most passes have in common
+        for one in self._passes:
+            if (size := self._sizes.get(one.role)) is None:
+                continue
+            tensors = id(one.batch.token_ids), id(one.batch.response_mask)
+            if tensors not in prompts:
+                prompts[tensors] = one.batch.shared_prompts()
+            seconds[one.phase] += one.seconds
+            flops[one.phase] += self._flops(size, one, prompts[tensors]) / self._ranks[one.role]
+            found[f"tflops/{one.phase}"] = flops[one.phase] / seconds[one.phase] / 1e12
+            if rate := self._chips.get(one.role):
+                found[f"mfu/{one.phase}"] = flops[one.phase] / seconds[one.phase] / rate
         return found
+
+    def _flops(self, size: ModelSize, one: Pass, prompts: SharedPrompts) -> float:
+        settings = self._config.critic if one.role == "critic" else self._config.actor
+        head_tokens = 0 if one.role == "critic" else int(one.batch.response_mask.sum())
+        rows = Rows.of(prompts, head_tokens, settings.share_prompts, one.mini_batch_size)
+        if one.mini_batch_size is None:
+            return forward_flops(size, rows)
+        return settings.ppo_epochs * update_flops(size, rows, frozen=settings.lora.rank > 0)
 
     def _of_engines(self, busy: Busy, work: EngineWork) -> dict[str, float]:
         generating = self._generating

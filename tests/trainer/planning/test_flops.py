@@ -20,13 +20,15 @@ SIZE = ModelSize(parameters=0, layers=1, hidden=4, intermediate=8, query=4, key_
 WEIGHTS = 4 * 4 + 4 * 4 + 2 * (4 * 2) + 3 * (4 * 8)
 
 
-def batch(*rows: tuple[list[int], list[int]]) -> Batch:
-    prompts, responses = zip(*rows, strict=True)
-    return Batch.from_responses(prompts, responses, None)
+def rows_of(*pairs: tuple[list[int], list[int]], share: bool = True, mini_batch_size: int | None = None) -> Rows:
+    """What a pass computes of these prompts and responses."""
+    prompts, responses = zip(*pairs, strict=True)
+    batch = Batch.from_responses(prompts, responses, None)
+    return Rows.of(batch.shared_prompts(), int(batch.response_mask.sum()), share, mini_batch_size)
 
 
 def test_a_forward_pass_is_products_of_all_tokens_causal_attention_and_the_head_of_response_tokens() -> None:
-    rows = Rows.of(batch(([1, 2], [3]), ([4, 5], [6, 7])), share_prompts=True)
+    rows = rows_of(([1, 2], [3]), ([4, 5], [6, 7]))
     products = 2 * WEIGHTS * (3 + 4)
     pairs = (1 + 2 + 3) + (1 + 2 + 3 + 4)
     attention = (2 + 2) * 4 * pairs  # a score and a value of four channels: a product and a sum for each
@@ -36,30 +38,19 @@ def test_a_forward_pass_is_products_of_all_tokens_causal_attention_and_the_head_
     assert forward_flops(replace(SIZE, layers=2), rows) == 2 * (products + attention) + head
 
 
-def test_a_critic_has_no_head_over_the_vocabulary() -> None:
-    pair = batch(([1, 2], [3]), ([4, 5], [6, 7]))
-    rows = Rows.of(pair, share_prompts=True, has_head=False)
-    assert forward_flops(SIZE, Rows.of(pair, True)) - forward_flops(SIZE, rows) == 2 * 4 * 10 * 3
-
-
 def test_a_shared_prompt_counts_once_per_mini_batch_and_every_time_without_sharing() -> None:
-    group = batch(([1, 2], [3]), ([1, 2], [4]), ([1, 2], [5]), ([1, 2], [6]))
+    group = [([1, 2], [3]), ([1, 2], [4]), ([1, 2], [5]), ([1, 2], [6])]
     prompt = 2 * WEIGHTS * 2 + 16 * (1 + 2)
-    alone = forward_flops(SIZE, Rows.of(group, share_prompts=False))
-    assert forward_flops(SIZE, Rows.of(group, share_prompts=True)) == alone - 3 * prompt
-    assert forward_flops(SIZE, Rows.of(group, share_prompts=True, mini_batch_size=2)) == alone - 2 * prompt
+    alone = forward_flops(SIZE, rows_of(*group, share=False))
+    assert forward_flops(SIZE, rows_of(*group)) == alone - 3 * prompt
+    assert forward_flops(SIZE, rows_of(*group, mini_batch_size=2)) == alone - 2 * prompt
 
 
 def test_frozen_weights_need_no_gradient_but_attention_does() -> None:
-    rows = Rows.of(batch(([1, 2], [3])), share_prompts=True)
+    rows = rows_of(([1, 2], [3]))
     attention = 16 * (1 + 2 + 3)
     rest = forward_flops(SIZE, rows) - attention
     assert update_flops(SIZE, rows, frozen=True) == 2 * rest + 3 * attention
-
-
-def test_tokens_of_tools_need_no_head() -> None:
-    masked = Batch.from_responses([[1]], [[2, 3, 4]], None, [[True, False, True]])
-    assert Rows.of(masked, share_prompts=True).head_tokens == 2
 
 
 @given(st.lists(st.integers(0, 40), max_size=5), st.none() | st.integers(1, 12))
