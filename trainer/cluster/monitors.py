@@ -50,8 +50,9 @@ class GpuMonitors:
             except GetTimeoutError:
                 self._late[node] = answer
             except RayError as error:
-                name = self._monitors.pop(node).name
-                logger.warning("gpu/utilization lacks a node from now on: %s failed: %s", name, error)
+                address = self._monitors.pop(node).spec.slot.node.address
+                cause = str(error).partition("\n")[0]
+                logger.warning("gpu/utilization lacks %s from now on, because its monitor failed: %s", address, cause)
         return [found[gpu] for gpu in self._gpus if gpu in found]
 
     def _answered(self, node: str) -> bool:

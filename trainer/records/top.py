@@ -19,7 +19,7 @@ from trainer.errors import DataError
 from trainer.records.files.owner import OWNER, SILENT_SECONDS
 from trainer.records.files.run_files import RecordedRun, median, read_run
 from trainer.records.tracking import CONFIG, METRICS, PHASE
-from trainer.records.waits import waited_for
+from trainer.records.waits import noticed
 
 INTERVAL = 2.0  # seconds between two looks
 RECENT = 10  # steps in a mean
@@ -157,13 +157,13 @@ def _waits(run: RecordedRun) -> list[RenderableType]:
     """The workers for which others waited a noticeable part of the last steps; nothing if all were about as fast."""
     rows = run.waits[-RECENT:]
     whole = sum(run.series("time/step")[1][-len(rows) :]) if rows else 0.0
-    noticed = [one for one in waited_for(rows) if one.seconds >= 0.005 * whole]
-    if not noticed:
+    found = noticed(rows, whole)
+    if not found:
         return []
     table = Table(box=None, header_style="bold", padding=(0, 1), pad_edge=False)
     for heading in ("waited for", "seconds per step", f"slowest in the last {len(rows)} steps"):
         table.add_column(heading, justify="left" if heading == "waited for" else "right")
-    for one in noticed[:SLOWEST]:
+    for one in found[:SLOWEST]:
         table.add_row(one.worker, f"{one.seconds / len(rows):.2f}", f"{one.steps}")
     return ["", table]
 

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+NOTICED = 0.005  # of the steps' time
+
 
 @dataclass(frozen=True)
 class WaitedFor:
@@ -16,11 +18,11 @@ class WaitedFor:
     seconds: float
 
 
-def waited_for(waits: Sequence[dict[str, Any]]) -> list[WaitedFor]:
-    """The slowest workers in these rows of a run's waits; the one that cost most first."""
+def noticed(waits: Sequence[dict[str, Any]], seconds_of_steps: float) -> list[WaitedFor]:
+    """The slowest workers in these rows of a run's waits that cost a noticeable part of the steps; the worst first."""
     seconds: dict[tuple[str, str], list[float]] = defaultdict(list)
     for row in waits:
         for role, wait in row["waits"].items():
             seconds[role, wait["slowest"]].append(wait["seconds"])
     found = [WaitedFor(role, worker, len(own), sum(own)) for (role, worker), own in seconds.items()]
-    return sorted(found, key=lambda one: -one.seconds)
+    return sorted((one for one in found if one.seconds >= NOTICED * seconds_of_steps), key=lambda one: -one.seconds)

@@ -92,11 +92,17 @@ def draw_lines(*metrics: tuple[str, str]) -> Callable[[Axes, RecordedRun], None]
 
 
 def draw_group(prefix: str) -> Callable[[Axes, RecordedRun], None]:
-    """A line above 0 for each metric that starts so, labelled with the rest of its name."""
+    """A line above 0 for each metric that starts so, labelled with the rest of its name; equal ones share a line."""
 
     def draw(axes: Axes, run: RecordedRun) -> None:
-        names = run.names(prefix)
-        draw_lines(*((name, name.removeprefix(prefix).replace("_", " ")) for name in names))(axes, run)
+        equal: dict[str, list[str]] = {}
+        for name in run.names(prefix):
+            equal.setdefault(repr(run.series(name)), []).append(name)
+        lines = (
+            (names[0], ", ".join(name.removeprefix(prefix).replace("_", " ") for name in names))
+            for names in equal.values()
+        )
+        draw_lines(*lines)(axes, run)
         axes.set_ylim(bottom=0)
 
     return draw

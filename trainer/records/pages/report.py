@@ -27,7 +27,7 @@ from trainer.records.pages.plots import (
     draw_waterfall,
     figure_svg,
 )
-from trainer.records.waits import waited_for
+from trainer.records.waits import noticed
 
 REPORT = "report.html"
 Draw = Callable[[Axes, RecordedRun], None]
@@ -117,9 +117,8 @@ def _svg(draw: Draw, run: RecordedRun, wide: bool) -> Markup:
 def _waits(run: RecordedRun) -> list[tuple[str, str, str]]:
     """The workers for which others waited longest: name, seconds per step, and in how many steps it was the slowest."""
     steps = len(run.waits)
-    return [
-        (one.worker, f"{one.seconds / steps:.2f}", f"{one.steps} of {steps}") for one in waited_for(run.waits)[:SLOWEST]
-    ]
+    found = noticed(run.waits, sum(run.series("time/step")[1]))
+    return [(one.worker, f"{one.seconds / steps:.2f}", f"{one.steps} of {steps}") for one in found[:SLOWEST]]
 
 
 def _facts(run: RecordedRun) -> list[tuple[str, str]]:
