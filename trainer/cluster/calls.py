@@ -154,7 +154,7 @@ def _kind(calls: Sequence[Call[R]]) -> str:
 def _recorded(calls: Sequence[Call[R]]) -> Iterator[Mapping[ObjectRef, Answering]]:
     """The calls in the timeline, until this process no longer waits for them."""
     answering = {
-        call.result: Answering(call.worker, call.started.hex(), call.device, call.method, call.begun) for call in calls
+        call.result: Answering(call.worker, str(call.started), call.device, call.method, call.begun) for call in calls
     }
     if _timeline is not None:
         _timeline.add(answering.values())
