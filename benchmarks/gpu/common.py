@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from trainer.planning.model_size import ModelSize
+
 VOCABULARY = 151_936
 END_TOKEN = 258
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -37,11 +39,18 @@ class Shape:
     vocabulary: int = VOCABULARY
 
     @property
-    def layer_parameters(self) -> int:
-        """The number of weights in the matrix products of all layers."""
+    def size(self) -> ModelSize:
+        """The sizes that determine what a pass computes."""
         width = self.hidden // self.heads
-        attention = 2 * self.hidden * self.heads * width + 2 * self.hidden * self.key_value_heads * width
-        return self.layers * (attention + 3 * self.hidden * self.intermediate)
+        return ModelSize(
+            0,
+            self.layers,
+            self.hidden,
+            self.intermediate,
+            self.heads * width,
+            self.key_value_heads * width,
+            self.vocabulary,
+        )
 
 
 SHAPES = {
@@ -50,16 +59,6 @@ SHAPES = {
     "7B": Shape(3584, 18944, 28, 28, 4, tied=False),
     "tiny": Shape(64, 128, 2, 2, 1, tied=True, vocabulary=1024),
 }
-
-
-def forward_flops(shape: Shape, lengths: list[int], head_tokens: int) -> float:
-    """Floating-point operations of one forward pass: matrix products and causal attention, nothing counted twice.
-
-    A training step takes three times as many; work that checkpointing or chunking repeats is not counted.
-    """
-    products = 2.0 * shape.layer_parameters * sum(lengths)
-    attention = 2.0 * shape.layers * shape.hidden * sum(length**2 for length in lengths)
-    return products + attention + 2.0 * shape.hidden * shape.vocabulary * head_tokens
 
 
 def qwen2_config(shape: Shape) -> Any:

@@ -162,7 +162,7 @@ def agreement(
     from trainer.algorithms.off_policy.agreement import log_prob_agreement
     from trainer.data.batches.batch import Batch
     from trainer.rollout.sampling import SamplingRequest
-    from trainer.runs.loop import forward
+    from trainer.runs.passes import forward
 
     asked = [tuple(prompt) for prompt in prompts[:AGREEMENT_RESPONSES]]
     requests = [SamplingRequest(prompt, 1.0, seed=row, max_tokens=AGREEMENT_TOKENS) for row, prompt in enumerate(asked)]

@@ -22,7 +22,6 @@ from benchmarks.gpu.common import (
     Results,
     Shape,
     arguments,
-    forward_flops,
     matrix_rate,
     random_model,
     seconds,
@@ -31,6 +30,7 @@ from trainer.data.batches.batch import Batch
 from trainer.data.batches.partition import MicroBatchLimit
 from trainer.errors import WorkerError
 from trainer.models.networks import PolicyNetwork, ValueNetwork
+from trainer.planning.flops import Rows, forward_flops, update_flops
 from trainer.training.engine import OptimizerSettings, TrainingEngine
 from trainer.training.sharding import Execution
 
@@ -108,10 +108,10 @@ def measure(role: str, budget: float, tokens: int, options: argparse.Namespace, 
     network = PolicyNetwork(model, 1.0) if role == "actor" else ValueNetwork(model)
     engine, limit = TrainingEngine(network, execution, OptimizerSettings(1e-6, 0.0, 1.0)), MicroBatchLimit(1, tokens)
     loss = policy_loss if role == "actor" else value_loss
-    flops = forward_flops(shape, lengths, responses if role == "actor" else 0)
+    rows = Rows(lengths, responses if role == "actor" else 0)
     phases: dict[str, tuple[float, Callable[[], Any]]] = {
-        "forward": (flops, lambda: engine.forward(batch, limit)),
-        "update": (3 * flops, lambda: engine.update(batch, loss, limit)),
+        "forward": (forward_flops(shape.size, rows), lambda: engine.forward(batch, limit)),
+        "update": (update_flops(shape.size, rows), lambda: engine.update(batch, loss, limit)),
     }
     for phase, (work, action) in phases.items():
         action()

@@ -16,7 +16,8 @@ from trainer.runs.reproduction.verify import verify
 ROOT = Path(__file__).parents[2]
 TRAINER = ("-m", "trainer")
 DEADLINE = 240.0
-NOT_RESULTS = ("time/", "throughput/", "memory/", "wall_time", "trainer/", "rollout/repairs", "reward/repairs")
+USE = ("gpu/", "mfu/", "tflops/", "engines/", "waiting/", "idle/")
+NOT_RESULTS = ("time/", "throughput/", "memory/", "wall_time", "trainer/", "rollout/repairs", "reward/repairs", *USE)
 
 
 @dataclass

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 import ray
@@ -12,6 +12,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 
 from trainer.cluster.stalls.explanation import Asked
 from trainer.cluster.stalls.watch import Watch
+from trainer.cluster.timeline import Answering, Device, Timeline
 from trainer.errors import NoAnswerError, TrainerError, WorkerError
 
 # How long to look for the root cause after a first failure: when a rank dies, the collectives of the others fail, too.
@@ -19,6 +20,7 @@ CAUSE_SECONDS = 3.0
 
 # Of the run that this process controls.
 _watch = Watch()
+_timeline: Timeline | None = None
 
 LOG_HINT = "see logs/worker-*.err in that node's Ray session directory; running out of memory is the usual cause"
 
@@ -49,11 +51,14 @@ def task(method: Callable[Concatenate[W, P], R], *arguments: P.args, **keywords:
 
 @dataclass(frozen=True)
 class Call(Generic[R_co]):
-    """A task that a worker runs. `started` is the result of that worker's start."""
+    """A task that a worker runs on its device since the time `begun`. `started` is the result of that worker's
+    start."""
 
     asked: Asked
     result: ObjectRef
     started: ObjectRef
+    device: Device = ("", 0)
+    begun: float = field(default_factory=time.monotonic)
 
     @property
     def worker(self) -> str:
@@ -118,13 +123,14 @@ def _as_they_end(calls: Sequence[Call[R]], timeout: float, watched: bool = True)
     kind, taken = _kind(calls), dict[str, float]()
     alarm = _watch.seconds(kind, timeout) if watched else timeout
     ready = alarm / 2
-    with _watch.waiting():
+    with _watch.waiting(), _recorded(calls) as answering:
         while pending:
             limit = min(ready, alarm, timeout) if watched else timeout
             ended, _ = ray.wait(list(pending), timeout=max(0.0, begin + limit - time.monotonic()))
             if ended:
                 call = pending.pop(ended[0])
-                taken[call.worker] = time.monotonic() - begin
+                answering[ended[0]].ended = now = time.monotonic()
+                taken[call.worker] = now - begin
                 yield call
             elif limit == timeout:
                 return
@@ -142,6 +148,33 @@ def _as_they_end(calls: Sequence[Call[R]], timeout: float, watched: bool = True)
 
 def _kind(calls: Sequence[Call[R]]) -> str:
     return f"{calls[0].worker.split()[0]} {calls[0].method}" if calls else ""
+
+
+@contextmanager
+def _recorded(calls: Sequence[Call[R]]) -> Iterator[Mapping[ObjectRef, Answering]]:
+    """The calls in the timeline, until this process no longer waits for them."""
+    answering = {
+        call.result: Answering(call.worker, str(call.started), call.device, call.method, call.begun) for call in calls
+    }
+    if _timeline is not None:
+        _timeline.add(answering.values())
+    try:
+        yield answering
+    finally:
+        now = time.monotonic()
+        for one in answering.values():
+            one.ended = one.ended or now
+
+
+@contextmanager
+def recorded(timeline: Timeline) -> Iterator[None]:
+    """Records the calls of this process in a timeline."""
+    global _timeline
+    before, _timeline = _timeline, timeline
+    try:
+        yield
+    finally:
+        _timeline = before
 
 
 @contextmanager

@@ -251,4 +251,4 @@ class WorkerGroup(Generic[W_co]):
         result = worker.handle.call.remote(own.method, own.arguments, own.keywords)
         node = worker.spec.slot.node
         asked = Asked(worker.name, node.id, own.method, worker.probe, node.address)
-        return Call(asked, result, worker.started)
+        return Call(asked, result, worker.started, (node.id, worker.spec.slot.rank))

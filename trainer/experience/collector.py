@@ -33,6 +33,8 @@ from trainer.rollout.sampling import request_seed
 
 logger = logging.getLogger(__name__)
 
+OLDEST = 8  # updates; the last bucket of rollout/staleness/N holds all tokens that are at least as old
+
 Phase = Callable[[str], AbstractContextManager[None]]
 
 
@@ -79,8 +81,9 @@ class Experience:
         """Whether each response was cut at the limit, [rows] bool."""
         return torch.tensor([response.truncated for response in self.responses])
 
-    def staleness(self, version: int) -> dict[str, float]:
-        """Metrics: how many updates before `version` each token was sampled, over all sampled tokens."""
+    def staleness(self, version: int, shares: bool) -> dict[str, float]:
+        """Metrics: how many updates before `version` each token was sampled, over all sampled tokens. `shares` adds
+        the share of tokens of each age."""
         tokens: Counter[int] = Counter()
         for row in self.responses:
             if row.versions[0] == row.versions[-1]:  # versions never fall; counting each token is much slower
@@ -88,10 +91,14 @@ class Experience:
             else:
                 tokens.update(compress(row.versions, row.mask))
         total = sum((version - sampled_by) * count for sampled_by, count in tokens.items())
-        return {
+        found = {
             "rollout/staleness_mean": total / tokens.total(),
             "rollout/staleness_max": float(version - min(tokens)),
         }
+        for sampled_by, own in tokens.items() if shares else ():
+            name = f"rollout/staleness/{min(version - sampled_by, OLDEST)}"
+            found[name] = found.get(name, 0.0) + own / tokens.total()
+        return found
 
     def batch(self, with_log_probs: bool) -> Batch:
         """The responses as padded tensors; `with_log_probs` if the engines returned log-probs."""

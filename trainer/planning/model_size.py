@@ -9,7 +9,8 @@ from trainer.models.files import parameter_count, read_json
 
 @dataclass(frozen=True)
 class ModelSize:
-    """Widths are numbers of values per token and layer. `parameters` counts those of the files, 0 without files."""
+    """Widths are numbers of values per token and layer. `parameters` counts those of the files, 0 without files. In
+    `windowed_layers` a token sees only the last `window` tokens, itself included."""
 
     parameters: int
     layers: int
@@ -18,6 +19,8 @@ class ModelSize:
     query: int
     key_value: int
     vocabulary: int
+    windowed_layers: int = 0
+    window: int = 0
 
     @classmethod
     def read(cls, model: Path) -> "ModelSize | None":
@@ -42,6 +45,7 @@ class ModelSize:
             heads * width,
             int(config.get("num_key_value_heads") or heads) * width,
             int(config["vocab_size"]),
+            *_windows(config),
         )
 
     @property
@@ -54,3 +58,10 @@ class ModelSize:
         """Weights of one layer."""
         attention = 2 * self.hidden * (self.query + self.key_value)
         return attention + 3 * self.hidden * self.intermediate
+
+
+def _windows(config: dict[str, Any]) -> tuple[int, int]:
+    """The number of layers with a window, and its width, by Transformers' names."""
+    window = int(config.get("sliding_window") or 0) if config.get("use_sliding_window", True) else 0
+    kinds = config.get("layer_types") or ["sliding_attention"] * int(config["num_hidden_layers"])
+    return (kinds.count("sliding_attention"), window) if window else (0, 0)

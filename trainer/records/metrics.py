@@ -61,6 +61,7 @@ METRICS: dict[str, str] = {
     "rollout/corrected_fraction": "share of tokens whose weight algorithm.correction changed",
     "rollout/staleness_mean": "updates between the weights that sampled a token and the learner's, mean",
     "rollout/staleness_max": "the same, largest",
+    "rollout/staleness/N": "share of tokens that are N updates old, 8 means 8 or more; not in synchronous mode",
     "rollout/synced_bytes": "bytes that each engine received after the update",
     "rollout/repairs": "engines that were replaced during the step",
     "kto/loss": "KTO loss",
@@ -79,6 +80,25 @@ METRICS: dict[str, str] = {
     "memory/node_gib": "memory in use on the controller's node, GiB",
     "watchdog/NAME": "1 in a step in which that watchdog rang",
     "throughput/tokens_per_second": "tokens of prompts and responses divided by time/step",
+    "throughput/generated_tokens_per_second": "sampled tokens per second of time/generate; of all time, if engines "
+    "sample beside the step",
+    "gpu/utilization": "share of the step in which a GPU of the run computed anything, mean over its GPUs",
+    "gpu/utilization_lowest": "the same of the GPU that computed least",
+    "mfu/PHASE": "model FLOPs utilisation of the passes in time/PHASE: the operations they need, per second of a GPU, "
+    "divided by its dense bfloat16 rate; of chips and models that are known",
+    "tflops/PHASE": "the operations that these passes need, 1e12 per second of a device",
+    "engines/busy": "share of time/generate in which an engine had requests, mean over engines; share of the step, if "
+    "engines sample beside it",
+    "engines/busy_lowest": "the same of the engine that had least to do",
+    "engines/imbalance": "seconds of the engine that sampled longest divided by the mean; 1 is balanced",
+    "engines/running": "responses that an engine decodes at once while it samples, mean",
+    "engines/running_share": "the same divided by rollout.max_num_seqs",
+    "engines/tokens_in_flight": "tokens of these responses and their prompts so far, mean",
+    "engines/cache_usage": "share of an engine's cache of keys and values in use while it samples, mean",
+    "engines/prefix_hits": "share of the prompts' tokens that an engine found in its prefix cache",
+    "waiting/ROLE": "seconds that workers of a role waited for the slowest of them, mean over those called; ranks that "
+    "meet in collectives end together",
+    "idle/ROLE": "seconds of the step in which a device of the role had no call to answer, of any role; mean",
     "time/start_up": "seconds from the controller's start to the first step",
     "time/load": "seconds until the prompts were there",
     "time/generate": "seconds of sampling that the step waited for",

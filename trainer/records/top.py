@@ -19,11 +19,13 @@ from trainer.errors import DataError
 from trainer.records.files.owner import OWNER, SILENT_SECONDS
 from trainer.records.files.run_files import RecordedRun, median, read_run
 from trainer.records.tracking import CONFIG, METRICS, PHASE
+from trainer.records.waits import noticed
 
 INTERVAL = 2.0  # seconds between two looks
 RECENT = 10  # steps in a mean
 BLOCKS = "▁▂▃▄▅▆▇█"
 CURVE = 40  # steps in a curve
+SLOWEST = 4  # workers that are named
 ROWS = (
     ("validation/exact_match", "exact match", ".1%"),
     ("validation/preference_accuracy", "held-out accuracy", ".1%"),
@@ -42,6 +44,17 @@ ROWS = (
     ("throughput/tokens_per_second", "tokens/s", ",.0f"),
     ("time/step", "seconds per step", ".1f"),
     ("actor/gpu_peak_gib", "GPU memory, GiB", ".1f"),
+    ("gpu/utilization", "GPUs busy", ".0%"),
+    ("gpu/utilization_lowest", "least busy GPU", ".0%"),
+    ("mfu/old_log_prob", "MFU, log-probs", ".1%"),
+    ("mfu/update_critic", "MFU, critic update", ".1%"),
+    ("mfu/update_actor", "MFU, actor update", ".1%"),
+    ("throughput/generated_tokens_per_second", "sampled tokens/s", ",.0f"),
+    ("engines/busy", "engines busy", ".0%"),
+    ("engines/running_share", "engines full", ".0%"),
+    ("engines/imbalance", "longest engine / mean", ".2f"),
+    ("idle/rollout", "engines' devices idle, s", ".1f"),
+    ("idle/actor", "actor's devices idle, s", ".1f"),
 )
 """Metrics with heading and format; those that the run records are shown."""
 
@@ -64,7 +77,7 @@ def screen(run_dir: Path) -> RenderableType:
     if not metrics.is_file() or not metrics.stat().st_size:
         return Group(_state(run_dir, None), Text("no step is finished yet", style="dim"))
     run = read_run(run_dir)
-    return Group(_state(run_dir, run), "", _phases(run), "", _metrics(run), *_gpus())
+    return Group(_state(run_dir, run), "", _phases(run), "", _metrics(run), *_waits(run), *_gpus())
 
 
 def _state(run_dir: Path, run: RecordedRun | None) -> Table:
@@ -138,6 +151,21 @@ def _metrics(run: RecordedRun) -> Table:
             mean = statistics.fmean(values[-RECENT:])
             table.add_row(heading, f"{values[-1]:{form}}", f"{mean:{form}}", Text(curve(values[-CURVE:]), style="cyan"))
     return table
+
+
+def _waits(run: RecordedRun) -> list[RenderableType]:
+    """The workers for which others waited a noticeable part of the last steps; nothing if all were about as fast."""
+    rows = run.waits[-RECENT:]
+    whole = sum(run.series("time/step")[1][-len(rows) :]) if rows else 0.0
+    found = noticed(rows, whole)
+    if not found:
+        return []
+    table = Table(box=None, header_style="bold", padding=(0, 1), pad_edge=False)
+    for heading in ("waited for", "seconds per step", f"slowest in the last {len(rows)} steps"):
+        table.add_column(heading, justify="left" if heading == "waited for" else "right")
+    for one in found[:SLOWEST]:
+        table.add_row(one.worker, f"{one.seconds / len(rows):.2f}", f"{one.steps}")
+    return ["", table]
 
 
 def curve(values: Sequence[float]) -> str:

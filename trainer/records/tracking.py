@@ -20,7 +20,7 @@ from trainer.records.tensorboard import TensorBoardFile
 from trainer.rows import find_rows
 
 METRICS, SAMPLES, CONFIG, TENSORBOARD = "metrics.jsonl", "samples.jsonl", "config.json", "tensorboard"
-PHASE = "phase.json"
+PHASE, WAITS = "phase.json", "waits.jsonl"
 
 
 @dataclass(frozen=True)
@@ -59,11 +59,12 @@ class Tracker:
             for name in config.trainer.loggers
         ]
         if resumed_step is not None:
-            for path in (metrics, run_dir / SAMPLES):
+            for path in (metrics, run_dir / SAMPLES, run_dir / WAITS):
                 _cut(path, resumed_step)
         with atomic_file(run_dir / CONFIG) as temporary:
             temporary.write_text(config.model_dump_json(indent=2) + "\n")
         self._metrics, self._samples = LineFile(metrics), LineFile(run_dir / SAMPLES)
+        self._waits = LineFile(run_dir / WAITS)
         self._tensorboard = TensorBoardFile(run_dir / TENSORBOARD, resumed_step)
         self._progress: Progress = progress(0, max(0, resumed_step or 0), columns)
         self._seconds: dict[str, float] = {}
@@ -81,6 +82,7 @@ class Tracker:
             logger.close(failed=error is not None)
         self._tensorboard.close()
         self._samples.close()
+        self._waits.close()
         self._metrics.close()
 
     def expect(self, total_steps: int) -> None:
@@ -122,6 +124,11 @@ class Tracker:
         """Records responses of a step."""
         for sample in samples:
             self._samples.append({"step": step, **asdict(sample)})
+
+    def log_waits(self, step: int, waits: Mapping[str, tuple[float, str]]) -> None:
+        """Records how long the workers of each role waited for the slowest of them in a step, and for which one."""
+        rows = {role: {"seconds": seconds, "slowest": worker} for role, (seconds, worker) in waits.items()}
+        self._waits.append({"step": step, "waits": rows})
 
 
 def finished_lines(path: Path) -> Iterator[str]:

@@ -10,6 +10,7 @@ from trainer.cluster.place import RankPlace, Team
 from trainer.config.tree import Config
 from trainer.rollout.end_tokens import end_token_ids
 from trainer.rollout.engine import choose_engine, open_engine
+from trainer.rollout.occupancy import Occupancy, looking
 from trainer.rollout.sampling import Response, SamplingRequest
 from trainer.training.garbage import collect_garbage
 from trainer.training.process_group import connect_store, name_interface
@@ -29,6 +30,7 @@ class RolloutWorker:
         self._channel: WeightChannel | None = None
         self._chosen = choose_engine(config.rollout.engine)
         self._engine = open_engine(self._chosen[0], config, place.device, end_token_ids(config.model.directory), team)
+        self._occupancy = Occupancy()
         collect_garbage()  # now, and not while it samples
 
     def chosen(self) -> tuple[str, str]:
@@ -37,8 +39,18 @@ class RolloutWorker:
 
     def generate(self, requests: Sequence[SamplingRequest]) -> list[Response]:
         """One response per request, in their order; nothing from ranks other than the first."""
-        responses = self._engine.generate(requests)
-        return responses if self._team.rank == 0 else []
+        if self._team.rank > 0:
+            self._engine.generate(requests)
+            return []
+        with looking(self._engine.load) as loads:
+            responses = self._engine.generate(requests)
+        self._occupancy += Occupancy.of(loads, requests, responses)
+        return responses
+
+    def take_occupancy(self) -> Occupancy:
+        """How full the engine was since the last call; nothing from ranks other than the first."""
+        taken, self._occupancy = self._occupancy, Occupancy()
+        return taken
 
     def replace_weights(self, buckets: Sequence[ObjectRef]) -> None:
         """Loads the buckets from Ray's object store; later responses are sampled with these weights."""

@@ -8,6 +8,7 @@ from typing import Protocol
 from trainer.cluster.place import Team
 from trainer.config.tree import Config
 from trainer.errors import ConfigError
+from trainer.rollout.occupancy import Load
 from trainer.rollout.sampling import Response, SamplingRequest
 from trainer.rows import module_names
 from trainer.weights.buckets import SentBucket
@@ -37,6 +38,10 @@ class RolloutEngine(Protocol):
 
     def sleep(self) -> None:
         """Frees the GPU's memory for other processes until the next weights arrive."""
+        ...
+
+    def load(self) -> Load | None:
+        """What it decodes at this moment, None if it does not know. Another thread asks while `generate` runs."""
         ...
 
 

@@ -1,7 +1,9 @@
 """All engines of a run as one: spreads requests over them and replaces engines that fail."""
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from operator import itemgetter
@@ -11,6 +13,7 @@ from trainer.cluster.calls import Task, task
 from trainer.cluster.workers import WorkerGroup
 from trainer.config.tree import Config
 from trainer.errors import WorkerError
+from trainer.rollout.occupancy import Occupancy
 from trainer.rollout.sampling import Response, SamplingRequest
 from trainer.weights.endpoints import WeightReceiver, WeightSender
 from trainer.weights.transfer import TRANSPORTS, choose_transport
@@ -27,6 +30,16 @@ class EngineWorker(WeightReceiver, Protocol):
     def chosen(self) -> tuple[str, str]: ...
     def generate(self, requests: Sequence[SamplingRequest]) -> list[Response]: ...
     def sleep(self) -> None: ...
+    def take_occupancy(self) -> Occupancy: ...
+
+
+@dataclass(frozen=True)
+class EngineWork:
+    """What all engines did in some seconds: how full they were, and the tokens that they sampled."""
+
+    occupancy: Occupancy
+    tokens: int
+    seconds: float
 
 
 class Engines:
@@ -61,6 +74,8 @@ class Engines:
         self._repairs = 0
         self._reported_repairs = 0
         self._repairs_in_a_row = 0
+        self._sampled_tokens = 0
+        self._taken = time.monotonic()
 
     def start(self) -> None:
         """Waits until all engines are up and sends the first weights. Failures here are not repaired."""
@@ -90,6 +105,7 @@ class Engines:
         if self._repairs == repairs:
             self._repairs_in_a_row = 0
         answered = [response for rank in sorted(results) for response in results[rank]]
+        self._sampled_tokens += sum(len(response.token_ids) for response in answered)
         places = [place for own in spread for place in own]
         return [response for _, response in sorted(zip(places, answered, strict=True), key=itemgetter(0))]
 
@@ -113,6 +129,14 @@ class Engines:
         _, failures = self._attempt(dict.fromkeys(range(len(self._group)), task(EngineWorker.sleep)))
         for failure in failures.values():
             logger.warning("%s", failure)
+
+    def take_work(self) -> EngineWork:
+        """What the engines did since the last call. Call it while none samples; an engine that fails is replaced when
+        it gets its next weights."""
+        found, _ = self._attempt(dict.fromkeys(range(len(self._group)), task(EngineWorker.take_occupancy)))
+        begun, self._taken = self._taken, time.monotonic()
+        tokens, self._sampled_tokens = self._sampled_tokens, 0
+        return EngineWork(sum(found.values(), Occupancy()), tokens, self._taken - begun)
 
     def take_repairs(self) -> int:
         """Engines replaced since the last call."""

@@ -1,7 +1,7 @@
 """Requests to a rollout engine and its responses."""
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from trainer.algorithms.truncation import WHOLE, Truncation
 
@@ -26,12 +26,13 @@ class Response:
     sampled from: after the temperature, and renormalised after a truncation.
 
     `log_probs` is None with `rollout.log_probs=false`. `ended` means that the last token is an end token or completes a
-    stop string.
+    stop string. `cached_tokens` of the prompt were in the engine's prefix cache; None if it has none.
     """
 
     token_ids: tuple[int, ...]
     log_probs: tuple[float, ...] | None
     ended: bool = True
+    cached_tokens: int | None = field(default=None, compare=False)
 
 
 def request_seed(seed: int, step: int, prompt: int, sample: int) -> int:

@@ -12,11 +12,11 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from trainer.cluster.calls import task, wait, wait_while, watched
+from trainer.cluster.calls import recorded, wait, wait_while, watched
 from trainer.cluster.stalls.watch import Watch
 from trainer.cluster.workers import WorkerGroup
 from trainer.config.trainer import TrainerConfig
-from trainer.config.tree import RunConfig
+from trainer.config.tree import Config, RunConfig
 from trainer.data.batches.batch import Batch
 from trainer.data.dataset import PromptSampler
 from trainer.errors import (
@@ -34,9 +34,12 @@ from trainer.records.files.atomic import atomic_directory, bytes_below, remove_r
 from trainer.records.pages.model_card import write_model_card
 from trainer.records.profiling import SlowPhases
 from trainer.records.tracking import Tracker
+from trainer.rollout.engines import EngineWorker
 from trainer.runs.checkpoint import TrainingState, fingerprint, last_checkpoint
+from trainer.runs.efficiency import Efficiency
 from trainer.runs.interfaces import ActorRole, TrainedRole, TrainingRole
 from trainer.runs.memory import all_lowered
+from trainer.runs.passes import forward, update
 from trainer.runs.redundancy import Connect, Copies
 from trainer.runs.reproduction.writer import CertificateWriter
 from trainer.runs.saving import RETRY_SECONDS, ROUNDS, Saver, SaveSchedule
@@ -110,7 +113,7 @@ class TrainingRun:
 
     def __init__(
         self,
-        config: RunConfig,
+        config: Config,
         run_dir: Path,
         tracker: Tracker,
         stop: StopSignal,
@@ -118,6 +121,7 @@ class TrainingRun:
         certificate: CertificateWriter,
         sampler: PromptSampler,
         last_step: int,
+        engines: WorkerGroup[EngineWorker] | None = None,
     ) -> None:
         self._settings = config.trainer
         self._dump = config.model_dump(mode="json")
@@ -128,6 +132,7 @@ class TrainingRun:
         self.run_dir = run_dir
         self.tracker = tracker
         self._slow_phases = SlowPhases(config.trainer.profiler)
+        self.efficiency = Efficiency(config, groups.all, engines)
         self.stop = stop
         self.certificate = certificate
         self.last_step = certificate.last_step(last_step)
@@ -152,6 +157,20 @@ class TrainingRun:
     def step(self, step: int) -> dict[str, float]:
         """Takes a step; its metrics. Calls `begin_update` before anything changes and `end_update` after it did."""
         raise NotImplementedError
+
+    def forward_pass(
+        self, phase: str, group: WorkerGroup[W], method: Callable[[W, Batch], Tensor], batch: Batch
+    ) -> Tensor:
+        """A phase that is a forward pass; see `forward`."""
+        with self.tracker.phase(phase), self.efficiency.computing(phase, group.role, batch):
+            return forward(group, method, batch)
+
+    def update_pass(
+        self, phase: str, group: WorkerGroup[TrainedRole], batch: Batch, mini_batch_size: int
+    ) -> dict[str, float]:
+        """A phase that takes a role's optimizer steps; see `update`."""
+        with self.tracker.phase(phase), self.efficiency.computing(phase, group.role, batch, mini_batch_size):
+            return update(group, batch, mini_batch_size)
 
     def validate(self) -> dict[str, float]:
         """Measures the model; the metrics."""
@@ -251,7 +270,8 @@ class TrainingRun:
             self.tracker.log(self.progress.step, self.validate())
             return
         try:
-            self._take_steps()
+            with recorded(self.efficiency.timeline):
+                self._take_steps()
         except LostRunError:
             raise  # the directory is no longer this run's
         except InterruptedRun as error:
@@ -287,8 +307,11 @@ class TrainingRun:
     def _take_step(self, step: int) -> None:
         """Takes, measures, records and saves a step."""
         settings = self._settings
+        self.efficiency.begin()
         with self._traced(step):
             metrics = self.step(step)
+            use = self.efficiency.measure()
+        metrics |= use.metrics
         metrics |= self.saver.look()
         self._note_retries()
         if self._unlogged_limits:
@@ -303,6 +326,7 @@ class TrainingRun:
             self.remember()
             metrics["trainer/recoveries"] = float(self._recoveries)
             self._recoveries = 0
+        self.tracker.log_waits(step, use.waiting)
         self.tracker.log(step, metrics)
         self._unlogged = None
         if step < self.last_step and self.saver.schedule.due(step):
@@ -422,16 +446,3 @@ class TrainingRun:
     def _how_to_continue(self) -> str:
         last = self.saver.last
         return "" if last is None else f"continue with trainer.resume={last}"
-
-
-def forward(group: WorkerGroup[W], method: Callable[[W, Batch], Tensor], batch: Batch) -> Tensor:
-    """A forward pass over the batch, a shard per rank: [rows, response length], in the order of the rows."""
-    shards, sequences = batch.shards(len(group)), batch.with_only()
-    results = torch.cat(group.call_each(task(method, sequences.rows(shard)) for shard in shards))
-    return results[torch.cat(shards).argsort()]
-
-
-def update(group: WorkerGroup[TrainedRole], batch: Batch, mini_batch_size: int) -> dict[str, float]:
-    """A role's optimizer steps on the batch; the metrics of its first rank."""
-    shards = batch.shards(len(group), mini_batch_size)
-    return group.call_each(task(TrainedRole.update, batch.rows(shard)) for shard in shards)[0]

@@ -24,11 +24,9 @@ from trainer.runs.checkpoint import read_checkpoint
 from trainer.runs.interfaces import ActorRole, ReferenceRole
 from trainer.runs.loop import (
     TrainingRun,
-    forward,
     recorded_step,
     run_directory,
     stalls_explained,
-    update,
     with_last_checkpoint,
 )
 from trainer.runs.memory import all_lowered, restarted, with_limits
@@ -74,8 +72,7 @@ class OfflineRun(TrainingRun, Generic[Example]):
         started = time.perf_counter()
         batch, metrics = self.learn([self.training[index] for index in self.sampler.next_batch()])
         self.begin_update()
-        with self.tracker.phase("update_actor"):
-            metrics |= update(self.actor, batch, len(batch))
+        metrics |= self.update_pass("update_actor", self.actor, batch, len(batch))
         seconds = time.perf_counter() - started
         throughput = int(batch.lengths.sum()) / seconds
         return {**metrics, "time/step": seconds, "throughput/tokens_per_second": throughput}
@@ -88,10 +85,10 @@ class OfflineRun(TrainingRun, Generic[Example]):
 
     def forward(self, batch: Batch) -> Batch:
         """The batch with the log-probs of actor and reference."""
-        with self.tracker.phase("old_log_prob"):
-            batch = batch.with_(old_log_probs=forward(self.actor, ActorRole.log_probs, batch))
-        with self.tracker.phase("reference"):
-            return batch.with_(reference_log_probs=forward(self.reference, ReferenceRole.reference_log_probs, batch))
+        found = self.forward_pass("old_log_prob", self.actor, ActorRole.log_probs, batch)
+        batch = batch.with_(old_log_probs=found)
+        found = self.forward_pass("reference", self.reference, ReferenceRole.reference_log_probs, batch)
+        return batch.with_(reference_log_probs=found)
 
 
 def train_offline(

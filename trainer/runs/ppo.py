@@ -40,11 +40,9 @@ from trainer.runs.interfaces import ActorRole, CriticRole, ReferenceRole
 from trainer.runs.loop import (
     TrainingResult,
     TrainingRun,
-    forward,
     recorded_step,
     run_directory,
     stalls_explained,
-    update,
     with_last_checkpoint,
 )
 from trainer.runs.memory import all_lowered, restarted, with_limits
@@ -152,7 +150,9 @@ class Controller(TrainingRun):
         self.after_update: dict[str, float] = {}
         self.sampled_step = 0  # the last one whose samples are recorded
         groups, steps = workers.training, data.steps(config)
-        super().__init__(config, run_dir, tracker, stop, groups, certificate, data.sampler, steps)
+        super().__init__(
+            config, run_dir, tracker, stop, groups, certificate, data.sampler, steps, engines=workers.rollout
+        )
         if (lag := self.watchdogs.lag) is not None:
             self.saver.keep_for_roll_backs(lag)
 
@@ -212,22 +212,18 @@ class Controller(TrainingRun):
         if self.config.algorithm.old_log_probs == "engine":
             batch = batch.with_(old_log_probs=batch.rollout_log_probs)
         elif self.config.needs_old_log_probs:
-            with phase("old_log_prob"):
-                batch = batch.with_(old_log_probs=forward(actor, ActorRole.log_probs, batch))
+            batch = batch.with_(old_log_probs=self.forward_pass("old_log_prob", actor, ActorRole.log_probs, batch))
         if self.config.algorithm.estimator.needs_squared_probabilities:
-            with phase("squared_probabilities"):
-                found = forward(actor, ActorRole.squared_probabilities, batch)
-                batch = batch.with_(squared_probabilities=found)
+            found = self.forward_pass("squared_probabilities", actor, ActorRole.squared_probabilities, batch)
+            batch = batch.with_(squared_probabilities=found)
         if reference:
-            with phase("reference"):
-                batch = batch.with_(reference_log_probs=forward(reference, ReferenceRole.reference_log_probs, batch))
+            found = self.forward_pass("reference", reference, ReferenceRole.reference_log_probs, batch)
+            batch = batch.with_(reference_log_probs=found)
         if self.roles.teacher:
-            with phase("teacher"):
-                found = forward(self.roles.teacher, ReferenceRole.reference_log_probs, batch)
-                batch = batch.with_(teacher_log_probs=found)
+            found = self.forward_pass("teacher", self.roles.teacher, ReferenceRole.reference_log_probs, batch)
+            batch = batch.with_(teacher_log_probs=found)
         if critic:
-            with phase("values"):
-                batch = batch.with_(values=forward(critic, CriticRole.values, batch))
+            batch = batch.with_(values=self.forward_pass("values", critic, CriticRole.values, batch))
         with phase("reward"):  # most of it ran beside the passes
             scores = experience.scores.result()
         if step > self.sampled_step:  # not again if the step is taken again
@@ -240,13 +236,11 @@ class Controller(TrainingRun):
         if self.may_update(step, metrics):
             batch = self._resampled(batch, experience, scores, step)
             if critic:
-                with phase("update_critic"):
-                    read = batch.with_only(*CRITIC_READS)
-                    metrics |= update(critic, read, self.config.critic.mini_batch_size)
+                read = batch.with_only(*CRITIC_READS)
+                metrics |= self.update_pass("update_critic", critic, read, self.config.critic.mini_batch_size)
             if step > self.config.trainer.critic_warmup:
-                with phase("update_actor"):
-                    read = batch.with_only(*ACTOR_READS)
-                    metrics |= update(actor, read, self.config.actor.mini_batch_size)
+                read = batch.with_only(*ACTOR_READS)
+                metrics |= self.update_pass("update_actor", actor, read, self.config.actor.mini_batch_size)
                 if "actor/kl_loss" in metrics:  # where no pass before the update has measured the KL
                     metrics.setdefault("reference/kl", metrics["actor/kl_loss"])
                 self.after_update = {
@@ -254,7 +248,10 @@ class Controller(TrainingRun):
                 }
         self.end_update(step, metrics)
         with self.pipeline.paused(), phase("sync_weights"):
+            work = self.engines.take_work()
             metrics |= self.engines.sync_weights()
+        waited = self.tracker.seconds.get("time/generate", 0.0)
+        self.efficiency.engines_did(work, waited if self.config.trainer.mode == "synchronous" else None)
         metrics["rollout/repairs"] = self.engines.take_repairs()
         metrics["reward/repairs"] = self.collector.reward.take_repairs()
         seconds = time.perf_counter() - started
@@ -299,7 +296,8 @@ class Controller(TrainingRun):
             metrics["critic/explained_variance"] = explained_variance(batch.values, estimated.returns, trained)
         metrics["reward/mean"] = scores.values.mean().item()
         metrics["rollout/response_length"] = mask.sum(dim=1).float().mean().item()
-        return batch, scores.metrics | experience.staleness(self.engines.version) | metrics
+        found = experience.staleness(self.engines.version, shares=self.config.trainer.mode != "synchronous")
+        return batch, scores.metrics | found | metrics
 
     def _resampled(self, batch: Batch, experience: Experience, scores: Scores, step: int) -> Batch:
         """The rows to learn from: all, or as many drawn by score."""
@@ -367,6 +365,7 @@ class Controller(TrainingRun):
         """Metrics of responses to the held-out prompts."""
         with self.pipeline.paused(), self.tracker.phase("validate"):
             found = self.collector.validate()
+            self.engines.take_work()  # it is no part of a step
         self.records.write_validation(self.progress.step, found)
         self.exact_matches.append(found.metrics["validation/exact_match"])
         return found.metrics

@@ -14,8 +14,8 @@ from trainer.data.demonstrations import Demonstration, read_demonstrations
 from trainer.data.subset import Subset
 from trainer.records.console import Column
 from trainer.runs.interfaces import ActorRole
-from trainer.runs.loop import forward
 from trainer.runs.offline import OfflineRun, train_offline
+from trainer.runs.passes import forward
 from trainer.runs.reproduction.writer import Repeat
 
 COLUMNS = (

@@ -117,7 +117,7 @@ def test_no_token_exceeds_the_staleness_and_each_records_its_weights(max_stalene
             for prompt, row in zip(experience.prompts, experience.responses, strict=True):
                 assert row.token_ids == row.versions
                 assert len(row.token_ids) == prompt.token_ids[0]
-            metrics = experience.staleness(collector.engines.version)
+            metrics = experience.staleness(collector.engines.version, shares=True)
             assert 0 <= metrics["rollout/staleness_mean"] <= metrics["rollout/staleness_max"] <= max_staleness
             update(pipeline, collector)
     assert [step for step, _ in collector.begun] == list(range(1, LAST + 1))  # and nothing for a step that never comes

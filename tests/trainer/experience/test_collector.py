@@ -99,7 +99,12 @@ def test_the_age_of_weights_is_a_mean_over_sampled_tokens() -> None:
     of_one_version = Trajectory((1,), 1.0, 0, 4, token_ids=[3, 4, 5], mask=[True, False, True], versions=[2, 2, 2])
     of_two = Trajectory((1,), 1.0, 0, 4, token_ids=[3, 4, 5], mask=[True, False, True], versions=[2, 3, 3])
     experience = Experience([], [of_one_version, of_two], completed(Scores(torch.zeros(2), {})))
-    assert experience.staleness(version=4) == {"rollout/staleness_mean": 1.75, "rollout/staleness_max": 2.0}
+    means = {"rollout/staleness_mean": 1.75, "rollout/staleness_max": 2.0}
+    assert experience.staleness(version=4, shares=False) == means
+    by_age = {"rollout/staleness/1": 0.25, "rollout/staleness/2": 0.75}
+    assert experience.staleness(version=4, shares=True) == means | by_age
+    oldest = {"rollout/staleness_mean": 99.75, "rollout/staleness_max": 100.0, "rollout/staleness/8": 1.0}
+    assert experience.staleness(version=102, shares=True) == oldest
 
 
 def test_a_greedy_baseline_is_penalised_for_its_length_as_a_sampled_response_is() -> None:

@@ -53,6 +53,24 @@ def test_a_running_run_shows_its_phase_the_time_left_and_its_metrics(tmp_path: P
     assert "KL" not in text
 
 
+def test_workers_that_others_waited_for_are_named_worst_first(tmp_path: Path) -> None:
+    with RunOwner(tmp_path):
+        record(tmp_path, 2)
+        with Tracker(tmp_path, Config(), resumed_step=2) as tracker:
+            for step, slowest in ((3, "rollout rank 1 on b"), (4, "rollout rank 1 on b"), (5, "rollout rank 0 on a")):
+                waits = {"rollout": (1.5, slowest), "actor": (0.001, "actor rank 0 on a")}
+                tracker.log_waits(step, waits)
+                tracker.log(step, {"time/step": 10.0, "gpu/utilization": 0.5, "engines/busy": 0.25})
+        text = shown(tmp_path)
+    lines = [line.split() for line in text.splitlines() if " rank " in line]
+    assert lines == [
+        ["rollout", "rank", "1", "on", "b", "1.00", "2"],
+        ["rollout", "rank", "0", "on", "a", "0.50", "1"],
+    ]
+    assert "slowest in the last 3 steps" in text
+    assert next(line for line in text.splitlines() if line.startswith("GPUs busy")).split()[2] == "50%"
+
+
 def test_a_run_that_ended_or_died_says_so(tmp_path: Path) -> None:
     with RunOwner(tmp_path):
         record(tmp_path, 2)

@@ -63,10 +63,32 @@ def test_the_report_is_one_page_without_addresses_or_markup_of_the_model(tmp_pat
     assert "10.0% → 40.0%" in text
     assert "&lt;b&gt;1+1&lt;/b&gt;" in text
     assert "<b>1+1</b>" not in text
-    assert text.count("<svg") >= 6
+    assert text.count("<svg") == 3  # learning and time: what was not recorded has no empty plot
     for sign in ("<script", "<link", 'src="http', "url(http", "@import"):
         assert sign not in text
     assert "actor.learning_rate" in text
+
+
+def test_the_report_shows_the_use_of_the_hardware_if_it_was_measured(tmp_path: Path) -> None:
+    record(tmp_path, range(1, 2))
+    assert "Use of the hardware" not in write_report(tmp_path).read_text()
+    with Tracker(tmp_path, Config(), resumed_step=1) as tracker:
+        tracker.log_waits(2, {"rollout": (1.0, "rollout rank 3 on n4"), "reward": (0.001, "reward rank 1 on n4")})
+        use = {"gpu/utilization": 0.5, "mfu/update_actor": 0.4, "tflops/update_actor": 400.0, "time/step": 5.0}
+        tracker.log(2, use | {"rollout/staleness/0": 0.25, "rollout/staleness/1": 0.75, "idle/actor": 1.0})
+    text = write_report(tmp_path).read_text()
+    for shown in ("Use of the hardware", "GPU utilisation", "(MFU)", "Age of the tokens", "rollout rank 3 on n4"):
+        assert shown in text
+    for absent in ("TFLOP/s", "Engines, shares", "reward rank 1"):  # MFU says more; not measured; not noticeable
+        assert absent not in text
+
+
+def test_a_resumed_run_keeps_the_waits_of_its_steps(tmp_path: Path) -> None:
+    for resumed, steps in ((None, range(1, 4)), (2, range(3, 5))):
+        with Tracker(tmp_path, Config(), resumed) as tracker:
+            for step in steps:
+                tracker.log_waits(step, {"rollout": (1.0, "rollout rank 3 on n4")})
+    assert [row["step"] for row in read(tmp_path / "waits.jsonl")] == [1, 2, 3, 4]
 
 
 def test_a_run_with_a_truncated_last_line_has_a_report(tmp_path: Path) -> None:

@@ -1,11 +1,14 @@
 """Whole runs on two Ray nodes with real engines: training, resuming, and ending early in the right way."""
 
+import io
+import re
 import signal
 import time
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -15,7 +18,9 @@ from trainer.config.trainer import TrainerConfig
 from trainer.config.tree import Config
 from trainer.errors import CheckpointError, ConfigError
 from trainer.models.small import ModelShape, create_model, save_model
-from trainer.records.files.run_files import recorded_trajectories
+from trainer.records.files.run_files import read_lines, recorded_trajectories
+from trainer.records.pages.report import write_report
+from trainer.records.top import watch
 from trainer.rollout.engines import split
 from trainer.runs.checkpoint import read_checkpoint
 from trainer.runs.export import export_checkpoint
@@ -44,8 +49,39 @@ def test_a_run_leaves_metrics_of_every_step(uninterrupted: Run) -> None:
         assert row["critic/value_loss"] >= 0
         assert 1 <= row["rollout/response_length"] <= 16
         assert row["time/step"] > row["time/update_actor"] > 0
+        assert_use_is_seen(row)
     assert rows[1]["reference/kl"] == pytest.approx(0, abs=1e-6)
     assert abs(rows[4]["reference/kl"]) > 1e-6
+
+
+def assert_use_is_seen(row: dict[str, float]) -> None:
+    """What a step does with its hardware, as far as machines without GPUs show it."""
+    passes = ("old_log_prob", "reference", "values", "update_critic", "update_actor")
+    assert all(row[f"tflops/{phase}"] > 0 for phase in passes)
+    assert row["tflops/update_actor"] * row["time/update_actor"] > 2 * row["tflops/values"] * row["time/values"]
+    assert not [name for name in row if name.startswith(("mfu/", "gpu/"))]
+    assert 0 < row["engines/busy_lowest"] <= row["engines/busy"] <= 1 <= row["engines/imbalance"] <= 2
+    sampled = 16 * row["rollout/response_length"] / row["time/generate"]
+    assert row["throughput/generated_tokens_per_second"] == pytest.approx(sampled)
+    for role in ("rollout", "actor", "critic", "reference"):
+        assert 0 <= row[f"idle/{role}"] < row["time/step"]
+        assert 0 <= row[f"waiting/{role}"] < row["time/step"]
+
+
+def test_report_and_top_name_the_workers_that_others_waited_for(uninterrupted: Run) -> None:
+    waits = read_lines(uninterrupted.directory / "waits.jsonl")
+    assert [row["step"] for row in waits] == [1, 2, 3, 4]
+    slowest = waits[-1]["waits"]["rollout"]["slowest"]
+    assert re.match(r"rollout rank [01] on [0-9.]+$", slowest)
+    report = write_report(uninterrupted.directory).read_text()
+    for text in ("TFLOP/s of a device", "Sampled tokens per second", "Workers that others waited for", slowest):
+        assert text in report
+    assert "MFU" not in report
+    console = Console(file=io.StringIO(), width=100)
+    watch(uninterrupted.directory, console)
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "engines busy" in shown
+    assert "waited for" in shown
 
 
 def test_the_result_is_a_model_that_transformers_loads(uninterrupted: Run, runs: Runs) -> None:

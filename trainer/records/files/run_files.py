@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.errors import DataError
-from trainer.records.tracking import CONFIG, METRICS, SAMPLES, finished_lines
+from trainer.records.tracking import CONFIG, METRICS, SAMPLES, WAITS, finished_lines
 from trainer.records.trajectories import FOLDER, VALIDATIONS, read_trajectories, recorded_steps
 
 _STEPS_OF_SAMPLES = 3  # a page shows the samples of this many steps: the first, one in the middle, the last
@@ -28,6 +28,8 @@ class RecordedRun:
     config: dict[str, Any]
     extremes: list[dict[str, Any]] = field(default_factory=list)
     """The trajectories with the highest and the lowest rewards of the last recorded step."""
+    waits: list[dict[str, Any]] = field(default_factory=list)
+    """Of each step: how long the workers of each role waited for the slowest of them, and which one that was."""
 
     def series(self, metric: str) -> tuple[list[float], list[float]]:
         """Steps and values of one metric, at the steps that measured it."""
@@ -38,6 +40,10 @@ class RecordedRun:
         """Seconds of a phase per step, mean over all steps."""
         rows = [row for row in self.rows if "time/step" in row]
         return sum(row.get(f"time/{phase}", 0.0) for row in rows) / max(1, len(rows))
+
+    def names(self, prefix: str) -> list[str]:
+        """The metrics of the run that start so, in alphabetical order."""
+        return sorted({name for row in self.rows for name in row if name.startswith(prefix)})
 
     def shown_samples(self) -> list[tuple[int, list[dict[str, Any]]]]:
         """The samples of the first step, of one in the middle and of the last."""
@@ -62,7 +68,8 @@ def read_run(run_dir: Path) -> RecordedRun:
     if not rows:
         raise DataError(f"{run_dir / METRICS}: no step was finished", hint="name a run that finished a step")
     samples = read_lines(run_dir / SAMPLES)
-    return RecordedRun(run_dir.resolve().name, rows, samples, settings, _extremes(trajectories_of(settings, run_dir)))
+    extremes, waits = _extremes(trajectories_of(settings, run_dir)), read_lines(run_dir / WAITS)
+    return RecordedRun(run_dir.resolve().name, rows, samples, settings, extremes, waits)
 
 
 def _extremes(directory: Path) -> list[dict[str, Any]]:

@@ -91,6 +91,55 @@ def draw_lines(*metrics: tuple[str, str]) -> Callable[[Axes, RecordedRun], None]
     return draw
 
 
+def draw_group(prefix: str) -> Callable[[Axes, RecordedRun], None]:
+    """A line above 0 for each metric that starts so, labelled with the rest of its name; equal ones share a line."""
+
+    def draw(axes: Axes, run: RecordedRun) -> None:
+        equal: dict[str, list[str]] = {}
+        for name in run.names(prefix):
+            equal.setdefault(repr(run.series(name)), []).append(name)
+        lines = (
+            (names[0], ", ".join(name.removeprefix(prefix).replace("_", " ") for name in names))
+            for names in equal.values()
+        )
+        draw_lines(*lines)(axes, run)
+        axes.set_ylim(bottom=0)
+
+    return draw
+
+
+def draw_tflops(axes: Axes, run: RecordedRun) -> None:
+    """FLOP/s of the passes where the chip is unknown, so that there is no MFU."""
+    if not run.names("mfu/"):
+        draw_group("tflops/")(axes, run)
+
+
+def draw_shares(*metrics: tuple[str, str]) -> Callable[[Axes, RecordedRun], None]:
+    """Lines between 0 and 1."""
+
+    def draw(axes: Axes, run: RecordedRun) -> None:
+        draw_lines(*metrics)(axes, run)
+        axes.set(ylim=(-0.02, 1.02))
+
+    return draw
+
+
+def draw_staleness(axes: Axes, run: RecordedRun) -> None:
+    """The histogram of the tokens' ages of each step: shares, stacked."""
+    names = run.names("rollout/staleness/")
+    rows = [row for row in run.rows if any(name in row for name in names)]
+    if not rows:
+        return
+    # Each step is as wide as a bar, so that a single one is visible.
+    edges = [row["step"] + side for row in rows for side in (-0.5, 0.5)]
+    shares = [[row.get(name, 0.0) for row in rows for _ in range(2)] for name in names]
+    ages = [name.removeprefix("rollout/staleness/") for name in names]
+    labels = [f"{age} update{'' if age == '1' else 's'}" for age in ages]
+    axes.stackplot(edges, shares, labels=labels, colors=COLOURS)
+    axes.set(xlabel="step", ylim=(0, 1))
+    axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=3, frameon=False, borderpad=0)
+
+
 def draw_phases(axes: Axes, run: RecordedRun) -> None:
     """Seconds of each phase, stacked, per step."""
     rows = [row for row in run.rows if "time/step" in row]
@@ -115,7 +164,7 @@ def draw_waterfall(axes: Axes, run: RecordedRun) -> None:
 
 
 def figure_svg(draw: Callable[[Axes], None], wide: bool) -> str:
-    """A plot as inline SVG, readable on a light and on a dark page."""
+    """A plot as inline SVG, readable on a light and on a dark page; empty if there was nothing to draw."""
     style = {
         "svg.fonttype": "none",
         "svg.hashsalt": "slipway",
@@ -131,6 +180,8 @@ def figure_svg(draw: Callable[[Axes], None], wide: bool) -> str:
         axes.patch.set_alpha(0)
         axes.grid(alpha=0.15)
         draw(axes)
+        if not axes.has_data():
+            return ""
         text = io.StringIO()
         figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     svg = text.getvalue()

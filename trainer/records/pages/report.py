@@ -5,7 +5,7 @@ cut short. The page has no script, no font and no address of its own.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import matplotlib
@@ -15,10 +15,23 @@ from matplotlib.figure import Figure
 
 from trainer.records.files.run_files import RecordedRun, median, read_run
 from trainer.records.pages.page import write_page
-from trainer.records.pages.plots import Plot, draw_learning, draw_lines, draw_phases, draw_waterfall, figure_svg
+from trainer.records.pages.plots import (
+    Plot,
+    draw_group,
+    draw_learning,
+    draw_lines,
+    draw_phases,
+    draw_shares,
+    draw_staleness,
+    draw_tflops,
+    draw_waterfall,
+    figure_svg,
+)
+from trainer.records.waits import noticed
 
 REPORT = "report.html"
-PLOTS: tuple[tuple[str, Callable[[Axes, RecordedRun], None], bool], ...] = (
+Draw = Callable[[Axes, RecordedRun], None]
+PLOTS: tuple[tuple[str, Draw, bool], ...] = (
     ("Learning", draw_learning, True),
     (
         "KL divergence",
@@ -37,18 +50,44 @@ PLOTS: tuple[tuple[str, Callable[[Axes, RecordedRun], None], bool], ...] = (
     ("Time per phase", draw_waterfall, True),
     ("Time of each step", draw_phases, True),
 )
+USE: tuple[tuple[str, Draw, bool], ...] = (
+    (
+        "GPU utilisation",
+        draw_shares(("gpu/utilization", "mean"), ("gpu/utilization_lowest", "least busy GPU")),
+        False,
+    ),
+    ("Model FLOPs utilisation (MFU)", draw_group("mfu/"), False),
+    ("TFLOP/s of a device", draw_tflops, False),
+    (
+        "Engines, shares",
+        draw_shares(
+            ("engines/busy", "busy"),
+            ("engines/busy_lowest", "least busy engine"),
+            ("engines/running_share", "of max_num_seqs"),
+            ("engines/cache_usage", "cache in use"),
+            ("engines/prefix_hits", "prefix hits"),
+        ),
+        False,
+    ),
+    ("Sampled tokens per second", draw_lines(("throughput/generated_tokens_per_second", "tokens")), False),
+    ("Age of the tokens that a step learns from", draw_staleness, False),
+    ("Seconds that workers waited for the slowest", draw_group("waiting/"), False),
+    ("Seconds in which devices had no call to answer", draw_group("idle/"), False),
+)
+SLOWEST = 10  # workers that are named
 
 
 def write_report(run_dir: Path) -> Path:
     """Writes `report.html` into the run's directory and returns its path. Raises DataError."""
     run = read_run(run_dir)
-    plots = [Plot(title, _svg(draw, run, wide), wide) for title, draw, wide in PLOTS]
     write_page(
         run_dir / REPORT,
         "report.html.j2",
         title=run.name,
         facts=_facts(run),
-        figures=plots,
+        figures=_plots(PLOTS, run),
+        use=_plots(USE, run),
+        waits=_waits(run),
         samples=run.shown_samples(),
         extremes=[(run.extremes[0]["step"], run.extremes)] if run.extremes else [],
         settings=_settings(run),
@@ -65,8 +104,21 @@ def save_learning_curve(run_dir: Path, path: Path) -> None:
         figure.savefig(path, dpi=150)
 
 
-def _svg(draw: Callable[[Axes, RecordedRun], None], run: RecordedRun, wide: bool) -> Markup:
+def _plots(plots: Iterable[tuple[str, Draw, bool]], run: RecordedRun) -> list[Plot]:
+    """The plots of which the run recorded something."""
+    drawn = [Plot(title, _svg(draw, run, wide), wide) for title, draw, wide in plots]
+    return [plot for plot in drawn if plot.svg]
+
+
+def _svg(draw: Draw, run: RecordedRun, wide: bool) -> Markup:
     return Markup(figure_svg(lambda axes: draw(axes, run), wide))
+
+
+def _waits(run: RecordedRun) -> list[tuple[str, str, str]]:
+    """The workers for which others waited longest: name, seconds per step, and in how many steps it was the slowest."""
+    steps = len(run.waits)
+    found = noticed(run.waits, sum(run.series("time/step")[1]))
+    return [(one.worker, f"{one.seconds / steps:.2f}", f"{one.steps} of {steps}") for one in found[:SLOWEST]]
 
 
 def _facts(run: RecordedRun) -> list[tuple[str, str]]:

@@ -12,6 +12,7 @@ from trainer.config.tree import Config
 from trainer.models.lora import adapter_parameters, add_adapters
 from trainer.models.networks import load_language_model
 from trainer.rollout.engine import EngineRow
+from trainer.rollout.occupancy import Load
 from trainer.rollout.sampling import Response, SamplingRequest
 from trainer.weights.arrival import check_complete, check_in_place, checked
 from trainer.weights.buckets import Bucket, SentBucket, checksum
@@ -28,6 +29,7 @@ class TransformersEngine:
         self._with_adapters = config.actor.lora.rank > 0
         self._stops = StopStrings(config) if config.rollout.stop else None
         self._model = _model(config, device).to(self._device).eval()
+        self._load = Load(0, 0)
 
     def generate(self, requests: Sequence[SamplingRequest]) -> list[Response]:
         """See `RolloutEngine.generate`."""
@@ -46,6 +48,7 @@ class TransformersEngine:
         active = torch.ones(len(requests), dtype=torch.bool, device=self._device)
         limits, cache = limits.to(self._device), DynamicCache()
         chosen, log_probs, lengths = [], [], torch.zeros_like(limits)
+        prompt_lengths = mask.sum(dim=1)
         for step in range(uniforms.shape[1]):
             positions = (mask.cumsum(dim=1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
             output = self._model(
@@ -60,7 +63,9 @@ class TransformersEngine:
                 ended |= self._stops.completed_by(chosen)
             endings |= ended & active
             active &= ~ended & (lengths < limits)
-            if not active.any():
+            in_flight = torch.stack([active, (prompt_lengths + lengths) * active]).sum(dim=1)
+            self._load = Load(*in_flight.tolist())
+            if not self._load.running:
                 break
             # Finished rows keep decoding with the rest; `_responses` cuts off the surplus.
             tokens, mask = token.unsqueeze(1), torch.nn.functional.pad(mask, (0, 1), value=1)
@@ -106,6 +111,10 @@ class TransformersEngine:
         if self._with_adapters:
             return dict(adapter_parameters(self._model))
         return dict(self._model.named_parameters(remove_duplicate=False))
+
+    def load(self) -> Load:
+        """See `RolloutEngine.load`."""
+        return self._load
 
     def sleep(self) -> None:
         """See `RolloutEngine.sleep`."""

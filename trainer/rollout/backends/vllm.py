@@ -11,6 +11,7 @@ from trainer.cluster.place import Team
 from trainer.config.tree import Config
 from trainer.errors import WorkerError
 from trainer.rollout.engine import EngineRow
+from trainer.rollout.occupancy import Load
 from trainer.rollout.sampling import Response, SamplingRequest
 from trainer.rollout.vllm_settings import device_settings, weight_settings
 from trainer.weights.buckets import SentBucket
@@ -86,7 +87,8 @@ class VllmEngine:
         sampling = [self._sampling(request) for request in requests]
         prompts = [{"prompt_token_ids": list(request.prompt)} for request in requests]
         outputs = self._engine.generate(prompts, sampling, use_tqdm=False, lora_request=self._adapters)
-        return [_response(output.outputs[0]) for output in outputs]
+        caches = self._rollout.prefix_caching
+        return [_response(output.outputs[0], output.num_cached_tokens if caches else None) for output in outputs]
 
     def _sampling(self, request: SamplingRequest) -> "SamplingParams":
         from vllm import SamplingParams
@@ -137,6 +139,15 @@ class VllmEngine:
             self._engine.sleep(level=1 if self._lora else 2)
             self._asleep = True
 
+    def load(self) -> Load | None:
+        """See `RolloutEngine.load`. None if vLLM's engine core has a process of its own."""
+        core = getattr(self._engine.llm_engine.engine_core, "engine_core", None)
+        if core is None:
+            return None
+        scheduler = core.scheduler
+        running = list(scheduler.running)  # the scheduler changes the list meanwhile
+        return Load(len(running), sum(request.num_tokens for request in running), scheduler.kv_cache_manager.usage)
+
     def _wake(self, tag: str) -> None:
         if self._asleep:
             self._engine.wake_up(tags=[tag])
@@ -152,16 +163,16 @@ def _shard_settings(team: Team) -> dict[str, object]:
     return {"tensor_parallel_size": team.size, "distributed_executor_backend": shard_executor(team)}
 
 
-def _response(output: "CompletionOutput") -> Response:
+def _response(output: "CompletionOutput", cached_tokens: int | None) -> Response:
     token_ids = tuple(output.token_ids)
     if not token_ids:
         raise WorkerError("vLLM returned a response without tokens")
     ended = output.finish_reason == "stop"
     if output.logprobs is None:
-        return Response(token_ids, None, ended)
+        return Response(token_ids, None, ended, cached_tokens)
     entries = output.logprobs[: len(token_ids)]  # vLLM may have sampled on after a stop string
     log_probs = tuple(entry[token].logprob for entry, token in zip(entries, token_ids, strict=True))
-    return Response(token_ids, log_probs, ended)
+    return Response(token_ids, log_probs, ended, cached_tokens)
 
 
 ROW = EngineRow(VllmEngine, package="vllm", preference=1, open_shard=VllmEngine)

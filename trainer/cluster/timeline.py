@@ -1,0 +1,125 @@
+"""When the workers of a run had a call to answer, how long they waited for the slowest one, and which one that was."""
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+Device = tuple[str, int]
+"""The id of a node, and the rank of a slot on it."""
+
+Span = tuple[float, float]
+
+
+@dataclass
+class Answering:
+    """A worker that has a call to answer, from `begun` until `ended`; `process` differs after a restart."""
+
+    worker: str
+    process: str
+    device: Device
+    method: str
+    begun: float
+    ended: float | None = None
+
+    @property
+    def role(self) -> str:
+        return self.worker.partition(" rank ")[0]
+
+    def within(self, start: float, end: float) -> Span:
+        """The part of it between two times."""
+        return max(self.begun, start), min(end if self.ended is None else self.ended, end)
+
+
+class Waiting(NamedTuple):
+    """Seconds that a role's workers waited for the slowest of them, mean over those called, and the worker for which
+    they waited longest."""
+
+    seconds: float
+    slowest: str
+
+
+@dataclass(frozen=True)
+class Busy:
+    """What a timeline shows of the time since `Timeline.begin`: `seconds` long."""
+
+    seconds: float
+    answered: Sequence[Answering]
+    waiting: Mapping[str, Waiting] = field(default_factory=dict)
+    """By role; only those of whose workers several were called together."""
+
+    def idle(self, devices: Collection[Device]) -> float:
+        """Seconds in which none of a device's workers had a call to answer, of any role; mean over the devices."""
+        spans: dict[Device, list[Span]] = defaultdict(list)
+        for one in self._answered():
+            spans[one.device].append((one.begun, one.ended or 0.0))
+        return sum(self.seconds - covered(spans[device]) for device in devices) / max(1, len(devices))
+
+    def of_workers(self, role: str, method: str) -> list[float]:
+        """Seconds in which each worker of a role had such a call to answer; those without one are missing."""
+        spans: dict[str, list[Span]] = defaultdict(list)
+        for one in self._answered():
+            if one.role == role and one.method == method:
+                spans[one.process].append((one.begun, one.ended or 0.0))
+        return [covered(own) for own in spans.values()]
+
+    def _answered(self) -> Iterator[Answering]:
+        return (one for one in self.answered if (one.ended or 0.0) > one.begun)
+
+
+class Timeline:
+    """Remembers the calls of a step. Several threads may wait for calls at the same time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._together: list[list[Answering]] = []
+        self._begun = time.monotonic()
+
+    def begin(self) -> None:
+        """Starts anew; calls that still run go on."""
+        with self._lock:
+            self._begun = time.monotonic()
+            running = [[one for one in together if one.ended is None] for together in self._together]
+            self._together = [together for together in running if together]
+
+    def add(self, together: Iterable[Answering]) -> None:
+        """Adds workers that are called together. Set `ended` as soon as one has answered."""
+        with self._lock:
+            self._together.append(list(together))
+
+    def since_begin(self) -> Busy:
+        """What happened since `begin`, up to now."""
+        with self._lock:
+            start, end = self._begun, time.monotonic()
+            together = [list(ones) for ones in self._together]
+        answered = [
+            Answering(one.worker, one.process, one.device, one.method, *one.within(start, end))
+            for ones in together
+            for one in ones
+        ]
+        return Busy(end - start, answered, _waiting(together, start))
+
+
+def _waiting(together: Sequence[Sequence[Answering]], start: float) -> dict[str, Waiting]:
+    seconds: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))  # by role and slowest worker
+    for ones in together:
+        by_role: dict[str, list[tuple[float, str]]] = defaultdict(list)
+        for one in ones:
+            if one.ended is not None:
+                by_role[one.role].append((max(start, one.ended), one.worker))
+        for role, ends in by_role.items():
+            last, slowest = max(ends)
+            if len(ends) > 1:
+                seconds[role][slowest] += sum(last - end for end, _ in ends) / len(ends)
+    return {role: Waiting(sum(own.values()), max(own, key=lambda worker: own[worker])) for role, own in seconds.items()}
+
+
+def covered(spans: Iterable[Span]) -> float:
+    """Seconds that lie in at least one of the spans."""
+    total, reached = 0.0, float("-inf")
+    for begun, ended in sorted(spans):
+        total += max(0.0, ended - max(begun, reached))
+        reached = max(reached, ended)
+    return total

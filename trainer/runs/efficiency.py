@@ -1,0 +1,152 @@
+"""What a step does with its hardware: FLOP/s of the passes, busy and idle devices, full and empty engines.
+
+Nothing here fails a run: what cannot be measured is missing from the metrics.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from trainer.cluster.monitors import GpuMonitors
+from trainer.cluster.timeline import Busy, Timeline, Waiting
+from trainer.cluster.workers import WorkerGroup
+from trainer.config.tree import Config
+from trainer.data.batches.batch import Batch
+from trainer.data.batches.shared_prompts import SharedPrompts
+from trainer.planning.chips import dense_bf16_flops
+from trainer.planning.flops import Rows, explains_parameters, forward_flops, update_flops
+from trainer.planning.memory import model_of
+from trainer.planning.model_size import ModelSize
+from trainer.rollout.engines import EngineWork, EngineWorker
+from trainer.runs.interfaces import TrainingRole
+
+
+@dataclass(frozen=True)
+class StepUse:
+    """The metrics of a step, and for whom the workers of each role waited in it."""
+
+    metrics: Mapping[str, float]
+    waiting: Mapping[str, Waiting]
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A pass of a role over a batch: forward, or its optimizer steps if there is a mini-batch size."""
+
+    phase: str
+    role: str
+    batch: Batch
+    mini_batch_size: int | None
+    seconds: float
+
+
+class Efficiency:
+    """Measures the steps of a run: `begin`, then passes inside `computing`, then `measure`."""
+
+    def __init__(
+        self,
+        config: Config,
+        training: Sequence[WorkerGroup[TrainingRole]],
+        engines: WorkerGroup[EngineWorker] | None = None,
+    ) -> None:
+        self.timeline = Timeline()
+        self._config = config
+        self._groups: list[WorkerGroup[Any]] = [*training, *([engines] if engines else [])]
+        self._monitors = GpuMonitors(self._groups)
+        sizes = {group.role: ModelSize.read(model_of(config, group.role)) for group in training}
+        self._sizes = {role: size for role, size in sizes.items() if size is not None and explains_parameters(size)}
+        self._ranks = {group.role: len(group) for group in training}
+        self._chips = {
+            group.role: dense_bf16_flops(group.call_one(0, TrainingRole.device_kind))
+            for group in training
+            if group.slots[0].device == "cuda"
+        }
+        self._passes: list[Pass] = []
+        self._work: EngineWork | None = None
+        self._generating: float | None = None
+
+    def begin(self) -> None:
+        """Begins a step."""
+        self._passes = []
+        self._work, self._generating = None, None
+        self.timeline.begin()
+
+    @contextmanager
+    def computing(self, phase: str, role: str, batch: Batch, mini_batch_size: int | None = None) -> Iterator[None]:
+        """Times a pass of a role over a batch: forward, or the role's optimizer steps with this mini-batch size."""
+        started = time.perf_counter()
+        yield
+        self._passes.append(Pass(phase, role, batch, mini_batch_size, time.perf_counter() - started))
+
+    def engines_did(self, work: EngineWork, generating: float | None) -> None:
+        """Adds what the engines did; `generating` are the seconds in which the step waited for them, None if they
+        sample beside it."""
+        self._work, self._generating = work, generating
+
+    def measure(self) -> "StepUse":
+        """The step, which ends now."""
+        busy = self.timeline.since_begin()
+        metrics = {
+            **self._of_passes(),
+            **gpu_metrics(self._monitors.utilization(busy.seconds)),
+            **{f"waiting/{role}": waiting.seconds for role, waiting in busy.waiting.items()},
+            **{f"idle/{group.role}": busy.idle(_devices(group)) for group in self._groups},
+            **(self._of_engines(busy, self._work) if self._work else {}),
+        }
+        self._passes = []  # which hold the batches
+        return StepUse(metrics, busy.waiting)
+
+    def _of_passes(self) -> dict[str, float]:
+        seconds: dict[str, float] = defaultdict(float)
+        flops: dict[str, float] = defaultdict(float)  # of a rank
+        found = {}
+        prompts: dict[tuple[int, int], SharedPrompts] = {}  # of the same tensors, which most passes have in common
+        for one in self._passes:
+            if (size := self._sizes.get(one.role)) is None:
+                continue
+            tensors = id(one.batch.token_ids), id(one.batch.response_mask)
+            if tensors not in prompts:
+                prompts[tensors] = one.batch.shared_prompts()
+            seconds[one.phase] += one.seconds
+            flops[one.phase] += self._flops(size, one, prompts[tensors]) / self._ranks[one.role]
+            found[f"tflops/{one.phase}"] = flops[one.phase] / seconds[one.phase] / 1e12
+            if rate := self._chips.get(one.role):
+                found[f"mfu/{one.phase}"] = flops[one.phase] / seconds[one.phase] / rate
+        return found
+
+    def _flops(self, size: ModelSize, one: Pass, prompts: SharedPrompts) -> float:
+        settings = self._config.critic if one.role == "critic" else self._config.actor
+        head_tokens = 0 if one.role == "critic" else int(one.batch.response_mask.sum())
+        rows = Rows.of(prompts, head_tokens, settings.share_prompts, one.mini_batch_size)
+        if one.mini_batch_size is None:
+            return forward_flops(size, rows)
+        return settings.ppo_epochs * update_flops(size, rows, frozen=settings.lora.rank > 0)
+
+    def _of_engines(self, busy: Busy, work: EngineWork) -> dict[str, float]:
+        generating = self._generating
+        workers = next(len(group) for group in self._groups if group.role == "rollout")
+        found = work.occupancy.metrics(self._config.rollout.max_num_seqs)
+        seconds = busy.of_workers("rollout", "generate")
+        seconds += [0.0] * (workers - len(seconds))
+        window = busy.seconds if generating is None else generating
+        if window > 0 and max(seconds) > 0:
+            found["engines/busy"] = min(1.0, fmean(seconds) / window)
+            found["engines/busy_lowest"] = min(1.0, min(seconds) / window)
+            found["engines/imbalance"] = max(seconds) / fmean(seconds)
+        window = work.seconds if generating is None else generating
+        if window > 0:
+            found["throughput/generated_tokens_per_second"] = work.tokens / window
+        return found
+
+
+def gpu_metrics(shares: Sequence[float]) -> dict[str, float]:
+    """Metrics of the utilisation of each GPU; empty without any."""
+    return {"gpu/utilization": fmean(shares), "gpu/utilization_lowest": min(shares)} if shares else {}
+
+
+def _devices(group: WorkerGroup[Any]) -> set[tuple[str, int]]:
+    return {(slot.node.id, slot.rank) for slot in group.slots}

@@ -1,0 +1,27 @@
+"""Passes of a role over a batch, divided among its ranks."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from trainer.cluster.calls import task
+from trainer.cluster.workers import WorkerGroup
+from trainer.data.batches.batch import Batch
+from trainer.runs.interfaces import TrainedRole
+
+W = TypeVar("W")
+
+
+def forward(group: WorkerGroup[W], method: Callable[[W, Batch], Tensor], batch: Batch) -> Tensor:
+    """A forward pass over the batch, a shard per rank: [rows, response length], in the order of the rows."""
+    shards, sequences = batch.shards(len(group)), batch.with_only()
+    results = torch.cat(group.call_each(task(method, sequences.rows(shard)) for shard in shards))
+    return results[torch.cat(shards).argsort()]
+
+
+def update(group: WorkerGroup[TrainedRole], batch: Batch, mini_batch_size: int) -> dict[str, float]:
+    """A role's optimizer steps on the batch; the metrics of its first rank."""
+    shards = batch.shards(len(group), mini_batch_size)
+    return group.call_each(task(TrainedRole.update, batch.rows(shard)) for shard in shards)[0]
