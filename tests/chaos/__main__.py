@@ -22,6 +22,7 @@ ROOMS = {
     "disks": os.geteuid() == 0 and which("mount") is not None,
     "nodes": find_spec("ray") is not None,  # in a container: what a job leaves in /tmp must not be another program's
     "jobs": find_spec("ray") is not None,
+    "mirrors": find_spec("buildkit") is not None and None not in (which("docker"), which("mmdebstrap")),
     "registries": find_spec("buildkit") is not None and find_spec("trustme") is not None,
 }
 """Each room, and whether this Python has what it needs."""
