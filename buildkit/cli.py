@@ -1,6 +1,7 @@
 """The `buildkit` command: results on stdout, everything else on stderr, each error once with its hint."""
 
 import logging
+import signal
 import sys
 from typing import Annotated
 
@@ -68,8 +69,14 @@ def common(
     """Build, run and test Slipway's container images."""
 
 
+def _end(number: int, _frame: object) -> None:
+    sys.exit(128 + number)
+
+
 def main() -> None:
     """The console script. Prints a `BuildkitError` as `error:` and `hint:` and exits with its code; 130 on Ctrl-C."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _end)  # Python would end at once, and leave the files with passwords that a build reads
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     logging.getLogger("docker").setLevel(logging.WARNING)
     try:

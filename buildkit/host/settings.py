@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 from buildkit.errors import UsageError
 
 PROXIES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
+UV_PATIENCE = ("UV_HTTP_TIMEOUT", "UV_HTTP_RETRIES")
 CA_VARIABLES = ("UV_SSL_CERT_FILE", "PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 SYSTEM_CA = (Path("/etc/ssl/certs/ca-certificates.crt"), Path("/etc/pki/tls/certs/ca-bundle.crt"))
 LISTS = {"extra-index-url", "find-links", "trusted-host"}
@@ -27,7 +28,8 @@ MIRRORS = "SLIPWAY_INDEX_MIRRORS"
 class HostSettings:
     """`indexes` are simple indexes after the default one. Those with `file:`, and `find_links`, are folders here.
 
-    `mirrors` maps the start of a vendor's address to the start of its mirror's.
+    `mirrors` maps the start of a vendor's address to the start of its mirror's. `patience` holds uv's variables for
+    slow mirrors.
     """
 
     default_index: str | None
@@ -38,6 +40,7 @@ class HostSettings:
     proxies: dict[str, str]
     apt_sources: str
     mirrors: dict[str, str] = field(default_factory=dict)
+    patience: dict[str, str] = field(default_factory=dict)
 
     @property
     def local_indexes(self) -> tuple[Path, ...]:
@@ -64,6 +67,7 @@ class HostSettings:
             "UV_FIND_LINKS": " ".join(remote_links),
             "UV_INSECURE_HOST": " ".join(self.trusted_hosts),
             "SSL_CERT_FILE": ca_bundle if self.ca_bundle else "",
+            **self.patience,
             **self.proxies,
         }
         return {name: value for name, value in values.items() if value}
@@ -101,6 +105,7 @@ def read_host(
         proxies={name: environ[name] for name in PROXIES if environ.get(name)},
         apt_sources=read_apt(root),
         mirrors=read_mirrors(environ.get(MIRRORS, "")),
+        patience={name: environ[name] for name in UV_PATIENCE if environ.get(name)},
     )
 
 

@@ -94,7 +94,8 @@ class ContainerEngine(ABC):
         if status != 0:
             raise BuildError(
                 f"the build ended with status {status}: {shlex.join(command)}",
-                "the last step above failed; existing images are unchanged",
+                "the last step above failed; existing images are unchanged. Repair what it names, then run the same "
+                "`buildkit` command again: finished downloads are kept",
             )
 
     def inspect(self, reference: str) -> dict[str, Any] | None:

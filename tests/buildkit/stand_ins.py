@@ -89,8 +89,8 @@ class Index(http.server.ThreadingHTTPServer):
     `asked` are the paths of all requests.
     """
 
-    def __init__(self, folder: Path, host: str) -> None:
-        super().__init__((host, 0), IndexHandler)
+    def __init__(self, folder: Path, host: str, port: int = 0, handler: "type[IndexHandler] | None" = None) -> None:
+        super().__init__((host, port), handler or IndexHandler)
         self.folder = folder
         self.asked: list[str] = []
 
@@ -143,7 +143,10 @@ class IndexHandler(http.server.BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(content)
+            self.send(content)
+
+    def send(self, content: bytes) -> None:
+        self.wfile.write(content)
 
     def log_message(self, format: str, *args: object) -> None:
         pass

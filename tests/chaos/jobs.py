@@ -72,17 +72,29 @@ class Job:
     ray: bool = True
     mark: str = field(default_factory=lambda: secrets.token_hex(8))
     nodes: list[Node] = field(default_factory=list)
+    places: Sequence[Path] = PLACES
+    """Directories in which nothing may be left."""
+    launches: Sequence[Sequence[str]] = ()
+    """How each node starts `launch`, if not as a process of this host."""
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     def __enter__(self) -> "Job":
         self.rows_before = len(rows_of(self.run_dir))
-        self.present = {path for place in PLACES for path in place.iterdir()}
+        self.present = {path for place in self.places for path in place.iterdir()}
         self.logs = tempfile.TemporaryDirectory(prefix="chaos-logs-")
-        environment = {**os.environ, **new_job(self.size), "SLIPWAY_DEADLINE": "120", MARK: self.mark}
+        environment = {
+            **os.environ,
+            **new_job(self.size),
+            **self.variables,
+            "SLIPWAY_DEADLINE": "120",
+            MARK: self.mark,
+        }
+        launches = self.launches or [LAUNCH] * self.size
         for rank in range(self.size):
             log = Path(self.logs.name) / str(rank)
             with log.open("wb") as output:
                 process = subprocess.Popen(
-                    [*LAUNCH, *(SMALL if self.ray else ["--no-ray"]), "--", *self.command],
+                    [*launches[rank], *(SMALL if self.ray else ["--no-ray"]), "--", *self.command],
                     env={**environment, "SLIPWAY_NODE_RANK": str(rank)},
                     cwd=REPOSITORY,
                     stdin=subprocess.DEVNULL,
@@ -123,7 +135,7 @@ class Job:
 
     def new_files(self, gone_ranks: set[int]) -> list[Path]:
         """What was not there before, except for what nodes left that were killed as a whole."""
-        present = {path for place in PLACES for path in place.iterdir()} - self.present - {Path(self.logs.name)}
+        present = {path for place in self.places for path in place.iterdir()} - self.present - {Path(self.logs.name)}
         ranks = "|".join(map(str, gone_ranks)) or "none"
         return [path for path in present if not re.fullmatch(rf"slipway-ray-\w+-({ranks})-\w+", path.name)]
 
@@ -163,7 +175,7 @@ class Fault:
             time.sleep(random.uniform(0, 3))
             rank = self.strike(job, random)
             self._watch(job, rank, found)
-            self._look_back(job, found, job.steps(), expected)
+            look_back(job, found, expected)
         found.expect_clean()
 
     def strike(self, job: Job, random: Random) -> int:
@@ -216,23 +228,25 @@ class Fault:
         found.processes = len(left)
         found.files = len(job.new_files(gone_ranks if self.whole_node else set()))
 
-    def _look_back(self, job: Job, found: Injection, steps: Sequence[int], expected: int) -> None:
-        """What the run's directory holds."""
-        if steps:
-            found.moment += f", step {steps[-1]}"
-            found.expect(steps[0] == expected, f"went on with step {steps[0]} instead of {expected}")
-            totals = rows_of(job.run_dir)[-1]["totals"]
-            right = steps[-1] * (steps[-1] + 1) // 2
-            found.expect(set(totals) == {right}, f"step {steps[-1]} has the totals {totals} instead of {right}")
-        if last_step(job.run_dir):
-            try:
-                last = last_checkpoint(job.run_dir)
-                found.readable = last is not None
-                saved = read_checkpoint(last, job.run_dir.parent).step if last else 0
-            except CheckpointError as error:
-                found.readable, saved = False, 0
-                found.problems.append(str(error))
-            found.steps_lost = max(0, last_step(job.run_dir) - saved)
+
+def look_back(job: Job, found: Injection, expected: int) -> None:
+    """What the run's directory holds."""
+    steps = job.steps()
+    if steps:
+        found.moment += f", step {steps[-1]}"
+        found.expect(steps[0] == expected, f"went on with step {steps[0]} instead of {expected}")
+        totals = rows_of(job.run_dir)[-1]["totals"]
+        right = steps[-1] * (steps[-1] + 1) // 2
+        found.expect(set(totals) == {right}, f"step {steps[-1]} has the totals {totals} instead of {right}")
+    if last_step(job.run_dir):
+        try:
+            last = last_checkpoint(job.run_dir)
+            found.readable = last is not None
+            saved = read_checkpoint(last, job.run_dir.parent).step if last else 0
+        except CheckpointError as error:
+            found.readable, saved = False, 0
+            found.problems.append(str(error))
+        found.steps_lost = max(0, last_step(job.run_dir) - saved)
 
 
 @cache

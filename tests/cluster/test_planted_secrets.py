@@ -1,89 +1,55 @@
-"""Secrets are planted in the environment of a job that trains; then every file and process list is searched for them.
+"""Secrets are planted in the environment of jobs; then every file and process list is searched for them.
 
-Only the environment of a process may hold one. The search reads whatever the job wrote: run directory, loggers, report,
-logs of `launch` and Ray, temporary files.
+Only the environment of a process may hold one. The search reads whatever a job wrote: run directory, certificate,
+`stall.html`, loggers, report, `preflight.json`, logs of `launch` and Ray, temporary files.
 """
 
+import io
 import json
 import secrets
+import tarfile
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 Job = Any  # conftest.Job
 
+IN_ADDRESSES = ("UV_INDEX_URL", "HTTP_PROXY", "HTTPS_PROXY", "https_proxy")  # passwords
 PLANTED = (
     *("SLIPWAY_TOKEN", "HF_TOKEN", "WANDB_API_KEY", "MLFLOW_TRACKING_PASSWORD", "OPENAI_API_KEY"),
-    *("AWS_SECRET_ACCESS_KEY", "UV_INDEX_URL", "A_SECRET_OF_MY_OWN"),
+    *("AWS_SECRET_ACCESS_KEY", "SLIPWAY_REGISTRY_PASSWORD", "MY_SECRET"),
+    *IN_ADDRESSES,
     "DECOY",  # which the job writes into a file and a command line, to show that the search finds it
 )
 
-# Runs inside the container, while Ray is up. It gets the secrets reversed, so that it does not find its own.
-TRAIN_AND_SEARCH = r"""
-import json, os, pathlib, subprocess, sys, threading, time
-from trainer.data.arithmetic import write_arithmetic
-from trainer.models.small import ModelShape, build_tokenizer, create_model, save_model
+STATUSES = {"train": 0, "verify": 0, "report": 0, "train without data": 2, "explain": 0, "preflight": 15}
+TRAIN_AND_SEARCH = Path(__file__).with_name("train_and_search.py")
 
-here = pathlib.Path("/tmp/work")
-values = {name: value[::-1].encode() for name, value in json.loads(os.environ["REVERSED"]).items()}
-values["RAY_AUTH_TOKEN"] = os.environ["RAY_AUTH_TOKEN"].encode()
-train, _, held_out = write_arithmetic(here / "data", 16, 4, 9, 0.75, 0)
-tokenizer = build_tokenizer(["How many are 1 + 2? #### 3"])
-save_model(create_model(tokenizer, ModelShape(), seed=0), tokenizer, here / "model")
-(here / "reward.py").write_text("def score(**arguments):\n    raise OSError('a reward that fails')\n")
-settings = [
-    f"model.path={here}/model", f"data.train_files={train}", f"data.validation_files={held_out}",
-    "data.max_prompt_length=128", "data.train_batch_size=4", "rollout.samples_per_prompt=2", "actor.mini_batch_size=8",
-    "rollout.engine=transformers", "algorithm.advantage=grpo", "algorithm.kl_coefficient=0", "trainer.total_steps=2",
-    "trainer.save_freq=1", f"trainer.output_dir={here}/runs", "trainer.loggers=[wandb,mlflow]",
-    "trainer.profiler.enable=true", "trainer.profiler.steps=[1]", f"reward.custom_function.path={here}/reward.py",
-    "reward.custom_function.name=score",
-]
-(here / "decoy").write_bytes(values["DECOY"])
-decoy = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", values["DECOY"].decode()])
-lists, done = set(), threading.Event()
 
-def watch():
-    while not done.wait(0.2):
-        for process in pathlib.Path("/proc").glob("[0-9]*"):
-            try:
-                lists.add((process / "cmdline").read_bytes())
-            except OSError:
-                pass
+def planted() -> dict[str, str]:
+    """A secret by the name of its variable."""
+    return {name: f"planted-{secrets.token_hex(16)}" for name in PLANTED}
 
-threading.Thread(target=watch, daemon=True).start()
-with (here / "train.log").open("wb") as log:
-    status = subprocess.run([sys.executable, "-m", "trainer", "train", *settings], stdout=log, stderr=log).returncode
-done.set()
-decoy.kill()
-found, searched = [], 0
-for root in ("/tmp", "/workspace", "/root", "/home", "/var", "/run", "/dev/shm", "/etc", "/opt/slipway/app"):
-    for folder, _, files in os.walk(root):
-        for path in (pathlib.Path(folder, file) for file in files):
-            try:
-                if not path.is_file() or path.is_symlink():
-                    continue
-                content, mode = path.read_bytes(), f"{path.parent.stat().st_mode:o}"[-3:]
-            except OSError:  # Ray removed it meanwhile
-                continue
-            searched += 1
-            found += [f"{name} in {path.name}, directory of mode {mode}" for name in values if values[name] in content]
-found += [f"{name} in the process list" for line in lists for name in values if values[name] in line]
-result = {"status": status, "log": (here / "train.log").read_text(), "searched": searched, "found": found}
-print("RESULT", json.dumps(result | {"processes": len(lists)}), flush=True)
-"""
+
+def environment(values: dict[str, str]) -> dict[str, str]:
+    """The variables of a job; some are addresses with a password."""
+    addresses = {name: f"http://me:{values[name]}@proxy.invalid:3128" for name in IN_ADDRESSES}
+    return {**values, **addresses, "NO_PROXY": "*", "no_proxy": "*"}
 
 
 def test_no_secret_of_the_environment_is_in_a_file_or_a_process_list(job: Callable[..., Job]) -> None:
-    values = {name: f"planted-{secrets.token_hex(16)}" for name in PLANTED}
+    values = planted()
     reports = {"SLIPWAY_LOG_DIR": "/tmp/work/logs", "SLIPWAY_REPORT_DIR": "/tmp/work/reports", "WANDB_MODE": "offline"}
     backwards = json.dumps({name: value[::-1] for name, value in values.items()})
-    node = job(1, **values, **reports, REVERSED=backwards)
-    node.start(0, "--", "python", "-c", TRAIN_AND_SEARCH)
-    assert node.wait(240) == {"node0": 0}, node.outputs()
+    node = job(1, **environment(values), **reports, REVERSED=backwards)
+    node.start(0, "--", "python", "-c", TRAIN_AND_SEARCH.read_text())
+    assert node.wait(300) == {"node0": 0}, node.outputs()
     output = node.output("node0")
     assert not [name for name, value in values.items() if value in output]
     result = json.loads(output.split("RESULT ")[1].splitlines()[0])
-    assert result["status"] == 0, result["log"]
+    assert result["statuses"] == STATUSES, result["log"]
+    assert set(result["written"]) > {"stall.html", "certificate.json", "report.html", "preflight.json", "node0"}
     assert result["searched"] > 100
     assert result["processes"] > 10  # different command lines
     assert sorted(result["found"]) == [
@@ -91,3 +57,33 @@ def test_no_secret_of_the_environment_is_in_a_file_or_a_process_list(job: Callab
         "DECOY in the process list",
         "RAY_AUTH_TOKEN in attach.json, directory of mode 700",  # `launch attach` reads it
     ]
+
+
+def test_no_secret_is_in_what_two_nodes_leave_behind(job: Callable[..., Job]) -> None:
+    """Logs of `launch` and of Ray are copied at the end of a job, here one that fails."""
+    values = planted()
+    nodes = job(2, **environment(values), SLIPWAY_LOG_DIR="/tmp/logs")
+    for rank in (0, 1):
+        nodes.start(rank, "--tls", "--", "sh", "-c", "echo running; sleep 15; echo $DECOY >/tmp/logs/decoy; exit 3")
+    lists, end = set[str](), time.monotonic() + 120
+    while time.monotonic() < end and any(is_running(container) for container in nodes.containers.values()):
+        for container in nodes.containers.values():
+            if is_running(container):
+                lists |= {words for _, words in container.top(ps_args="-eo pid,args")["Processes"]}
+        time.sleep(0.5)
+    assert nodes.wait(1) == {"node0": 3, "node1": 3}, nodes.outputs()
+    texts = {"the output": nodes.outputs().encode(), "the process list": "\n".join(lists).encode()}
+    for name, container in nodes.containers.items():
+        content = b"".join(container.get_archive("/tmp")[0])
+        with tarfile.open(fileobj=io.BytesIO(content)) as archive:
+            files = [file for file in archive if file.isfile()]
+            texts |= {f"{name}:{file.name}": archive.extractfile(file).read() for file in files}  # type: ignore[union-attr]
+    assert [name for name in texts if name.startswith("node1:tmp/logs/")], list(texts)
+    assert "raylet" in texts["the process list"].decode()
+    found = [f"{name} in {place}" for place, text in texts.items() for name in values if values[name].encode() in text]
+    assert found == ["DECOY in node0:tmp/logs/decoy"]
+
+
+def is_running(container: Any) -> bool:
+    container.reload()
+    return bool(container.status == "running")

@@ -1,0 +1,111 @@
+"""A slow disk under a real run that saves after every step: a loop device whose writes the kernel limits.
+
+The run is a container of the cpu image with a limit on the device (`docker run --device-write-bps`). The disk needs
+longer for a checkpoint than the run for a step. Needs root, a control group `blkio` or `io`, and a Docker engine.
+"""
+
+import json
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+
+from benchmarks.two_nodes import REPOSITORY
+from tests.chaos.injection import Injection, Kind, NotStartedError, first_line
+from trainer.errors import CheckpointError
+from trainer.runs.checkpoint import checkpoint_step, last_checkpoint
+
+IMAGE = "slipway:cpu"
+SIZE = "512M"
+RATE = (2**17, 2**20)
+"""Bytes a second; a checkpoint has 6 MiB."""
+STEPS = 8
+PATIENCE = 600.0
+WAITS = r"checkpoint of step \d+ is still being written, so that of step \d+ waits"
+
+
+@contextmanager
+def slow_disk(directory: Path) -> Iterator[tuple[str, Path]]:
+    """An ext4 file system on a loop device; the device and where it is mounted."""
+    file, mounted = directory / "disk", directory / "mounted"
+    mounted.mkdir()
+    run("truncate", "--size", SIZE, str(file))
+    run("mkfs.ext4", "-q", str(file))
+    run("mount", "-o", "loop", str(file), str(mounted))
+    try:
+        yield run("findmnt", "--noheadings", "--output", "SOURCE", str(mounted)), mounted
+    finally:
+        run("umount", str(mounted))  # frees the loop device, too
+
+
+def run(*command: str) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def inject(random: Random, found: Injection) -> None:
+    with tempfile.TemporaryDirectory(prefix="chaos-") as directory, slow_disk(Path(directory)) as (device, disk):
+        rate, run_dir, log = random.randint(*RATE), disk / "run", Path(directory) / "log"
+        found.moment = f"{rate / 2**20:.2f} MiB/s"
+        train(disk, STEPS, log, found, run_dir, ("--device-write-bps", f"{device}:{rate}"))
+        found.cause = first_line(WAITS, log.read_text())
+        recorded = [row["step"] for row in rows_of(run_dir)]
+        found.expect(recorded == list(range(1, STEPS + 1)), f"recorded {recorded}")
+        postponed = sum(row.get("checkpoint/postponed", 0) for row in rows_of(run_dir))
+        found.expect(postponed > 0, "no checkpoint is counted as postponed")
+        failed = sum(row.get("checkpoint/failed", 0) for row in rows_of(run_dir))
+        found.expect(not failed, f"{failed:.0f} checkpoints failed")
+        try:
+            last = last_checkpoint(run_dir)
+            found.readable = last is not None
+            found.steps_lost = STEPS - checkpoint_step(last) if last else STEPS
+        except CheckpointError as error:
+            found.readable = False
+            found.problems.append(str(error))
+        status = train(disk, STEPS + 1, log, None, run_dir)
+        found.expect(status == 0, f"the next start ended with {status}: {log.read_text()[-2000:]}")
+        steps = [row["step"] for row in rows_of(run_dir)][STEPS:]
+        found.expect(steps == [STEPS + 1], f"the next start recorded {steps}")
+        found.files = sum(path.name.startswith(".") for path in (run_dir / "checkpoints").iterdir())
+    found.expect_clean()
+
+
+def train(
+    disk: Path, steps: int, log: Path, found: Injection | None, run_dir: Path, options: tuple[str, ...] = ()
+) -> int:
+    """Trains in a container; the exit status. Notes how long after the first save the log says that the next waits."""
+    command = ["docker", "run", "--rm", "--init", "--shm-size", "1g", *options, "-v", f"{disk}:{disk}"]
+    command += ["-v", f"{REPOSITORY}:/checkout:ro", "-e", "PYTHONPATH=/checkout", "--entrypoint", "launch", IMAGE]
+    command += ["--", "python", "-m", "tests.chaos.training", str(disk), str(steps)]
+    began = time.monotonic()
+    saving: float | None = None
+    with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as process:
+        try:
+            while process.poll() is None:
+                now = time.monotonic()
+                if now > began + PATIENCE:
+                    raise NotStartedError(f"a run of {steps} steps takes longer: {log.read_text()[-2000:]}")
+                if saving is None and any((run_dir / "checkpoints").glob(".*")):
+                    saving = now
+                if found and saving and found.detected is None and first_line(WAITS, log.read_text()):
+                    found.detected = round(now - saving, 2)
+                time.sleep(0.02)
+        finally:
+            process.terminate()
+    if found:
+        if process.returncode and not rows_of(run_dir):
+            raise NotStartedError(f"no step: {log.read_text()[-2000:]}")
+        found.exits = [process.returncode]
+        found.expect(found.exits == [0], f"exit code {found.exits}: {log.read_text()[-2000:]}")
+    return process.returncode
+
+
+def rows_of(run_dir: Path) -> list[dict[str, float]]:
+    file = run_dir / "metrics.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    return [row for row in rows if row["step"] > 0]  # without the validation before the first step
+
+
+KINDS = (Kind("disk slower than the steps, real run", inject),)
