@@ -72,15 +72,6 @@ class Lines(logging.Handler):
         self.lines.append(record.getMessage())
 
 
-def wait_for_nodes(count: int) -> None:
-    """Returns once all nodes have joined. Raises NotStartedError."""
-    end = time.monotonic() + JOINING
-    while sum(node["Alive"] for node in ray.nodes()) < count:
-        if time.monotonic() > end:
-            raise NotStartedError(f"{count} nodes did not join within {JOINING:.0f} s")
-        time.sleep(0.5)
-
-
 class Job:
     """Workers in one process group, on this machine or, one each, on the nodes at RAY_ADDRESS; a context manager."""
 
@@ -109,13 +100,29 @@ class Job:
             cluster = Cluster(initialize_head=True, head_node_args=node)
             self._stack.callback(cluster.shutdown)
             self._stack.enter_context(patch.dict(os.environ, RAY_ADDRESS=cluster.address))
-        self._stack.enter_context(connected())
-        wait_for_nodes(self.nodes)
+        self._connect()
         watching.logger.addHandler(self.said)
         self._stack.callback(watching.logger.removeHandler, self.said)
         self._stack.enter_context(calls.watched(self.watch))
         self.slots = reserve_slots(find_nodes(self.nodes, 0) * (self.ranks // self.nodes), 0, timeout=TIMEOUT)
         self.start()
+
+    def _connect(self) -> None:
+        """Returns once all nodes have joined. Raises NotStartedError."""
+        end, why = time.monotonic() + JOINING, ""
+        while time.monotonic() < end:
+            try:
+                self._stack.enter_context(connected())
+                break
+            except WorkerError as error:
+                why = str(error)
+                time.sleep(0.5)
+        else:
+            raise NotStartedError(why)
+        while sum(node["Alive"] for node in ray.nodes()) < self.nodes:
+            if time.monotonic() > end:
+                raise NotStartedError(f"{self.nodes} nodes did not join within {JOINING:.0f} s")
+            time.sleep(0.5)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -286,6 +293,12 @@ def _stall_the_controller(job: Job, injection: Injection) -> Record:
     return job.result(injection, begin, job.said.lines)
 
 
+def send_signal(pid: int, number: int) -> None:
+    """To a process of the node on which this runs."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
 def _release(job: Job, injection: Injection) -> None:
     """Ends a rank's fault."""
     if injection.fault.act == "skip_a_collective":
@@ -293,8 +306,7 @@ def _release(job: Job, injection: Injection) -> None:
         return
     pid, number = job.pids[injection.rank], injection.fault.release
     if job.nodes == 1:
-        with suppress(ProcessLookupError):
-            os.kill(pid, number)
+        send_signal(pid, number)
         return
     there = NodeAffinitySchedulingStrategy(job.slots[injection.rank].node.id, soft=False)
-    ray.remote(os.kill).options(num_cpus=0, scheduling_strategy=there).remote(pid, number)
+    ray.remote(send_signal).options(num_cpus=0, scheduling_strategy=there).remote(pid, number)

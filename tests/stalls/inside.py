@@ -1,7 +1,6 @@
 """The part of `tests.stalls.nodes` that runs on the head: it injects what its standard input says, line by line."""
 
 import json
-import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -12,8 +11,8 @@ from threading import Thread
 
 from tests.chaos.injection import NotStartedError
 from tests.stalls.faults import FAULTS, draw
-from tests.stalls.injecting import JOINING, Job, inject, stall_a_node
-from tests.stalls.nodes import MARK, PORT
+from tests.stalls.injecting import Job, inject, stall_a_node
+from tests.stalls.nodes import MARK
 
 
 class OtherSide:
@@ -50,23 +49,9 @@ def say(word: str, value: object = None) -> None:
     sys.stdout.flush()
 
 
-def wait_for_ray() -> None:
-    """Returns once Ray listens here. Raises NotStartedError."""
-    end = time.monotonic() + JOINING
-    while time.monotonic() < end:
-        try:
-            socket.create_connection((socket.gethostbyname(socket.gethostname()), PORT), 1).close()
-        except OSError:
-            time.sleep(0.2)
-        else:
-            return
-    raise NotStartedError("Ray did not start on the head")
-
-
 def main() -> None:
     nodes, stall_seconds, other = int(sys.argv[1]), float(sys.argv[2]), OtherSide()
     try:
-        wait_for_ray()
         with Job(Path("/shared"), nodes, stall_seconds, nodes) as job:
             say("ready", [job.address(rank) for rank in range(nodes)])
             for order in other.orders():
