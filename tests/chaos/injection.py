@@ -1,6 +1,5 @@
 """Faults that are injected, and what each of them must leave behind."""
 
-import json
 import re
 import statistics
 from collections.abc import Callable, Iterable, Sequence
@@ -8,6 +7,8 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
+
+from tests.json_lines import append_row, read_rows
 
 STEPS_LOST = 1
 """Most steps that a fault may cost a run that saves after every step."""
@@ -74,17 +75,12 @@ class Kind:
 
 
 def recorded(file: Path) -> list[Injection]:
-    """The injections in a file of JSON lines. A last line that was cut is left out."""
-    lines = file.read_text(encoding="utf-8").splitlines(keepends=True) if file.exists() else []
-    return [Injection(**json.loads(line)) for line in lines if line.endswith("\n")]
+    """The injections in a file of JSON lines."""
+    return [Injection(**row) for row in read_rows(file)]
 
 
 def record(file: Path, injection: Injection) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("a+b") as opened:
-        opened.seek(0)
-        opened.truncate(opened.read().rfind(b"\n") + 1)  # a line that was cut
-        opened.write(json.dumps(asdict(injection)).encode() + b"\n")
+    append_row(file, asdict(injection))
 
 
 def markdown(injections: Sequence[Injection]) -> list[str]:

@@ -1,71 +1,51 @@
-"""Stalls real workers at random places and judges the explanations: `python -m tests.stalls --ranks 4 --injections 50`.
+"""Stalls real workers and judges the explanations: `python -m tests.stalls --record FILE`.
+
+Each fault is injected --count times, at ranks, phases and collectives drawn from the seeds --seed, --seed + 1, ….
+FILE keeps a line of JSON per injection; a later call injects only what is missing there. --table prints the table of
+docs/concepts/reliability.md from it, also with what `python -m tests.stalls.nodes` wrote. --healthy takes healthy
+steps instead and counts false alarms.
 
 Runs in the image, with Ray, PyTorch and a small file system at /full:
 
-    docker run --rm --shm-size 2g --tmpfs /full:size=8m -v $PWD:/src:ro -e PYTHONPATH=/src --entrypoint python \\
-        slipway:cpu -m tests.stalls
-
-It prints a table. `--healthy SECONDS` takes healthy steps instead and counts false alarms.
+    docker run --rm --shm-size 2g --tmpfs /full:size=8m -v $PWD:/src:ro -v $PWD/build:/results -e PYTHONPATH=/src \\
+        --entrypoint python slipway:cpu -m tests.stalls --record /results/stalls.jsonl
 """
 
 import argparse
-import json
-import statistics
 import sys
 import tempfile
-import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
-from tests.stalls.faults import FAULTS, draw
 from tests.stalls.injecting import Job, healthy_steps, inject
+from tests.stalls.running import options, run, say
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.stalls", description=__doc__)
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--injections", type=int, default=20)
-    parser.add_argument("--seconds", type=float, default=3600.0, help="longest time")
-    parser.add_argument("--seed", type=int, default=0, help="number of the first injection")
-    parser.add_argument("--only", default="", help="part of a fault's name")
-    parser.add_argument("--stall-seconds", type=float, default=2.0, help="the run's trainer.stall_seconds")
-    parser.add_argument("--results", type=Path, help="file that gets a line of JSON per injection")
-    parser.add_argument("--healthy", type=float, default=0.0, help="seconds of healthy steps")
+    parser = options("tests.stalls", __doc__, "ranks")
+    parser.add_argument("--healthy", type=float, default=0.0, metavar="MINUTES", help="only take healthy steps")
     given = parser.parse_args()
-    begin = time.monotonic()
-    found: dict[str, list[tuple[bool, float]]] = {}
-    with tempfile.TemporaryDirectory() as folder, Job(Path(folder), given.ranks, given.stall_seconds) as job:
-        if given.healthy:
-            steps, alarms = healthy_steps(job, given.healthy)
-            sys.stdout.write(f"{steps} healthy phases in {given.healthy:.0f} s: {alarms} false alarms\n")
-            return 1 if alarms else 0
-        for seed in range(given.seed, given.seed + given.injections):
-            if time.monotonic() - begin > given.seconds:
-                break
-            injection = draw(seed, given.ranks, given.only)
-            result = inject(job, injection)
-            found.setdefault(injection.fault.name, []).append((result.right, result.seconds))
-            record = {
-                "seed": seed,
-                "ranks": given.ranks,
-                "fault": injection.fault.name,
-                "rank": injection.rank,
-                "phase": injection.phase,
-                "round": injection.round,
-                "right": result.right,
-                "seconds": round(result.seconds, 1),
-                "lines": result.lines,
-            }
-            if given.results:
-                with given.results.open("a") as file:
-                    file.write(json.dumps(record) + "\n")
-            if not result.right:
-                sys.stderr.write(f"wrong: {json.dumps(record, indent=2)}\n")
-    sys.stdout.write("| fault | injections | right | seconds to the explanation, median |\n| --- | --- | --- | --- |\n")
-    for name in [fault.name for fault in FAULTS if fault.name in found]:
-        right = sum(one for one, _ in found[name])
-        seconds = statistics.median(seconds for _, seconds in found[name])
-        sys.stdout.write(f"| {name} | {len(found[name])} | {right} | {seconds:.1f} |\n")
-    return 0 if all(right for rows in found.values() for right, _ in rows) else 1
+    if given.healthy:
+        return max(healthy(size, given) for size in given.sizes)
+    if not given.record:
+        parser.error("--record FILE or --healthy MINUTES is needed")
+    return run(given, ("rank", "controller"), "ranks", partial(started, given.stall_seconds), inject)
+
+
+@contextmanager
+def started(stall_seconds: float, ranks: int) -> Iterator[Job]:
+    with tempfile.TemporaryDirectory() as folder, Job(Path(folder), ranks, stall_seconds) as job:
+        yield job
+
+
+def healthy(ranks: int, given: argparse.Namespace) -> int:
+    """Takes healthy steps for a share of the time; 1 if any was called a stall."""
+    with started(given.stall_seconds, ranks) as job:
+        steps, alarms = healthy_steps(job, 60 * given.healthy / len(given.sizes))
+    say(f"{ranks} ranks: {steps} healthy phases in {given.healthy / len(given.sizes):g} minutes, {alarms} false alarms")
+    return 1 if alarms else 0
 
 
 if __name__ == "__main__":

@@ -1,38 +1,67 @@
-"""The part of `tests.stalls.nodes` that runs on the head: phases over and over, until a stall is explained."""
+"""The part of `tests.stalls.nodes` that runs on the head: it injects what its standard input says, line by line."""
 
-import os
+import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
+from queue import Queue
+from threading import Thread
 
-from tests.stalls.injecting import Job, Releasing
-from trainer.cluster import calls
-from trainer.cluster.stalls.explanation import Asked
-
-STALL_SECONDS, LONGEST = 3.0, 90.0
-
-
-class Printing(Releasing):
-    """Ends this process once a stall is explained; what is said goes to standard output."""
-
-    def stalled(self, asked: Sequence[Asked], seconds: float, ended: Sequence[Asked] = ()) -> None:
-        super().stalled(asked, seconds, ended)
-        say(*job.said.lines)
-        os._exit(0)
+from tests.chaos.injection import NotStartedError
+from tests.stalls.faults import FAULTS, draw
+from tests.stalls.injecting import Job, inject, stall_a_node
+from tests.stalls.nodes import MARK
 
 
-def say(*lines: str) -> None:
-    sys.stdout.write("".join(f"{line}\n" for line in lines))
+class OtherSide:
+    """`python -m tests.stalls.nodes` at the other end of the standard streams."""
+
+    def __init__(self) -> None:
+        self.begun = 0.0
+        self._orders: Queue[str] = Queue()
+        Thread(target=self._read, daemon=True).start()
+
+    def orders(self) -> Iterator[dict[str, str]]:
+        """What to inject, until the other side ends."""
+        while order := self._orders.get():
+            self.begun = 0.0
+            yield json.loads(order)
+
+    def start(self) -> None:
+        say("start")
+
+    def end(self) -> None:
+        say("end")
+
+    def _read(self) -> None:
+        for line in sys.stdin:
+            if line == "begun\n":
+                self.begun = time.monotonic()
+            else:
+                self._orders.put(line)
+        self._orders.put("")
+
+
+def say(word: str, value: object = None) -> None:
+    sys.stdout.write(f"{MARK}{json.dumps([word, value])}\n")
     sys.stdout.flush()
 
 
+def main() -> None:
+    nodes, stall_seconds, other = int(sys.argv[1]), float(sys.argv[2]), OtherSide()
+    try:
+        with Job(Path("/shared"), nodes, stall_seconds, nodes) as job:
+            say("ready", [job.address(rank) for rank in range(nodes)])
+            for order in other.orders():
+                (fault,) = [fault for fault in FAULTS if fault.name == order["fault"]]
+                injection = draw(fault, int(order["seed"]), nodes)
+                found = stall_a_node(job, injection, other) if fault.at == "node" else inject(job, injection)
+                say("record", asdict(found))
+    except NotStartedError as error:
+        say("not started", str(error))
+
+
 if __name__ == "__main__":
-    nodes, phase = int(sys.argv[1]), sys.argv[2]
-    with Job(Path("/shared"), nodes, STALL_SECONDS, nodes) as job:
-        say(f"ready {' '.join(slot.node.address for slot in job._slots)}")
-        end = time.monotonic() + LONGEST
-        with calls.watched(Printing(STALL_SECONDS, Path("/shared"), lambda: None)):
-            while time.monotonic() < end:
-                job.run(phase)
-        os._exit(1)
+    main()

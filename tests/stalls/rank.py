@@ -10,6 +10,21 @@ from pathlib import Path
 from types import FrameType
 
 ROUNDS = 6  # collectives of a phase
+WORK = 0.8  # processor seconds of `compute`
+NETWORK = "STALLS_NETWORK"  # variable with the first part of the collectives' addresses
+BEGUN = "begun"  # the file that says that the fault has begun
+REWARDS = ("wait_for_a_reward", "wait_for_a_busy_reward")  # they begin in another process, which says so
+
+
+def interface(network: str) -> str:
+    """The interface whose address begins with this."""
+    import psutil
+
+    return next(
+        name
+        for name, addresses in psutil.net_if_addrs().items()
+        if any(address.address.startswith(network) for address in addresses)
+    )
 
 
 class ReleasedError(Exception):
@@ -22,9 +37,12 @@ class Rank:
     def __init__(self, rank: int, size: int, folder: str) -> None:
         from torch import distributed
 
+        if network := os.environ.get(NETWORK):
+            os.environ["GLOO_SOCKET_IFNAME"] = interface(network)
         distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
         signal.signal(signal.SIGUSR2, self._release)
         self._folder = Path(folder)
+        self._begun = self._folder / BEGUN
         self._fault, self._round = "", 0
         self._waits = False
 
@@ -65,6 +83,8 @@ class Rank:
         for number in range(ROUNDS):
             if self._fault and number == self._round:
                 fault, self._fault = self._fault, ""
+                if fault not in REWARDS:
+                    self._begun.touch()
                 if fault == "skip_a_collective":
                     continue
                 misbehave: Callable[[], None] = getattr(self, fault)
@@ -98,6 +118,12 @@ class Rank:
         while True:
             pass
 
+    def compute(self) -> None:
+        """The work of a healthy processor for less than a second."""
+        begin = time.thread_time()
+        while time.thread_time() - begin < WORK:
+            pass
+
     def read_a_fifo(self) -> None:
         path = self._folder / f"fifo{os.getpid()}"
         with suppress(FileExistsError):
@@ -106,12 +132,15 @@ class Rank:
 
     def write_to_a_full_disk(self) -> None:
         """Tries again until it fits, as what saves does."""
-        written = threading.Event()
         file = Path("/full/state")
-        while not written.wait(0.2):
-            with suppress(OSError):
-                file.write_bytes(bytes(2**25))
-                written.set()
+        try:
+            while True:
+                with suppress(OSError):
+                    file.write_bytes(bytes(2**25))
+                    return
+                time.sleep(0.2)
+        finally:
+            file.unlink()
 
     def score_with(self, name: str) -> None:
         from trainer.config.reward import RewardConfig
@@ -121,7 +150,7 @@ class Rank:
         functions = Path(__file__).with_name("rewards.py")
         settings = RewardConfig.model_validate({"timeout": 600, "custom_function": {"path": functions, "name": name}})
         with RewardPool(settings, processes=2) as pool:
-            pool.score([Answer("x", "x", "2", {}, (1, 2))] * 2)
+            pool.score([Answer("x", "x", "2", {"begun": str(self._begun)}, (1, 2))] * 2)
 
     def wait_for_a_reward(self) -> None:
         self.score_with("hang")

@@ -135,13 +135,13 @@ def _as_they_end(calls: Sequence[Call[R]], timeout: float, watched: bool = True)
             elif limit == timeout:
                 return
             elif limit < alarm:
-                _watch.prepare([call.asked for call in pending.values()])
+                _watch.prepare([call.asked for call in calls])
                 ready = timeout
             else:
                 over = [call.asked for call in calls if call.result not in pending]
                 _watch.stalled([call.asked for call in pending.values()], alarm, over)
                 alarm = timeout
-    _watch.learn(kind, time.monotonic() - begin)
+    _watch.learn(kind, time.monotonic() - begin, [call.asked for call in calls] if watched else [])
     if watched and calls:
         _watch.compare(calls[0].method, taken)
 

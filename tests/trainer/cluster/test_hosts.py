@@ -4,7 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from trainer.cluster.stalls.gpus import _of_driver, xids
-from trainer.cluster.stalls.hosts import read_counters, read_host, unacknowledged
+from trainer.cluster.stalls.hosts import read_counters, read_host
 
 
 def test_this_node_has_disks_memory_and_an_interface(tmp_path: Path) -> None:
@@ -12,13 +12,6 @@ def test_this_node_has_disks_memory_and_an_interface(tmp_path: Path) -> None:
     assert " GiB free" in rows["the run's directory"]
     assert " GiB free" in rows["memory"]
     assert any(name.startswith("network ") and " kB/s in, " in value for name, value in rows.items())
-
-
-def test_peers_that_acknowledge_nothing_are_named() -> None:
-    head = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
-    quiet = "   0: 0100007F:1F90 0200000A:C350 01 00000000:00000000 00:00000000 00000000  1000        0 1 1\n"
-    stuck = "   1: 0100000A:1F90 0200000A:C351 01 00000400:00000000 01:00000019 00000005  1000        0 2 1\n"
-    assert unacknowledged(head + quiet + stuck) == ["10.0.0.2:50001 does not acknowledge data, sent 6 times"]
 
 
 def test_a_driver_that_is_a_mock_reports_errors_clocks_and_links() -> None:

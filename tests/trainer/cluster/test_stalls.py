@@ -146,6 +146,16 @@ def test_the_controller_itself_is_named_when_it_hangs(tmp_path: Path, caplog: py
     assert "the controller" in (tmp_path / "stall.html").read_text()
 
 
+def test_a_controller_that_computes_without_end_is_told_from_one_that_waits(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING), Watch(0.4, run_dir=tmp_path).controller(limit=1):
+        deadline = time.monotonic() + 30
+        while not caplog.messages and time.monotonic() < deadline:
+            pass
+    assert " computes in test_a_controller_that_computes_without_end" in caplog.messages[1]
+
+
 def test_patience_follows_the_longest_call_of_the_kind() -> None:
     watch = Watch()
     assert watch.seconds("actor update", limit=300) == 150

@@ -1,12 +1,14 @@
 """Why calls to workers do not end: which rank stands where, and which ranks wait for it."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
 from ray import ObjectRef
 
+from trainer.cluster.stalls.hosts import HostState
+from trainer.cluster.stalls.network import cut_off
 from trainer.cluster.stalls.stacks import Frame, Standing
 
 # Frames below these belong to Ray, or to the loop of a process that a worker has started.
@@ -18,6 +20,7 @@ _ENTRIES = (
 )
 # Lines of an explanation in the log; the page has all.
 LINES = 10
+_NEEDED = "others wait for it"
 
 
 @dataclass(frozen=True)
@@ -39,29 +42,57 @@ class Explanation:
     lines: tuple[str, ...]
 
 
-def explain(found: Mapping[Asked, Standing], ended: Sequence[Asked] = ()) -> Explanation:
+def explain(
+    found: Mapping[Asked, Standing], ended: Sequence[Asked] = (), hosts: Mapping[str, HostState | None] | None = None
+) -> Explanation:
     """A line per worker that does not wait in a collective or is behind in one, then a line per collective with the
-    workers in it. `ended` are the workers whose calls have ended while these still run."""
+    workers in it. `ended` are the workers whose calls have ended while these still run, `hosts` their nodes by address.
+
+    If all wait, a node that others cannot reach comes first, then workers that are behind or have left, then the only
+    node with a problem.
+    """
     waiting = [one for one in found if _collective(found[one]) is not None]
-    late = _behind({one: found[one] for one in waiting})
     others = [one for one in found if one not in waiting]
-    culprits = others or list(late)
+    states = {address: host for address, host in (hosts or {}).items() if host}
+    cut = {} if others else cut_off({address: host.connections for address, host in states.items()})
+    reasons = {one: cut[one.address] for one in waiting if one.address in cut}
+    if not cut:
+        reasons = _behind({one: found[one] for one in waiting})
+    left = [one for one in ended if one.address in cut]
+    if waiting and not others and not reasons and not left:
+        left = _absent({one: found[one] for one in waiting}, ended)
+    if waiting and not others and not reasons and not left:
+        reasons = _beside_a_problem(waiting, states)
+    culprits = others or [*reasons, *left]
     lines = [f"{one.worker} {place(found[one])}" for one in others]
-    lines += [f"{one.worker} {place(found[one])}; {late[one]}" for one in late]
-    places: dict[str, list[Asked]] = {}
-    for one in waiting:
-        if one not in late:
-            places.setdefault(place(found[one]), []).append(one)
-    for where, own in places.items():
-        names = own[0].worker if len(own) == 1 else f"{own[0].worker}, and {len(own) - 1} more:"
+    lines += [f"{names} {own}" for names, own in _together(reasons, lambda one: f"{place(found[one])}; {reasons[one]}")]
+    lines += [
+        f"{names} {own}"
+        for names, own in _together(left, lambda one: "has ended its call, but " + cut.get(one.address, _NEEDED))
+    ]
+    for names, where in _together([one for one in waiting if one not in reasons], lambda one: place(found[one])):
         lines.append(f"{names} {where}" + (f", for {culprits[0].worker}" if len(culprits) == 1 else ""))
-    if waiting and not culprits:
-        absent = _absent({one: found[one] for one in waiting}, ended)
-        lines = [f"{one.worker} has ended its call, but others wait for it" for one in absent] + lines
-        culprits = absent
-        if not absent:
-            lines.append("all ranks wait in the same collective: look at the network between them")
+    if not culprits and waiting:
+        lines.append("all ranks wait in the same collective: look at the network between them")
     return Explanation(tuple(culprits), tuple(lines))
+
+
+def _together(workers: Iterable[Asked], sentence: Callable[[Asked], str]) -> Iterator[tuple[str, str]]:
+    """The workers of which the same can be said, and the sentence without its subject."""
+    of_sentence: dict[str, list[str]] = {}
+    for one in workers:
+        of_sentence.setdefault(sentence(one), []).append(one.worker)
+    for said, names in of_sentence.items():
+        yield (names[0] if len(names) == 1 else f"{names[0]}, and {len(names) - 1} more:"), said
+
+
+def _beside_a_problem(waiting: Sequence[Asked], states: Mapping[str, HostState]) -> dict[Asked, str]:
+    """The workers on the only node with a problem."""
+    found = [(address, host.problems[0]) for address, host in states.items() if host.problems]
+    if len(found) != 1 or len(states) == 1:
+        return {}
+    ((address, problem),) = found
+    return {one: f"its node is the only one with a problem: {problem}" for one in waiting if one.address == address}
 
 
 def place(standing: Standing) -> str:

@@ -1,6 +1,5 @@
 """The state of a node while workers stall: load, memory, disk, network, limits of the container, GPUs."""
 
-import ipaddress
 import os
 import time
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 import psutil
 
 from trainer.cluster.stalls.gpus import gpu_problems
+from trainer.cluster.stalls.network import Connections, read_connections
 
 # Interfaces that carry no job's traffic.
 _VIRTUAL = ("lo", "docker", "veth", "br-", "virbr")
@@ -31,10 +31,11 @@ class Counters:
 
 @dataclass(frozen=True)
 class HostState:
-    """A node as rows of a page, and what of it can explain a stall."""
+    """A node as rows of a page, what of it can explain a stall, and its connections."""
 
     rows: tuple[tuple[str, str], ...]
     problems: tuple[str, ...]
+    connections: Connections
 
 
 def read_counters() -> Counters:
@@ -67,20 +68,10 @@ def read_host(since: Counters, run_dir: Path | None) -> HostState:
             problems.append(f"{name} had {errors} errors and drops in {passed:.0f} s")
     problems += [f"{name} is gone" for name in since.interfaces if name not in now.interfaces]
     rows.append(("segments sent again", f"{now.resent - since.resent} in {passed:.0f} s; {now.resent} since boot"))
-    problems += unacknowledged(_tcp_tables())
+    connections = read_connections()
+    problems += connections.problems
     problems += gpu_problems()
-    return HostState(tuple(rows), tuple(problems))
-
-
-def unacknowledged(tables: str) -> list[str]:
-    """The peers that do not acknowledge data, of /proc/net/tcp and tcp6: sent at least twice again."""
-    peers: dict[str, int] = {}
-    for line in tables.splitlines():
-        fields = line.split()
-        if len(fields) > 6 and fields[0].endswith(":") and int(fields[6], 16) >= 2:
-            peer = _address(fields[2])
-            peers[peer] = max(peers.get(peer, 0), int(fields[6], 16))
-    return [f"{peer} does not acknowledge data, sent {count + 1} times" for peer, count in peers.items()]
+    return HostState(tuple(rows), tuple(problems), connections)
 
 
 def _stores(run_dir: Path | None) -> Iterator[tuple[str, int, int]]:
@@ -128,23 +119,6 @@ def _held_back() -> float:
             if name == "throttled_time":
                 return int(value) / 1e9
     return 0.0
-
-
-def _tcp_tables() -> str:
-    found = ""
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        with suppress(OSError):
-            found += Path(table).read_text()
-    return found
-
-
-def _address(field: str) -> str:
-    """`0100007F:1F90` as 127.0.0.1:8080; the kernel writes each 32-bit word in the host's byte order."""
-    host, _, port = field.partition(":")
-    words = [bytes.fromhex(host[at : at + 8])[::-1] for at in range(0, len(host), 8)]
-    address = ipaddress.ip_address(b"".join(words))
-    mapped = getattr(address, "ipv4_mapped", None)
-    return f"{mapped or address}:{int(port, 16)}"
 
 
 def _rate(count: float, seconds: float) -> str:

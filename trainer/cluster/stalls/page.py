@@ -28,7 +28,7 @@ def write_stall(run_dir: Path, method: str, seconds: float, found: Explanation, 
             run=run_dir.name,
             explanation=found,
             workers=[
-                (one, standing, position(standing.threads[0]) if one.probe is None else place(standing))
+                (one, standing, position(standing.threads[0], standing.busy) if one.probe is None else place(standing))
                 for one, standing in reading.standings.items()
             ],
             hosts=reading.hosts,

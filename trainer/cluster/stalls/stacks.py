@@ -103,7 +103,7 @@ def read_standing(source: StackFile) -> Standing:
         file = process / "fd" / str(source.descriptor)
         if (state := _state(process)) == "T":
             return Standing("is stopped by a signal (SIGSTOP)")
-        busy = _busy(process)
+        busy = is_busy(process)
         before = file.stat().st_size
         os.kill(source.pid, SIGNAL)
         deadline = time.monotonic() + PATIENCE
@@ -128,6 +128,19 @@ def parse_stacks(text: str) -> tuple[tuple[Frame, ...], ...]:
     return tuple(tuple(frames) for frames in threads)
 
 
+def is_busy(process: Path) -> bool:
+    """Whether the main thread runs most of the time, on a processor or in the queue for one, or other threads do.
+
+    `process` is its directory in /proc, or that of one of its threads, of which the same is said alone.
+    """
+    ticks, states = _ticks(process), []
+    for _ in range(LOOKS):
+        states.append(_state(process))
+        time.sleep(INTERVAL)
+    share = (_ticks(process) - ticks) / (LOOKS * INTERVAL * os.sysconf("SC_CLK_TCK"))
+    return states.count("R") > LOOKS / 2 or share > 0.5
+
+
 def _children(pid: int) -> Iterator[StackFile]:
     """The stack files of the processes below this one that have opened one."""
     try:
@@ -148,16 +161,6 @@ def _after(file: Path, size: int) -> str:
     with file.open("rb") as opened:
         opened.seek(size)
         return opened.read().decode(errors="replace")
-
-
-def _busy(process: Path) -> bool:
-    """Whether the main thread runs most of the time, on a processor or in the queue for one, or other threads do."""
-    ticks, states = _ticks(process), []
-    for _ in range(LOOKS):
-        states.append(_state(process))
-        time.sleep(INTERVAL)
-    share = (_ticks(process) - ticks) / (LOOKS * INTERVAL * os.sysconf("SC_CLK_TCK"))
-    return states.count("R") > LOOKS / 2 or share > 0.5
 
 
 def _state(process: Path) -> str:

@@ -16,7 +16,7 @@ from trainer.cluster.stalls.hosts import read_counters, read_host
 from trainer.cluster.stalls.page import write_stall
 from trainer.cluster.stalls.reading import Readers, Reading
 from trainer.cluster.stalls.slow import SlowWorkers
-from trainer.cluster.stalls.stacks import Frame, Standing
+from trainer.cluster.stalls.stacks import Frame, Standing, is_busy
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,11 @@ class Watch:
         """After how many seconds such a call ends, answered or not."""
         return min(limit, self.seconds(kind, limit)) if self._ends else limit
 
-    def learn(self, kind: str, seconds: float) -> None:
+    def learn(self, kind: str, seconds: float, asked: Sequence[Asked] = ()) -> None:
+        """A call of a kind took so long. Once one repeats, the first step is over: the nodes of the workers that it
+        `asked` get ready for a stall, in which they may start no process."""
+        if kind in self._longest:
+            self.prepare(asked)
         self._longest[kind] = max(seconds, self._longest.get(kind, 0.0))
 
     def compare(self, method: str, seconds: Mapping[str, float]) -> None:
@@ -73,14 +77,14 @@ class Watch:
 
     def stalled(self, asked: Sequence[Asked], seconds: float, ended: Sequence[Asked] = ()) -> None:
         """Explains, in the log and on the page, why these calls have not ended for so long; others have `ended`."""
-        reading = self._readers.read(asked, self._run_dir)
+        reading = self._readers.read(asked, self._run_dir, ended)
         if any(one.problem or own_frames(one) for one in reading.standings.values()):  # else they have ended by now
-            self._say(asked[0].method, seconds, explain(reading.standings, ended), reading)
+            self._say(asked[0].method, seconds, explain(reading.standings, ended, reading.hosts), reading)
 
     def over(self, asked: Sequence[Asked], seconds: float, ended: Sequence[Asked] = ()) -> Explanation:
         """The same for calls whose time limit is over; the caller's error says it, so that the log does not."""
-        reading = self._readers.read(asked, self._run_dir)
-        found = explain(reading.standings, ended)
+        reading = self._readers.read(asked, self._run_dir, ended)
+        found = explain(reading.standings, ended, reading.hosts)
         if self._run_dir:
             write_stall(self._run_dir, asked[0].method, seconds, found, reading)
         return found
@@ -96,7 +100,7 @@ class Watch:
     def controller(self, limit: float) -> Iterator[None]:
         """Also explains when this process itself makes no progress, which `limit` bounds only at first."""
         ended = threading.Event()
-        main = threading.get_ident()
+        main = threading.get_ident(), threading.get_native_id()
         thread = threading.Thread(target=self._look, args=(ended, main, limit), name="stalls", daemon=True)
         thread.start()
         try:
@@ -104,7 +108,7 @@ class Watch:
         finally:
             ended.set()
 
-    def _look(self, ended: threading.Event, main: int, limit: float) -> None:
+    def _look(self, ended: threading.Event, main: tuple[int, int], limit: float) -> None:
         explained = 0.0
         while not ended.wait(min(5.0, self._seconds / 4)):
             with self._lock:
@@ -115,8 +119,9 @@ class Watch:
             explained = since
             before = read_counters()
             here = Asked("the controller", "", "the controller", None, socket.gethostname())
-            standing = _standing_of(main)
-            line = f"the controller on {here.address}, process {os.getpid()}, {position(standing.threads[0])}"
+            standing = _standing_of(*main)
+            where = position(standing.threads[0], standing.busy)
+            line = f"the controller on {here.address}, process {os.getpid()}, {where}"
             reading = Reading({here: standing}, {here.address: read_host(before, self._run_dir)})
             self._say("the controller", passed, Explanation((here,), (line,)), reading)
 
@@ -144,8 +149,9 @@ class Watch:
             logger.warning("  %s and the state of every node: %s", more, page)
 
 
-def _standing_of(thread: int) -> Standing:
-    """Where a thread of this process stands."""
+def _standing_of(thread: int, native: int) -> Standing:
+    """Where a thread of this process stands, by Python's and the kernel's number."""
+    busy = is_busy(Path(f"/proc/self/task/{native}"))
     frame = sys._current_frames().get(thread)
     found = traceback.extract_stack(frame)[::-1] if frame else []
-    return Standing("", (tuple(Frame(one.filename, one.lineno or 0, one.name) for one in found),))
+    return Standing("", (tuple(Frame(one.filename, one.lineno or 0, one.name) for one in found),), busy)
