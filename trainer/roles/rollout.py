@@ -1,6 +1,7 @@
 """A rollout engine, or one rank of it: samples responses with the weights that it received last."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import cast
 
 import ray
 import torch
@@ -9,8 +10,8 @@ from ray import ObjectRef
 from trainer.cluster.place import RankPlace, Team
 from trainer.config.tree import Config
 from trainer.rollout.end_tokens import end_token_ids
-from trainer.rollout.engine import choose_engine, open_engine
-from trainer.rollout.sampling import Response, SamplingRequest
+from trainer.rollout.engine import InFlightEngine, choose_engine, open_engine
+from trainer.rollout.sampling import Part, Response, SamplingRequest
 from trainer.training.garbage import collect_garbage
 from trainer.training.process_group import connect_store, name_interface
 from trainer.weights.buckets import BucketLayout, SharedBucket
@@ -39,6 +40,11 @@ class RolloutWorker:
         """One response per request, in their order; nothing from ranks other than the first."""
         responses = self._engine.generate(requests)
         return responses if self._team.rank == 0 else []
+
+    def advance(self, new: Mapping[int, SamplingRequest], steps: int) -> dict[int, Part]:
+        """See `InFlightEngine.advance`; nothing from ranks other than the first."""
+        parts = cast(InFlightEngine, self._engine).advance(new, steps)
+        return parts if self._team.rank == 0 else {}
 
     def replace_weights(self, buckets: Sequence[ObjectRef]) -> None:
         """Loads the buckets from Ray's object store; later responses are sampled with these weights."""
