@@ -130,7 +130,7 @@ class Engines:
             for rank in ranks
         }
         for held, part in zip(self._held, parts, strict=True):
-            held |= part.keys()
+            held.update(part)
         answers, failures = self._attempt(asked)
         self._replace(failures)
         if not failures:
@@ -138,7 +138,7 @@ class Engines:
         found: dict[int, Part] = {}
         for ranks, held in zip(self._engines, self._held, strict=True):
             found |= answers.get(ranks.start, {})
-            held -= {number for number in held if number in found and found[number].finished}
+            held.difference_update([number for number in held if number in found and found[number].finished])
         return found
 
     def _placed(self, new: Mapping[int, SamplingRequest], homes: Mapping[int, int]) -> list[dict[int, SamplingRequest]]:
