@@ -52,7 +52,7 @@ def test_log_probs_are_those_of_the_weights_at_the_time_with_the_keys_and_values
     found: dict[str, Any], decoding: str
 ) -> None:
     """Responses that waited for a place are the new weights' alone."""
-    assert max(found[decoding]["disagreement"]) < 1e-4
+    assert max(found[decoding]["disagreement"]) < 5e-4
     interrupted = [row for row, sizes in enumerate(found[decoding]["sizes"]) if len(sizes) > 1]
     assert min(found[decoding]["disagreement with new keys"][row] for row in interrupted) > 1e-3
 
@@ -71,7 +71,7 @@ def test_a_new_request_never_reads_what_older_weights_cached(found: dict[str, An
         pytest.skip("counted in one process only")
     counts = found["scheduled"]
     assert counts["the same prompt"] >= LONG
-    assert counts["disagreement"] < 1e-4
+    assert counts["disagreement"] < 5e-4
     assert counts["the same prompt again"] < LONG / 2  # the weights are the same, so the cache serves it
 
 
