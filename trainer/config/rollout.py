@@ -57,10 +57,11 @@ class RolloutConfig(Section):
         "on CPU; auto: NCCL if every process has its own GPU, else Ray's object store",
     )
     segment_length: int = Field(
-        256,
+        64,
         gt=0,
-        description="asynchronous: tokens after which an engine may take new weights; programs: tokens after which "
-        "conversations that wait may join",
+        description="asynchronous: tokens after which an engine may take new weights and new prompts; as long as "
+        "data.max_response_length: responses finish under the weights that they began with. programs: tokens after "
+        "which conversations that wait may join",
     )
     environment: CustomCode = Field(
         CustomCode(), description="class that answers the policy's turns; see trainer/experience/environment.py"
@@ -127,7 +128,7 @@ class RolloutConfig(Section):
         "given, see `trainer plan`",
     )
     prefix_caching: bool = Field(
-        True, description="compute the common start of prompts once, as in a group; cleared with every weight update"
+        True, description="compute the common start of prompts once, as in a group; never across a weight update"
     )
     sleep: bool = Field(True, description="engines free their GPU memory during training")
     log_probs: bool = Field(True, description="engines return log-probs, for comparison with the trainer's")

@@ -16,9 +16,10 @@ class AsynchronousPipeline:
     """Returns the experience of each step, in order, while a thread keeps the engines sampling.
 
     The thread extends all unfinished responses by `rollout.segment_length` tokens at a time. Between two segments the
-    engines may receive new weights; each token records the version of the weights that sampled it. A step's responses
-    start when at most `trainer.max_staleness` updates remain before that step, so no token is older and none is
-    discarded. A fraction, like 0.5, lets that share of the step's prompts start one update earlier.
+    engines may receive new weights; each token records the version of the weights that sampled it. Engines that sample
+    in flight go on with the responses as they stand; others read them again. A step's responses start when at most
+    `trainer.max_staleness` updates remain before that step, so no token is older and none is discarded. A fraction,
+    like 0.5, lets that share of the step's prompts start one update earlier.
 
     Engines that share their GPUs with the trainers sample until a step has all its responses, and stand still until
     they have new weights. Responses of later steps fill the engines meanwhile, and continue afterwards.
@@ -76,6 +77,7 @@ class AsynchronousPipeline:
             with self._changed:
                 self._pauses -= 1 + self._held
                 self._held = False
+                self._move_finished()  # responses in flight also grow while a validation samples
                 self._changed.notify_all()
 
     def _wait_for_idle(self) -> None:

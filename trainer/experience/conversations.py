@@ -1,6 +1,6 @@
 """Samples trajectories: engines produce the policy's turns, environments answer them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -25,6 +25,7 @@ from trainer.experience.trajectory import Trajectory
 from trainer.rewards.answer import Answer, Scored
 from trainer.rewards.scores import as_scored
 from trainer.rollout.engines import Engines
+from trainer.rollout.sampling import Response
 
 
 class Conversations:
@@ -35,6 +36,7 @@ class Conversations:
         self._engines = engines
         self._tokenizer = tokenizer
         self._agents = Agents(config, tokenizer)
+        self._in_flight: dict[int, Trajectory] = {}
         if self._agents.has_tools:
             self._check_template()
 
@@ -60,16 +62,15 @@ class Conversations:
             self.advance(active)
 
     def advance(self, rows: Sequence[Trajectory], most: int | None = None) -> None:
-        """Extends each trajectory by at most `most` tokens; environments answer the turns that end."""
+        """Extends each trajectory by at most `most` tokens; environments answer the turns that end.
+
+        With engines that sample in flight, trajectories of earlier calls that are not done are extended, too.
+        """
         version = self._engines.version
-        rows = self._speaking(rows)
-        if not rows:
-            return
-        homes = [row.environment.number for row in rows if isinstance(row.environment, ProgramAgent)]
-        requests = [row.request(self._most(row, most)) for row in rows]
-        responses = self._engines.generate(requests, homes if len(homes) == len(rows) else None)
+        speaking = self._speaking(rows)
+        extend = self._continued if self._engines.in_flight else self._extended
         ended: list[tuple[Trajectory, ConversationEnvironment]] = []
-        for row, response in zip(rows, responses, strict=True):
+        for row, response in extend(speaking, most):
             row.add(response, version)
             if isinstance(row.environment, ProgramAgent):
                 self._programs.heard(row, row.environment, response.ended)
@@ -80,6 +81,32 @@ class Conversations:
         answers = self._call_each([partial(self._step, environment, row.turn) for row, environment in ended])
         for (row, _), answer in zip(ended, answers, strict=True):
             self._take(row, answer)
+
+    def _extended(self, rows: Sequence[Trajectory], most: int | None) -> Iterable[tuple[Trajectory, Response]]:
+        """The rows, each with tokens of a request of its own."""
+        if not rows:
+            return []
+        homes = [row.environment.number for row in rows if isinstance(row.environment, ProgramAgent)]
+        requests = [row.request(self._most(row, most)) for row in rows]
+        responses = self._engines.generate(requests, homes if len(homes) == len(rows) else None)
+        return zip(rows, responses, strict=True)
+
+    def _continued(self, rows: Sequence[Trajectory], most: int | None) -> Iterable[tuple[Trajectory, Response]]:
+        """These rows and all that are in flight, as far as they got new tokens."""
+        flying = self._in_flight
+        flying |= {id(row): row for row in rows}
+        if not flying:
+            return []
+        # Also those that an engine lost: it was replaced, or it slept.
+        new = {number: row for number, row in flying.items() if number not in self._engines.under_way}
+        parts = self._engines.advance(
+            {number: row.request(self._room(row)) for number, row in new.items()},
+            most or self._config.rollout.segment_length,
+            {n: row.environment.number for n, row in new.items() if isinstance(row.environment, ProgramAgent)},
+        )
+        found = [(flying[number], part) for number, part in parts.items()]
+        self._in_flight = {n: row for n, row in flying.items() if n not in parts or not parts[n].finished}
+        return found
 
     def _speaking(self, rows: Sequence[Trajectory]) -> Sequence[Trajectory]:
         """The rows in which it is the policy's turn. If all wait for their programs, there are none, after a moment."""
@@ -94,9 +121,12 @@ class Conversations:
 
     def _most(self, row: Trajectory, most: int | None) -> int | None:
         """Tokens to sample at once. Turns for programs come in segments, so that others can join between them."""
-        if not isinstance(row.environment, ProgramAgent):
-            return most
-        return min(most or self._config.rollout.segment_length, self._programs.room(row, row.environment))
+        room = self._room(row)
+        return most if room is None else min(most or self._config.rollout.segment_length, room)
+
+    def _room(self, row: Trajectory) -> int | None:
+        """Tokens left of a program's turn; None where the trajectory is the limit."""
+        return self._programs.room(row, row.environment) if isinstance(row.environment, ProgramAgent) else None
 
     @property
     def _programs(self) -> Programs:

@@ -1,6 +1,7 @@
 """A rollout engine, or one rank of it: samples responses with the weights that it received last."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import cast
 
 import ray
 import torch
@@ -9,9 +10,9 @@ from ray import ObjectRef
 from trainer.cluster.place import RankPlace, Team
 from trainer.config.tree import Config
 from trainer.rollout.end_tokens import end_token_ids
-from trainer.rollout.engine import choose_engine, open_engine
+from trainer.rollout.engine import InFlightEngine, choose_engine, open_engine
 from trainer.rollout.occupancy import Occupancy, looking
-from trainer.rollout.sampling import Response, SamplingRequest
+from trainer.rollout.sampling import Part, Response, SamplingRequest
 from trainer.training.garbage import collect_garbage
 from trainer.training.process_group import connect_store, name_interface
 from trainer.weights.buckets import BucketLayout, SharedBucket
@@ -51,6 +52,17 @@ class RolloutWorker:
         """How full the engine was since the last call; nothing from ranks other than the first."""
         taken, self._occupancy = self._occupancy, Occupancy()
         return taken
+
+    def advance(self, new: Mapping[int, SamplingRequest], steps: int) -> dict[int, Part]:
+        """See `InFlightEngine.advance`; nothing from ranks other than the first."""
+        engine = cast(InFlightEngine, self._engine)
+        if self._team.rank > 0:
+            engine.advance(new, steps)
+            return {}
+        with looking(engine.load) as loads:
+            parts = engine.advance(new, steps)
+        self._occupancy += Occupancy.of(loads)
+        return parts
 
     def replace_weights(self, buckets: Sequence[ObjectRef]) -> None:
         """Loads the buckets from Ray's object store; later responses are sampled with these weights."""

@@ -1,7 +1,7 @@
 """What every rollout engine can do, and which one this machine uses."""
 
 import importlib.util
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -9,7 +9,7 @@ from trainer.cluster.place import Team
 from trainer.config.tree import Config
 from trainer.errors import ConfigError
 from trainer.rollout.occupancy import Load
-from trainer.rollout.sampling import Response, SamplingRequest
+from trainer.rollout.sampling import Part, Response, SamplingRequest
 from trainer.rows import module_names
 from trainer.weights.buckets import SentBucket
 
@@ -45,18 +45,39 @@ class RolloutEngine(Protocol):
         ...
 
 
+class InFlightEngine(RolloutEngine, Protocol):
+    """An engine that can take new weights in the middle of its responses.
+
+    A response in flight keeps its cached keys and values across an update. So its later tokens are sampled by the new
+    weights, from keys and values of earlier ones. A response without a token starts anew under the new weights. No
+    other response reads keys and values of older weights.
+
+    `sleep` forgets the responses in flight, unless `rollout.sleep` is false. `generate` needs an engine without any.
+    """
+
+    def advance(self, new: Mapping[int, SamplingRequest], steps: int) -> dict[int, Part]:
+        """Starts requests, each under a number of the caller's, and samples for so many steps, fewer if all finish.
+
+        Returns the tokens that the steps added to each response in flight, by number: at most one per step. All come
+        from the weights that the engine has now.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class EngineRow:
     """One rollout engine. `open` takes the run's settings, the device and the end tokens, and starts the engine.
 
     `package` must be installed. `rollout.engine=auto` takes the installed engine with the highest `preference`.
     `open_shard` starts one rank of an engine that spans the devices of a team; None if the engine needs one device.
+    `in_flight` means that it is an `InFlightEngine`.
     """
 
     open: Callable[[Config, str, Sequence[int]], RolloutEngine]
     package: str
     preference: int
     open_shard: Callable[[Config, str, Sequence[int], Team], RolloutEngine] | None = None
+    in_flight: bool = False
 
 
 def engine_rows() -> dict[str, EngineRow]:

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -13,12 +13,17 @@ from trainer.cluster.calls import Task, task
 from trainer.cluster.workers import WorkerGroup
 from trainer.config.tree import Config
 from trainer.errors import WorkerError
+from trainer.rollout.engine import engine_rows
 from trainer.rollout.occupancy import Occupancy
-from trainer.rollout.sampling import Response, SamplingRequest
+from trainer.rollout.sampling import Part, Response, SamplingRequest
 from trainer.weights.endpoints import WeightReceiver, WeightSender
 from trainer.weights.transfer import TRANSPORTS, choose_transport
 
 logger = logging.getLogger(__name__)
+
+_CONTINUES = "responses continue under new weights with the keys and values that they have"
+_BEGINS_AGAIN = "responses continue under new weights, which read their tokens again after each rollout.segment_length"
+_FINISHES = "responses finish under the weights that they began with, because rollout.segment_length has room for them"
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -29,6 +34,7 @@ class EngineWorker(WeightReceiver, Protocol):
 
     def chosen(self) -> tuple[str, str]: ...
     def generate(self, requests: Sequence[SamplingRequest]) -> list[Response]: ...
+    def advance(self, new: Mapping[int, SamplingRequest], steps: int) -> dict[int, Part]: ...
     def sleep(self) -> None: ...
     def take_occupancy(self) -> Occupancy: ...
 
@@ -50,6 +56,7 @@ class Engines:
     The run ends after more than `rollout.max_repairs` failures in a row.
 
     `version` counts the updates since the first weights. `transport` is how weights are sent, and the reason.
+    `in_flight`, known after `start`, means that `advance` samples all responses, else `generate`.
     """
 
     def __init__(
@@ -69,6 +76,12 @@ class Engines:
         self._connect = partial(TRANSPORTS[self.transport[0]], actor, group)
         self._transfer = self._connect()
         self._what = "adapters" if config.actor.lora.rank else "weights"
+        self._asynchronous = config.trainer.mode == "asynchronous"
+        # Segments that hold whole responses let each finish under the weights that it began with.
+        self._partial = config.rollout.segment_length < config.data.max_response_length
+        self._sleep_forgets = config.rollout.sleep
+        self._held: list[set[int]] = [set() for _ in self._engines]
+        self.in_flight = False
         self.version = 0
         # Counted by the thread that samples, read by the one that writes the metrics.
         self._repairs = 0
@@ -81,6 +94,9 @@ class Engines:
         """Waits until all engines are up and sends the first weights. Failures here are not repaired."""
         name, reason = self._group.call(EngineWorker.chosen)[0]
         logger.info("engines sample with %s, because %s", name, reason)
+        self.in_flight = self._asynchronous and self._partial and engine_rows()[name].in_flight
+        if self._asynchronous:
+            logger.info("%s", _CONTINUES if self.in_flight else _BEGINS_AGAIN if self._partial else _FINISHES)
         logger.info("%s go to the engines through %s, because %s", self._what, *self.transport)
         self._transfer.snapshot()
         for failure in self._transfer.push(range(len(self._group))).values():
@@ -109,6 +125,53 @@ class Engines:
         places = [place for own in spread for place in own]
         return [response for _, response in sorted(zip(places, answered, strict=True), key=itemgetter(0))]
 
+    @property
+    def under_way(self) -> Set[int]:
+        """The numbers of the responses in flight."""
+        return set().union(*self._held)
+
+    def advance(
+        self, new: Mapping[int, SamplingRequest], steps: int, homes: Mapping[int, int] | None = None
+    ) -> dict[int, Part]:
+        """Starts requests, each under a number of the caller's, and samples for so many steps on every engine.
+
+        Returns the new tokens of the responses in flight, by number. Those of an engine that failed are not in flight
+        any more. A request goes to its engine in `homes`, or with others of the same prompt to the least busy one.
+        """
+        parts = self._placed(new, homes or {})
+        asked = {
+            rank: task(EngineWorker.advance, part, steps)
+            for ranks, part, held in zip(self._engines, parts, self._held, strict=True)
+            if part or held
+            for rank in ranks
+        }
+        for held, part in zip(self._held, parts, strict=True):
+            held.update(part)
+        answers, failures = self._attempt(asked)
+        self._replace(failures)
+        if not failures:
+            self._repairs_in_a_row = 0
+        found: dict[int, Part] = {}
+        for ranks, held in zip(self._engines, self._held, strict=True):
+            found |= answers.get(ranks.start, {})
+            held.difference_update([number for number in held if number in found and found[number].finished])
+        self._sampled_tokens += sum(len(part.token_ids) for part in found.values())
+        return found
+
+    def _placed(self, new: Mapping[int, SamplingRequest], homes: Mapping[int, int]) -> list[dict[int, SamplingRequest]]:
+        """The requests that each engine starts."""
+        parts: list[dict[int, SamplingRequest]] = [{} for _ in self._engines]
+        loads = [len(held) for held in self._held]
+        prompt, engine = None, 0
+        for number, request in new.items():
+            if number in homes:
+                prompt, engine = None, homes[number] % len(parts)
+            elif request.prompt != prompt:
+                prompt, engine = request.prompt, loads.index(min(loads))
+            parts[engine][number] = request
+            loads[engine] += 1
+        return parts
+
     def sync_weights(self) -> dict[str, float]:
         """Sends the actor's weights to every engine and returns the metrics. Each engine compares checksums."""
         self._send()
@@ -126,6 +189,8 @@ class Engines:
 
     def sleep(self) -> None:
         """Frees the engines' GPU memory until the next weights arrive. An engine that fails is replaced then."""
+        if self._sleep_forgets:
+            self._held = [set() for _ in self._engines]
         _, failures = self._attempt(dict.fromkeys(range(len(self._group)), task(EngineWorker.sleep)))
         for failure in failures.values():
             logger.warning("%s", failure)
@@ -156,6 +221,7 @@ class Engines:
                 if ranks.start in failures:  # and with it all ranks
                     self._count_repair(number, failures[ranks.start])
                     self._group.restart(ranks.start)
+                    self._held[number] = set()
             failures = self._transfer.push(list(failures))
 
     def _count_repair(self, number: int, failure: WorkerError) -> None:

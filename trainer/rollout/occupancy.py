@@ -35,7 +35,9 @@ class Occupancy:
     cached_tokens: int = 0
 
     @classmethod
-    def of(cls, loads: Sequence[Load], requests: Sequence[SamplingRequest], responses: Sequence[Response]) -> Self:
+    def of(
+        cls, loads: Sequence[Load], requests: Sequence[SamplingRequest] = (), responses: Sequence[Response] = ()
+    ) -> Self:
         known = [load.cache for load in loads if load.cache is not None]
         running, tokens = sum(load.running for load in loads), sum(load.tokens for load in loads)
         prompts = [

@@ -35,6 +35,14 @@ class Response:
     cached_tokens: int | None = field(default=None, compare=False)
 
 
+@dataclass(frozen=True)
+class Part(Response):
+    """The next tokens of a response that an engine samples in flight. `finished` means that no more follow, because it
+    has ended or has all its tokens."""
+
+    finished: bool = False
+
+
 def request_seed(seed: int, step: int, prompt: int, sample: int) -> int:
     """The seed of one response. It depends only on the response's position in the run, so a resumed run samples the
     same responses as an uninterrupted one."""

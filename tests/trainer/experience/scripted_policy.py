@@ -53,6 +53,7 @@ class FakeEngines:
     """Says each conversation's next line; conversations have different prompts."""
 
     version = 0
+    in_flight = False
 
     def __init__(self, tokenizer: Any, *lines: Sequence[str]) -> None:
         self._words = [[tuple(tokenizer(line + "<|end|>")["input_ids"]) for line in own] for own in lines]

@@ -1,7 +1,7 @@
 """Sampling that continues while weights change. Fake engines return tokens that equal the version of the weights."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -14,7 +14,7 @@ from trainer.experience.asynchronous import AsynchronousPipeline
 from trainer.experience.collector import Experience, Phase, Scores, completed
 from trainer.experience.conversations import Conversations
 from trainer.experience.trajectory import Trajectory
-from trainer.rollout.sampling import Response, SamplingRequest
+from trainer.rollout.sampling import Part, Response, SamplingRequest
 
 LAST = 6
 LENGTHS = (3, 17, 1, 9)  # tokens of a step's responses, of which one in four is long
@@ -24,22 +24,61 @@ LIMIT = 20
 class FakeEngines:
     """The prompt gives the length of its response; each token is the version of the weights that sampled it."""
 
+    in_flight = False
+
     def __init__(self) -> None:
         self.version = 0
+        self.asked: list[SamplingRequest] = []
+        self.left: dict[int, int] = {}  # tokens of the responses in flight
         self.updated_after_each_segment = False
         self.during_segment: Callable[[], None] = lambda: None
 
     def generate(self, requests: Sequence[SamplingRequest], homes: None) -> list[Response]:
+        assert not self.in_flight
         assert homes is None
+        self.asked += requests
         self.during_segment()
         responses = [self._response(request) for request in requests]
         self.version += self.updated_after_each_segment
         return responses
 
     def _response(self, request: SamplingRequest) -> Response:
-        left = request.prompt[0] - (len(request.prompt) - 1)
+        left = tokens_left(request)
         count = min(left, request.max_tokens or left)
         return Response((self.version,) * count, (-0.5,) * count, ended=count == left)
+
+    @property
+    def under_way(self) -> Set[int]:
+        return self.left.keys()
+
+    def advance(self, new: Mapping[int, SamplingRequest], steps: int, homes: Mapping[int, int]) -> dict[int, Part]:
+        assert self.in_flight
+        assert not homes
+        self.asked += new.values()
+        self.during_segment()
+        self.left |= {number: tokens_left(request) for number, request in new.items()}
+        parts = {}
+        for number, left in self.left.items():
+            count = min(left, steps)
+            parts[number] = Part((self.version,) * count, (-0.5,) * count, count == left, count == left)
+        self.left = {n: left - steps for n, left in self.left.items() if left > steps}
+        self.version += self.updated_after_each_segment
+        return parts
+
+
+def tokens_left(request: SamplingRequest) -> int:
+    return request.prompt[0] - (len(request.prompt) - 1)
+
+
+@pytest.fixture(autouse=True, params=[False, True], ids=["in segments", "in flight"])
+def _(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test holds for both kinds of engines."""
+    monkeypatch.setattr(FakeEngines, "in_flight", request.param)
+
+
+@pytest.fixture
+def _in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeEngines, "in_flight", True)
 
 
 class FakeCollector:
@@ -158,6 +197,58 @@ def test_a_response_continues_under_new_weights() -> None:
         collector.engines.updated_after_each_segment = True
         rows = pipeline.take(1, LAST).responses
     assert [row.versions for row in rows] == [[place // 4 for place in range(length)] for length in LENGTHS]
+
+
+@pytest.mark.usefixtures("_in_flight")
+def test_a_response_in_flight_is_asked_for_once() -> None:
+    with running(max_staleness=0) as (pipeline, collector):
+        collector.engines.updated_after_each_segment = True
+        pipeline.take(1, 1)
+    assert [request.prompt for request in collector.engines.asked] == [(length,) for length in LENGTHS]
+
+
+@pytest.mark.usefixtures("_in_flight")
+def test_a_response_that_an_engine_lost_is_asked_for_again_with_its_tokens() -> None:
+    with running(max_staleness=0) as (pipeline, collector):
+        segments: list[int] = []
+
+        def lose() -> None:
+            segments.append(len(collector.engines.asked))
+            if len(segments) == 2:  # it slept, or it was replaced
+                collector.engines.left.clear()
+
+        collector.engines.during_segment = lose
+        rows = pipeline.take(1, 1).responses
+    assert [len(row.token_ids) for row in rows] == [*LENGTHS]
+    again = collector.engines.asked[len(LENGTHS) :]
+    # The first segment has finished two of the responses. The second one's tokens came to nothing.
+    assert [request.prompt for request in again] == [(17, 0, 0, 0, 0), (9, 0, 0, 0, 0)]
+    assert [request.max_tokens for request in again] == [LIMIT - 4] * 2
+
+
+@pytest.mark.usefixtures("_in_flight")
+def test_responses_in_flight_go_on_while_a_validation_samples() -> None:
+    with running(max_staleness=1) as (pipeline, collector):
+        pipeline.take(1, LAST)
+        wait_until(pipeline, lambda: pipeline._finished and not pipeline._active())
+        entered, go_on = threading.Event(), threading.Event()
+
+        def segment() -> None:
+            entered.set()
+            assert go_on.wait(timeout=60)
+
+        collector.engines.during_segment = segment
+        update(pipeline, collector)  # step 3 begins
+        assert entered.wait(timeout=60)
+        pausing = pipeline.paused()
+        threading.Timer(0.1, go_on.set).start()
+        with pausing:
+            (held_out,) = collector.conversations.begin([Prompt(0, (20,), "", "", "")], [0], 0.0)
+            collector.conversations.finish([held_out])
+            assert len(held_out.token_ids) == 20
+            assert all(row.done for row in begun(pipeline))
+        for step in (2, 3):  # and nobody waits for responses that are there
+            assert len(pipeline.take(step, LAST).responses[1].token_ids) == 17
 
 
 def ages(collector: FakeCollector, rows: Sequence[Trajectory]) -> list[list[int]]:

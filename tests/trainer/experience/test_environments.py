@@ -40,6 +40,7 @@ class FakeEngines:
 
     def __init__(self, tokenizer: Any, lines: Sequence[str]) -> None:
         self.version = 0
+        self.in_flight = False
         self.asked: list[SamplingRequest] = []
         self._tokenizer = tokenizer
         self._words = [tokenizer(line + "<|end|>")["input_ids"] for line in lines]

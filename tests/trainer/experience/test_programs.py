@@ -70,6 +70,7 @@ class FakeEngines:
 
     def __init__(self, tokenizer: Any, lines: dict[str, str]) -> None:
         self.version = 0
+        self.in_flight = False
         self.asked: list[list[SamplingRequest]] = []
         self._tokenizer, self._lines = tokenizer, lines
 
@@ -332,6 +333,7 @@ class Engines:
     """One engine in this process."""
 
     version = 0
+    in_flight = False
 
     def __init__(self, engine: RolloutEngine) -> None:
         self._engine = engine

@@ -8,7 +8,7 @@ import json
 import multiprocessing
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from multiprocessing.connection import Connection
@@ -34,7 +34,7 @@ from trainer.models.networks import PolicyNetwork, load_language_model
 from trainer.models.small import ModelShape, build_tokenizer, create_model, save_model
 from trainer.rollout.end_tokens import end_token_ids
 from trainer.rollout.engine import RolloutEngine, open_engine
-from trainer.rollout.sampling import Response, SamplingRequest, request_seed
+from trainer.rollout.sampling import Part, Response, SamplingRequest, request_seed
 from trainer.training.engine import OptimizerSettings, TrainingEngine
 from trainer.training.process_group import join, open_store
 from trainer.training.sharding import Execution
@@ -110,9 +110,12 @@ class SpanningEngine:
     def replace_weights(self, buckets: Iterable[SentBucket]) -> None:
         self._call("replace_weights", list(buckets))
 
-    def _call(self, method: str, argument: object) -> Any:
+    def advance(self, new: Mapping[int, SamplingRequest], steps: int) -> dict[int, Part]:
+        return self._call("advance", new, steps)
+
+    def _call(self, method: str, *arguments: object) -> Any:
         for pipe in self._pipes:
-            pipe.send((method, argument))
+            pipe.send((method, arguments))
         results = [pipe.recv() for pipe in self._pipes]
         return results[0]
 
@@ -120,8 +123,8 @@ class SpanningEngine:
 def serve(pipe: Connection, name: str, config: Config, device: str, end_tokens: list[int], team: Team) -> None:
     engine = open_engine(name, config, device, end_tokens, team)
     while True:
-        method, argument = pipe.recv()
-        pipe.send(getattr(engine, method)(argument))
+        method, arguments = pipe.recv()
+        pipe.send(getattr(engine, method)(*arguments))
 
 
 def main(directory: Path, name: str, rank: int, size: int) -> None:

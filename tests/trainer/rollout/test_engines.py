@@ -10,7 +10,7 @@ from trainer.cluster.calls import Task
 from trainer.config.tree import Config
 from trainer.errors import WorkerError
 from trainer.rollout.engines import Engines
-from trainer.rollout.sampling import Response, SamplingRequest
+from trainer.rollout.sampling import Part, Response, SamplingRequest
 
 REQUEST = SamplingRequest((5,), 1.0, seed=0)
 RESPONSE = Response((7,), (-0.5,), ended=True)
@@ -95,3 +95,110 @@ def test_conversations_stay_with_the_fake_engine_that_has_their_start() -> None:
     assert group.asked == {0: [10, 11], 1: [12, 13]}
     assert answered([7, 4, 5, 7]) == [10, 11, 12, 13]
     assert group.asked == {0: [11], 1: [10, 12, 13]}
+
+
+class InFlight(TwoEngines):
+    """Each adds a token per call to every response that it holds, until three are there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.started: list[dict[int, list[int]]] = []
+        self.held: dict[int, dict[int, int]] = {0: {}, 1: {}}
+        self.restarted: list[int] = []
+        self.broken: set[int] = set()
+
+    def call(self, _method: object) -> list[Any]:
+        return [("vllm", "it is a fake")]
+
+    def restart(self, rank: int) -> None:
+        self.restarted.append(rank)
+        self.held[rank] = {}
+
+    def attempt(
+        self, tasks: Mapping[int, Task[Any, Any]], _timeout: float = 0
+    ) -> tuple[dict[int, Any], dict[int, WorkerError]]:
+        if next(iter(tasks.values())).method != "advance":
+            return dict.fromkeys(tasks), {}
+        self.started.append({rank: [*task.arguments[0]] for rank, task in tasks.items()})
+        failures = {rank: WorkerError("gone") for rank in tasks if rank in self.broken}
+        self.broken = set()
+        answers = {rank: self._parts(rank, task.arguments[0]) for rank, task in tasks.items() if rank not in failures}
+        return answers, failures
+
+    def _parts(self, rank: int, new: Mapping[int, SamplingRequest]) -> dict[int, Part]:
+        held = self.held[rank]
+        held |= dict.fromkeys(new, 0)
+        for number in held:
+            held[number] += 1
+        parts = {number: Part((7,), (-0.5,), False, count == 3) for number, count in held.items()}
+        self.held[rank] = {number: count for number, count in held.items() if count < 3}
+        return parts
+
+
+def in_flight(**rollout: Any) -> tuple[Engines, InFlight]:
+    config = Config.model_validate(
+        {
+            "trainer": {"mode": "asynchronous"},
+            "algorithm": {"correction": "tis"},
+            "rollout": rollout,
+            "data": {"max_response_length": 100},
+        }
+    )
+    group = InFlight()
+    engines = Engines(group, group, config, on_shared_gpus=False)  # type: ignore[arg-type]
+    engines._transfer = SimpleNamespace(snapshot=lambda: None, push=lambda _ranks: {}, nbytes=0)  # type: ignore[assignment]
+    engines.start()
+    return engines, group
+
+
+def group_of(prompt: int, *numbers: int) -> dict[int, SamplingRequest]:
+    return {number: SamplingRequest((prompt,), 1.0, seed=number) for number in numbers}
+
+
+def test_a_group_goes_to_the_fake_engine_with_the_fewest_responses_and_stays_there() -> None:
+    engines, group = in_flight()
+    assert engines.in_flight
+    assert engines.advance(group_of(1, 10, 11, 12) | group_of(2, 20), 1).keys() == {10, 11, 12, 20}
+    engines.advance(group_of(3, 30, 31), 1)
+    assert engines.advance({40: SamplingRequest((4,), 1.0)}, 1, homes={40: 5})[12].finished
+    assert group.started == [{0: [10, 11, 12], 1: [20]}, {0: [], 1: [30, 31]}, {0: [], 1: [40]}]
+    assert engines.under_way == {30, 31, 40}
+    engines.advance({}, 1)
+    assert group.started[-1] == {1: []}  # nothing for an engine without responses
+    assert engines.under_way == {40}
+
+
+def test_a_fake_engine_that_is_replaced_or_sleeps_holds_no_response_any_more() -> None:
+    engines, group = in_flight()
+    engines.advance(group_of(1, 10) | group_of(2, 20), 1)
+    group.broken = {1}
+    assert engines.advance({}, 1).keys() == {10}
+    assert (group.restarted, engines.under_way, engines.take_repairs()) == ([1], {10}, 1)
+    engines.advance(group_of(2, 20), 1)
+    engines.sync_weights()
+    assert engines.under_way == {20}
+    engines.sleep()
+    assert engines.under_way == set()
+
+
+def test_fake_engines_that_keep_their_memory_keep_their_responses() -> None:
+    engines, _ = in_flight(sleep=False)
+    engines.advance(group_of(1, 10), 1)
+    engines.sleep()
+    assert engines.under_way == {10}
+
+
+@pytest.mark.parametrize(
+    ("rollout", "what"),
+    [
+        ({}, "continue under new weights with the keys and values that they have"),
+        ({"segment_length": 100}, "finish under the weights that they began with"),
+    ],
+)
+def test_a_run_says_how_its_responses_take_new_weights(
+    caplog: pytest.LogCaptureFixture, rollout: dict[str, Any], what: str
+) -> None:
+    caplog.set_level("INFO")
+    engines, _ = in_flight(**rollout)
+    assert what in caplog.text
+    assert engines.in_flight == (not rollout)

@@ -3,7 +3,7 @@
 vLLM reads `trainer.rollout.process_environment` when it is imported, so it is imported when an engine starts.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -12,13 +12,12 @@ from trainer.config.tree import Config
 from trainer.errors import WorkerError
 from trainer.rollout.engine import EngineRow
 from trainer.rollout.occupancy import Load
-from trainer.rollout.sampling import Response, SamplingRequest
+from trainer.rollout.sampling import Part, Response, SamplingRequest
 from trainer.rollout.vllm_settings import device_settings, weight_settings
 from trainer.weights.buckets import SentBucket
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
-    from vllm.outputs import CompletionOutput
 
 
 ALONE = Team()
@@ -40,7 +39,7 @@ def _start_explained() -> Iterator[None]:
 
 
 class VllmEngine:
-    """A vLLM engine in this process, or this process's rank of an engine that spans several; see `RolloutEngine`.
+    """A vLLM engine in this process, or this process's rank of an engine that spans several; see `InFlightEngine`.
 
     With adapters, vLLM applies them beside the frozen weights, as the actor does. It refuses to sample before the first
     adapters arrive.
@@ -50,6 +49,7 @@ class VllmEngine:
         from vllm import LLM
         from vllm.lora.request import LoRARequest
 
+        from trainer.rollout.in_flight import ResponsesInFlight
         from trainer.rollout.weight_loader import ADAPTERS
 
         self._rollout = config.rollout
@@ -57,6 +57,7 @@ class VllmEngine:
         self._end_token_ids = list(end_token_ids)
         self._sleeps = config.rollout.sleep and device == "cuda"
         self._asleep = False
+        self._updates = 0
         self._lora = config.actor.lora if config.actor.lora.rank else None
         # vLLM finds the adapters by their number. It must never read the path, so the path does not exist.
         self._adapters = LoRARequest("actor", ADAPTERS, "/adapters/come/from/the/actor") if self._lora else None
@@ -79,16 +80,28 @@ class VllmEngine:
                 **device_settings(config, device),
                 **_shard_settings(team),
             )
+        self._in_flight = ResponsesInFlight(self._engine, self._prompt, self._sampling, self._adapters)
 
     def generate(self, requests: Sequence[SamplingRequest]) -> list[Response]:
         """See `RolloutEngine.generate`."""
+        from trainer.rollout.in_flight import response_of
+
+        assert not self._in_flight, "vLLM would mix these responses with those in flight"
         if not requests:
             return []
         sampling = [self._sampling(request) for request in requests]
-        prompts = [{"prompt_token_ids": list(request.prompt)} for request in requests]
+        prompts = [self._prompt(request) for request in requests]
         outputs = self._engine.generate(prompts, sampling, use_tqdm=False, lora_request=self._adapters)
         caches = self._rollout.prefix_caching
-        return [_response(output.outputs[0], output.num_cached_tokens if caches else None) for output in outputs]
+        return [response_of(output.outputs[:1], output.num_cached_tokens if caches else None) for output in outputs]
+
+    def advance(self, new: Mapping[int, SamplingRequest], steps: int) -> dict[int, Part]:
+        """See `InFlightEngine.advance`."""
+        return self._in_flight.advance(new, steps)
+
+    def _prompt(self, request: SamplingRequest) -> dict[str, object]:
+        """vLLM shares cached keys and values only between prompts with the same salt, so never across an update."""
+        return {"prompt_token_ids": list(request.prompt), "cache_salt": str(self._updates)}
 
     def _sampling(self, request: SamplingRequest) -> "SamplingParams":
         from vllm import SamplingParams
@@ -125,15 +138,13 @@ class VllmEngine:
         else:
             self._engine.collective_rpc(f"{verb}_weights", args=(buckets,))
         self._wake("kv_cache")
-        self._forget_prefixes()
-
-    def _forget_prefixes(self) -> None:
-        """Clears the cached keys and values, which older weights computed."""
-        if not self._engine.reset_prefix_cache():
-            raise WorkerError("vLLM did not clear its prefix cache, whose keys and values belong to older weights")
+        self._updates += 1
+        self._in_flight.restart_without_tokens()
 
     def sleep(self) -> None:
         """See `RolloutEngine.sleep`."""
+        if self._rollout.sleep:
+            self._in_flight.forget()
         if self._sleeps and not self._asleep:
             # Level 2 discards the weights, which the next update replaces. Level 1 keeps frozen weights in CPU memory.
             self._engine.sleep(level=1 if self._lora else 2)
@@ -163,16 +174,4 @@ def _shard_settings(team: Team) -> dict[str, object]:
     return {"tensor_parallel_size": team.size, "distributed_executor_backend": shard_executor(team)}
 
 
-def _response(output: "CompletionOutput", cached_tokens: int | None) -> Response:
-    token_ids = tuple(output.token_ids)
-    if not token_ids:
-        raise WorkerError("vLLM returned a response without tokens")
-    ended = output.finish_reason == "stop"
-    if output.logprobs is None:
-        return Response(token_ids, None, ended, cached_tokens)
-    entries = output.logprobs[: len(token_ids)]  # vLLM may have sampled on after a stop string
-    log_probs = tuple(entry[token].logprob for entry, token in zip(entries, token_ids, strict=True))
-    return Response(token_ids, log_probs, ended, cached_tokens)
-
-
-ROW = EngineRow(VllmEngine, package="vllm", preference=1, open_shard=VllmEngine)
+ROW = EngineRow(VllmEngine, package="vllm", preference=1, open_shard=VllmEngine, in_flight=True)

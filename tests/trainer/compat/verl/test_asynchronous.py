@@ -118,7 +118,7 @@ def test_the_staleness_of_fully_async_is_a_share_of_a_step() -> None:
 def test_without_partial_rollout_responses_finish_under_their_first_weights() -> None:
     off = of_verl("verl_fully_async", *FULLY, "async_training.partial_rollout=False", "data.max_response_length=4096")
     assert off.rollout.segment_length == 4096
-    assert of_verl("verl_fully_async", *FULLY).rollout.segment_length == 256
+    assert of_verl("verl_fully_async", *FULLY).rollout.segment_length == 64
 
 
 def test_recomputed_log_probs_are_corrected_as_asked() -> None:

@@ -1,0 +1,82 @@
+"""vLLM's responses while its weights change, compared with networks that compute the same."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PROGRAM = Path(__file__).with_name("in_flight_program.py")
+BEFORE, AT_ONCE, LONG = 7, 4, 300
+
+# rank of the adapters, processes that the engine spans
+ENGINES = {"vllm": (0, 1), "vllm with adapters": (4, 1), "vllm over two processes": (0, 2)}
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Results of the program. It runs in a separate process, because vLLM changes torch when it is imported."""
+    directory = tmp_path_factory.mktemp("in-flight")
+    subprocess.run(
+        [sys.executable, PROGRAM, directory, *map(str, ENGINES[request.param])],
+        env={**os.environ, "PYTHONPATH": str(PROGRAM.parents[3])},
+        check=True,
+        timeout=280,
+    )
+    return json.loads((directory / "found.json").read_text())
+
+
+@pytest.mark.parametrize("decoding", ["greedy", "sampled"])
+def test_an_update_to_the_same_weights_changes_no_token(found: dict[str, Any], decoding: str) -> None:
+    assert found[decoding]["same"] == found[decoding]["whole"]
+    assert max(map(len, found[decoding]["whole"])) > 2 * BEFORE  # so that the update is in the middle
+
+
+@pytest.mark.parametrize("decoding", ["greedy", "sampled"])
+def test_an_update_changes_the_tokens_after_it(found: dict[str, Any], decoding: str) -> None:
+    long = [row for row, sizes in enumerate(found[decoding]["sizes"]) if len(sizes) > 1]
+    assert len(long) >= AT_ONCE / 2
+    for row in long:
+        first = found[decoding]["sizes"][row][0]
+        assert first <= BEFORE
+        assert found[decoding]["other"][row][:first] == found[decoding]["whole"][row][:first]
+    assert any(found[decoding]["other"][row] != found[decoding]["whole"][row] for row in long)
+    assert all(found[decoding]["finished"])
+
+
+@pytest.mark.parametrize("decoding", ["greedy", "sampled"])
+def test_log_probs_are_those_of_the_weights_at_the_time_with_the_keys_and_values_of_earlier_ones(
+    found: dict[str, Any], decoding: str
+) -> None:
+    """Responses that waited for a place are the new weights' alone."""
+    assert max(found[decoding]["disagreement"]) < 5e-4
+    interrupted = [row for row, sizes in enumerate(found[decoding]["sizes"]) if len(sizes) > 1]
+    assert min(found[decoding]["disagreement with new keys"][row] for row in interrupted) > 1e-3
+
+
+def test_nothing_is_read_again_after_an_update(found: dict[str, Any]) -> None:
+    if "scheduled" not in found:
+        pytest.skip("counted in one process only")
+    counts = found["scheduled"]
+    assert sum(counts["before"]) > counts["prompts"]  # the prompts, then a token for each response
+    assert counts["after"] == [counts["under way"]] * len(counts["after"])
+    assert counts["under way"] > 1
+
+
+def test_a_new_request_never_reads_what_older_weights_cached(found: dict[str, Any]) -> None:
+    if "scheduled" not in found:
+        pytest.skip("counted in one process only")
+    counts = found["scheduled"]
+    assert counts["the same prompt"] >= LONG
+    assert counts["disagreement"] < 5e-4
+    assert counts["the same prompt again"] < LONG / 2  # the weights are the same, so the cache serves it
+
+
+def test_an_engine_that_slept_has_forgotten_its_responses(found: dict[str, Any]) -> None:
+    if "asleep" not in found:
+        pytest.skip("looked at in one process only")
+    assert found["asleep"]["in flight"] == 0
+    assert found["asleep"]["tokens"] == found["asleep"]["whole"]
