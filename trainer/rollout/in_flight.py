@@ -106,9 +106,9 @@ def response_of(outputs: Sequence[CompletionOutput], cached_tokens: int | None =
         raise WorkerError("vLLM returned a response without tokens")
     ended = outputs[-1].finish_reason == "stop"
     if outputs[-1].logprobs is None:
-        return Response(token_ids, None, ended, cached_tokens)
+        return Response(token_ids, None, ended, cached_tokens=cached_tokens)
     log_probs = chain.from_iterable(map(_log_probs, outputs))
-    return Response(token_ids, tuple(log_probs), ended, cached_tokens)
+    return Response(token_ids, tuple(log_probs), ended, cached_tokens=cached_tokens)
 
 
 def _log_probs(output: CompletionOutput) -> list[float]:
@@ -120,4 +120,4 @@ def _log_probs(output: CompletionOutput) -> list[float]:
 def _part(outputs: Sequence[CompletionOutput]) -> Part:
     response = response_of(outputs)
     finished = outputs[-1].finish_reason is not None
-    return Part(response.token_ids, response.log_probs, response.ended, finished)
+    return Part(response.token_ids, response.log_probs, response.ended, finished=finished)

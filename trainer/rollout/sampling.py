@@ -32,7 +32,7 @@ class Response:
     token_ids: tuple[int, ...]
     log_probs: tuple[float, ...] | None
     ended: bool = True
-    cached_tokens: int | None = field(default=None, compare=False)
+    cached_tokens: int | None = field(default=None, compare=False, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Part(Response):
     """The next tokens of a response that an engine samples in flight. `finished` means that no more follow, because it
     has ended or has all its tokens."""
 
-    finished: bool = False
+    finished: bool = field(default=False, kw_only=True)
 
 
 def request_seed(seed: int, step: int, prompt: int, sample: int) -> int:

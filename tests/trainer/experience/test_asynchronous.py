@@ -60,7 +60,7 @@ class FakeEngines:
         parts = {}
         for number, left in self.left.items():
             count = min(left, steps)
-            parts[number] = Part((self.version,) * count, (-0.5,) * count, count == left, count == left)
+            parts[number] = Part((self.version,) * count, (-0.5,) * count, count == left, finished=count == left)
         self.left = {n: left - steps for n, left in self.left.items() if left > steps}
         self.version += self.updated_after_each_segment
         return parts

@@ -130,7 +130,7 @@ class InFlight(TwoEngines):
         held |= dict.fromkeys(new, 0)
         for number in held:
             held[number] += 1
-        parts = {number: Part((7,), (-0.5,), False, count == 3) for number, count in held.items()}
+        parts = {number: Part((7,), (-0.5,), False, finished=count == 3) for number, count in held.items()}
         self.held[rank] = {number: count for number, count in held.items() if count < 3}
         return parts
 

@@ -12,8 +12,8 @@ REQUESTS = [SamplingRequest((1, 2, 3, 4), 1.0), SamplingRequest((1, 2, 3, 4, 5, 
 
 
 def test_means_are_over_the_looks_of_all_engines() -> None:
-    full = Occupancy.of([Load(8, 800, 0.5), Load(4, 600, 0.3)], REQUESTS, [Response((7,), None, True, 0)] * 2)
-    nearly_done = Occupancy.of([Load(1, 100, 0.1)], REQUESTS, [Response((7,), None, True, 4)] * 2)
+    full = Occupancy.of([Load(8, 800, 0.5), Load(4, 600, 0.3)], REQUESTS, [Response((7,), None, cached_tokens=0)] * 2)
+    nearly_done = Occupancy.of([Load(1, 100, 0.1)], REQUESTS, [Response((7,), None, cached_tokens=4)] * 2)
     metrics = (full + nearly_done).metrics(max_num_seqs=16)
     assert metrics == {
         "engines/running": pytest.approx(13 / 3),
