@@ -4,7 +4,6 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -16,7 +15,7 @@ from trainer.cluster.calls import recorded, wait, wait_while, watched
 from trainer.cluster.stalls.watch import Watch
 from trainer.cluster.workers import WorkerGroup
 from trainer.config.trainer import TrainerConfig
-from trainer.config.tree import Config, RunConfig
+from trainer.config.tree import Config
 from trainer.data.batches.batch import Batch
 from trainer.data.dataset import PromptSampler
 from trainer.errors import (
@@ -35,11 +34,12 @@ from trainer.records.pages.model_card import write_model_card
 from trainer.records.profiling import SlowPhases
 from trainer.records.tracking import Tracker
 from trainer.rollout.engines import EngineWorker
-from trainer.runs.checkpoint import TrainingState, fingerprint, last_checkpoint
+from trainer.runs.checkpoint import TrainingState, fingerprint
 from trainer.runs.efficiency import Efficiency
 from trainer.runs.interfaces import ActorRole, TrainedRole, TrainingRole
 from trainer.runs.memory import all_lowered
 from trainer.runs.passes import forward, update
+from trainer.runs.places import run_directories
 from trainer.runs.redundancy import Connect, Copies
 from trainer.runs.reproduction.writer import CertificateWriter
 from trainer.runs.saving import RETRY_SECONDS, ROUNDS, Saver, SaveSchedule
@@ -50,7 +50,6 @@ from trainer.training.non_finite import FOLDER, KeptFaults
 
 logger = logging.getLogger(__name__)
 
-C = TypeVar("C", bound=RunConfig)
 W = TypeVar("W")
 
 # torch threads in the controller, whose tensors are small: dividing 2,048 rows among four ranks took 342 ms with the 64
@@ -66,38 +65,6 @@ class TrainingResult:
     final_step: int
     first_exact_match: float | None
     last_exact_match: float | None
-
-
-def run_directory(settings: TrainerConfig) -> Path:
-    """The run's directory: `output_dir/run_id`, the resumed run's directory, or one named after the time."""
-    if settings.run_id is None and settings.checkpoint is not None:
-        return settings.checkpoint.parent.parent
-    return settings.output_dir / (settings.run_id or datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ"))
-
-
-def run_directories(settings: TrainerConfig, run_dir: Path) -> list[Path]:
-    """Where the run's checkpoints may lie: its directory, then the one of the same name in `trainer.spare_dir`."""
-    return [run_dir] if settings.spare_dir is None else [run_dir, settings.spare_dir / run_dir.name]
-
-
-def with_last_checkpoint(config: C) -> C:
-    """The settings with `trainer.resume=auto` replaced by the run's last whole checkpoint, or by None without one."""
-    settings = config.trainer
-    if not settings.resumes_itself:
-        return config
-    found = last_checkpoint(*run_directories(settings, run_directory(settings)))
-    logger.info("trainer.resume=auto: %s", found or "no checkpoint yet, the run starts anew")
-    return config.model_copy(update={"trainer": settings.model_copy(update={"resume": found})})
-
-
-def recorded_step(settings: TrainerConfig, resumed: TrainingState | None) -> int | None:
-    """Last step to keep in the run's records; -1 truncates everything, None starts fresh.
-
-    `settings` are the user's own: with `trainer.resume=auto` and no checkpoint yet, all steps are recorded again.
-    """
-    if resumed is not None:
-        return resumed.step
-    return -1 if settings.resumes_itself else None
 
 
 @contextmanager

@@ -24,12 +24,10 @@ from trainer.runs.checkpoint import read_checkpoint
 from trainer.runs.interfaces import ActorRole, ReferenceRole
 from trainer.runs.loop import (
     TrainingRun,
-    recorded_step,
-    run_directory,
     stalls_explained,
-    with_last_checkpoint,
 )
 from trainer.runs.memory import all_lowered, restarted, with_limits
+from trainer.runs.places import recorded_step, run_directory, with_last_checkpoint
 from trainer.runs.reproduction.writer import CertificateWriter, Repeat, hardware_of
 from trainer.runs.stop_signal import StopSignal
 from trainer.runs.workers import TrainingGroups, connect_ranks, find_plan, start_training

@@ -40,12 +40,10 @@ from trainer.runs.interfaces import ActorRole, CriticRole, ReferenceRole
 from trainer.runs.loop import (
     TrainingResult,
     TrainingRun,
-    recorded_step,
-    run_directory,
     stalls_explained,
-    with_last_checkpoint,
 )
 from trainer.runs.memory import all_lowered, restarted, with_limits
+from trainer.runs.places import recorded_step, run_directory, with_last_checkpoint
 from trainer.runs.reproduction.writer import CertificateWriter, Repeat, hardware_of
 from trainer.runs.responses import ResponseRecords
 from trainer.runs.stop_signal import StopSignal

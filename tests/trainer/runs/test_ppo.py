@@ -24,7 +24,7 @@ from trainer.records.top import watch
 from trainer.rollout.engines import split
 from trainer.runs.checkpoint import read_checkpoint
 from trainer.runs.export import export_checkpoint
-from trainer.runs.loop import run_directory
+from trainer.runs.places import run_directory
 from trainer.runs.reproduction.certificate import read_certificate
 from trainer.runs.reproduction.verify import verify
 
