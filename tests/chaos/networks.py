@@ -5,9 +5,11 @@ token bucket limits the rate. Nodes see the files of a container of the cpu imag
 theirs. Needs root, iptables and a Docker engine with `slipway:cpu`.
 """
 
+import atexit
 import os
 import re
 import secrets
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -105,6 +107,7 @@ class Network:
 def files() -> tuple[int, Path]:
     """A process in the container whose files the nodes see, and a directory that it shares with this process."""
     shared = tempfile.mkdtemp(prefix="chaos-night-")
+    atexit.register(shutil.rmtree, shared)
     (Path(shared) / "config.json").write_text("{}")
     name = f"chaos-{secrets.token_hex(3)}"
     mounts = ("-v", f"{REPOSITORY}:{REPOSITORY}:ro", "-v", f"{shared}:{shared}")
