@@ -111,9 +111,10 @@ def files() -> tuple[int, Path]:
     (Path(shared) / "config.json").write_text("{}")
     name = f"chaos-{secrets.token_hex(3)}"
     mounts = ("-v", f"{REPOSITORY}:{REPOSITORY}:ro", "-v", f"{shared}:{shared}")
-    options = ("--rm", "-i", "--name", name, "--network", "none", "--shm-size", "1g", "--entrypoint", "cat")
+    # Nodes are processes of this host, so /proc has to show those.
+    options = ("--rm", "-i", "--pid", "host", "--name", name, "--network", "none", "--shm-size", "1g")
     subprocess.Popen(  # the container ends with this process, whose standard input it reads
-        ["docker", "run", *options, *mounts, IMAGE],
+        ["docker", "run", *options, *mounts, "--entrypoint", "cat", IMAGE],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
     )
