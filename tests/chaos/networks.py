@@ -5,9 +5,11 @@ token bucket limits the rate. Nodes see the files of a container of the cpu imag
 theirs. Needs root, iptables and a Docker engine with `slipway:cpu`.
 """
 
+import atexit
 import os
 import re
 import secrets
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -105,12 +107,14 @@ class Network:
 def files() -> tuple[int, Path]:
     """A process in the container whose files the nodes see, and a directory that it shares with this process."""
     shared = tempfile.mkdtemp(prefix="chaos-night-")
+    atexit.register(shutil.rmtree, shared)
     (Path(shared) / "config.json").write_text("{}")
     name = f"chaos-{secrets.token_hex(3)}"
     mounts = ("-v", f"{REPOSITORY}:{REPOSITORY}:ro", "-v", f"{shared}:{shared}")
-    options = ("--rm", "-i", "--name", name, "--network", "none", "--shm-size", "1g", "--entrypoint", "cat")
+    # Nodes are processes of this host, so /proc has to show those.
+    options = ("--rm", "-i", "--pid", "host", "--name", name, "--network", "none", "--shm-size", "1g")
     subprocess.Popen(  # the container ends with this process, whose standard input it reads
-        ["docker", "run", *options, *mounts, IMAGE],
+        ["docker", "run", *options, *mounts, "--entrypoint", "cat", IMAGE],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
     )

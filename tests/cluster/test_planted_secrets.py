@@ -23,7 +23,7 @@ PLANTED = (
     "DECOY",  # which the job writes into a file and a command line, to show that the search finds it
 )
 
-STATUSES = {"train": 0, "verify": 0, "report": 0, "train without data": 2, "explain": 0, "preflight": 15}
+STATUSES = {"train": 0, "verify": 0, "report": 0, "train without data": 3, "explain": 0, "preflight": 15}
 TRAIN_AND_SEARCH = Path(__file__).with_name("train_and_search.py")
 
 
@@ -49,7 +49,7 @@ def test_no_secret_of_the_environment_is_in_a_file_or_a_process_list(job: Callab
     assert not [name for name, value in values.items() if value in output]
     result = json.loads(output.split("RESULT ")[1].splitlines()[0])
     assert result["statuses"] == STATUSES, result["log"]
-    assert set(result["written"]) > {"stall.html", "certificate.json", "report.html", "preflight.json", "node0"}
+    assert set(result["written"]) > {"stall.html", "certificate.json", "report.html", "preflight.json", "node0-node0"}
     assert result["searched"] > 100
     assert result["processes"] > 10  # different command lines
     assert sorted(result["found"]) == [

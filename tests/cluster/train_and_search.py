@@ -71,6 +71,7 @@ def prepare() -> list[str]:
     tokenizer = build_tokenizer(["How many are 1 + 2? #### 3"])
     save_model(create_model(tokenizer, ModelShape(), seed=0), tokenizer, HERE / "model")
     (HERE / "reward.py").write_text(REWARD)
+    (HERE / "reports").mkdir()
     return [
         *(f"model.path={HERE}/model", f"data.train_files={train}", f"data.validation_files={held_out}"),
         *("data.max_prompt_length=128", "data.train_batch_size=4", "rollout.samples_per_prompt=2"),
@@ -90,7 +91,7 @@ def run_commands(settings: list[str]) -> dict[str, int]:
             return subprocess.run(words, stdout=output, stderr=output, check=False).returncode
 
         statuses = {"train": run(*TRAINER, "train", *settings)}
-        run_directory = next((HERE / "runs").iterdir())
+        run_directory = next((HERE / "runs").glob("*/metrics.jsonl")).parent  # `runs` holds those of MLflow, too
         return {
             **statuses,
             "verify": run(*TRAINER, "verify", run_directory),
