@@ -55,12 +55,12 @@ class Started:
     cluster: Cluster
     system: System
 
-    def run(self, script: str, line: str = "") -> Running:
+    def run(self, script: str) -> Running:
         """Start a job that runs this script on both nodes."""
         for node in NODES:
             self.cluster.put(JOB, f"#!/bin/sh\n{script}\n", node)
             self.cluster.run(f"chmod +x {JOB}", node)
-        return self.cluster.start(line or self.system.line, SLIPWAY_TOKEN=TOKEN)
+        return self.cluster.start(self.system.line, SLIPWAY_TOKEN=TOKEN)
 
 
 @pytest.fixture(scope="module", params=SYSTEMS)
@@ -105,11 +105,3 @@ def test_a_killed_node_ends_the_job(started: Started) -> None:
     ended = job()
     assert ended.status != 0, ended.output
     assert cluster.run("pgrep --full '[s]leep 4321'").output == ""
-
-
-@pytest.mark.parametrize("started", ["htcondor"], indirect=True)
-def test_processes_that_htcondor_puts_on_one_machine_are_tasks_of_one_node(started: Started) -> None:
-    script = f"exec {LAUNCH} --no-ray -- sh -c 'echo $SLIPWAY_NODE_COUNT nodes'"
-    ended = started.run(script, f"{started.system.line} 4 1")()
-    assert (ended.status, ended.output.count("\n2 nodes\n")) == (0, 1), ended.output
-    assert ended.output.count("node 0 of 2 (n1)") == 2

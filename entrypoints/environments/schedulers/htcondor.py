@@ -25,8 +25,8 @@ class HtCondor(Environment):
         "a job's environment to everyone: pass the token as a file."
     )
     start = (
-        "universe = parallel, machine_count = 2, executable = LAUNCH, transfer_input_files = token, "
-        "environment = SLIPWAY_TOKEN_FILE=token"
+        "universe = parallel, machine_count = 2, executable = LAUNCH\n"
+        "transfer_input_files = token, environment = SLIPWAY_TOKEN_FILE=token"
     )
     source = "https://htcondor.readthedocs.io/en/latest/users-manual/parallel-applications.html"
     run_under = "HTCondor 23.9"
