@@ -1,5 +1,6 @@
-"""Slurm's own programs, and a two-node cluster of containers: the cpu image with Slurm and MPIs."""
+"""Slurm's own programs, and two-node clusters of containers: the cpu image with schedulers and MPIs."""
 
+import importlib.util
 import os
 import secrets
 import shutil
@@ -21,6 +22,9 @@ RUNS_WITHIN = 100
 """Seconds in which a job must end."""
 FURTHER = "gridengine-client gridengine-master gridengine-exec mpich"
 """Packages of the tests marked `full`."""
+DEBIAN_12 = "bookworm"
+"""The release of the image itself."""
+DEBIAN_13 = "trixie"
 SLURM_CONF = """
 ClusterName=none
 SlurmctldHost=localhost
@@ -92,26 +96,19 @@ class Running:
         return Ended(self._popen.returncode, output)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="session", params=[DEBIAN_12])
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """Two nodes whose daemons answer."""
+    """Two nodes whose daemons answer, with Debian 12's packages; a module may ask for DEBIAN_13."""
     full = any(item.get_closest_marker("full") for item in request.session.items)
-    image = os.environ.get("SLIPWAY_TEST_IMAGE", "slipway:cpu")
+    image = node_image(request.param, FURTHER if full else "")
     client = docker.from_env()
-    build = ["docker", "buildx", "build", "--quiet", "--load", "--network", "host", "--build-context", "apt=/etc/apt"]
-    done = subprocess.run(
-        [*build, "--build-arg", f"IMAGE={image}", "--build-arg", f"FURTHER={FURTHER if full else ''}",
-         "--tag", "slipway-test-scheduler", str(HERE)],
-        capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
     name = f"slipway-test-{secrets.token_hex(4)}"
     network = client.networks.create(name, driver="bridge")
     containers = {}
     try:
         for node in NODES:
             containers[node] = client.containers.create(
-                "slipway-test-scheduler", name=f"{name}-{node}", hostname=node, shm_size="1g", network=name,
+                image, name=f"{name}-{node}", hostname=node, shm_size="1g", network=name,
                 networking_config={name: client.api.create_endpoint_config(aliases=[node])},
             )  # fmt: skip
             containers[node].start()
@@ -129,6 +126,26 @@ def no_ray_is_left(cluster: Cluster) -> Iterator[None]:
     """Fail the test if Ray processes are left after it."""
     yield
     assert cluster.ray_processes() == ""
+
+
+def node_image(suite: str, further: str) -> str:
+    """Build the image of a node with the packages of a Debian release."""
+    arguments = {"IMAGE": os.environ.get("SLIPWAY_TEST_IMAGE", "slipway:cpu"), "FURTHER": further}
+    if suite != DEBIAN_12:
+        arguments |= {"SUITE": suite, "FURTHER": "condor"}
+    package = importlib.util.find_spec("hyperqueue")
+    if package is None or package.origin is None:
+        pytest.fail("hyperqueue is missing: run ci/setup")
+    contexts = {"apt": "/etc/apt", "hyperqueue": str(Path(package.origin).parent)}
+    tag = f"slipway-test-scheduler:{suite}"
+    done = subprocess.run(
+        ["docker", "buildx", "build", "--quiet", "--load", "--network", "host", "--tag", tag,
+         *(text for pair in contexts.items() for text in ("--build-context", "=".join(pair))),
+         *(text for pair in arguments.items() for text in ("--build-arg", "=".join(pair))), str(HERE)],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return tag
 
 
 def _wait_for_slurm(cluster: Cluster) -> None:

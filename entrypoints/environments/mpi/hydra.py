@@ -21,4 +21,4 @@ class Hydra(Environment):
     def detect(cls, view: ProcessView) -> Allocation | None:
         if not view.variables.get(NUMBERS[0]) or not view.variables.get(NUMBERS[1]):
             return None
-        return by_tasks(cls.name, view, Reader(view.variables), NUMBERS, (), "hydra")
+        return by_tasks(cls.name, view, Reader(view.variables), NUMBERS, ())

@@ -20,4 +20,4 @@ class Mvapich(Environment):
     def detect(cls, view: ProcessView) -> Allocation | None:
         if not view.variables.get(NUMBERS[0]):
             return None
-        return by_tasks(cls.name, view, Reader(view.variables), NUMBERS, (), "mvapich")
+        return by_tasks(cls.name, view, Reader(view.variables), NUMBERS, ())

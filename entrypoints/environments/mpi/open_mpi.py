@@ -7,7 +7,7 @@ a number). The launcher runs on the first node, unless it was called from anothe
 import re
 
 from entrypoints.environments.base import Allocation, Environment
-from entrypoints.environments.mpi.tasks import by_tasks
+from entrypoints.environments.mpi.tasks import NAMESPACE, URI, by_tasks
 from entrypoints.environments.process_view import ProcessView, Reader
 
 NUMBERS = (
@@ -16,8 +16,6 @@ NUMBERS = (
     "OMPI_COMM_WORLD_LOCAL_RANK",
     "OMPI_COMM_WORLD_LOCAL_SIZE",
 )
-URI = "OMPI_MCA_orte_hnp_uri"
-NAMESPACE = "PMIX_NAMESPACE"
 
 _NAMESPACE = re.compile(r"(?:prterun|prte|mpirun|mpiexec)-(.+)-\d+@\d+")
 
@@ -31,7 +29,7 @@ class OpenMpi(Environment):
         "The launcher's first address may be unreachable, so `launch` tries all. If you call mpirun on a login node, "
         "set SLIPWAY_HEAD. mpirun passes environment variables only with -x."
     )
-    run_under = "Open MPI 4.1"
+    run_under = "Open MPI 4.1, 5.0"
     start = "mpirun --map-by ppr:1:node -x SLIPWAY_TOKEN LAUNCH"
     source = "https://docs.open-mpi.org/en/v5.0.x/tuning-apps/environment-var.html"
 
@@ -40,21 +38,18 @@ class OpenMpi(Environment):
         if not view.variables.get(NUMBERS[0]):
             return None
         reader = Reader(view.variables)
-        heads, job_id = launcher(reader)
-        return by_tasks(cls.name, view, reader, NUMBERS, heads, job_id)
+        return by_tasks(cls.name, view, reader, NUMBERS, launcher(reader))
 
 
-def launcher(reader: Reader) -> tuple[tuple[str, ...], str]:
-    """The launcher's names or addresses, and an id of the run."""
+def launcher(reader: Reader) -> tuple[str, ...]:
+    """The launcher's names or addresses."""
     uri = reader.text(URI)
     if uri is None:
-        namespace = reader.text(NAMESPACE) or ""
-        match = _NAMESPACE.fullmatch(namespace)
-        return ((match[1],) if match else ()), namespace or "mpirun"
-    job, *interfaces = uri.split(";")
+        match = _NAMESPACE.fullmatch(reader.text(NAMESPACE) or "")
+        return (match[1],) if match else ()
     addresses: list[str] = []
-    for interface in interfaces:
+    for interface in uri.split(";")[1:]:
         scheme, _, rest = interface.partition("://")
         if scheme == "tcp":
             addresses += rest.rpartition(":")[0].split(",")
-    return tuple(address for address in addresses if not address.startswith("127.")), job
+    return tuple(address for address in addresses if not address.startswith("127."))

@@ -2,11 +2,10 @@
 
 from entrypoints.environments.base import Allocation, Environment, scheduler_job_id
 from entrypoints.environments.explicit import NODES
-from entrypoints.environments.mpi.open_mpi import NAMESPACE, launcher
-from entrypoints.environments.mpi.tasks import ONE_PER_NODE
+from entrypoints.environments.mpi.open_mpi import NUMBERS, launcher
+from entrypoints.environments.mpi.tasks import NAMESPACE, ONE_PER_NODE, PRRTE, run_id
 from entrypoints.environments.process_view import ProcessView, Reader
 
-LAUNCHED = "PRTE_LAUNCHED"
 RANK = "PMIX_RANK"
 
 
@@ -14,20 +13,21 @@ class Prrte(Environment):
     name = "prrte"
     precedence = 410
     title = "PRRTE"
-    reads = (LAUNCHED, RANK, NAMESPACE, NODES)
+    reads = (PRRTE, RANK, NAMESPACE, NODES)
     caveats = "Only PMIx knows the number of nodes: set --nodes, and start one task per node."
+    run_under = "PRRTE of Open MPI 5.0"
     start = "prterun --map-by ppr:1:node -x SLIPWAY_TOKEN LAUNCH"
     source = "https://docs.prrte.org/en/latest/"
 
     @classmethod
     def detect(cls, view: ProcessView) -> Allocation | None:
         reader = Reader(view.variables)
-        if reader.text(LAUNCHED) is None:
+        if view.variables.get(NUMBERS[0]) or reader.text(PRRTE) is None:  # Open MPI 5 starts its tasks through PRRTE
             return None
-        heads, job_id = launcher(reader)
+        heads = launcher(reader)
         return Allocation(
             environment=cls.name,
-            job_id=scheduler_job_id(view.variables) or job_id,
+            job_id=run_id(view.variables) or scheduler_job_id(view.variables) or cls.name,
             node_count=reader.required_number(NODES, hint=f"set --nodes, and {ONE_PER_NODE}"),
             node_rank=reader.required_number(RANK, hint=ONE_PER_NODE),
             head=heads[0] if heads else None,

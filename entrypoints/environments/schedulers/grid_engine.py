@@ -8,7 +8,7 @@ shell splits the command's words again.
 from collections.abc import Mapping
 
 from entrypoints.environments.base import Allocation, Environment
-from entrypoints.environments.mpi.tasks import local_rank, started_by_mpi
+from entrypoints.environments.mpi.tasks import local_rank, run_id, started_by_mpi
 from entrypoints.environments.process_view import ProcessView, Reader, distinct, rank_of
 from entrypoints.errors import DetectionError
 
@@ -63,7 +63,7 @@ class GridEngine(Environment):
             warnings.append(f"a job script runs on the first host only; start all hosts with {_START}")
         return Allocation(
             environment=cls.name,
-            job_id=cls.scheduler_job_id(view.variables) or view.variables[JOB_ID],
+            job_id=run_id(view.variables) or cls.scheduler_job_id(view.variables) or view.variables[JOB_ID],
             node_count=len(hosts),
             node_rank=rank,
             local_rank=local_rank(reader),

@@ -16,7 +16,8 @@ class HyperQueue(Environment):
     title = "HyperQueue (multi-node tasks)"
     reads = (JOB_ID, TASK_ID, INSTANCE, NODE_FILE)
     caveats = "A task's command runs on its first node only. Tasks on a single node have no node file."
-    start = "mpirun --hostfile $HQ_NODE_FILE --map-by ppr:1:node LAUNCH"
+    start = "mpirun --hostfile $HQ_NODE_FILE --map-by ppr:1:node -x SLIPWAY_TOKEN LAUNCH"
+    run_under = "HyperQueue 0.27"
     source = "https://it4innovations.github.io/hyperqueue/stable/jobs/multinode/"
 
     @classmethod

@@ -1,7 +1,7 @@
 """The common shape of batch systems: a file with the job's hosts, and one process on the first of them."""
 
 from entrypoints.environments.base import Allocation
-from entrypoints.environments.mpi.tasks import local_rank, started_by_mpi
+from entrypoints.environments.mpi.tasks import local_rank, run_id, started_by_mpi
 from entrypoints.environments.process_view import ProcessView, Reader, distinct, rank_of
 from entrypoints.errors import DetectionError
 
@@ -12,7 +12,8 @@ def by_node_file(
     """The allocation from the node file in the variable `path`, which has one line per slot.
 
     `start` is the command that starts one task per node; `started` says that it did. Returns None if a task of an MPI
-    launcher cannot read the file, as the launcher tells the nodes itself. For others that is a DetectionError.
+    launcher cannot read the file, as the launcher tells the nodes itself. For others that is a DetectionError. Below
+    Open MPI the run's id takes the place of `job_id`, which tasks on other nodes may not know.
     """
     by_mpi = started_by_mpi(view.variables)
     place = reader.text(path)
@@ -29,7 +30,7 @@ def by_node_file(
     rank = rank_of(view, hosts, path)
     return Allocation(
         environment=environment,
-        job_id=job_id,
+        job_id=run_id(view.variables) or job_id,
         node_count=len(hosts),
         node_rank=rank,
         local_rank=local_rank(reader),

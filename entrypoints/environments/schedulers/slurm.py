@@ -42,7 +42,7 @@ class Slurm(Environment):
         "Slurm PALS_RANKID; Slurm takes precedence. Without srun, an sbatch script and the shell of salloc are one "
         "process on the first node. A step with fewer nodes than the job gets a warning."
     )
-    run_under = "Slurm 22.05"
+    run_under = "Slurm 22.05, 24.11"
     start = "srun --ntasks-per-node=1 LAUNCH"
     source = "https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES"
 
