@@ -141,6 +141,11 @@ def wait_until(pipeline: AsynchronousPipeline, holds: Callable[[], object]) -> N
         assert pipeline._changed.wait_for(holds, timeout=60)
 
 
+def settle(pipeline: AsynchronousPipeline) -> None:
+    """Waits until the thread has sampled all that it may."""
+    wait_until(pipeline, lambda: not pipeline._active() and not pipeline._may_begin())
+
+
 def update(pipeline: AsynchronousPipeline, collector: FakeCollector) -> None:
     """The end of a step: the engines get new weights."""
     with pipeline.paused():
@@ -261,7 +266,7 @@ def test_a_resumed_run_continues_its_responses_with_the_same_staleness() -> None
         for step in (1, 2):
             pipeline.take(step, LAST)
             update(pipeline, collector)
-        wait_until(pipeline, lambda: not pipeline._active() and not pipeline._may_begin())
+        settle(pipeline)
         steps = pipeline.sampled_ahead(2)
         assert [one.step for one in steps] == [3, 4, 5]
         with running(max_staleness=2) as (resumed, resumed_collector):
@@ -273,8 +278,9 @@ def test_a_resumed_run_continues_its_responses_with_the_same_staleness() -> None
                 first, second = pipeline.take(step, LAST), resumed.take(step, LAST)
                 assert [prompt.index for prompt in second.prompts] == [prompt.index for prompt in first.prompts]
                 assert ages(resumed_collector, second.responses) == ages(collector, first.responses)
-                update(pipeline, collector)
-                update(resumed, resumed_collector)
+                for one, own in ((pipeline, collector), (resumed, resumed_collector)):
+                    update(one, own)
+                    settle(one)
             assert [step for step, _ in resumed_collector.begun] == [6]
 
 
