@@ -3,8 +3,10 @@
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
+
 from trainer.cluster.stalls.gpus import _of_driver, xids
-from trainer.cluster.stalls.hosts import read_counters, read_host
+from trainer.cluster.stalls.hosts import held_back, read_counters, read_host
 
 
 def test_this_node_has_disks_memory_and_an_interface(tmp_path: Path) -> None:
@@ -12,6 +14,22 @@ def test_this_node_has_disks_memory_and_an_interface(tmp_path: Path) -> None:
     assert " GiB free" in rows["the run's directory"]
     assert " GiB free" in rows["memory"]
     assert any(name.startswith("network ") and " kB/s in, " in value for name, value in rows.items())
+
+
+@pytest.mark.parametrize(
+    ("folder", "line"),
+    [
+        ("", "throttled_usec 2500000"),
+        ("cpu", "throttled_time 2500000000"),
+        ("cpu,cpuacct", "throttled_time 2500000000"),
+    ],
+)
+def test_the_time_of_a_cpu_limit_is_read_wherever_control_groups_are_mounted(
+    tmp_path: Path, folder: str, line: str
+) -> None:
+    (tmp_path / folder).mkdir(exist_ok=True)
+    (tmp_path / folder / "cpu.stat").write_text(f"nr_periods 9\nnr_throttled 5\n{line}\n")
+    assert held_back(tmp_path) == 2.5
 
 
 def test_a_driver_that_is_a_mock_reports_errors_clocks_and_links() -> None:

@@ -39,7 +39,7 @@ class HostState:
 
 
 def read_counters() -> Counters:
-    return Counters(time.monotonic(), _interfaces(), _resent(), _held_back())
+    return Counters(time.monotonic(), _interfaces(), _resent(), held_back())
 
 
 def read_host(since: Counters, run_dir: Path | None) -> HostState:
@@ -107,17 +107,18 @@ def _resent() -> int:
     return 0
 
 
-def _held_back() -> float:
-    with suppress(OSError, ValueError):
-        for line in Path("/sys/fs/cgroup/cpu.stat").read_text().splitlines():
-            name, _, value = line.partition(" ")
-            if name == "throttled_usec":
-                return int(value) / 1e6
-    with suppress(OSError, ValueError):
-        for line in Path("/sys/fs/cgroup/cpu,cpuacct/cpu.stat").read_text().splitlines():
-            name, _, value = line.partition(" ")
-            if name == "throttled_time":
-                return int(value) / 1e9
+def held_back(root: Path = Path("/sys/fs/cgroup")) -> float:
+    """Seconds for which the container's CPU limit held its processes back, of either version of control groups.
+
+    Hosts mount version 1's controller alone or together with its neighbour.
+    """
+    for folder in ("", "cpu", "cpu,cpuacct", "cpuacct,cpu"):
+        with suppress(OSError, ValueError):
+            counted = dict(line.split() for line in (root / folder / "cpu.stat").read_text().splitlines())
+            if "throttled_usec" in counted:
+                return int(counted["throttled_usec"]) / 1e6
+            if "throttled_time" in counted:
+                return int(counted["throttled_time"]) / 1e9
     return 0.0
 
 
