@@ -16,6 +16,8 @@ from trainer.cluster.nodes import Slot, connected, find_nodes, reserve_slots
 from trainer.cluster.workers import WorkerGroup
 from trainer.errors import WorkerError
 
+NODES = [f"{number:056x}" for number in (1, 2)]  # Ray takes nothing else for a node's id
+
 
 @pytest.fixture(scope="module")
 def slots() -> Iterator[list[Slot]]:
@@ -26,7 +28,7 @@ def slots() -> Iterator[list[Slot]]:
         patch.setenv("PYTHONPATH", str(Path(__file__).parents[3]), prepend=os.pathsep)
         with connected():
             found = reserve_slots(find_nodes(1, 0) * 2, 0, timeout=60)
-            yield [replace(slot, node=replace(slot.node, id=f"node {slot.rank}")) for slot in found for _ in range(2)]
+            yield [replace(slot, node=replace(slot.node, id=NODES[slot.rank])) for slot in found for _ in range(2)]
 
 
 def group_on(slots: list[Slot], role: str = "actor") -> WorkerGroup[Worker]:
@@ -38,7 +40,7 @@ def group_on(slots: list[Slot], role: str = "actor") -> WorkerGroup[Worker]:
 
 def test_the_keeper_of_a_rank_is_on_another_node(slots: list[Slot]) -> None:
     started = start_keepers(slots, 120)
-    assert [slot.node.id for slot in started.slots] == ["node 0", "node 1"]
+    assert [slot.node.id for slot in started.slots] == NODES
     first, second = (worker.handle for worker in started.workers)
     chosen = links(started, group_on(slots))
     assert [link.handle for link in chosen] == [second, second, first, first]
