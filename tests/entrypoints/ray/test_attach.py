@@ -269,14 +269,7 @@ def test_the_dashboard_asks_for_the_token(job: Job) -> None:
 def test_ray_debug_stops_at_a_breakpoint_on_any_node(job: Job, tmp_path: Path) -> None:
     (tmp_path / "multiply.py").write_text(BREAKPOINT)
     driver = job.start("python", str(tmp_path / "multiply.py"))
-    debugger = job.start("ray", "debug")
-    seen = ""
-    while "ray::multiply" not in seen.rpartition("Active breakpoints:")[2]:
-        seen += read_until(debugger, "press enter to refresh: ")
-        say(debugger, "")
-    read_until(debugger, "press enter to refresh: ")
-    say(debugger, "0")
-    read_until(debugger, "(Pdb) ")
+    debugger = debugger_at_a_breakpoint(job, "ray::multiply")
     say(debugger, "p product")
     assert "42" in read_until(debugger, "(Pdb) ")
     say(debugger, "continue")
@@ -286,13 +279,35 @@ def test_ray_debug_stops_at_a_breakpoint_on_any_node(job: Job, tmp_path: Path) -
     assert "returned 42" in output
 
 
+def debugger_at_a_breakpoint(job: Job, name: str) -> "subprocess.Popen[str]":
+    """`ray debug`, attached. Ray lists a breakpoint before it listens there, so the first one may be refused."""
+    for attempt in range(3):
+        debugger = job.start("ray", "debug")
+        seen = ""
+        while name not in seen.rpartition("Active breakpoints:")[2]:
+            seen += read_until(debugger, "press enter to refresh: ")
+            say(debugger, "")
+        read_until(debugger, "press enter to refresh: ")
+        say(debugger, "0")
+        try:
+            read_until(debugger, "(Pdb) ")
+        except EOFError as error:
+            debugger.communicate()
+            if "ConnectionRefusedError" not in str(error) or attempt == 2:
+                raise
+        else:
+            break
+    return debugger
+
+
 def read_until(process: "subprocess.Popen[str]", words: str) -> str:
-    """The output up to this text, which may be within a line."""
+    """The output up to this text, which may be within a line. Raises EOFError if the process ends before."""
     assert process.stdout is not None
     seen = ""
     while not seen.endswith(words):
         letter = process.stdout.read(1)
-        assert letter, f"it ended: {seen}"
+        if not letter:
+            raise EOFError(f"it ended: {seen}")
         seen += letter
     return seen
 
