@@ -192,7 +192,7 @@ def test_failing_hosts_are_excluded(cluster: Cluster) -> None:
 
 
 def test_the_line_for_pyxis_runs_without_its_options(cluster: Cluster) -> None:
-    written = documented("--container-image=slipway.sqsh").replace("\\\n", " ")
+    written = documented("--container-image=./slipway.sqsh").replace("\\\n", " ")
     plain = re.sub(r"--container-\S+", "", written).replace("launch train", f"{LAUNCH} --no-ray -- echo ran")
     ended = cluster.run(plain, SLIPWAY_TOKEN=TOKEN)
     assert (ended.status, ended.output.count("ran trainer.output_dir=/runs")) == (0, 1), ended.output
