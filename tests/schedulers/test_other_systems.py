@@ -99,9 +99,10 @@ def test_every_node_ends_with_the_commands_status(started: Started) -> None:
 def test_a_killed_node_ends_the_job(started: Started) -> None:
     cluster = started.cluster
     cluster.run("rm -f /tmp/up")
-    job = started.run(f"exec {LAUNCH} --no-ray -- sh -c 'touch /tmp/up; exec sleep 4321'")
+    job = started.run(f"echo $$ > /tmp/launch; exec {LAUNCH} --no-ray -- sh -c 'touch /tmp/up; exec sleep 4321'")
     cluster.wait_until("ls /tmp/up", "/tmp/up\n")
-    cluster.run("pkill --signal KILL --full '[l]aunch --no-ray'", "n2")
+    killed = cluster.run("pid=$(cat /tmp/launch) && kill -KILL $pid $(ps -o pid= --ppid $pid)", "n2")  # both processes
+    assert killed.status == 0, killed.output
     ended = job()
     assert ended.status != 0, ended.output
     assert cluster.run("pgrep --full '[s]leep 4321'").output == ""
