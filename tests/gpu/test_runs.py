@@ -46,6 +46,19 @@ def test_a_resumed_run_repeats_the_next_step(machine: Machine, colocated: Finish
     assert again["rollout/log_prob_difference_mean"] < ROUNDING
 
 
+@pytest.mark.timeout(400)
+def test_a_deterministic_run_repeats_to_the_bit(machine: Machine, record_property: Record) -> None:
+    """With sampling by vLLM, several micro-batches, and updates large enough that a changed bit would spread."""
+    settings = (*COMMON, *FAST, "trainer.deterministic=true", "trainer.save_freq=1", "actor.micro_batch_tokens=256")
+    started = machine.runs.start("exact", *settings, *machine.on(1))
+    run = Finished.of(started)
+    run.note(record_property)
+    replayed = machine.runs.replay(started)
+    assert [row["actor/gradient_norm"] for row in replayed.metrics() if row["step"] > 0] == [
+        row["actor/gradient_norm"] for row in run.steps
+    ]
+
+
 def test_adapters_are_used_by_vllm_s_kernels(machine: Machine, record_property: Record) -> None:
     """Only adapters are trained and sent. An engine without them would be as far from the actor as the reference is."""
     run = Finished.of(

@@ -113,6 +113,11 @@ class TrainerConfig(Section):
         description="checkpoint directory to continue from; auto: the last one of output_dir/run_id, or a new run",
     )
     seed: int = Field(0, description="seed of the prompt order and of sampling")
+    deterministic: bool = Field(
+        False,
+        description="on GPUs, use only kernels that add in a fixed order, and sample each response as if it were "
+        "alone: the same run on the same kind of GPU gives the same weights to the bit, but takes longer",
+    )
     profiler: ProfilerConfig = ProfilerConfig()
     trajectories: TrajectoriesConfig = TrajectoriesConfig()
     bind_cores: bool = Field(

@@ -163,6 +163,22 @@ class Config(RunConfig):
         return self
 
     @model_validator(mode="after")
+    def _same_bits_are_possible(self) -> Self:
+        if not self.trainer.deterministic:
+            return self
+        if self.trainer.mode == "asynchronous":
+            raise ValueError(
+                "trainer.deterministic does not support trainer.mode=asynchronous, where timing decides which weights "
+                "sample a token: set trainer.mode=one_step_off or synchronous"
+            )
+        if self.rollout.weight_transfer == "broadcast":
+            raise ValueError(
+                "trainer.deterministic does not support rollout.weight_transfer=broadcast, because vLLM then sets NCCL "
+                "up in another way than the actor: leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _the_gap_to_the_engines_is_corrected_once(self) -> Self:
         algorithm = self.algorithm
         if algorithm.correction_normalize and algorithm.correction == "none":

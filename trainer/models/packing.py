@@ -90,7 +90,8 @@ class PackedRows:
 
     def unpack(self, values: Tensor) -> Tensor:
         """Scatters values [response tokens] into [rows, response length], with 0 elsewhere."""
-        return values.new_zeros(self.response_shape).put(self.places, values)
+        rows, columns = self.response_shape
+        return values.new_zeros(rows * columns).scatter(0, self.places, values).view(rows, columns)
 
     def padded_token_ids(self) -> Tensor:
         """The token ids, [sequences, longest], with zeros on the right."""

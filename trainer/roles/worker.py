@@ -24,6 +24,7 @@ from trainer.models.lora import add_adapters, load_adapter
 from trainer.models.networks import computation_notes, empty_language_model, load_language_model
 from trainer.records.profiling import Tracer
 from trainer.training.allocator import use_expandable_segments
+from trainer.training.determinism import compute_deterministically
 from trainer.training.device import device_kind
 from trainer.training.engine import LossFunction, OptimizerSettings, TrainingEngine
 from trainer.training.non_finite import FOLDER, FaultFiles
@@ -75,6 +76,8 @@ class TrainingWorker:
                 hint="point trainer.output_dir and model.path at a file system that all nodes share",
             )
         use_expandable_segments(self.device)
+        if self.config.trainer.deterministic:
+            compute_deterministically()
         timeout, world_size = self.config.trainer.worker_timeout, self.place.world_size
         store = self._store or connect_store(store_address, store_port, world_size, timeout)
         join(store, self.place.rank, world_size, self.device, self.place.address, timeout)

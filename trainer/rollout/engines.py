@@ -72,7 +72,9 @@ class Engines:
         self._max_repairs = config.rollout.max_repairs
         actor_slots = [worker.spec.slot for worker in actor.workers]
         engine_slots = [worker.spec.slot for worker in group.workers]
-        self.transport = choose_transport(config.rollout.weight_transfer, actor_slots, engine_slots, on_shared_gpus)
+        self.transport = choose_transport(
+            config.rollout.weight_transfer, actor_slots, engine_slots, on_shared_gpus, config.trainer.deterministic
+        )
         self._connect = partial(TRANSPORTS[self.transport[0]], actor, group)
         self._transfer = self._connect()
         self._what = "adapters" if config.actor.lora.rank else "weights"

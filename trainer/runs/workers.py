@@ -23,12 +23,12 @@ from trainer.rollout.engine import check_tensor_parallel
 from trainer.rollout.engines import EngineWorker
 from trainer.rollout.process_environment import engine_environment
 from trainer.runs.interfaces import ActorRole, CriticRole, ReferenceRole, TrainedRole, TrainingRole
+from trainer.training.determinism import ENVIRONMENT as DETERMINISTIC
 
 W = TypeVar("W")
 
 # The share of its slot's GPU that Ray reserves for a worker, so that all roles of a slot fit.
 GPU_SHARE = 1 / len(ROLES)
-
 logger = logging.getLogger(__name__)
 
 
@@ -132,6 +132,7 @@ def worker_environment(config: Config, slot: Slot, at_once: int = 1) -> dict[str
     """The variables to set in a worker's process before it imports torch; `at_once` such processes compute together."""
     return {
         **engine_environment(config.rollout.eager_on(slot.device)),
+        **(DETERMINISTIC if config.trainer.deterministic and slot.device == "cuda" else {}),
         # Ray gives a worker a single thread. The roles of a node take turns, so each may use all its cores,
         "OMP_NUM_THREADS": str(max(1, slot.threads // at_once)),
         # but waiting threads must not spin: they would take cores from the role whose turn it is. Measured: 3 to 5

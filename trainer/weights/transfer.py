@@ -148,7 +148,7 @@ TRANSPORTS: Mapping[str, Callable[[WorkerGroup[WeightSender], WorkerGroup[Weight
 
 
 def choose_transport(
-    setting: str, actor: Sequence[Slot], engines: Sequence[Slot], on_shared_gpus: bool
+    setting: str, actor: Sequence[Slot], engines: Sequence[Slot], on_shared_gpus: bool, deterministic: bool = False
 ) -> tuple[str, str]:
     """The transport for this run, a key of TRANSPORTS, and the reason. `setting` is `rollout.weight_transfer`.
 
@@ -161,6 +161,8 @@ def choose_transport(
     if engines[0].device == "cpu":
         broadcast = setting == "broadcast"
         return ("gloo", "rollout.weight_transfer=broadcast") if broadcast else ("Ray's object store", "there is no GPU")
+    if deterministic:
+        return "Ray's object store", "with trainer.deterministic, vLLM sets NCCL up in another way than the actor"
     peers = [actor[0].rank, *(slot.rank for slot in engines)]
     if len(set(peers)) == len(peers):
         return "NCCL", "every engine and the actor's first rank have their own GPU"

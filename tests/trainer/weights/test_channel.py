@@ -126,3 +126,10 @@ def test_shared_gpus_use_cuda_ipc_and_an_impossible_broadcast_is_refused() -> No
     assert choose_transport("broadcast", same, same, on_shared_gpus=True)[0] == "CUDA IPC"
     with pytest.raises(ConfigError, match="which NCCL refuses"):
         choose_transport("broadcast", same, slots("cuda", 0, 2), on_shared_gpus=False)
+
+
+def test_a_deterministic_run_never_connects_actor_and_engines_through_nccl() -> None:
+    """vLLM's batch-invariant mode sets NCCL's algorithm and protocol in the engine's process only."""
+    apart = slots("cuda", 0), slots("cuda", 1)
+    chosen, why = choose_transport("auto", *apart, on_shared_gpus=False, deterministic=True)
+    assert (chosen, "trainer.deterministic" in why) == ("Ray's object store", True)

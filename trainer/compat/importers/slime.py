@@ -315,6 +315,7 @@ RULES: dict[str, Rule] = {
     "multimodal_keys": refused("vision is not supported: use prompts of text"),
     "rollout_shuffle": to("data.shuffle"),
     "rollout_seed": to("trainer.seed"),
+    "deterministic_mode": if_given("trainer.deterministic"),
     "num_rollout": batches_of_training,
     "rollout_batch_size": to("data.train_batch_size"),
     "n_samples_per_prompt": to("rollout.samples_per_prompt"),

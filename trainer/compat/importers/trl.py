@@ -325,6 +325,7 @@ _COMMON: dict[str, Rule] = {
     "bf16": precision,
     "dtype": weights,
     "seed": to("trainer.seed"),
+    "full_determinism": to("trainer.deterministic"),
     "save_steps": to("trainer.save_freq"),
     "save_total_limit": if_given("trainer.keep_checkpoints"),
     "eval_strategy": mapped({"no": "-1", "steps": "5"}, "trainer.test_freq"),

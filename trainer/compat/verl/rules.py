@@ -82,6 +82,17 @@ def to(*ours: str, inherited: Sequence[str] = ()) -> Rule:
     )
 
 
+def turns_on(ours: str) -> Rule:
+    """Our switch for the whole run, which several of verl's sections have each for itself: one that is on suffices."""
+
+    def rule(key: str, value: Value, _given: Given) -> Translation:
+        if word(value) not in ("true", "false"):
+            raise unsupported(key, value, ("true", "false"))
+        return Translation({ours: True} if is_true(value) else {})
+
+    return rule
+
+
 def mapped(values: Mapping[str, str], ours: str, inherited: Sequence[str] = ()) -> Rule:
     """Our setting, with our word for each value. Other values are refused."""
 

@@ -16,8 +16,11 @@ def obstacles(settings: RunConfig) -> Iterator[str]:
 def reservations(settings: RunConfig, hardware: Hardware | None) -> Iterator[str]:
     """Each reason why a run of these settings may have other weights, although nothing differs."""
     names = {device for devices in (hardware.devices if hardware else {}).values() for device in devices}
-    if any("threads" not in name for name in names):
-        yield "kernels on GPUs may add numbers in another order: differences by rounding are possible"
+    if any("threads" not in name for name in names) and not settings.trainer.deterministic:
+        yield (
+            "kernels on GPUs may add numbers in another order: differences by rounding are possible without "
+            "trainer.deterministic"
+        )
     for line in code_lines(settings):
         yield f"{line}: the same weights need the same answers of it"
     if isinstance(settings, Config) and settings.rollout.agent == "program":

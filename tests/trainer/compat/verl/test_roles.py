@@ -85,3 +85,16 @@ def test_adapters_start_from_a_directory_and_leave_layers_out() -> None:
     assert (config.actor.lora.path, config.actor.lora.exclude_modules) == (Path("/adapters/start"), ["down_proj"])
     config, _ = load_config([], ["actor_rollout_ref.model.exclude_modules=.*layers.1.*"])
     assert config.actor.lora.exclude_modules == [".*layers.1.*"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "deterministic"),
+    [
+        (["actor_rollout_ref.actor.fsdp_config.full_determinism=true", "critic.fsdp.full_determinism=false"], True),
+        (["actor_rollout_ref.rollout.full_determinism=True"], True),
+        (["actor_rollout_ref.ref.fsdp_config.full_determinism=false"], False),
+    ],
+)
+def test_one_role_s_full_determinism_is_the_whole_run_s(arguments: list[str], deterministic: bool) -> None:
+    config, _ = load_config([], arguments)
+    assert config.trainer.deterministic is deterministic

@@ -11,6 +11,7 @@ from trainer.compat.verl.rules import (
     only,
     refused,
     to,
+    turns_on,
     whole,
     word,
 )
@@ -100,6 +101,7 @@ RULES: dict[str, Rule] = {
     f"{ROLLOUT}.standalone_gpu_memory_utilization": standalone_share,
     f"{ROLLOUT}.skip_tokenizer_init": no_effect("prompts are sent as tokens"),
     f"{ROLLOUT}.seed": no_effect("see trainer.seed"),
+    f"{ROLLOUT}.full_determinism": turns_on("trainer.deterministic"),
     f"{ROLLOUT}.scheduling_policy": no_effect("an engine gets its whole batch at once and schedules it"),
     **no_effects(f"{ROLLOUT}.prometheus", _PROMETHEUS_KEYS, "metrics.jsonl and the loggers hold the metrics"),
     f"{ROLLOUT}.val_kwargs.do_sample": no_effect("validation.temperature decides, as in verl; 0 is greedy"),

@@ -10,6 +10,7 @@ from trainer.compat.verl.rules import (
     no_effects,
     only,
     to,
+    turns_on,
     whole,
     word,
 )
@@ -21,7 +22,7 @@ FSDP_KEYS = (
     *("wrap_policy", "wrap_policy.min_num_params", "wrap_policy.transformer_layer_cls_to_wrap"),
     *("use_orig_params", "use_torch_compile", "forward_only", "seed"),
     *("entropy_checkpointing", "entropy_from_logits_with_chunking", "entropy_from_logits_chunk_size"),
-    *("full_determinism", "pad_to_length", "pad_to_length_bucket", "use_no_sync_for_gradient_accumulation"),
+    *("pad_to_length", "pad_to_length_bucket", "use_no_sync_for_gradient_accumulation"),
 )
 # Types of a role that trains nothing: its weights are in the type in which it computes.
 FROZEN_DTYPE_KEYS = (
@@ -53,6 +54,7 @@ def fsdp_rules(theirs: str, role: str) -> dict[str, Rule]:
         **no_effects(theirs, FSDP_KEYS, "FSDP2 chooses it"),
         **dtype_rules(theirs, role),
         f"{theirs}.ulysses_sequence_parallel_size": only("1"),
+        f"{theirs}.full_determinism": turns_on("trainer.deterministic"),
         f"{theirs}.param_offload": to(f"{ours}.param_offload"),
         f"{theirs}.optimizer_offload": to(f"{ours}.optimizer_offload"),
         f"{theirs}.grad_offload": no_effect(GRADIENTS),
