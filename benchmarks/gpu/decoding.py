@@ -30,12 +30,15 @@ class Way:
     variables: dict[str, str] = field(default_factory=dict)
     seeds: bool = True
     log_probs: bool = False
+    quantization: str | None = None
 
 
 WAYS = {
     "as the trainer": Way(),
     "without seeds": Way(seeds=False),
     "with log-probs": Way(log_probs=True),
+    "FP8 weights": Way(quantization="fp8_per_tensor"),
+    "batch-invariant": Way({"VLLM_BATCH_INVARIANT": "1"}),
     "in its own process": Way({"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}),
     "first model runner": Way({"VLLM_USE_V2_MODEL_RUNNER": "0"}),
     "first model runner, without seeds": Way({"VLLM_USE_V2_MODEL_RUNNER": "0"}, seeds=False),
@@ -54,6 +57,7 @@ def measure(way: Way, model: Path, prompt: int, response: int) -> dict[str, floa
     engine = LLM(
         str(model),
         load_format="dummy",
+        quantization=way.quantization,
         skip_tokenizer_init=True,
         max_model_len=prompt + response,
         kv_cache_memory_bytes=30 * 2**30 if on_gpu else 2**29,

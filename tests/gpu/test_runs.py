@@ -59,6 +59,25 @@ def test_a_deterministic_run_repeats_to_the_bit(machine: Machine, record_propert
     ]
 
 
+def test_engines_with_weights_in_8_bits_follow_the_actor(
+    machine: Machine, colocated: Finished, record_property: Record
+) -> None:
+    """A quantised policy differs from the actor's by more than rounding, but by less than an update."""
+    if machine.device == "cpu":
+        pytest.skip("vLLM quantises on GPUs only")
+    run = Finished.of(
+        machine.runs.start(
+            "quantised", *COMMON, *FAST, "rollout.quantization=fp8", "algorithm.correction=tis", *machine.on(1)
+        )
+    )
+    run.note(record_property)
+    for row in run.steps:
+        assert 0 < row["rollout/log_prob_difference_mean"] < 0.1
+        assert row["rollout/repairs"] == 0
+    for row in run.steps[1:]:
+        assert abs(row["reference/kl"]) > 2 * row["rollout/log_prob_difference_mean"]
+
+
 def test_adapters_are_used_by_vllm_s_kernels(machine: Machine, record_property: Record) -> None:
     """Only adapters are trained and sent. An engine without them would be as far from the actor as the reference is."""
     run = Finished.of(

@@ -127,6 +127,11 @@ class RolloutConfig(Section):
         description="engines per GPU; with several, the GPU stays busy while one schedules on the CPU. Chosen if not "
         "given, see `trainer plan`",
     )
+    quantization: Literal["fp8"] | None = Field(
+        None,
+        description="fp8: engines hold their weights in 8 bits, quantised at each update, and sample from a slightly "
+        "different policy than the actor's: set algorithm.correction; NVIDIA GPUs from Ada and Hopper on, with vLLM",
+    )
     prefix_caching: bool = Field(
         True, description="compute the common start of prompts once, as in a group; never across a weight update"
     )

@@ -139,6 +139,12 @@ class Config(RunConfig):
                 f"trainer.mode={self.trainer.mode} learns from an older policy: set algorithm.correction, or "
                 "algorithm.correction=none to go without"
             )
+        quantised = self.rollout.quantization is not None and algorithm.old_log_probs == "trainer"
+        if quantised and "correction" not in algorithm.model_fields_set:
+            raise ValueError(
+                f"rollout.quantization={self.rollout.quantization} samples from another policy than the actor's: set "
+                "algorithm.correction, or algorithm.correction=none to go without"
+            )
         batchwise = algorithm.dynamic_sampling or algorithm.estimator.needs_greedy_responses
         if self.trainer.mode == "asynchronous" and self.rollout.stop:
             raise ValueError(

@@ -70,7 +70,7 @@ class EngineRow:
 
     `package` must be installed. `rollout.engine=auto` takes the installed engine with the highest `preference`.
     `open_shard` starts one rank of an engine that spans the devices of a team; None if the engine needs one device.
-    `in_flight` means that it is an `InFlightEngine`.
+    `in_flight` means that it is an `InFlightEngine`, `quantizes` that it knows `rollout.quantization`.
     """
 
     open: Callable[[Config, str, Sequence[int]], RolloutEngine]
@@ -78,6 +78,7 @@ class EngineRow:
     preference: int
     open_shard: Callable[[Config, str, Sequence[int], Team], RolloutEngine] | None = None
     in_flight: bool = False
+    quantizes: bool = False
 
 
 def engine_rows() -> dict[str, EngineRow]:
@@ -106,13 +107,19 @@ def choose_engine(setting: str) -> tuple[str, str]:
     return setting, f"rollout.engine={setting}"
 
 
-def check_tensor_parallel(config: Config) -> None:
-    """Raises ConfigError if the engine of this machine cannot span several devices, but `rollout` wants that."""
+def check_engine(config: Config) -> None:
+    """Raises ConfigError if `rollout` wants what the engine of this machine cannot do."""
     size, (name, reason) = config.rollout.tensor_parallel, choose_engine(config.rollout.engine)
-    if size > 1 and engine_rows()[name].open_shard is None:
+    row = engine_rows()[name]
+    if size > 1 and row.open_shard is None:
         raise ConfigError(
             f"rollout.tensor_parallel={size}: an engine of {name} has one device ({reason})",
             hint="set rollout.tensor_parallel=1, or rollout.engine=vllm",
+        )
+    if config.rollout.quantization is not None and not row.quantizes:
+        raise ConfigError(
+            f"rollout.quantization={config.rollout.quantization}: an engine of {name} does not quantise ({reason})",
+            hint="leave it out, or set rollout.engine=vllm",
         )
 
 

@@ -10,8 +10,13 @@ RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 
 
 def weight_settings(config: Config, device: str) -> dict[str, object]:
-    """Arguments that say where weights come from. Raises ConfigError for adapters that vLLM does not support."""
+    """Arguments that say where weights come from, and in which type vLLM holds them.
+
+    Raises ConfigError for adapters and types that vLLM does not support.
+    """
     lora = config.actor.lora
+    if config.rollout.quantization is not None:
+        return _quantized(config, device)
     if not lora.rank:
         # The actor sends the weights. A missing weight stays random and shows at once.
         settings: dict[str, object] = {"load_format": "dummy"}
@@ -31,6 +36,18 @@ def weight_settings(config: Config, device: str) -> dict[str, object]:
         # Without this list vLLM also reserves memory for adapters of the embeddings.
         "lora_target_modules": target_names(config.model.directory, lora),
     }
+
+
+def _quantized(config: Config, device: str) -> dict[str, object]:
+    chosen = f"rollout.quantization={config.rollout.quantization}"
+    if device == "cpu":
+        raise ConfigError(f"{chosen}: vLLM quantises on GPUs only", hint="leave it out on CPU")
+    if config.actor.lora.rank:
+        raise ConfigError(
+            f"{chosen}: the frozen weights under adapters are not quantised", hint="leave it out, or actor.lora.rank=0"
+        )
+    # A scale per weight; activations get one per token.
+    return {"load_format": "dummy", "quantization": "fp8_per_tensor"}
 
 
 def device_settings(config: Config, device: str) -> dict[str, object]:

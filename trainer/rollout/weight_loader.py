@@ -1,6 +1,6 @@
 """The trainer's extension of vLLM's worker, which loads weights."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import Tensor
@@ -21,6 +21,7 @@ class WeightLoader:
 
     model_runner: Any
     parallel_config: Any
+    vllm_config: Any
     _in_place: InPlaceLoader | None = None
 
     def replace_weights(self, buckets: Iterable[SentBucket]) -> None:
@@ -45,8 +46,12 @@ class WeightLoader:
     def copy_weights(self, buckets: Iterable[SentBucket]) -> None:
         """Copies buckets in GPU memory straight into the model's weights, then compares checksums.
 
-        Raises WorkerError if a weight differs from what was sent.
+        Raises WorkerError if a weight differs from what was sent. Quantised weights differ by design, so that of them
+        only the buckets are checked.
         """
+        if self.vllm_config.model_config.quantization is not None:
+            self.model_runner.reload_weights(weights_iterator=_cloned(buckets))
+            return
         self._in_place = self._in_place or InPlaceLoader(self.model_runner.get_model(), self._sharded)
         self._in_place.load(buckets)
 
@@ -71,3 +76,11 @@ class WeightLoader:
             given = copied
         inside = [part for layer in manager.modules.values() for part in (*layer.lora_a_stacked, *layer.lora_b_stacked)]
         check_in_place(checksum(inside), checksum(given))
+
+
+def _cloned(buckets: Iterable[SentBucket]) -> Iterator[tuple[str, Tensor]]:
+    """The weights by name. vLLM quantises a layer once it has all of its weights, so they must outlive their bucket."""
+    for sent in buckets:
+        for name, weight in checked(sent).tensors():
+            yield name, weight.clone()
+        del sent  # frees memory for the next bucket

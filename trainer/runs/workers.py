@@ -19,7 +19,7 @@ from trainer.planning.memory import device_memory
 from trainer.planning.placement import ROLES, Placement, engine_slots
 from trainer.planning.plan import Plan, plan_of
 from trainer.roles.factories import make_actor, make_critic, make_reference, make_reward, make_rollout, make_teacher
-from trainer.rollout.engine import check_tensor_parallel
+from trainer.rollout.engine import check_engine
 from trainer.rollout.engines import EngineWorker
 from trainer.rollout.process_environment import engine_environment
 from trainer.runs.interfaces import ActorRole, CriticRole, ReferenceRole, TrainedRole, TrainingRole
@@ -161,7 +161,7 @@ def find_plan(config: Config, roles: Sequence[str]) -> Plan:
 
     Raises ConfigError if batches or models do not fit.
     """
-    check_tensor_parallel(config)
+    check_engine(config)
     settings = config.trainer
     nodes = find_nodes(settings.nnodes, settings.n_gpus_per_node)
     gpus = nodes[0].gpus if settings.n_gpus_per_node is None else settings.n_gpus_per_node

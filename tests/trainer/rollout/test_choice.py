@@ -12,7 +12,8 @@ import trainer
 from trainer.config.rollout import RolloutConfig
 from trainer.config.tree import Config
 from trainer.errors import ConfigError
-from trainer.rollout.engine import check_tensor_parallel, choose_engine, engine_rows
+from trainer.rollout.engine import check_engine, choose_engine, engine_rows
+from trainer.rollout.vllm_settings import weight_settings
 
 
 @pytest.fixture
@@ -44,12 +45,32 @@ def test_an_engine_that_is_not_installed_is_refused_here_simulated(without_vllm:
 
 
 def test_an_engine_that_needs_one_device_does_not_span_several() -> None:
-    check_tensor_parallel(Config.model_validate({"rollout": {"engine": "vllm", "tensor_parallel": 2}}))
+    check_engine(Config.model_validate({"rollout": {"engine": "vllm", "tensor_parallel": 2}}))
     with pytest.raises(
         ConfigError, match=r"rollout\.tensor_parallel=2: an engine of transformers has one device"
     ) as caught:
-        check_tensor_parallel(Config.model_validate({"rollout": {"engine": "transformers", "tensor_parallel": 2}}))
+        check_engine(Config.model_validate({"rollout": {"engine": "transformers", "tensor_parallel": 2}}))
     assert caught.value.hint == "set rollout.tensor_parallel=1, or rollout.engine=vllm"
+
+
+def test_an_engine_that_does_not_quantise_refuses_to() -> None:
+    rollout, algorithm = {"engine": "transformers", "quantization": "fp8"}, {"correction": "tis"}
+    with pytest.raises(ConfigError, match=r"rollout\.quantization=fp8: an engine of transformers does not quantise"):
+        check_engine(Config.model_validate({"rollout": rollout, "algorithm": algorithm}))
+
+
+@pytest.mark.parametrize(
+    ("device", "rank", "words"),
+    [("cpu", 0, "vLLM quantises on GPUs only"), ("cuda", 8, "the frozen weights under adapters are not quantised")],
+)
+def test_vllm_quantises_whole_models_on_gpus(device: str, rank: int, words: str) -> None:
+    given = {
+        "rollout": {"quantization": "fp8"},
+        "algorithm": {"correction": "tis"},
+        "actor": {"lora": {"rank": rank}},
+    }
+    with pytest.raises(ConfigError, match=words):
+        weight_settings(Config.model_validate(given), device)
 
 
 def test_engines_that_span_gpus_do_not_share_them() -> None:

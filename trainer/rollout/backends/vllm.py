@@ -174,4 +174,4 @@ def _shard_settings(team: Team) -> dict[str, object]:
     return {"tensor_parallel_size": team.size, "distributed_executor_backend": shard_executor(team)}
 
 
-ROW = EngineRow(VllmEngine, package="vllm", preference=1, open_shard=VllmEngine, in_flight=True)
+ROW = EngineRow(VllmEngine, package="vllm", preference=1, open_shard=VllmEngine, in_flight=True, quantizes=True)

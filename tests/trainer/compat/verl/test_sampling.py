@@ -57,3 +57,12 @@ def test_engines_span_as_many_gpus_as_in_verl() -> None:
     ]
     with pytest.raises(ConfigError, match="pipeline"):
         load_config([], [f"{rollout}.pipeline_model_parallel_size=2"])
+
+
+def test_weights_in_8_bits_are_those_of_the_engines() -> None:
+    key = "actor_rollout_ref.rollout.quantization"
+    config, _ = load_config([], [f"{key}=fp8", "algorithm.correction=tis"])
+    assert config.rollout.quantization == "fp8"
+    assert load_config([], [f"{key}=null"])[0].rollout.quantization is None
+    with pytest.raises(ConfigError, match=r"rollout\.quantization=torchao"):
+        load_config([], [f"{key}=torchao"])

@@ -12,6 +12,7 @@ from trainer.compat.verl.rules import (
     refused,
     to,
     turns_on,
+    unsupported,
     whole,
     word,
 )
@@ -54,6 +55,12 @@ def top_k(ours: str) -> Rule:
         return Translation({ours: None if word(value) in ("-1", "0") else value})
 
     return rule
+
+
+def quantization(key: str, value: Value, _given: Given) -> Translation:
+    if word(value) not in ("null", "fp8"):
+        raise unsupported(key, value, ("null", "fp8"))
+    return Translation({} if word(value) == "null" else {"rollout.quantization": "fp8"})
 
 
 RULES: dict[str, Rule] = {
@@ -99,6 +106,7 @@ RULES: dict[str, Rule] = {
     f"{ROLLOUT}.engine_kwargs.trtllm.*": no_effect("the engine is vLLM"),
     f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes": no_effect("weights are sent in buckets"),
     f"{ROLLOUT}.standalone_gpu_memory_utilization": standalone_share,
+    f"{ROLLOUT}.quantization": quantization,
     f"{ROLLOUT}.skip_tokenizer_init": no_effect("prompts are sent as tokens"),
     f"{ROLLOUT}.seed": no_effect("see trainer.seed"),
     f"{ROLLOUT}.full_determinism": turns_on("trainer.deterministic"),
