@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.common import SHAPES, Results, arguments, write_job
+from benchmarks.gpu.common import SHAPES, Results, arguments, qwen2_config
 
 RESPONSES = {"512": (64, 8), "128": (16, 8), "8": (1, 8)}  # prompts and responses to each
 
@@ -114,7 +114,7 @@ def main() -> None:
         found = measure(WAYS[options.one], job / "model", options.prompt, options.response)
         print(json.dumps(found), flush=True)  # noqa: T201
         return
-    write_job(job, options.shape, options.prompt, prompts=64)
+    qwen2_config(SHAPES[options.shape]).save_pretrained(job / "model")  # weights are random
     results = Results(options.out, "decoding")
     for name in options.only:
         results.add(shape=options.shape, way=name, **in_process(name, options))

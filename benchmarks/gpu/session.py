@@ -97,6 +97,25 @@ def grpo(
     return Job(f"{name}-{side}", command, limit=580, ray=True)
 
 
+def long_tail(name: str, settings: str, steps: int) -> Job:
+    """GRPO steps whose longest responses, of 8,192 tokens, are four times as long as the average."""
+    command = (
+        f"{BENCH}step --algorithm grpo --samples 8 --name {name} --shape 0.5B --prompt 128 --response 8192 --batch 32 "
+        f"--end-tokens 60 --side ours --tokens 32768 --steps {steps} --out $ROWS --logs $LOGS --timeout 280 "
+        f"rollout.sleep=false rollout.kv_cache_gib=24 algorithm.correction=tis {settings}"
+    )
+    return Job(name, command, limit=300, ray=True)
+
+
+def repeated(name: str, settings: str) -> Job:
+    """PPO steps of a run with checkpoints, which can be replayed."""
+    command = (
+        f"{BENCH}step --name {name} --shape 0.5B --prompt 256 --response 512 --batch 256 --side ours --steps 3 "
+        f"--out $ROWS --logs $LOGS --timeout 200 trainer.save_freq=1 {settings}"
+    )
+    return Job(name, command, limit=220, ray=True)
+
+
 TWO_ENGINES = "rollout.engines_per_gpu=2 rollout.log_probs=false rollout.kv_cache_gib={}"
 # The first GPU trains, the second samples.
 SPLIT = (
@@ -139,6 +158,25 @@ PLAN = (
         f"{BENCH}rollout --shape 1.5B --prompts 16 --samples 8 --prompt 256 --response 4096 --engines 1 --repeats 1 "
         "--kv-cache-gib 20 --out $ROWS --profile $LOGS",
     ),
+    long_tail("long-tail-synchronous", "", steps=4),
+    long_tail(
+        "long-tail-asynchronous",
+        "trainer.mode=asynchronous trainer.max_staleness=2 rollout.segment_length=256",
+        steps=7,
+    ),
+    repeated("any-order", ""),
+    repeated("fixed-order", "trainer.deterministic=true"),
+    Job(
+        "replay",
+        f"{sys.executable} -m trainer replay $(dirname $LOGS)/fixed-order-logs/runs/gpu-*",
+        limit=220,
+        ray=True,
+    ),
+    Job(
+        "decoding-7B",
+        f"{BENCH}decoding --shape 7B --response 512 --timeout 150 --only 'as the trainer' 'FP8 weights' --out $ROWS",
+        limit=310,
+    ),
     Job("learning", f"{BENCH}learning --out $ROWS --output $LOGS", ray=True),
     Job("trimmed", f"{BENCH}trimmed --variant vllm0.26-torch2.11-cu130 --out $ROWS --logs $LOGS", limit=200),
     Job(
@@ -151,7 +189,7 @@ PLAN = (
     Job("tests", f"{sys.executable} -m pytest tests/gpu -q", limit=600),
     Job("rollout-0.5B", f"{BENCH}rollout --shape 0.5B --engines 4 --out $ROWS --profile $LOGS"),
     Job("rollout-1.5B", f"{BENCH}rollout --shape 1.5B --engines 2 --out $ROWS"),
-    Job("start-up", f"{BENCH}start_up --shape 0.5B --out $ROWS {TWO_ENGINES.format(4)}"),
+    Job("start-up", f"{BENCH}start_up --shape 0.5B --out $ROWS --logs $LOGS {TWO_ENGINES.format(4)}", limit=420),
     Job("pages", f"{BENCH}pages --out $ROWS", gpus=4),
     Job("weights", f"{BENCH}weights --out $ROWS", ray=True),
     Job("weights-split", f"{BENCH}weights --split --out $ROWS", gpus=2, ray=True),

@@ -42,8 +42,9 @@ class Step(NamedTuple):
 
 
 def run(command: list[str], log: Path, timeout: float) -> list[tuple[float, str]]:
-    """Runs a command with its output in `log`. Returns its lines with their times; kills it at the deadline."""
-    lines = []
+    """Runs a command with its output in `log`, each line after the seconds since the start. Returns its lines with
+    their times; kills it at the deadline."""
+    lines, began = [], time.time()
     process = subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
     )
@@ -52,7 +53,7 @@ def run(command: list[str], log: Path, timeout: float) -> list[tuple[float, str]
     with log.open("w") as file:
         for line in process.stdout or ():
             lines.append((time.time(), line))
-            file.write(line)
+            file.write(f"{time.time() - began:7.1f}  {line}")
             file.flush()
     process.wait()
     killer.cancel()

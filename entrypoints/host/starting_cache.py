@@ -37,7 +37,7 @@ def use_starting_cache(tree: Tree, host: Host, environment: Mapping[str, str]) -
     try:
         root = cache_directory(environment)
         found = {name: environment.get(name) or str(root / CACHES[name]) for name in COMPILED}
-        copied = sum(_copy(source / CACHES[name], Path(folder)) for name, folder in found.items())
+        copied = sum(copy_compiled(source / CACHES[name], Path(folder)) for name, folder in found.items())
     except (OSError, LaunchError) as error:
         log.warning("compiled code in %s is not used: %s", source, error)
         return {}
@@ -68,7 +68,7 @@ def _listed(devices: set[str]) -> str:
     return " and ".join(sorted(devices)) or "CPU"
 
 
-def _copy(source: Path, target: Path) -> int:
+def copy_compiled(source: Path, target: Path) -> int:
     """Copy the files that the target lacks, and return their number. Other jobs may do the same at once."""
     lacking = [file for file in sorted(source.rglob("*")) if file.is_file()]
     lacking = [file for file in lacking if not (target / file.relative_to(source)).exists()]
