@@ -111,7 +111,7 @@ def repeated(name: str, settings: str) -> Job:
     """PPO steps of a run with checkpoints, which can be replayed."""
     command = (
         f"{BENCH}step --name {name} --shape 0.5B --prompt 256 --response 512 --batch 256 --side ours --steps 3 "
-        f"--out $ROWS --logs $LOGS --timeout 200 trainer.save_freq=1 {settings}"
+        f"--out $ROWS --logs $LOGS --timeout 200 trainer.save_freq=3 {settings}"
     )
     return Job(name, command, limit=220, ray=True)
 
