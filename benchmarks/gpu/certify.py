@@ -35,7 +35,8 @@ class HostTrial(trials.Trial):
 
     def run(self, command: tuple[str, ...], nodes: int = 1, gpus: int | None = None) -> int:
         del nodes  # this host is one
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "SLIPWAY_REPORT_DIR": self.place}
+        packages = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        environment = {**os.environ, "PYTHONPATH": packages, "SLIPWAY_REPORT_DIR": self.place}
         if gpus is not None:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(gpus)))
         words = ["timeout", str(self.seconds_left), sys.executable, "-m", "entrypoints", "--single", *command]

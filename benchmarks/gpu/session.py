@@ -107,15 +107,6 @@ def long_tail(name: str, settings: str, steps: int) -> Job:
     return Job(name, command, limit=300, ray=True)
 
 
-def repeated(name: str, settings: str) -> Job:
-    """PPO steps of a run with checkpoints, which can be replayed."""
-    command = (
-        f"{BENCH}step --name {name} --shape 0.5B --prompt 256 --response 512 --batch 256 --side ours --steps 3 "
-        f"--out $ROWS --logs $LOGS --timeout 200 trainer.save_freq=3 {settings}"
-    )
-    return Job(name, command, limit=220, ray=True)
-
-
 TWO_ENGINES = "rollout.engines_per_gpu=2 rollout.log_probs=false rollout.kv_cache_gib={}"
 # The first GPU trains, the second samples.
 SPLIT = (
@@ -164,8 +155,13 @@ PLAN = (
         "trainer.mode=asynchronous trainer.max_staleness=2 rollout.segment_length=256",
         steps=7,
     ),
-    repeated("any-order", ""),
-    repeated("fixed-order", "trainer.deterministic=true"),
+    Job(
+        "fixed-order",
+        f"{BENCH}step --name fixed-order --shape 0.5B --prompt 256 --response 256 --batch 128 --side ours --steps 2 "
+        "--out $ROWS --logs $LOGS --timeout 200 trainer.save_freq=2 trainer.deterministic=true",
+        limit=220,
+        ray=True,
+    ),
     Job(
         "replay",
         f"{sys.executable} -m trainer replay $(dirname $LOGS)/fixed-order-logs/runs/gpu-*",

@@ -59,9 +59,7 @@ def test_a_deterministic_run_repeats_to_the_bit(machine: Machine, record_propert
     ]
 
 
-def test_engines_with_weights_in_8_bits_follow_the_actor(
-    machine: Machine, colocated: Finished, record_property: Record
-) -> None:
+def test_engines_with_weights_in_8_bits_follow_the_actor(machine: Machine, record_property: Record) -> None:
     """A quantised policy differs from the actor's by more than rounding, but by less than an update."""
     if machine.device == "cpu":
         pytest.skip("vLLM quantises on GPUs only")

@@ -1,9 +1,9 @@
 """The responses that a vLLM engine samples step by step, and keeps while its weights change."""
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, count
+from itertools import count
+from typing import Any
 
 from vllm import LLM, SamplingParams
 from vllm.lora.request import LoRARequest
@@ -16,15 +16,20 @@ from trainer.rollout.sampling import Part, Response, SamplingRequest
 
 @dataclass
 class _InFlight:
-    """A request under the caller's number; `started`: it has a token."""
+    """A request under the caller's number, vLLM's record of it, and how many of its tokens were returned."""
 
     number: int
     request: SamplingRequest
-    started: bool = False
+    state: Any
+    returned: int = 0
 
 
 class ResponsesInFlight:
-    """Runs vLLM's own queue a few steps at a time. Between two calls no step is under way."""
+    """Runs vLLM's own queue a few steps at a time. Between two calls no step is under way.
+
+    Tokens are read from vLLM's records at the end of a call: an output per response and step, as vLLM makes for those
+    who stream, would take longer than the step itself.
+    """
 
     def __init__(
         self,
@@ -47,17 +52,21 @@ class ResponsesInFlight:
         """See `trainer.rollout.engine.InFlightEngine.advance`."""
         for number, request in new.items():
             self._start(number, request)
-        outputs: dict[int, list[CompletionOutput]] = defaultdict(list)
+        parts: dict[int, Part] = {}
         for _ in range(steps):
             if not self._by_id:
                 break
-            self._step(outputs)
-        self._settle(outputs)
-        return {number: _part(own) for number, own in outputs.items()}
+            self._step(parts)
+        self._settle(parts)
+        for one in self._by_id.values():
+            if token_ids := one.state.detokenizer.output_token_ids[one.returned :]:
+                parts[one.number] = _part(one, token_ids, one.state.logprobs_processor.logprobs)
+                one.returned += len(token_ids)
+        return parts
 
     def restart_without_tokens(self) -> None:
         """Starts those that have no token anew, so that a prompt is read by the weights that answer it."""
-        waiting = {name: one for name, one in self._by_id.items() if not one.started}
+        waiting = {name: one for name, one in self._by_id.items() if not one.returned}
         self._abort(list(waiting))
         for one in waiting.values():
             self._start(one.number, one.request)
@@ -68,25 +77,24 @@ class ResponsesInFlight:
 
     def _start(self, number: int, request: SamplingRequest) -> None:
         sampling = self._sampling(request)
-        sampling.output_kind = RequestOutputKind.DELTA
+        sampling.output_kind = RequestOutputKind.FINAL_ONLY
         name = next(self._ids)
-        self._by_id[name] = _InFlight(number, request)
-        self._llm.llm_engine.add_request(name, self._prompt(request), sampling, lora_request=self._adapters)
+        engine = self._llm.llm_engine
+        own = engine.add_request(name, self._prompt(request), sampling, lora_request=self._adapters)
+        self._by_id[name] = _InFlight(number, request, engine.output_processor.request_states[own])
 
     def _abort(self, names: list[str]) -> None:
         self._llm.llm_engine.abort_request(names)
         for name in names:
             del self._by_id[name]
 
-    def _step(self, outputs: dict[int, list[CompletionOutput]]) -> None:
+    def _step(self, parts: dict[int, Part]) -> None:
+        """One step of vLLM. Adds the last part of each response that it finished."""
         for output in self._llm.llm_engine.step():
-            own = self._by_id[output.request_id]
-            own.started = True
-            outputs[own.number] += output.outputs
-            if output.finished:
-                del self._by_id[output.request_id]
+            own, last = self._by_id.pop(output.request_id), output.outputs[0]
+            parts[own.number] = _part(own, last.token_ids[own.returned :], last.logprobs, last.finish_reason)
 
-    def _settle(self, outputs: dict[int, list[CompletionOutput]]) -> None:
+    def _settle(self, parts: dict[int, Part]) -> None:
         """Takes the tokens of steps that vLLM has begun but not yet returned, as it does with asynchronous scheduling.
 
         Otherwise they would come with the next call, after an update perhaps.
@@ -95,29 +103,31 @@ class ResponsesInFlight:
         if begun:
             self._llm.sleep(level=0, mode="keep")  # level 0: schedules no further step
             while begun:
-                self._step(outputs)
+                self._step(parts)
             self._llm.wake_up(tags=["scheduling"])
 
 
-def response_of(outputs: Sequence[CompletionOutput], cached_tokens: int | None = None) -> Response:
-    """The tokens of vLLM's outputs, one after the other. Raises WorkerError if there are none."""
-    token_ids = tuple(chain.from_iterable(output.token_ids for output in outputs))
-    if not token_ids:
+def response_of(output: CompletionOutput, cached_tokens: int | None = None) -> Response:
+    """vLLM's output as a response. Raises WorkerError if it has no token."""
+    if not output.token_ids:
         raise WorkerError("vLLM returned a response without tokens")
-    ended = outputs[-1].finish_reason == "stop"
-    if outputs[-1].logprobs is None:
-        return Response(token_ids, None, ended, cached_tokens=cached_tokens)
-    log_probs = chain.from_iterable(map(_log_probs, outputs))
-    return Response(token_ids, tuple(log_probs), ended, cached_tokens=cached_tokens)
+    token_ids = tuple(output.token_ids)
+    log_probs = _log_probs(token_ids, output.logprobs)
+    return Response(token_ids, log_probs, output.finish_reason == "stop", cached_tokens=cached_tokens)
 
 
-def _log_probs(output: CompletionOutput) -> list[float]:
-    assert output.logprobs is not None
-    entries = output.logprobs[: len(output.token_ids)]  # vLLM may have sampled on after a stop string
-    return [entry[token].logprob for entry, token in zip(entries, output.token_ids, strict=True)]
+def _log_probs(token_ids: Sequence[int], entries: Sequence[Mapping[int, Any]] | None) -> tuple[float, ...] | None:
+    """The log-prob of each token. vLLM may have sampled on after a stop string, so there may be more entries."""
+    if entries is None:
+        return None
+    own = entries[: len(token_ids)]
+    return tuple(entry[token].logprob for entry, token in zip(own, token_ids, strict=True))
 
 
-def _part(outputs: Sequence[CompletionOutput]) -> Part:
-    response = response_of(outputs)
-    finished = outputs[-1].finish_reason is not None
-    return Part(response.token_ids, response.log_probs, response.ended, finished=finished)
+def _part(
+    own: _InFlight, token_ids: Sequence[int], entries: Sequence[Mapping[int, Any]] | None, reason: str | None = None
+) -> Part:
+    """Tokens that were not returned yet, with their entries among those of the whole response."""
+    new = None if entries is None else entries[own.returned : own.returned + len(token_ids)]
+    log_probs = _log_probs(token_ids, new)
+    return Part(tuple(token_ids), log_probs, reason == "stop", finished=reason is not None)

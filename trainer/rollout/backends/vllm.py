@@ -93,7 +93,7 @@ class VllmEngine:
         prompts = [self._prompt(request) for request in requests]
         outputs = self._engine.generate(prompts, sampling, use_tqdm=False, lora_request=self._adapters)
         caches = self._rollout.prefix_caching
-        return [response_of(output.outputs[:1], output.num_cached_tokens if caches else None) for output in outputs]
+        return [response_of(output.outputs[0], output.num_cached_tokens if caches else None) for output in outputs]
 
     def advance(self, new: Mapping[int, SamplingRequest], steps: int) -> dict[int, Part]:
         """See `InFlightEngine.advance`."""
