@@ -1,4 +1,4 @@
-"""The responses that a vLLM engine samples step by step, and keeps while its weights change."""
+"""The responses that a vLLM engine samples, to their end or some steps at a time, across changes of its weights."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,11 +7,30 @@ from typing import Any
 
 from vllm import LLM, SamplingParams
 from vllm.lora.request import LoRARequest
-from vllm.outputs import CompletionOutput
 from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine import EngineCoreOutput
+from vllm.v1.engine.logprobs import LogprobsProcessor
 
 from trainer.errors import WorkerError
 from trainer.rollout.sampling import Part, Response, SamplingRequest
+
+
+class _LogProbs(LogprobsProcessor):  # type: ignore[misc]
+    """The log-probs of a response's tokens as plain numbers: vLLM's own record has a few objects for each of them."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            tokenizer=None,
+            logprobs=[],
+            prompt_logprobs=None,
+            cumulative_logprob=None,
+            num_logprobs=None,
+            num_prompt_logprobs=None,
+        )
+
+    def update_from_output(self, output: EngineCoreOutput) -> None:
+        if output.new_logprobs is not None:
+            self.logprobs.extend(output.new_logprobs.logprobs[:, 0].tolist())  # the sampled token's come first
 
 
 @dataclass
@@ -27,8 +46,7 @@ class _InFlight:
 class ResponsesInFlight:
     """Runs vLLM's own queue a few steps at a time. Between two calls no step is under way.
 
-    Tokens are read from vLLM's records at the end of a call: an output per response and step, as vLLM makes for those
-    who stream, would take longer than the step itself.
+    Tokens are read from vLLM's records at the end of a call, because an output of each step takes time, too.
     """
 
     def __init__(
@@ -48,19 +66,25 @@ class ResponsesInFlight:
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def advance(self, new: Mapping[int, SamplingRequest], steps: int) -> dict[int, Part]:
-        """See `trainer.rollout.engine.InFlightEngine.advance`."""
+    def to_their_end(self, requests: Sequence[SamplingRequest]) -> list[Response]:
+        """See `trainer.rollout.engine.RolloutEngine.generate`; nothing else may be in flight."""
+        assert not self._by_id, "vLLM would mix these responses with those in flight"
+        parts = self.advance(dict(enumerate(requests)))
+        return [parts[place] for place in range(len(requests))]
+
+    def advance(self, new: Mapping[int, SamplingRequest], steps: int | None = None) -> dict[int, Part]:
+        """See `trainer.rollout.engine.InFlightEngine.advance`; without `steps`, until all have ended."""
         for number, request in new.items():
             self._start(number, request)
         parts: dict[int, Part] = {}
-        for _ in range(steps):
+        for _ in count() if steps is None else range(steps):
             if not self._by_id:
                 break
             self._step(parts)
         self._settle(parts)
         for one in self._by_id.values():
             if token_ids := one.state.detokenizer.output_token_ids[one.returned :]:
-                parts[one.number] = _part(one, token_ids, one.state.logprobs_processor.logprobs)
+                parts[one.number] = _part(one, token_ids)
                 one.returned += len(token_ids)
         return parts
 
@@ -81,7 +105,10 @@ class ResponsesInFlight:
         name = next(self._ids)
         engine = self._llm.llm_engine
         own = engine.add_request(name, self._prompt(request), sampling, lora_request=self._adapters)
-        self._by_id[name] = _InFlight(number, request, engine.output_processor.request_states[own])
+        state = engine.output_processor.request_states[own]
+        if sampling.logprobs is not None:
+            state.logprobs_processor = _LogProbs()
+        self._by_id[name] = _InFlight(number, request, state)
 
     def _abort(self, names: list[str]) -> None:
         self._llm.llm_engine.abort_request(names)
@@ -92,7 +119,7 @@ class ResponsesInFlight:
         """One step of vLLM. Adds the last part of each response that it finished."""
         for output in self._llm.llm_engine.step():
             own, last = self._by_id.pop(output.request_id), output.outputs[0]
-            parts[own.number] = _part(own, last.token_ids[own.returned :], last.logprobs, last.finish_reason)
+            parts[own.number] = _part(own, last.token_ids[own.returned :], last.finish_reason)
 
     def _settle(self, parts: dict[int, Part]) -> None:
         """Takes the tokens of steps that vLLM has begun but not yet returned, as it does with asynchronous scheduling.
@@ -107,27 +134,19 @@ class ResponsesInFlight:
             self._llm.wake_up(tags=["scheduling"])
 
 
-def response_of(output: CompletionOutput, cached_tokens: int | None = None) -> Response:
-    """vLLM's output as a response. Raises WorkerError if it has no token."""
-    if not output.token_ids:
+def _part(own: _InFlight, token_ids: Sequence[int], reason: str | None = None) -> Part:
+    """Tokens that were not returned yet; `reason` is vLLM's if they are the last ones. Raises WorkerError without any.
+
+    There may be more log-probs, because vLLM may have sampled on after a stop string.
+    """
+    if not token_ids:
         raise WorkerError("vLLM returned a response without tokens")
-    token_ids = tuple(output.token_ids)
-    log_probs = _log_probs(token_ids, output.logprobs)
-    return Response(token_ids, log_probs, output.finish_reason == "stop", cached_tokens=cached_tokens)
-
-
-def _log_probs(token_ids: Sequence[int], entries: Sequence[Mapping[int, Any]] | None) -> tuple[float, ...] | None:
-    """The log-prob of each token. vLLM may have sampled on after a stop string, so there may be more entries."""
-    if entries is None:
-        return None
-    own = entries[: len(token_ids)]
-    return tuple(entry[token].logprob for entry, token in zip(own, token_ids, strict=True))
-
-
-def _part(
-    own: _InFlight, token_ids: Sequence[int], entries: Sequence[Mapping[int, Any]] | None, reason: str | None = None
-) -> Part:
-    """Tokens that were not returned yet, with their entries among those of the whole response."""
-    new = None if entries is None else entries[own.returned : own.returned + len(token_ids)]
-    log_probs = _log_probs(token_ids, new)
-    return Part(tuple(token_ids), log_probs, reason == "stop", finished=reason is not None)
+    log_probs = own.state.logprobs_processor.logprobs
+    end = own.returned + len(token_ids)
+    return Part(
+        tuple(token_ids),
+        None if log_probs is None else tuple(log_probs[own.returned : end]),
+        reason == "stop",
+        cached_tokens=None if own.returned else own.state.num_cached_tokens,
+        finished=reason is not None,
+    )

@@ -5,6 +5,7 @@ vLLM reads `trainer.rollout.process_environment` when it is imported, so it is i
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trainer.cluster.place import Team
@@ -84,16 +85,10 @@ class VllmEngine:
 
     def generate(self, requests: Sequence[SamplingRequest]) -> list[Response]:
         """See `RolloutEngine.generate`."""
-        from trainer.rollout.in_flight import response_of
-
-        assert not self._in_flight, "vLLM would mix these responses with those in flight"
-        if not requests:
-            return []
-        sampling = [self._sampling(request) for request in requests]
-        prompts = [self._prompt(request) for request in requests]
-        outputs = self._engine.generate(prompts, sampling, use_tqdm=False, lora_request=self._adapters)
-        caches = self._rollout.prefix_caching
-        return [response_of(output.outputs[0], output.num_cached_tokens if caches else None) for output in outputs]
+        responses = self._in_flight.to_their_end(requests)
+        if self._rollout.prefix_caching:
+            return responses
+        return [replace(response, cached_tokens=None) for response in responses]
 
     def advance(self, new: Mapping[int, SamplingRequest], steps: int) -> dict[int, Part]:
         """See `InFlightEngine.advance`."""
