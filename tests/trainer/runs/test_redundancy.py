@@ -6,14 +6,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.trainer.runs import dying_rank
+from tests.trainer.runs import signalled_rank
 from tests.trainer.whole_run import Runs
 from trainer.config.trainer import TrainerConfig
 from trainer.config.tree import Config
 from trainer.errors import LostRankError
 from trainer.runs.memory import MOST_RESTARTS, restarted
 
-PROGRAM = Path(dying_rank.__file__)
+PROGRAM = Path(signalled_rank.__file__)
 
 
 def test_a_run_whose_actor_rank_is_killed_in_an_update_ends_like_an_undisturbed_run(runs: Runs, tmp_path: Path) -> None:
@@ -22,7 +22,9 @@ def test_a_run_whose_actor_rank_is_killed_in_an_update_ends_like_an_undisturbed_
     undisturbed.succeed()
     # The critic has taken the third step when a rank of the actor dies in it.
     killed = ["trainer.redundancy=1", "trainer.save_freq=0"]
-    run = runs.start("rank_dies", *settings, *killed, program=[str(PROGRAM), "2", str(tmp_path / "killed")])
+    run = runs.start(
+        "rank_dies", *settings, *killed, program=[str(PROGRAM), "SIGKILL", "1", "2", str(tmp_path / "killed")]
+    )
     log = run.succeed()
     assert (tmp_path / "killed").exists()
     assert "died during update; the ranks of actor are started again" in log
