@@ -101,8 +101,8 @@ def test_a_killed_node_ends_the_job(started: Started) -> None:
     cluster.run("rm -f /tmp/up")
     job = started.run(f"echo $$ > /tmp/launch; exec {LAUNCH} --no-ray -- sh -c 'touch /tmp/up; exec sleep 4321'")
     cluster.wait_until("ls /tmp/up", "/tmp/up\n")
-    killed = cluster.run("pid=$(cat /tmp/launch) && kill -KILL $pid $(ps -o pid= --ppid $pid)", "n2")  # both processes
-    assert killed.status == 0, killed.output
+    # Both processes; the second may have followed the first before its own signal.
+    cluster.run("pid=$(cat /tmp/launch); kill -KILL $pid $(ps -o pid= --ppid $pid)", "n2")
     ended = job()
     assert ended.status != 0, ended.output
     assert cluster.run("pgrep --full '[s]leep 4321'").output == ""
