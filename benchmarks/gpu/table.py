@@ -185,11 +185,11 @@ def scaling(rows: Sequence[Row]) -> str:
 
 
 def start_up(rows: Sequence[Row]) -> str:
-    """From `launch` to the first step, and a vLLM engine alone."""
-    found = {row["caches"]: row for row in rows if row["benchmark"] == "start_up"}
+    """From `launch` to the first step, and a vLLM engine alone, where both were measured."""
+    found = {row["caches"]: row for row in rows if row["benchmark"] == "start_up" and {"vllm", "launch"} <= row.keys()}
     if not found:
         return ""
-    lines = [[state, row["vllm"], row["launch"], row["beyond"]] for state, row in found.items()]
+    lines = [[state, row["vllm"], row["launch"], round(row["launch"] - row["vllm"], 1)] for state, row in found.items()]
     header = ["caches of kernels", "vLLM's engine alone", "`launch` to the first step", "beyond vLLM's"]
     shape = next(iter(found.values()))["shape"]
     return f"{shape}; seconds. {origin(list(found.values()))}\n\n{markdown(header, lines)}"
