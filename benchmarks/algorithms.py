@@ -128,7 +128,7 @@ def exact_match(model: Path, held_out: Path) -> float:
     """The share of held-out questions that a model answers correctly with greedy decoding."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from trainer.runs.warm_start import greedy_exact_match, read_demonstrations
+    from trainer.runs.offline.warm_start import greedy_exact_match, read_demonstrations
 
     tokenizer = AutoTokenizer.from_pretrained(model)
     demonstrations = read_demonstrations([held_out], tokenizer)

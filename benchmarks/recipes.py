@@ -22,9 +22,9 @@ import yaml
 
 from trainer.compat.hydra import flattened
 from trainer.compat.scripts import Command, ScriptEndedError, UnsetVariableError, training_commands
-from trainer.config.device_mapping import parse_devices
 from trainer.config.files import hydra_files
 from trainer.config.imports import command_of, import_verl, key_of, preset_of, split_options
+from trainer.config.sections.device_mapping import parse_devices
 from trainer.config.sft import SftConfig
 from trainer.config.tree import Config
 from trainer.errors import ConfigError

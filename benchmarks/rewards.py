@@ -8,7 +8,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from trainer.config.reward import RewardConfig, RewardFunction
+from trainer.config.sections.reward import RewardConfig, RewardFunction
 from trainer.rewards.answer import Answer
 from trainer.rewards.processes.pool import RewardPool
 

@@ -20,7 +20,7 @@ from trainer.data.batches.batch import Batch
 from trainer.data.batches.partition import MicroBatchLimit
 from trainer.models.networks import PolicyNetwork
 from trainer.training.engine import OptimizerSettings, TrainingEngine
-from trainer.training.sharding import Execution
+from trainer.training.ranks.sharding import Execution
 
 
 def gradients(module: torch.nn.Module) -> torch.Tensor:

@@ -32,7 +32,7 @@ from trainer.errors import WorkerError
 from trainer.models.networks import PolicyNetwork, ValueNetwork
 from trainer.planning.flops import Rows, forward_flops, update_flops
 from trainer.training.engine import OptimizerSettings, TrainingEngine
-from trainer.training.sharding import Execution
+from trainer.training.ranks.sharding import Execution
 
 
 def make_batch(shape: Shape, rows: int, prompt: int, response: int, spread: float) -> Batch:

@@ -11,7 +11,7 @@ from random import Random
 
 from tests.chaos.injection import Injection, Kind, NotStartedError
 from tests.chaos.process_table import description, parents
-from trainer.config.reward import RewardConfig, RewardFunction
+from trainer.config.sections.reward import RewardConfig, RewardFunction
 from trainer.errors import WorkerError
 from trainer.rewards.answer import Answer
 from trainer.rewards.processes.pool import RewardPool

@@ -10,11 +10,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from tests.gpu.layers import SETTINGS, TEMPERATURE, VOCABULARY, WHOLE, apart, batch, engine, gradients, row_by_row
 from tests.trainer.training.megatron_program import language_model
 from tests.trainer.training.rank_program import held_bytes, loss
-from trainer.config.sharding import ShardingConfig
+from trainer.config.sections.sharding import ShardingConfig
 from trainer.data.batches.partition import MicroBatchLimit
 from trainer.models.networks import PolicyNetwork
 from trainer.training.engine import TrainingEngine, optimizer_states
-from trainer.training.sharding import Execution
+from trainer.training.ranks.sharding import Execution
 
 FAMILY = "Qwen2 and 2.5"
 OFFLOADS = {"param_offload": True, "optimizer_offload": True}

@@ -15,7 +15,7 @@ from tests.trainer.training.megatron_program import language_model
 from tests.trainer.training.rank_program import loss
 from trainer.algorithms.log_probs import log_probs_and_entropy
 from trainer.algorithms.losses.aggregation import GlobalCount
-from trainer.config.sharding import ShardingConfig
+from trainer.config.sections.sharding import ShardingConfig
 from trainer.data.batches.batch import Batch
 from trainer.data.batches.partition import MicroBatchLimit
 from trainer.models.attention import packed_attention
@@ -25,7 +25,7 @@ from trainer.models.networks import PolicyNetwork
 from trainer.models.packing import PackedRows
 from trainer.training.engine import OptimizerSettings, TrainingEngine
 from trainer.training.micro_batches import LENGTH_MULTIPLE
-from trainer.training.sharding import Execution
+from trainer.training.ranks.sharding import Execution
 
 VOCABULARY = 64
 TEMPERATURE = 0.7

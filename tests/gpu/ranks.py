@@ -84,8 +84,8 @@ def _serve(pipe: Connection, rank: int, size: int, device: str) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[rank]
     import torch
 
-    from trainer.training.allocator import use_expandable_segments
-    from trainer.training.process_group import connect_store, join, open_store
+    from trainer.training.memory.allocator import use_expandable_segments
+    from trainer.training.ranks.process_group import connect_store, join, open_store
 
     use_expandable_segments(torch.device(device))  # like the trainer's ranks
     if device == "cpu":

@@ -143,7 +143,7 @@ class Rank:
             file.unlink()
 
     def score_with(self, name: str) -> None:
-        from trainer.config.reward import RewardConfig
+        from trainer.config.sections.reward import RewardConfig
         from trainer.rewards.answer import Answer
         from trainer.rewards.processes.pool import RewardPool
 

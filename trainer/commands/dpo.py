@@ -9,6 +9,6 @@ def dpo(overrides: Overrides = None, config: Files = None) -> None:
     """Train on preference pairs with DPO."""
     from trainer.config.overrides import parse_overrides
     from trainer.records.pages.report import write_report
-    from trainer.runs.dpo import DpoConfig, train_on_preferences
+    from trainer.runs.offline.dpo import DpoConfig, train_on_preferences
 
     typer.echo(write_report(train_on_preferences(parse_overrides(overrides or [], DpoConfig, config or []))))

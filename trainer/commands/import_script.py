@@ -73,11 +73,11 @@ def _settings_of(command: str) -> type["RunConfig"]:
 
         return SftConfig
     if command == "dpo":
-        from trainer.runs.dpo import DpoConfig
+        from trainer.runs.offline.dpo import DpoConfig
 
         return DpoConfig
     if command == "kto":
-        from trainer.runs.kto import KtoConfig
+        from trainer.runs.offline.kto import KtoConfig
 
         return KtoConfig
     from trainer.config.tree import Config

@@ -9,6 +9,6 @@ def kto(overrides: Overrides = None, config: Files = None) -> None:
     """Train with KTO on responses that are labelled desirable or undesirable."""
     from trainer.config.overrides import parse_overrides
     from trainer.records.pages.report import write_report
-    from trainer.runs.kto import KtoConfig, train_on_labels
+    from trainer.runs.offline.kto import KtoConfig, train_on_labels
 
     typer.echo(write_report(train_on_labels(parse_overrides(overrides or [], KtoConfig, config or []))))

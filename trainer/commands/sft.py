@@ -22,11 +22,11 @@ def sft(
     if config or config_name or sections.intersection(named):
         settings = load_as(SftConfig, config, overrides, config_name, config_path)
         from trainer.records.pages.report import write_report
-        from trainer.runs.sft import fine_tune
+        from trainer.runs.offline.sft import fine_tune
 
         typer.echo(write_report(fine_tune(settings)))
         return
     from trainer.config.overrides import parse_overrides
-    from trainer.runs.warm_start import WarmStartConfig, make_warm_start
+    from trainer.runs.offline.warm_start import WarmStartConfig, make_warm_start
 
     typer.echo(make_warm_start(parse_overrides(overrides or [], WarmStartConfig)).output)

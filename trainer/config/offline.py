@@ -5,8 +5,8 @@ from typing import Any, ClassVar, Self
 
 from pydantic import model_validator
 
-from trainer.config.data import DataConfig
-from trainer.config.roles import ActorConfig, TrainedModelConfig
+from trainer.config.sections.data import DataConfig
+from trainer.config.sections.roles import ActorConfig, TrainedModelConfig
 from trainer.config.tree import Config, RunConfig
 
 

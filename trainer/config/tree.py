@@ -7,18 +7,18 @@ from pydantic import Field, model_validator
 
 from trainer.algorithms.registry import POLICY_LOSSES
 from trainer.compat.verl.translate import PPO, Dialect
-from trainer.config.algorithm import AlgorithmConfig
-from trainer.config.data import DataConfig
-from trainer.config.device_mapping import DeviceMappingConfig
-from trainer.config.distillation import DistillationConfig
-from trainer.config.model import ModelConfig
-from trainer.config.reward import RewardConfig
-from trainer.config.roles import ActorConfig, CriticConfig, ReferenceConfig
-from trainer.config.rollout import RolloutConfig
 from trainer.config.section import Section
-from trainer.config.trainer import TrainerConfig
-from trainer.config.validation import ValidationConfig
-from trainer.config.watchdogs import WatchdogsConfig
+from trainer.config.sections.algorithm import AlgorithmConfig
+from trainer.config.sections.data import DataConfig
+from trainer.config.sections.device_mapping import DeviceMappingConfig
+from trainer.config.sections.distillation import DistillationConfig
+from trainer.config.sections.model import ModelConfig
+from trainer.config.sections.reward import RewardConfig
+from trainer.config.sections.roles import ActorConfig, CriticConfig, ReferenceConfig
+from trainer.config.sections.rollout import RolloutConfig
+from trainer.config.sections.trainer import TrainerConfig
+from trainer.config.sections.validation import ValidationConfig
+from trainer.config.sections.watchdogs import WatchdogsConfig
 from trainer.errors import ConfigError
 
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 from jinja2 import TemplateError
 
 from trainer.config.custom_code import load_custom
-from trainer.config.data import DataConfig
+from trainer.config.sections.data import DataConfig
 from trainer.data.formats.chat_template import conversation_text, with_system_prompt
 from trainer.data.formats.files import read_rows, stored_files
 from trainer.data.formats.messages import checked_text, refuse_media, text_messages

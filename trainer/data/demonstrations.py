@@ -7,7 +7,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from trainer.config.data import DataConfig
+from trainer.config.sections.data import DataConfig
 from trainer.config.sft import SftSettings
 from trainer.data.formats.chat_template import conversation_text, with_system_prompt
 from trainer.data.formats.files import read_rows

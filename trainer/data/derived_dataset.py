@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.config.data import DataConfig
+from trainer.config.sections.data import DataConfig
 from trainer.data.dataset import Prompt, PromptDataset
 from trainer.data.formats.schema import write_table
 from trainer.errors import DataError

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from trainer.config.data import DataConfig
+from trainer.config.sections.data import DataConfig
 from trainer.data.dataset import render_prompt
 from trainer.data.formats.chat_template import with_system_prompt
 from trainer.data.formats.files import read_rows

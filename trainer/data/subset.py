@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from trainer.config.data import DataConfig
+from trainer.config.sections.data import DataConfig
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from threading import Thread
 from typing import Any, Protocol
 
 from trainer.config.custom_code import CustomCode, load_custom
-from trainer.config.data import DataConfig
+from trainer.config.sections.data import DataConfig
 from trainer.data.dataset import Prompt
 from trainer.data.formats.chat_template import conversation_text
 from trainer.errors import DataError

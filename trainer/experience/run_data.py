@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from trainer.config.data import DataConfig
+from trainer.config.sections.data import DataConfig
 from trainer.config.tree import Config
 from trainer.data.dataset import Dataset, PromptDataset, PromptSampler, open_dataset
 from trainer.data.formats.chat_template import use_chat_template

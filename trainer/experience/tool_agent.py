@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.config.rollout import ToolsConfig
+from trainer.config.sections.rollout import ToolsConfig
 from trainer.data.dataset import Prompt
 from trainer.data.formats.tools import selected, without_nulls
 from trainer.errors import DataError

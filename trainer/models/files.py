@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trainer.config.model import ModelConfig
-from trainer.config.roles import LoraConfig, TrainedModelConfig
 from trainer.config.section import is_hub_name
+from trainer.config.sections.model import ModelConfig
+from trainer.config.sections.roles import LoraConfig, TrainedModelConfig
 from trainer.config.tree import Config
 from trainer.errors import ConfigError, DataError
 from trainer.models.backend import training_backend

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from trainer.config.roles import ALL_LINEAR, LoraConfig
+from trainer.config.sections.roles import ALL_LINEAR, LoraConfig
 from trainer.errors import ConfigError, DataError
 from trainer.models.files import read_adapter_config
 

@@ -4,7 +4,7 @@ The formulas follow what a decoder layer with gated feed-forward keeps for its b
 took 0.95 of the estimate and updates of 0.5B 0.8 (docs/performance.md).
 """
 
-from trainer.config.roles import TrainedModelConfig
+from trainer.config.sections.roles import TrainedModelConfig
 from trainer.planning.model_size import ModelSize
 
 # A chunk of logits and its gradient; see LOGITS_PER_CHUNK in trainer/models/networks.py.

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from trainer.cluster.nodes import Slot
-from trainer.config.device_mapping import parse_devices
+from trainer.config.sections.device_mapping import parse_devices
 from trainer.config.tree import Config
 from trainer.errors import ConfigError
 

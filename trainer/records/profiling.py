@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from trainer.config.trainer import ProfilerConfig
+from trainer.config.sections.trainer import ProfilerConfig
 
 
 class Tracer:

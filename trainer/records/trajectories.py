@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from trainer.config.trainer import TrajectoriesConfig
+from trainer.config.sections.trainer import TrajectoriesConfig
 from trainer.errors import DataError
 from trainer.records.files.atomic import atomic_file
 

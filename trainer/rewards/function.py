@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trainer.config.custom_code import load_custom
-from trainer.config.reward import RewardConfig
+from trainer.config.sections.reward import RewardConfig
 from trainer.errors import RewardError
 from trainer.rewards.answer import Answer
 from trainer.rows import RewardRule

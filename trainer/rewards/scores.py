@@ -6,7 +6,7 @@ from dataclasses import replace
 from numbers import Real
 from typing import Any
 
-from trainer.config.reward import RewardConfig
+from trainer.config.sections.reward import RewardConfig
 from trainer.errors import RewardError
 from trainer.rewards.answer import Answer, Scored
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import urllib3
 
-from trainer.config.reward import RewardConfig
+from trainer.config.sections.reward import RewardConfig
 from trainer.errors import RewardError
 from trainer.rewards.answer import Answer, Scored
 from trainer.rewards.scores import as_scored

@@ -23,9 +23,9 @@ from trainer.models.export import write_language_model
 from trainer.models.lora import adapters_off, write_adapter
 from trainer.models.networks import PolicyNetwork
 from trainer.roles.worker import TrainingWorker
-from trainer.training.allocator import shareable_memory
 from trainer.training.engine import TrainingEngine
-from trainer.training.process_group import open_store
+from trainer.training.memory.allocator import shareable_memory
+from trainer.training.ranks.process_group import open_store
 from trainer.training.self_check import check_log_probs, check_rows, transformers_log_probs
 from trainer.weights.buckets import Bucket, BucketLayout, SharedBucket, StoredBucket, pack, share, store
 from trainer.weights.channel import WeightChannel

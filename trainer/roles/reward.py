@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 
 from trainer.cluster.place import RankPlace
-from trainer.config.reward import RewardConfig
+from trainer.config.sections.reward import RewardConfig
 from trainer.config.tree import Config
 from trainer.rewards.answer import Answer, Scored
 from trainer.rewards.function import needs_process, reward_function

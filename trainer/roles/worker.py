@@ -14,7 +14,7 @@ from trainer.algorithms.optimization.optimizers import OPTIMIZERS
 from trainer.algorithms.registry import POLICY_LOSSES
 from trainer.cluster.keepers import KeeperLink
 from trainer.cluster.place import RankPlace
-from trainer.config.roles import ActorConfig, CriticConfig, TrainedModelConfig
+from trainer.config.sections.roles import ActorConfig, CriticConfig, TrainedModelConfig
 from trainer.config.tree import Config
 from trainer.data.batches.batch import Batch
 from trainer.data.batches.partition import MicroBatchLimit
@@ -23,14 +23,14 @@ from trainer.models.backend import training_backend
 from trainer.models.lora import add_adapters, load_adapter
 from trainer.models.networks import computation_notes, empty_language_model, load_language_model
 from trainer.records.profiling import Tracer
-from trainer.training.allocator import use_expandable_segments
 from trainer.training.determinism import compute_deterministically
 from trainer.training.device import device_kind
 from trainer.training.engine import LossFunction, OptimizerSettings, TrainingEngine
+from trainer.training.memory.allocator import use_expandable_segments
 from trainer.training.non_finite import FOLDER, FaultFiles
-from trainer.training.process_group import connect_store, join, open_store
-from trainer.training.sharded_state import ShardedState
-from trainer.training.sharding import Execution
+from trainer.training.ranks.process_group import connect_store, join, open_store
+from trainer.training.ranks.sharded_state import ShardedState
+from trainer.training.ranks.sharding import Execution
 
 R = TypeVar("R")
 
@@ -109,7 +109,7 @@ class TrainingWorker:
 
     def read_model(self, path: Path, dtype: torch.dtype, settings: TrainedModelConfig) -> nn.Module:
         """The model at `path`. Its weights are missing if the first rank broadcasts them; see
-        trainer/training/first_rank.py. A layer must have its weights before it is split or replaced."""
+        trainer/training/ranks/first_rank.py. A layer must have its weights before it is split or replaced."""
         needs_weights = settings.sharding.tensor_parallel > 1 or training_backend(settings.backend).needs_weights
         return (load_language_model if needs_weights or self.place.rank == 0 else empty_language_model)(path, dtype)
 

@@ -8,8 +8,8 @@ from pydantic import ValidationError
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from trainer.config.model import ModelConfig
-from trainer.config.roles import ActorConfig
+from trainer.config.sections.model import ModelConfig
+from trainer.config.sections.roles import ActorConfig
 from trainer.errors import CheckpointError
 from trainer.models.backend import training_backend
 from trainer.models.export import write_language_model
@@ -26,7 +26,7 @@ from trainer.runs.checkpoint import (
 )
 from trainer.runs.reproduction.certificate import CERTIFICATE, read_certificate
 from trainer.runs.reproduction.writer import certify_model
-from trainer.training.reading import stored_tensors
+from trainer.training.ranks.reading import stored_tensors
 
 _LANGUAGE_MODEL = "network.language_model."
 _ADAPTER = (".lora_A", ".lora_B")

@@ -14,7 +14,7 @@ from torch import Tensor
 from trainer.cluster.calls import recorded, wait, wait_while, watched
 from trainer.cluster.stalls.watch import Watch
 from trainer.cluster.workers import WorkerGroup
-from trainer.config.trainer import TrainerConfig
+from trainer.config.sections.trainer import TrainerConfig
 from trainer.config.tree import Config
 from trainer.data.batches.batch import Batch
 from trainer.data.dataset import PromptSampler
@@ -45,7 +45,7 @@ from trainer.runs.reproduction.writer import CertificateWriter
 from trainer.runs.saving import RETRY_SECONDS, ROUNDS, Saver, SaveSchedule
 from trainer.runs.stop_signal import StopSignal
 from trainer.runs.workers import TrainingGroups
-from trainer.training.garbage import collect_garbage
+from trainer.training.memory.garbage import collect_garbage
 from trainer.training.non_finite import FOLDER, KeptFaults
 
 logger = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
-from trainer.config.trainer import TrainerConfig
+from trainer.config.sections.trainer import TrainerConfig
 from trainer.config.tree import RunConfig
 from trainer.runs.checkpoint import TrainingState, last_checkpoint
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trainer.cluster.calls import wait
 from trainer.cluster.workers import WorkerGroup
-from trainer.config.trainer import TrainerConfig
+from trainer.config.sections.trainer import TrainerConfig
 from trainer.errors import CheckpointError, TrainerError
 from trainer.runs.checkpoint import CheckpointWriter, TrainingState, last_checkpoint
 from trainer.runs.interfaces import TrainedRole

@@ -5,7 +5,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from trainer.config.watchdogs import Watchdog, WatchdogsConfig
+from trainer.config.sections.watchdogs import Watchdog, WatchdogsConfig
 
 # From mild to severe; of several alarms the most severe one decides.
 SEVERITY = ("off", "log", "skip", "roll_back", "stop")

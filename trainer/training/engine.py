@@ -21,16 +21,16 @@ from trainer.models.lora import adapted_layers, adapter_weights
 from trainer.models.megatron_weights import to_transformers
 from trainer.models.networks import is_packed
 from trainer.models.tensor_parallel import add_gradients_of_heads
-from trainer.training.aborted_pass import discard_pass
-from trainer.training.allocator import give_back_memory
-from trainer.training.first_rank import broadcast_from_rank0, some_rank_is_empty, whole_tensors
-from trainer.training.garbage import collect_garbage
 from trainer.training.gradients import global_norm, gradients_of, scale
 from trainer.training.loss_scale import LossScale
+from trainer.training.memory.aborted_pass import discard_pass
+from trainer.training.memory.allocator import give_back_memory
+from trainer.training.memory.garbage import collect_garbage
+from trainer.training.memory.offload import Offload
 from trainer.training.micro_batches import Layout, micro_batches, pack, reduced, rows_of_group
 from trainer.training.non_finite import FaultFiles
-from trainer.training.offload import Offload
-from trainer.training.sharding import TENSOR, Execution, device_mesh, reshard, shard, sharded_modules
+from trainer.training.ranks.first_rank import broadcast_from_rank0, some_rank_is_empty, whole_tensors
+from trainer.training.ranks.sharding import TENSOR, Execution, device_mesh, reshard, shard, sharded_modules
 
 # (network output, micro-batch, counts of the global mini-batch) -> loss and metrics; both are summed over micro-batches
 LossFunction = Callable[[Any, Batch, GlobalCount], tuple[Tensor, dict[str, Tensor]]]

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 from tests.trainer.tensors import normal
 from trainer.algorithms.losses.aggregation import GlobalCount
 from trainer.cluster.place import RankPlace
-from trainer.config.distillation import DistillationConfig
+from trainer.config.sections.distillation import DistillationConfig
 from trainer.config.tree import Config
 from trainer.data.batches.batch import Batch
 from trainer.roles.actor import ActorWorker

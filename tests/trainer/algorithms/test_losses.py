@@ -26,8 +26,8 @@ from trainer.algorithms.policy_losses.cispo import cispo
 from trainer.algorithms.policy_losses.gspo import gspo
 from trainer.algorithms.policy_losses.ppo import ppo
 from trainer.algorithms.registry import CORRECTIONS, ESTIMATORS, POLICY_LOSSES
-from trainer.config.algorithm import AlgorithmConfig
-from trainer.config.roles import ActorConfig
+from trainer.config.sections.algorithm import AlgorithmConfig
+from trainer.config.sections.roles import ActorConfig
 from trainer.config.tree import Config
 
 MODES: tuple[Aggregation, ...] = get_args(Aggregation)

@@ -15,7 +15,7 @@ from tests.trainer.tensors import normal, random_mask, seeds
 from trainer.algorithms.losses.aggregation import GlobalCount
 from trainer.algorithms.off_policy.rejection import Criterion
 from trainer.cluster.place import RankPlace
-from trainer.config.algorithm import AlgorithmConfig
+from trainer.config.sections.algorithm import AlgorithmConfig
 from trainer.config.tree import Config
 from trainer.data.batches.batch import Batch
 from trainer.roles.actor import ActorWorker

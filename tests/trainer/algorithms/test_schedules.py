@@ -8,7 +8,7 @@ import torch
 from pydantic import ValidationError
 from transformers import optimization
 
-from trainer.config.optimization import OptimizerConfig, ScheduleConfig
+from trainer.config.sections.optimization import OptimizerConfig, ScheduleConfig
 
 TOTAL = 37
 

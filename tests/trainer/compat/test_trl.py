@@ -13,8 +13,8 @@ from trainer.config.imports import Imported, import_command_line
 from trainer.config.section import Section
 from trainer.config.tree import Config
 from trainer.errors import ConfigError
-from trainer.runs.dpo import DpoConfig
-from trainer.runs.kto import KtoConfig
+from trainer.runs.offline.dpo import DpoConfig
+from trainer.runs.offline.kto import KtoConfig
 
 MODELS: dict[str, type[Section]] = {"train": Config, "dpo": DpoConfig, "kto": KtoConfig}
 GIVEN = "--model_name_or_path /models/actor --dataset_name /data/train.jsonl --num_processes 2"

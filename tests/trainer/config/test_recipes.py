@@ -13,7 +13,7 @@ from trainer.config.tree import Config
 from trainer.planning.memory import tight
 from trainer.planning.placement import roles_of
 from trainer.planning.plan import plan_of
-from trainer.runs.dpo import DpoConfig
+from trainer.runs.offline.dpo import DpoConfig
 
 RECIPES = Path(__file__).parents[3] / "examples" / "recipes"
 NAMES = sorted(path.stem for path in RECIPES.glob("*.yaml"))

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from trainer.config.data import DataConfig
+from trainer.config.sections.data import DataConfig
 from trainer.data.dataset import PromptDataset
 from trainer.data.formats.chat_template import use_chat_template
 from trainer.data.formats.tools import checked_tools

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from trainer.config.custom_code import CustomCode
-from trainer.config.data import DataConfig
+from trainer.config.sections.data import DataConfig
 from trainer.data import dataset
 from trainer.data.arithmetic import write_arithmetic
 from trainer.data.dataset import PromptDataset, open_dataset

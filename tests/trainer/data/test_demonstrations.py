@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trainer.config.data import DataConfig
+from trainer.config.sections.data import DataConfig
 from trainer.config.sft import SftSettings
 from trainer.data.demonstrations import Demonstration, read_demonstrations
 from trainer.errors import DataError

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from trainer.config.custom_code import CustomCode
-from trainer.config.data import DataConfig
+from trainer.config.sections.data import DataConfig
 from trainer.data.arithmetic import write_arithmetic
 from trainer.data.dataset import PromptDataset, open_dataset
 from trainer.errors import DataError

@@ -14,7 +14,7 @@ import torch
 from trainer.algorithms.losses.kl import kl_estimate
 from trainer.algorithms.returns import generalized_advantages
 from trainer.algorithms.token_rewards import token_rewards
-from trainer.config.data import DataConfig
+from trainer.config.sections.data import DataConfig
 from trainer.config.tree import Config
 from trainer.data.batches.batch import Batch
 from trainer.data.dataset import Prompt

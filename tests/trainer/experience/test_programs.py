@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from trainer.config.data import DataConfig
 from trainer.config.overrides import load_config
+from trainer.config.sections.data import DataConfig
 from trainer.config.tree import Config
 from trainer.data.dataset import Prompt
 from trainer.data.formats.chat_template import use_chat_template

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.trainer.experience.scripted_policy import GSM8K, JUDGE, TEMPLATE, call, check, converse, settings, spoken
-from trainer.config.data import DataConfig
+from trainer.config.sections.data import DataConfig
 from trainer.data.formats.chat_template import use_chat_template
 from trainer.experience.environment import MessageTokens
 from trainer.experience.formats import hermes, llama3_json

@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from trainer.config.reward import RewardConfig
+from trainer.config.sections.reward import RewardConfig
 from trainer.experience.validation import prompt_metrics, validation_metrics
 from trainer.rewards.answer import Answer, Scored
 from trainer.rewards.function import reward_function

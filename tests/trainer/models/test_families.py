@@ -20,8 +20,8 @@ from trainer.models.export import write_language_model
 from trainer.models.networks import PolicyNetwork, empty_language_model, load_language_model
 from trainer.models.small import build_tokenizer
 from trainer.training.engine import OptimizerSettings, TrainingEngine
-from trainer.training.process_group import join, open_store
-from trainer.training.sharding import Execution
+from trainer.training.ranks.process_group import join, open_store
+from trainer.training.ranks.sharding import Execution
 
 LLAMA_3_ROPE = {
     "rope_type": "llama3",

@@ -14,7 +14,7 @@ import torch
 from transformers import AutoTokenizer
 
 import trainer
-from trainer.config.model import ModelConfig
+from trainer.config.sections.model import ModelConfig
 from trainer.config.tree import Config
 from trainer.errors import ConfigError, DataError
 from trainer.models.files import check_models, check_tokenizer, decode, load_tokenizer

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from trainer.algorithms.log_probs import log_probs_and_entropy
-from trainer.config.roles import LoraConfig
+from trainer.config.sections.roles import LoraConfig
 from trainer.config.tree import Config
 from trainer.data.batches.batch import Batch
 from trainer.errors import ConfigError, DataError

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.cluster.nodes import ClusterNode, Slot
-from trainer.config.device_mapping import parse_devices
+from trainer.config.sections.device_mapping import parse_devices
 from trainer.config.tree import Config
 from trainer.errors import ConfigError, DataError
 from trainer.models.files import parameter_count

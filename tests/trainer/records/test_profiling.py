@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from trainer.config.trainer import ProfilerConfig
+from trainer.config.sections.trainer import ProfilerConfig
 from trainer.records.profiling import SlowPhases, Tracer
 
 

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from trainer.cli import app
-from trainer.config.trainer import TrajectoriesConfig
+from trainer.config.sections.trainer import TrajectoriesConfig
 from trainer.config.tree import Config
 from trainer.errors import DataError
 from trainer.records.pages.report import write_report

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from trainer.cluster.place import RankPlace
-from trainer.config.reward import RewardConfig, RewardFunction
+from trainer.config.sections.reward import RewardConfig, RewardFunction
 from trainer.errors import ConfigError, DataError, RewardError
 from trainer.rewards.answer import Answer, Reply, Scored
 from trainer.rewards.function import longest_scoring

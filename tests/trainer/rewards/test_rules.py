@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.config.overrides import parse_overrides
-from trainer.config.reward import RewardConfig
+from trainer.config.sections.reward import RewardConfig
 from trainer.data.answers import final_answer
 from trainer.errors import ConfigError, RewardError
 from trainer.rewards.answer import Answer

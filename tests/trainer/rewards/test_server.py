@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from trainer.config.overrides import parse_overrides
-from trainer.config.reward import RewardConfig
-from trainer.config.reward import RewardServer as ServerConfig
+from trainer.config.sections.reward import RewardConfig
+from trainer.config.sections.reward import RewardServer as ServerConfig
 from trainer.errors import ConfigError, RewardError
 from trainer.rewards.answer import Answer, Scored
 from trainer.rewards.server import RewardServer

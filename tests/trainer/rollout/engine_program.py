@@ -36,8 +36,8 @@ from trainer.rollout.end_tokens import end_token_ids
 from trainer.rollout.engine import RolloutEngine, open_engine
 from trainer.rollout.sampling import Part, Response, SamplingRequest, request_seed
 from trainer.training.engine import OptimizerSettings, TrainingEngine
-from trainer.training.process_group import join, open_store
-from trainer.training.sharding import Execution
+from trainer.training.ranks.process_group import join, open_store
+from trainer.training.ranks.sharding import Execution
 from trainer.weights.buckets import SentBucket, pack, store
 
 TEMPERATURE = 0.7

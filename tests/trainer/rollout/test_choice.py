@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 import trainer
-from trainer.config.rollout import RolloutConfig
+from trainer.config.sections.rollout import RolloutConfig
 from trainer.config.tree import Config
 from trainer.errors import ConfigError
 from trainer.rollout.engine import check_engine, choose_engine, engine_rows

@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from trainer.cli import main
-from trainer.config.data import DataConfig
-from trainer.config.model import ModelConfig
-from trainer.config.trainer import TrainerConfig
+from trainer.config.sections.data import DataConfig
+from trainer.config.sections.model import ModelConfig
+from trainer.config.sections.trainer import TrainerConfig
 from trainer.config.tree import Config
 from trainer.errors import CertificateError, ConfigError
 from trainer.records.files.checksums import sha256

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.trainer.whole_run import Run, Runs, workers_of
 from trainer.algorithms.token_rewards import move_to_tokens, token_rewards
-from trainer.config.trainer import TrainerConfig
+from trainer.config.sections.trainer import TrainerConfig
 from trainer.config.tree import Config
 from trainer.errors import CheckpointError, ConfigError
 from trainer.models.small import ModelShape, create_model, save_model

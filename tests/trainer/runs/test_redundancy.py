@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from tests.trainer.runs import signalled_rank
 from tests.trainer.whole_run import Runs
-from trainer.config.trainer import TrainerConfig
+from trainer.config.sections.trainer import TrainerConfig
 from trainer.config.tree import Config
 from trainer.errors import LostRankError
 from trainer.runs.memory import MOST_RESTARTS, restarted

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from trainer.config.trainer import TrainerConfig
+from trainer.config.sections.trainer import TrainerConfig
 from trainer.errors import CheckpointError, WorkerError
 from trainer.records.files.checksums import sha256
 from trainer.runs import saving

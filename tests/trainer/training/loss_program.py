@@ -20,8 +20,8 @@ from trainer.data.batches.batch import Batch
 from trainer.data.batches.partition import MicroBatchLimit
 from trainer.roles.actor import ActorWorker
 from trainer.training.engine import OptimizerSettings, TrainingEngine
-from trainer.training.process_group import connect_store, join
-from trainer.training.sharding import Execution
+from trainer.training.ranks.process_group import connect_store, join
+from trainer.training.ranks.sharding import Execution
 
 MODES = get_args(Aggregation)
 # Losses that depend on the other rows of their micro-batch also depend on how rows are split.

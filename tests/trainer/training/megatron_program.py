@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from tests.trainer.models.test_families import FAMILIES, small_model
 from tests.trainer.training.rank_program import ROWS, SETTINGS, batch, loss, refusal, weights
 from trainer.algorithms.losses.aggregation import GlobalCount, token_mean
-from trainer.config.sharding import ShardingConfig
+from trainer.config.sections.sharding import ShardingConfig
 from trainer.data.batches.batch import Batch
 from trainer.data.batches.partition import MicroBatchLimit
 from trainer.errors import ConfigError
@@ -24,9 +24,9 @@ from trainer.models.backend import training_backend
 from trainer.models.megatron_weights import to_transformers
 from trainer.models.networks import PolicyNetwork, ValueNetwork
 from trainer.training.engine import LossFunction, TrainingEngine
-from trainer.training.process_group import connect_store, join, open_store
-from trainer.training.sharded_state import ShardedState
-from trainer.training.sharding import Execution
+from trainer.training.ranks.process_group import connect_store, join, open_store
+from trainer.training.ranks.sharded_state import ShardedState
+from trainer.training.ranks.sharding import Execution
 
 PARTS = MicroBatchLimit(3)
 HEADS = "Qwen3"  # a family with weights that all heads share

@@ -12,15 +12,15 @@ from torch import Tensor
 
 from tests.trainer.training.rank_program import ROWS, batch, idle_bytes, loss, network, weights
 from trainer.algorithms.optimization.optimizers import OPTIMIZERS
-from trainer.config.optimization import OptimizerConfig, ScheduleConfig
-from trainer.config.sharding import ShardingConfig
+from trainer.config.sections.optimization import OptimizerConfig, ScheduleConfig
+from trainer.config.sections.sharding import ShardingConfig
 from trainer.data.batches.batch import Batch
 from trainer.data.batches.partition import MicroBatchLimit
 from trainer.errors import CheckpointError
 from trainer.training.engine import OptimizerSettings, TrainingEngine
-from trainer.training.process_group import connect_store, join
-from trainer.training.sharded_state import ShardedState
-from trainer.training.sharding import Execution
+from trainer.training.ranks.process_group import connect_store, join
+from trainer.training.ranks.sharded_state import ShardedState
+from trainer.training.ranks.sharding import Execution
 
 UPDATES = 4
 SCHEDULE = ScheduleConfig(name="cosine", warmup_steps=1, min_ratio=0.1)

@@ -17,17 +17,17 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from trainer.algorithms.losses.aggregation import GlobalCount, token_mean
-from trainer.config.roles import LoraConfig
-from trainer.config.sharding import ShardingConfig
+from trainer.config.sections.roles import LoraConfig
+from trainer.config.sections.sharding import ShardingConfig
 from trainer.data.batches.batch import Batch
 from trainer.data.batches.partition import MicroBatchLimit
 from trainer.errors import CheckpointError, WorkerError
 from trainer.models.lora import adapted_layers, adapters_off, add_adapters
 from trainer.models.networks import PolicyNetwork
 from trainer.training.engine import OptimizerSettings, TrainingEngine, optimizer_states
-from trainer.training.process_group import connect_store, join
-from trainer.training.sharded_state import ShardedState
-from trainer.training.sharding import Execution
+from trainer.training.ranks.process_group import connect_store, join
+from trainer.training.ranks.sharded_state import ShardedState
+from trainer.training.ranks.sharding import Execution
 
 ROWS = 8
 CONTINUES = {1: 2, 4: 1}  # one rank continues from two ranks' checkpoint, four from that one's

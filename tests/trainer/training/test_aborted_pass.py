@@ -19,8 +19,8 @@ from trainer.errors import LoweredLimit, MemoryFullError
 from trainer.models.networks import PolicyNetwork
 from trainer.roles.worker import MOST_RETRIES, TrainingWorker
 from trainer.training.engine import OptimizerSettings, TrainingEngine
-from trainer.training.process_group import join, open_store
-from trainer.training.sharding import Execution
+from trainer.training.ranks.process_group import join, open_store
+from trainer.training.ranks.sharding import Execution
 
 
 @pytest.fixture(scope="module", autouse=True)

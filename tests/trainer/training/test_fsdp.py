@@ -15,7 +15,7 @@ from torch.testing import assert_close
 
 from tests.trainer.training import rank_program
 from trainer.training.loss_scale import GROWTH_INTERVAL, LossScale
-from trainer.training.process_group import interface_of, open_store
+from trainer.training.ranks.process_group import interface_of, open_store
 
 PROGRAM = Path(rank_program.__file__)
 

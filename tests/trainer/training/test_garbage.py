@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from trainer.training import garbage
-from trainer.training.garbage import collect_garbage
+from trainer.training.memory import garbage
+from trainer.training.memory.garbage import collect_garbage
 
 
 class Cycle:

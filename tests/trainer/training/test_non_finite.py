@@ -19,8 +19,8 @@ from trainer.models.networks import PolicyNetwork
 from trainer.models.small import build_tokenizer
 from trainer.training.engine import OptimizerSettings, TrainingEngine
 from trainer.training.non_finite import FaultFiles, KeptFaults, non_finite_tokens
-from trainer.training.process_group import join, open_store
-from trainer.training.sharding import Execution
+from trainer.training.ranks.process_group import join, open_store
+from trainer.training.ranks.sharding import Execution
 
 LIMIT = MicroBatchLimit(2, None)
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from trainer.training.offload import Offload
+from trainer.training.memory.offload import Offload
 
 
 def held_bytes(tensor: torch.Tensor) -> int:

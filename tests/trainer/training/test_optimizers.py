@@ -11,7 +11,7 @@ import torch
 from torch.testing import assert_close
 
 from tests.trainer.training import optimizer_program
-from trainer.training.process_group import open_store
+from trainer.training.ranks.process_group import open_store
 
 PROGRAM = Path(optimizer_program.__file__)
 CASES = list(optimizer_program.CASES)

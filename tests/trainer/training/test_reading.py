@@ -11,7 +11,7 @@ import torch.distributed.checkpoint as distributed_checkpoint
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict
 
-from trainer.training.reading import load_safely, read_metadata
+from trainer.training.ranks.reading import load_safely, read_metadata
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 

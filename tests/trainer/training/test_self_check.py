@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from tests.trainer.models.test_log_probs_by_family import TEMPERATURE, language_model
-from trainer.config.roles import LoraConfig
+from trainer.config.sections.roles import LoraConfig
 from trainer.data.batches.batch import Batch
 from trainer.errors import DataError
 from trainer.models import attention, networks
@@ -18,7 +18,8 @@ from trainer.models.packing import PackedRows
 from trainer.training import engine as engine_module
 from trainer.training.engine import TrainingEngine
 from trainer.training.micro_batches import Layout, pack
-from trainer.training.process_group import join, open_store
+from trainer.training.ranks.process_group import join, open_store
+from trainer.training.ranks.sharding import Execution
 from trainer.training.self_check import (
     check_head,
     check_log_probs,
@@ -27,7 +28,6 @@ from trainer.training.self_check import (
     transformers_log_probs,
     transformers_values,
 )
-from trainer.training.sharding import Execution
 
 TYPES = [torch.float32, torch.bfloat16]
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from trainer.errors import WorkerError
-from trainer.training.process_group import connect_store, open_store
+from trainer.training.ranks.process_group import connect_store, open_store
 from trainer.weights.buckets import Bucket, pack
 from trainer.weights.channel import WeightChannel
 

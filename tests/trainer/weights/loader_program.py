@@ -21,7 +21,7 @@ from vllm.distributed import ensure_model_parallel_initialized, init_distributed
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.model_loader.utils import initialize_model
 
-from trainer.training.process_group import open_store
+from trainer.training.ranks.process_group import open_store
 from trainer.weights.buckets import pack
 from trainer.weights.in_place import InPlaceLoader
 

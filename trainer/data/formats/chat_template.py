@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.config.data import DataConfig
+from trainer.config.sections.data import DataConfig
 from trainer.errors import ConfigError
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from trainer.config.data import DataConfig
+from trainer.config.sections.data import DataConfig
 from trainer.data.formats.tool_schema import OpenAIFunctionToolSchema
 from trainer.errors import ConfigError, DataError
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from trainer.config.rollout import ProgramConfig
+from trainer.config.sections.rollout import ProgramConfig
 from trainer.data.dataset import Prompt
 from trainer.errors import ConfigError
 from trainer.experience.programs.endpoint import MODEL, Line

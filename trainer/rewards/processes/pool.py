@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
-from trainer.config.reward import RewardConfig
+from trainer.config.sections.reward import RewardConfig
 from trainer.errors import ConfigError, RewardError, WorkerError
 from trainer.rewards.answer import Answer, Reply, Scored
 from trainer.rewards.function import time_limit

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.cluster.stalls.stacks import open_stack_file
-from trainer.config.reward import RewardConfig
+from trainer.config.sections.reward import RewardConfig
 from trainer.errors import TrainerError
 from trainer.rewards.answer import Answer, Reply
 from trainer.rewards.function import Reward, batched_function, reward_function

@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from socket import socketpair
 
-from trainer.config.reward import RewardConfig
+from trainer.config.sections.reward import RewardConfig
 from trainer.errors import ConfigError
 from trainer.rewards.answer import Answer, Reply
 from trainer.rewards.function import time_limit

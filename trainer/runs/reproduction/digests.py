@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from trainer.errors import CheckpointError
-from trainer.training.reading import stored_tensors
+from trainer.training.ranks.reading import stored_tensors
 
 NETWORK = "network."
 _THREADS = 4

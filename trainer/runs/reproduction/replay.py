@@ -16,8 +16,9 @@ from trainer.errors import CertificateError, ConfigError, TrainerError
 from trainer.models.files import with_local_models
 from trainer.records.files.run_files import read_lines
 from trainer.records.tracking import METRICS
-from trainer.runs.dpo import DpoConfig, train_on_preferences
-from trainer.runs.kto import KtoConfig, train_on_labels
+from trainer.runs.offline.dpo import DpoConfig, train_on_preferences
+from trainer.runs.offline.kto import KtoConfig, train_on_labels
+from trainer.runs.offline.sft import fine_tune
 from trainer.runs.ppo import train
 from trainer.runs.reproduction.certificate import Certificate, Input, differences, read_certificate
 from trainer.runs.reproduction.exactness import obstacles, reservations
@@ -25,7 +26,6 @@ from trainer.runs.reproduction.inputs import hashed_input, named_paths
 from trainer.runs.reproduction.surroundings import software
 from trainer.runs.reproduction.verify import check_weights
 from trainer.runs.reproduction.writer import Repeat
-from trainer.runs.sft import fine_tune
 
 logger = logging.getLogger(__name__)
 

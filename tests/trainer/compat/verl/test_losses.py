@@ -4,7 +4,7 @@ import pytest
 
 from trainer.algorithms.registry import POLICY_LOSSES
 from trainer.config.overrides import load_config
-from trainer.config.roles import ActorConfig
+from trainer.config.sections.roles import ActorConfig
 from trainer.errors import ConfigError
 
 ACTOR = "actor_rollout_ref.actor"

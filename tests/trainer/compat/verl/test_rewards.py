@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from trainer.config.overrides import load_config
-from trainer.config.reward import RewardConfig
+from trainer.config.sections.reward import RewardConfig
 from trainer.errors import ConfigError
 
 DAPO = "reward_model.reward_manager=dapo"

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.config.data import DataConfig
+from trainer.config.sections.data import DataConfig
 from trainer.config.sft import SftConfig
 from trainer.data.batches.batch import Batch
 from trainer.data.demonstrations import Demonstration, read_demonstrations
 from trainer.data.subset import Subset
 from trainer.records.console import Column
 from trainer.runs.interfaces import ActorRole
-from trainer.runs.offline import OfflineRun, train_offline
+from trainer.runs.offline.run import OfflineRun, train_offline
 from trainer.runs.passes import forward
 from trainer.runs.reproduction.writer import Repeat
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from trainer.config.sharding import ShardingConfig
+from trainer.config.sections.sharding import ShardingConfig
 from trainer.errors import DataError
 from trainer.models.backend import TrainingBackend, training_backend
 from trainer.models.networks import is_packed

@@ -16,12 +16,12 @@ from trainer.algorithms.preferences.dpo import preference_advantages, preference
 from trainer.algorithms.registry import PREFERENCE_LOSSES
 from trainer.algorithms.rows import Pairs
 from trainer.config.offline import OfflineConfig
-from trainer.config.optimization import check_read
 from trainer.config.section import Section, with_parameters
+from trainer.config.sections.optimization import check_read
 from trainer.data.batches.batch import Batch
 from trainer.data.preferences import PreferencePair, read_pairs
 from trainer.records.console import Column
-from trainer.runs.offline import OfflineRun, train_offline
+from trainer.runs.offline.run import OfflineRun, train_offline
 from trainer.runs.reproduction.writer import Repeat
 
 COLUMNS = (

@@ -14,8 +14,8 @@ from torch.nn.functional import cross_entropy
 from transformers.utils import logging as transformers_logging
 
 from trainer.algorithms.optimization.optimizers import OPTIMIZERS
-from trainer.config.optimization import OptimizerConfig, ScheduleConfig
 from trainer.config.section import Section
+from trainer.config.sections.optimization import OptimizerConfig, ScheduleConfig
 from trainer.data.dataset import PromptSampler
 from trainer.data.formats.files import read_rows
 from trainer.data.formats.messages import Messages, checked_text, text_messages

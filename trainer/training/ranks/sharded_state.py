@@ -18,9 +18,9 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from trainer.cluster.keepers import KeeperLink
 from trainer.errors import CheckpointError
 from trainer.records.files.checksums import sha256
-from trainer.training.copies import CopyReader, write_copy
 from trainer.training.loss_scale import LossScale
-from trainer.training.reading import METADATA_FILE, SafeReader, load_safely, read_metadata
+from trainer.training.ranks.copies import CopyReader, write_copy
+from trainer.training.ranks.reading import METADATA_FILE, SafeReader, load_safely, read_metadata
 
 SLOWEST_WRITE = timedelta(days=1)
 # Key in the checkpoint: how many ranks split the layers, where that number must not change.

@@ -8,9 +8,9 @@ from pydantic import Field, model_validator
 from trainer.algorithms.losses.aggregation import Aggregation
 from trainer.algorithms.losses.kl import KlEstimator
 from trainer.algorithms.registry import POLICY_LOSSES
-from trainer.config.optimization import OptimizerConfig, ScheduleConfig
 from trainer.config.section import AbsolutePath, ModelPath, Section, with_parameters
-from trainer.config.sharding import ShardingConfig
+from trainer.config.sections.optimization import OptimizerConfig, ScheduleConfig
+from trainer.config.sections.sharding import ShardingConfig
 from trainer.rows import module_names
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from tests.trainer.tensors import normal, random_mask, seeds
 from tests.trainer.whole_run import ROOT, Runs
 from trainer.algorithms.losses.aggregation import GlobalCount, aggregate
 from trainer.algorithms.registry import POLICY_LOSSES
-from trainer.config.data import DataConfig
+from trainer.config.sections.data import DataConfig
 from trainer.data.arithmetic import write_arithmetic
 from trainer.data.demonstrations import Demonstration
-from trainer.runs.sft import SftConfig, demonstration_batch
+from trainer.runs.offline.sft import SftConfig, demonstration_batch
 
 
 def test_workers_take_one_step_per_batch_without_critic_and_reference() -> None:

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.futures import Future
 
 from trainer.cluster.keepers import KeeperLink, Span
-from trainer.training.reading import METADATA_FILE, SafeReader
+from trainer.training.ranks.reading import METADATA_FILE, SafeReader
 
 _PLACE = Path()  # the files of a copy are in no directory
 

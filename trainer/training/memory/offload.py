@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from trainer.training.allocator import give_back_memory
+from trainer.training.memory.allocator import give_back_memory
 
 
 class Offload:

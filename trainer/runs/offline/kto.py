@@ -21,7 +21,7 @@ from trainer.config.section import Section
 from trainer.data.batches.batch import Batch
 from trainer.data.preferences import LabelledResponse, read_labelled
 from trainer.records.console import Column
-from trainer.runs.offline import OfflineRun, train_offline
+from trainer.runs.offline.run import OfflineRun, train_offline
 from trainer.runs.reproduction.writer import Repeat
 
 COLUMNS = (

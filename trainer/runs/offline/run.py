@@ -1,4 +1,4 @@
-"""Runs that learn from files of responses, without sampling or rewards: DPO, KTO and SFT."""
+"""What DPO, KTO and SFT runs have in common."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -8,8 +8,8 @@ from typing import Any, Generic, TypeVar
 
 from trainer.cluster.nodes import connected
 from trainer.cluster.workers import WorkerGroup
-from trainer.config.data import DataConfig
 from trainer.config.offline import OfflineConfig
+from trainer.config.sections.data import DataConfig
 from trainer.config.tree import Config
 from trainer.data.batches.batch import Batch
 from trainer.data.dataset import PromptSampler

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch.distributed.fsdp import FSDPModule
 
-from trainer.training.sharding import sharded_modules
+from trainer.training.ranks.sharding import sharded_modules
 
 
 def discard_pass(network: FSDPModule) -> None:

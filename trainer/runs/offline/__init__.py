@@ -1,0 +1,1 @@
+"""Runs that learn from files of responses, without sampling or rewards."""

@@ -1,0 +1,1 @@
+"""How ranks meet, share a network among them, and read and write their parts of it."""
