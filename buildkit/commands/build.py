@@ -12,9 +12,11 @@ from buildkit.commands.options import (
     EngineName,
     PlatformName,
     Project,
+    RegistryCa,
     TargetName,
     VariantName,
     WarmCacheSource,
+    WarmKey,
     WithDebug,
     emit,
     errors,
@@ -29,6 +31,7 @@ from buildkit.recipe.platform import choose_platform, host_platform
 from buildkit.running.engine import open_engine
 from buildkit.supply.base import choose_provider
 from buildkit.supply.resolve import lock_for_build
+from buildkit.warming.source import Source
 
 
 def build(
@@ -41,6 +44,8 @@ def build(
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Rebuild every layer.")] = False,
     progress: Annotated[str, typer.Option(help="Progress output, as in docker: auto, plain or tty.")] = "auto",
     warm: WarmCacheSource = None,
+    warm_key: WarmKey = None,
+    registry_ca: RegistryCa = None,
     engine: EngineName = "auto",
     locked: Annotated[
         bool, typer.Option("--locked", help="Refuse a variant without a lock instead of resolving it.")
@@ -64,7 +69,8 @@ def build(
         return
     opened = open_engine(engine)
     lock_for_build(matrix, chosen, read_host(), cache_folder(), locked)
-    result = build_image(matrix, chosen, opened, base, tuple(tag or ()), no_cache, progress, warm)
+    source = Source(warm, warm_key or "", registry_ca) if warm else None
+    result = build_image(matrix, chosen, opened, base, tuple(tag or ()), no_cache, progress, source)
     if as_json:
         emit(asdict(result))
         return

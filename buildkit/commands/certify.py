@@ -13,7 +13,7 @@ from buildkit.certification.certify import certify_image
 from buildkit.commands.options import ImageName, Project, TargetName, VariantName, errors, open_matrix
 from buildkit.errors import CertificateError, UsageError
 from buildkit.publishing.dsse import seal
-from buildkit.publishing.signature import Signer, public_key
+from buildkit.registry.signature import Signer, public_key
 from buildkit.running.engine import open_engine
 
 

@@ -15,7 +15,7 @@ from buildkit.recipe.matrix import Matrix, Variant
 from buildkit.running.engine import ContainerEngine
 from buildkit.running.flags import RunRequest, assume, caller
 from buildkit.warming.cache import PLACE, key_here, refuse_other_lock, refuse_other_machine
-from buildkit.warming.warm import open_cache
+from buildkit.warming.source import Source, open_cache
 
 Volumes = Annotated[
     list[str] | None, typer.Option("--volume", "-v", help="Mount HOST:CONTAINER[:ro] on every node. Repeatable.")
@@ -63,7 +63,7 @@ def start_with(request: RunRequest, warm: Path) -> RunRequest:
 
 
 def warm_folder(
-    source: str, matrix: Matrix, chosen: Variant, image: str, machine: Machine, engine: ContainerEngine | None = None
+    source: Source, matrix: Matrix, chosen: Variant, image: str, machine: Machine, engine: ContainerEngine | None = None
 ) -> Path:
     """The folder of an unpacked warm cache for a job here on this engine, or without one for a job elsewhere.
 

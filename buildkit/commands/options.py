@@ -34,12 +34,18 @@ ImageName = Annotated[str | None, typer.Option("--image", help="Image to use. De
 PlatformName = Annotated[
     str | None, typer.Option("--platform", help=f"{', '.join(PLATFORMS)}. Default: this host's.", show_default=False)
 ]
+WarmKey = Annotated[
+    str | None,
+    typer.Option(
+        "--warm-key", envvar="SLIPWAY_WARM_KEY", help="Public key by which the warm cache is signed in its registry."
+    ),
+]
 WarmCacheSource = Annotated[
     str | None,
     typer.Option(
         "--warm",
-        help="Warm cache to start with, from `buildkit warm`: a file, or HOST[:PORT]/REPOSITORY[:TAG]. Without a tag, "
-        "the one for the lock, GPUs and driver here.",
+        help="Warm cache to start with, from `buildkit warm`: a file, or HOST[:PORT]/REPOSITORY with @DIGEST or, "
+        "if it is signed, :TAG. Without either, the one for the lock, GPUs and driver here.",
         metavar="FILE_OR_REF",
     ),
 ]

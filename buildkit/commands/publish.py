@@ -21,8 +21,8 @@ from buildkit.errors import UsageError
 from buildkit.publishing import provenance
 from buildkit.publishing.check import ATTACHMENTS
 from buildkit.publishing.publish import ReleaseRequest, check_access, publish_image, tags_for
-from buildkit.publishing.signature import Signer
 from buildkit.registry.reference import parse_reference
+from buildkit.registry.signature import Signer
 from buildkit.running.engine import Docker
 
 

@@ -28,9 +28,11 @@ from buildkit.commands.options import (
     EngineName,
     ImageName,
     Project,
+    RegistryCa,
     TargetName,
     VariantName,
     WarmCacheSource,
+    WarmKey,
     WithDebug,
     emit,
     open_matrix,
@@ -46,6 +48,7 @@ from buildkit.running.formats import TEMPLATED, TEXTS, apptainer_flags, enroot_f
 from buildkit.running.nodes import dry_run as preview
 from buildkit.running.nodes import run_nodes
 from buildkit.running.slurm import slurm_text
+from buildkit.warming.source import Source
 
 FORMATS = (*TEXTS, *TEMPLATED, "slurm")
 
@@ -67,6 +70,8 @@ def run(
     memory: Memory = None,
     fabric: Fabric = None,
     warm: WarmCacheSource = None,
+    warm_key: WarmKey = None,
+    registry_ca: RegistryCa = None,
     engine: EngineName = "auto",
     shown: Annotated[
         str | None, typer.Option("--print", help=f"Print how to run it instead: {', '.join(FORMATS)}.")
@@ -96,7 +101,10 @@ def run(
     machine = make_machine(request, gpus, memory, fabric)
     opened = None if described else open_engine(engine)
     if warm:
-        request = start_with(request, warm_folder(warm, matrix, chosen, request.image, machine, opened))
+        request = start_with(
+            request,
+            warm_folder(Source(warm, warm_key or "", registry_ca), matrix, chosen, request.image, machine, opened),
+        )
     if opened:
         raise typer.Exit(run_nodes(opened, request, machine))
     if dry_run and not shown:

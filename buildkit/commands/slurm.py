@@ -22,14 +22,17 @@ from buildkit.commands.options import (
     AsJson,
     ImageName,
     Project,
+    RegistryCa,
     TargetName,
     VariantName,
     WarmCacheSource,
+    WarmKey,
     emit,
     open_matrix,
 )
 from buildkit.errors import UsageError
 from buildkit.running.slurm import CONTAINERS, SlurmOptions, slurm_text
+from buildkit.warming.source import Source
 
 
 def slurm(
@@ -48,6 +51,8 @@ def slurm(
     name: Annotated[str | None, typer.Option(help="Job name.")] = None,
     gpus: Gpus = None,
     warm: WarmCacheSource = None,
+    warm_key: WarmKey = None,
+    registry_ca: RegistryCa = None,
     time: Annotated[str | None, typer.Option(help="Time limit, like 12:00:00 or 3-00:00:00.")] = None,
     partition: Annotated[str | None, typer.Option(help="Partition.")] = None,
     account: Annotated[str | None, typer.Option(help="Account.")] = None,
@@ -76,7 +81,9 @@ def slurm(
     if warm and container == "none":
         raise UsageError("--warm needs a container", "fill SLIPWAY_CACHE_DIR by hand, or choose another --container")
     if warm:
-        request = start_with(request, warm_folder(warm, matrix, chosen, request.image, machine))
+        request = start_with(
+            request, warm_folder(Source(warm, warm_key or "", registry_ca), matrix, chosen, request.image, machine)
+        )
     options = SlurmOptions(
         container=container, time=time, partition=partition, account=account, qos=qos, constraint=constraint,
         nodelist=nodelist, exclude=exclude, cpus_per_task=cpus_per_task, mem=mem, exclusive=exclusive, output=log,

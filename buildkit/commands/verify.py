@@ -14,10 +14,10 @@ from buildkit.errors import PlanError, TrustError, UsageError
 from buildkit.images.reproduce import Difference, verify_image
 from buildkit.publishing.check import VerificationReport, check_published
 from buildkit.publishing.rebuild import check_rebuild
-from buildkit.publishing.signature import Trust
 from buildkit.registry.client import Registry
 from buildkit.registry.credentials import read_credentials
 from buildkit.registry.reference import Reference, parse_reference
+from buildkit.registry.signature import Trust
 from buildkit.running.engine import open_engine
 
 

@@ -25,6 +25,7 @@ from buildkit.errors import UsageError
 from buildkit.registry.client import Registry
 from buildkit.registry.credentials import read_credentials
 from buildkit.registry.reference import parse_reference
+from buildkit.registry.signature import Signer
 from buildkit.running.engine import open_engine
 from buildkit.warming.artifact import push as push_archive
 from buildkit.warming.warm import WarmRun, make_cache
@@ -50,6 +51,10 @@ def warm(
             metavar="REF",
         ),
     ] = None,
+    key: Annotated[
+        str | None,
+        typer.Option(envvar="SLIPWAY_SIGN_KEY", help="Sign what is pushed with this cosign key: a file, awskms:// …"),
+    ] = None,
     registry_ca: RegistryCa = None,
     engine: EngineName = "auto",
     as_json: AsJson = False,
@@ -65,6 +70,8 @@ def warm(
     if not folder.is_dir():
         raise UsageError(f"--output {output}: there is no folder {folder}", "create it, or name another file")
     registry = None
+    if key and not push:
+        raise UsageError("--key signs what is pushed", "add --push HOST[:PORT]/REPOSITORY, or leave out --key")
     if push:
         reference = parse_reference(push)
         registry = Registry(reference, read_credentials(reference.host), registry_ca)
@@ -76,7 +83,8 @@ def warm(
     cache = make_cache(run, open_engine(engine), path)
     if output is None:
         path = path.rename(folder / f"{cache.name}.tar.zst")
-    pushed = str(push_archive(registry, path)) if registry else None
+    signer = Signer(key) if key else None
+    pushed = str(push_archive(registry, path, signer, registry_ca)) if registry else None
     errors.print(
         escape(
             f"{cache.files} files, {cache.bytes / 1e6:.1f} MB, packed {path.stat().st_size / 1e6:.1f} MB; "

@@ -28,7 +28,7 @@ from buildkit.supply.base import bootstrap, choose_provider
 from buildkit.supply.vendor_indexes import with_vendor_indexes
 from buildkit.supply.wheels import local_wheels
 from buildkit.warming.cache import Key, refuse_other_lock
-from buildkit.warming.warm import open_cache
+from buildkit.warming.source import Source, open_cache
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ def build_image(
     tags: tuple[str, ...] = (),
     no_cache: bool = False,
     progress: str = "auto",
-    warm: str | None = None,
+    warm: Source | None = None,
 ) -> BuildResult:
     """Builds and tags the image. `tags` are added to the variant's own; `warm` names a warm cache to add.
 
@@ -96,7 +96,7 @@ def build_image(
     return BuildResult(variant.target, variant.name, names, image.id, image.size, time.monotonic() - start, provider)
 
 
-def warm_folder(source: str, variant: Variant, lock: Lock) -> Path:
+def warm_folder(source: Source, variant: Variant, lock: Lock) -> Path:
     """The folder of an unpacked warm cache. Raises `WarmCacheError` if it was made with another lock.
 
     Which GPUs and driver it fits, `launch` checks on each node.

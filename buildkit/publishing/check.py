@@ -14,10 +14,10 @@ from pathlib import Path
 from buildkit.errors import BuildkitError, RegistryError, TrustError
 from buildkit.publishing import dsse, provenance, sbom
 from buildkit.publishing.inventory import Inventory, apply_layer, read_inventory
-from buildkit.publishing.signature import Trust, signed_annotations
 from buildkit.registry.client import Registry
 from buildkit.registry.content import INDEX, Descriptor, Manifest, read_object
 from buildkit.registry.contents import Listing, read_contents
+from buildkit.registry.signature import Trust, signed_annotations
 
 # Kind of attachment: its media type, and the annotation that carries its signed digest. A keyless publisher attaches a
 # bare statement as provenance, with a type of its own.

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from buildkit.errors import TrustError
-from buildkit.publishing.signature import Signer, cosign, public_key, reason, sign_bytes
+from buildkit.registry.signature import Signer, cosign, public_key, reason, sign_bytes
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 MEDIA_TYPE = "application/vnd.dsse.envelope.v1+json"

@@ -20,7 +20,6 @@ from buildkit.images.test import run_container_tests
 from buildkit.publishing.check import PublishedImage
 from buildkit.publishing.provenance import BuildRecord
 from buildkit.publishing.release import Publication, Tags, choose_tags, read_staged, release
-from buildkit.publishing.signature import Signer, public_key
 from buildkit.recipe.lock_file import lock_name, read_lock
 from buildkit.recipe.matrix import Matrix, Variant
 from buildkit.recipe.project import project_version, source_changed, source_revision
@@ -29,6 +28,7 @@ from buildkit.registry.compression import COMPRESSIONS
 from buildkit.registry.content import IMAGE
 from buildkit.registry.credentials import read_credentials
 from buildkit.registry.reference import Reference
+from buildkit.registry.signature import Signer, public_key
 from buildkit.running.engine import ContainerEngine
 
 log = logging.getLogger(__name__)

@@ -18,10 +18,10 @@ from buildkit.publishing.check import (
     read_layers,
 )
 from buildkit.publishing.provenance import BuildRecord
-from buildkit.publishing.signature import Signer, Trust, public_key, sign, signed_annotations
 from buildkit.recipe.lock import Lock
 from buildkit.registry.client import Registry
 from buildkit.registry.reference import Reference
+from buildkit.registry.signature import Signer, Trust, public_key, sign, signed_annotations
 
 log = logging.getLogger(__name__)
 

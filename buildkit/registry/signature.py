@@ -1,4 +1,4 @@
-"""Signs images with cosign (https://docs.sigstore.dev/cosign/): by a key, or keyless with a CI job's identity.
+"""Signs with cosign (https://docs.sigstore.dev/cosign/): by a key, or keyless with a CI job's identity.
 
 One signature covers the image and its attachments: their digests are annotations, and cosign signs annotations too.
 """
@@ -80,7 +80,7 @@ def signed_annotations(reference: Reference, trust: Trust, ca: Path | None = Non
     done = cosign([*trust.arguments(), "--output=json", *connection(reference, ca), str(reference)])
     if done.returncode != 0:
         whom = f"the key {trust.key}" if trust.key else trust.identity
-        raise TrustError(f"no signature by {whom}: {reason(done)}", "do not use this image")
+        raise TrustError(f"no signature by {whom}: {reason(done)}", "do not use it")
     payloads = json.loads(done.stdout)
     return [
         payload.get("optional") or {}

@@ -1,6 +1,5 @@
 """Makes a warm cache, by a short run of an image on this machine, and opens one to start with."""
 
-import hashlib
 import logging
 import os
 import socket
@@ -9,19 +8,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from buildkit.errors import UsageError, WarmCacheError
+from buildkit.errors import WarmCacheError
 from buildkit.host.machine import read_machine
 from buildkit.recipe.matrix import Variant
-from buildkit.registry.client import Registry
-from buildkit.registry.credentials import read_credentials
-from buildkit.registry.reference import Reference, parse_reference
 from buildkit.running.engine import ContainerEngine
 from buildkit.running.flags import RunRequest, caller
 from buildkit.running.nodes import ending, run_nodes
 from buildkit.running.short_run import count_gpus, labels_of, short_run
-from buildkit.warming.archive import pack, read_cache, unpack
-from buildkit.warming.artifact import pull
-from buildkit.warming.cache import Key, WarmCache, key_here, name_of
+from buildkit.warming.archive import pack
+from buildkit.warming.cache import WarmCache, key_here
 
 log = logging.getLogger(__name__)
 
@@ -81,32 +76,3 @@ def private_words(request: RunRequest, folder: str) -> Iterator[str]:
     common = ("/", "/root", "/home", "localhost")
     words = (socket.gethostname(), request.token, *paths, *values)
     yield from (word for word in words if len(word) >= SHORTEST and word not in common)
-
-
-def open_cache(source: str, folder: Path, target: str, here: Key) -> tuple[WarmCache, Path]:
-    """A warm cache and the folder in which it lies unpacked, below `folder`.
-
-    `source` is an archive, or a repository with a tag or a digest; without one, `here` chooses the tag.
-    Raises `UsageError` if it is neither, `WarmCacheError` for a damaged archive, `RegistryError`.
-    """
-    archive = Path(source)
-    if not archive.is_file():
-        reference = named_repository(source)
-        registry = Registry(reference, read_credentials(reference.host))
-        archive = pull(registry, reference.digest or reference.tag or name_of(target, here), folder)
-    with archive.open("rb") as file:
-        place = folder / hashlib.file_digest(file, "sha256").hexdigest()
-    return (read_cache(archive) if place.is_dir() else unpack(archive, place)), place
-
-
-def named_repository(source: str) -> Reference:
-    """Raises `UsageError` for a path, or anything else that names no repository."""
-    try:
-        if not source.startswith((".", "/")):
-            return parse_reference(source)
-    except UsageError:
-        pass
-    raise UsageError(
-        f"--warm {source}: there is no such file, and it names no repository",
-        "name an archive of `buildkit warm`, or HOST[:PORT]/REPOSITORY[:TAG]",
-    )

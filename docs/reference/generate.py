@@ -239,6 +239,7 @@ VARIABLES = {
         "SLIPWAY_INDEX_MIRRORS": "`ADDRESS=MIRROR …`: mirrors of the vendors' wheel indexes that variants name",
         "SLIPWAY_REGISTRY_CA": "certificate of the registry's authority",
         "SLIPWAY_SIGN_KEY": "cosign's private key: a file, `env://NAME` or a key service",
+        "SLIPWAY_WARM_KEY": "public key of whoever signed the warm cache of `--warm`",
         "SLIPWAY_SIGN_KEYLESS": "1 signs with the CI job's own identity",
         "SLIPWAY_BUILDER": "path of the reusable workflow that builds, for the provenance; `build.yml` sets it",
     },

@@ -126,7 +126,7 @@ class Tokenizer:
 
 
 def read_prompts(path: Path) -> object:
-    from trainer.config.data import DataConfig
+    from trainer.config.sections.data import DataConfig
     from trainer.data.dataset import open_dataset
 
     settings = DataConfig(train_files=[path], max_prompt_length=512)
@@ -135,7 +135,7 @@ def read_prompts(path: Path) -> object:
 
 
 def read_preferences(path: Path) -> object:
-    from trainer.config.data import DataConfig
+    from trainer.config.sections.data import DataConfig
     from trainer.data.preferences import read_labelled, read_pairs
 
     settings = DataConfig(train_files=[path], max_prompt_length=512, max_response_length=512)

@@ -23,12 +23,12 @@ import trustme
 from buildkit.publishing.check import PublishedImage
 from buildkit.publishing.provenance import BuildRecord
 from buildkit.publishing.release import Tags, choose_tags, read_staged, release
-from buildkit.publishing.signature import Signer, Trust
 from buildkit.recipe.lock import parse_lock
 from buildkit.registry.client import Registry
 from buildkit.registry.content import IMAGE, digest_of
 from buildkit.registry.credentials import Credentials
 from buildkit.registry.reference import Reference
+from buildkit.registry.signature import Signer, Trust
 
 ROOT = Path(__file__).parents[2]
 USER, PASSWORD = "publisher", "correct horse"

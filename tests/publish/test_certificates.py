@@ -21,9 +21,9 @@ from buildkit.errors import RunError, TrustError, UsageError
 from buildkit.host.machine import read_machine
 from buildkit.images.test import wait_or_interrupt
 from buildkit.publishing.dsse import seal
-from buildkit.publishing.signature import Signer
 from buildkit.recipe.lock_file import find_lock
 from buildkit.recipe.matrix import load_matrix
+from buildkit.registry.signature import Signer
 from buildkit.running.short_run import count_gpus, refuse_other_variant
 from tests.publish.conftest import ROOT
 from tests.publish.test_commands import buildkit

@@ -27,9 +27,9 @@ from buildkit.publishing.check import (
 from buildkit.publishing.inventory import apply_layer
 from buildkit.publishing.provenance import BuildRecord
 from buildkit.publishing.release import release
-from buildkit.publishing.signature import Signer, Trust
 from buildkit.registry.client import Registry
 from buildkit.registry.content import Descriptor
+from buildkit.registry.signature import Signer, Trust
 from tests.publish.conftest import (
     LABELS,
     LOCK,

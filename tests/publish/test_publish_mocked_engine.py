@@ -17,12 +17,12 @@ from buildkit.images.build import BuildResult
 from buildkit.publishing.check import check_published
 from buildkit.publishing.publish import ReleaseRequest, publish_image, push_staged
 from buildkit.publishing.release import Tags
-from buildkit.publishing.signature import Signer, Trust
 from buildkit.recipe.lock_file import read_lock
 from buildkit.recipe.matrix import load_matrix
 from buildkit.recipe.project import source_revision
 from buildkit.registry.client import Registry
 from buildkit.registry.compression import COMPRESSIONS
+from buildkit.registry.signature import Signer, Trust
 from buildkit.running.engine import Docker
 from tests.buildkit.images.test_archive import add, saved
 from tests.publish.conftest import LABELS, ROOT, Server, base_layers, connect, image_json, make_layer, push_image

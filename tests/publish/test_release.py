@@ -17,10 +17,10 @@ from buildkit.publishing import dsse, provenance
 from buildkit.publishing.check import PublishedImage, VerificationReport, check_provenance, check_published
 from buildkit.publishing.provenance import BuildRecord
 from buildkit.publishing.release import Publication, Tags, choose_tags, release
-from buildkit.publishing.signature import Signer, Trust
 from buildkit.registry.client import Registry
 from buildkit.registry.content import Descriptor
 from buildkit.registry.credentials import Credentials
+from buildkit.registry.signature import Signer, Trust
 from tests.publish.conftest import (
     LABELS,
     LOCK,
@@ -140,7 +140,7 @@ from buildkit.registry.reference import parse_reference
 from buildkit.registry.client import Registry
 from buildkit.registry.content import Descriptor
 from buildkit.registry.credentials import Credentials
-from buildkit.publishing.signature import Signer
+from buildkit.registry.signature import Signer
 import json
 
 given = json.loads(sys.argv[1])

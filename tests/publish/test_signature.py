@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from buildkit.errors import SignatureError, UsageError
-from buildkit.publishing.signature import Signer, Trust, public_key, sign, signed_annotations
 from buildkit.registry.reference import Reference
+from buildkit.registry.signature import Signer, Trust, public_key, sign, signed_annotations
 
 IMAGE = Reference("127.0.0.1:1", "slipway", digest="sha256:" + "0" * 64)
 

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from buildkit.errors import RegistryError, WarmCacheError
+from buildkit.errors import RegistryError, TrustError, WarmCacheError
 from buildkit.registry.client import Registry
+from buildkit.registry.signature import Signer, Trust
 from buildkit.warming.archive import pack, unpack
 from buildkit.warming.artifact import ARTIFACT, pull, push
 from tests.buildkit.warming.conftest import COMPILED, EMPTY, write_files
@@ -24,7 +25,9 @@ def archive(tmp_path: Path) -> Path:
 
 def test_a_pushed_cache_comes_back_under_the_tag_of_its_key(registry: Registry, archive: Path, tmp_path: Path) -> None:
     pushed = push(registry, archive)
-    assert str(pushed) == f"{registry.reference.name}:warm-cuda-aaaaaaaaaaaa-nvidia-h200-580.65.06"
+    manifest = registry.manifest("warm-cuda-aaaaaaaaaaaa-nvidia-h200-580.65.06")
+    assert manifest
+    assert str(pushed) == f"{registry.reference.name}@{manifest.descriptor.digest}"
     pulled = pull(registry, TAG, tmp_path / "pulled")
     assert pulled.read_bytes() == archive.read_bytes()
     assert unpack(pulled, tmp_path / "unpacked").key == EMPTY.key
@@ -57,6 +60,30 @@ def test_a_cache_of_an_absent_image_is_not_pushed(shared_server: Server, archive
     with pytest.raises(WarmCacheError, match=r"there is no image .*/test/absent:gone"):
         push(repository, archive)
     assert not shared_server.tags("test/absent")
+
+
+@pytest.mark.usefixtures("login")
+def test_a_signed_cache_is_taken_by_its_tag(
+    shared_server: Server, archive: Path, signer: Signer, trust: Trust, tmp_path: Path
+) -> None:
+    repository = connect(shared_server, "test/signed")
+    push(repository, archive, signer, shared_server.ca)
+    pulled = pull(repository, TAG, tmp_path, trust, shared_server.ca)
+    assert pulled.read_bytes() == archive.read_bytes()
+
+
+@pytest.mark.usefixtures("login")
+def test_a_tag_that_somebody_moved_to_another_cache_is_not_taken(
+    shared_server: Server, archive: Path, signer: Signer, trust: Trust, tmp_path: Path
+) -> None:
+    repository = connect(shared_server, "test/moved")
+    push(repository, archive, signer, shared_server.ca)
+    other = tmp_path / "other.tar.zst"
+    pack(write_files(tmp_path / "hostile", {**COMPILED, "triton/x/hostile.so": b"code"}), EMPTY, other)
+    push(repository, other)  # the same key, so the same tag
+    with pytest.raises(TrustError, match="no signature by the key"):
+        pull(repository, TAG, tmp_path / "pulled", trust, shared_server.ca)
+    assert not (tmp_path / "pulled").exists()
 
 
 def test_an_image_is_no_warm_cache(registry: Registry, tmp_path: Path) -> None:

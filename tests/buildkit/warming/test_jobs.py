@@ -17,7 +17,8 @@ from buildkit.running.engine import ContainerEngine, LocalImage
 from buildkit.running.flags import RunRequest
 from buildkit.warming.archive import pack
 from buildkit.warming.cache import MANIFEST, PLACE, Key, WarmCache
-from buildkit.warming.warm import open_cache, private_words
+from buildkit.warming.source import Source, open_cache
+from buildkit.warming.warm import private_words
 from tests.buildkit.test_cli import buildkit
 from tests.buildkit.warming.conftest import H200, LOCK
 
@@ -91,19 +92,21 @@ def test_a_job_on_this_machine_needs_a_cache_of_these_gpus(archive: Path, caches
     here = replace(machine, gpus={**machine.gpus, "cuda": Gpus(1, "580.65.06", models=("NVIDIA H200",))})
     other = replace(machine, gpus={**machine.gpus, "cuda": Gpus(1, "580.65.06", models=("NVIDIA A100",))})
     engine = EngineWithImage(LOCK)
-    assert (folder_for_job(str(archive), matrix, variant, "slipway:cuda", here, engine) / MANIFEST).is_file()
+    assert (folder_for_job(Source(str(archive)), matrix, variant, "slipway:cuda", here, engine) / MANIFEST).is_file()
     with pytest.raises(WarmCacheError, match="on NVIDIA H200, and this machine has NVIDIA A100"):
-        folder_for_job(str(archive), matrix, variant, "slipway:cuda", other, engine)
+        folder_for_job(Source(str(archive)), matrix, variant, "slipway:cuda", other, engine)
     with pytest.raises(WarmCacheError, match="and the image has lock bbbbbbbbbbbb"):
-        folder_for_job(str(archive), matrix, variant, "slipway:cuda", here, EngineWithImage("sha256:" + "b" * 64))
+        folder_for_job(
+            Source(str(archive)), matrix, variant, "slipway:cuda", here, EngineWithImage("sha256:" + "b" * 64)
+        )
 
 
 def test_an_image_gets_a_cache_of_its_lock_alone(fitting: Path, archive: Path, caches: Path, matrix: Matrix) -> None:
     variant = matrix.variant("cuda")
     lock = find_lock(matrix, variant)
-    assert (folder_for_build(str(fitting), variant, lock) / MANIFEST).is_file()
+    assert (folder_for_build(Source(str(fitting)), variant, lock) / MANIFEST).is_file()
     with pytest.raises(WarmCacheError, match="and the image has lock"):
-        folder_for_build(str(archive), variant, lock)
+        folder_for_build(Source(str(archive)), variant, lock)
 
 
 def test_the_layer_lies_before_the_code_and_leaves_the_lock_alone(matrix: Matrix) -> None:
@@ -123,7 +126,14 @@ def test_the_layer_lies_before_the_code_and_leaves_the_lock_alone(matrix: Matrix
 @pytest.mark.parametrize("source", ["absent.tar.zst", "./absent", "Not A Name"])
 def test_a_source_that_is_neither_file_nor_repository_is_named(tmp_path: Path, source: str) -> None:
     with pytest.raises(UsageError, match=f"--warm {source}: there is no such file"):
-        open_cache(source, tmp_path, "cuda", Key(LOCK, (), ""))
+        open_cache(Source(source), tmp_path, "cuda", Key(LOCK, (), ""))
+
+
+@pytest.mark.parametrize("name", ["registry.example.com/team/warm", "registry.example.com/team/warm:tag"])
+def test_a_tag_without_a_key_is_refused_because_it_can_be_moved(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError, match="a tag can be moved") as caught:
+        open_cache(Source(name), tmp_path, "cuda", Key(LOCK, (), ""))
+    assert "--warm-key cosign.pub" in str(caught.value.hint)
 
 
 def test_paths_secrets_and_values_of_the_run_are_private() -> None:
