@@ -1,5 +1,6 @@
 """The state of a node while workers stall, from the kernel's files and a driver whose answers are made up."""
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +15,15 @@ def test_this_node_has_disks_memory_and_an_interface(tmp_path: Path) -> None:
     assert " GiB free" in rows["the run's directory"]
     assert " GiB free" in rows["memory"]
     assert any(name.startswith("network ") and " kB/s in, " in value for name, value in rows.items())
+
+
+def test_a_disk_is_full_also_while_a_save_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two tries its file is gone for a moment."""
+    blocks = iter([1000, 0])
+    free = lambda path: next(blocks) if path == tmp_path else 1000  # noqa: E731
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_blocks=1000, f_frsize=2**20, f_bavail=free(path)))
+    problems = read_host(read_counters(), tmp_path).problems
+    assert "the run's directory is full: 0 MiB of 1000 are free" in problems
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from trainer.cluster.stalls.network import Connections, read_connections
 _VIRTUAL = ("lo", "docker", "veth", "br-", "virbr")
 _ERRORS = ("rx_errors", "tx_errors", "rx_dropped", "tx_dropped")
 FULL = 0.02  # the free share of a disk or of the memory below which it is called full
+APART = 0.05  # seconds between two readings of the free space
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ def read_counters() -> Counters:
 def read_host(since: Counters, run_dir: Path | None) -> HostState:
     """The state of this node, with what changed since the counters were read before."""
     now, rows, problems = read_counters(), [], []
-    for name, total, free in _stores(run_dir):
+    for name, total, free in _lowest(run_dir):
         rows.append((name, f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free"))
         if free < FULL * total:
             problems.append(f"{name} is full: {free / 2**20:.0f} MiB of {total / 2**20:.0f} are free")
@@ -72,6 +73,14 @@ def read_host(since: Counters, run_dir: Path | None) -> HostState:
     problems += connections.problems
     problems += gpu_problems()
     return HostState(tuple(rows), tuple(problems), connections)
+
+
+def _lowest(run_dir: Path | None) -> Iterator[tuple[str, int, int]]:
+    """The lower of two readings of `_stores`: a save that is tried again frees what it wrote, for some milliseconds."""
+    before = {name: free for name, _, free in _stores(run_dir)}
+    time.sleep(APART)
+    for name, total, free in _stores(run_dir):
+        yield name, total, min(free, before.get(name, free))
 
 
 def _stores(run_dir: Path | None) -> Iterator[tuple[str, int, int]]:
