@@ -75,7 +75,7 @@ async def _run_once(node: Node, meeting: Meeting, secret: str) -> int | None:
     loss = asyncio.create_task(meeting.loss.wait())
     try:
         await asyncio.wait({work, loss}, return_when=asyncio.FIRST_COMPLETED)
-        if work.done() and work.result() != 0 and node.options.survives_losses:
+        if work.done() and work.result() != 0 and (node.options.survives_losses or meeting.misses_a_heartbeat()):
             # The command may have failed because of a lost node that the head has not noticed yet.
             await asyncio.wait({loss}, timeout=SILENCE)
         if not loss.done():

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from entrypoints.errors import JobEndedError, LaunchError, NodeLostError, PeersMissingError
 from entrypoints.job.hello import objection, unverified
 from entrypoints.job.node import Node, node_name
-from entrypoints.wire.channel import Channel, ChannelLostError, Message
+from entrypoints.wire.channel import HEARTBEAT, Channel, ChannelLostError, Message
 from entrypoints.wire.handshake import StrangerError
 from entrypoints.wire.listener import Listener
 from entrypoints.wire.network import LOOPBACK, addresses_for_peers, is_own, resolve
@@ -20,6 +20,8 @@ _LINGER = 20.0
 """Seconds that the head waits, after the command has ended, for tasks that have not connected yet."""
 _GOODBYE = 1.0
 """Seconds in which the others must hang up once they know how the job ended."""
+_LATE = 2 * HEARTBEAT
+"""Seconds without a message after which a node may be lost."""
 _OWN_PORT = "a --control-port of its own, equal on all of its nodes"
 _MOST_REFUSED = 20
 """Most lines about refused nodes, in the log and in the final message."""
@@ -152,6 +154,10 @@ class Meeting:
         """The number of peers that the job needs."""
         least = self._node.options.min_nodes
         return self._wanted if least is None else min(max(1, least) - 1, self._wanted)
+
+    def misses_a_heartbeat(self) -> bool:
+        """Whether a node was not heard for so long that it may be lost."""
+        return any(peer.channel.silence > _LATE for peer in self.peers.values())
 
     def _lose(self, peer: Peer, error: LaunchError) -> None:
         """Handle the loss of a peer after all had met: end the job, unless enough nodes are left."""

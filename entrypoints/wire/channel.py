@@ -13,6 +13,7 @@ import contextlib
 import hmac
 import json
 import socket
+import time
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
@@ -42,6 +43,7 @@ class Channel:
         self._beating: asyncio.Task[None] | None = None
         self._send_key = self._receive_key = b""
         self._sent = self._received = 0
+        self._heard = time.monotonic()
         connection: socket.socket = writer.get_extra_info("socket")
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
@@ -54,6 +56,11 @@ class Channel:
     def peer_address(self) -> str:
         """The other side's address of the connection."""
         return _plain(self._writer.get_extra_info("peername")[0])
+
+    @property
+    def silence(self) -> float:
+        """Seconds since the other side was heard."""
+        return time.monotonic() - self._heard
 
     def send_line(self, **message: Any) -> None:
         """Queue a line of the handshake."""
@@ -103,6 +110,7 @@ class Channel:
         if not hmac.compare_digest(mac, _mac(self._receive_key, self._received, text)):
             raise ChannelLostError("somebody altered or replayed a message")
         self._received += 1
+        self._heard = time.monotonic()
         return parse(text)
 
     async def _beat(self) -> None:

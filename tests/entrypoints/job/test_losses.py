@@ -49,6 +49,23 @@ def test_a_silent_worker_is_lost(start_node: Start) -> None:
     assert "lost: no heartbeat for 10 s" in ended.stderr
 
 
+def test_a_command_that_fails_because_of_a_silent_node_does_not_hide_it(start_node: Start) -> None:
+    """As Ray's actors there die, or stop to answer, before `launch` counts the node as lost."""
+    head, worker = running_pair(start_node, "echo up; sleep 6; exit 5")
+    worker.signal_all(signal.SIGSTOP)
+    ended = head.wait()
+    worker.signal_all(signal.SIGCONT)
+    assert ended.status == 13
+    assert "lost: no heartbeat for 10 s" in ended.stderr
+
+
+def test_a_command_that_fails_by_itself_ends_the_job_at_once(start_node: Start) -> None:
+    head, worker = running_pair(start_node, "echo up; exit 5")
+    began = time.monotonic()
+    assert (head.wait().status, worker.wait().status) == (5, 5)
+    assert time.monotonic() - began < 5
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_signal_to_any_node_ends_all(start_node: Start, rank: int) -> None:
     pair = running_pair(start_node)
