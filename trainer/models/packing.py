@@ -90,8 +90,10 @@ class PackedRows:
 
     def unpack(self, values: Tensor) -> Tensor:
         """Scatters values [response tokens] into [rows, response length], with 0 elsewhere."""
-        rows, columns = self.response_shape
-        return values.new_zeros(rows * columns).scatter(0, self.places, values).view(rows, columns)
+        # `put` has no deterministic implementation, and a view of the result would not do: FSDP2 warns of it.
+        columns = self.response_shape[1]
+        places = (self.places // columns, self.places % columns)
+        return values.new_zeros(self.response_shape).index_put(places, values)
 
     def padded_token_ids(self) -> Tensor:
         """The token ids, [sequences, longest], with zeros on the right."""
