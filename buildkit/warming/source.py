@@ -30,12 +30,17 @@ def open_cache(source: Source, folder: Path, target: str, here: Key) -> tuple[Wa
     """A warm cache and the folder in which it lies unpacked, below `folder`.
 
     In a repository without tag and digest, `here` chooses the tag. Raises `UsageError` if the source is neither file
-    nor repository, or if nobody vouches for it, `TrustError` without a signature by the key, `WarmCacheError` for a
-    damaged archive, `RegistryError`.
+    nor repository, if nobody vouches for it, or if a key is to vouch for a file; `TrustError` without a signature by
+    the key; `WarmCacheError` for a damaged archive; `RegistryError`.
     """
     archive = Path(source.name)
     if not archive.is_file():
         archive = pulled(source, folder, target, here)
+    elif source.key:
+        raise UsageError(
+            f"--warm {source.name} is a file, and only what lies in a registry is signed",
+            "leave out --warm-key and SLIPWAY_WARM_KEY if you trust the file, or name the repository",
+        )
     with archive.open("rb") as file:
         place = folder / hashlib.file_digest(file, "sha256").hexdigest()
     return (read_cache(archive) if place.is_dir() else unpack(archive, place)), place

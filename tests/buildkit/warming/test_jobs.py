@@ -136,6 +136,12 @@ def test_a_tag_without_a_key_is_refused_because_it_can_be_moved(tmp_path: Path, 
     assert "--warm-key cosign.pub" in str(caught.value.hint)
 
 
+def test_a_key_never_seems_to_vouch_for_a_file(archive: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is a file, and only what lies in a registry is signed"):
+        open_cache(Source(str(archive), "cosign.pub"), tmp_path / "unpacked", "cuda", Key(LOCK, (), ""))
+    assert not (tmp_path / "unpacked").exists()
+
+
 def test_paths_secrets_and_values_of_the_run_are_private() -> None:
     request = RunRequest(
         "slipway:cpu", "cpu", ("train",), volumes=("/tmp/slipway-warm-1/run:/warm", "/home/anna/data:/data:ro"),
