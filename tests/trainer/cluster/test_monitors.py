@@ -50,10 +50,10 @@ def group_on(slots: list[Slot]) -> WorkerGroup[Worker]:
     return group
 
 
-def first(found: GpuMonitors) -> list[float]:
-    """The first measurement; the monitor's process may still start."""
+def first(found: GpuMonitors, gpus: int) -> list[float]:
+    """The first measurement of all GPUs; the monitor's process may still start, and each worker says its GPU later."""
     deadline = time.monotonic() + 60
-    while not (shares := found.utilization(60.0)):
+    while len(shares := found.utilization(60.0)) < gpus:
         assert time.monotonic() < deadline
         time.sleep(0.1)
     return shares
@@ -68,19 +68,19 @@ def monitor() -> psutil.Process:
 
 def test_the_gpus_that_ray_gave_the_workers_are_watched_mocked(slots: list[Slot]) -> None:
     group = group_on(slots)
-    assert sorted(first(GpuMonitors([group]))) == [0.3, 0.9]
+    assert sorted(first(GpuMonitors([group]), gpus=2)) == [0.3, 0.9]
 
 
 def test_gpus_of_others_on_the_node_do_not_count_mocked(slots: list[Slot]) -> None:
     group = group_on(slots[1:])
-    assert first(GpuMonitors([group, group])) == [0.3]
+    assert first(GpuMonitors([group, group]), gpus=1) == [0.3]
 
 
 def test_a_dead_monitor_is_named_once_and_the_run_goes_on_mocked(
     slots: list[Slot], caplog: pytest.LogCaptureFixture
 ) -> None:
     found = GpuMonitors([group_on(slots)])
-    first(found)
+    first(found, gpus=2)
     monitor().kill()
     deadline = time.monotonic() + 60
     while found.utilization(60.0):  # Ray notices the death after a moment
@@ -92,11 +92,11 @@ def test_a_dead_monitor_is_named_once_and_the_run_goes_on_mocked(
 def test_a_monitor_that_hangs_is_waited_for_once_mocked(slots: list[Slot], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(monitors, "PATIENCE", 0.5)
     found = GpuMonitors([group_on(slots)])
-    first(found)
+    first(found, gpus=2)
     process = monitor()
     process.send_signal(signal.SIGSTOP)
     assert found.utilization(60.0) == []
     monkeypatch.setattr(monitors, "PATIENCE", 600.0)  # longer than the test may take
     assert found.utilization(60.0) == []
     process.send_signal(signal.SIGCONT)
-    assert sorted(first(found)) == [0.3, 0.9]
+    assert sorted(first(found, gpus=2)) == [0.3, 0.9]
