@@ -1,0 +1,1 @@
+"""Tools that start jobs on anybody's machines: their own clusters, or several clouds."""
