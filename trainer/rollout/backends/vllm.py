@@ -6,7 +6,7 @@ vLLM reads `trainer.rollout.process_environment` when it is imported, so it is i
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trainer.cluster.place import Team
 from trainer.config.tree import Config
@@ -51,6 +51,7 @@ class VllmEngine:
         from vllm.lora.request import LoRARequest
 
         from trainer.rollout.in_flight import ResponsesInFlight
+        from trainer.rollout.last_blocks import shorten_accounting
         from trainer.rollout.weight_loader import ADAPTERS
 
         self._rollout = config.rollout
@@ -81,6 +82,8 @@ class VllmEngine:
                 **device_settings(config, device),
                 **_shard_settings(team),
             )
+        if scheduler := self._scheduler():
+            shorten_accounting(scheduler)
         self._in_flight = ResponsesInFlight(self._engine, self._prompt, self._sampling, self._adapters)
 
     def generate(self, requests: Sequence[SamplingRequest]) -> list[Response]:
@@ -147,12 +150,16 @@ class VllmEngine:
 
     def load(self) -> Load | None:
         """See `RolloutEngine.load`. None if vLLM's engine core has a process of its own."""
-        core = getattr(self._engine.llm_engine.engine_core, "engine_core", None)
-        if core is None:
+        scheduler = self._scheduler()
+        if scheduler is None:
             return None
-        scheduler = core.scheduler
         running = list(scheduler.running)  # the scheduler changes the list meanwhile
         return Load(len(running), sum(request.num_tokens for request in running), scheduler.kv_cache_manager.usage)
+
+    def _scheduler(self) -> Any:
+        """vLLM's scheduler, or None if the engine core has a process of its own."""
+        core = getattr(self._engine.llm_engine.engine_core, "engine_core", None)
+        return None if core is None else core.scheduler
 
     def _wake(self, tag: str) -> None:
         if self._asleep:
