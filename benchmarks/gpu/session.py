@@ -2,6 +2,7 @@
 
     python3 -m benchmarks.gpu.session OUT [--only NAME…] [--list]
     python3 -m benchmarks.gpu.table OUT                                # puts them into docs/benchmarks.md
+    python3 -m benchmarks.gpu.claims.page OUT                          # and docs/claims.md
 
 A job has GPUs, an equal share of the cores, a time limit, and network and process namespaces of its own: several Ray
 clusters fit on one host, and nothing outlives its job. Rows go to OUT/NAME.jsonl, what it says to OUT/NAME.log. Needs
@@ -149,6 +150,14 @@ PLAN = (
     grpo("1.5B", 64, 512, 2048, 300, "trl"),
     # TRL's memory guide keeps activations where there is room: that needs an H200.
     grpo("1.5B", 64, 512, 2048, 300, "trl", "--rival-keeps", suffix="-keeps"),
+    Job(
+        "claims",
+        f"{BENCH}claims --only generation resharding forward loading critic --out $ROWS --logs $LOGS",
+        limit=420,
+        ray=True,
+    ),
+    Job("claims-tuning", f"{BENCH}claims --only tuning --out $ROWS --logs $LOGS", limit=500, ray=True),
+    Job("claims-two-gpus", f"{BENCH}claims --only two_gpus --out $ROWS --logs $LOGS", limit=500, gpus=2, ray=True),
     Job(
         "rollout-1.5B-4096",
         f"{BENCH}rollout --shape 1.5B --prompts 16 --samples 8 --prompt 256 --response 4096 --engines 1 --repeats 1 "
