@@ -266,11 +266,15 @@ SECTIONS = {
 }
 
 
-def main() -> None:
-    rows = all_rows([Path(argument) for argument in sys.argv[1:]] or [MEASURED])
+def write(rows: Sequence[Row], page: Path) -> None:
+    """Writes every section that has rows."""
     for title, section in SECTIONS.items():
         if body := section(rows):
-            write_section(title, wrapped(body), PAGE)
+            write_section(title, wrapped(body), page)
+
+
+def main() -> None:
+    write(all_rows([Path(argument) for argument in sys.argv[1:]] or [MEASURED]), PAGE)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ and device the last one counts.
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.gpu.claims.published import CLAIMS, MEASUREMENTS, Claim
@@ -19,7 +19,7 @@ TITLE = "Measured"
 Place = tuple[str, str]  # shape and device
 
 
-def section(rows: list[Row]) -> str:
+def section(rows: Sequence[Row]) -> str:
     """The table of all claims with a column for each place, and where, when and on what each was measured."""
     found = {(place(row), row["claim"]): row for row in rows if row["benchmark"] == "claims" and "ours" in row}
     places = sorted({where for where, _ in found})
@@ -49,15 +49,18 @@ def origins(found: Mapping[tuple[Place, str], Row]) -> str:
     """The command of each measurement, and the job and date of its rows."""
     lines = []
     for name in MEASUREMENTS:
-        measured = [row for (_, claim), row in sorted(found.items()) if claim == name]
+        measured = [found[key] for key in sorted(found) if key[1] == name]
         told = "; ".join(f"{', '.join(place(row))}: {row['job']} ({row['date']})" for row in measured)
         lines.append([f"`python3 -m benchmarks.gpu.claims --only {name}`", told or "not measured yet"])
     return markdown(["command", "measured"], lines)
 
 
+def write(rows: Sequence[Row], page: Path) -> None:
+    write_section(TITLE, section(rows), page)
+
+
 def main() -> None:
-    rows = all_rows([Path(argument) for argument in sys.argv[1:]] or [MEASURED])
-    write_section(TITLE, section(rows), PAGE)
+    write(all_rows([Path(argument) for argument in sys.argv[1:]] or [MEASURED]), PAGE)
 
 
 if __name__ == "__main__":

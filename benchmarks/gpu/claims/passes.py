@@ -29,15 +29,16 @@ from trainer.training.engine import OptimizerSettings, TrainingEngine
 from trainer.training.ranks.sharding import Execution
 
 SPREAD = 0.75  # responses have between a quarter of the limit and the limit
-SAME = 0.01  # largest difference of the two sides' mean log-probs
+SAME = 0.9  # lowest correlation of the two sides' log-probs, which differ by the rounding of bfloat16
 
 
 def forward(options: argparse.Namespace) -> dict[str, Any]:
     """Seconds of the log-probs of all responses."""
     found = measured(options, forward_by_hand, forward_here)
-    difference = abs(found["baseline"]["mean_log_prob"] - found["ours"]["mean_log_prob"])
-    if difference > SAME:
-        raise ValueError(f"the two sides' mean log-probs differ by {difference:.3f}: they do not compute the same")
+    both = torch.stack([found[side].pop("log_probs") for side in ("baseline", "ours")])
+    found["correlation"] = round(float(torch.corrcoef(both)[0, 1]), 4)
+    if not found["correlation"] > SAME:
+        raise ValueError(f"the two sides do not compute the same: their log-probs correlate by {found['correlation']}")
     return found
 
 
@@ -57,13 +58,13 @@ def measured(options: argparse.Namespace, by_hand: Any, here: Any) -> dict[str, 
     }
 
 
-def forward_here(options: argparse.Namespace, batch: Batch, tokens: int) -> dict[str, float]:
+def forward_here(options: argparse.Namespace, batch: Batch, tokens: int) -> dict[str, Any]:
     with one_rank(options.cpu) as device:
         network = PolicyNetwork(random_model(SHAPES[options.shape], device.type, torch.float32), 1.0)
         engine, limit = TrainingEngine(network, _execution(device)), MicroBatchLimit(1, tokens)
         taken = seconds(lambda: engine.forward(batch, limit), options.repeats)
         log_probs = engine.forward(batch, limit)[batch.response_mask]
-        return {"seconds": round(taken, 4), "mean_log_prob": round(float(log_probs.mean()), 4), **_peak(device)}
+        return {"seconds": round(taken, 4), "log_probs": log_probs, **_peak(device)}
 
 
 def update_here(options: argparse.Namespace, batch: Batch, tokens: int) -> dict[str, float]:
@@ -80,7 +81,7 @@ def _execution(device: torch.device) -> Execution:
     return Execution(device, _dtype(device), compile_layers=device.type == "cuda")
 
 
-def forward_by_hand(options: argparse.Namespace, batch: Batch, tokens: int) -> dict[str, float]:
+def forward_by_hand(options: argparse.Namespace, batch: Batch, tokens: int) -> dict[str, Any]:
     with one_rank(options.cpu) as device:
         model = sharded(random_model(SHAPES[options.shape], device.type, torch.float32), device).eval()
         found: list[Tensor] = []
@@ -96,8 +97,7 @@ def forward_by_hand(options: argparse.Namespace, batch: Batch, tokens: int) -> d
                     found.append(log_probs.gather(2, ids[:, -width:, None]).squeeze(2).cpu()[mask])
 
         taken = seconds(run, options.repeats)
-        log_probs = torch.cat(found)
-        return {"seconds": round(taken, 4), "mean_log_prob": round(float(log_probs.mean()), 4), **_peak(device)}
+        return {"seconds": round(taken, 4), "log_probs": torch.cat(found), **_peak(device)}
 
 
 def update_by_hand(options: argparse.Namespace, batch: Batch, tokens: int) -> dict[str, float]:

@@ -39,6 +39,7 @@ CLAIMS = (
     Claim("tuning", "GPU utilisation of that step", "gpu_utilization", "", shares, "58 → ≥ 94 %"),
     Claim("forward", "The actor's forward pass", "seconds", "s", change, "-55 %"),
     Claim("loading", "Loading a batch of prompts", "milliseconds", "ms", change, "-87 %"),
+    Claim("loading", "… and from the start to the first batch", "first_batch_seconds", "s", change, "no claim"),
     Claim("critic", "The critic's update: time", "seconds", "s", change, "-28 %"),
     Claim("critic", "The critic's update: memory", "gib", "GiB", change, "-35 %"),
     Claim("two_gpus", "A second GPU, same batch: throughput", "tokens_per_second", "tokens/s", change, "+91.7 %"),
