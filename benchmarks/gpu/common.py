@@ -11,12 +11,13 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from trainer.planning.model_size import ModelSize
 
+Result = TypeVar("Result")
 VOCABULARY = 151_936
 END_TOKEN = 258
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -116,8 +117,7 @@ def write_job(directory: Path, name: str, prompt_tokens: int, prompts: int = 204
         vocab=vocabulary, merges=[], unk_token=None, eos_token="<|im_end|>", pad_token="<|endoftext|>"
     )
     tokenizer.chat_template = CHAT_TEMPLATE
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-        process.submit(save_model, shape, directory / "model").result()
+    alone(save_model, shape, directory / "model")
     tokenizer.save_pretrained(directory / "model")
     if end_tokens:
         ids = range(END_TOKEN + 1, shape.vocabulary, (shape.vocabulary - END_TOKEN - 1) // end_tokens)
@@ -183,6 +183,12 @@ def arguments(description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--out", type=Path, default=Path("runs/gpu-benchmarks.jsonl"), help="file of results")
     return parser
+
+
+def alone(function: Callable[..., Result], *arguments: Any) -> Result:
+    """Calls a function of a module in a process of its own, whose memory and GPU are free afterwards."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+        return process.submit(function, *arguments).result()
 
 
 def timed(action: Callable[[], Any]) -> float:

@@ -2,10 +2,11 @@
 
     python3 -m benchmarks.gpu.session OUT [--only NAME…] [--list]
     python3 -m benchmarks.gpu.table OUT                                # puts them into docs/benchmarks.md
+    python3 -m benchmarks.gpu.claims.page OUT                          # and docs/claims.md
 
 A job has GPUs, an equal share of the cores, a time limit, and network and process namespaces of its own: several Ray
 clusters fit on one host, and nothing outlives its job. Rows go to OUT/NAME.jsonl, what it says to OUT/NAME.log. Needs
-root, torch, vLLM, Ray and Transformers; jobs with verl also what benchmarks/gpu/verl.py says.
+root, torch, vLLM, Ray and Transformers; jobs with verl or TRL also what benchmarks/gpu/verl.py or trl.py says.
 """
 
 import argparse
@@ -85,8 +86,9 @@ def grpo(
     side: str,
     settings: str = "",
     tokens: int = 16384,
+    suffix: str = "",
 ) -> Job:
-    """GRPO steps with 8 responses to a prompt. The two sides are jobs of their own, because each takes minutes."""
+    """GRPO steps with 8 responses to a prompt. Each side is a job of its own, because each takes minutes."""
     name = f"grpo-{shape}-{response}"
     command = (
         f"{BENCH}step --algorithm grpo --samples 8 --name {name} --shape {shape} --prompt {prompt} "
@@ -94,7 +96,7 @@ def grpo(
         f"--steps {4 if side == 'ours' else 3} "
         f"--out $ROWS --logs $LOGS --timeout 560 {settings}"
     )
-    return Job(f"{name}-{side}", command, limit=580, ray=True)
+    return Job(f"{name}-{side}{suffix}", command, limit=580, ray=side != "trl")
 
 
 def long_tail(name: str, settings: str, steps: int) -> Job:
@@ -144,6 +146,18 @@ PLAN = (
             grpo("1.5B", 16, 256, 4096, 0, side, "rollout.log_probs=false"),
         )
     ),
+    grpo("0.5B", 64, 128, 2048, 300, "trl", "--rival-keeps"),
+    grpo("1.5B", 64, 512, 2048, 300, "trl"),
+    # TRL's memory guide keeps activations where there is room: that needs an H200.
+    grpo("1.5B", 64, 512, 2048, 300, "trl", "--rival-keeps", suffix="-keeps"),
+    Job(
+        "claims",
+        f"{BENCH}claims --only generation resharding forward loading critic --out $ROWS --logs $LOGS",
+        limit=420,
+        ray=True,
+    ),
+    Job("claims-tuning", f"{BENCH}claims --only tuning --out $ROWS --logs $LOGS", limit=500, ray=True),
+    Job("claims-two-gpus", f"{BENCH}claims --only two_gpus --out $ROWS --logs $LOGS", limit=500, gpus=2, ray=True),
     Job(
         "rollout-1.5B-4096",
         f"{BENCH}rollout --shape 1.5B --prompts 16 --samples 8 --prompt 256 --response 4096 --engines 1 --repeats 1 "

@@ -1,11 +1,12 @@
-"""Steps of PPO (critic and reference) or GRPO (reference): the same job on this trainer and on verl, one by one.
+"""Steps of PPO (critic and reference) or GRPO (reference): the same job on this trainer, verl and TRL, one by one.
 
-    python -m benchmarks.gpu.step --shape 0.5B --response 512 [--side ours|verl|both] [KEY=VALUE…]
+    python -m benchmarks.gpu.step --shape 0.5B --response 512 [--side ours|verl|both|trl] [KEY=VALUE…]
     python -m benchmarks.gpu.step --shape 1.5B --algorithm grpo --batch 64 --samples 8 --response 2048 --end-tokens 300
 
-KEY=VALUE are settings of this trainer; verl's are in benchmarks/gpu/verl.py. With `--end-tokens` so many ids of the
-vocabulary end a response, so that the lengths of a random model fall geometrically; without, every response reaches
-the limit. Times are medians over the steps after the first, memory is the most in any of them.
+KEY=VALUE are settings of this trainer; verl's are in benchmarks/gpu/verl.py, TRL's in benchmarks/gpu/trl.py. With
+`--end-tokens` so many ids of the vocabulary end a response, so that the lengths of a random model fall geometrically;
+without, every response reaches the limit. Times are medians over the steps after the first, memory is the most in any
+of them.
 """
 
 import argparse
@@ -18,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.gpu import verl
+from benchmarks.gpu import trl, verl
 from benchmarks.gpu.common import SHAPES, Results, arguments, write_job
 from benchmarks.gpu.memory import MemorySampler
 from benchmarks.results import read_rows
@@ -109,7 +110,9 @@ def ours(job: Path, options: argparse.Namespace) -> dict[str, Any]:
     ]
     extra = ("log_prob_difference", "log_prob_difference_mean", "ratio_outside_tenth")
     agreement = {name: rows[-1][f"rollout/{name}"] for name in extra if rows and f"rollout/{name}" in rows[-1]}
-    return summary(steps, memory, began) | agreement
+    busy = [row["gpu/utilization"] for row in rows[1:] if "gpu/utilization" in row]
+    utilization = {"gpu_utilization": round(statistics.median(busy), 3)} if busy else {}
+    return summary(steps, memory, began) | agreement | utilization
 
 
 def theirs(job: Path, options: argparse.Namespace) -> dict[str, Any]:
@@ -120,6 +123,15 @@ def theirs(job: Path, options: argparse.Namespace) -> dict[str, Any]:
     ended = [(when, dict(verl.NUMBER.findall(line))) for when, line in lines if verl.STEP.search(line)]
     steps = [Step(when, _verls_phases(found), float(found[verl.TOKENS])) for when, found in ended]
     return summary(steps, memory, began)
+
+
+def trls(job: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """The phases of TRL, from the rows of `benchmarks.gpu.trl`."""
+    began = time.time()
+    rows = options.logs / f"trl-{options.name}-{began:.0f}.jsonl"
+    with MemorySampler() as memory:
+        run(trl.command(job, options, rows), options.logs / f"trl-{options.name}.log", options.timeout)
+    return summary([Step(**row) for row in (read_rows(rows) if rows.exists() else [])], memory, began)
 
 
 def _own_phases(row: Mapping[str, Any]) -> dict[str, float]:
@@ -165,11 +177,11 @@ def main() -> None:
     parser.add_argument("--end-tokens", type=int, default=0, help="ids that end a response; 0: none does")
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=32768, help="tokens of a micro-batch here")
-    parser.add_argument("--verl-tokens", type=int, default=32768, help="tokens of a micro-batch there")
-    parser.add_argument("--verl-keeps", action="store_true", help="verl keeps activations instead of recomputing them")
+    parser.add_argument("--rival-tokens", type=int, default=32768, help="tokens of a micro-batch there")
+    parser.add_argument("--rival-keeps", action="store_true", help="verl or TRL keeps activations, without recomputing")
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--name", help="of the logs; shape and lengths if not given")
-    parser.add_argument("--side", choices=["ours", "verl", "both"], default="both")
+    parser.add_argument("--side", choices=["ours", "verl", "both", "trl"], default="both")
     parser.add_argument("--launch", action="store_true", help="begin with `launch`, which starts Ray")
     parser.add_argument("--timeout", type=float, default=500, help="seconds for each side")
     parser.add_argument("--jobs", type=Path, default=Path("/tmp/slipway-jobs"))
@@ -177,15 +189,18 @@ def main() -> None:
     parser.add_argument("--cpu", action="store_true", help="rehearse without a GPU")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     options = parser.parse_args()
+    if options.side == "trl" and (options.algorithm != "grpo" or options.gpus != 1):
+        parser.error("--side trl measures GRPO on one GPU: give --algorithm grpo, and no --gpus")
     options.logs.mkdir(parents=True, exist_ok=True)
     results = Results(options.out, "step")
     place = options.jobs / f"{options.shape}-{options.prompt}-{options.end_tokens}"
     job = write_job(place, options.shape, options.prompt, end_tokens=options.end_tokens)
     options.name = options.name or f"{options.shape}-{options.prompt}-{options.response}"
-    for side, measure in (("ours", ours), ("verl", theirs)):
-        if options.side in (side, "both"):
+    sides = ("ours", "verl") if options.side == "both" else (options.side,)
+    for side, measure in (("ours", ours), ("verl", theirs), ("trl", trls)):
+        if side in sides:
             job_of = {name: getattr(options, name) for name in JOB}
-            settings = {"tokens": options.verl_tokens}
+            settings = {"tokens": options.rival_tokens, "keeps_activations": options.rival_keeps}
             if side == "ours":
                 settings = {"tokens": options.tokens, "overrides": options.overrides}
             results.add(side=side, **job_of, **settings, **measure(job, options))

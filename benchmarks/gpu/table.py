@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.verl import PHASES
-from benchmarks.results import read_rows, write_section
+from benchmarks.results import read_rows, wrapped, write_section
 
 ROOT = Path(__file__).resolve().parents[2]
 MEASURED = Path(__file__).with_name("measured.jsonl")
@@ -39,13 +39,13 @@ def origin(rows: Sequence[Row], command: str = "python3 -m benchmarks.gpu.sessio
 
 def beside_verl(rows: Sequence[Row]) -> str:
     """Seconds and GiB of each phase on both sides, and verl's step divided by this trainer's."""
-    found = [row for row in rows if row["benchmark"] in STEPS and "step" in row]
+    found = [row for row in _steps(rows) if row.get("algorithm", "ppo") == "ppo"]
     ours = {row["name"]: row for row in found if row["side"] == "ours"}
     theirs = {_job(row): row for row in found if row["side"] == "verl"}
     pairs = {
         name: (row, theirs.get(_job(row)))
         for name, row in sorted(ours.items())
-        if not name.startswith(("split", "scaling"))
+        if not name.startswith(("split", "scaling", "fixed-order"))
     }
 
     def line(title: str, text: Callable[[Row], Any]) -> list[Any]:
@@ -77,6 +77,40 @@ def beside_verl(rows: Sequence[Row]) -> str:
             markdown(header, (line(phase, partial(_gib, phase)) for phase in PHASES if phase != "step")),
         ]
     )
+
+
+def _steps(rows: Sequence[Row]) -> list[Row]:
+    """The rows of runs in which a step ended."""
+    return [row for row in rows if row["benchmark"] in STEPS and "step" in row]
+
+
+def grpo_beside_rivals(rows: Sequence[Row]) -> str:
+    """Seconds of each phase of GRPO here, on verl and on TRL, with a column for each run."""
+    found = [row for row in _steps(rows) if row.get("algorithm") == "grpo" and not row["name"].startswith("long-tail")]
+    if not found:
+        return ""
+    names = {"ours": "here", "verl": "verl", "trl": "TRL"}
+    order = sorted(found, key=lambda row: (row["name"], _place(row), list(names).index(row["side"])))
+
+    def title(row: Row) -> str:
+        kept = ", activations kept" if row.get("keeps_activations") else ""
+        return f"{row['name'].removeprefix('grpo-')}: {names[row['side']]}{kept}, {_place(row)}"
+
+    def line(name: str, text: Callable[[Row], Any]) -> list[Any]:
+        return [name, *map(text, order)]
+
+    lines = [
+        *(line(phase, partial(_seconds, phase)) for phase in PHASES if any(phase in row for row in order)),
+        line("tokens/s", lambda row: f"{row['tokens_per_second']:,}"),
+        line("tokens per step", lambda row: f"{row['tokens_per_step']:,}"),
+        line("peak GiB", lambda row: max(row["peak_gib"].values(), default="-")),
+        line("steps measured", lambda row: row["steps"]),
+    ]
+    about = (
+        "Columns: shape and most tokens of a response, trainer, machine; 8 responses to a prompt. Seconds. TRL "
+        f"computes no old log-probs. {origin(order)}"
+    )
+    return f"{about}\n\n{markdown(['', *map(title, order)], lines)}"
 
 
 def _job(row: Row) -> tuple[Any, ...]:
@@ -222,6 +256,7 @@ def training(rows: Sequence[Row]) -> str:
 # What writes each section; nothing where there are no rows for it.
 SECTIONS = {
     "PPO beside verl: longer prompts and responses, larger models": beside_verl,
+    "GRPO beside verl and TRL": grpo_beside_rivals,
     "Generation on one GPU, 1.5B": generation,
     "Engines on a GPU of their own": apart,
     "Weights, actor to engine on another GPU": across,
@@ -231,11 +266,15 @@ SECTIONS = {
 }
 
 
-def main() -> None:
-    rows = all_rows([Path(argument) for argument in sys.argv[1:]] or [MEASURED])
+def write(rows: Sequence[Row], page: Path) -> None:
+    """Writes every section that has rows."""
     for title, section in SECTIONS.items():
         if body := section(rows):
-            write_section(title, body, PAGE)
+            write_section(title, wrapped(body), page)
+
+
+def main() -> None:
+    write(all_rows([Path(argument) for argument in sys.argv[1:]] or [MEASURED]), PAGE)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ PHASES = {
 
 def command(job: Path, options: argparse.Namespace) -> list[str]:
     """The command that runs verl; `options` are those of `benchmarks.gpu.step`."""
-    model, tokens = job / "model", options.verl_tokens
+    model, tokens = job / "model", options.rival_tokens
     data = {
         "train_files": job / "train.parquet",
         "val_files": job / "validation.parquet",
@@ -45,7 +45,7 @@ def command(job: Path, options: argparse.Namespace) -> list[str]:
     policy = {
         "model.path": model,
         "model.use_remove_padding": True,
-        "model.enable_gradient_checkpointing": not options.verl_keeps,
+        "model.enable_gradient_checkpointing": not options.rival_keeps,
         "model.use_fused_kernels": True,
         "model.fused_kernel_options.impl_backend": "triton",
         "actor.strategy": "fsdp2",
@@ -91,10 +91,10 @@ def _ppo(job: Path, options: argparse.Namespace) -> dict[str, object]:
         "critic.model.path": job / "model",
         "critic.strategy": "fsdp2",
         "critic.model.use_remove_padding": True,
-        "critic.model.enable_gradient_checkpointing": not options.verl_keeps,
+        "critic.model.enable_gradient_checkpointing": not options.rival_keeps,
         "critic.use_dynamic_bsz": True,
-        "critic.ppo_max_token_len_per_gpu": options.verl_tokens,
-        "critic.forward_max_token_len_per_gpu": 2 * options.verl_tokens,
+        "critic.ppo_max_token_len_per_gpu": options.rival_tokens,
+        "critic.forward_max_token_len_per_gpu": 2 * options.rival_tokens,
     }
 
 
