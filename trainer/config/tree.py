@@ -182,6 +182,11 @@ class Config(RunConfig):
                 "trainer.deterministic does not support rollout.weight_transfer=broadcast, because vLLM then sets NCCL "
                 "up in another way than the actor: leave it out"
             )
+        if self.rollout.speculative_tokens:
+            raise ValueError(
+                "trainer.deterministic does not support rollout.speculative_tokens: kernels round differently when a "
+                "step verifies several tokens"
+            )
         return self
 
     @model_validator(mode="after")
