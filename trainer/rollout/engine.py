@@ -74,8 +74,8 @@ class EngineRow:
 
     `package` must be installed. `rollout.engine=auto` takes the installed engine with the highest `preference`.
     `open_shard` starts one rank of an engine that spans the devices of a team; None if the engine needs one device.
-    `in_flight` means that it is an `InFlightEngine`, `quantizes` that it knows `rollout.quantization`, `speculates` that
-    it knows `rollout.speculative_tokens`.
+    `in_flight` means that it is an `InFlightEngine`, `quantizes` that it knows `rollout.quantization`, `speculates`
+    that it knows `rollout.speculative_tokens`.
     """
 
     open: Callable[[Config, str, Sequence[int]], RolloutEngine]

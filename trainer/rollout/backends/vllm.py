@@ -154,8 +154,8 @@ class VllmEngine:
     def _attached_proposer(self) -> "Proposer":
         from trainer.rollout.speculation.proposer import attach
 
-        [proposer] = self._engine.collective_rpc(attach)
-        return proposer
+        proposers: list[Proposer] = self._engine.collective_rpc(attach)
+        return proposers[0]
 
     def take_drafts(self) -> Drafts:
         """See `RolloutEngine.take_drafts`."""
@@ -185,4 +185,6 @@ def _shard_settings(team: Team) -> dict[str, object]:
     return {"tensor_parallel_size": team.size, "distributed_executor_backend": shard_executor(team)}
 
 
-ROW = EngineRow(VllmEngine, package="vllm", preference=1, open_shard=VllmEngine, in_flight=True, quantizes=True, speculates=True)
+ROW = EngineRow(
+    VllmEngine, package="vllm", preference=1, open_shard=VllmEngine, in_flight=True, quantizes=True, speculates=True
+)

@@ -90,7 +90,7 @@ class Payoff:
 
 @dataclass(frozen=True)
 class Row:
-    """What a step did for a response: its name, the tokens that the step sampled, and how many drafted ones it verified.
+    """A response in a step: its name, the tokens that the step sampled, and how many drafted ones it verified.
 
     `read` returns the prompt, and the tokens of the response with the new ones.
     """

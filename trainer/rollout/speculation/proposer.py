@@ -53,7 +53,9 @@ class Verification:
             if output.logprobs_tensors is not None:
                 log_probs = _placed(log_probs, output.logprobs_tensors, rows * width + place, count * width)
             sampled = output.sampled_token_ids[:, 0].tolist()
-            alive = [row for row, token in zip(alive, sampled, strict=True) if drafts[row][place : place + 1] == [token]]
+            alive = [
+                row for row, token in zip(alive, sampled, strict=True) if drafts[row][place : place + 1] == [token]
+            ]
             if not alive:
                 break
         return SamplerOutput(sampled_token_ids=tokens, logprobs_tensors=log_probs)
@@ -107,9 +109,7 @@ class Proposer:
         taken, self._counted = self._counted, Drafts()
         return taken
 
-    def propose(
-        self, sampled: list[list[int]], lengths: Any, token_ids: Any, slot_mappings: object = None
-    ) -> list[list[int]]:
+    def propose(self, sampled: list[list[int]], lengths: Any, token_ids: Any, **_others: object) -> list[list[int]]:
         """vLLM's: a draft for each response, after a step that sampled these tokens.
 
         `token_ids` has shape (responses, tokens), `lengths` says how many of them count. A response whose prompt is not
@@ -138,6 +138,6 @@ class Proposer:
 
 def attach(worker: Any) -> Proposer:
     """Completes the proposer of a vLLM worker and returns it. Raises RuntimeError if vLLM runs another one."""
-    proposer = worker.model_runner.drafter
+    proposer: Proposer = worker.model_runner.drafter
     proposer.attach(worker.model_runner)
     return proposer
