@@ -76,6 +76,13 @@ def test_engines_with_weights_in_8_bits_follow_the_actor(machine: Machine, recor
         assert abs(row["reference/kl"]) > 2 * row["rollout/log_prob_difference_mean"]
 
 
+def test_engines_that_draft_tokens_follow_the_actor(machine: Machine, record_property: Record) -> None:
+    run = Finished.of(machine.runs.start("drafts", *COMMON, *FAST, "rollout.speculative_tokens=4", *machine.on(1)))
+    run.note(record_property)
+    assert_engines_follow_the_actor(run)
+    assert any(row.get("engines/accepted_share", 0) > 0 for row in run.steps)
+
+
 def test_adapters_are_used_by_vllm_s_kernels(machine: Machine, record_property: Record) -> None:
     """Only adapters are trained and sent. An engine without them would be as far from the actor as the reference is."""
     run = Finished.of(

@@ -181,8 +181,6 @@ class RolloutConfig(Section):
             raise ValueError(
                 "rollout.speculative_tokens does not support rollout.stop: a step may sample tokens behind a stop text"
             )
-        if self.speculative_tokens and self.min_p:
-            raise ValueError("rollout.speculative_tokens does not support rollout.min_p, as vLLM does not")
         return self
 
     @field_validator("stop")

@@ -12,7 +12,7 @@ NGRAM = 3  # tokens that must have occurred before
 HISTORY = 256  # tokens that are indexed of a text that is seen for the first time
 
 # In decoding steps: what drafting costs an engine, and what it may lose before it pauses.
-SEARCH, VERIFY, ALLOWANCE = 0.01, 0.2, 4.0
+SEARCH, VERIFY, ALLOWANCE = 0.02, 0.2, 4.0
 FIRST_PAUSE, LONGEST_PAUSE = 512, 8192
 
 
