@@ -77,9 +77,13 @@ def test_engines_with_weights_in_8_bits_follow_the_actor(machine: Machine, recor
 
 
 def test_engines_that_draft_tokens_follow_the_actor(machine: Machine, record_property: Record) -> None:
-    run = Finished.of(machine.runs.start("drafts", *COMMON, *FAST, "rollout.speculative_tokens=4", *machine.on(1)))
+    """At a low temperature, so that a random model repeats itself. It divides logits, and so multiplies rounding."""
+    settings = ("rollout.speculative_tokens=4", "rollout.temperature=0.2")
+    run = Finished.of(machine.runs.start("drafts", *COMMON, *FAST, *settings, *machine.on(1)))
     run.note(record_property)
-    assert_engines_follow_the_actor(run)
+    for row in run.steps:
+        assert row["rollout/log_prob_difference_mean"] < 5 * ROUNDING
+        assert row["rollout/repairs"] == 0
     assert any(row.get("engines/accepted_share", 0) > 0 for row in run.steps)
 
 

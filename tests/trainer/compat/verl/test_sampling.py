@@ -76,3 +76,5 @@ def test_drafts_from_earlier_tokens_are_those_of_vllm_s_n_grams() -> None:
     assert config.rollout.speculative_tokens == 6
     with pytest.raises(ConfigError, match=r"speculative_config\.method=eagle"):
         load_config([], [f"+{key}.method=eagle"])
+    with pytest.raises(ConfigError, match="needs a number of tokens"):
+        load_config([], [f"+{key}.method=ngram"])

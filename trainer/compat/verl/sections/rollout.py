@@ -64,6 +64,15 @@ def quantization(key: str, value: Value, _given: Given) -> Translation:
     return Translation({} if word(value) == "null" else {"rollout.quantization": "fp8"})
 
 
+def drafting(key: str, value: Value, given: Given) -> Translation:
+    """vLLM's way of drafting. It refuses n-grams without their number of tokens, too."""
+    if word(value) not in ("null", "ngram"):
+        raise unsupported(key, value, ("null", "ngram"))
+    if word(value) == "ngram" and f"{_DRAFTS}.num_speculative_tokens" not in given:
+        raise ConfigError(f"{key}={value} needs a number of tokens", hint=f"set {_DRAFTS}.num_speculative_tokens")
+    return Translation({})
+
+
 RULES: dict[str, Rule] = {
     f"{ROLLOUT}.name": mapped({"vllm": "vllm", "hf": "transformers"}, "rollout.engine"),
     f"{ROLLOUT}.mode": no_effect("an engine gets its whole batch at once and schedules it"),
@@ -102,7 +111,7 @@ RULES: dict[str, Rule] = {
     f"{ROLLOUT}.disable_log_stats": no_effect("engine statistics are always off"),
     f"{ROLLOUT}.cudagraph_capture_sizes": no_effect("vLLM chooses them"),
     **no_effects(f"{ROLLOUT}.engine_kwargs.vllm", _ENGINE_KEYS, "settings under rollout configure the engine"),
-    f"{_DRAFTS}.method": only("ngram"),
+    f"{_DRAFTS}.method": drafting,
     f"{_DRAFTS}.num_speculative_tokens": to("rollout.speculative_tokens"),
     **no_effects(_DRAFTS, ("prompt_lookup_min", "prompt_lookup_max"), "a draft follows three known tokens"),
     f"{ROLLOUT}.engine_kwargs.vllm.*": refused("settings under rollout configure the engine"),
