@@ -187,6 +187,12 @@ PLAN = (
         f"{BENCH}decoding --shape 7B --response 512 --timeout 150 --only 'as the trainer' 'FP8 weights' --out $ROWS",
         limit=310,
     ),
+    Job(
+        "decoding-drafts",
+        f"{BENCH}decoding --shape 1.5B --response 512 --timeout 120 --out $ROWS "
+        "--only 'as the trainer' 'first model runner' 'drafts' 'repetitive' 'repetitive, drafts'",
+        limit=600,
+    ),
     Job("learning", f"{BENCH}learning --out $ROWS --output $LOGS", ray=True),
     Job("trimmed", f"{BENCH}trimmed --variant vllm0.26-torch2.11-cu130 --out $ROWS --logs $LOGS", limit=200),
     Job(

@@ -76,6 +76,17 @@ def test_engines_with_weights_in_8_bits_follow_the_actor(machine: Machine, recor
         assert abs(row["reference/kl"]) > 2 * row["rollout/log_prob_difference_mean"]
 
 
+def test_engines_that_draft_tokens_follow_the_actor(machine: Machine, record_property: Record) -> None:
+    """At a low temperature, so that a random model repeats itself. It divides logits, and so multiplies rounding."""
+    settings = ("rollout.speculative_tokens=4", "rollout.temperature=0.2")
+    run = Finished.of(machine.runs.start("drafts", *COMMON, *FAST, *settings, *machine.on(1)))
+    run.note(record_property)
+    for row in run.steps:
+        assert row["rollout/log_prob_difference_mean"] < 5 * ROUNDING
+        assert row["rollout/repairs"] == 0
+    assert any(row.get("engines/accepted_share", 0) > 0 for row in run.steps)
+
+
 def test_adapters_are_used_by_vllm_s_kernels(machine: Machine, record_property: Record) -> None:
     """Only adapters are trained and sent. An engine without them would be as far from the actor as the reference is."""
     run = Finished.of(

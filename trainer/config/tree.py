@@ -145,6 +145,9 @@ class Config(RunConfig):
                 f"rollout.quantization={self.rollout.quantization} samples from another policy than the actor's: set "
                 "algorithm.correction, or algorithm.correction=none to go without"
             )
+        for name, section in (("rollout", self.rollout), ("validation", self.validation)):
+            if self.rollout.speculative_tokens and section.min_p:
+                raise ValueError(f"rollout.speculative_tokens does not support {name}.min_p, because vLLM does not")
         batchwise = algorithm.dynamic_sampling or algorithm.estimator.needs_greedy_responses
         if self.trainer.mode == "asynchronous" and self.rollout.stop:
             raise ValueError(
@@ -181,6 +184,11 @@ class Config(RunConfig):
             raise ValueError(
                 "trainer.deterministic does not support rollout.weight_transfer=broadcast, because vLLM then sets NCCL "
                 "up in another way than the actor: leave it out"
+            )
+        if self.rollout.speculative_tokens:
+            raise ValueError(
+                "trainer.deterministic does not support rollout.speculative_tokens: kernels round differently when a "
+                "step verifies several tokens"
             )
         return self
 

@@ -96,6 +96,9 @@ METRICS: dict[str, str] = {
     "engines/tokens_in_flight": "tokens of these responses and their prompts so far, mean",
     "engines/cache_usage": "share of an engine's cache of keys and values in use while it samples, mean",
     "engines/prefix_hits": "share of the prompts' tokens that an engine found in its prefix cache",
+    "engines/accepted_share": "share of the drafted tokens that were sampled, see rollout.speculative_tokens; absent "
+    "where nothing was drafted",
+    "engines/drafted_share": "share of the sampled tokens that were drafted, and so took no step of their own",
     "waiting/ROLE": "seconds that workers of a role waited for the slowest of them, mean over those called; ranks that "
     "meet in collectives end together",
     "idle/ROLE": "seconds of the step in which a device of the role had no call to answer, of any role; mean",

@@ -51,7 +51,10 @@ class RolloutWorker:
     def take_occupancy(self) -> Occupancy:
         """How full the engine was since the last call; nothing from ranks other than the first."""
         taken, self._occupancy = self._occupancy, Occupancy()
-        return taken
+        if self._team.rank > 0:
+            return taken
+        drafts = self._engine.take_drafts()
+        return taken + Occupancy(drafted_tokens=drafts.drafted, accepted_tokens=drafts.accepted)
 
     def advance(self, new: Mapping[int, SamplingRequest], steps: int) -> dict[int, Part]:
         """See `InFlightEngine.advance`; nothing from ranks other than the first."""

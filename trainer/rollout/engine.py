@@ -8,7 +8,7 @@ from typing import Protocol
 from trainer.cluster.place import Team
 from trainer.config.tree import Config
 from trainer.errors import ConfigError
-from trainer.rollout.occupancy import Load
+from trainer.rollout.occupancy import Drafts, Load
 from trainer.rollout.sampling import Part, Response, SamplingRequest
 from trainer.rows import module_names
 from trainer.weights.buckets import SentBucket
@@ -40,6 +40,10 @@ class RolloutEngine(Protocol):
         """Frees the GPU's memory for other processes until the next weights arrive."""
         ...
 
+    def take_drafts(self) -> Drafts:
+        """What it drafted since the last call."""
+        ...
+
     def load(self) -> Load | None:
         """What it decodes at this moment, None if it does not know. Another thread asks while `generate` runs."""
         ...
@@ -58,8 +62,8 @@ class InFlightEngine(RolloutEngine, Protocol):
     def advance(self, new: Mapping[int, SamplingRequest], steps: int) -> dict[int, Part]:
         """Starts requests, each under a number of the caller's, and samples for so many steps, fewer if all finish.
 
-        Returns the tokens that the steps added to each response in flight, by number: at most one per step. All come
-        from the weights that the engine has now.
+        Returns the tokens that the steps added to each response in flight, by number: at most one per step, and one for
+        each drafted token. All come from the weights that the engine has now.
         """
         ...
 
@@ -70,7 +74,8 @@ class EngineRow:
 
     `package` must be installed. `rollout.engine=auto` takes the installed engine with the highest `preference`.
     `open_shard` starts one rank of an engine that spans the devices of a team; None if the engine needs one device.
-    `in_flight` means that it is an `InFlightEngine`, `quantizes` that it knows `rollout.quantization`.
+    `in_flight` means that it is an `InFlightEngine`, `quantizes` that it knows `rollout.quantization`, `speculates`
+    that it knows `rollout.speculative_tokens`.
     """
 
     open: Callable[[Config, str, Sequence[int]], RolloutEngine]
@@ -79,6 +84,7 @@ class EngineRow:
     open_shard: Callable[[Config, str, Sequence[int], Team], RolloutEngine] | None = None
     in_flight: bool = False
     quantizes: bool = False
+    speculates: bool = False
 
 
 def engine_rows() -> dict[str, EngineRow]:
@@ -119,6 +125,12 @@ def check_engine(config: Config) -> None:
     if config.rollout.quantization is not None and not row.quantizes:
         raise ConfigError(
             f"rollout.quantization={config.rollout.quantization}: an engine of {name} does not quantise ({reason})",
+            hint="leave it out, or set rollout.engine=vllm",
+        )
+    if config.rollout.speculative_tokens and not row.speculates:
+        raise ConfigError(
+            f"rollout.speculative_tokens={config.rollout.speculative_tokens}: an engine of {name} drafts no tokens "
+            f"({reason})",
             hint="leave it out, or set rollout.engine=vllm",
         )
 

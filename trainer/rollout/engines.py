@@ -79,6 +79,7 @@ class Engines:
         self._transfer = self._connect()
         self._what = "adapters" if config.actor.lora.rank else "weights"
         self._asynchronous = config.trainer.mode == "asynchronous"
+        self._drafted = config.rollout.speculative_tokens
         # Segments that hold whole responses let each finish under the weights that it began with.
         self._partial = config.rollout.segment_length < config.data.max_response_length
         self._sleep_forgets = config.rollout.sleep
@@ -96,6 +97,8 @@ class Engines:
         """Waits until all engines are up and sends the first weights. Failures here are not repaired."""
         name, reason = self._group.call(EngineWorker.chosen)[0]
         logger.info("engines sample with %s, because %s", name, reason)
+        if self._drafted:
+            logger.info("engines draft at most %d tokens a step, with vLLM's first model runner", self._drafted)
         self.in_flight = self._asynchronous and self._partial and engine_rows()[name].in_flight
         if self._asynchronous:
             logger.info("%s", _CONTINUES if self.in_flight else _BEGINS_AGAIN if self._partial else _FINISHES)

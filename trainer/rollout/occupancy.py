@@ -22,9 +22,20 @@ class Load:
 
 
 @dataclass(frozen=True)
+class Drafts:
+    """Tokens that an engine drafted and verified (`rollout.speculative_tokens`), and those of them that it accepted."""
+
+    drafted: int = 0
+    accepted: int = 0
+
+    def __add__(self, other: "Drafts") -> "Drafts":
+        return Drafts(self.drafted + other.drafted, self.accepted + other.accepted)
+
+
+@dataclass(frozen=True)
 class Occupancy:
     """Sums over an engine's looks at itself while it sampled, and over prompts: their tokens where the engine has a
-    prefix cache, and those that it found there."""
+    prefix cache, and those that it found there. And its drafted tokens, and those that it accepted."""
 
     looks: int = 0
     running: int = 0
@@ -33,6 +44,8 @@ class Occupancy:
     cache_looks: int = 0
     cacheable_tokens: int = 0
     cached_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
     @classmethod
     def of(
@@ -62,6 +75,8 @@ class Occupancy:
             found["engines/cache_usage"] = self.cache / self.cache_looks
         if self.cacheable_tokens:
             found["engines/prefix_hits"] = self.cached_tokens / self.cacheable_tokens
+        if self.drafted_tokens:
+            found["engines/accepted_share"] = self.accepted_tokens / self.drafted_tokens
         return found
 
 

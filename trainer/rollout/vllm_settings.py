@@ -64,3 +64,11 @@ def device_settings(config: Config, device: str) -> dict[str, object]:
         # For a partial prompt vLLM rewinds the random generator, which CPU generators do not support.
         "enable_chunked_prefill": False,
     }
+
+
+def draft_settings(most: int) -> dict[str, object]:
+    """Arguments for at most so many drafted tokens in a step; vLLM then takes its first model runner."""
+    if not most:
+        return {}
+    proposer = "trainer.rollout.speculation.proposer.Proposer"
+    return {"speculative_config": {"method": "custom_class", "model": proposer, "num_speculative_tokens": most}}

@@ -137,6 +137,8 @@ class Efficiency:
             found["engines/busy"] = min(1.0, fmean(seconds) / window)
             found["engines/busy_lowest"] = min(1.0, min(seconds) / window)
             found["engines/imbalance"] = max(seconds) / fmean(seconds)
+        if work.tokens and work.occupancy.drafted_tokens:
+            found["engines/drafted_share"] = work.occupancy.accepted_tokens / work.tokens
         window = work.seconds if generating is None else generating
         if window > 0:
             found["throughput/generated_tokens_per_second"] = work.tokens / window

@@ -59,6 +59,12 @@ def test_an_engine_that_does_not_quantise_refuses_to() -> None:
         check_engine(Config.model_validate({"rollout": rollout, "algorithm": algorithm}))
 
 
+def test_an_engine_that_drafts_nothing_refuses_to() -> None:
+    check_engine(Config.model_validate({"rollout": {"engine": "vllm", "speculative_tokens": 4}}))
+    with pytest.raises(ConfigError, match=r"rollout\.speculative_tokens=4: an engine of transformers drafts no tokens"):
+        check_engine(Config.model_validate({"rollout": {"engine": "transformers", "speculative_tokens": 4}}))
+
+
 @pytest.mark.parametrize(
     ("device", "rank", "words"),
     [("cpu", 0, "vLLM quantises on GPUs only"), ("cuda", 8, "the frozen weights under adapters are not quantised")],

@@ -24,6 +24,11 @@ def test_means_are_over_the_looks_of_all_engines() -> None:
     }
 
 
+def test_the_share_of_accepted_drafts_is_over_all_engines() -> None:
+    some = Occupancy(drafted_tokens=30, accepted_tokens=10) + Occupancy(drafted_tokens=10, accepted_tokens=10)
+    assert some.metrics(16) == {"engines/accepted_share": 0.5}
+
+
 def test_an_engine_without_a_prefix_cache_or_a_look_has_no_such_metrics() -> None:
     assert Occupancy.of([], REQUESTS, [Response((7,), None)] * 2).metrics(16) == {}
     assert Occupancy.of([Load(2, 20)], [], []).metrics(16) == {

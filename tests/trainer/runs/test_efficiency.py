@@ -136,13 +136,15 @@ def test_engines_are_measured_within_the_generation_phase_or_all_the_time_mocked
     assert clock.now == 0.0
     engines = group("rollout", 2)
     measured = Efficiency(settings(model, rollout={"max_num_seqs": 8}), [group("actor", 2)], engines)
-    occupancy = Occupancy.of([Load(6, 60, 0.5)], [], [])
+    occupancy = Occupancy.of([Load(6, 60, 0.5)], [], []) + Occupancy(drafted_tokens=400, accepted_tokens=250)
     for generating, window in ((10.0, 10.0), (None, 40.0)):
         measured.begin()
         measured.engines_did(EngineWork(occupancy, tokens=1000, seconds=40.0), generating)
         metrics = measured.measure().metrics
         assert metrics["throughput/generated_tokens_per_second"] == 1000 / window
         assert metrics["engines/running_share"] == 6 / 8
+        assert metrics["engines/accepted_share"] == 250 / 400
+        assert metrics["engines/drafted_share"] == 250 / 1000
         assert "engines/busy" not in metrics  # no call was recorded
     assert metrics["gpu/utilization"] == 0.7
     assert metrics["gpu/utilization_lowest"] == 0.5

@@ -132,6 +132,14 @@ class RolloutConfig(Section):
         description="fp8: engines hold their weights in 8 bits, quantised at each update, and sample from a slightly "
         "different policy than the actor's: set algorithm.correction; NVIDIA GPUs from Ada and Hopper on, with vLLM",
     )
+    speculative_tokens: int = Field(
+        0,
+        ge=0,
+        le=64,
+        description="most tokens that an engine drafts from what a response or its group has said before, and verifies "
+        "in one step; 0: none. Same seeds give the same responses with and without it. For few, long, repetitive "
+        "responses per engine; with vLLM",
+    )
     prefix_caching: bool = Field(
         True, description="compute the common start of prompts once, as in a group; never across a weight update"
     )
@@ -165,6 +173,14 @@ class RolloutConfig(Section):
             )
         if self.environment.path is not None and self.agent != "auto":
             raise ValueError(f"rollout.environment answers all turns itself: leave out rollout.agent={self.agent}")
+        return self
+
+    @model_validator(mode="after")
+    def _drafts_can_be_verified(self) -> Self:
+        if self.speculative_tokens and self.stop:
+            raise ValueError(
+                "rollout.speculative_tokens does not support rollout.stop: a step may sample tokens behind a stop text"
+            )
         return self
 
     @field_validator("stop")

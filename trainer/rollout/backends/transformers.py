@@ -12,7 +12,7 @@ from trainer.config.tree import Config
 from trainer.models.lora import adapter_parameters, add_adapters
 from trainer.models.networks import load_language_model
 from trainer.rollout.engine import EngineRow
-from trainer.rollout.occupancy import Load
+from trainer.rollout.occupancy import Drafts, Load
 from trainer.rollout.sampling import Response, SamplingRequest
 from trainer.weights.arrival import check_complete, check_in_place, checked
 from trainer.weights.buckets import Bucket, SentBucket, checksum
@@ -111,6 +111,10 @@ class TransformersEngine:
         if self._with_adapters:
             return dict(adapter_parameters(self._model))
         return dict(self._model.named_parameters(remove_duplicate=False))
+
+    def take_drafts(self) -> Drafts:
+        """See `RolloutEngine.take_drafts`."""
+        return Drafts()
 
     def load(self) -> Load:
         """See `RolloutEngine.load`."""

@@ -12,13 +12,15 @@ from trainer.cluster.place import Team
 from trainer.config.tree import Config
 from trainer.errors import WorkerError
 from trainer.rollout.engine import EngineRow
-from trainer.rollout.occupancy import Load
+from trainer.rollout.occupancy import Drafts, Load
 from trainer.rollout.sampling import Part, Response, SamplingRequest
-from trainer.rollout.vllm_settings import device_settings, weight_settings
+from trainer.rollout.vllm_settings import device_settings, draft_settings, weight_settings
 from trainer.weights.buckets import SentBucket
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
+
+    from trainer.rollout.speculation.proposer import Proposer
 
 
 ALONE = Team()
@@ -63,12 +65,14 @@ class VllmEngine:
         self._lora = config.actor.lora if config.actor.lora.rank else None
         # vLLM finds the adapters by their number. It must never read the path, so the path does not exist.
         self._adapters = LoRARequest("actor", ADAPTERS, "/adapters/come/from/the/actor") if self._lora else None
+        drafted = config.rollout.speculative_tokens
         with _start_explained():
             self._engine = LLM(
                 model=str(config.model.directory),
                 dtype=config.model.dtype_on(device),
                 seed=config.trainer.seed,
-                max_model_len=config.data.max_prompt_length + config.data.max_response_length,
+                # vLLM takes no drafts where they would pass this length.
+                max_model_len=config.data.max_prompt_length + config.data.max_response_length + drafted,
                 max_num_seqs=config.rollout.max_num_seqs,
                 enforce_eager=config.rollout.eager_on(device),
                 enable_sleep_mode=self._sleeps,
@@ -81,9 +85,11 @@ class VllmEngine:
                 **weight_settings(config, device),
                 **device_settings(config, device),
                 **_shard_settings(team),
+                **draft_settings(drafted),
             )
         if scheduler := self._scheduler():
             shorten_accounting(scheduler)
+        self._proposer = self._attached_proposer() if drafted else None
         self._in_flight = ResponsesInFlight(self._engine, self._prompt, self._sampling, self._adapters)
 
     def generate(self, requests: Sequence[SamplingRequest]) -> list[Response]:
@@ -148,6 +154,16 @@ class VllmEngine:
             self._engine.sleep(level=1 if self._lora else 2)
             self._asleep = True
 
+    def _attached_proposer(self) -> "Proposer":
+        from trainer.rollout.speculation.proposer import attach
+
+        proposers: list[Proposer] = self._engine.collective_rpc(attach)
+        return proposers[0]
+
+    def take_drafts(self) -> Drafts:
+        """See `RolloutEngine.take_drafts`."""
+        return Drafts() if self._proposer is None else self._proposer.take_drafts()
+
     def load(self) -> Load | None:
         """See `RolloutEngine.load`. None if vLLM's engine core has a process of its own."""
         scheduler = self._scheduler()
@@ -176,4 +192,6 @@ def _shard_settings(team: Team) -> dict[str, object]:
     return {"tensor_parallel_size": team.size, "distributed_executor_backend": shard_executor(team)}
 
 
-ROW = EngineRow(VllmEngine, package="vllm", preference=1, open_shard=VllmEngine, in_flight=True, quantizes=True)
+ROW = EngineRow(
+    VllmEngine, package="vllm", preference=1, open_shard=VllmEngine, in_flight=True, quantizes=True, speculates=True
+)

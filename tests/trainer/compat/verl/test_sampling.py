@@ -66,3 +66,15 @@ def test_weights_in_8_bits_are_those_of_the_engines() -> None:
     assert load_config([], [f"{key}=null"])[0].rollout.quantization is None
     with pytest.raises(ConfigError, match=r"rollout\.quantization=torchao"):
         load_config([], [f"{key}=torchao"])
+
+
+def test_drafts_from_earlier_tokens_are_those_of_vllm_s_n_grams() -> None:
+    key = "actor_rollout_ref.rollout.engine_kwargs.vllm.speculative_config"
+    config, _ = load_config(
+        [], [f"+{key}.method=ngram", f"+{key}.num_speculative_tokens=6", f"+{key}.prompt_lookup_max=4"]
+    )
+    assert config.rollout.speculative_tokens == 6
+    with pytest.raises(ConfigError, match=r"speculative_config\.method=eagle"):
+        load_config([], [f"+{key}.method=eagle"])
+    with pytest.raises(ConfigError, match="needs a number of tokens"):
+        load_config([], [f"+{key}.method=ngram"])

@@ -28,6 +28,7 @@ _ENGINE_KEYS = (
     *("enable_chunked_prefill", "disable_log_stats", "enable_log_requests", "async_scheduling", "disable_log_requests"),
     *("enable_prefix_caching", "compilation_config", "compilation_config.*", "use_inductor_graph_partition"),
 )
+_DRAFTS = f"{ROLLOUT}.engine_kwargs.vllm.speculative_config"
 _PROMETHEUS_KEYS = ("enable", "port", "file", "served_model_name")
 
 
@@ -61,6 +62,15 @@ def quantization(key: str, value: Value, _given: Given) -> Translation:
     if word(value) not in ("null", "fp8"):
         raise unsupported(key, value, ("null", "fp8"))
     return Translation({} if word(value) == "null" else {"rollout.quantization": "fp8"})
+
+
+def drafting(key: str, value: Value, given: Given) -> Translation:
+    """vLLM's way of drafting. It refuses n-grams without their number of tokens, too."""
+    if word(value) not in ("null", "ngram"):
+        raise unsupported(key, value, ("null", "ngram"))
+    if word(value) == "ngram" and f"{_DRAFTS}.num_speculative_tokens" not in given:
+        raise ConfigError(f"{key}={value} needs a number of tokens", hint=f"set {_DRAFTS}.num_speculative_tokens")
+    return Translation({})
 
 
 RULES: dict[str, Rule] = {
@@ -101,6 +111,9 @@ RULES: dict[str, Rule] = {
     f"{ROLLOUT}.disable_log_stats": no_effect("engine statistics are always off"),
     f"{ROLLOUT}.cudagraph_capture_sizes": no_effect("vLLM chooses them"),
     **no_effects(f"{ROLLOUT}.engine_kwargs.vllm", _ENGINE_KEYS, "settings under rollout configure the engine"),
+    f"{_DRAFTS}.method": drafting,
+    f"{_DRAFTS}.num_speculative_tokens": to("rollout.speculative_tokens"),
+    **no_effects(_DRAFTS, ("prompt_lookup_min", "prompt_lookup_max"), "a draft follows three known tokens"),
     f"{ROLLOUT}.engine_kwargs.vllm.*": refused("settings under rollout configure the engine"),
     f"{ROLLOUT}.engine_kwargs.sglang.*": no_effect("the engine is vLLM"),
     f"{ROLLOUT}.engine_kwargs.trtllm.*": no_effect("the engine is vLLM"),

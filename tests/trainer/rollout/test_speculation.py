@@ -1,0 +1,72 @@
+"""vLLM engines that draft tokens, compared with engines that do not, and with networks that compute the same."""
+
+import json
+import os
+import subprocess
+import sys
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PROGRAM = Path(__file__).with_name("speculation_program.py")
+BEFORE = 7
+
+# rank of the adapters, processes that the engine spans
+ENGINES = {"vllm": (0, 1), "vllm with adapters": (4, 1), "vllm over two processes": (0, 2)}
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Results of the program. It runs in a separate process, because vLLM changes torch when it is imported."""
+    directory = tmp_path_factory.mktemp("speculation")
+    subprocess.run(
+        [sys.executable, PROGRAM, directory, *map(str, ENGINES[request.param])],
+        env={**os.environ, "PYTHONPATH": str(PROGRAM.parents[3])},
+        check=True,
+        timeout=280,
+    )
+    return json.loads((directory / "found.json").read_text())
+
+
+def test_responses_are_those_without_drafts_token_by_token(found: dict[str, Any]) -> None:
+    """Greedy and sampled, with and without truncation; and where they end."""
+    assert found["drafting"] == found["plain"]
+    assert found["ended, drafting"] == found["ended, plain"]
+    assert found["three tokens, drafting"] == found["three tokens, plain"]
+    assert len({tuple(tokens) for tokens in found["plain"]}) > len(found["plain"]) / 2
+
+
+def test_log_probs_are_the_network_s(found: dict[str, Any]) -> None:
+    assert found["without log-probs to 1e-4, plain"] == 0
+    assert found["without log-probs to 1e-4, drafting"] == 0
+
+
+def test_drafts_are_accepted_and_rejected(found: dict[str, Any]) -> None:
+    if "drafted" not in found:
+        pytest.skip("counted in one process only")
+    tokens = sum(map(len, found["plain"]))
+    assert tokens / 10 < found["accepted"] < found["drafted"] - 50
+
+
+@pytest.mark.parametrize("place", ["first", "second"])
+def test_verified_tokens_follow_the_distribution_without_drafts(found: dict[str, Any], place: str) -> None:
+    """Pearson's chi-squared statistic has mean `freedom` and variance 2 `freedom`."""
+    if "verified" not in found:
+        pytest.skip("sampled in one process only")
+    pairs = list(zip(found["verified"][place], found["verified"][f"{place}, expected"], strict=True))
+    assert min(expected for _, expected in pairs) >= 5
+    freedom = len(pairs) - 1
+    statistic = sum((seen - expected) ** 2 / expected for seen, expected in pairs)
+    assert abs(statistic - freedom) < 3 * sqrt(2 * freedom)
+
+
+def test_responses_in_flight_do_not_notice_an_update_to_the_same_weights(found: dict[str, Any]) -> None:
+    assert found["interrupted"] == found["plain"]
+    assert found["most tokens before an update"] > BEFORE  # a step has added several
+
+
+def test_log_probs_after_an_update_are_those_of_the_new_weights(found: dict[str, Any]) -> None:
+    assert found["updated"] > 10
+    assert found["disagreement after an update"] < 5e-4

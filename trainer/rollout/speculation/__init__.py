@@ -1,0 +1,1 @@
+"""Speculative decoding: an engine guesses tokens and verifies several of them in one step."""
