@@ -4,9 +4,10 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import count
+from itertools import islice
 from typing import Any
 
 from trainer.config.tree import Config
@@ -23,7 +24,7 @@ from trainer.rewards.answer import Scored
 
 logger = logging.getLogger(__name__)
 
-_GLANCE = 0.1  # seconds between two looks at programs that are silent
+_HANDS = 4  # threads that start programs and remove their files
 
 
 @dataclass
@@ -38,8 +39,7 @@ class Running:
 class ProgramAgent:
     """A trajectory's program. `asking`: it is the policy's turn. `over`: the program is not there any more."""
 
-    def __init__(self, number: int, prompt: Prompt, conversation: ProgramConversation) -> None:
-        self.number = number
+    def __init__(self, prompt: Prompt, conversation: ProgramConversation) -> None:
         self.prompt = prompt
         self.conversation = conversation
         self.running: Running | None = None
@@ -49,43 +49,50 @@ class ProgramAgent:
 
 
 class Programs:
-    """Runs the programs of all trajectories. One thread, the one that samples, calls every method.
+    """Runs the programs of all trajectories. One thread, the one that samples, calls every public method.
 
     Raises ConfigError if there is no such program.
     """
 
-    def __init__(self, config: Config, tokenizer: Any, call_format: CallFormat) -> None:
+    def __init__(self, config: Config, tokenizer: Any, call_format: CallFormat, changed: threading.Event) -> None:
         self._config = config
         self._tokenizer = tokenizer
         self._format = call_format
         self._settings = config.rollout.program
         command_of(self._settings)
         self._patience = config.rollout.environment_timeout
-        self._changed = threading.Event()
-        self._running: list[ProgramAgent] = []
+        self._changed = changed
+        self._running: set[ProgramAgent] = set()
+        # A start and a removal of files take milliseconds, for which engines would wait.
+        self._hands = ThreadPoolExecutor(_HANDS, "programs")
+        self._starting: dict[ProgramAgent, Future[Running]] = {}
         self._noted: set[str] = set()
-        self._numbers = count()
 
     def agent(self, prompt: Prompt) -> ProgramAgent:
         """The program of a new trajectory, not yet started."""
         tokens = self._message_tokens
         conversation = ProgramConversation(self._config, self._tokenizer, tokens, self._format)
-        return ProgramAgent(next(self._numbers), prompt, conversation)
+        return ProgramAgent(prompt, conversation)
 
     def update(self, rows: Sequence[Trajectory]) -> None:
         """Takes new requests, notices programs that ended or hang, and starts others in their places."""
-        self._changed.clear()
         agents = [(row, row.environment) for row in rows if isinstance(row.environment, ProgramAgent)]
         for row, agent in agents:
+            if agent in self._starting and self._starting[agent].done():
+                agent.running = self._started(self._starting.pop(agent))
+                self._running.add(agent)
             if agent.running is not None and not agent.asking:
                 self._look_at(row, agent, agent.running)
-        waiting = [agent for _, agent in agents if agent.running is None and not agent.over]
-        for agent in waiting[: self._settings.processes - len(self._running)]:
-            self._start(agent)
+        places = self._settings.processes - len(self._running) - len(self._starting)
+        for agent in islice(filter(self._waits, (agent for _, agent in agents)), max(0, places)):
+            starting = self._hands.submit(self._start, agent, self._endpoint.open(self._changed))
+            starting.add_done_callback(lambda _: self._changed.set())
+            self._starting[agent] = starting
 
-    def wait(self) -> None:
-        """Waits until a program asks, for a moment at most: programs also end in silence."""
-        self._changed.wait(_GLANCE)
+    def waiting(self, rows: Sequence[Trajectory]) -> int:
+        """Programs of these rows that wait for a place."""
+        agents = [row.environment for row in rows if isinstance(row.environment, ProgramAgent)]
+        return sum(map(self._waits, agents))
 
     def room(self, row: Trajectory, agent: ProgramAgent) -> int:
         """Tokens left of the turn that the policy is in."""
@@ -104,11 +111,21 @@ class Programs:
 
     def close(self) -> None:
         """Ends all programs and the endpoint."""
+        for agent, starting in self._starting.items():
+            if not starting.cancel() and starting.exception() is None:
+                agent.running = starting.result()
+                self._running.add(agent)
+        self._starting.clear()
         for agent in list(self._running):
             if agent.running is not None:
                 self._end(agent, agent.running)
+        self._hands.shutdown()
         if "_endpoint" in vars(self):
             self._endpoint.close()
+
+    def _waits(self, agent: ProgramAgent) -> bool:
+        """Whether the program waits for a place."""
+        return agent.running is None and not agent.over and agent not in self._starting
 
     @cached_property
     def _endpoint(self) -> Endpoint:
@@ -118,16 +135,18 @@ class Programs:
     def _message_tokens(self) -> MessageTokens:
         return MessageTokens(self._tokenizer, self._config.data)
 
-    def _start(self, agent: ProgramAgent) -> None:
-        line = self._endpoint.open(self._changed)
+    def _start(self, agent: ProgramAgent, line: Line) -> Running:
+        """Starts a program, in a thread."""
+        process = ProgramProcess(self._settings, agent.prompt, line)
+        return Running(line, process, time.monotonic() + self._patience)
+
+    def _started(self, start: Future[Running]) -> Running:
         try:
-            process = ProgramProcess(self._settings, agent.prompt, line)
+            return start.result()
         except OSError as error:
             raise WorkerError(
                 f"rollout.program.command cannot be started: {error}", hint="lower rollout.program.processes"
             ) from error
-        agent.running = Running(line, process, time.monotonic() + self._patience)
-        self._running.append(agent)
 
     def _look_at(self, row: Trajectory, agent: ProgramAgent, running: Running) -> None:
         status = running.process.status()  # before the request: a program that has ended asks no more
@@ -173,7 +192,8 @@ class Programs:
 
     def _end(self, agent: ProgramAgent, running: Running) -> None:
         self._endpoint.drop(running.line)
-        running.process.end()
+        running.process.kill()
+        self._hands.submit(running.process.clear)
         agent.running, agent.over = None, True
         self._running.remove(agent)
 
