@@ -336,7 +336,7 @@ def prefilled(recorder: Recorder) -> dict[str, int]:
 def outcome(row: Trajectory) -> str:
     """How a conversation ended, for the counts."""
     if row.scored is not None and row.scored.failure:
-        return row.scored.failure[:60]
+        return f"{row.scored.failure[:60]} after {row.turns} turns"
     failed = row.environment.failed_calls if isinstance(row.environment, ToolAgent) else 0
     return f"{row.turns} turns" + (f", {failed} failed call" if failed else "")
 

@@ -97,6 +97,14 @@ def grpo(
     return Job(f"{name}-{side}", command, limit=580, ray=True)
 
 
+def conversations(kind: str) -> str:
+    """A thousand conversations of four turns, of 500 tokens on average, whose tools take up to 30 s."""
+    return (
+        f"{sys.executable} -m benchmarks.conversations {kind} --device cuda --shape 0.5B --time-scale 0.5 --prompt 512 "
+        "--turn 500 --answer 200 --limit 8192 --max-num-seqs 512 --kv-cache-gib 40 --out $ROWS"
+    )
+
+
 def long_tail(name: str, settings: str, steps: int) -> Job:
     """GRPO steps whose longest responses, of 8,192 tokens, are four times as long as the average."""
     command = (
@@ -173,6 +181,8 @@ PLAN = (
         f"{BENCH}decoding --shape 7B --response 512 --timeout 150 --only 'as the trainer' 'FP8 weights' --out $ROWS",
         limit=310,
     ),
+    Job("conversations-tools", conversations("tools")),
+    Job("conversations-programs", conversations("programs --bad 0.1")),
     Job("learning", f"{BENCH}learning --out $ROWS --output $LOGS", ray=True),
     Job("trimmed", f"{BENCH}trimmed --variant vllm0.26-torch2.11-cu130 --out $ROWS --logs $LOGS", limit=200),
     Job(

@@ -87,7 +87,6 @@ class Conversations:
         """
         version = self._engines.version
         self._changed.clear()  # before looking: what happens from now on ends the next wait
-        self._take_answers(rows)
         extend = self._continued if self._flies(rows) else self._extended
         for row, response in self._meanwhile(partial(extend, self._speaking(rows), most), rows):
             row.add(response, version)
@@ -137,6 +136,7 @@ class Conversations:
         if all(row.environment is None for row in rows):
             return sample()
         sampled = self._sampling.submit(sample)
+        self._take_answers(rows)
         while wait([sampled], _GLANCE).not_done:
             self._take_answers(rows)
         return sampled.result()
@@ -149,15 +149,20 @@ class Conversations:
         if played := _played(rows):
             self._programs.update(played)
 
-    def _speaking(self, rows: Sequence[Trajectory]) -> Sequence[Trajectory]:
+    def _speaking(self, rows: Sequence[Trajectory]) -> list[Trajectory]:
         """The rows in which it is the policy's turn. Where there is none, and none in flight, waits a moment."""
-        speaking = [row for row in rows if not row.done and _policy_speaks(row)]
-        if self._config.trainer.deterministic and (self._in_flight or any(row.answering for row in rows)):
-            speaking = []  # turn by turn: else the order of answers would decide what an engine computes together
-        if rows and not speaking and not self._in_flight:
-            self._warn_of_limits(_played(rows))
-            self._answers.wait(_GLANCE)
+        if not (speaking := self._with_a_turn(rows)) and not self._in_flight:
+            self._take_answers(rows)
+            speaking = self._with_a_turn(rows)
+            if rows and not speaking:
+                self._warn_of_limits(_played(rows))
+                self._answers.wait(_GLANCE)
         return speaking
+
+    def _with_a_turn(self, rows: Sequence[Trajectory]) -> list[Trajectory]:
+        if self._config.trainer.deterministic and (self._in_flight or any(row.answering for row in rows)):
+            return []  # turn by turn: else the order of answers would decide what an engine computes together
+        return [row for row in rows if not row.done and _policy_speaks(row)]
 
     def _warn_of_limits(self, played: Sequence[Trajectory]) -> None:
         """Says once if the engines stand still while tools or programs wait for a place."""

@@ -1,6 +1,7 @@
 """All programs of a run: started as places become free, each at its own pace."""
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Sequence
@@ -24,7 +25,10 @@ from trainer.rewards.answer import Scored
 
 logger = logging.getLogger(__name__)
 
-_HANDS = 4  # threads that start programs and remove their files
+_HANDS = 4  # threads that start programs, answer them, and remove their files
+# Programs for each core that start at once, and the seconds after which one that has not asked counts as started:
+# a thousand that load their libraries at once would all take longer than their patience.
+_STARTS_PER_CORE, _START_SECONDS = 4, 2.0
 
 
 @dataclass
@@ -34,6 +38,8 @@ class Running:
     line: Line
     process: ProgramProcess
     deadline: float
+    has_asked: bool = False
+    answer: Future[None] | None = None
 
 
 class ProgramAgent:
@@ -62,10 +68,11 @@ class Programs:
         command_of(self._settings)
         self._patience = config.rollout.environment_timeout
         self._changed = changed
-        self._running: set[ProgramAgent] = set()
-        # A start and a removal of files take milliseconds, for which engines would wait.
+        self._running: dict[ProgramAgent, Running] = {}
+        # Starts, answers and the removal of files take milliseconds, for which engines would wait.
         self._hands = ThreadPoolExecutor(_HANDS, "programs")
         self._starting: dict[ProgramAgent, Future[Running]] = {}
+        self._most_starts = _STARTS_PER_CORE * len(os.sched_getaffinity(0))
         self._noted: set[str] = set()
 
     def agent(self, prompt: Prompt) -> ProgramAgent:
@@ -80,17 +87,28 @@ class Programs:
         for row, agent in agents:
             if agent in self._starting and self._starting[agent].done():
                 agent.running = self._started(self._starting.pop(agent))
-                self._running.add(agent)
+                self._running[agent] = agent.running
             if agent.running is not None and not agent.asking:
                 self._look_at(row, agent, agent.running)
-        places = self._settings.processes - len(self._running) - len(self._starting)
-        for agent in islice(filter(self._waits, (agent for _, agent in agents)), max(0, places)):
+        for agent in islice(filter(self._waits, (agent for _, agent in agents)), self._places()):
             starting = self._hands.submit(self._start, agent, self._endpoint.open(self._changed))
             starting.add_done_callback(lambda _: self._changed.set())
             self._starting[agent] = starting
 
+    def _places(self) -> int:
+        """Programs that may start now."""
+        latest = time.monotonic() + self._patience - _START_SECONDS
+        loading = sum(not one.has_asked and one.deadline > latest for one in self._running.values())
+        return max(0, min(self._free, self._most_starts - len(self._starting) - loading))
+
+    @property
+    def _free(self) -> int:
+        return self._settings.processes - len(self._running) - len(self._starting)
+
     def waiting(self, rows: Sequence[Trajectory]) -> int:
-        """Programs of these rows that wait for a place."""
+        """Programs of these rows that wait until others end."""
+        if self._free > 0:
+            return 0
         agents = [row.environment for row in rows if isinstance(row.environment, ProgramAgent)]
         return sum(map(self._waits, agents))
 
@@ -100,25 +118,30 @@ class Programs:
 
     def heard(self, row: Trajectory, agent: ProgramAgent, ended: bool) -> None:
         """Answers the program if the policy's turn is complete; `ended`: by the policy itself."""
-        if agent.running is None:
+        running = agent.running
+        if running is None:
             row.done |= ended
-        elif ended or row.done or agent.conversation.room(row) == 0:
-            agent.running.line.answer(agent.conversation.end_turn(row, ended))
-            agent.running.deadline = time.monotonic() + self._patience
+        elif row.done:  # no room for another turn
+            running.line.answer(agent.conversation.end_turn(row, ended))
             agent.asking = False
-            if row.done:  # no room for another turn
-                self._end(agent, agent.running)
+            self._end(agent, running)
+        elif ended or agent.conversation.room(row) == 0:
+            agent.asking = False
+            running.deadline = time.monotonic() + self._patience
+            running.answer = self._hands.submit(self._answer, row, agent, running, ended)
+
+    def _answer(self, row: Trajectory, agent: ProgramAgent, running: Running, ended: bool) -> None:
+        """Answers the program with the turn, in a thread. Nobody else touches the trajectory until it asks again."""
+        running.line.answer(agent.conversation.end_turn(row, ended))
 
     def close(self) -> None:
         """Ends all programs and the endpoint."""
         for agent, starting in self._starting.items():
             if not starting.cancel() and starting.exception() is None:
-                agent.running = starting.result()
-                self._running.add(agent)
+                self._running[agent] = starting.result()
         self._starting.clear()
-        for agent in list(self._running):
-            if agent.running is not None:
-                self._end(agent, agent.running)
+        for agent, running in list(self._running.items()):
+            self._end(agent, running)
         self._hands.shutdown()
         if "_endpoint" in vars(self):
             self._endpoint.close()
@@ -149,9 +172,14 @@ class Programs:
             ) from error
 
     def _look_at(self, row: Trajectory, agent: ProgramAgent, running: Running) -> None:
+        if running.answer is not None:
+            if not running.answer.done():
+                return
+            running.answer = running.answer.result()  # raises what went wrong
         status = running.process.status()  # before the request: a program that has ended asks no more
         request = running.line.take()
         if request is not None:
+            running.has_asked = True
             self._note(request.ignored)
             try:
                 agent.conversation.begin_turn(row, request)
@@ -195,7 +223,7 @@ class Programs:
         running.process.kill()
         self._hands.submit(running.process.clear)
         agent.running, agent.over = None, True
-        self._running.remove(agent)
+        del self._running[agent]
 
     def _note(self, ignored: Sequence[str]) -> None:
         for name in ignored:
