@@ -17,9 +17,10 @@ def wait_for(coroutine: Coroutine[Any, Any, Result], timeout: float | None = Non
     running = asyncio.run_coroutine_threadsafe(coroutine, _loop())
     try:
         return running.result(timeout)
-    except TimeoutError:
-        running.cancel()
-        raise
+    except TimeoutError as error:
+        if not running.cancel():  # it has ended, with an error of its own
+            raise
+        raise TimeoutError(f"no answer within {timeout:g} s") from error
 
 
 @cache

@@ -212,7 +212,7 @@ def test_a_coroutine_that_takes_too_long_is_cancelled() -> None:
         finally:
             cancelled.set()
 
-    with pytest.raises(TimeoutError):
+    with pytest.raises(TimeoutError, match=r"no answer within 0\.1 s"):
         wait_for(hang(), 0.1)
     assert cancelled.wait(5)
 
