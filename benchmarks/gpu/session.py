@@ -99,6 +99,14 @@ def grpo(
     return Job(f"{name}-{side}{suffix}", command, limit=580, ray=side != "trl")
 
 
+def conversations(kind: str) -> str:
+    """A thousand conversations of four turns, of 500 tokens on average, whose tools take up to 30 s."""
+    return (
+        f"{sys.executable} -m benchmarks.conversations {kind} --device cuda --shape 0.5B --time-scale 0.5 --prompt 512 "
+        "--turn 500 --answer 200 --limit 8192 --max-num-seqs 512 --kv-cache-gib 40 --out $ROWS"
+    )
+
+
 def long_tail(name: str, settings: str, steps: int) -> Job:
     """GRPO steps whose longest responses, of 8,192 tokens, are four times as long as the average."""
     command = (
@@ -193,6 +201,8 @@ PLAN = (
         "--only 'as the trainer' 'first model runner' 'drafts' 'repetitive' 'repetitive, drafts'",
         limit=600,
     ),
+    Job("conversations-tools", conversations("tools")),
+    Job("conversations-programs", conversations("programs --bad 0.1")),
     Job("learning", f"{BENCH}learning --out $ROWS --output $LOGS", ray=True),
     Job("trimmed", f"{BENCH}trimmed --variant vllm0.26-torch2.11-cu130 --out $ROWS --logs $LOGS", limit=200),
     Job(

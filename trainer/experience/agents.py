@@ -1,6 +1,7 @@
 """Who answers the policy in each conversation: the user's environment, tools, or nobody."""
 
 import logging
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,13 +30,14 @@ _NO_MCP = ("verl.tools.mcp_base_tool.", "verl.tools.mcp_search_tool.")
 class Agents:
     """Opens the environment of each conversation. Raises ConfigError or DataError if one cannot be made."""
 
-    def __init__(self, config: Config, tokenizer: Any) -> None:
+    def __init__(self, config: Config, tokenizer: Any, changed: threading.Event) -> None:
+        """`changed` is set when a program asks."""
         custom = config.rollout.environment
         self._environment_class = environment_class(custom) if custom.path else None
         self._default = _BY_SETTING[config.rollout.agent]
         self._toolbox = make_toolbox(config, tokenizer)
         program = config.rollout.program.command
-        self.programs = Programs(config, tokenizer, self._toolbox.format) if program else None
+        self.programs = Programs(config, tokenizer, self._toolbox.format, changed) if program else None
 
     @property
     def has_tools(self) -> bool:
@@ -106,6 +108,7 @@ def make_toolbox(config: Config, tokenizer: Any) -> Toolbox:
         config.rollout.tools,
         config.rollout.max_turns,
         lambda token_ids: str(tokenizer.decode(token_ids)),
+        config.rollout.environment_timeout,
     )
 
 

@@ -1,7 +1,12 @@
 """Samples trajectories: engines produce the policy's turns, environments answer them."""
 
-from collections.abc import Iterable, Sequence
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cached_property, partial
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 from jinja2 import TemplateError
@@ -11,21 +16,20 @@ from trainer.config.tree import Config
 from trainer.data.dataset import Prompt
 from trainer.errors import ConfigError
 from trainer.experience.agents import Agents
-from trainer.experience.environment import (
-    ConversationEnvironment,
-    Failure,
-    Message,
-    MessageTokens,
-    Observation,
-    Turn,
-    call_each,
-)
+from trainer.experience.calls import Calls, Failure, call_each
+from trainer.experience.environment import ConversationEnvironment, Message, MessageTokens, Observation, Turn
 from trainer.experience.programs.host import ProgramAgent, Programs
 from trainer.experience.trajectory import Trajectory
 from trainer.rewards.answer import Answer, Scored
 from trainer.rewards.scores import as_scored
 from trainer.rollout.engines import Engines
 from trainer.rollout.sampling import Response
+
+logger = logging.getLogger(__name__)
+
+_GLANCE = 0.1  # seconds between two looks at environments and programs
+
+Sampled = list[tuple[Trajectory, Response]]
 
 
 class Conversations:
@@ -35,8 +39,14 @@ class Conversations:
         self._config = config
         self._engines = engines
         self._tokenizer = tokenizer
-        self._agents = Agents(config, tokenizer)
+        self._changed = threading.Event()
+        self._agents = Agents(config, tokenizer, self._changed)
+        rollout = config.rollout
+        self._answers = Calls[Trajectory](rollout.environment_timeout, rollout.environment_calls, self._changed)
         self._in_flight: dict[int, Trajectory] = {}
+        self._sampling = ThreadPoolExecutor(1, "segment")
+        self._homes = 0
+        self._warned: set[str] = set()
         if self._agents.has_tools:
             self._check_template()
 
@@ -47,6 +57,7 @@ class Conversations:
         limit = self._config.data.max_response_length
         pairs = list(zip(prompts, seeds, strict=True))
         rows = [Trajectory(prompt.token_ids, temperature, seed, limit, truncation=truncation) for prompt, seed in pairs]
+        self._give_homes(rows)
         answered = [place for place, prompt in enumerate(prompts) if self._agents.answer(prompt)]
         opened = self._call_each([partial(self._agents.open, *pairs[place]) for place in answered])
         for place, environment in zip(answered, opened, strict=True):
@@ -56,42 +67,54 @@ class Conversations:
                 rows[place].environment = environment
         return rows
 
+    def _give_homes(self, rows: Sequence[Trajectory]) -> None:
+        """Rows of one prompt share an engine, whose cache then has the prompt and all turns of each conversation."""
+        for _, group in groupby(rows, key=attrgetter("prompt")):
+            self._homes += 1
+            for row in group:
+                row.home = self._homes
+
     def finish(self, rows: Sequence[Trajectory]) -> None:
         """Continues all trajectories until they are done."""
         while active := [row for row in rows if not row.done]:
             self.advance(active)
 
     def advance(self, rows: Sequence[Trajectory], most: int | None = None) -> None:
-        """Extends each trajectory by at most `most` tokens; environments answer the turns that end.
+        """Extends trajectories by at most `most` tokens: those in which it is the policy's turn. Turns that end go to
+        their environments and programs, whose answers later calls take; without any turn, waits a moment for them.
 
         With engines that sample in flight, trajectories of earlier calls that are not done are extended, too.
         """
         version = self._engines.version
-        speaking = self._speaking(rows)
-        extend = self._continued if self._engines.in_flight else self._extended
-        ended: list[tuple[Trajectory, ConversationEnvironment]] = []
-        for row, response in extend(speaking, most):
+        self._changed.clear()  # before looking: what happens from now on ends the next wait
+        extend = self._continued if self._flies(rows) else self._extended
+        for row, response in self._meanwhile(partial(extend, self._speaking(rows), most), rows):
             row.add(response, version)
             if isinstance(row.environment, ProgramAgent):
                 self._programs.heard(row, row.environment, response.ended)
             elif response.ended and row.environment is not None:
-                ended.append((row, row.environment))
+                row.answering = True
+                self._answers.begin(row, partial(self._step, row.environment, row.turn))
             else:
                 row.done |= response.ended
-        answers = self._call_each([partial(self._step, environment, row.turn) for row, environment in ended])
-        for (row, _), answer in zip(ended, answers, strict=True):
-            self._take(row, answer)
 
-    def _extended(self, rows: Sequence[Trajectory], most: int | None) -> Iterable[tuple[Trajectory, Response]]:
+    def _flies(self, rows: Sequence[Trajectory]) -> bool:
+        """Whether responses stay in flight between calls: in asynchronous runs, and where turns end one by one."""
+        if not self._engines.in_flight:
+            return False
+        asynchronous = self._config.trainer.mode == "asynchronous"
+        return asynchronous or bool(self._in_flight) or any(row.environment is not None for row in rows)
+
+    def _extended(self, rows: Sequence[Trajectory], most: int | None) -> Sampled:
         """The rows, each with tokens of a request of its own."""
         if not rows:
             return []
-        homes = [row.environment.number for row in rows if isinstance(row.environment, ProgramAgent)]
+        homes = [row.home for row in rows] if any(row.environment is not None for row in rows) else None
         requests = [row.request(self._most(row, most)) for row in rows]
-        responses = self._engines.generate(requests, homes if len(homes) == len(rows) else None)
-        return zip(rows, responses, strict=True)
+        responses = self._engines.generate(requests, homes)
+        return list(zip(rows, responses, strict=True))
 
-    def _continued(self, rows: Sequence[Trajectory], most: int | None) -> Iterable[tuple[Trajectory, Response]]:
+    def _continued(self, rows: Sequence[Trajectory], most: int | None) -> Sampled:
         """These rows and all that are in flight, as far as they got new tokens."""
         flying = self._in_flight
         flying |= {id(row): row for row in rows}
@@ -102,27 +125,66 @@ class Conversations:
         parts = self._engines.advance(
             {number: row.request(self._room(row)) for number, row in new.items()},
             most or self._config.rollout.segment_length,
-            {n: row.environment.number for n, row in new.items() if isinstance(row.environment, ProgramAgent)},
+            {number: row.home for number, row in new.items() if row.environment is not None},
         )
-        found = [(flying[number], part) for number, part in parts.items()]
+        found: Sampled = [(flying[number], part) for number, part in parts.items()]
         self._in_flight = {n: row for n, row in flying.items() if n not in parts or not parts[n].finished}
         return found
 
-    def _speaking(self, rows: Sequence[Trajectory]) -> Sequence[Trajectory]:
-        """The rows in which it is the policy's turn. If all wait for their programs, there are none, after a moment."""
-        played = [row for row in rows if isinstance(row.environment, ProgramAgent)]
-        if not played:
-            return rows
-        self._programs.update(played)
-        speaking = [row for row in rows if not row.done and _policy_speaks(row)]
-        if not speaking:
-            self._programs.wait()
+    def _meanwhile(self, sample: Callable[[], Sampled], rows: Sequence[Trajectory]) -> Sampled:
+        """What the engines sample; takes answers while they do, so that they need not wait for that later."""
+        if all(row.environment is None for row in rows):
+            return sample()
+        sampled = self._sampling.submit(sample)
+        self._take_answers(rows)
+        while wait([sampled], _GLANCE).not_done:
+            self._take_answers(rows)
+        return sampled.result()
+
+    def _take_answers(self, rows: Sequence[Trajectory]) -> None:
+        """Continues the conversations whose environments have answered, or whose programs have asked or ended."""
+        for row, answer in self._answers.finished():
+            row.answering = False
+            self._take(row, answer)
+        if played := _played(rows):
+            self._programs.update(played)
+
+    def _speaking(self, rows: Sequence[Trajectory]) -> list[Trajectory]:
+        """The rows in which it is the policy's turn. Where there is none, and none in flight, waits a moment."""
+        if not (speaking := self._with_a_turn(rows)) and not self._in_flight:
+            self._take_answers(rows)
+            speaking = self._with_a_turn(rows)
+            if rows and not speaking:
+                self._warn_of_limits(_played(rows))
+                self._answers.wait(_GLANCE)
         return speaking
 
+    def _with_a_turn(self, rows: Sequence[Trajectory]) -> list[Trajectory]:
+        if self._config.trainer.deterministic and (self._in_flight or any(row.answering for row in rows)):
+            return []  # turn by turn: else the order of answers would decide what an engine computes together
+        return [row for row in rows if not row.done and _policy_speaks(row)]
+
+    def _warn_of_limits(self, played: Sequence[Trajectory]) -> None:
+        """Says once if the engines stand still while tools or programs wait for a place."""
+        waiting = self._programs.waiting(played) if played else 0
+        for setting, kept in (("environment_calls", self._answers.waiting), ("program.processes", waiting)):
+            if kept and setting not in self._warned:
+                self._warned.add(setting)
+                logger.warning(
+                    "the engines stand still while %d conversations wait for a place (rollout.%s=%d)",
+                    kept,
+                    setting,
+                    attrgetter(setting)(self._config.rollout),
+                )
+
     def _most(self, row: Trajectory, most: int | None) -> int | None:
-        """Tokens to sample at once. Turns for programs come in segments, so that others can join between them."""
+        """Tokens to sample at once. Turns that somebody answers come in segments, so that others can join between
+        them."""
+        if row.environment is None:
+            return most
+        segment = most or self._config.rollout.segment_length
         room = self._room(row)
-        return most if room is None else min(most or self._config.rollout.segment_length, room)
+        return segment if room is None else min(segment, room)
 
     def _room(self, row: Trajectory) -> int | None:
         """Tokens left of a program's turn; None where the trajectory is the limit."""
@@ -134,7 +196,9 @@ class Conversations:
         return self._agents.programs
 
     def close(self) -> None:
-        """Ends all programs."""
+        """Ends all programs, and the threads of environments after their calls."""
+        self._sampling.shutdown()
+        self._answers.close()
         if self._agents.programs is not None:
             self._agents.programs.close()
 
@@ -189,5 +253,10 @@ class Conversations:
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
 
 
+def _played(rows: Sequence[Trajectory]) -> list[Trajectory]:
+    """The rows with a program."""
+    return [row for row in rows if isinstance(row.environment, ProgramAgent)]
+
+
 def _policy_speaks(row: Trajectory) -> bool:
-    return not isinstance(row.environment, ProgramAgent) or row.environment.asking
+    return row.environment.asking if isinstance(row.environment, ProgramAgent) else not row.answering

@@ -9,9 +9,18 @@ from typing import Any, TypeVar
 Result = TypeVar("Result")
 
 
-def wait_for(coroutine: Coroutine[Any, Any, Result]) -> Result:
-    """What the coroutine returns, or raises. All coroutines share one loop, so their objects may too."""
-    return asyncio.run_coroutine_threadsafe(coroutine, _loop()).result()
+def wait_for(coroutine: Coroutine[Any, Any, Result], timeout: float | None = None) -> Result:
+    """What the coroutine returns, or raises. All coroutines share one loop, so their objects may too.
+
+    Raises TimeoutError after `timeout` seconds, and cancels the coroutine: it would be kept for ever.
+    """
+    running = asyncio.run_coroutine_threadsafe(coroutine, _loop())
+    try:
+        return running.result(timeout)
+    except TimeoutError as error:
+        if not running.cancel():  # it has ended, with an error of its own
+            raise
+        raise TimeoutError(f"no answer within {timeout:g} s") from error
 
 
 @cache

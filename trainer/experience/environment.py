@@ -1,11 +1,7 @@
 """Environments that answer a policy's turns, such as a tool, a game or a simulated user."""
 
-import queue
-import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from threading import Thread
 from typing import Any, Protocol
 
 from trainer.config.custom_code import CustomCode, load_custom
@@ -99,41 +95,3 @@ class MessageTokens:
         """The rendered conversation before, in and after the policy's turn; the latter are empty if it is not there."""
         text = conversation_text(messages, self._tokenizer, self._settings, opening=opening)
         return text.partition(self._TURN)
-
-
-@dataclass(frozen=True)
-class Failure:
-    """The reason why a call has no result."""
-
-    reason: str
-
-
-def call_each(calls: Sequence[Callable[[], Any]], timeout: float, at_once: int = 32) -> list[Any]:
-    """The result of each call, or its Failure if it raised or took more than `timeout` seconds; `at_once` threads.
-
-    A thread cannot be ended: one that hangs is left behind, and dies with the process.
-    """
-    waiting = deque(enumerate(calls))
-    deadlines: dict[int, float] = {}
-    results: dict[int, Any] = {}
-    answers: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
-
-    def attempt(number: int, call: Callable[[], Any]) -> None:
-        try:
-            answers.put((number, call()))
-        except Exception as error:  # noqa: BLE001 - the user's code may raise anything
-            answers.put((number, Failure(f"{type(error).__name__}: {error}")))
-
-    while waiting or deadlines:
-        while waiting and len(deadlines) < at_once:
-            number, call = waiting.popleft()
-            deadlines[number] = time.monotonic() + timeout
-            Thread(target=attempt, args=(number, call), daemon=True).start()
-        try:
-            number, answer = answers.get(timeout=max(0.0, min(deadlines.values()) - time.monotonic()))
-        except queue.Empty:
-            number = min(deadlines, key=lambda late: deadlines[late])
-            answer = Failure(f"no answer within {timeout:g} s")
-        if deadlines.pop(number, None) is not None:
-            results[number] = answer
-    return [results[number] for number in range(len(calls))]

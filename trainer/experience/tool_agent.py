@@ -3,9 +3,9 @@
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from trainer.config.sections.rollout import ToolsConfig
 from trainer.data.dataset import Prompt
@@ -18,11 +18,14 @@ from trainer.experience.tool import AgentData
 
 logger = logging.getLogger(__name__)
 
+Result = TypeVar("Result")
+
 
 @dataclass(frozen=True)
 class Toolbox:
     """What all conversations with tools share. Tools and users are objects with the interface of `Tool` and
-    `Interaction`; `schemas` are in the order of the tools file. `decode` keeps special tokens."""
+    `Interaction`; `schemas` are in the order of the tools file. `decode` keeps special tokens. What takes longer than
+    `timeout` seconds is cancelled."""
 
     tools: Mapping[str, Any]
     schemas: Sequence[Any]
@@ -31,6 +34,7 @@ class Toolbox:
     settings: ToolsConfig
     max_turns: int | None
     decode: Callable[[Sequence[int]], str]
+    timeout: float
 
 
 class ToolAgent:
@@ -56,7 +60,7 @@ class ToolAgent:
         if self._toolbox.users:
             self._user_kwargs = user_kwargs(prompt, self._toolbox.users)
             self._user = self._toolbox.users[self._user_kwargs["name"]]
-            wait_for(self._user.start_interaction(self._data.request_id, **self._user_kwargs))
+            self._wait_for(self._user.start_interaction(self._data.request_id, **self._user_kwargs))
 
     def step(self, turn: Turn) -> Observation:
         """What the tools or the user say; the end of the conversation if nobody answers."""
@@ -68,8 +72,11 @@ class ToolAgent:
         calls = calls[: self._toolbox.settings.max_parallel_calls]
         self._data.messages.append({"role": "assistant", "content": turn.text})
         if calls:
-            return wait_for(self._call_all(calls))
-        return Observation(done=True) if self._user is None else wait_for(self._ask_user())
+            return self._wait_for(self._call_all(calls))
+        return Observation(done=True) if self._user is None else self._wait_for(self._ask_user())
+
+    def _wait_for(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
+        return wait_for(coroutine, self._toolbox.timeout)
 
     def facts(self) -> dict[str, Any]:
         """What a reward function gets of this conversation, in its `extra_info`."""
@@ -94,11 +101,12 @@ class ToolAgent:
             return self._failed(f"Invalid JSON in arguments for {call.name!r}: {error}")
         try:
             response, reward = await self._execute(call.name, parameters)
-        except Exception as error:  # noqa: BLE001 - the user's tool may raise anything
+            media, text = response.image or response.video, str(response.text or "")
+        except Exception as error:  # noqa: BLE001 - the user's tool may raise and return anything
             return self._failed(f"Error executing tool {call.name!r}: {error}")
-        if response.image or response.video:
+        if media:
             return self._failed(f"Error executing tool {call.name!r}: it returned images, and there is no vision")
-        return self._shortened(response.text or ""), reward
+        return self._shortened(text), reward
 
     async def _execute(self, name: str, parameters: Any) -> tuple[Any, float | None]:
         """Response and reward of a call, which has an instance of the tool for itself."""

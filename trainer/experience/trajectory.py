@@ -21,8 +21,9 @@ class Trajectory:
 
     `mask`, `log_probs` and `versions` have an entry per token: whether the policy sampled it, with which log-prob (0.0
     where it did not, or where engines leave it out), and after how many updates of the weights. `answers` counts the
-    environment's turns. `scored` is set once an environment has given a score, or failed. `truncated` means that the
-    limit ended the response.
+    environment's turns; `answering` means that it is at work on one. `home` numbers the engine that samples all turns,
+    modulo the number of engines. `scored` is set once an environment has given a score, or failed. `truncated` means
+    that the limit ended the response.
     """
 
     prompt: tuple[int, ...]
@@ -38,6 +39,8 @@ class Trajectory:
     answers: int = 0
     done: bool = False
     truncated: bool = False
+    home: int = 0
+    answering: bool = False
     environment: "ConversationEnvironment | ProgramAgent | None" = None
     scored: Scored | None = None
     truncation: Truncation = WHOLE

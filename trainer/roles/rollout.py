@@ -32,6 +32,7 @@ class RolloutWorker:
         self._chosen = choose_engine(config.rollout.engine)
         self._engine = open_engine(self._chosen[0], config, place.device, end_token_ids(config.model.directory), team)
         self._occupancy = Occupancy()
+        self._begun: dict[int, SamplingRequest] = {}  # in flight, without a token yet
         collect_garbage()  # now, and not while it samples
 
     def chosen(self) -> tuple[str, str]:
@@ -64,7 +65,10 @@ class RolloutWorker:
             return {}
         with looking(engine.load) as loads:
             parts = engine.advance(new, steps)
-        self._occupancy += Occupancy.of(loads)
+        self._begun |= new
+        first = parts.keys() & self._begun.keys()
+        requests = [self._begun.pop(number) for number in first]
+        self._occupancy += Occupancy.of(loads, requests, [parts[number] for number in first])
         return parts
 
     def replace_weights(self, buckets: Sequence[ObjectRef]) -> None:

@@ -56,7 +56,7 @@ class Engines:
     The run ends after more than `rollout.max_repairs` failures in a row.
 
     `version` counts the updates since the first weights. `transport` is how weights are sent, and the reason.
-    `in_flight`, known after `start`, means that `advance` samples all responses, else `generate`.
+    `in_flight`, known after `start`, means that `advance` can be called: an asynchronous run then calls nothing else.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Engines:
         logger.info("engines sample with %s, because %s", name, reason)
         if self._drafted:
             logger.info("engines draft at most %d tokens a step, with vLLM's first model runner", self._drafted)
-        self.in_flight = self._asynchronous and self._partial and engine_rows()[name].in_flight
+        self.in_flight = engine_rows()[name].in_flight and (self._partial or not self._asynchronous)
         if self._asynchronous:
             logger.info("%s", _CONTINUES if self.in_flight else _BEGINS_AGAIN if self._partial else _FINISHES)
         logger.info("%s go to the engines through %s, because %s", self._what, *self.transport)

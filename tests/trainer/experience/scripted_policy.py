@@ -60,8 +60,8 @@ class FakeEngines:
         self._prompts: list[tuple[int, ...]] = []
         self.said: list[list[tuple[int, ...]]] = [[] for _ in lines]
 
-    def generate(self, requests: Sequence[SamplingRequest], homes: None) -> list[Response]:
-        assert homes is None
+    def generate(self, requests: Sequence[SamplingRequest], homes: Sequence[int] | None) -> list[Response]:
+        assert homes is not None
         if not self._prompts:
             self._prompts = [request.prompt for request in requests]
         return [self._next(request) for request in requests]

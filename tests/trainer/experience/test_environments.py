@@ -19,8 +19,9 @@ from trainer.config.tree import Config
 from trainer.data.batches.batch import Batch
 from trainer.data.dataset import Prompt
 from trainer.errors import DataError, RewardError
+from trainer.experience.calls import Failure, call_each
 from trainer.experience.conversations import Conversations
-from trainer.experience.environment import Failure, MessageTokens, call_each
+from trainer.experience.environment import MessageTokens
 from trainer.experience.trajectory import Trajectory
 from trainer.models.networks import PolicyNetwork
 from trainer.models.packing import PackedRows
@@ -45,8 +46,8 @@ class FakeEngines:
         self._tokenizer = tokenizer
         self._words = [tokenizer(line + "<|end|>")["input_ids"] for line in lines]
 
-    def generate(self, requests: Sequence[SamplingRequest], homes: None) -> list[Response]:
-        assert homes is None
+    def generate(self, requests: Sequence[SamplingRequest], homes: Sequence[int] | None) -> list[Response]:
+        del homes
         self.asked += requests
         return [self._response(request.max_tokens or 0) for request in requests]
 
@@ -206,7 +207,7 @@ def test_hanging_calls_delay_the_batch_by_no_more_than_their_timeout() -> None:
     late = Failure("no answer within 0.2 s")
     assert call_each(calls, timeout=0.2, at_once=1) == [late, 1, late, 2]
     assert time.monotonic() - started < 10
-    assert call_each([], timeout=1) == []
+    assert call_each([], timeout=1, at_once=1) == []
 
 
 def test_a_template_that_rewrites_earlier_turns_is_refused(tokenizer: Any) -> None:

@@ -2,6 +2,7 @@
 its words matter; Transformers' engine samples where log-probs matter."""
 
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,15 @@ import torch
 
 from trainer.config.overrides import load_config
 from trainer.config.sections.data import DataConfig
+from trainer.config.sections.rollout import ProgramConfig
 from trainer.config.tree import Config
 from trainer.data.dataset import Prompt
 from trainer.data.formats.chat_template import use_chat_template
 from trainer.errors import ConfigError
 from trainer.experience.collector import Experience, Scores, completed
 from trainer.experience.conversations import Conversations
+from trainer.experience.programs.endpoint import Line
+from trainer.experience.programs.process import ProgramProcess
 from trainer.experience.trajectory import Trajectory
 from trainer.models.packing import PackedRows
 from trainer.models.small import ModelShape, build_tokenizer, create_model, save_model
@@ -225,6 +229,45 @@ print(json.dumps({"score": count}))
     names = [f"{n} What?" for n in range(5)]
     rows, _ = play(program, questions=names, processes=2, environment_timeout=60)
     assert max(row.scored.value for row in rows) <= 2
+
+
+def test_the_engines_do_not_wait_for_programs_that_start(
+    play: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(settings: ProgramConfig, prompt: Prompt, line: Line) -> ProgramProcess:
+        if prompt.question == "Slow?":
+            assert ended.wait(20)
+        return ProgramProcess(settings, prompt, line)
+
+    def noted_clear(process: ProgramProcess) -> None:
+        ended.set()
+        clear(process)
+
+    ended, clear = threading.Event(), ProgramProcess.clear
+    monkeypatch.setattr("trainer.experience.programs.host.ProgramProcess", start)
+    monkeypatch.setattr(ProgramProcess, "clear", noted_clear)
+    rows, _ = play(TWO_TURNS, {"Slow?": "a", "Fast?": "b", "sure?": "yes"}, ("Slow?", "Fast?"), environment_timeout=60)
+    assert [row.turns for row in rows] == [2, 2]
+
+
+def test_few_programs_start_at_once(play: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each says how many others there are when it asks; it may have 8 neighbours, but starts alone."""
+    monkeypatch.setattr("trainer.experience.programs.host._STARTS_PER_CORE", 1)
+    monkeypatch.setattr("trainer.experience.programs.host.os.sched_getaffinity", lambda _: {0})
+    program = """
+import glob
+time.sleep(0.3)
+mine = "/tmp/starts-test-%d-%d" % (os.getppid(), os.getpid())
+before = len(glob.glob("/tmp/starts-test-%d-*" % os.getppid()))
+open(mine, "w").close()
+time.sleep(0.3)
+count = len(glob.glob("/tmp/starts-test-%d-*" % os.getppid()))
+os.remove(mine)
+ask(messages)
+print(json.dumps({"score": max(before, count - 1)}))
+"""
+    rows, _ = play(program, questions=[f"{n} What?" for n in range(3)], processes=8, environment_timeout=60)
+    assert [row.scored.value for row in rows] == [0.0] * 3
 
 
 def test_the_token_limit_ends_the_program(tokenizer: Any, play: Callable[..., Any]) -> None:

@@ -42,6 +42,20 @@ def test_the_policy_is_told_about_calls_that_fail(tokenizer: Any, tmp_path: Path
     assert row.turns == 2
 
 
+def test_a_tool_that_returns_nonsense_is_a_call_that_fails(
+    tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def nonsense(*_arguments: Any, **_kwargs: Any) -> tuple[str, float, None]:
+        return "19", 0.0, None
+
+    monkeypatch.setattr("trainer.experience.tools.gsm8k.AnswerCheck.execute", nonsense)
+    row, _ = converse(tokenizer, settings(tmp_path, GSM8K), [check("1"), "#### 19"])
+    (answer,) = spoken(tokenizer, row)
+    assert "Error executing tool 'calc_gsm8k_reward': 'str' object has no attribute 'image'" in answer
+    agent: Any = row.environment
+    assert (row.turns, row.scored, agent.failed_calls) == (2, None, 1)
+
+
 def test_a_call_that_cannot_be_read_is_no_call(tokenizer: Any, tmp_path: Path) -> None:
     row, _ = converse(tokenizer, settings(tmp_path, GSM8K), ["<tool_call>{name: x}</tool_call>"])
     assert (row.turns, all(row.mask)) == (1, True)

@@ -135,10 +135,10 @@ class InFlight(TwoEngines):
         return parts
 
 
-def in_flight(**rollout: Any) -> tuple[Engines, InFlight]:
+def in_flight(mode: str = "asynchronous", **rollout: Any) -> tuple[Engines, InFlight]:
     config = Config.model_validate(
         {
-            "trainer": {"mode": "asynchronous"},
+            "trainer": {"mode": mode},
             "algorithm": {"correction": "tis"},
             "rollout": rollout,
             "data": {"max_response_length": 100},
@@ -202,3 +202,9 @@ def test_a_run_says_how_its_responses_take_new_weights(
     engines, _ = in_flight(**rollout)
     assert what in caplog.text
     assert engines.in_flight == (not rollout)
+
+
+@pytest.mark.parametrize("mode", ["synchronous", "one_step_off"])
+def test_conversations_of_other_runs_may_stay_in_flight_between_segments(mode: str) -> None:
+    engines, _ = in_flight(mode, segment_length=100)
+    assert engines.in_flight

@@ -60,8 +60,8 @@ class RolloutConfig(Section):
         64,
         gt=0,
         description="asynchronous: tokens after which an engine may take new weights and new prompts; as long as "
-        "data.max_response_length: responses finish under the weights that they began with. programs: tokens after "
-        "which conversations that wait may join",
+        "data.max_response_length: responses finish under the weights that they began with. Environments, tools and "
+        "programs: tokens after which conversations that were answered may join",
     )
     environment: CustomCode = Field(
         CustomCode(), description="class that answers the policy's turns; see trainer/experience/environment.py"
@@ -82,6 +82,13 @@ class RolloutConfig(Section):
     )
     environment_timeout: float = Field(
         10.0, gt=0, description="seconds without an answer after which an environment counts as failed"
+    )
+    environment_calls: int = Field(
+        64,
+        gt=0,
+        description="environments and conversations with tools that work on an answer at once, each in a thread of the "
+        "controller; a warning says if engines stand still while others wait. Many for those that wait themselves, as "
+        "for a server",
     )
     temperature: float = Field(1.0, gt=0, description="sampling temperature; all log-probs use it too")
     top_p: float = Field(

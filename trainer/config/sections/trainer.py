@@ -116,7 +116,8 @@ class TrainerConfig(Section):
     deterministic: bool = Field(
         False,
         description="on GPUs, use only kernels that add in a fixed order, and sample each response as if it were "
-        "alone: the same run on the same kind of GPU gives the same weights to the bit, but takes longer",
+        "alone: the same run on the same kind of GPU gives the same weights to the bit, but takes longer. "
+        "Conversations with tools or environments take turns together",
     )
     profiler: ProfilerConfig = ProfilerConfig()
     trajectories: TrajectoriesConfig = TrajectoriesConfig()

@@ -1,12 +1,14 @@
 """All programs of a run: started as places become free, each at its own pace."""
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import count
+from itertools import islice
 from typing import Any
 
 from trainer.config.tree import Config
@@ -23,7 +25,10 @@ from trainer.rewards.answer import Scored
 
 logger = logging.getLogger(__name__)
 
-_GLANCE = 0.1  # seconds between two looks at programs that are silent
+_HANDS = 4  # threads that start programs, answer them, and remove their files
+# Programs for each core that start at once, and the seconds after which one that has not asked counts as started:
+# a thousand that load their libraries at once would all take longer than their patience.
+_STARTS_PER_CORE, _START_SECONDS = 4, 2.0
 
 
 @dataclass
@@ -33,13 +38,14 @@ class Running:
     line: Line
     process: ProgramProcess
     deadline: float
+    has_asked: bool = False
+    answer: Future[None] | None = None
 
 
 class ProgramAgent:
     """A trajectory's program. `asking`: it is the policy's turn. `over`: the program is not there any more."""
 
-    def __init__(self, number: int, prompt: Prompt, conversation: ProgramConversation) -> None:
-        self.number = number
+    def __init__(self, prompt: Prompt, conversation: ProgramConversation) -> None:
         self.prompt = prompt
         self.conversation = conversation
         self.running: Running | None = None
@@ -49,43 +55,62 @@ class ProgramAgent:
 
 
 class Programs:
-    """Runs the programs of all trajectories. One thread, the one that samples, calls every method.
+    """Runs the programs of all trajectories. One thread, the one that samples, calls every public method.
 
     Raises ConfigError if there is no such program.
     """
 
-    def __init__(self, config: Config, tokenizer: Any, call_format: CallFormat) -> None:
+    def __init__(self, config: Config, tokenizer: Any, call_format: CallFormat, changed: threading.Event) -> None:
         self._config = config
         self._tokenizer = tokenizer
         self._format = call_format
         self._settings = config.rollout.program
         command_of(self._settings)
         self._patience = config.rollout.environment_timeout
-        self._changed = threading.Event()
-        self._running: list[ProgramAgent] = []
+        self._changed = changed
+        self._running: dict[ProgramAgent, Running] = {}
+        # Starts, answers and the removal of files take milliseconds, for which engines would wait.
+        self._hands = ThreadPoolExecutor(_HANDS, "programs")
+        self._starting: dict[ProgramAgent, Future[Running]] = {}
+        self._most_starts = _STARTS_PER_CORE * len(os.sched_getaffinity(0))
         self._noted: set[str] = set()
-        self._numbers = count()
 
     def agent(self, prompt: Prompt) -> ProgramAgent:
         """The program of a new trajectory, not yet started."""
         tokens = self._message_tokens
         conversation = ProgramConversation(self._config, self._tokenizer, tokens, self._format)
-        return ProgramAgent(next(self._numbers), prompt, conversation)
+        return ProgramAgent(prompt, conversation)
 
     def update(self, rows: Sequence[Trajectory]) -> None:
         """Takes new requests, notices programs that ended or hang, and starts others in their places."""
-        self._changed.clear()
         agents = [(row, row.environment) for row in rows if isinstance(row.environment, ProgramAgent)]
         for row, agent in agents:
+            if agent in self._starting and self._starting[agent].done():
+                agent.running = self._started(self._starting.pop(agent))
+                self._running[agent] = agent.running
             if agent.running is not None and not agent.asking:
                 self._look_at(row, agent, agent.running)
-        waiting = [agent for _, agent in agents if agent.running is None and not agent.over]
-        for agent in waiting[: self._settings.processes - len(self._running)]:
-            self._start(agent)
+        for agent in islice(filter(self._waits, (agent for _, agent in agents)), self._places()):
+            starting = self._hands.submit(self._start, agent, self._endpoint.open(self._changed))
+            starting.add_done_callback(lambda _: self._changed.set())
+            self._starting[agent] = starting
 
-    def wait(self) -> None:
-        """Waits until a program asks, for a moment at most: programs also end in silence."""
-        self._changed.wait(_GLANCE)
+    def _places(self) -> int:
+        """Programs that may start now."""
+        latest = time.monotonic() + self._patience - _START_SECONDS
+        loading = sum(not one.has_asked and one.deadline > latest for one in self._running.values())
+        return max(0, min(self._free, self._most_starts - len(self._starting) - loading))
+
+    @property
+    def _free(self) -> int:
+        return self._settings.processes - len(self._running) - len(self._starting)
+
+    def waiting(self, rows: Sequence[Trajectory]) -> int:
+        """Programs of these rows that wait until others end."""
+        if self._free > 0:
+            return 0
+        agents = [row.environment for row in rows if isinstance(row.environment, ProgramAgent)]
+        return sum(map(self._waits, agents))
 
     def room(self, row: Trajectory, agent: ProgramAgent) -> int:
         """Tokens left of the turn that the policy is in."""
@@ -93,22 +118,37 @@ class Programs:
 
     def heard(self, row: Trajectory, agent: ProgramAgent, ended: bool) -> None:
         """Answers the program if the policy's turn is complete; `ended`: by the policy itself."""
-        if agent.running is None:
+        running = agent.running
+        if running is None:
             row.done |= ended
-        elif ended or row.done or agent.conversation.room(row) == 0:
-            agent.running.line.answer(agent.conversation.end_turn(row, ended))
-            agent.running.deadline = time.monotonic() + self._patience
+        elif row.done:  # no room for another turn
+            running.line.answer(agent.conversation.end_turn(row, ended))
             agent.asking = False
-            if row.done:  # no room for another turn
-                self._end(agent, agent.running)
+            self._end(agent, running)
+        elif ended or agent.conversation.room(row) == 0:
+            agent.asking = False
+            running.deadline = time.monotonic() + self._patience
+            running.answer = self._hands.submit(self._answer, row, agent, running, ended)
+
+    def _answer(self, row: Trajectory, agent: ProgramAgent, running: Running, ended: bool) -> None:
+        """Answers the program with the turn, in a thread. Nobody else touches the trajectory until it asks again."""
+        running.line.answer(agent.conversation.end_turn(row, ended))
 
     def close(self) -> None:
         """Ends all programs and the endpoint."""
-        for agent in list(self._running):
-            if agent.running is not None:
-                self._end(agent, agent.running)
+        for agent, starting in self._starting.items():
+            if not starting.cancel() and starting.exception() is None:
+                self._running[agent] = starting.result()
+        self._starting.clear()
+        for agent, running in list(self._running.items()):
+            self._end(agent, running)
+        self._hands.shutdown()
         if "_endpoint" in vars(self):
             self._endpoint.close()
+
+    def _waits(self, agent: ProgramAgent) -> bool:
+        """Whether the program waits for a place."""
+        return agent.running is None and not agent.over and agent not in self._starting
 
     @cached_property
     def _endpoint(self) -> Endpoint:
@@ -118,21 +158,28 @@ class Programs:
     def _message_tokens(self) -> MessageTokens:
         return MessageTokens(self._tokenizer, self._config.data)
 
-    def _start(self, agent: ProgramAgent) -> None:
-        line = self._endpoint.open(self._changed)
+    def _start(self, agent: ProgramAgent, line: Line) -> Running:
+        """Starts a program, in a thread."""
+        process = ProgramProcess(self._settings, agent.prompt, line)
+        return Running(line, process, time.monotonic() + self._patience)
+
+    def _started(self, start: Future[Running]) -> Running:
         try:
-            process = ProgramProcess(self._settings, agent.prompt, line)
+            return start.result()
         except OSError as error:
             raise WorkerError(
                 f"rollout.program.command cannot be started: {error}", hint="lower rollout.program.processes"
             ) from error
-        agent.running = Running(line, process, time.monotonic() + self._patience)
-        self._running.append(agent)
 
     def _look_at(self, row: Trajectory, agent: ProgramAgent, running: Running) -> None:
+        if running.answer is not None:
+            if not running.answer.done():
+                return
+            running.answer = running.answer.result()  # raises what went wrong
         status = running.process.status()  # before the request: a program that has ended asks no more
         request = running.line.take()
         if request is not None:
+            running.has_asked = True
             self._note(request.ignored)
             try:
                 agent.conversation.begin_turn(row, request)
@@ -173,9 +220,10 @@ class Programs:
 
     def _end(self, agent: ProgramAgent, running: Running) -> None:
         self._endpoint.drop(running.line)
-        running.process.end()
+        running.process.kill()
+        self._hands.submit(running.process.clear)
         agent.running, agent.over = None, True
-        self._running.remove(agent)
+        del self._running[agent]
 
     def _note(self, ignored: Sequence[str]) -> None:
         for name in ignored:

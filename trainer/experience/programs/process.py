@@ -70,10 +70,13 @@ class ProgramProcess:
         lines = self._written("err").strip().splitlines()
         return lines[-1][:300] if lines else ""
 
-    def end(self) -> None:
-        """Ends the program with all that it started, and removes its files."""
+    def kill(self) -> None:
+        """Kills the program with all that it started."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
+
+    def clear(self) -> None:
+        """Waits for its end, and removes its files."""
         self._process.wait()
         self._directory.cleanup()
 

@@ -6,7 +6,7 @@ vLLM reads `trainer.rollout.process_environment` when it is imported, so it is i
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from trainer.cluster.place import Team
 from trainer.config.tree import Config
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 
 ALONE = Team()
+Found = TypeVar("Found", bound=Response)
 
 
 @contextmanager
@@ -94,14 +95,16 @@ class VllmEngine:
 
     def generate(self, requests: Sequence[SamplingRequest]) -> list[Response]:
         """See `RolloutEngine.generate`."""
-        responses = self._in_flight.to_their_end(requests)
-        if self._rollout.prefix_caching:
-            return responses
-        return [replace(response, cached_tokens=None) for response in responses]
+        return [self._known(response) for response in self._in_flight.to_their_end(requests)]
 
     def advance(self, new: Mapping[int, SamplingRequest], steps: int) -> dict[int, Part]:
         """See `InFlightEngine.advance`."""
-        return self._in_flight.advance(new, steps)
+        parts = self._in_flight.advance(new, steps)
+        return {number: self._known(part) for number, part in parts.items()}
+
+    def _known(self, response: Found) -> Found:
+        """The response; without a prefix cache, vLLM's count of cached tokens means nothing."""
+        return response if self._rollout.prefix_caching else replace(response, cached_tokens=None)
 
     def _prompt(self, request: SamplingRequest) -> dict[str, object]:
         """vLLM shares cached keys and values only between prompts with the same salt, so never across an update."""

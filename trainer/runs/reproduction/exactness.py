@@ -23,5 +23,18 @@ def reservations(settings: RunConfig, hardware: Hardware | None) -> Iterator[str
         )
     for line in code_lines(settings):
         yield f"{line}: the same weights need the same answers of it"
-    if isinstance(settings, Config) and settings.rollout.agent == "program":
-        yield "rollout.agent=program: the order in which conversations arrive decides what an engine computes together"
+    if isinstance(settings, Config):
+        yield from _order_of_answers(settings)
+
+
+def _order_of_answers(settings: Config) -> Iterator[str]:
+    rollout, together = settings.rollout, settings.trainer.deterministic
+    found = None
+    if rollout.agent == "program":
+        found = "rollout.agent=program"
+    elif rollout.agent == "tools" and not together:
+        found = "rollout.agent=tools without trainer.deterministic"
+    elif rollout.environment.path is not None and not together:
+        found = "rollout.environment without trainer.deterministic"
+    if found:
+        yield f"{found}: the order in which conversations are answered decides what an engine computes together"

@@ -33,6 +33,7 @@ def test_a_multi_turn_script_keeps_its_meaning() -> None:
     assert (tools.format, tools.max_parallel_calls, tools.max_response_length) == ("hermes", 2, 512)
     assert tools.truncate_side == "left"
     assert rollout.environment_timeout > 600
+    assert rollout.environment_calls > 1000
     assert any("rows without agent_name use the tools" in note for note in notes)
 
 

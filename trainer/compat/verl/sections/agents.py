@@ -24,6 +24,7 @@ _AGENT = f"{ROLLOUT}.agent.default_agent_loop"
 _AS_IN_VERL: dict[str, Value] = {
     "rollout.max_turns": None,
     "rollout.environment_timeout": 3600,
+    "rollout.environment_calls": 1024,
     "reward.text": "conversation",
 }
 
