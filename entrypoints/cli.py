@@ -256,6 +256,7 @@ def _options(parsed: argparse.Namespace, report_directory: str) -> Options:
         raise UsageError("--tls encrypts Ray's traffic, but --no-ray starts no Ray", "leave out one of them")
     return Options(
         command=_command(parsed.words),
+        waits_for_ray=parsed.words[:1] == ["train"],
         control_port=parsed.control_port,
         deadline=parsed.deadline,
         grace=parsed.grace,

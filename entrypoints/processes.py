@@ -80,29 +80,32 @@ class ProcessTree:
         environment: Mapping[str, str],
         *,
         output: IO[bytes] | None = None,
-        foreground: bool = False,
+        open_files: Sequence[int] = (),
     ) -> Process:
-        """Start a child in its own process group.
+        """Start a child in its own process group, which inherits these open files.
 
-        With `output` the child writes there and has no input; otherwise it inherits all three streams. With
-        `foreground` it also gets the terminal, if there is one. Raises CommandNotFoundError.
+        With `output` the child writes there and has no input; otherwise it inherits all three streams, and may get the
+        terminal (`give_terminal`). Raises CommandNotFoundError.
         """
         stdin = None if output is None else subprocess.DEVNULL
-        terminal = foreground and _owns_terminal()
-        if terminal:
+        if output is None and _owns_terminal():
             signal.signal(signal.SIGTSTP, signal.SIG_IGN)  # ignore Ctrl-Z: nothing could continue the command
         self._childless.clear()
         try:
             popen = subprocess.Popen(
-                command, env=environment, stdin=stdin, stdout=output, stderr=output, process_group=0
+                command,
+                env=environment,
+                stdin=stdin,
+                stdout=output,
+                stderr=output,
+                process_group=0,
+                pass_fds=open_files,
             )
         except OSError as error:
             hint = "check its spelling and PATH" if isinstance(error, FileNotFoundError) else ""
             raise CommandNotFoundError(f"cannot run {command[0]!r}: {error.strerror}", hint) from error
-        process = self._known[popen.pid] = Process(popen.pid, popen)
-        if terminal:
-            _give_terminal(popen.pid)
-        return process
+        self._known[popen.pid] = Process(popen.pid, popen)
+        return self._known[popen.pid]
 
     def adopted(self, names: Sequence[str]) -> dict[str, Process]:
         """The orphans with these names that became children of this process, by name; watched from now on."""
@@ -208,10 +211,12 @@ def _owns_terminal() -> bool:
         return False
 
 
-def _give_terminal(group: int) -> None:
-    """Make the group the terminal's foreground group, as a shell would: it reads input and gets Ctrl-C."""
-    os.tcsetpgrp(0, group)
-    os.killpg(group, signal.SIGCONT)  # it was stopped if it read before it had the terminal
+def give_terminal(process: Process) -> None:
+    """Make the process's group the terminal's foreground group, if there is a terminal: it reads input and gets Ctrl-C,
+    as under a shell."""
+    if _owns_terminal() and not process.ended.done():
+        os.tcsetpgrp(0, process.pid)
+        os.killpg(process.pid, signal.SIGCONT)  # it was stopped if it read before it had the terminal
 
 
 def take_terminal() -> None:

@@ -231,6 +231,7 @@ VARIABLES = {
         "SLIPWAY_LOG_DIR": "directory for every node's logs",
         "SLIPWAY_REPORT_DIR": "directory for preflight's report",
         "SLIPWAY_NODE_COUNT": "set by `launch` for the command: number of nodes that joined",
+        "SLIPWAY_READY_FD": "set by `launch train`: file descriptor that holds a byte once Ray is up",
     },
     "buildkit and ci/publish": {
         "SLIPWAY_REGISTRY": "`HOST[:PORT]/REPOSITORY` to publish to",

@@ -3,10 +3,11 @@
 import asyncio
 import contextlib
 import logging
+import os
 import secrets
 import signal
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from typing import Any
 
 from entrypoints.errors import LaunchError, RayFailedError, UsageError
@@ -15,8 +16,9 @@ from entrypoints.host.agreement import odd_ones
 from entrypoints.job.hello import missing_gpus, say_hello
 from entrypoints.job.meeting import Meeting, Peer
 from entrypoints.job.node import Node
+from entrypoints.options import READY_FD
 from entrypoints.preflight import refuse
-from entrypoints.processes import take_terminal
+from entrypoints.processes import Process, give_terminal, take_terminal
 from entrypoints.ray.node import RayNode
 from entrypoints.wire.channel import SILENCE
 from entrypoints.wire.secret import ray_token
@@ -104,12 +106,18 @@ async def _cancelled(work: asyncio.Task[Any]) -> None:
 
 
 async def _form_and_run(node: Node, peers: list[Peer], secret: str) -> int:
-    environment = {"SLIPWAY_NODE_COUNT": str(len(peers) + 1)}
-    if node.options.ray is not None:
-        ray = node.make_ray(secret, alone=not peers)
-        node.use_tls(_certificate(node, say_hello(node)["request"]))
-        environment |= ray.client_environment(await _form_ray(node, peers, ray))
-    return await run_command(node, dict(node.environment) | environment)
+    environment = dict(node.environment) | {"SLIPWAY_NODE_COUNT": str(len(peers) + 1)}
+    if node.options.ray is None:
+        return await run_command(node, environment)
+    ray, address = node.make_ray(secret, alone=not peers), _head_address(peers)
+    node.use_tls(_certificate(node, say_hello(node)["request"]))
+    cluster = ray.become_head(address)
+    environment |= ray.client_environment(cluster)
+    forming = _form_ray(node, peers, ray, address, cluster)
+    if node.options.waits_for_ray:
+        return await _run_beside(node, environment, forming)
+    await forming
+    return await run_command(node, environment)
 
 
 async def _stop_ray(node: Node, meeting: Meeting) -> None:
@@ -129,12 +137,12 @@ async def _stop_ray(node: Node, meeting: Meeting) -> None:
                 await asyncio.wait_for(peer.ray_stopped.wait(), _LOOK_AGAIN)
 
 
-async def _form_ray(node: Node, peers: list[Peer], ray: RayNode) -> str:
-    """Start Ray on all nodes. Returns its address once Ray lists all of them as alive."""
+async def _form_ray(node: Node, peers: list[Peer], ray: RayNode, address: str, cluster: str) -> None:
+    """Start Ray on all nodes, the head at this address, and wait until Ray lists all of them as alive."""
     waiting_for = "Ray on the head"
     try:
         async with asyncio.timeout(node.seconds_left):
-            cluster = await ray.start_head(_head_address(peers))
+            await ray.start_head(address)
             node.watch_ray()
             for peer in peers:
                 peer.channel.send(start_ray=cluster, certificate=_certificate(node, peer.request))
@@ -154,7 +162,6 @@ async def _form_ray(node: Node, peers: list[Peer], ray: RayNode) -> str:
         log.info(
             "Ray's dashboard is at %s; `launch attach -- printenv RAY_AUTH_TOKEN` on this node prints its token", url
         )
-    return cluster
 
 
 def _certificate(node: Node, request: str | None) -> dict[str, str] | None:
@@ -192,15 +199,49 @@ def _head_address(peers: list[Peer]) -> str:
 
 async def run_command(node: Node, environment: Mapping[str, str]) -> int:
     """Run the command in the foreground and return its status. Cancellation ends it. Raises CommandNotFoundError."""
-    process = node.process_tree.spawn(node.options.command, environment, foreground=True)
+    process = node.process_tree.spawn(node.options.command, environment)
     try:
-        status = await process.status()
-        if process.killed_by is not None:
-            log.warning("%s", _death(process.killed_by))
-        return status
+        give_terminal(process)
+        return await _status_of(process)
     finally:
         await process.end(node.grace)
         take_terminal()
+
+
+async def _run_beside(node: Node, environment: Mapping[str, str], forming: Coroutine[Any, Any, None]) -> int:
+    """Run a command that waits for Ray itself, beside the formation; in the foreground once Ray is up.
+
+    A command that ends earlier ends the formation, too. If the formation fails, so does this, and the command ends.
+    """
+    formation = asyncio.create_task(forming)
+    reader, writer = os.pipe()
+    try:
+        with os.fdopen(reader, "rb"), os.fdopen(writer, "wb", buffering=0) as ready:
+            process = node.process_tree.spawn(
+                node.options.command, {**environment, READY_FD: str(reader)}, open_files=[reader]
+            )
+            try:
+                first: set[asyncio.Future[Any]] = {formation, process.ended}
+                await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+                if formation.done():
+                    formation.result()
+                    ready.write(b"1")
+                    give_terminal(process)
+                return await _status_of(process)
+            finally:
+                formation.cancel()
+                await process.end(node.grace)
+                take_terminal()
+    finally:
+        await _cancelled(formation)
+
+
+async def _status_of(process: Process) -> int:
+    """Wait for the command's end and return its status."""
+    status = await process.status()
+    if process.killed_by is not None:
+        log.warning("%s", _death(process.killed_by))
+    return status
 
 
 def _death(number: int) -> str:

@@ -98,12 +98,15 @@ class RayNode:
         self._for_clients |= variables
         self._environment |= variables
 
-    async def start_head(self, address: str) -> str:
-        """Start Ray's head and return the cluster's address. Raises RayFailedError."""
-        ports = self._ports.named
-        dashboard = self._dashboard = (
-            _with_port(self._options.dashboard, self._ports) if self._options.dashboard else None
-        )
+    def become_head(self, address: str) -> str:
+        """Choose the addresses of Ray's head on this node. Returns the cluster's."""
+        if self._options.dashboard:
+            self._dashboard = _with_port(self._options.dashboard, self._ports)
+        return f"{bracketed(address)}:{self._ports.named['gcs']}"
+
+    async def start_head(self, address: str) -> None:
+        """Start Ray's head; `become_head` comes first. Raises RayFailedError."""
+        ports, dashboard = self._ports.named, self._dashboard
         await self._start(
             address,
             "--head",
@@ -114,7 +117,6 @@ class RayNode:
             f"--dashboard-port={dashboard.port if dashboard else ports['dashboard']}",
             "--no-monitor",  # there is no autoscaler
         )
-        return f"{bracketed(address)}:{ports['gcs']}"
 
     async def start_worker(self, address: str, cluster: str) -> None:
         """Join the cluster. Raises RayFailedError."""

@@ -3,7 +3,8 @@
 import logging
 import time
 from collections.abc import Sequence
-from copy import deepcopy
+from copy import copy, deepcopy
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from trainer.algorithms.returns import explained_variance
 from trainer.algorithms.rows import Sampled
 from trainer.algorithms.token_rewards import move_to_tokens, token_rewards
 from trainer.cluster.nodes import connected
+from trainer.cluster.ready import wait_for_ray
 from trainer.config.custom_code import code_lines
 from trainer.config.tree import Config
 from trainer.data.batches.batch import Batch
@@ -65,19 +67,29 @@ def train(config: Config, repeat: Repeat | None = None) -> TrainingResult:
     Raises a TrainerError for every problem that the user can fix, InterruptedRun after SIGTERM.
     """
     run_dir = run_directory(config.trainer)
+    local = with_local_models(config)
+    check_models(local)
+    for line in code_lines(local):
+        logger.info("%s", line)
+    data = RunData.load(local)  # before any process starts: an error in a file costs seconds
+    wait_for_ray()  # so far nothing is written: if Ray never is up, nothing is left
     with RunOwner(run_dir) as owner, stalls_explained(config.trainer, run_dir):
-        return restarted(config, run_dir, partial(_train, run_dir, owner, repeat))
+        return restarted(config, run_dir, partial(_train, run_dir, owner, repeat, local, data))
 
 
 def _train(
-    run_dir: Path, owner: RunOwner, repeat: Repeat | None, config: Config, lowered: Sequence[LoweredLimit]
+    run_dir: Path,
+    owner: RunOwner,
+    repeat: Repeat | None,
+    local: Config,
+    data: RunData,
+    given: Config,
+    lowered: Sequence[LoweredLimit],
 ) -> TrainingResult:
-    given, config = config, with_local_models(with_last_checkpoint(config))
+    """One attempt. `given` are the user's own settings, `local` the same with local models."""
+    config = local.model_copy(update={"trainer": with_last_checkpoint(given).trainer})
+    data = replace(data, sampler=copy(data.sampler))  # an attempt before this one has drawn from it
     model, settings = config.model.directory, config.trainer
-    check_models(config)
-    for line in code_lines(config):
-        logger.info("%s", line)
-    data = RunData.load(config)  # before any process starts: an error in a file costs seconds
     resumed = read_checkpoint(settings.checkpoint, model, list(config.trained)) if settings.checkpoint else None
     with (
         Tracker(run_dir, config, recorded_step(given.trainer, resumed)) as tracker,

@@ -7,16 +7,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.entrypoints.conftest import Launch, Start, alive
+from tests.entrypoints.ray.conftest import SMALL, ray_directories
 
 pytest.importorskip("ray", reason="needs Ray, which the images have")
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
-SMALL = ("--num-cpus", "1", "--num-gpus", "1", "--object-store-memory", str(100 * 1024**2))
 COUNT_NODES = """
 import os, ray, sys
 ray.init(log_to_driver=False, logging_level="ERROR")
@@ -44,31 +44,6 @@ while not asked:
     time.sleep(0.05)
 print("saved on", len(set(ray.get([save.remote() for _ in range(2)]))), "nodes", flush=True)
 """
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left() -> Iterator[None]:
-    """Fails a test that leaves processes or directories of its launches."""
-    before = ray_directories()
-    yield
-    assert ray_directories() <= before
-    lines = [line for _, line in processes() if "/tmp/slipway-ray-" in line]
-    assert [line for line in lines if not any(str(path) in line for path in before)] == []
-
-
-def ray_directories() -> set[Path]:
-    return set(Path("/tmp").glob("slipway-ray-*"))
-
-
-def processes() -> list[tuple[int, str]]:
-    """Process ids and command lines."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            found.append((int(entry.name), (entry / "cmdline").read_text(encoding="utf-8", errors="replace")))
-        except OSError:
-            continue
-    return found
 
 
 def start_pair(start_node: Start, *command: str) -> tuple[Launch, Launch]:
