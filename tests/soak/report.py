@@ -11,7 +11,7 @@ from tests.soak.run import MODES
 from tests.soak.samples import growth
 from tests.trainer.whole_run import NOT_RESULTS
 
-SETTLED = 120.0
+SETTLED = 300.0
 """Seconds after a start or a fault in which caches may fill."""
 FLAT = 0.05
 """Largest growth per hour, of the level."""

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -129,7 +130,9 @@ class Soak:
         self._wait_for_end(job)
         time.sleep(5)
         exits = [node.process.poll() for node in job.nodes]
-        left, files = len(job.left(set())), [str(path) for path in job.new_files(set()) if not CACHES.match(path.name)]
+        killed = {rank for rank, status in enumerate(exits) if status == -signal.SIGKILL}
+        files = [str(path) for path in job.new_files(killed) if not CACHES.match(path.name)]
+        left = len(job.left(set()))
         with (self.directory / f"{name}.log").open("a") as log:
             log.write("\n".join(node.output() for node in job.nodes))
         self._note(name, "ended", exits=exits, processes=left, files=files)
