@@ -15,9 +15,6 @@ SPARES = "SLIPWAY_SPARES"
 MAX_RESTARTS = "SLIPWAY_MAX_RESTARTS"
 DASHBOARD = "SLIPWAY_DASHBOARD"
 TLS = "SLIPWAY_TLS"
-READY_FD = "SLIPWAY_READY_FD"
-"""For a command that starts beside Ray: a file descriptor that holds a byte once Ray is up, and ends without one if Ray
-never is."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +52,7 @@ class Options:
 
     command: tuple[str, ...]
     waits_for_ray: bool = False
-    """The command starts while Ray forms, and waits at `READY_FD` before it uses Ray."""
+    """The command starts while Ray forms, and waits at SLIPWAY_READY_FD before it uses Ray."""
     control_port: int | None = None
     deadline: float = 300.0
     """Seconds for everything before the command: meeting, starting Ray, waiting for all nodes in Ray."""

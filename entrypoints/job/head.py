@@ -16,7 +16,6 @@ from entrypoints.host.agreement import odd_ones
 from entrypoints.job.hello import missing_gpus, say_hello
 from entrypoints.job.meeting import Meeting, Peer
 from entrypoints.job.node import Node
-from entrypoints.options import READY_FD
 from entrypoints.preflight import refuse
 from entrypoints.processes import Process, give_terminal, take_terminal
 from entrypoints.ray.node import RayNode
@@ -24,6 +23,9 @@ from entrypoints.wire.channel import SILENCE
 from entrypoints.wire.secret import ray_token
 
 _ALONE = "127.0.0.1"
+READY_FD = "SLIPWAY_READY_FD"
+"""For a command that starts beside Ray: a file descriptor that holds a byte once Ray is up, and ends without one if Ray
+never is."""
 _FINAL = (0, UsageError.exit_code)
 """Statuses of the command after which another start would end the same way."""
 _LOOK_AGAIN = 0.5

@@ -201,7 +201,7 @@ def test_ctrl_c_during_the_formation_reaches_launch(tmp_path: Path) -> None:
 
 
 def test_a_stand_in_has_the_terminal_once_ray_is_up(stand_in: StandIn, tmp_path: Path) -> None:
-    stand_in.write(after="print('got', input(), flush=True); os.execvp('sleep', ['sleep', '100'])")
+    stand_in.write(after="os.execvp('sh', ['sh', '-c', 'echo got $0; exec sleep 100', input()])")
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(tmp_path)
