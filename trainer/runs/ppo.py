@@ -14,7 +14,6 @@ from torch import Tensor
 
 from trainer.algorithms.losses.kl import adapted_kl_coefficient, kl_estimate
 from trainer.algorithms.off_policy.agreement import log_prob_agreement
-from trainer.algorithms.off_policy.treatment import OffPolicyCorrection
 from trainer.algorithms.resampling import resampled_rows
 from trainer.algorithms.returns import explained_variance
 from trainer.algorithms.rows import Sampled
@@ -38,6 +37,7 @@ from trainer.records.tracking import Tracker
 from trainer.rollout.engines import Engines
 from trainer.rollout.sampling import request_seed
 from trainer.runs.checkpoint import TrainingState, read_checkpoint
+from trainer.runs.corrections import corrected
 from trainer.runs.interfaces import ActorRole, CriticRole, ReferenceRole
 from trainer.runs.loop import (
     TrainingResult,
@@ -397,18 +397,3 @@ class Controller(TrainingRun):
     def state(self, step: int) -> TrainingState:
         own = {"kl_coefficient": self.kl_coefficient, "sampler": self.pipeline.sampler_state()}
         return super().state(step).model_copy(update=own)
-
-
-def corrected(batch: Batch, correction: OffPolicyCorrection) -> tuple[Batch, dict[str, float]]:
-    """The batch with correction weights and without rejected tokens in its mask, and metrics of both."""
-    mask, metrics = batch.response_mask, {}
-    weights, bounded, accepted, ratio = correction.apply(batch.old_log_probs, batch.rollout_log_probs, mask)
-    if correction.rejection:
-        batch = batch.with_(response_mask=accepted)
-        metrics["rollout/rejected_fraction"] = 1 - (accepted.sum() / mask.sum()).item()
-    if weights is not None:
-        batch = batch.with_(corrections=weights)
-        metrics["rollout/ratio_largest"] = ratio[mask].max().item()
-        metrics["rollout/ratio_smallest"] = ratio[mask].min().item()
-        metrics["rollout/corrected_fraction"] = bounded[mask].float().mean().item()
-    return batch, metrics
