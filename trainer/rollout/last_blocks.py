@@ -11,16 +11,8 @@ class LastBlocks:
     """The blocks that responses have begun, in the cache of a vLLM scheduler."""
 
     def __init__(self, cache: Any) -> None:
-        """`cache` is vLLM's KVCacheManager. Raises ValueError unless all layers see all earlier tokens in blocks of one
-        size; others keep more books."""
-        from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
-
-        managers = cache.coordinator.single_type_managers
-        if len(managers) != 1 or type(managers[0]) is not FullAttentionManager:
-            raise ValueError("some layers do not see all earlier tokens")
-        (manager,) = managers
-        if manager.block_size != cache.block_pool.hash_block_size:
-            raise ValueError("blocks are hashed in parts")
+        """`cache` is vLLM's KVCacheManager, and `countable`."""
+        (manager,) = cache.coordinator.single_type_managers
         self._size = manager.block_size
         self._blocks = manager.req_to_blocks
         self._cached = manager.num_cached_block
@@ -42,10 +34,18 @@ class LastBlocks:
         return self._ask_vllm(request, num_new_tokens, num_lookahead_tokens=num_lookahead_tokens, **others)
 
 
+def countable(cache: Any) -> bool:
+    """Whether all layers see all earlier tokens, in blocks of one size; others need more bookkeeping."""
+    from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
+
+    managers = cache.coordinator.single_type_managers
+    if len(managers) != 1 or type(managers[0]) is not FullAttentionManager:
+        return False
+    return bool(managers[0].block_size == cache.block_pool.hash_block_size)
+
+
 def shorten_accounting(scheduler: Any) -> None:
     """Puts the shortcut into a scheduler whose cache allows it."""
     cache = scheduler.kv_cache_manager
-    try:
+    if countable(cache):
         cache.allocate_slots = LastBlocks(cache).allocate_slots
-    except ValueError:
-        return

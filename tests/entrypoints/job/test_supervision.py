@@ -1,8 +1,6 @@
 """One node without Ray: the command, its signals, its terminal and its leftover processes."""
 
 import os
-import pty
-import select
 import signal
 import subprocess
 import sys
@@ -12,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.entrypoints.conftest import PATIENCE, REPOSITORY, Start, alive
+from tests.entrypoints.terminal import launch_in_terminal
 
 UNFORESEEN = """
 import asyncio
@@ -223,31 +222,11 @@ def test_orphans_are_reaped_while_the_command_runs(start: Start) -> None:
 
 
 def test_the_command_has_the_terminal() -> None:
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.chdir(REPOSITORY)
-        script = "test -t 0 && test -t 1 && test -t 2 && read answer && echo got $answer; sleep 60"
-        os.execv(sys.executable, [sys.executable, "-m", "entrypoints", "--no-ray", "--", "sh", "-c", script])
-    try:
-        os.write(terminal, b"hello\n")
-        assert "got hello" in read_until(terminal, "got hello")
-        os.write(terminal, b"\x1a")  # Ctrl-Z does nothing
-        os.write(terminal, b"\x03")  # Ctrl-C
-        read_until(terminal, None)
-    finally:
-        os.close(terminal)  # the hang-up ends the launch if it still runs
-        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    assert status == 130
-
-
-def read_until(terminal: int, text: str | None) -> str:
-    """The output up to this text, or until the other side closes."""
-    seen = ""
-    while text is None or text not in seen:
-        readable, _, _ = select.select([terminal], [], [], PATIENCE)
-        assert readable, f"nothing more after {seen!r}"
-        try:
-            seen += os.read(terminal, 1024).decode()
-        except OSError:  # the other side is closed
-            break
-    return seen
+    script = "test -t 0 && test -t 1 && test -t 2 && read answer && echo got $answer; sleep 60"
+    with launch_in_terminal(REPOSITORY, "--no-ray", "--", "sh", "-c", script) as terminal:
+        terminal.type(b"hello\n")
+        assert "got hello" in terminal.read_until("got hello")
+        terminal.type(b"\x1a")  # Ctrl-Z does nothing
+        terminal.type(b"\x03")  # Ctrl-C
+        terminal.read_until(None)
+    assert terminal.status == 130

@@ -4,8 +4,6 @@ Except for the last tests, a small program takes the trainer's place: `launch` a
 """
 
 import os
-import pty
-import select
 import shutil
 import signal
 import sys
@@ -14,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.entrypoints.conftest import PATIENCE, REPOSITORY, Launch, Start, alive
+from tests.entrypoints.conftest import PATIENCE, Launch, Start, alive
 from tests.entrypoints.ray.conftest import SMALL, processes, ray_directories
+from tests.entrypoints.terminal import launch_in_terminal
 
 pytest.importorskip("ray", reason="needs Ray, which the images have")
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
@@ -184,51 +183,22 @@ def children(pid: int) -> list[int]:
 
 @pytest.mark.usefixtures("stand_in")
 def test_ctrl_c_during_the_formation_reaches_launch(tmp_path: Path) -> None:
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.chdir(tmp_path)
-        os.environ["PYTHONPATH"] = str(REPOSITORY)
-        os.execv(sys.executable, [sys.executable, "-m", "entrypoints", *SMALL, "train"])
-    try:
-        seen = read_until(terminal, "beside")
-        os.write(terminal, b"\x1a\x03")  # Ctrl-Z, which does nothing, and Ctrl-C
-        seen += read_until(terminal, None)
-    finally:
-        os.close(terminal)
-        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    assert (status, UP in seen, "Traceback" in seen) == (130, False, False)
+    with launch_in_terminal(tmp_path, *SMALL, "train") as terminal:
+        seen = terminal.read_until("beside")
+        terminal.type(b"\x1a\x03")  # Ctrl-Z, which does nothing, and Ctrl-C
+        seen += terminal.read_until(None)
+    assert (terminal.status, UP in seen, "Traceback" in seen) == (130, False, False)
     assert "SIGINT" in seen
 
 
 def test_a_stand_in_has_the_terminal_once_ray_is_up(stand_in: StandIn, tmp_path: Path) -> None:
     stand_in.write(after="os.execvp('sh', ['sh', '-c', 'echo got $0; exec sleep 100', input()])")
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.chdir(tmp_path)
-        os.environ["PYTHONPATH"] = str(REPOSITORY)
-        os.execv(sys.executable, [sys.executable, "-m", "entrypoints", *SMALL, "train"])
-    try:
-        os.write(terminal, b"hello\n")
-        assert "got hello" in read_until(terminal, "got hello")
-        os.write(terminal, b"\x03")
-        read_until(terminal, None)
-    finally:
-        os.close(terminal)
-        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    assert status == 130
-
-
-def read_until(terminal: int, text: str | None) -> str:
-    """The output up to this text, or until the other side closes."""
-    seen = ""
-    while text is None or text not in seen:
-        readable, _, _ = select.select([terminal], [], [], PATIENCE)
-        assert readable, f"nothing more after {seen!r}"
-        try:
-            seen += os.read(terminal, 1024).decode()
-        except OSError:  # the other side is closed
-            break
-    return seen
+    with launch_in_terminal(tmp_path, *SMALL, "train") as terminal:
+        terminal.type(b"hello\n")
+        assert "got hello" in terminal.read_until("got hello")
+        terminal.type(b"\x03")
+        terminal.read_until(None)
+    assert terminal.status == 130
 
 
 def test_the_trainers_help_needs_no_ray(start: Start) -> None:

@@ -1,24 +1,18 @@
 """The shortcut through vLLM's accounting: the same answers, and far fewer questions."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.trainer.rollout.conftest import found_by
 
 PROGRAM = Path(__file__).with_name("last_blocks_program.py")
 
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Results of the program. It runs in a separate process, because vLLM changes torch when it is imported."""
-    directory = tmp_path_factory.mktemp("last-blocks")
-    environment = {**os.environ, "PYTHONPATH": str(PROGRAM.parents[3])}
-    subprocess.run([sys.executable, PROGRAM, directory], env=environment, check=True, timeout=280)
-    return json.loads((directory / "found.json").read_text())
+    return found_by(PROGRAM, tmp_path_factory.mktemp("last-blocks"))
 
 
 @pytest.fixture(params=["prefix_caching=True", "prefix_caching=False"])

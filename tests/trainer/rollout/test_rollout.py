@@ -1,7 +1,6 @@
 """Both rollout engines compared with the trainer: they sample from its policy before and after an update."""
 
 import inspect
-import json
 import math
 import os
 import subprocess
@@ -13,6 +12,7 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
+from tests.trainer.rollout.conftest import found_by
 from trainer.algorithms.off_policy.agreement import log_prob_agreement
 from trainer.algorithms.truncation import Truncation, truncated
 from trainer.config.tree import Config
@@ -39,15 +39,7 @@ ENGINES = {
 
 @pytest.fixture(scope="module", params=ENGINES)
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Results of the engine program. It runs in a separate process, because vLLM changes torch when it is imported."""
-    directory = tmp_path_factory.mktemp("engine")
-    subprocess.run(
-        [sys.executable, PROGRAM, directory, *map(str, ENGINES[request.param])],
-        env={**os.environ, "PYTHONPATH": str(PROGRAM.parents[3])},
-        check=True,
-        timeout=280,
-    )
-    return json.loads((directory / "found.json").read_text())
+    return found_by(PROGRAM, tmp_path_factory.mktemp("engine"), *ENGINES[request.param])
 
 
 def test_log_probs_equal_the_trainer_s_after_a_sync(found: dict[str, Any]) -> None:

@@ -1,14 +1,12 @@
 """vLLM engines that draft tokens, compared with engines that do not, and with networks that compute the same."""
 
-import json
-import os
-import subprocess
-import sys
 from math import sqrt
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.trainer.rollout.conftest import found_by
 
 PROGRAM = Path(__file__).with_name("speculation_program.py")
 BEFORE = 7
@@ -19,15 +17,7 @@ ENGINES = {"vllm": (0, 1), "vllm with adapters": (4, 1), "vllm over two processe
 
 @pytest.fixture(scope="module", params=ENGINES)
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Results of the program. It runs in a separate process, because vLLM changes torch when it is imported."""
-    directory = tmp_path_factory.mktemp("speculation")
-    subprocess.run(
-        [sys.executable, PROGRAM, directory, *map(str, ENGINES[request.param])],
-        env={**os.environ, "PYTHONPATH": str(PROGRAM.parents[3])},
-        check=True,
-        timeout=280,
-    )
-    return json.loads((directory / "found.json").read_text())
+    return found_by(PROGRAM, tmp_path_factory.mktemp("speculation"), *ENGINES[request.param])
 
 
 def test_responses_are_those_without_drafts_token_by_token(found: dict[str, Any]) -> None:

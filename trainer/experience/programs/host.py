@@ -122,7 +122,7 @@ class Programs:
         if running is None:
             row.done |= ended
         elif row.done:  # no room for another turn
-            running.line.answer(agent.conversation.end_turn(row, ended))
+            self._answer(row, agent, running, ended)
             agent.asking = False
             self._end(agent, running)
         elif ended or agent.conversation.room(row) == 0:
@@ -131,7 +131,7 @@ class Programs:
             running.answer = self._hands.submit(self._answer, row, agent, running, ended)
 
     def _answer(self, row: Trajectory, agent: ProgramAgent, running: Running, ended: bool) -> None:
-        """Answers the program with the turn, in a thread. Nobody else touches the trajectory until it asks again."""
+        """Answers the program with the turn. In a thread, nobody else touches the trajectory until it asks again."""
         running.line.answer(agent.conversation.end_turn(row, ended))
 
     def close(self) -> None:
