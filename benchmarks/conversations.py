@@ -33,12 +33,12 @@ from benchmarks.gpu.common import SHAPES, Results, arguments, write_job
 from trainer.config.tree import Config
 from trainer.data.dataset import Prompt
 from trainer.experience.call_format import ToolCall
-from trainer.experience.conversations import Conversations
+from trainer.experience.conversations.sampler import Conversations
+from trainer.experience.conversations.tool_agent import ToolAgent
+from trainer.experience.conversations.trajectory import Trajectory
 from trainer.experience.formats import hermes
 from trainer.experience.programs.host import ProgramAgent
 from trainer.experience.tool import AgentData, Tool, ToolResponse
-from trainer.experience.tool_agent import ToolAgent
-from trainer.experience.trajectory import Trajectory
 from trainer.models.files import load_tokenizer
 from trainer.rollout.end_tokens import end_token_ids
 from trainer.rollout.sampling import Part, Response, SamplingRequest

@@ -11,7 +11,13 @@ from random import Random
 
 from tests.chaos.injection import Injection, Kind
 from trainer.records.files.checksums import sha256
-from trainer.runs.checkpoint import STATE_FILE, CheckpointWriter, TrainingState, fingerprint, last_checkpoint
+from trainer.runs.checkpoints.checkpoint import (
+    STATE_FILE,
+    CheckpointWriter,
+    TrainingState,
+    fingerprint,
+    last_checkpoint,
+)
 
 Damage = Callable[[Random, Path], None]
 BYTES = 4096  # of a file of a rank

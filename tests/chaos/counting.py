@@ -19,7 +19,13 @@ from trainer.errors import CheckpointError, InterruptedRun, TrainerError
 from trainer.records.files.checksums import sha256
 from trainer.records.files.lines import LineFile
 from trainer.records.files.owner import RunOwner
-from trainer.runs.checkpoint import CheckpointWriter, TrainingState, fingerprint, last_checkpoint, read_checkpoint
+from trainer.runs.checkpoints.checkpoint import (
+    CheckpointWriter,
+    TrainingState,
+    fingerprint,
+    last_checkpoint,
+    read_checkpoint,
+)
 from trainer.runs.stop_signal import StopSignal
 
 STEP_SECONDS, ALONE_SECONDS = 0.05, 0.005

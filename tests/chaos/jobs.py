@@ -25,7 +25,7 @@ from tests.chaos.counting import METRICS
 from tests.chaos.injection import Injection, Kind, NotStartedError, first_line
 from tests.chaos.process_table import description, parents, stopped
 from trainer.errors import CheckpointError
-from trainer.runs.checkpoint import last_checkpoint, read_checkpoint
+from trainer.runs.checkpoints.checkpoint import last_checkpoint, read_checkpoint
 
 PATIENCE = 150.0
 """Seconds for each wait; an idle machine needs a tenth."""

@@ -21,7 +21,7 @@ from tests.chaos.counting import METRICS
 from tests.chaos.injection import Injection, Kind, NotStartedError, first_line
 from trainer.errors import CheckpointError
 from trainer.records.files.owner import OWNER
-from trainer.runs.checkpoint import last_checkpoint, read_checkpoint
+from trainer.runs.checkpoints.checkpoint import last_checkpoint, read_checkpoint
 
 PATIENCE = 120.0
 MORE_STEPS = 3

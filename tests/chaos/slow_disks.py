@@ -16,7 +16,7 @@ from random import Random
 from benchmarks.two_nodes import REPOSITORY
 from tests.chaos.injection import Injection, Kind, NotStartedError, first_line
 from trainer.errors import CheckpointError
-from trainer.runs.checkpoint import checkpoint_step, last_checkpoint
+from trainer.runs.checkpoints.checkpoint import checkpoint_step, last_checkpoint
 
 IMAGE = "slipway:cpu"
 SIZE = "512M"

@@ -173,7 +173,7 @@ STATE = {
 
 
 def read_state(path: Path) -> object:
-    from trainer.runs.checkpoint import checkpoint_model, last_checkpoint, read_checkpoint
+    from trainer.runs.checkpoints.checkpoint import checkpoint_model, last_checkpoint, read_checkpoint
 
     last_checkpoint(path.parent)
     checkpoint_model(path.parent)

@@ -19,6 +19,6 @@ def export(
     model: Annotated[Path | None, typer.Option(help="Where the run's starting model is now, if it moved.")] = None,
 ) -> None:
     """Write a checkpoint's policy as a model directory for Transformers and vLLM."""
-    from trainer.runs.export import export_checkpoint
+    from trainer.runs.checkpoints.export import export_checkpoint
 
     typer.echo(export_checkpoint(run, step, output, model))

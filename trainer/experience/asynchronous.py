@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from trainer.data.dataset import PromptSampler
 from trainer.experience.collector import Collector, Experience, Phase
+from trainer.experience.conversations.trajectory import Trajectory
 from trainer.experience.sampled_ahead import SampledStep
-from trainer.experience.trajectory import Trajectory
 
 
 class AsynchronousPipeline:

@@ -19,12 +19,12 @@ from trainer.config.tree import Config
 from trainer.data.batches.batch import Batch
 from trainer.data.batches.prefetch import Prefetcher
 from trainer.data.dataset import Prompt
-from trainer.experience.conversations import Conversations
+from trainer.experience.conversations.sampler import Conversations
+from trainer.experience.conversations.tool_agent import ToolAgent
+from trainer.experience.conversations.trajectory import Trajectory
 from trainer.experience.programs.host import ProgramAgent
 from trainer.experience.reward_workers import RewardWorkers, Scorer
 from trainer.experience.run_data import RunData
-from trainer.experience.tool_agent import ToolAgent
-from trainer.experience.trajectory import Trajectory
 from trainer.experience.validation import validation_metrics
 from trainer.models.files import decode
 from trainer.rewards.answer import Answer, Scored

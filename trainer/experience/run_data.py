@@ -12,7 +12,7 @@ from trainer.config.tree import Config
 from trainer.data.dataset import Dataset, PromptDataset, PromptSampler, open_dataset
 from trainer.data.formats.chat_template import use_chat_template
 from trainer.data.subset import Subset
-from trainer.experience.agents import check_agents
+from trainer.experience.conversations.agents import check_agents
 from trainer.models.files import load_tokenizer
 from trainer.rewards.sources import check_sources, source_lines
 

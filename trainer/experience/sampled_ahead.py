@@ -16,7 +16,7 @@ from trainer.algorithms.truncation import Truncation
 from trainer.data.dataset import Dataset, Prompt
 from trainer.errors import CheckpointError
 from trainer.experience.collector import Scores
-from trainer.experience.trajectory import Trajectory
+from trainer.experience.conversations.trajectory import Trajectory
 
 FILE = "sampled_ahead.safetensors"
 _STEPS = "steps"

@@ -34,15 +34,15 @@ from trainer.records.pages.model_card import write_model_card
 from trainer.records.profiling import SlowPhases
 from trainer.records.tracking import Tracker
 from trainer.rollout.engines import EngineWorker
-from trainer.runs.checkpoint import TrainingState, fingerprint
+from trainer.runs.checkpoints.checkpoint import TrainingState, fingerprint
+from trainer.runs.checkpoints.places import run_directories
+from trainer.runs.checkpoints.saving import RETRY_SECONDS, ROUNDS, Saver, SaveSchedule
 from trainer.runs.efficiency import Efficiency
 from trainer.runs.interfaces import ActorRole, TrainedRole, TrainingRole
-from trainer.runs.memory import all_lowered
 from trainer.runs.passes import forward, update
-from trainer.runs.places import run_directories
-from trainer.runs.redundancy import Connect, Copies
+from trainer.runs.recovery.memory import all_lowered
+from trainer.runs.recovery.redundancy import Connect, Copies
 from trainer.runs.reproduction.writer import CertificateWriter
-from trainer.runs.saving import RETRY_SECONDS, ROUNDS, Saver, SaveSchedule
 from trainer.runs.stop_signal import StopSignal
 from trainer.runs.workers import TrainingGroups
 from trainer.training.memory.garbage import collect_garbage

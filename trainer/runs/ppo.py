@@ -36,7 +36,8 @@ from trainer.records.files.owner import RunOwner
 from trainer.records.tracking import Tracker
 from trainer.rollout.engines import Engines
 from trainer.rollout.sampling import request_seed
-from trainer.runs.checkpoint import TrainingState, read_checkpoint
+from trainer.runs.checkpoints.checkpoint import TrainingState, read_checkpoint
+from trainer.runs.checkpoints.places import recorded_step, run_directory, with_last_checkpoint
 from trainer.runs.corrections import corrected
 from trainer.runs.interfaces import ActorRole, CriticRole, ReferenceRole
 from trainer.runs.loop import (
@@ -44,12 +45,11 @@ from trainer.runs.loop import (
     TrainingRun,
     stalls_explained,
 )
-from trainer.runs.memory import all_lowered, restarted, with_limits
-from trainer.runs.places import recorded_step, run_directory, with_last_checkpoint
+from trainer.runs.recovery.memory import all_lowered, restarted, with_limits
+from trainer.runs.recovery.watchdogs import Watchdogs, most_severe
 from trainer.runs.reproduction.writer import CertificateWriter, Repeat, hardware_of
 from trainer.runs.responses import ResponseRecords
 from trainer.runs.stop_signal import StopSignal
-from trainer.runs.watchdogs import Watchdogs, most_severe
 from trainer.runs.workers import Workers, connect_ranks, find_plan, start_workers
 
 logger = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.trainer.experience.scripted_policy import TEMPLATE, check
+from tests.trainer.experience.conversations.scripted_policy import TEMPLATE, check
 from trainer.config.sections.data import DataConfig
 from trainer.data.formats.chat_template import use_chat_template
 from trainer.models.small import build_tokenizer

@@ -12,8 +12,8 @@ from trainer.config.tree import Config
 from trainer.data.dataset import Prompt, PromptSampler
 from trainer.experience.asynchronous import AsynchronousPipeline
 from trainer.experience.collector import Experience, Phase, Scores, completed
-from trainer.experience.conversations import Conversations
-from trainer.experience.trajectory import Trajectory
+from trainer.experience.conversations.sampler import Conversations
+from trainer.experience.conversations.trajectory import Trajectory
 from trainer.rollout.sampling import Part, Response, SamplingRequest
 
 LAST = 6

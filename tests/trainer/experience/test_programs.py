@@ -18,10 +18,10 @@ from trainer.data.dataset import Prompt
 from trainer.data.formats.chat_template import use_chat_template
 from trainer.errors import ConfigError
 from trainer.experience.collector import Experience, Scores, completed
-from trainer.experience.conversations import Conversations
+from trainer.experience.conversations.sampler import Conversations
+from trainer.experience.conversations.trajectory import Trajectory
 from trainer.experience.programs.endpoint import Line
 from trainer.experience.programs.process import ProgramProcess
-from trainer.experience.trajectory import Trajectory
 from trainer.models.packing import PackedRows
 from trainer.models.small import ModelShape, build_tokenizer, create_model, save_model
 from trainer.rollout.end_tokens import end_token_ids

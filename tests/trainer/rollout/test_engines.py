@@ -1,4 +1,4 @@
-"""All engines of a run as one. The workers are fakes; real ones fail in tests/trainer/runs/test_repair.py."""
+"""All engines of a run as one. The workers are fakes; real ones fail in tests/trainer/runs/recovery/test_repair.py."""
 
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace

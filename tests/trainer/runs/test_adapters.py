@@ -9,7 +9,7 @@ from torch.testing import assert_close
 from transformers import AutoModelForCausalLM
 
 from tests.trainer.whole_run import Runs, workers_of
-from trainer.runs.export import export_checkpoint
+from trainer.runs.checkpoints.export import export_checkpoint
 
 
 def test_adapters_are_trained_against_the_frozen_actor_and_only_adapters_are_sent(runs: Runs) -> None:

@@ -20,8 +20,8 @@ from trainer.config.sections.trainer import TrainerConfig
 from trainer.config.tree import Config
 from trainer.errors import CertificateError, ConfigError
 from trainer.records.files.checksums import sha256
-from trainer.runs.checkpoint import CheckpointWriter, TrainingState
-from trainer.runs.places import run_directory
+from trainer.runs.checkpoints.checkpoint import CheckpointWriter, TrainingState
+from trainer.runs.checkpoints.places import run_directory
 from trainer.runs.reproduction import surroundings
 from trainer.runs.reproduction.certificate import CERTIFICATE, Certificate, Hardware, read_certificate
 from trainer.runs.reproduction.digests import checkpoint_weights, model_weights, weights_digest

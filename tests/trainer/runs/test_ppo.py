@@ -23,9 +23,9 @@ from trainer.records.pages.report import SLOWEST, write_report
 from trainer.records.top import watch
 from trainer.records.waits import noticed
 from trainer.rollout.engines import split
-from trainer.runs.checkpoint import read_checkpoint
-from trainer.runs.export import export_checkpoint
-from trainer.runs.places import run_directory
+from trainer.runs.checkpoints.checkpoint import read_checkpoint
+from trainer.runs.checkpoints.export import export_checkpoint
+from trainer.runs.checkpoints.places import run_directory
 from trainer.runs.reproduction.certificate import read_certificate
 from trainer.runs.reproduction.verify import verify
 

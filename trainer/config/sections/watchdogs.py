@@ -1,4 +1,4 @@
-"""Settings of the watchdogs; see `trainer.runs.watchdogs`."""
+"""Settings of the watchdogs; see `trainer.runs.recovery.watchdogs`."""
 
 from typing import Literal
 

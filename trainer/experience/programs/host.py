@@ -15,12 +15,12 @@ from trainer.config.tree import Config
 from trainer.data.dataset import Prompt
 from trainer.errors import WorkerError
 from trainer.experience.call_format import CallFormat
+from trainer.experience.conversations.trajectory import Trajectory
 from trainer.experience.environment import MessageTokens
 from trainer.experience.programs.conversation import ProgramConversation
 from trainer.experience.programs.endpoint import Endpoint, Line
 from trainer.experience.programs.process import ProgramProcess, command_of
 from trainer.experience.programs.wire import BadRequestError
-from trainer.experience.trajectory import Trajectory
 from trainer.rewards.answer import Scored
 
 logger = logging.getLogger(__name__)

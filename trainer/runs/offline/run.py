@@ -20,14 +20,14 @@ from trainer.models.files import check_models, load_tokenizer, with_local_models
 from trainer.records.console import Column
 from trainer.records.files.owner import RunOwner
 from trainer.records.tracking import Tracker
-from trainer.runs.checkpoint import read_checkpoint
+from trainer.runs.checkpoints.checkpoint import read_checkpoint
+from trainer.runs.checkpoints.places import recorded_step, run_directory, with_last_checkpoint
 from trainer.runs.interfaces import ActorRole, ReferenceRole
 from trainer.runs.loop import (
     TrainingRun,
     stalls_explained,
 )
-from trainer.runs.memory import all_lowered, restarted, with_limits
-from trainer.runs.places import recorded_step, run_directory, with_last_checkpoint
+from trainer.runs.recovery.memory import all_lowered, restarted, with_limits
 from trainer.runs.reproduction.writer import CertificateWriter, Repeat, hardware_of
 from trainer.runs.stop_signal import StopSignal
 from trainer.runs.workers import TrainingGroups, connect_ranks, find_plan, start_training

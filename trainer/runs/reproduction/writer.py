@@ -15,7 +15,7 @@ from trainer.cluster.workers import WorkerGroup
 from trainer.config.tree import RunConfig
 from trainer.errors import CertificateError, CheckpointError, ConfigError
 from trainer.records.files.checksums import sha256
-from trainer.runs.checkpoint import STATE_FILE, checkpoint_step
+from trainer.runs.checkpoints.checkpoint import STATE_FILE, checkpoint_step
 from trainer.runs.interfaces import TrainingRole
 from trainer.runs.reproduction.certificate import (
     CERTIFICATE,

@@ -11,9 +11,9 @@ import pytest
 from trainer.config.sections.trainer import TrainerConfig
 from trainer.errors import CheckpointError, WorkerError
 from trainer.records.files.checksums import sha256
-from trainer.runs import saving
-from trainer.runs.checkpoint import TrainingState, last_checkpoint
-from trainer.runs.saving import RETRY_SECONDS, Saver, SaveSchedule
+from trainer.runs.checkpoints import saving
+from trainer.runs.checkpoints.checkpoint import TrainingState, last_checkpoint
+from trainer.runs.checkpoints.saving import RETRY_SECONDS, Saver, SaveSchedule
 
 
 class FakeGroup:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.trainer.experience.scripted_policy import schema
+from tests.trainer.experience.conversations.scripted_policy import schema
 from trainer.data.formats.tool_schema import OpenAIFunctionToolSchema
-from trainer.experience.coroutines import wait_for
+from trainer.experience.conversations.coroutines import wait_for
 from trainer.experience.tools.code import CodeInterpreter
 from trainer.experience.tools.search import Search
 

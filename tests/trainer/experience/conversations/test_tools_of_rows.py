@@ -8,13 +8,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.trainer.experience.scripted_policy import GSM8K, JUDGE, FakeEngines, check, converse, schema, settings
+from tests.trainer.experience.conversations.scripted_policy import GSM8K, JUDGE, FakeEngines, check, converse, schema, settings
 from trainer.config.tree import Config
 from trainer.data.dataset import Prompt, PromptDataset, PromptSampler
 from trainer.errors import ConfigError, DataError
-from trainer.experience.agents import check_agents
 from trainer.experience.collector import Collector
-from trainer.experience.conversations import Conversations
+from trainer.experience.conversations.agents import check_agents
+from trainer.experience.conversations.sampler import Conversations
 from trainer.experience.run_data import RunData
 from trainer.rewards.answer import Answer, Scored
 

@@ -10,13 +10,13 @@ import torch
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
-from tests.trainer.runs import little_memory
+from tests.trainer.runs.recovery import little_memory
 from tests.trainer.whole_run import Run, Runs
 from trainer.config.tree import Config
 from trainer.data.arithmetic import write_arithmetic
 from trainer.errors import LoweredLimit, MemoryFullError
-from trainer.runs.checkpoint import TrainingState
-from trainer.runs.memory import MOST_RESTARTS, all_lowered, restarted, with_limits
+from trainer.runs.checkpoints.checkpoint import TrainingState
+from trainer.runs.recovery.memory import MOST_RESTARTS, all_lowered, restarted, with_limits
 
 PROGRAM = Path(little_memory.__file__)
 SETTING = "actor.micro_batch_tokens"

@@ -17,7 +17,7 @@ from trainer.models.lora import peft_name, write_adapter
 from trainer.models.megatron_weights import to_transformers
 from trainer.records.files.atomic import atomic_directory
 from trainer.records.pages.model_card import write_model_card
-from trainer.runs.checkpoint import (
+from trainer.runs.checkpoints.checkpoint import (
     TrainingState,
     checkpoint_directory,
     checkpoint_model,

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.trainer.experience.scripted_policy import FakeEngines, call, converse, schema, settings, spoken
+from tests.trainer.experience.conversations.scripted_policy import FakeEngines, call, converse, schema, settings, spoken
 from trainer.errors import ConfigError
-from trainer.experience.conversations import Conversations
+from trainer.experience.conversations.sampler import Conversations
 
 ALIASES = Path(__file__).parents[3] / "images" / "aliases"
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.two_nodes import LAUNCH, SMALL
-from tests.trainer.runs import signalled_rank
+from tests.trainer.runs.recovery import signalled_rank
 from tests.trainer.whole_run import ROOT, Run, Runs
 from trainer.data.arithmetic import write_arithmetic
 

@@ -12,7 +12,7 @@ from trainer.data.dataset import Prompt
 from trainer.data.formats.tools import selected, without_nulls
 from trainer.errors import DataError
 from trainer.experience.call_format import CallFormat, ToolCall
-from trainer.experience.coroutines import wait_for
+from trainer.experience.conversations.coroutines import wait_for
 from trainer.experience.environment import Observation, Turn
 from trainer.experience.tool import AgentData
 

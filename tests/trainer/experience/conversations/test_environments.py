@@ -19,10 +19,10 @@ from trainer.config.tree import Config
 from trainer.data.batches.batch import Batch
 from trainer.data.dataset import Prompt
 from trainer.errors import DataError, RewardError
-from trainer.experience.calls import Failure, call_each
-from trainer.experience.conversations import Conversations
+from trainer.experience.conversations.calls import Failure, call_each
+from trainer.experience.conversations.sampler import Conversations
+from trainer.experience.conversations.trajectory import Trajectory
 from trainer.experience.environment import MessageTokens
-from trainer.experience.trajectory import Trajectory
 from trainer.models.networks import PolicyNetwork
 from trainer.models.packing import PackedRows
 from trainer.models.small import ModelShape, build_tokenizer, create_model

@@ -11,10 +11,10 @@ from trainer.data.formats.tool_schema import OpenAIFunctionToolSchema
 from trainer.data.formats.tools import ToolEntry, load_class, read_entries, read_yaml, schema_of_tool
 from trainer.errors import ConfigError
 from trainer.experience.call_format import CallFormat
+from trainer.experience.conversations.tool_agent import ToolAgent, Toolbox, user_kwargs
 from trainer.experience.environment import ConversationEnvironment, environment_class
 from trainer.experience.programs.host import ProgramAgent, Programs
 from trainer.experience.tool import ToolRow
-from trainer.experience.tool_agent import ToolAgent, Toolbox, user_kwargs
 from trainer.experience.user import UserRow
 from trainer.rows import find_rows
 

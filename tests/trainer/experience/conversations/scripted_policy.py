@@ -9,8 +9,8 @@ import yaml
 
 from trainer.config.tree import Config
 from trainer.data.dataset import Prompt
-from trainer.experience.conversations import Conversations
-from trainer.experience.trajectory import Trajectory
+from trainer.experience.conversations.sampler import Conversations
+from trainer.experience.conversations.trajectory import Trajectory
 from trainer.rollout.sampling import Response, SamplingRequest
 
 TEMPLATE = (

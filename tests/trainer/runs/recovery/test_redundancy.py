@@ -6,12 +6,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.trainer.runs import signalled_rank
+from tests.trainer.runs.recovery import signalled_rank
 from tests.trainer.whole_run import Runs
 from trainer.config.sections.trainer import TrainerConfig
 from trainer.config.tree import Config
 from trainer.errors import LostRankError
-from trainer.runs.memory import MOST_RESTARTS, restarted
+from trainer.runs.recovery.memory import MOST_RESTARTS, restarted
 
 PROGRAM = Path(signalled_rank.__file__)
 

@@ -11,8 +11,14 @@ import pytest
 
 from trainer.config.tree import RunConfig
 from trainer.errors import CheckpointError
-from trainer.runs.checkpoint import CheckpointWriter, TrainingState, fingerprint, last_checkpoint, read_checkpoint
-from trainer.runs.places import recorded_step, with_last_checkpoint
+from trainer.runs.checkpoints.checkpoint import (
+    CheckpointWriter,
+    TrainingState,
+    fingerprint,
+    last_checkpoint,
+    read_checkpoint,
+)
+from trainer.runs.checkpoints.places import recorded_step, with_last_checkpoint
 
 SUM = hashlib.sha256(b"12345678").hexdigest()
 

@@ -15,11 +15,11 @@ from trainer.algorithms.truncation import WHOLE, Truncation
 from trainer.config.tree import Config
 from trainer.data.dataset import Prompt
 from trainer.errors import ConfigError
-from trainer.experience.agents import Agents
-from trainer.experience.calls import Calls, Failure, call_each
+from trainer.experience.conversations.agents import Agents
+from trainer.experience.conversations.calls import Calls, Failure, call_each
+from trainer.experience.conversations.trajectory import Trajectory
 from trainer.experience.environment import ConversationEnvironment, Message, MessageTokens, Observation, Turn
 from trainer.experience.programs.host import ProgramAgent, Programs
-from trainer.experience.trajectory import Trajectory
 from trainer.rewards.answer import Answer, Scored
 from trainer.rewards.scores import as_scored
 from trainer.rollout.engines import Engines

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from trainer.config.sections.trainer import TrainerConfig
 from trainer.config.tree import RunConfig
-from trainer.runs.checkpoint import TrainingState, last_checkpoint
+from trainer.runs.checkpoints.checkpoint import TrainingState, last_checkpoint
 
 logger = logging.getLogger(__name__)
 

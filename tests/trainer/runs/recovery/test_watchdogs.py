@@ -6,7 +6,7 @@ import pytest
 
 from trainer.config.sections.watchdogs import Watchdog, WatchdogsConfig
 from trainer.config.tree import Config
-from trainer.runs.watchdogs import KINDS, Alarm, Watchdogs, most_severe
+from trainer.runs.recovery.watchdogs import KINDS, Alarm, Watchdogs, most_severe
 
 METRICS = {"reward/mean": 0.5, "reference/kl": 0.1, "actor/entropy": 1.0, "rollout/ratio_outside_tenth": 0.0}
 FINE = METRICS | {"memory/node_gib": 8.0}

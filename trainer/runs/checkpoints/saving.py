@@ -11,7 +11,7 @@ from trainer.cluster.calls import wait
 from trainer.cluster.workers import WorkerGroup
 from trainer.config.sections.trainer import TrainerConfig
 from trainer.errors import CheckpointError, TrainerError
-from trainer.runs.checkpoint import CheckpointWriter, TrainingState, last_checkpoint
+from trainer.runs.checkpoints.checkpoint import CheckpointWriter, TrainingState, last_checkpoint
 from trainer.runs.interfaces import TrainedRole
 
 logger = logging.getLogger(__name__)

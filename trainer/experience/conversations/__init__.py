@@ -1,0 +1,1 @@
+"""Turns of the policy and what answers them: users' environments, tools, simulated users, agent programs."""

@@ -1,0 +1,1 @@
+"""What a run writes to go on from, and what it finds again."""
