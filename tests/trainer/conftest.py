@@ -1,13 +1,16 @@
-"""A cluster of two Ray nodes on this machine, for the tests that run the trainer as a whole."""
+"""What tests of several rooms use: a cluster of two Ray nodes on this machine, and a process group of one rank."""
 
 from collections.abc import Iterator
 
 import pytest
+import torch
+import torch.distributed as dist
 from ray.cluster_utils import Cluster
 
 from tests.trainer.whole_run import Runs
 from trainer.data.arithmetic import write_arithmetic
 from trainer.models.small import ModelShape, build_tokenizer, create_model, save_model
+from trainer.training.ranks.process_group import join, open_store
 
 
 @pytest.fixture(scope="session")
@@ -25,3 +28,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
             yield Runs(cluster.address, directory, directory / "model", [train, validation])
         finally:
             cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def one_rank() -> Iterator[None]:
+    """This process is the only rank of a process group."""
+    join(open_store("127.0.0.1", 1, 60), 0, 1, torch.device("cpu"), "127.0.0.1", 60)
+    yield
+    dist.destroy_process_group()

@@ -1,13 +1,12 @@
 """Every model family: load, compute log-probs, train one step, export."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.testing import assert_close
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
@@ -20,7 +19,6 @@ from trainer.models.export import write_language_model
 from trainer.models.networks import PolicyNetwork, empty_language_model, load_language_model
 from trainer.models.small import build_tokenizer
 from trainer.training.engine import OptimizerSettings, TrainingEngine
-from trainer.training.ranks.process_group import join, open_store
 from trainer.training.ranks.sharding import Execution
 
 LLAMA_3_ROPE = {
@@ -39,11 +37,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_rank() -> Iterator[None]:
-    join(open_store("127.0.0.1", 1, 60), 0, 1, torch.device("cpu"), "127.0.0.1", 60)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("one_rank")
 
 
 def small_model(family: str, **more: Any) -> nn.Module:

@@ -1,11 +1,10 @@
 """A pass that lacks memory, which a mock says on CPU, is taken again by a single rank with the same result."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.testing import assert_close
@@ -19,15 +18,9 @@ from trainer.errors import LoweredLimit, MemoryFullError
 from trainer.models.networks import PolicyNetwork
 from trainer.roles.worker import MOST_RETRIES, TrainingWorker
 from trainer.training.engine import OptimizerSettings, TrainingEngine
-from trainer.training.ranks.process_group import join, open_store
 from trainer.training.ranks.sharding import Execution
 
-
-@pytest.fixture(scope="module", autouse=True)
-def one_rank() -> Iterator[None]:
-    join(open_store("127.0.0.1", 1, 60), 0, 1, torch.device("cpu"), "127.0.0.1", 60)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("one_rank")
 
 
 @pytest.fixture(params=["torch resets", "we reset"])

@@ -1,12 +1,10 @@
 """A gradient that is not finite: the parameter, the rows and the tokens behind it are named and kept."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -19,17 +17,12 @@ from trainer.models.networks import PolicyNetwork
 from trainer.models.small import build_tokenizer
 from trainer.training.engine import OptimizerSettings, TrainingEngine
 from trainer.training.non_finite import FaultFiles, KeptFaults, non_finite_tokens
-from trainer.training.ranks.process_group import join, open_store
 from trainer.training.ranks.sharding import Execution
 
 LIMIT = MicroBatchLimit(2, None)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_rank() -> Iterator[None]:
-    join(open_store("127.0.0.1", 1, 60), 0, 1, torch.device("cpu"), "127.0.0.1", 60)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("one_rank")
 
 
 def engine(faults: FaultFiles, skip: bool = False) -> TrainingEngine:

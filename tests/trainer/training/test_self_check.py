@@ -1,11 +1,9 @@
 """The comparison with Transformers at the start of a run: it passes for right networks and names a wrong family."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from tests.trainer.models.test_log_probs_by_family import TEMPERATURE, language_model
 from trainer.config.sections.roles import LoraConfig
@@ -18,7 +16,6 @@ from trainer.models.packing import PackedRows
 from trainer.training import engine as engine_module
 from trainer.training.engine import TrainingEngine
 from trainer.training.micro_batches import Layout, pack
-from trainer.training.ranks.process_group import join, open_store
 from trainer.training.ranks.sharding import Execution
 from trainer.training.self_check import (
     check_head,
@@ -32,11 +29,7 @@ from trainer.training.self_check import (
 TYPES = [torch.float32, torch.bfloat16]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_rank() -> Iterator[None]:
-    join(open_store("127.0.0.1", 1, 60), 0, 1, torch.device("cpu"), "127.0.0.1", 60)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("one_rank")
 
 
 def check(family: str, dtype: torch.dtype) -> None:

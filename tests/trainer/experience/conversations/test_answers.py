@@ -22,7 +22,7 @@ from trainer.rollout.sampling import Part, Response, SamplingRequest
 END = 7
 # Its steps are the test's own: it finds them, by the row's question, in the module that the test has filled.
 WORLD = """
-from tests.trainer.experience import test_answers
+from tests.trainer.experience.conversations import test_answers
 
 class World:
     def reset(self, prompt, seed): self.name = prompt.question

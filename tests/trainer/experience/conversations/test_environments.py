@@ -28,7 +28,7 @@ from trainer.models.packing import PackedRows
 from trainer.models.small import ModelShape, build_tokenizer, create_model
 from trainer.rollout.sampling import Response, SamplingRequest
 
-CALCULATOR = Path(__file__).parents[3] / "examples" / "calculator" / "environment.py"
+CALCULATOR = Path(__file__).parents[4] / "examples" / "calculator" / "environment.py"
 
 
 @pytest.fixture(scope="module")

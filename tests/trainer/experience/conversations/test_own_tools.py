@@ -10,7 +10,7 @@ from tests.trainer.experience.conversations.scripted_policy import FakeEngines, 
 from trainer.errors import ConfigError
 from trainer.experience.conversations.sampler import Conversations
 
-ALIASES = Path(__file__).parents[3] / "images" / "aliases"
+ALIASES = Path(__file__).parents[4] / "images" / "aliases"
 
 
 OWN = """

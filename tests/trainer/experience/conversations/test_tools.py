@@ -6,7 +6,16 @@ from typing import Any
 
 import pytest
 
-from tests.trainer.experience.conversations.scripted_policy import GSM8K, JUDGE, TEMPLATE, call, check, converse, settings, spoken
+from tests.trainer.experience.conversations.scripted_policy import (
+    GSM8K,
+    JUDGE,
+    TEMPLATE,
+    call,
+    check,
+    converse,
+    settings,
+    spoken,
+)
 from trainer.config.sections.data import DataConfig
 from trainer.data.formats.chat_template import use_chat_template
 from trainer.experience.environment import MessageTokens

@@ -8,7 +8,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.trainer.experience.conversations.scripted_policy import GSM8K, JUDGE, FakeEngines, check, converse, schema, settings
+from tests.trainer.experience.conversations.scripted_policy import (
+    GSM8K,
+    JUDGE,
+    FakeEngines,
+    check,
+    converse,
+    schema,
+    settings,
+)
 from trainer.config.tree import Config
 from trainer.data.dataset import Prompt, PromptDataset, PromptSampler
 from trainer.errors import ConfigError, DataError

@@ -41,7 +41,7 @@ def groups(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Groups]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_ADDRESS", "local")  # not the cluster of the whole runs
         patch.setenv("RAY_AUTH_MODE", "disabled")
-        patch.setenv("PYTHONPATH", str(Path(__file__).parents[3]), prepend=os.pathsep)
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[4]), prepend=os.pathsep)
         with connected():
             nodes = find_nodes(1, 0)
             slots = reserve_slots(nodes * 2, 0, timeout=60)
