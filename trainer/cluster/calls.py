@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 import ray
@@ -13,6 +14,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 from trainer.cluster.stalls.explanation import Asked
 from trainer.cluster.stalls.watch import Watch
 from trainer.cluster.timeline import Answering, Device, Timeline
+from trainer.config.sections.trainer import TrainerConfig
 from trainer.errors import NoAnswerError, TrainerError, WorkerError
 
 # How long to look for the root cause after a first failure: when a rank dies, the collectives of the others fail, too.
@@ -186,6 +188,14 @@ def watched(watch: Watch) -> Iterator[None]:
         yield
     finally:
         _watch = before
+
+
+@contextmanager
+def stalls_explained(settings: TrainerConfig, run_dir: Path) -> Iterator[None]:
+    """Explains in the log and in the run's directory when calls to workers, or this process, make no progress."""
+    watch = Watch(settings.stall_seconds, ends=settings.on_stall == "end", run_dir=run_dir)
+    with watched(watch), watch.controller(settings.worker_timeout):
+        yield
 
 
 def _outcome(call: Call[R]) -> R | TrainerError:

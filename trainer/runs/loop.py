@@ -4,17 +4,14 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from trainer.cluster.calls import recorded, wait, wait_while, watched
-from trainer.cluster.stalls.watch import Watch
+from trainer.cluster.calls import recorded, wait
 from trainer.cluster.workers import WorkerGroup
-from trainer.config.sections.trainer import TrainerConfig
 from trainer.config.tree import Config
 from trainer.data.batches.batch import Batch
 from trainer.data.dataset import PromptSampler
@@ -29,16 +26,16 @@ from trainer.errors import (
     TrainerError,
     WorkerError,
 )
-from trainer.records.files.atomic import atomic_directory, bytes_below, remove_remains
 from trainer.records.pages.model_card import write_model_card
 from trainer.records.profiling import SlowPhases
 from trainer.records.tracking import Tracker
 from trainer.rollout.engines import EngineWorker
 from trainer.runs.checkpoints.checkpoint import TrainingState, fingerprint
+from trainer.runs.checkpoints.final_model import write_final_model
 from trainer.runs.checkpoints.places import run_directories
-from trainer.runs.checkpoints.saving import RETRY_SECONDS, ROUNDS, Saver, SaveSchedule
+from trainer.runs.checkpoints.saving import ROUNDS, Saver, SaveSchedule
 from trainer.runs.efficiency import Efficiency
-from trainer.runs.interfaces import ActorRole, TrainedRole, TrainingRole
+from trainer.runs.interfaces import TrainedRole, TrainingRole
 from trainer.runs.passes import forward, update
 from trainer.runs.recovery.memory import all_lowered
 from trainer.runs.recovery.redundancy import Connect, Copies
@@ -65,14 +62,6 @@ class TrainingResult:
     final_step: int
     first_exact_match: float | None
     last_exact_match: float | None
-
-
-@contextmanager
-def stalls_explained(settings: TrainerConfig, run_dir: Path) -> Iterator[None]:
-    """Explains in the log and in the run's directory when calls to workers, or this process, make no progress."""
-    watch = Watch(settings.stall_seconds, ends=settings.on_stall == "end", run_dir=run_dir)
-    with watched(watch), watch.controller(settings.worker_timeout):
-        yield
 
 
 class TrainingRun:
@@ -343,30 +332,21 @@ class TrainingRun:
                 self.saver.save(self.progress, rounds)
 
     def export(self) -> None:
-        """Writes the policy as a model directory that Transformers and vLLM can load, in the spare directory if the
-        run's own cannot be written. Tries each of them several times.
+        """Writes the final model, in the spare directory if the run's own cannot be written; see `write_final_model`.
 
         Raises CheckpointError.
         """
-        directories = run_directories(self._settings, self.run_dir) * ROUNDS
-        for number, run_dir in enumerate(directories, start=1):
-            try:
-                remove_remains(run_dir, "model.*")
-                with self.tracker.phase("export"), atomic_directory(run_dir / "model") as directory:
-                    calls = self._groups.actor.start(ActorRole.export, directory)
-                    wait_while(calls, self._settings.worker_timeout, partial(bytes_below, directory))
-                    write_model_card(directory, self.run_dir, self.progress.step, self._model, self._dump)
-            except (OSError, WorkerError) as error:
-                logger.warning("%s cannot be written: %s", run_dir / "model", error)
-                if number == len(directories) or not self.saver.healthy():
-                    raise CheckpointError(f"{run_dir / 'model'}: cannot be written: {error}") from error
-                if number % (len(directories) // ROUNDS) == 0:
-                    self.saver.pause(RETRY_SECONDS)
-            else:
-                if run_dir != self.run_dir:
-                    logger.warning("the final model is in %s", run_dir / "model")
-                self.certificate.model(self.progress.step, run_dir / "model")
-                return
+        step, settings = self.progress.step, self._settings
+
+        def describe(directory: Path) -> None:
+            write_model_card(directory, self.run_dir, step, self._model, self._dump)
+
+        with self.tracker.phase("export"):
+            directories = run_directories(settings, self.run_dir)
+            run_dir = write_final_model(self._groups.actor, directories, describe, self.saver, settings.worker_timeout)
+        if run_dir != self.run_dir:
+            logger.warning("the final model is in %s", run_dir / "model")
+        self.certificate.model(step, run_dir / "model")
 
     def _end(self) -> None:
         """Writes the last checkpoint and the final model, each whether or not the other can be written."""

@@ -18,6 +18,7 @@ from trainer.algorithms.resampling import resampled_rows
 from trainer.algorithms.returns import explained_variance
 from trainer.algorithms.rows import Sampled
 from trainer.algorithms.token_rewards import move_to_tokens, token_rewards
+from trainer.cluster.calls import stalls_explained
 from trainer.cluster.nodes import connected
 from trainer.cluster.ready import wait_for_ray
 from trainer.config.custom_code import code_lines
@@ -43,7 +44,6 @@ from trainer.runs.interfaces import ActorRole, CriticRole, ReferenceRole
 from trainer.runs.loop import (
     TrainingResult,
     TrainingRun,
-    stalls_explained,
 )
 from trainer.runs.recovery.memory import all_lowered, restarted, with_limits
 from trainer.runs.recovery.watchdogs import Watchdogs, most_severe

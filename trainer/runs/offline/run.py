@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from trainer.cluster.calls import stalls_explained
 from trainer.cluster.nodes import connected
 from trainer.cluster.workers import WorkerGroup
 from trainer.config.offline import OfflineConfig
@@ -25,7 +26,6 @@ from trainer.runs.checkpoints.places import recorded_step, run_directory, with_l
 from trainer.runs.interfaces import ActorRole, ReferenceRole
 from trainer.runs.loop import (
     TrainingRun,
-    stalls_explained,
 )
 from trainer.runs.recovery.memory import all_lowered, restarted, with_limits
 from trainer.runs.reproduction.writer import CertificateWriter, Repeat, hardware_of
