@@ -20,7 +20,7 @@ from trainer.runs.checkpoints.checkpoint import checkpoint_step, last_checkpoint
 
 IMAGE = "slipway:cpu"
 SIZE = "512M"
-RATE = (2**17, 2**20)
+RATE = (2**17, 2**19)
 """Bytes a second; a checkpoint has 6 MiB."""
 STEPS = 8
 PATIENCE = 600.0

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -92,9 +93,9 @@ def converse(
     """One conversation in which the policy says these lines, and the tokens that it said."""
     info = {"tools_kwargs": {"calc_gsm8k_reward": {"create_kwargs": {"ground_truth": "19"}}}, **info}
     engines = FakeEngines(tokenizer, lines)
-    conversations = Conversations(config, engines, tokenizer)  # type: ignore[arg-type]
-    (row,) = conversations.begin([Prompt(0, (1, 2), "19", "openai/gsm8k", "What?", info)], [100], temperature=1.0)
-    conversations.finish([row])
+    with closing(Conversations(config, engines, tokenizer)) as conversations:  # type: ignore[arg-type]
+        (row,) = conversations.begin([Prompt(0, (1, 2), "19", "openai/gsm8k", "What?", info)], [100], temperature=1.0)
+        conversations.finish([row])
     return row, engines.said[0]
 
 

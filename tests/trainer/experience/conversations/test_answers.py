@@ -4,6 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -102,15 +103,15 @@ def converse(tmp_path: Path) -> Callable[..., tuple[list[Trajectory], Any]]:
             }
         )
         engines = engines or FakeEngines()
-        conversations = Conversations(config, engines, tokenizer)  # type: ignore[arg-type]
         lengths = [*calls] or [1] * len(played)
         prompts = [
             Prompt(number, (100 + number, length), "", "", name)
             for number, (name, length) in enumerate(zip(played, lengths, strict=True))
             for _ in range(samples)
         ]
-        rows = conversations.begin(prompts, range(len(prompts)), 1.0)
-        conversations.finish(rows)
+        with closing(Conversations(config, engines, tokenizer)) as conversations:  # type: ignore[arg-type]
+            rows = conversations.begin(prompts, range(len(prompts)), 1.0)
+            conversations.finish(rows)
         return rows, engines
 
     return start

@@ -4,6 +4,7 @@ the policy where only its words matter; a real network is used where log-probs m
 import re
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -73,12 +74,12 @@ def converse(
     settings = {"environment": {"path": path, "name": name}, **rollout}
     config = Config.model_validate({"rollout": settings, "data": {"max_response_length": limit}})
     engines = FakeEngines(tokenizer, lines)
-    conversations = Conversations(config, engines, tokenizer)  # type: ignore[arg-type]
     prompt = Prompt(0, tuple(tokenizer("<|user|>What is 12 + 7?<|assistant|>")["input_ids"]), "19", "test", "")
-    (row,) = conversations.begin([prompt], [100], temperature=1.0)
-    while not row.done:
-        conversations.advance([row], most)
-        engines.version += 1
+    with closing(Conversations(config, engines, tokenizer)) as conversations:  # type: ignore[arg-type]
+        (row,) = conversations.begin([prompt], [100], temperature=1.0)
+        while not row.done:
+            conversations.advance([row], most)
+            engines.version += 1
     return row, engines
 
 

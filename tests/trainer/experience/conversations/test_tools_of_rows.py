@@ -1,6 +1,7 @@
 """Which rows of a dataset use which tools, and what their rewards see of a conversation."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +49,8 @@ def test_tools_are_in_the_prompts_of_the_rows_that_use_them(tokenizer: Any, tmp_
     assert starts == ["[calc_gsm8k_reward][other]", "[other]", ""]
     check_agents(config, dataset)
     engines = FakeEngines(tokenizer, ["a"])
-    conversations = Conversations(config, engines, tokenizer)  # type: ignore[arg-type]
-    begun = conversations.begin([dataset[row] for row in range(3)], [1, 2, 3], temperature=1.0)
+    with closing(Conversations(config, engines, tokenizer)) as conversations:  # type: ignore[arg-type]
+        begun = conversations.begin([dataset[row] for row in range(3)], [1, 2, 3], temperature=1.0)
     assert [row.environment is not None for row in begun] == [True, True, False]
 
 
