@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.trainer.experience.conversations.scripted_policy import pieces
 from trainer.config.overrides import load_config
 from trainer.config.sections.data import DataConfig
 from trainer.config.sections.rollout import ProgramConfig
@@ -127,16 +128,6 @@ def play(tokenizer: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
     yield start
     for conversations in opened:
         conversations.close()
-
-
-def pieces(tokenizer: Any, row: Trajectory) -> list[tuple[str, bool]]:
-    """The conversation as pieces of text, each with whether the policy said it."""
-    parts: list[tuple[list[int], bool]] = []
-    for token, own in zip(row.token_ids, row.mask, strict=True):
-        if not parts or parts[-1][1] != own:
-            parts.append(([], own))
-        parts[-1][0].append(token)
-    return [(tokenizer.decode(tokens), own) for tokens, own in parts]
 
 
 def test_a_program_talks_to_the_policy_and_scores_itself(tokenizer: Any, play: Callable[..., Any]) -> None:

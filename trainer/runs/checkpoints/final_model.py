@@ -28,21 +28,20 @@ def write_final_model(
 
     Raises CheckpointError.
     """
-    attempts = [*run_directories] * ROUNDS
-    failure: Exception | None = None
-    for number, run_dir in enumerate(attempts, start=1):
-        if failure is not None and number % len(run_directories) == 1 % len(run_directories):
+    for attempt in range(1, ROUNDS + 1):
+        for run_dir in run_directories:
+            try:
+                remove_remains(run_dir, "model.*")
+                with atomic_directory(run_dir / "model") as directory:
+                    wait_while(actor.start(ActorRole.export, directory), timeout, partial(bytes_below, directory))
+                    describe(directory)
+            except (OSError, WorkerError) as error:
+                logger.warning("%s cannot be written: %s", run_dir / "model", error)
+                failure = CheckpointError(f"{run_dir / 'model'}: cannot be written: {error}")
+                if not saver.healthy():
+                    raise failure from error
+            else:
+                return run_dir
+        if attempt < ROUNDS:
             saver.pause(RETRY_SECONDS)
-        try:
-            remove_remains(run_dir, "model.*")
-            with atomic_directory(run_dir / "model") as directory:
-                wait_while(actor.start(ActorRole.export, directory), timeout, partial(bytes_below, directory))
-                describe(directory)
-        except (OSError, WorkerError) as error:
-            logger.warning("%s cannot be written: %s", run_dir / "model", error)
-            failure = error
-            if not saver.healthy():
-                break
-        else:
-            return run_dir
-    raise CheckpointError(f"{run_dir / 'model'}: cannot be written: {failure}") from failure
+    raise failure

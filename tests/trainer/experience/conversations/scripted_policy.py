@@ -99,12 +99,16 @@ def converse(
     return row, engines.said[0]
 
 
+def pieces(tokenizer: Any, row: Trajectory) -> list[tuple[str, bool]]:
+    """The conversation as pieces of text, each with whether the policy said it."""
+    parts: list[tuple[list[int], bool]] = []
+    for token, own in zip(row.token_ids, row.mask, strict=True):
+        if not parts or parts[-1][1] != own:
+            parts.append(([], own))
+        parts[-1][0].append(token)
+    return [(tokenizer.decode(tokens), own) for tokens, own in parts]
+
+
 def spoken(tokenizer: Any, row: Trajectory) -> list[str]:
     """What the tools and users said, up to the next turn of the policy."""
-    pieces: list[list[int]] = []
-    for place, (token, own) in enumerate(zip(row.token_ids, row.mask, strict=True)):
-        if not own:
-            if row.mask[place - 1]:
-                pieces.append([])
-            pieces[-1].append(token)
-    return [tokenizer.decode(piece) for piece in pieces]
+    return [text for text, own in pieces(tokenizer, row) if not own]

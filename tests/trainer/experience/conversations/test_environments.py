@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.trainer.experience.conversations.scripted_policy import pieces
 from trainer.algorithms.losses.kl import kl_estimate
 from trainer.algorithms.returns import generalized_advantages
 from trainer.algorithms.token_rewards import token_rewards
@@ -83,19 +84,9 @@ def converse(
     return row, engines
 
 
-def spoken(tokenizer: Any, row: Trajectory) -> list[tuple[str, bool]]:
-    """The conversation as pieces of text, each with whether the policy said it."""
-    parts: list[tuple[list[int], bool]] = []
-    for token, own in zip(row.token_ids, row.mask, strict=True):
-        if not parts or parts[-1][1] != own:
-            parts.append(([], own))
-        parts[-1][0].append(token)
-    return [(tokenizer.decode(tokens), own) for tokens, own in parts]
-
-
 def test_each_token_is_marked_as_the_policys_or_the_environments(tokenizer: Any) -> None:
     row, engines = converse(tokenizer, ["calc: 12+7", "#### 19"])
-    assert spoken(tokenizer, row) == [
+    assert pieces(tokenizer, row) == [
         ("calc: 12+7<|end|>", True),
         ("<|user|>19<|assistant|>", False),
         ("#### 19<|end|>", True),
@@ -111,9 +102,9 @@ def test_each_token_is_marked_as_the_policys_or_the_environments(tokenizer: Any)
 
 def test_a_turn_in_segments_is_one_turn_and_each_token_records_its_weights(tokenizer: Any) -> None:
     whole, _ = converse(tokenizer, ["calc: 12+7", "#### 19"])
-    pieces, _ = converse(tokenizer, ["calc: 12+7", "#### 19"], most=3)
-    assert (pieces.token_ids, pieces.mask, pieces.turns) == (whole.token_ids, whole.mask, 2)
-    own = [version for version, own in zip(pieces.versions, pieces.mask, strict=True) if own]
+    in_parts, _ = converse(tokenizer, ["calc: 12+7", "#### 19"], most=3)
+    assert (in_parts.token_ids, in_parts.mask, in_parts.turns) == (whole.token_ids, whole.mask, 2)
+    own = [version for version, own in zip(in_parts.versions, in_parts.mask, strict=True) if own]
     first_turn = whole.mask.index(False)
     assert own[:first_turn] == [place // 3 for place in range(first_turn)]
     assert set(whole.versions[:first_turn]) == {0}
@@ -134,7 +125,7 @@ def test_conversations_end_at_the_turn_limit_or_the_token_limit(tokenizer: Any) 
 
 def test_the_calculator_calculates_and_explains_errors(tokenizer: Any) -> None:
     row, _ = converse(tokenizer, ["calc: (2+3)*-4/8", "calc: 2**9", "hm", "#### 1"], limit=400)
-    answers = [text for text, own in spoken(tokenizer, row) if not own]
+    answers = [text for text, own in pieces(tokenizer, row) if not own]
     assert "-2.5" in answers[0]
     assert "error: only numbers" in answers[1]
     assert "Write calc: EXPRESSION" in answers[2]
