@@ -107,22 +107,23 @@ def conversations(kind: str) -> str:
     )
 
 
-def long_tail(name: str, settings: str, steps: int) -> Job:
+def long_tail(name: str, settings: str, steps: int, gpus: int = 1, cache: int = 24, limit: int = 300) -> Job:
     """GRPO steps whose longest responses, of 8,192 tokens, are four times as long as the average."""
     command = (
         f"{BENCH}step --algorithm grpo --samples 8 --name {name} --shape 0.5B --prompt 128 --response 8192 --batch 32 "
-        f"--end-tokens 60 --side ours --tokens 32768 --steps {steps} --out $ROWS --logs $LOGS --timeout 280 "
-        f"rollout.sleep=false rollout.kv_cache_gib=24 algorithm.correction=tis {settings}"
+        f"--end-tokens 60 --side ours --tokens 32768 --steps {steps} --gpus {gpus} --out $ROWS --logs $LOGS "
+        f"--timeout {limit - 20} rollout.sleep=false rollout.kv_cache_gib={cache} algorithm.correction=tis {settings}"
     )
-    return Job(name, command, limit=300, ray=True)
+    return Job(name, command, limit=limit, gpus=gpus, ray=True)
 
 
 TWO_ENGINES = "rollout.engines_per_gpu=2 rollout.log_probs=false rollout.kv_cache_gib={}"
 # The first GPU trains, the second samples.
-SPLIT = (
-    "device_mapping.actor=0 device_mapping.critic=0 device_mapping.reference=0 device_mapping.rollout=1 "
-    "rollout.sleep=false rollout.kv_cache_gib=12 algorithm.correction=tis"
+LEARNER_AND_ENGINE = (
+    "device_mapping.actor=0 device_mapping.critic=0 device_mapping.reference=0 device_mapping.rollout=1"
 )
+SPLIT = f"{LEARNER_AND_ENGINE} rollout.sleep=false rollout.kv_cache_gib=12 algorithm.correction=tis"
+IN_FLIGHT = "trainer.mode=asynchronous trainer.max_staleness=2 rollout.segment_length=256"
 # What optimizers keep leaves the GPU between their steps.
 OFFLOAD = "actor.sharding.optimizer_offload=true critic.sharding.optimizer_offload=true"
 # Large micro-batches in little memory; small ones would be bound by Python in a model as small as 0.5B.
@@ -172,22 +173,14 @@ PLAN = (
         "--kv-cache-gib 20 --out $ROWS --profile $LOGS",
     ),
     long_tail("long-tail-synchronous", "", steps=4),
-    long_tail(
-        "long-tail-asynchronous",
-        "trainer.mode=asynchronous trainer.max_staleness=2 rollout.segment_length=256",
-        steps=7,
-    ),
+    long_tail("long-tail-asynchronous", IN_FLIGHT, steps=7),
+    long_tail("long-tail-two-gpus", f"{LEARNER_AND_ENGINE} {IN_FLIGHT}", steps=14, gpus=2, cache=48, limit=420),
     Job(
         "fixed-order",
         f"{BENCH}step --name fixed-order --shape 0.5B --prompt 256 --response 256 --batch 128 --side ours --steps 2 "
-        "--out $ROWS --logs $LOGS --timeout 200 trainer.save_freq=2 trainer.deterministic=true",
-        limit=220,
-        ray=True,
-    ),
-    Job(
-        "replay",
-        f"{sys.executable} -m trainer replay $(dirname $LOGS)/fixed-order-logs/runs/gpu-*",
-        limit=220,
+        "--out $ROWS --logs $LOGS --timeout 200 trainer.save_freq=2 trainer.deterministic=true "
+        f"&& {sys.executable} -m trainer replay $LOGS/runs/gpu-*",
+        limit=400,
         ray=True,
     ),
     Job(
