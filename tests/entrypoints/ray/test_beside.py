@@ -121,12 +121,25 @@ def test_a_signal_during_the_formation_ends_both(start: Start, number: signal.Si
 
 def test_the_deadline_ends_a_stand_in_that_ignores_sigterm(start: Start, stand_in: StandIn) -> None:
     stand_in.write(before="import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(100)")
-    launch = start(*SMALL, "--deadline", "1", "--grace", "1", "train")
+    launch = start(*SMALL, "--deadline", "15", "--grace", "1", "train")
     pid = started(launch)
+    stop_the_start_of_ray()
     ended = launch.wait()
     assert ended.status == 14
-    assert "the deadline of 1 s passed while waiting for Ray on the head" in ended.stderr
+    assert "the deadline of 15 s passed while waiting for Ray on the head" in ended.stderr
     assert not alive(pid)
+
+
+def stop_the_start_of_ray() -> None:
+    """Stops `ray start` in the midst, so that Ray never comes up."""
+    (directory,) = ray_directories()
+    deadline = time.monotonic() + PATIENCE
+    while not (
+        found := [pid for pid, command in processes() if "ray.scripts" in command and str(directory) in command]
+    ):
+        assert time.monotonic() < deadline
+    for pid in found:
+        os.kill(pid, signal.SIGSTOP)
 
 
 def test_a_stand_in_that_failed_before_ray_was_up_restarts(start: Start, stand_in: StandIn, tmp_path: Path) -> None:
