@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -14,6 +15,7 @@ from trainer.errors import CheckpointError, ConfigError
 from trainer.records.console import RUN_COLUMNS, Column, Progress, progress
 from trainer.records.files.atomic import atomic_file
 from trainer.records.files.lines import LineFile
+from trainer.records.files.record_thread import RecordThread
 from trainer.records.logger import LoggerRow
 from trainer.records.retrying import RetryingLogger
 from trainer.records.tensorboard import TensorBoardFile
@@ -34,7 +36,7 @@ class Sample:
 
 
 class Tracker:
-    """Records a run in its directory and shows it on the console; a context manager.
+    """Records a run in its directory and shows it on the console; a context manager. Files are written in a thread.
 
     A new run needs a directory without metrics. A resumed run passes its last step (-1 if it repeats all steps). Later
     records are removed, so that each step is recorded once.
@@ -69,6 +71,7 @@ class Tracker:
         self._progress: Progress = progress(0, max(0, resumed_step or 0), columns)
         self._seconds: dict[str, float] = {}
         self._phase, self._total_steps = run_dir / PHASE, 0
+        self._thread = RecordThread("records")
 
     def __enter__(self) -> Self:
         self._progress.__enter__()
@@ -80,6 +83,7 @@ class Tracker:
         self._progress.__exit__(kind, error, trace)
         for logger in self._loggers:
             logger.close(failed=error is not None)
+        self._thread.close()
         self._tensorboard.close()
         self._samples.close()
         self._waits.close()
@@ -95,10 +99,8 @@ class Tracker:
         """Shows the phase and times it. The next `log` records the seconds as `time/<name>`, summed if it repeats."""
         started = time.perf_counter()
         self._progress.phase(name)
-        with suppress(OSError):  # only `trainer top` reads it
-            self._phase.write_text(
-                json.dumps({"phase": name, "since": time.time(), "total_steps": self._total_steps}) + "\n"
-            )
+        now = {"phase": name, "since": time.time(), "total_steps": self._total_steps}
+        self._thread.put(partial(self._write_phase, json.dumps(now) + "\n"))
         try:
             yield
         finally:
@@ -114,8 +116,8 @@ class Tracker:
         """Records the metrics of a step, with the phases timed since the last call."""
         row = {**self._seconds, **{name: float(value) for name, value in metrics.items()}}
         self._seconds.clear()
-        self._metrics.append({"step": step, "wall_time": time.time(), **row})
-        self._tensorboard.log(step, row)
+        self._thread.put(partial(self._metrics.append, {"step": step, "wall_time": time.time(), **row}))
+        self._thread.put(partial(self._tensorboard.log, step, row))
         for logger in self._loggers:
             logger.log(step, row)
         self._progress.step(step, row)
@@ -123,12 +125,20 @@ class Tracker:
     def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
         """Records responses of a step."""
         for sample in samples:
-            self._samples.append({"step": step, **asdict(sample)})
+            self._thread.put(partial(self._samples.append, {"step": step, **asdict(sample)}))
 
     def log_waits(self, step: int, waits: Mapping[str, tuple[float, str]]) -> None:
         """Records how long the workers of each role waited for the slowest of them in a step, and for which one."""
         rows = {role: {"seconds": seconds, "slowest": worker} for role, (seconds, worker) in waits.items()}
-        self._waits.append({"step": step, "waits": rows})
+        self._thread.put(partial(self._waits.append, {"step": step, "waits": rows}))
+
+    def flush(self) -> None:
+        """Waits until everything recorded so far is in the files."""
+        self._thread.flush()
+
+    def _write_phase(self, line: str) -> None:
+        with suppress(OSError):  # only `trainer top` reads it
+            self._phase.write_text(line)
 
 
 def finished_lines(path: Path) -> Iterator[str]:

@@ -4,6 +4,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pyarrow.parquet as pq
 from trainer.config.sections.trainer import TrajectoriesConfig
 from trainer.errors import DataError
 from trainer.records.files.atomic import atomic_file
+from trainer.records.files.record_thread import RecordThread
 
 logger = logging.getLogger(__name__)
 
@@ -47,20 +49,22 @@ def validations_directory(run_dir: Path, settings: TrajectoriesConfig) -> Path:
 
 
 class TrajectoryWriter:
-    """Writes one file per step in a thread; a file that cannot be written only costs a warning."""
+    """Writes one file per step: a thread makes its content, another brings it to the disk, which may be slow. A file
+    that cannot be written only costs a warning."""
 
     def __init__(self, directory: Path, settings: TrajectoriesConfig) -> None:
         self._directory, self._freq = directory, settings.freq
-        self._thread = ThreadPoolExecutor(1, "trajectories")
-        self._pending: Future[None] | None = None
+        self._making = ThreadPoolExecutor(1, "trajectories")
+        self._made: Future[None] | None = None
+        self._disk = RecordThread("trajectory files")
 
     def wants(self, step: int) -> bool:
         return self._freq > 0 and step % self._freq == 0
 
     def write(self, step: int, rows: Callable[[], Sequence[Row]]) -> None:
-        """Starts to write the rows of a step, which the thread makes. Waits for the previous step's file."""
-        self._finish()
-        self._pending = self._thread.submit(self._write, step, rows)
+        """Starts to write the rows of a step, which a thread makes. Waits until the previous step's are made."""
+        self._wait_until_made()
+        self._made = self._making.submit(self._make, step, rows)
 
     def truncate(self, last_step: int) -> None:
         """Removes the files of later steps: a resumed run takes these steps again."""
@@ -69,22 +73,29 @@ class TrajectoryWriter:
                 file.unlink()
 
     def close(self) -> None:
-        self._finish()
-        self._thread.shutdown()
+        """Waits until everything is written."""
+        self._wait_until_made()
+        self._making.shutdown()
+        self._disk.close()
 
-    def _write(self, step: int, rows: Callable[[], Sequence[Row]]) -> None:
+    def _make(self, step: int, rows: Callable[[], Sequence[Row]]) -> None:
         table = pa.Table.from_pylist([{"step": step, **row} for row in rows()], schema=SCHEMA)
-        with atomic_file(_file(self._directory, step)) as temporary:
-            pq.write_table(table, temporary, compression="zstd")
+        content = pa.BufferOutputStream()
+        pq.write_table(table, content, compression="zstd")
+        found = content.getvalue()
+        self._disk.put(partial(self._save, step, found), found.size)
 
-    def _finish(self) -> None:
-        pending, self._pending = self._pending, None
-        if pending is None:
-            return
+    def _save(self, step: int, content: pa.Buffer) -> None:
         try:
-            pending.result()
+            with atomic_file(_file(self._directory, step)) as temporary:
+                temporary.write_bytes(content)
         except OSError as error:
             logger.warning("%s: trajectories cannot be written: %s", self._directory, error)
+
+    def _wait_until_made(self) -> None:
+        made, self._made = self._made, None
+        if made is not None:
+            made.result()
 
 
 def text_of(ground_truth: object) -> str:

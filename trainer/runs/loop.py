@@ -99,6 +99,7 @@ class TrainingRun:
             SaveSchedule(config.trainer),
             written=certificate.checkpoint,
             write_beside=self.write_beside,
+            flush_records=tracker.flush,
         )
         self._lowered: tuple[LoweredLimit, ...] = ()
         self._unlogged_limits = 0
@@ -339,6 +340,7 @@ class TrainingRun:
         step, settings = self.progress.step, self._settings
 
         def describe(directory: Path) -> None:
+            self.tracker.flush()  # the card reads the metrics
             write_model_card(directory, self.run_dir, step, self._model, self._dump)
 
         with self.tracker.phase("export"):

@@ -54,6 +54,7 @@ class Saver:
 
     Checkpoints go to the first of `run_dirs`, and to the next one after a failure there. `written` gets step and path
     of each that is complete. `write_beside` writes into a checkpoint what is not in the workers; the SHA-256 by file.
+    `flush_records` waits until the records of its steps are written: no checkpoint may stand without them.
     """
 
     def __init__(
@@ -65,8 +66,10 @@ class Saver:
         pause: Callable[[float], object] | None = None,
         written: Callable[[int, Path], object] | None = None,
         write_beside: Callable[[Path], Mapping[str, str]] | None = None,
+        flush_records: Callable[[], object] | None = None,
     ) -> None:
         self._groups = groups
+        self._flush_records = flush_records
         self._write_beside = write_beside
         self._beside: Mapping[str, str] = {}
         self._writers = [CheckpointWriter(run_dir, keep) for run_dir in run_dirs]
@@ -229,6 +232,8 @@ class Saver:
                 return True
             state, self._under_way = self._under_way, None
             sums = {f"{role}/{name}": own for role, files in found for name, own in (files or {}).items()}
+            if self._flush_records is not None:
+                self._flush_records()
             self.last = self._writer.complete(sums | dict(self._beside))
         except CheckpointError:
             self._under_way = None

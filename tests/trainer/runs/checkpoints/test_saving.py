@@ -112,6 +112,17 @@ def test_a_checkpoint_appears_when_every_worker_has_written(
     assert saver.look() == {}  # nothing is under way any more
 
 
+def test_no_checkpoint_stands_before_the_records_of_its_steps(groups: list[FakeGroup], tmp_path: Path) -> None:
+    stood: list[list[str]] = []
+    run_dir = tmp_path / "run"
+    schedule = SaveSchedule(TrainerConfig())
+    saver = Saver(groups, [run_dir], 2, schedule, flush_records=lambda: stood.append(there(run_dir)))  # type: ignore[arg-type]
+    saver.begin(state(1))
+    saver.look()
+    assert stood == [[".step_000001.partial"]]
+    assert there(run_dir) == ["step_000001"]
+
+
 def test_a_slow_save_delays_the_next_one_and_not_the_run(
     saver: Saver, groups: list[FakeGroup], tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
