@@ -213,7 +213,7 @@ def test_a_stopped_worker_counts_as_lost(start_node: Start) -> None:
 
 
 def test_enough_nodes_at_the_deadline_are_enough(start_node: Start) -> None:
-    hosts = {"SLIPWAY_HOSTS": "localhost,worker-1.invalid,worker-2.invalid", "SLIPWAY_DEADLINE": "3"}
+    hosts = {"SLIPWAY_HOSTS": "localhost,worker-1.invalid,worker-2.invalid", "SLIPWAY_DEADLINE": "10"}
     worker = start_node(1, "--no-ray", "--", "true", **hosts)
     head = start_node(0, "--no-ray", "--min-nodes", "2", "--", "sh", "-c", "exit $SLIPWAY_NODE_COUNT", **hosts)
     ended = head.wait()

@@ -166,7 +166,7 @@ def test_a_program_without_a_score_leaves_it_to_the_reward(play: Callable[..., A
         ("raise KeyError('lost')", "program: status 1: KeyError: 'lost'", 1),
         ("ask(messages)\nraise KeyError('lost')", "program: status 1: KeyError: 'lost'", 1),
         ("pass", "program: it ended without asking the policy", 1),
-        ("ask(messages)\ntime.sleep(60)", "program: no request and no end within 3 s", 1),
+        ("ask(messages)\ntime.sleep(60)", "program: no request and no end within 10 s", 1),
         ("ask(messages)\nprint('{\"score\": NaN}')", "program: its score is nan, not a finite number", 1),
         ('ask(messages)\nprint(\'{"score": "high"}\')', "program: its score is 'high'", 1),
         ("ask(messages)\nask(messages)", "does not continue the conversation", 1),
@@ -179,7 +179,7 @@ def test_a_program_that_fails_costs_its_trajectory(
     play: Callable[..., Any], program: str, reason: str, turns: int
 ) -> None:
     lines = {"What?": "#### 19", "": "no"}  # the policy answers the row's own prompt if the program never asks
-    (row,), _ = play(program, lines, environment_timeout=3)
+    (row,), _ = play(program, lines, environment_timeout=10)
     if reason == "after the refusal":
         assert row.scored.failure == "program: status 3: n=2 is not supported"
     else:
