@@ -155,6 +155,7 @@ PLAN = (
             grpo("1.5B", 16, 256, 4096, 0, side, "rollout.log_probs=false"),
         )
     ),
+    grpo("0.5B", 64, 128, 2048, 300, "ours", TWO_ENGINES.format(7), tokens=32768, suffix="-two-engines"),
     grpo("0.5B", 64, 128, 2048, 300, "trl", "--rival-keeps"),
     grpo("1.5B", 64, 512, 2048, 300, "trl"),
     # TRL's memory guide keeps activations where there is room: that needs an H200.
@@ -178,9 +179,9 @@ PLAN = (
     Job(
         "fixed-order",
         f"{BENCH}step --name fixed-order --shape 0.5B --prompt 256 --response 256 --batch 128 --side ours --steps 2 "
-        "--out $ROWS --logs $LOGS --timeout 200 trainer.save_freq=2 trainer.deterministic=true "
+        "--out $ROWS --logs $LOGS --timeout 300 trainer.save_freq=2 trainer.deterministic=true "
         f"&& {sys.executable} -m trainer replay $LOGS/runs/gpu-*",
-        limit=400,
+        limit=580,
         ray=True,
     ),
     Job(
@@ -208,7 +209,7 @@ PLAN = (
     Job("tests", f"{sys.executable} -m pytest tests/gpu -q", limit=600),
     Job("rollout-0.5B", f"{BENCH}rollout --shape 0.5B --engines 4 --out $ROWS --profile $LOGS"),
     Job("rollout-1.5B", f"{BENCH}rollout --shape 1.5B --engines 2 --out $ROWS"),
-    Job("start-up", f"{BENCH}start_up --shape 0.5B --out $ROWS --logs $LOGS {TWO_ENGINES.format(4)}", limit=420),
+    Job("start-up", f"{BENCH}start_up --shape 0.5B --out $ROWS --logs $LOGS {TWO_ENGINES.format(4)}", limit=590),
     Job("pages", f"{BENCH}pages --out $ROWS", gpus=4),
     Job("weights", f"{BENCH}weights --out $ROWS", ray=True),
     Job("weights-split", f"{BENCH}weights --split --out $ROWS", gpus=2, ray=True),

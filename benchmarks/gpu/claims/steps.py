@@ -16,7 +16,7 @@ from benchmarks.gpu.session import COPIES, TWO_ENGINES
 from benchmarks.results import read_rows
 
 ROOT = Path(__file__).resolve().parents[3]
-TIMEOUT = 240  # seconds for one side
+TIMEOUT = 270  # seconds for one side
 FIGURES = ("step", "generate", "update_actor", "update_critic", "tokens_per_second", "gpu_utilization", "all_steps")
 FEATURES_OFF = [
     *(
