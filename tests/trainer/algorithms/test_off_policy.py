@@ -84,6 +84,10 @@ def test_all_criteria_must_be_met() -> None:
         ({"token_k2": [0.1, 0.2]}, "token_k2 takes one bound"),
         ({"seq_mean_k1": [1.1, 0.9]}, "the lower one comes first"),
         ({"token_k3": -1}, "bounds are above 0"),
+        ({"token_k1": 0}, "bounds are above 0"),
+        ({"token_k1": [0, 2]}, "bounds are above 0"),
+        ({"token_k2": float("inf")}, "bounds are above 0"),
+        ({"token_k1": float("nan")}, "bounds are above 0"),
     ],
 )
 def test_bounds_must_fit_their_criterion(rejection: dict[str, object], words: str) -> None:

@@ -1,12 +1,13 @@
 """Settings of the algorithm: advantages, the KL penalty, corrections, dynamic sampling."""
 
+import math
 from functools import partial
 from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from trainer.algorithms.losses.kl import KlEstimator
-from trainer.algorithms.off_policy.rejection import Bound, Criterion, ratio_bounds
+from trainer.algorithms.off_policy.rejection import Bound, Criterion
 from trainer.algorithms.off_policy.treatment import OffPolicyCorrection
 from trainer.algorithms.registry import CORRECTIONS, ESTIMATORS
 from trainer.algorithms.resampling import Resampling
@@ -82,10 +83,10 @@ class AlgorithmConfig(Section):
     @classmethod
     def _bounds_fit_the_criteria(cls, given: dict[Criterion, Bound]) -> dict[Criterion, Bound]:
         for criterion, bound in given.items():
-            low, high = ratio_bounds(bound)
+            numbers = bound if isinstance(bound, tuple) else (bound,)
             if isinstance(bound, tuple) and not criterion.endswith("k1"):
                 raise ValueError(f"{criterion} takes one bound, not {list(bound)}")
-            if low <= 0 or high <= 0 or (isinstance(bound, tuple) and low > high):
+            if not all(number > 0 for number in numbers) or bound == math.inf or numbers[0] > numbers[-1]:
                 raise ValueError(f"{criterion}: bounds are above 0, and the lower one comes first")
         return given
 
