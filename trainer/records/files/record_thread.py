@@ -5,8 +5,8 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-MOST_WAITING = 10_000
-MOST_BYTES = 2**28
+MOST_WAITING = 10_000  # records
+MOST_BYTES = 2**28  # of the records whose size is given
 
 
 class RecordThread:
