@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -72,6 +72,7 @@ class Tracker:
         self._seconds: dict[str, float] = {}
         self._phase, self._total_steps = run_dir / PHASE, 0
         self._thread = RecordThread("records")
+        self._flush_others: list[Callable[[], object]] = []
 
     def __enter__(self) -> Self:
         self._progress.__enter__()
@@ -133,8 +134,14 @@ class Tracker:
         self._thread.put(partial(self._waits.append, {"step": step, "waits": rows}))
 
     def flush(self) -> None:
-        """Waits until everything recorded so far is in the files."""
+        """Waits until everything recorded so far is in the files, including the records of `flush_too`."""
         self._thread.flush()
+        for flush in self._flush_others:
+            flush()
+
+    def flush_too(self, flush: Callable[[], object]) -> None:
+        """Has every later `flush` also wait for other records of the run, which are written in their own threads."""
+        self._flush_others.append(flush)
 
     def _write_phase(self, line: str) -> None:
         with suppress(OSError):  # only `trainer top` reads it

@@ -72,8 +72,13 @@ class TrajectoryWriter:
             if file.name > _file(self._directory, last_step).name:
                 file.unlink()
 
-    def close(self) -> None:
+    def flush(self) -> None:
         """Waits until everything is written."""
+        self._wait_until_made()
+        self._disk.flush()
+
+    def close(self) -> None:
+        """`flush`, and ends the threads."""
         self._wait_until_made()
         self._making.shutdown()
         self._disk.close()

@@ -41,10 +41,7 @@ from trainer.runs.checkpoints.checkpoint import TrainingState, read_checkpoint
 from trainer.runs.checkpoints.places import recorded_step, run_directory, with_last_checkpoint
 from trainer.runs.corrections import corrected
 from trainer.runs.interfaces import ActorRole, CriticRole, ReferenceRole
-from trainer.runs.loop import (
-    TrainingResult,
-    TrainingRun,
-)
+from trainer.runs.loop import TrainingResult, TrainingRun
 from trainer.runs.recovery.memory import all_lowered, restarted, with_limits
 from trainer.runs.recovery.watchdogs import Watchdogs, most_severe
 from trainer.runs.reproduction.writer import CertificateWriter, Repeat, hardware_of
@@ -157,6 +154,7 @@ class Controller(TrainingRun):
         self.exact_matches: list[float] = []
         self.watchdogs = Watchdogs(config.watchdogs)
         self.records = ResponseRecords(config, run_dir, self.collector.texts)
+        tracker.flush_too(self.records.flush)  # no checkpoint stands without the responses of its steps
         self.after_update: dict[str, float] = {}
         self.sampled_step = 0  # the last one whose samples are recorded
         groups, steps = workers.training, data.steps(config)

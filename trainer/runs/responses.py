@@ -53,8 +53,13 @@ class ResponseRecords:
         self._steps.truncate(last_step)
         self._validations.truncate(last_step)
 
-    def close(self) -> None:
+    def flush(self) -> None:
         """Waits until everything is written."""
+        self._steps.flush()
+        self._validations.flush()
+
+    def close(self) -> None:
+        """`flush`, and ends the threads."""
         self._steps.close()
         self._validations.close()
 

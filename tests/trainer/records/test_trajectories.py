@@ -1,5 +1,8 @@
 """All responses of a step, as files and as `trainer samples` shows them."""
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +13,13 @@ from trainer.cli import app
 from trainer.config.sections.trainer import TrajectoriesConfig
 from trainer.config.tree import Config
 from trainer.errors import DataError
+from trainer.records import trajectories
+from trainer.records.files.atomic import atomic_file
 from trainer.records.pages.report import write_report
 from trainer.records.tracking import Tracker
 from trainer.records.trajectories import VALIDATIONS, TrajectoryWriter, read_trajectories, recorded_steps, show, text_of
 
+PATIENCE = 60.0
 REWARDS = (0.0, 1.0, 0.5, -1.0)
 
 
@@ -65,6 +71,30 @@ def test_a_full_disk_costs_only_a_warning(tmp_path: Path, caplog: pytest.LogCapt
     (tmp_path / "file").write_text("")
     write(tmp_path / "file", 1, 2)
     assert "trajectories cannot be written" in caplog.text
+
+
+def test_all_files_are_there_once_the_records_are_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk, flushed = threading.Event(), threading.Event()
+
+    @contextmanager
+    def slow_file(path: Path) -> Iterator[Path]:
+        assert disk.wait(PATIENCE)
+        with atomic_file(path) as temporary:
+            yield temporary
+
+    monkeypatch.setattr(trajectories, "atomic_file", slow_file)
+    writer = TrajectoryWriter(tmp_path / "trajectories", TrajectoriesConfig())
+    with Tracker(tmp_path, Config()) as tracker:
+        tracker.flush_too(writer.flush)
+        for step in (1, 2, 3):
+            writer.write(step, lambda: [row(0)])
+        waiting = threading.Thread(target=lambda: (tracker.flush(), flushed.set()))
+        waiting.start()
+        assert not flushed.wait(0.2)
+        disk.set()
+        waiting.join(PATIENCE)
+        assert recorded_steps(tmp_path / "trajectories") == [1, 2, 3]
+    writer.close()
 
 
 def test_a_missing_step_is_an_error_that_names_the_others(tmp_path: Path) -> None:

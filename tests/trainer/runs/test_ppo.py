@@ -12,7 +12,8 @@ from rich.console import Console
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.trainer.whole_run import Run, Runs, workers_of
+from tests.trainer.runs.checkpoints import slow_trajectories
+from tests.trainer.whole_run import DEADLINE, Run, Runs, workers_of
 from trainer.algorithms.token_rewards import move_to_tokens, token_rewards
 from trainer.config.sections.trainer import TrainerConfig
 from trainer.config.tree import Config
@@ -21,6 +22,7 @@ from trainer.models.small import ModelShape, create_model, save_model
 from trainer.records.files.run_files import read_lines, recorded_trajectories
 from trainer.records.pages.report import SLOWEST, write_report
 from trainer.records.top import watch
+from trainer.records.trajectories import FOLDER, recorded_steps
 from trainer.records.waits import noticed
 from trainer.rollout.engines import split
 from trainer.runs.checkpoints.checkpoint import read_checkpoint
@@ -110,6 +112,22 @@ def test_every_response_is_recorded(uninterrupted: Run) -> None:
     assert len(held_out) == 8
     assert sum(row["reward"] == 1.0 for row in held_out) / 8 == metrics[0]["validation/exact_match"]
     assert any(any(row["advantages"]) for row in rows)  # of the last step: the first has no reward and no KL
+
+
+def test_a_run_killed_after_a_checkpoint_has_all_responses_before_it_though_the_disk_is_slow(runs: Runs) -> None:
+    program = [slow_trajectories.__file__, "5"]
+    run = runs.start("slow_trajectories", "trainer.save_freq=2", "trainer.test_freq=-1", program=program)
+    deadline = time.monotonic() + DEADLINE
+    while not (saved := recorded_checkpoints(run)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    run.process.kill()
+    run.end()
+    assert saved == [2]
+    assert recorded_steps(run.directory / FOLDER)[:2] == [1, 2]
+
+
+def recorded_checkpoints(run: Run) -> list[int]:
+    return [int(path.name.removeprefix("step_")) for path in (run.directory / "checkpoints").glob("step_*")]
 
 
 def test_every_checkpoint_can_be_exported(uninterrupted: Run, runs: Runs) -> None:
