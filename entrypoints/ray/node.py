@@ -26,6 +26,9 @@ _HEAD_ONLY = ("gcs", "client_server", "dashboard", "dashboard_metrics")
 _PATIENCE = {"RAY_worker_register_timeout_seconds": "300"}
 """Defaults that the user can override. Ray starts a worker for each CPU at once: hundreds of them that import Python
 from a slow disk need more than its default of 60 s."""
+_REMEMBERED_CALLS = {"RAY_task_events_max_num_task_in_gcs": "10000"}
+"""A default that the user can override. The head keeps 3 KiB of each call, by default of 100,000, so it grows for hours
+up to 300 MiB. `ray list tasks` and the dashboard show 10,000 at most."""
 _WITHOUT_DASHBOARD = {"RAY_enable_metrics_collection": "0"}
 """A default that the user can override. Each node otherwise serves its metrics to everybody, without a token."""
 _DASHBOARD_PORT = 8265
@@ -82,6 +85,7 @@ class RayNode:
         self.directory = _make_directory(prefix)
         self._environment = (
             _PATIENCE
+            | _REMEMBERED_CALLS
             | temporary_files(environment, self.directory.temporary)
             | ({} if options.dashboard else _WITHOUT_DASHBOARD)
             | without_launchers(environment)

@@ -32,6 +32,8 @@ def connected() -> Iterator[None]:
     """
     # The caller that waits reports a failed call. Ray would also report the calls that nobody waits for any more.
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
+    # Of a cluster that is started here: as many calls as `ray list tasks` shows. Ray keeps 3 KiB of each of 100,000.
+    os.environ.setdefault("RAY_task_events_max_num_task_in_gcs", "10000")
     try:
         # Workers' output stays in their log files; their errors come back as exceptions.
         ray.init(os.environ.get("RAY_ADDRESS") or None, log_to_driver=False, logging_level=logging.WARNING)

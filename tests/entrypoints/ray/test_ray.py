@@ -181,6 +181,21 @@ def test_the_users_directory_for_temporary_files_is_kept(start: Start, tmp_path:
     assert told.stdout.startswith(f"{tmp_path}/"), told.stderr
 
 
+CALLS_TO_REMEMBER = """
+import ray
+ray.init(log_to_driver=False, logging_level="ERROR")
+print(ray.get(ray.remote(lambda: ray._config.task_events_max_num_task_in_gcs()).remote()))
+"""
+
+
+@pytest.mark.parametrize(("given", "remembered"), [({}, "10000"), ({"RAY_task_events_max_num_task_in_gcs": "7"}, "7")])
+def test_ray_remembers_as_many_calls_as_it_can_list_unless_the_user_says_how_many(
+    start: Start, given: dict[str, str], remembered: str
+) -> None:
+    ended = start(*SMALL, "--", sys.executable, "-c", CALLS_TO_REMEMBER, **given).wait()
+    assert ended.stdout.split() == [remembered], ended.stderr
+
+
 def test_rays_logs_are_kept_while_the_job_runs(start: Start, tmp_path: Path) -> None:
     launch = start(*SMALL, "--log-dir", str(tmp_path / "logs"), "--", "sh", "-c", "echo up; exec sleep 100")
     assert launch.read_line() == "up"

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import ray
 from ray.exceptions import GetTimeoutError, RayTaskError
 
 from tests.trainer.cluster.misbehaving import Member, Worker
@@ -49,6 +50,12 @@ def test_results_come_in_the_order_of_ranks(group: WorkerGroup[Worker]) -> None:
     assert group.call_each(task(Worker.echo, word) for word in ("first", "second")) == ["first", "second"]
     assert group.call(Worker.echo, "both") == ["both", "both"]
     assert group.call(Worker.environment, "SLIPWAY_TEST") == ["rank 0", "rank 1"]
+
+
+@pytest.mark.usefixtures("slots")
+def test_a_cluster_of_this_machine_remembers_as_many_calls_as_ray_can_list() -> None:
+    remembered = ray.remote(num_cpus=0)(lambda: ray._config.task_events_max_num_task_in_gcs())
+    assert ray.get(remembered.remote(), timeout=60) == 10_000
 
 
 def test_a_dead_worker_is_named(group: WorkerGroup[Worker], slots: list[Slot]) -> None:
