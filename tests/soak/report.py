@@ -23,16 +23,17 @@ Rows = Sequence[Mapping[str, Any]]
 def report(directory: Path) -> tuple[str, bool]:
     """Markdown, and whether everything was as promised."""
     events, samples = read(directory / "events.jsonl"), read(directory / "samples.jsonl")
+    modes = [mode for mode in MODES if any(row["mode"] == mode for row in events)]
     lines, problems = [], list[str]()
     lines += ["| mode | steps | faults | jobs | processes, files left | false alarms of a stall | curve |"]
     lines += ["| --- | --- | --- | --- | --- | --- | --- |"]
-    for mode in MODES:
+    for mode in modes:
         lines.append(outcome(directory, mode, [row for row in events if row["mode"] == mode], problems))
-    lines += ["", "| held | " + " | ".join(f"{mode}, growth an hour" for mode in MODES) + " |"]
-    lines += ["| --- |" + " --- |" * len(MODES)]
+    lines += ["", "| held | " + " | ".join(f"{mode}, growth an hour" for mode in modes) + " |"]
+    lines += ["| --- |" + " --- |" * len(modes)]
     names = [name for name in (samples[0] if samples else {}) if name not in ("mode", "stretch", "seconds")]
     for name in names:
-        cells = [grown(name, [row for row in samples if row["mode"] == mode], mode, problems) for mode in MODES]
+        cells = [grown(name, [row for row in samples if row["mode"] == mode], mode, problems) for mode in modes]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     lines += ["", *(f"problem: {problem}" for problem in problems)]
     return "\n".join(lines) + "\n", not problems
