@@ -12,7 +12,7 @@ from tests.soak.samples import growth
 from tests.trainer.whole_run import NOT_RESULTS
 
 SETTLED = 300.0
-"""Seconds after a start or a fault in which caches may fill."""
+"""Seconds after a start or a fault in which caches may fill; in a long stretch its earlier half."""
 FLAT = 0.05
 """Largest growth per hour, of the level."""
 LEAST = {"MiB": 20.0, "processes": 1.0, "descriptors": 5.0}
@@ -87,7 +87,9 @@ def grown(name: str, samples: Rows, mode: str, problems: list[str]) -> str:
     """A cell of the second table."""
     stretches = []
     for stretch in dict.fromkeys(row["stretch"] for row in samples):
-        own = [row for row in samples if row["stretch"] == stretch and row["seconds"] > stretch + SETTLED]
+        own = [row for row in samples if row["stretch"] == stretch]
+        settled = max(stretch + SETTLED, (stretch + own[-1]["seconds"]) / 2)
+        own = [row for row in own if row["seconds"] > settled]
         stretches.append(([row["seconds"] for row in own], [row[name] for row in own]))
     level, slope = growth([stretch for stretch in stretches if len(stretch[0]) > 1])
     if level != level:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.soak.report import grown
 from tests.soak.samples import growth, kind_of, sample
 
 
@@ -16,6 +17,17 @@ def test_growth_is_the_median_slope_within_stretches() -> None:
     assert slope == pytest.approx(360)
     assert 20 <= level <= 103
     assert isnan(growth([])[1])
+
+
+def test_only_what_still_grows_in_the_later_half_of_a_stretch_is_a_problem() -> None:
+    def held(at: float) -> dict[str, float]:
+        return {"filling, MiB": 100 + min(at, 600) / 10, "leaking, MiB": 100 + at / 10}
+
+    samples = [{"stretch": 50.0, "seconds": 50.0 + at, **held(at)} for at in range(0, 1300, 10)]
+    problems: list[str] = []
+    assert grown("filling, MiB", samples, "synchronous", problems) == "160, +0.0"
+    grown("leaking, MiB", samples, "synchronous", problems)
+    assert problems == ["synchronous: leaking, MiB grows by 360.0 an hour"]
 
 
 def test_a_sample_counts_processes_descriptors_and_files(tmp_path: Path) -> None:
