@@ -165,7 +165,18 @@ def output_gradient(
 @cache
 def _kernel(function: Callable[..., Any], device: str) -> Callable[..., Any]:
     """The function, compiled on GPUs: one pass over the logits instead of ten."""
-    return torch.compile(function) if device == "cuda" else function
+    if device != "cuda":
+        return function
+    compiled = torch.compile(function)
+
+    def for_any_length(*arguments: Any) -> Any:
+        # Otherwise torch would compile for the length of the first chunk, and again when the next one differs.
+        for argument in arguments:
+            if isinstance(argument, Tensor):
+                torch._dynamo.maybe_mark_dynamic(argument, 0)
+        return compiled(*arguments)
+
+    return for_any_length
 
 
 def _chunks(length: int, size: int) -> Iterator[slice]:

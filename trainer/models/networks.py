@@ -43,18 +43,25 @@ class PolicyNetwork(nn.Module):  # type: ignore[misc]
         matrix = self.language_model.get_output_embeddings()
         weight = matrix.weight
         hidden = decode(self.decoder, rows).to(weight.dtype)  # Mamba's last normalisation returns float32
-        chunk = self.tokens_per_chunk or max(1, LOGITS_PER_CHUNK[hidden.device.type] // weight.shape[0])
         if self._returns_squares:
-            arguments = (hidden, weight, self.temperature, chunk, matrix.bias, self.output_head)
+            arguments = (hidden, weight, self.temperature, self._chunk(weight), matrix.bias, self.output_head)
             squares = rows.unpack(linear_squared_probabilities(*arguments))
             return squares, torch.zeros_like(squares)
-        log_probs, entropy = linear_log_probs(
-            *(hidden, weight, rows.targets, self.temperature, chunk),
+        log_probs, entropy = self.predict(hidden, weight, matrix.bias, rows.targets)
+        return rows.unpack(log_probs), rows.unpack(entropy)
+
+    def predict(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probs of the targets and entropy, both [tokens] float32, from hidden states [tokens, width] and the
+        matrix of the head; a pass without gradients returns 0 for the entropy."""
+        return linear_log_probs(
+            *(hidden, weight, targets, self.temperature, self._chunk(weight)),
             with_entropy=torch.is_grad_enabled(),
-            bias=matrix.bias,
+            bias=bias,
             head=self.output_head,
         )
-        return rows.unpack(log_probs), rows.unpack(entropy)
+
+    def _chunk(self, weight: Tensor) -> int:
+        return self.tokens_per_chunk or max(1, LOGITS_PER_CHUNK[weight.device.type] // weight.shape[0])
 
     @contextmanager
     def returning_squares(self) -> Iterator[None]:

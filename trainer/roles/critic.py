@@ -13,6 +13,8 @@ from trainer.training.self_check import check_head, check_rows, check_values, tr
 
 
 class CriticWorker(TrainingWorker):
+    section = "critic"
+
     def build(self) -> TrainingEngine:
         settings = self.config.critic
         language_model = self.language_model(settings.path or self.config.model.directory, settings)

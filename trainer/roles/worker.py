@@ -23,6 +23,7 @@ from trainer.models.backend import training_backend
 from trainer.models.lora import add_adapters, load_adapter
 from trainer.models.networks import computation_notes, empty_language_model, load_language_model
 from trainer.records.profiling import Tracer
+from trainer.training.compile_ahead import compile_ahead, large_pass, typical_rows
 from trainer.training.determinism import compute_deterministically
 from trainer.training.device import device_kind
 from trainer.training.engine import LossFunction, OptimizerSettings, TrainingEngine
@@ -45,6 +46,7 @@ class TrainingWorker:
 
     engine: TrainingEngine
     run_steps: int
+    section: LimitedBy = "actor"
     _sharded_state: ShardedState | None = None
 
     def __init__(self, config: Config, place: RankPlace) -> None:
@@ -86,7 +88,22 @@ class TrainingWorker:
             self._sharded_state = ShardedState(self.engine)
             role = type(self).__name__.removesuffix("Worker").lower()
             self.engine.faults = FaultFiles(run_dir / FOLDER, role, self.config.model.directory)
+        if self.engine.compiles:
+            compile_ahead(self.engine, self._typical_rows())
         return computation_notes(self.engine.network.decoder)
+
+    def _typical_rows(self) -> Batch:
+        """Rows that compile what those of a large micro-batch will need."""
+        data, model = self.config.data, self.engine.network.decoder.config
+        limit = micro_batch_limit(getattr(self.config, self.section))
+        most = limit.tokens or limit.rows * (data.max_prompt_length + data.max_response_length)
+        return typical_rows(
+            model.vocab_size,
+            data.max_prompt_length,
+            data.max_response_length,
+            min(most, large_pass(model.hidden_size)),
+            share_prompt=self.config.rollout.samples_per_prompt > 1,
+        )
 
     def device_kind(self) -> str:
         """The kind of this rank's device."""

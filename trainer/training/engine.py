@@ -30,7 +30,7 @@ from trainer.training.memory.offload import Offload
 from trainer.training.micro_batches import Layout, micro_batches, pack, reduced, rows_of_group
 from trainer.training.non_finite import FaultFiles
 from trainer.training.ranks.first_rank import broadcast_from_rank0, some_rank_is_empty, whole_tensors
-from trainer.training.ranks.sharding import TENSOR, Execution, device_mesh, reshard, shard, sharded_modules
+from trainer.training.ranks.sharding import TENSOR, Execution, compiles, device_mesh, reshard, shard, sharded_modules
 
 # (network output, micro-batch, counts of the global mini-batch) -> loss and metrics; both are summed over micro-batches
 LossFunction = Callable[[Any, Batch, GlobalCount], tuple[Tensor, dict[str, Tensor]]]
@@ -82,6 +82,7 @@ class TrainingEngine:
         self._holds_whole_weights = (execution.sharding.shard_size or self.world_size) == 1
         # Found once: walking through all modules takes a millisecond.
         self._sharded_modules = sharded_modules(self.network)
+        self.compiles = compiles(self.network, execution)
         self._has_adapters = any(adapted_layers(self.network))
         packed = Layout.SHARED if execution.share_prompts else Layout.PACKED
         self._layout = packed if is_packed(self.network.decoder) else Layout.PADDED

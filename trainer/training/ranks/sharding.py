@@ -62,13 +62,17 @@ def shard(network: nn.Module, execution: Execution, mesh: DeviceMesh) -> nn.Modu
     # A single rank has nothing to gather, so its converted weights may stay until the pass is over.
     stays = ranks.size() == 1 or execution.sharding.resharding_interval > 1
     for layer in layers:
-        # Layers with a recurrent state loop over tokens: compiling one takes minutes.
-        if execution.compile_layers and execution.backend.compiles_layers and is_packed(network.decoder):
+        if compiles(network, execution):
             # Lengths vary from the start; torch would otherwise compile for the first one, and again in a later step.
             layer.compile(dynamic=True)
         kept = False if stays else execution.sharding.reshard_after_forward
         fully_shard(layer, mesh=ranks, mp_policy=policy, reshard_after_forward=kept)
     return fully_shard(network, mesh=ranks, mp_policy=policy)
+
+
+def compiles(network: nn.Module, execution: Execution) -> bool:
+    """Whether the layers are compiled. Those with a recurrent state loop over tokens: compiling one takes minutes."""
+    return execution.compile_layers and execution.backend.compiles_layers and is_packed(network.decoder)
 
 
 def device_mesh(execution: Execution) -> DeviceMesh:
