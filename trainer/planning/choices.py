@@ -27,8 +27,6 @@ FEW_TOKENS = 4096
 SPARE = 1.05
 # vLLM's own limit by default; more responses at a time were not faster.
 MOST_SEQUENCES = 1024
-# Two engines on a GPU were faster up to this length, because one computes while the other schedules.
-SHORT_RESPONSE = 1024
 
 
 @dataclass(frozen=True)
@@ -102,8 +100,8 @@ def _engines(machine: _Machine) -> Iterator[Choice]:
     given = rollout.model_fields_set & {"engines_per_gpu", "gpu_memory_utilization", "kv_cache_gib"}
     if given or rollout.tensor_parallel > 1 or rollout.engine == "transformers":
         return
-    if 0 < machine.size.parameters < SMALL and machine.config.data.max_response_length <= SHORT_RESPONSE:
-        reason = "with a small model and short responses, one engine computes while the other schedules"
+    if 0 < machine.size.parameters < SMALL:
+        reason = "with a small model Python sets the pace of an engine, and two of them share the responses"
         yield Choice("rollout.engines_per_gpu", 2, reason)
 
 

@@ -63,8 +63,9 @@ def test_long_answers_of_a_large_gpu_all_fit_into_the_cache_of_one_engine(plan: 
     }
 
 
-def test_a_small_model_with_short_responses_gets_two_engines_and_large_micro_batches(plan: Callable[..., Plan]) -> None:
-    found = chosen(plan("0.5B", 1, H200, data={"max_prompt_length": 256, "max_response_length": 512}))
+@pytest.mark.parametrize("response", [512, 2048])
+def test_a_small_model_gets_two_engines_and_large_micro_batches(plan: Callable[..., Plan], response: int) -> None:
+    found = chosen(plan("0.5B", 1, H200, data={"max_prompt_length": 256, "max_response_length": response}))
     assert found["rollout.engines_per_gpu"] == 2
     assert found["actor.micro_batch_tokens"] == found["critic.micro_batch_tokens"] == 32768
 
