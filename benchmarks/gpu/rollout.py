@@ -29,7 +29,7 @@ def serve(connection: Connection, kind: str, options: argparse.Namespace) -> Non
     os.setsid()  # vLLM's own processes end with this one's group
     os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # a fork could not use CUDA again
     if kind == "offline":
-        os.environ["VLLM_LOGGING_LEVEL"] = "WARNING"
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
         generate = offline_engine(options)
     else:
         from trainer.rollout.process_environment import engine_environment

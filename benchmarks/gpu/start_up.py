@@ -1,4 +1,4 @@
-"""From `launch` to the first training step, beside the start of a vLLM engine alone.
+"""From `launch` to the first training step and to its end, beside the start of a vLLM engine alone.
 
     python -m benchmarks.gpu.start_up --shape 0.5B [--sides launch] [KEY=VALUE…]
 
@@ -72,7 +72,10 @@ def main() -> None:
             if "launch" in options.sides:
                 own = moved(caches / "launch", caches / "moved") if state == "moved" else caches / "launch"
                 first = measured("step", [*job, *here, "--name", f"start-{state}", *options.overrides], own)
-                row["launch"] = first["seconds_to_first_step"]
+                row |= {
+                    "launch": first["seconds_to_first_step"],
+                    "first_step_ended": first["seconds_to_end_of_first_step"],
+                }
             results.add(shape=options.shape, caches=state, **row)
 
 

@@ -162,6 +162,7 @@ def summary(steps: list[Step], memory: MemorySampler, began: float) -> dict[str,
         "tokens_per_step": round(statistics.mean(step.tokens for step in measured)),
         "tokens_per_second": round(statistics.median(step.tokens / step.seconds["step"] for step in measured)),
         "seconds_to_first_step": round(first.end - first.seconds["step"] - began, 1),
+        "seconds_to_end_of_first_step": round(first.end - began, 1),
         "peak_gib": memory.peaks(phases),
     }
 
