@@ -63,7 +63,7 @@ def warm(
     """Run a short job of a built image on this machine, and pack what it compiled, for others to start with.
 
     Compiled code depends on the model's shapes and on some settings: name your own model and settings after `--`.
-    It fits images with the same lock, on the same GPUs and driver. `--target cpu` rehearses it: little compiles there.
+    It fits images with the same lock, on the same GPUs and driver. On CPU, training compiles nothing.
     """
     chosen = open_matrix(project).variant(target, variant)
     folder = output.parent if output else Path()

@@ -37,7 +37,8 @@ def pack(folder: Path, cache: WarmCache, output: Path, private: Iterable[str] = 
     """
     files = sorted(packed_files(folder))
     if not files:
-        raise WarmCacheError(f"the run left nothing to pack in {', '.join(PACKED)}", "see the run's output above")
+        hint = "see the run's output above; on CPU, training compiles nothing"
+        raise WarmCacheError(f"the run left nothing to pack in {', '.join(PACKED)}", hint)
     refuse_private(folder, files, [word.encode() for word in private])
     cache = replace(cache, files=len(files), bytes=sum((folder / name).stat().st_size for name in files))
     with new_file(output) as file:

@@ -3,9 +3,11 @@
 vLLM reads `trainer.rollout.process_environment` when it is imported, so it is imported when an engine starts.
 """
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trainer.cluster.place import Team
@@ -42,6 +44,21 @@ def _start_explained() -> Iterator[None]:
         ) from error
 
 
+def register_model_class(directory: Path) -> None:
+    """Gives vLLM the class of the model. It would otherwise start a process that imports all of vLLM to look at it.
+
+    That process keeps CUDA out of this one, which matters only if the engine core is to have a process of its own.
+    """
+    from vllm import ModelRegistry, envs
+
+    if envs.VLLM_ENABLE_V1_MULTIPROCESSING:
+        return
+    for architecture in json.loads((directory / "config.json").read_text()).get("architectures") or ():
+        known = ModelRegistry.models.get(architecture)
+        if known is not None:
+            ModelRegistry.register_model(architecture, known.load_model_cls())
+
+
 class VllmEngine:
     """A vLLM engine in this process, or this process's rank of an engine that spans several; see `InFlightEngine`.
 
@@ -67,6 +84,7 @@ class VllmEngine:
         # vLLM finds the adapters by their number. It must never read the path, so the path does not exist.
         self._adapters = LoRARequest("actor", ADAPTERS, "/adapters/come/from/the/actor") if self._lora else None
         drafted = config.rollout.speculative_tokens
+        register_model_class(config.model.directory)
         with _start_explained():
             self._engine = LLM(
                 model=str(config.model.directory),
