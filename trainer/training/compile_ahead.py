@@ -82,6 +82,8 @@ def _kept_arguments(layers: nn.ModuleList) -> Iterator[dict[nn.Module, Arguments
     kept: dict[nn.Module, Arguments] = {}
 
     def keep(layer: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
+        if layer in kept:  # ranks that split matrices pass over the rows of all of them, in several micro-batches
+            return
         # All layers but the first have hidden states of one kind; those of one of them are enough.
         kept[layer] = positional if len(kept) < 2 else (None, *positional[1:]), named
 
