@@ -28,16 +28,9 @@ from benchmarks.gpu.exactness import engine
 from benchmarks.gpu.exactness.census import Census
 from benchmarks.gpu.exactness.forward import save_peaked_model
 from benchmarks.gpu.exactness.step import Steps
+from trainer.rollout.process_environment import engine_environment
 
-ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_USE_FLASHINFER_SAMPLER": "0",
-    "VLLM_NO_USAGE_STATS": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-    "HF_HUB_OFFLINE": "1",
-}
+ENVIRONMENT = {"VLLM_USE_FLASHINFER_SAMPLER": "0", "HF_HUB_OFFLINE": "1", **engine_environment(enforce_eager=False)}
 # vLLM also compiles functions outside of the model, and compiled ones may give other bits.
 INVARIANT = {"VLLM_BATCH_INVARIANT": "1", "TORCHDYNAMO_DISABLE": "1"}
 
