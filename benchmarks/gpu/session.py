@@ -117,6 +117,16 @@ def long_tail(name: str, settings: str, steps: int, gpus: int = 1, cache: int = 
     return Job(name, command, limit=limit, gpus=gpus, ray=True)
 
 
+def replayed(name: str, shape: str, settings: str) -> Job:
+    """Two PPO steps in a fixed order, and the same again."""
+    command = (
+        f"{BENCH}step --name {name} --shape {shape} --prompt 256 --response 256 --batch 128 --side ours --steps 2 "
+        f"--out $ROWS --logs $LOGS --timeout 300 trainer.save_freq=2 trainer.deterministic=true {settings} "
+        f"&& {sys.executable} -m trainer replay $LOGS/runs/gpu-*"
+    )
+    return Job(name, command, limit=580, ray=True)
+
+
 TWO_ENGINES = "rollout.engines_per_gpu=2 rollout.log_probs=false rollout.kv_cache_gib={}"
 # The first GPU trains, the second samples.
 LEARNER_AND_ENGINE = (
@@ -156,6 +166,7 @@ PLAN = (
         )
     ),
     grpo("0.5B", 64, 128, 2048, 300, "ours", TWO_ENGINES.format(7), tokens=32768, suffix="-two-engines"),
+    grpo("1.5B", 64, 512, 2048, 300, "ours", "actor.backend=exact", suffix="-exact"),
     grpo("0.5B", 64, 128, 2048, 300, "trl", "--rival-keeps"),
     grpo("1.5B", 64, 512, 2048, 300, "trl"),
     # TRL's memory guide keeps activations where there is room: that needs an H200.
@@ -176,14 +187,8 @@ PLAN = (
     long_tail("long-tail-synchronous", "", steps=4),
     long_tail("long-tail-asynchronous", IN_FLIGHT, steps=7),
     long_tail("long-tail-two-gpus", f"{LEARNER_AND_ENGINE} {IN_FLIGHT}", steps=14, gpus=2, cache=48, limit=420),
-    Job(
-        "fixed-order",
-        f"{BENCH}step --name fixed-order --shape 0.5B --prompt 256 --response 256 --batch 128 --side ours --steps 2 "
-        "--out $ROWS --logs $LOGS --timeout 300 trainer.save_freq=2 trainer.deterministic=true "
-        f"&& {sys.executable} -m trainer replay $LOGS/runs/gpu-*",
-        limit=580,
-        ray=True,
-    ),
+    replayed("fixed-order", "0.5B", ""),
+    replayed("fixed-order-exact", "1.5B", "actor.backend=exact"),
     Job(
         "decoding-7B",
         f"{BENCH}decoding --shape 7B --response 512 --timeout 150 --only 'as the trainer' 'FP8 weights' --out $ROWS",

@@ -66,12 +66,24 @@ class Config(RunConfig):
         return in_reward or self.actor.kl_loss_coefficient > 0
 
     @property
+    def is_exact(self) -> bool:
+        """Whether engines and actor compute log-probs by the same operators, equal to the bit."""
+        return self.actor.backend == "exact"
+
+    @property
+    def engines_know_old_log_probs(self) -> bool:
+        """Whether the engines' log-probs are those of the policy before the update."""
+        return self.is_exact or self.algorithm.old_log_probs == "engine"
+
+    @property
     def needs_old_log_probs(self) -> bool:
         """Whether log-probs of the sampling policy are computed before the update.
 
         A single optimizer step computes them anyway, but a KL in the reward and the comparison with the engines need
         them earlier.
         """
+        if self.engines_know_old_log_probs:
+            return False
         single_step = self.actor.ppo_epochs == 1 and self.actor.mini_batch_size == self.responses
         needed = self.algorithm.kl_coefficient > 0 or self.algorithm.estimator.needs_squared_probabilities
         return not single_step or needed or self.rollout.log_probs
@@ -189,6 +201,31 @@ class Config(RunConfig):
             raise ValueError(
                 "trainer.deterministic does not support rollout.speculative_tokens: kernels round differently when a "
                 "step verifies several tokens"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _log_probs_can_be_exact(self) -> Self:
+        if not self.is_exact:
+            return self
+        algorithm, rollout, actor = self.algorithm, self.rollout, self.actor
+        refused = {
+            f"trainer.mode={self.trainer.mode}": self.trainer.mode != "synchronous",
+            "rollout.engine=transformers": rollout.engine == "transformers",
+            "rollout.log_probs=false": not rollout.log_probs,
+            f"rollout.quantization={rollout.quantization}": rollout.quantization is not None,
+            f"rollout.speculative_tokens={rollout.speculative_tokens}": rollout.speculative_tokens > 0,
+            f"rollout.tensor_parallel={rollout.tensor_parallel}": rollout.tensor_parallel > 1,
+            "rollout.top_p, top_k or min_p": (rollout.top_p, rollout.top_k, rollout.min_p) != (1.0, None, 0.0),
+            f"algorithm.correction={algorithm.correction}": algorithm.correction != "none",
+            "algorithm.rejection": bool(algorithm.rejection),
+            f"actor.sharding.tensor_parallel={actor.sharding.tensor_parallel}": actor.sharding.tensor_parallel > 1,
+            f"model.dtype={self.model.dtype}": self.model.dtype not in (None, "bfloat16"),
+        }
+        if found := [setting for setting, given in refused.items() if given]:
+            raise ValueError(
+                f"actor.backend=exact, whose log-probs equal the engines', does not support {' and '.join(found)}: "
+                "leave it out, or set actor.backend=fsdp"
             )
         return self
 

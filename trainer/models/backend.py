@@ -1,12 +1,16 @@
 """What a training backend provides: the transformer layers that compute. FSDP2 shards the weights of either."""
 
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, Protocol
 
-from torch import nn
+import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from trainer.models.megatron_weights import Origins
+from trainer.models.networks import PolicyNetwork, ValueNetwork
+
+Network = PolicyNetwork | ValueNetwork
 
 
 class TrainingBackend(Protocol):
@@ -21,15 +25,14 @@ class TrainingBackend(Protocol):
     needs_weights: bool
     """Whether every rank must read the weights before `prepare_layers`; otherwise the first rank broadcasts them."""
 
-    def check(self, role: str, family: str | None) -> None:
-        """Raises ConfigError if this machine or a model of this family (`model_type`) cannot use the backend."""
+    def check(self, role: str, model: Mapping[str, Any]) -> None:
+        """Raises ConfigError if this machine or a model with this `config.json` cannot use the backend."""
         ...
 
-    def prepare_layers(self, layers: nn.ModuleList, config: Any, mesh: DeviceMesh | None) -> None:
-        """Makes a Transformers model's layers ready for training, in place, before FSDP2 shards them.
+    def prepare(self, network: Network, device: torch.device, mesh: DeviceMesh | None) -> None:
+        """Makes the layers of a network ready for training, in place, before FSDP2 shards them.
 
-        With a mesh, its ranks split the matrix products. `config` is the model's. Raises ConfigError if the layers do
-        not fit.
+        With a mesh, its ranks split the matrix products. Raises ConfigError if device or layers do not fit.
         """
         ...
 

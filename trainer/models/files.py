@@ -136,7 +136,7 @@ def _check_backend(role: str, settings: TrainedModelConfig, model: Path) -> None
             f"{role}.backend={settings.backend} does not support adapters",
             hint=f"set {role}.lora.rank=0, or {role}.backend=fsdp",
         )
-    backend.check(role, read_json(model / "config.json").get("model_type"))
+    backend.check(role, read_json(model / "config.json"))
 
 
 def _check_positions(config: Config, model: Path) -> None:

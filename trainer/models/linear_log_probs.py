@@ -4,14 +4,14 @@ With a vocabulary of 150,000, the logits of 32k tokens take 10 GB in bfloat16, a
 Here the backward pass recomputes the logits chunk by chunk, which costs one more matrix product.
 """
 
-from collections.abc import Callable, Iterator
-from functools import cache
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from trainer.models.compiled import for_any_length
+from trainer.models.exact.operators import Operators
 from trainer.models.output_head import PLAIN, OutputHead
 
 
@@ -24,6 +24,7 @@ def linear_log_probs(
     with_entropy: bool = True,
     bias: Tensor | None = None,
     head: OutputHead = PLAIN,
+    operators: Operators | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log-probs and entropy of softmax(logits / temperature), without storing all logits.
 
@@ -33,6 +34,7 @@ def linear_log_probs(
         with_entropy: False saves one of two passes over the logits; the entropy and its gradient are then 0.
         bias: [vocabulary], of the same type.
         head: what becomes of hidden weight^T + bias to give the logits.
+        operators: compute the logits and the log-probs, from a head that gives the matrix's outputs as logits.
 
     Returns:
         log_probs, entropy: [tokens] float32.
@@ -40,7 +42,8 @@ def linear_log_probs(
     if head.hidden_scale != 1.0:
         hidden = hidden * head.hidden_scale
     log_probs, entropy = _LinearLogProbs.apply(
-        hidden, weight, bias, token_ids, head.tempered(temperature), tokens_per_chunk, with_entropy
+        *(hidden, weight, bias, token_ids, head.tempered(temperature), tokens_per_chunk, with_entropy),
+        *(operators, temperature),
     )
     return log_probs, entropy
 
@@ -58,7 +61,7 @@ def linear_squared_probabilities(
     Args: see `linear_log_probs`.
     """
     tempered, found = head.tempered(temperature), hidden.new_zeros(len(hidden), dtype=torch.float32)
-    statistics = _kernel(chunk_squared_probabilities, hidden.device.type)
+    statistics = for_any_length(chunk_squared_probabilities, hidden.device.type)
     for rows in _chunks(len(hidden), tokens_per_chunk):
         found[rows] = statistics(linear(hidden[rows] * head.hidden_scale, weight, bias), tempered)
     return found
@@ -75,13 +78,18 @@ class _LinearLogProbs(torch.autograd.Function):  # type: ignore[misc]
         head: OutputHead,
         tokens_per_chunk: int,
         with_entropy: bool,
+        operators: Operators | None,
+        temperature: float,
     ) -> tuple[Tensor, Tensor]:
-        statistics = _kernel(chunk_statistics if with_entropy else chunk_log_probs, hidden.device.type)
+        statistics = for_any_length(chunk_statistics if with_entropy else chunk_log_probs, hidden.device.type)
         log_probs, normaliser, entropy = (hidden.new_zeros(len(hidden), dtype=torch.float32) for _ in range(3))
         for rows in _chunks(len(hidden), tokens_per_chunk):
-            found = statistics(linear(hidden[rows], weight, bias), token_ids[rows], head)
+            outputs = (linear if operators is None else operators.product)(hidden[rows], weight, bias)
+            found = statistics(outputs, token_ids[rows], head)
             for kept, values in zip((log_probs, normaliser, entropy), found, strict=False):
                 kept[rows] = values
+            if operators is not None:
+                log_probs[rows] = operators.log_probs(outputs, token_ids[rows], temperature)
         ctx.save_for_backward(hidden, weight, bias, token_ids, normaliser, entropy)
         ctx.head, ctx.tokens_per_chunk = head, tokens_per_chunk
         return log_probs, entropy
@@ -89,9 +97,9 @@ class _LinearLogProbs(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(  # type: ignore[no-untyped-def]
         ctx, log_prob_gradient: Tensor, entropy_gradient: Tensor
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None, None, None]:
+    ) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, token_ids, normaliser, entropy = ctx.saved_tensors
-        gradient = _kernel(output_gradient, hidden.device.type)
+        gradient = for_any_length(output_gradient, hidden.device.type)
         hidden_gradient = torch.empty_like(hidden)
         weight_gradient = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
         bias_gradient = torch.zeros_like(bias, dtype=torch.float32) if ctx.needs_input_grad[2] else None
@@ -112,7 +120,7 @@ class _LinearLogProbs(torch.autograd.Function):  # type: ignore[misc]
                 bias_gradient += outputs_gradient.sum(dim=0, dtype=torch.float32)
         by_weight = None if weight_gradient is None else weight_gradient.to(weight.dtype)
         by_bias = None if bias_gradient is None else bias_gradient.to(weight.dtype)
-        return hidden_gradient, by_weight, by_bias, None, None, None, None
+        return hidden_gradient, by_weight, by_bias, *(None,) * 6
 
 
 def chunk_statistics(outputs: Tensor, token_ids: Tensor, head: OutputHead) -> tuple[Tensor, Tensor, Tensor]:
@@ -160,23 +168,6 @@ def output_gradient(
     chosen = torch.arange(logits.shape[-1], device=logits.device) == token_ids.unsqueeze(-1)
     total = by_log_prob * (chosen.float() - p) - by_entropy * p * (log_p + entropy.unsqueeze(-1))
     return (head.slope(logits) * total).to(outputs.dtype)
-
-
-@cache
-def _kernel(function: Callable[..., Any], device: str) -> Callable[..., Any]:
-    """The function, compiled on GPUs: one pass over the logits instead of ten."""
-    if device != "cuda":
-        return function
-    compiled = torch.compile(function)
-
-    def for_any_length(*arguments: Any) -> Any:
-        # Otherwise torch would compile for the length of the first chunk, and again when the next one differs.
-        for argument in arguments:
-            if isinstance(argument, Tensor):
-                torch._dynamo.maybe_mark_dynamic(argument, 0)
-        return compiled(*arguments)
-
-    return for_any_length
 
 
 def _chunks(length: int, size: int) -> Iterator[slice]:

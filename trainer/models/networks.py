@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from trainer.errors import DataError
 from trainer.models import attention
+from trainer.models.exact.operators import Operators
 from trainer.models.linear_log_probs import linear_log_probs, linear_squared_probabilities
 from trainer.models.output_head import output_head
 from trainer.models.packing import PackedRows
@@ -29,6 +30,7 @@ class PolicyNetwork(nn.Module):  # type: ignore[misc]
         self.output_head = output_head(language_model)
         self.temperature = temperature
         self.tokens_per_chunk: int | None = None  # as many as LOGITS_PER_CHUNK allows
+        self.operators: Operators | None = None  # of `trainer.models.exact`, if a backend sets them
         self._returns_squares = False
 
     @property
@@ -58,6 +60,7 @@ class PolicyNetwork(nn.Module):  # type: ignore[misc]
             with_entropy=torch.is_grad_enabled(),
             bias=bias,
             head=self.output_head,
+            operators=self.operators,
         )
 
     def _chunk(self, weight: Tensor) -> int:

@@ -14,6 +14,9 @@ _DEFAULTS = {
 }
 # An eager engine still compiles a helper for log-probs, which delays the first response by 3 s.
 _EAGER = {"TORCHDYNAMO_DISABLE": "1"}
+# Of an engine whose log-probs the trainer's must equal: vLLM takes operators whose rows depend on nothing but
+# themselves, and compiles none, because compiled ones round in other places.
+EXACT = {"VLLM_BATCH_INVARIANT": "1", "TORCHDYNAMO_DISABLE": "1"}
 
 
 def engine_environment(enforce_eager: bool) -> dict[str, str]:

@@ -72,3 +72,10 @@ def draft_settings(most: int) -> dict[str, object]:
         return {}
     proposer = "trainer.rollout.speculation.proposer.Proposer"
     return {"speculative_config": {"method": "custom_class", "model": proposer, "num_speculative_tokens": most}}
+
+
+def exact_settings(config: Config) -> dict[str, object]:
+    """Arguments without Inductor, which would put its own operators in the place of the shared ones."""
+    if not config.is_exact:
+        return {}
+    return {"compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "custom_ops": ["all"]}}

@@ -1,7 +1,8 @@
-"""The weights of a batch that other weights sampled."""
+"""The gap between engines and trainer: correction weights, or the proof that there is none."""
 
 from trainer.algorithms.off_policy.treatment import OffPolicyCorrection
 from trainer.data.batches.batch import Batch
+from trainer.errors import WorkerError
 
 
 def corrected(batch: Batch, correction: OffPolicyCorrection) -> tuple[Batch, dict[str, float]]:
@@ -17,3 +18,16 @@ def corrected(batch: Batch, correction: OffPolicyCorrection) -> tuple[Batch, dic
         metrics["rollout/ratio_smallest"] = ratio[mask].min().item()
         metrics["rollout/corrected_fraction"] = bounded[mask].float().mean().item()
     return batch, metrics
+
+
+def check_exact(batch: Batch) -> None:
+    """Raises WorkerError unless the actor's log-probs before the update equal the engines' to the bit."""
+    assert batch.old_log_probs is not None
+    assert batch.rollout_log_probs is not None
+    apart = (batch.old_log_probs - batch.rollout_log_probs)[batch.response_mask].abs()
+    if differing := int((apart != 0).sum()):
+        raise WorkerError(
+            f"actor.backend=exact: {differing} of {apart.numel()} log-probs of the actor differ from the engines', "
+            f"by at most {float(apart.max()):.3g}",
+            hint="set actor.backend=fsdp, and please report model, GPU and versions",
+        )

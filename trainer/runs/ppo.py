@@ -39,7 +39,7 @@ from trainer.rollout.engines import Engines
 from trainer.rollout.sampling import request_seed
 from trainer.runs.checkpoints.checkpoint import TrainingState, read_checkpoint
 from trainer.runs.checkpoints.places import recorded_step, run_directory, with_last_checkpoint
-from trainer.runs.corrections import corrected
+from trainer.runs.corrections import check_exact, corrected
 from trainer.runs.interfaces import ActorRole, CriticRole, ReferenceRole
 from trainer.runs.loop import TrainingResult, TrainingRun
 from trainer.runs.recovery.memory import all_lowered, restarted, with_limits
@@ -157,10 +157,9 @@ class Controller(TrainingRun):
         tracker.flush_too(self.records.flush)  # no checkpoint stands without the responses of its steps
         self.after_update: dict[str, float] = {}
         self.sampled_step = 0  # the last one whose samples are recorded
-        groups, steps = workers.training, data.steps(config)
-        super().__init__(
-            config, run_dir, tracker, stop, groups, certificate, data.sampler, steps, engines=workers.rollout
-        )
+        self.found_exact = False  # the actor's log-probs were compared with the engines'
+        shared = (config, run_dir, tracker, stop, workers.training, certificate, data.sampler, data.steps(config))
+        super().__init__(*shared, engines=workers.rollout)
         if (lag := self.watchdogs.lag) is not None:
             self.saver.keep_for_roll_backs(lag)
 
@@ -217,10 +216,13 @@ class Controller(TrainingRun):
         with phase("batch"):
             batch = experience.batch(self.config.rollout.log_probs)
         tokens = int(batch.lengths.sum())
-        if self.config.algorithm.old_log_probs == "engine":
-            batch = batch.with_(old_log_probs=batch.rollout_log_probs)
-        elif self.config.needs_old_log_probs:
+        if self.config.needs_old_log_probs or (self.config.is_exact and not self.found_exact):
             batch = batch.with_(old_log_probs=self.forward_pass("old_log_prob", actor, ActorRole.log_probs, batch))
+        if self.config.is_exact and not self.found_exact:
+            check_exact(batch)
+            self.found_exact = True
+        if self.config.engines_know_old_log_probs:
+            batch = batch.with_(old_log_probs=batch.rollout_log_probs)
         if self.config.algorithm.estimator.needs_squared_probabilities:
             found = self.forward_pass("squared_probabilities", actor, ActorRole.squared_probabilities, batch)
             batch = batch.with_(squared_probabilities=found)

@@ -21,7 +21,7 @@ from trainer.planning.plan import Plan, plan_of
 from trainer.roles.factories import make_actor, make_critic, make_reference, make_reward, make_rollout, make_teacher
 from trainer.rollout.engine import check_engine
 from trainer.rollout.engines import EngineWorker
-from trainer.rollout.process_environment import engine_environment
+from trainer.rollout.process_environment import EXACT, engine_environment
 from trainer.runs.interfaces import ActorRole, CriticRole, ReferenceRole, TrainedRole, TrainingRole
 from trainer.training.determinism import ENVIRONMENT as DETERMINISTIC
 
@@ -122,7 +122,7 @@ def start_engines(
     for number, team in enumerate(engines):
         place = RankPlace(number, len(engines), team[0].node.address, team[0].device)
         processes = team.count(team[0])  # of this engine on one device
-        environment = worker_environment(config, team[0], processes)
+        environment = worker_environment(config, team[0], processes) | (EXACT if config.is_exact else {})
         for _ in range(per_slot):
             group.add_team(team, partial(make, config, place), environment, GPU_SHARE / per_slot)
     return group

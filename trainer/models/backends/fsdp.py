@@ -1,11 +1,12 @@
 """Transformers' own layers."""
 
+from collections.abc import Mapping
 from typing import Any
 
-from torch import nn
+import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from trainer.models.backend import TrainingBackend
+from trainer.models.backend import Network, TrainingBackend
 from trainer.models.megatron_weights import Origins
 from trainer.models.tensor_parallel import split_layers
 
@@ -17,12 +18,12 @@ class Fsdp:
     takes_adapters = True
     needs_weights = False
 
-    def check(self, role: str, family: str | None) -> None:
+    def check(self, role: str, model: Mapping[str, Any]) -> None:
         """Accepts every model."""
 
-    def prepare_layers(self, layers: nn.ModuleList, config: Any, mesh: DeviceMesh | None) -> None:
+    def prepare(self, network: Network, device: torch.device, mesh: DeviceMesh | None) -> None:  # noqa: ARG002
         if mesh is not None:
-            split_layers(layers, config, mesh)
+            split_layers(network.decoder.layers, network.decoder.config, mesh)
 
     def origins(self, config: Any, ranks: int) -> Origins:  # noqa: ARG002 - part of the protocol
         return {}

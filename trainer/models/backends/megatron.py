@@ -1,13 +1,14 @@
 """Megatron-Core's layers in place of Transformers'. The package megatron-core is imported when it is first needed."""
 
 import importlib.util
+from collections.abc import Mapping
 from typing import Any
 
-from torch import nn
+import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from trainer.errors import ConfigError
-from trainer.models.backend import TrainingBackend
+from trainer.models.backend import Network, TrainingBackend
 from trainer.models.megatron_weights import Origins, origins
 
 # `model_type` of the families that trainer/models/megatron.py is tested with.
@@ -21,7 +22,8 @@ class Megatron:
     takes_adapters = False
     needs_weights = True
 
-    def check(self, role: str, family: str | None) -> None:
+    def check(self, role: str, model: Mapping[str, Any]) -> None:
+        family = model.get("model_type")
         if not all(importlib.util.find_spec(name) for name in ("megatron", "megatron.core")):
             raise ConfigError(
                 f"{role}.backend=megatron: megatron-core is not installed here",
@@ -33,10 +35,10 @@ class Megatron:
                 hint=f"use one of {', '.join(FAMILIES)}, or set {role}.backend=fsdp",
             )
 
-    def prepare_layers(self, layers: nn.ModuleList, config: Any, mesh: DeviceMesh | None) -> None:
+    def prepare(self, network: Network, device: torch.device, mesh: DeviceMesh | None) -> None:  # noqa: ARG002
         from trainer.models.megatron import use_megatron_layers
 
-        use_megatron_layers(layers, config, mesh)
+        use_megatron_layers(network.decoder.layers, network.decoder.config, mesh)
 
     def origins(self, config: Any, ranks: int) -> Origins:
         return origins(config, ranks)

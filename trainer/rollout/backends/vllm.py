@@ -16,7 +16,7 @@ from trainer.errors import WorkerError
 from trainer.rollout.engine import EngineRow
 from trainer.rollout.occupancy import Drafts, Load
 from trainer.rollout.sampling import Part, Response, SamplingRequest
-from trainer.rollout.vllm_settings import device_settings, draft_settings, weight_settings
+from trainer.rollout.vllm_settings import device_settings, draft_settings, exact_settings, weight_settings
 from trainer.weights.buckets import SentBucket
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ class VllmEngine:
         from vllm import LLM
         from vllm.lora.request import LoRARequest
 
+        from trainer.rollout.exact import share_operators
         from trainer.rollout.in_flight import ResponsesInFlight
         from trainer.rollout.last_blocks import shorten_accounting
         from trainer.rollout.weight_loader import ADAPTERS
@@ -85,6 +86,8 @@ class VllmEngine:
         self._adapters = LoRARequest("actor", ADAPTERS, "/adapters/come/from/the/actor") if self._lora else None
         drafted = config.rollout.speculative_tokens
         register_model_class(config.model.directory)
+        if config.is_exact:
+            share_operators()
         with _start_explained():
             self._engine = LLM(
                 model=str(config.model.directory),
@@ -105,6 +108,7 @@ class VllmEngine:
                 **device_settings(config, device),
                 **_shard_settings(team),
                 **draft_settings(drafted),
+                **exact_settings(config),
             )
         if scheduler := self._scheduler():
             shorten_accounting(scheduler)

@@ -44,7 +44,7 @@ class Execution:
 def shard(network: nn.Module, execution: Execution, mesh: DeviceMesh) -> nn.Module:
     """Shards the network over a mesh from `device_mesh`: each layer is one unit, all other weights are another."""
     layers, split_over = decoder_layers(network.decoder), mesh[TENSOR] if TENSOR in mesh.mesh_dim_names else None
-    execution.backend.prepare_layers(layers, network.decoder.config, split_over)
+    execution.backend.prepare(network, execution.device, split_over)
     trained = any(parameter.requires_grad for parameter in network.parameters())
     if execution.checkpoint_activations and trained:
         network.decoder.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

@@ -1,0 +1,50 @@
+"""Qwen2's layers from the operators, in place of Transformers' own forward passes; weights stay where they are."""
+
+from functools import cache, partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from trainer.models.exact.gradients import Norm, Product, Rope, SiluProduct
+from trainer.models.exact.operators import Operators, rope_table
+from trainer.models.packing import ATTENTION_ARGUMENTS
+
+# The same for all layers.
+shared_table = cache(rope_table)
+
+
+def use_operators(decoder: nn.Module, operators: Operators) -> None:
+    """Makes a Qwen2 decoder compute by the operators, in place."""
+    for layer in decoder.layers:
+        layer.forward = partial(_layer, layer, decoder.config, operators)
+    decoder.norm.forward = partial(_norm, decoder.norm, operators)
+
+
+def _norm(module: nn.Module, operators: Operators, hidden_states: Tensor) -> Tensor:
+    found: Tensor = Norm.apply(hidden_states.flatten(0, -2), module.weight, module.variance_epsilon, operators)
+    return found.view(hidden_states.shape)
+
+
+def _layer(
+    layer: nn.Module, config: Any, operators: Operators, hidden_states: Tensor, *, position_ids: Tensor, **given: Any
+) -> Tensor:
+    """One layer on a packed line, [1, tokens, width]."""
+
+    def product(module: nn.Module, x: Tensor) -> Tensor:
+        found: Tensor = Product.apply(x, module.weight, module.bias, operators)
+        return found
+
+    attention, mlp, line = layer.self_attn, layer.mlp, hidden_states.squeeze(0)
+    width = attention.head_dim
+    base = float(config.rope_parameters["rope_theta"])
+    table = shared_table(config.max_position_embeddings, width, base, line.device, line.dtype)
+    x = _norm(layer.input_layernorm, operators, line)
+    query, key, value = (product(part, x) for part in (attention.q_proj, attention.k_proj, attention.v_proj))
+    query, key = Rope.apply(query, key, position_ids.squeeze(0), width, table, operators)
+    heads = (part.unflatten(-1, (-1, width)) for part in (query, key, value))
+    bounds = {name: given[name] for name in ATTENTION_ARGUMENTS}
+    attended = operators.attention(*heads, attention.scaling, **bounds)
+    line = line + product(attention.o_proj, attended.flatten(1))
+    x = _norm(layer.post_attention_layernorm, operators, line)
+    line = line + product(mlp.down_proj, SiluProduct.apply(product(mlp.gate_proj, x), product(mlp.up_proj, x)))
+    return line.unsqueeze(0)
