@@ -87,7 +87,7 @@ def test_the_first_pass_of_every_update_has_the_engines_log_probs(
     """The run itself compares the first step's; with one optimizer step the KL to the old log-probs tells the others.
     Responses to one prompt share it in the actor, and each update is large."""
     model = (f"model.path={wide_model(tmp_path / 'model')}", "actor.backend=exact", "actor.mini_batch_size=64")
-    batch = (f"data.train_batch_size={16 if settings else 64}", "rollout.temperature=0.8")
+    batch = (f"data.train_batch_size={16 if settings else 32}", "rollout.temperature=0.8")
     name = "exact-grpo" if settings else "exact-ppo"
     run = Finished.of(machine.runs.start(name, *COMMON, *FAST, *model, *batch, *settings, *machine.on(1)))
     run.note(record_property)
