@@ -19,8 +19,11 @@ from vllm.vllm_flash_attn.flash_attn_interface import flash_attn_varlen_func
 from trainer.models.exact.operators import Operators
 
 # Rows, columns and depth of a tile, stages, warps; from large to small. All add in the same order.
-TILES = ((128, 256, 64, 3, 8), (128, 128, 64, 3, 8), (64, 64, 64, 4, 4), (64, 32, 64, 4, 4))
-ENOUGH_TILES = 100  # for a chip of 132 multiprocessors
+TILES = ((128, 256, 64, 3, 8), (64, 128, 128, 3, 4), (64, 64, 128, 4, 4), (64, 32, 128, 5, 4))
+FEW_ROWS, TILES_FOR_FEW = 32, ((16, 64, 128, 4, 4), (16, 16, 256, 4, 2))
+ENOUGH_TILES = 90  # for a chip of 132 multiprocessors
+# vLLM pads the matrix of the head, and with it the rows of logits, to a multiple of this.
+HEAD_MULTIPLE = 64
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
@@ -86,8 +89,9 @@ def product(
     """x weight^T + bias, rounded once, with the largest tiles of which there are enough."""
     flat, transposed = x.reshape(-1, x.shape[-1]), weight.t()
     (n, k), m = weight.shape, len(flat)
-    enough = [t for t in TILES if -(-m // t[0]) * -(-n // t[1]) >= ENOUGH_TILES]
-    rows, columns, depth, stages, warps = tile or (enough or TILES[-1:])[0]
+    tiles = TILES_FOR_FEW if m <= FEW_ROWS else TILES
+    enough = [t for t in tiles if -(-m // t[0]) * -(-n // t[1]) >= ENOUGH_TILES]
+    rows, columns, depth, stages, warps = tile or (enough or tiles[-1:])[0]
     out = torch.empty((m, n), dtype=x.dtype, device=x.device)
     multiprocessors = _multiprocessors(x.device.index)
     _product_kernel()[(min(multiprocessors, -(-m // rows) * -(-n // columns)),)](
@@ -177,6 +181,9 @@ def attention(
 
 def log_probs(logits: Tensor, token_ids: Tensor, temperature: float) -> Tensor:
     """Those of vLLM's second model runner; divided by the temperature, logits are rounded to their type."""
+    if spare := -logits.shape[1] % HEAD_MULTIPLE:
+        # In which order the kernel adds depends on the distance between rows.
+        logits = torch.nn.functional.pad(logits, (0, spare))[:, : logits.shape[1]]
     if temperature != 1.0:
         which = torch.zeros(len(logits), dtype=torch.int32, device=logits.device)
         apply_temperature(logits, which, torch.full((1,), temperature, device=logits.device))
