@@ -94,7 +94,8 @@ def grpo_beside_rivals(rows: Sequence[Row]) -> str:
 
     def title(row: Row) -> str:
         kept = ", activations kept" if row.get("keeps_activations") else ""
-        return f"{row['name'].removeprefix('grpo-')}: {names[row['side']]}{kept}, {_place(row)}"
+        exact = ", exact" if "actor.backend=exact" in row.get("overrides", ()) else ""
+        return f"{row['name'].removeprefix('grpo-')}: {names[row['side']]}{kept}{exact}, {_place(row)}"
 
     def line(name: str, text: Callable[[Row], Any]) -> list[Any]:
         return [name, *map(text, order)]
