@@ -57,7 +57,7 @@ class ActorWorker(TrainingWorker):
 
     def log_probs(self, batch: Batch) -> Tensor:
         """Log-probs of this rank's responses, [rows, response length]."""
-        return self.forward("actor", batch)
+        return self.forward(batch)
 
     def squared_probabilities(self, batch: Batch) -> Tensor:
         """The sum of the squared probabilities over the vocabulary at each response token, [rows, response length]."""
@@ -71,7 +71,7 @@ class ActorWorker(TrainingWorker):
 
     def update(self, batch: Batch) -> dict[str, float]:
         """Takes all optimizer steps of a PPO step on this rank's rows; their metrics."""
-        return self.take_steps("actor", self.config.actor, batch, self.loss)
+        return self.take_steps(batch, self.loss)
 
     def loss(self, output: tuple[Tensor, Tensor], batch: Batch, count: GlobalCount) -> tuple[Tensor, dict[str, Tensor]]:
         """Policy loss, less the entropy bonus, plus the KL if it is a loss; metrics are means over the tokens."""

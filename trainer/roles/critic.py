@@ -33,11 +33,11 @@ class CriticWorker(TrainingWorker):
 
     def values(self, batch: Batch) -> Tensor:
         """Values before each token of this rank's responses, [rows, response length]."""
-        return self.forward("critic", batch)
+        return self.forward(batch)
 
     def update(self, batch: Batch) -> dict[str, float]:
         """All optimizer steps of a PPO step on this rank's rows, and their metrics."""
-        return self.take_steps("critic", self.config.critic, batch, self.loss)
+        return self.take_steps(batch, self.loss)
 
     def loss(self, values: Tensor, batch: Batch, count: GlobalCount) -> tuple[Tensor, dict[str, Tensor]]:
         settings, mask = self.config.critic, batch.response_mask

@@ -26,7 +26,7 @@ class ReferenceWorker(TrainingWorker):
 
     def reference_log_probs(self, batch: Batch) -> Tensor:
         """Log-probs of this rank's responses, [rows, response length]."""
-        return self.forward("actor", batch)
+        return self.forward(batch)
 
 
 class TeacherWorker(ReferenceWorker):

@@ -56,9 +56,8 @@ class TrainingWorker:
         self.dtype = getattr(torch, config.model.dtype_on(place.device))
         self._store: TCPStore | None = None
         self._tracer = Tracer()
-        # The limits that are lower than the settings', and those of them that the controller does not know yet.
-        self._limits: dict[LimitedBy, MicroBatchLimit] = {}
-        self._untold: list[LoweredLimit] = []
+        self._limit = micro_batch_limit(self._settings)  # at most the settings' own
+        self._untold: list[LoweredLimit] = []  # what the controller does not know of yet
         self._retries = 0
 
     def open_store(self) -> int:
@@ -95,7 +94,7 @@ class TrainingWorker:
     def _typical_rows(self) -> Batch:
         """Rows that compile what those of a large micro-batch will need."""
         data, model = self.config.data, self.engine.network.decoder.config
-        limit = micro_batch_limit(getattr(self.config, self.section))
+        limit = micro_batch_limit(self._settings)
         most = limit.tokens or limit.rows * (data.max_prompt_length + data.max_response_length)
         return typical_rows(
             model.vocab_size,
@@ -104,6 +103,11 @@ class TrainingWorker:
             min(most, large_pass(model.hidden_size)),
             share_prompt=self.config.rollout.samples_per_prompt > 1,
         )
+
+    @property
+    def _settings(self) -> ActorConfig | CriticConfig:
+        settings: ActorConfig | CriticConfig = getattr(self.config, self.section)
+        return settings
 
     def device_kind(self) -> str:
         """The kind of this rank's device."""
@@ -158,71 +162,69 @@ class TrainingWorker:
             partial(settings.schedule.factor, run_steps=self.run_steps),
         )
 
-    def forward(self, section: LimitedBy, batch: Batch) -> Tensor:
+    def forward(self, batch: Batch) -> Tensor:
         """Log-probs or values of this rank's responses, [rows, response length]."""
-        return self.in_micro_batches(section, batch, partial(self.engine.forward, batch))
+        return self.in_micro_batches(batch, partial(self.engine.forward, batch))
 
-    def in_micro_batches(self, section: LimitedBy, batch: Batch, compute: Callable[[MicroBatchLimit], R]) -> R:
-        """What `compute` returns under the limit that this section of the settings sets.
+    def in_micro_batches(self, batch: Batch, compute: Callable[[MicroBatchLimit], R]) -> R:
+        """What `compute` returns under the limit of this role.
 
         If the memory is full, a single rank computes again under a lower limit, which it keeps. Several ranks cannot,
         because the others wait for this one: raises MemoryFullError with a lower limit, if one may help and does not
         change the result.
         """
         while True:
-            limit = self._limits.get(section) or micro_batch_limit(getattr(self.config, section))
             try:
-                return compute(limit)
+                return compute(self._limit)
             except MemoryFullError as error:
-                lower = self._lowered(section, batch, limit)
+                lower = self._lowered(batch)
                 if lower is None or self._retries == MOST_RETRIES:
                     raise
-                change = LoweredLimit(f"{section}.{limit.setting}", limit.value, lower.value)
+                change = LoweredLimit(f"{self.section}.{lower.setting}", self._limit.value, lower.value)
                 if self.place.world_size > 1:
                     raise MemoryFullError(str(error), error.hint, change) from error
             # Not before: the error's traceback holds the tensors of the pass.
             self.engine.discard_pass()
-            self._limits[section] = lower
+            self._limit = lower
             self._retries += 1
             self._untold.append(change)
 
-    def _lowered(self, section: LimitedBy, batch: Batch, limit: MicroBatchLimit) -> MicroBatchLimit | None:
+    def _lowered(self, batch: Batch) -> MicroBatchLimit | None:
         """A lower limit with the same result; None if there is none."""
-        if section == "actor" and POLICY_LOSSES[self.config.actor.policy_loss].per_micro_batch:
+        if self.section == "actor" and POLICY_LOSSES[self.config.actor.policy_loss].per_micro_batch:
             return None
-        return self.engine.lowered(batch, limit)
+        return self.engine.lowered(batch, self._limit)
 
     def lower(self, lowered: LoweredLimit) -> None:
-        """Computes under a lower limit from now on."""
-        section: LimitedBy = "critic" if lowered.setting.startswith("critic.") else "actor"
-        self._limits[section] = micro_batch_limit(getattr(self.config, section)).with_value(lowered.after)
+        """Computes under a lower limit from now on, if it is one of this role's."""
+        if lowered.setting.startswith(f"{self.section}."):
+            self._limit = micro_batch_limit(self._settings).with_value(lowered.after)
 
     def take_lowered(self) -> list[LoweredLimit]:
         """The limits that this rank has lowered since the last call."""
         lowered, self._untold = self._untold, []
         return lowered
 
-    def take_steps(
-        self, role: LimitedBy, settings: ActorConfig | CriticConfig, batch: Batch, loss_function: LossFunction
-    ) -> dict[str, float]:
+    def take_steps(self, batch: Batch, loss_function: LossFunction) -> dict[str, float]:
         """Takes all optimizer steps of a PPO step on this rank's rows; mean metrics, named `role/metric`.
 
         They are equal on every rank, except `gpu_peak_gib`, this rank's peak GPU memory.
         """
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
+        settings = self._settings
         rows = settings.mini_batch_size // self.place.world_size
         several = settings.ppo_epochs > 1 or len(batch) > rows
         with self.engine.updating() as rate, self.engine.stepping(several):
             steps = [
-                self.in_micro_batches(role, mini_batch, partial(self.engine.update, mini_batch, loss_function))
+                self.in_micro_batches(mini_batch, partial(self.engine.update, mini_batch, loss_function))
                 for epoch in range(settings.ppo_epochs)
                 for mini_batch in (self.shuffled(batch, epoch) if settings.shuffle else batch).micro_batches(rows)
             ]
         means = {name: sum(step[name] for step in steps) / len(steps) for name in steps[0]} | {"learning_rate": rate}
         if self.device.type == "cuda":
             means["gpu_peak_gib"] = torch.cuda.max_memory_reserved() / 2**30
-        return {f"{role}/{name}": mean for name, mean in means.items()}
+        return {f"{self.section}/{name}": mean for name, mean in means.items()}
 
     def shuffled(self, batch: Batch, epoch: int) -> Batch:
         """This rank's rows in the random order of an epoch, which follows from seed, update, epoch and rank."""
