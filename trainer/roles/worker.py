@@ -87,7 +87,7 @@ class TrainingWorker:
             self._sharded_state = ShardedState(self.engine)
             role = type(self).__name__.removesuffix("Worker").lower()
             self.engine.faults = FaultFiles(run_dir / FOLDER, role, self.config.model.directory)
-        if self.engine.compiles:
+        if self.engine.compiles or self.config.is_exact:  # exact layers compile their kernels and gradients
             compile_ahead(self.engine, self._typical_rows())
         return computation_notes(self.engine.network.decoder)
 

@@ -14,6 +14,8 @@ from torch._dynamo.backends.common import aot_autograd
 from tests.trainer.models.test_log_probs_by_family import PACKED, TEMPERATURE, language_model
 from trainer.data.batches.batch import Batch
 from trainer.data.batches.partition import MicroBatchLimit
+from trainer.models.exact.layers import use_operators
+from trainer.models.exact.operators import FORMULAS
 from trainer.models.networks import PolicyNetwork, ValueNetwork
 from trainer.training.compile_ahead import compile_ahead, typical_rows
 from trainer.training.engine import OptimizerSettings, TrainingEngine
@@ -104,6 +106,19 @@ def test_the_layers_of_every_family_compute_by_themselves(family: str, monkeypat
     engine = TrainingEngine(
         PolicyNetwork(language_model(family), TEMPERATURE), execution, OptimizerSettings(1e-3, 0.0, 1.0)
     )
+    assert_layers_compute_by_themselves(engine)
+
+
+def assert_layers_compute_by_themselves(engine: TrainingEngine) -> None:
     compile_ahead(engine, typical_rows(VOCABULARY, 5, 9, 50, share_prompt=True))
     assert all(weight.grad is None for weight in engine.network.parameters())
     engine.update(rows([[3, 4, 5]] * 2, [5, 9]), loss, MicroBatchLimit(2))
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_exact_layers_compute_by_themselves(checkpointing: bool) -> None:
+    network = PolicyNetwork(language_model("qwen2"), TEMPERATURE)
+    use_operators(network.decoder, FORMULAS)
+    network.operators = FORMULAS
+    execution = Execution(torch.device("cpu"), torch.float32, checkpoint_activations=checkpointing)
+    assert_layers_compute_by_themselves(TrainingEngine(network, execution, OptimizerSettings(1e-3, 0.0, 1.0)))
