@@ -34,17 +34,16 @@ def _layer(
         found: Tensor = Product.apply(x, module.weight, module.bias, operators)
         return found
 
-    attention, mlp, line = layer.self_attn, layer.mlp, hidden_states.squeeze(0)
-    width = attention.head_dim
+    attention, mlp, width = layer.self_attn, layer.mlp, layer.self_attn.head_dim
     base = float(config.rope_parameters["rope_theta"])
-    table = shared_table(config.max_position_embeddings, width, base, line.device, line.dtype)
-    x = _norm(layer.input_layernorm, operators, line)
+    table = shared_table(config.max_position_embeddings, width, base, hidden_states.device, hidden_states.dtype)
+    x = _norm(layer.input_layernorm, operators, hidden_states).squeeze(0)
     query, key, value = (product(part, x) for part in (attention.q_proj, attention.k_proj, attention.v_proj))
     query, key = Rope.apply(query, key, position_ids.squeeze(0), width, table, operators)
     heads = (part.unflatten(-1, (-1, width)) for part in (query, key, value))
     bounds = {name: given[name] for name in ATTENTION_ARGUMENTS}
     attended = operators.attention(*heads, attention.scaling, **bounds)
-    line = line + product(attention.o_proj, attended.flatten(1))
-    x = _norm(layer.post_attention_layernorm, operators, line)
-    line = line + product(mlp.down_proj, SiluProduct.apply(product(mlp.gate_proj, x), product(mlp.up_proj, x)))
-    return line.unsqueeze(0)
+    hidden_states = hidden_states + product(attention.o_proj, attended.flatten(1)).unsqueeze(0)
+    x = _norm(layer.post_attention_layernorm, operators, hidden_states).squeeze(0)
+    activated = SiluProduct.apply(product(mlp.gate_proj, x), product(mlp.up_proj, x))
+    return hidden_states + product(mlp.down_proj, activated).unsqueeze(0)  # FSDP2 wants no view
