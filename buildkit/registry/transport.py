@@ -81,7 +81,7 @@ class Transport:
             if time.monotonic() + pause > end:
                 raise RegistryError(
                     f"{self.reference.host} did not answer {method} {path.partition('?')[0]} within "
-                    f"{self.patience:.0f} s: {problem}",
+                    f"{self.patience:g} s: {problem}",
                     "check the registry, then run the same command again; content that arrived is not sent again",
                 )
             log.info("registry: %s; retrying in %.1f s", problem, pause)
