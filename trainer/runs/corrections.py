@@ -1,8 +1,12 @@
 """The gap between engines and trainer: correction weights, or the proof that there is none."""
 
+import logging
+
 from trainer.algorithms.off_policy.treatment import OffPolicyCorrection
 from trainer.data.batches.batch import Batch
 from trainer.errors import WorkerError
+
+logger = logging.getLogger(__name__)
 
 
 def corrected(batch: Batch, correction: OffPolicyCorrection) -> tuple[Batch, dict[str, float]]:
@@ -21,7 +25,7 @@ def corrected(batch: Batch, correction: OffPolicyCorrection) -> tuple[Batch, dic
 
 
 def check_exact(batch: Batch) -> None:
-    """Raises WorkerError unless the actor's log-probs before the update equal the engines' to the bit."""
+    """Raises WorkerError unless the actor's log-probs before the update equal the engines' to the bit; says so."""
     assert batch.old_log_probs is not None
     assert batch.rollout_log_probs is not None
     apart = (batch.old_log_probs - batch.rollout_log_probs)[batch.response_mask].abs()
@@ -31,3 +35,4 @@ def check_exact(batch: Batch) -> None:
             f"by at most {float(apart.max()):.3g}",
             hint="set actor.backend=fsdp, and please report model, GPU and versions",
         )
+    logger.info("engines and actor agree to the bit in all %d log-probs of this step", apart.numel())

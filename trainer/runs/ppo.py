@@ -277,8 +277,7 @@ class Controller(TrainingRun):
         algorithm, mask = self.config.algorithm, batch.response_mask
         rewards, metrics = self._rewards(batch, self.collector.shaped(scores.values, experience.lengths))
         move_to_tokens(rewards, scores.by_token, mask)
-        from_trainer = algorithm.old_log_probs == "trainer"
-        if from_trainer and batch.rollout_log_probs is not None:
+        if not self.config.engines_know_old_log_probs and batch.rollout_log_probs is not None:
             mass = self.config.rollout.truncation.smallest_mass
             metrics |= log_prob_agreement(batch.rollout_log_probs, batch.old_log_probs, mask, mass)
             batch, found = corrected(batch, algorithm.off_policy)

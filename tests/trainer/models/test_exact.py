@@ -168,12 +168,14 @@ def test_a_device_without_proof_is_refused() -> None:
         BACKEND.prepare(network(exact=False), torch.device("cpu"), None)
 
 
-def test_a_single_bit_between_actor_and_engine_is_named() -> None:
+def test_a_single_bit_between_actor_and_engine_is_named(caplog: pytest.LogCaptureFixture) -> None:
     engine = torch.tensor([[-1.0, -2.0], [-3.0, 0.0]])
     mask = torch.tensor([[True, True], [True, False]])
     batch: Any = SimpleNamespace(response_mask=mask, rollout_log_probs=engine, old_log_probs=engine.clone())
     batch.old_log_probs[1, 1] = 7.0  # no token of a response
-    check_exact(batch)
+    with caplog.at_level("INFO"):
+        check_exact(batch)
+    assert "agree to the bit in all 3 log-probs" in caplog.text
     batch.old_log_probs[0, 1] = torch.nextafter(torch.tensor(-2.0), torch.tensor(0.0))
     with pytest.raises(WorkerError, match="1 of 3 log-probs of the actor differ"):
         check_exact(batch)
