@@ -35,6 +35,10 @@ class OfflineConfig(RunConfig):
             if value != self.fixed_actor.get(name):
                 instead = "set data.train_batch_size" if name == "mini_batch_size" else "leave it out"
                 raise ValueError(f"actor.{name}={value} has no effect on {self.method}: {instead}")
+        if self.actor.backend == "exact":
+            raise ValueError(
+                f"actor.backend=exact has no effect on {self.method}, in which no engine samples: leave it out"
+            )
         if self.data.custom_cls.path is not None:
             raise ValueError(f"data.custom_cls has no effect on {self.method}: write the rows into data.train_files")
         return self

@@ -48,6 +48,10 @@ def test_only_the_learned_tokens_of_a_conversation_are_marked() -> None:
     [
         ({"actor": {"clip_ratio": 0.3}}, "actor.clip_ratio=0.3 has no effect on fine-tuning"),
         ({"actor": {"policy_loss": "gspo"}}, "actor.policy_loss=gspo has no effect on fine-tuning"),
+        (
+            {"actor": {"backend": "exact"}},
+            "actor.backend=exact has no effect on fine-tuning, in which no engine samples",
+        ),
         ({"actor": {"mini_batch_size": 8}}, "set data.train_batch_size"),
         ({"data": {"max_response_length": 64}}, "data.max_response_length has no effect.*set sft.max_length"),
     ],
