@@ -76,7 +76,7 @@ def loss(output: tuple[Tensor, Tensor], batch: Batch, count: GlobalCount) -> tup
 def updated(trained: TrainingWorker) -> dict[str, Tensor]:
     """The weights after two updates."""
     for _ in range(2):
-        trained.take_steps("actor", trained.config.actor, rows(), loss)
+        trained.take_steps(rows(), loss)
     return {name: weight.full_tensor() for name, weight in trained.engine.network.named_parameters()}
 
 
@@ -102,13 +102,13 @@ def test_an_update_with_mocked_full_memory_learns_the_same(
 
 @pytest.mark.usefixtures("_resets")
 def test_log_probs_with_mocked_full_memory_are_the_same_and_the_limit_stays_low() -> None:
-    small, expected = worker(), worker().forward("actor", rows())
+    small, expected = worker(), worker().forward(rows())
     memory = FullMemory({1})
     memory.in_forward(small.engine.network.decoder.layers[-1])
-    assert_close(small.forward("actor", rows()), expected)
+    assert_close(small.forward(rows()), expected)
     assert small.take_lowered() == [LoweredLimit("actor.micro_batch_size", 6, 3)]
     calls = memory.calls
-    small.forward("actor", rows())
+    small.forward(rows())
     assert memory.calls - calls == 3
 
 
@@ -116,7 +116,7 @@ def test_mocked_full_memory_in_a_micro_batch_of_one_row_is_an_error() -> None:
     small = worker(micro_batch_size=1)
     FullMemory({0}).in_forward(small.engine.network.decoder.layers[0])
     with pytest.raises(MemoryFullError, match="the GPU's memory is full: CUDA out of memory") as caught:
-        small.forward("actor", rows())
+        small.forward(rows())
     assert caught.value.lowered is None
 
 
@@ -124,7 +124,7 @@ def test_one_of_several_ranks_with_mocked_full_memory_leaves_the_retry_to_the_ru
     small = worker(ranks=2, micro_batch_tokens=10_000)
     FullMemory({0}).in_forward(small.engine.network.decoder.layers[0])
     with pytest.raises(MemoryFullError) as caught:
-        small.forward("actor", rows())
+        small.forward(rows())
     assert caught.value.lowered == LoweredLimit("actor.micro_batch_tokens", 10_000, 24)
     assert small.take_lowered() == []
 
@@ -133,7 +133,7 @@ def test_a_loss_that_depends_on_the_micro_batch_keeps_its_limit_with_mocked_full
     small = worker(policy_loss="clip_cov")
     FullMemory({0}).in_forward(small.engine.network.decoder.layers[0])
     with pytest.raises(MemoryFullError) as caught:
-        small.forward("actor", rows())
+        small.forward(rows())
     assert caught.value.lowered is None
 
 
@@ -143,5 +143,5 @@ def test_retries_with_mocked_full_memory_have_a_limit() -> None:
     memory = FullMemory(set(range(100)))
     memory.in_forward(small.engine.network.decoder.layers[0])
     with pytest.raises(MemoryFullError):
-        small.forward("actor", rows())
+        small.forward(rows())
     assert memory.calls == MOST_RETRIES + 1
