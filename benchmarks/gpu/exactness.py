@@ -66,11 +66,10 @@ class Census:
         weights = [self._normal(outer, inner) for _ in range(CALLS if outer < 100_000 else 2)]
         found = {}
         for rows in TIMED_ROWS:
-            x, turn = self._normal(rows, inner), itertools.cycle(weights)
-            products = {"shared": self._kernels.product, "cuBLAS": functional.linear}
+            x = self._normal(rows, inner)
             found[str(rows)] = {
-                name: _microseconds(lambda by=by, x=x, turn=turn: by(x, next(turn)))  # type: ignore[misc]
-                for name, by in products.items()
+                "shared": _microseconds(self._kernels.product, x, weights),
+                "cuBLAS": _microseconds(functional.linear, x, weights),
             }
         return found
 
@@ -189,14 +188,14 @@ def _varying(product: Callable[[Tensor], Tensor], x: Tensor, expected: Tensor) -
     return sum(unequal(product(x[:rows]), expected[:rows]) for rows in counts)
 
 
-def _microseconds(action: Callable[[], Any]) -> float:
-    """GPU time of one call, in a graph of many, as engines decode."""
-    action()
+def _microseconds(product: Callable[[Tensor, Tensor], Tensor], x: Tensor, weights: list[Tensor]) -> float:
+    """GPU time of one product, in a graph of many, as engines decode."""
+    product(x, weights[0])
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        for _ in range(CALLS):
-            action()
+        for weight in itertools.islice(itertools.cycle(weights), CALLS):
+            product(x, weight)
     graph.replay()
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()

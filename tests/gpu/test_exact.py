@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.gpu.whole_runs import COMMON, FAST, Finished, Machine, Record
+from tests.gpu.whole_runs import COMMON, FAST, Finished, Machine, Record, write_model
 from trainer.models.exact.operators import FORMULAS, rope_table
 
 pytestmark = [
@@ -66,28 +66,17 @@ def test_attention_and_its_gradients_are_those_of_the_formula_and_shared_prompts
     assert torch.equal(own, found[140:])
 
 
-def wide_model(directory: Path) -> Path:
-    """A small model with heads of 128 and clearly different log-probs."""
-    from trainer.models.small import ModelShape, build_tokenizer, create_model, save_model
-
-    tokenizer = build_tokenizer(["How many are 1 + 2? #### 3"])
-    shape = ModelShape(hidden_size=512, intermediate_size=1024, attention_heads=4, key_value_heads=2)
-    model = create_model(tokenizer, shape, seed=0)
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight += 0.03 * torch.randn(weight.shape, generator=generator)
-    save_model(model, tokenizer, directory)
-    return directory
-
-
 @pytest.mark.parametrize("settings", [(), ("algorithm.advantage=grpo", "rollout.samples_per_prompt=4")])
 def test_the_first_pass_of_every_update_has_the_engines_log_probs(
     machine: Machine, record_property: Record, tmp_path: Path, settings: tuple[str, ...]
 ) -> None:
     """The run itself compares the first step's; with one optimizer step the KL to the old log-probs tells the others.
     Responses to one prompt share it in the actor, and each update is large."""
-    model = (f"model.path={wide_model(tmp_path / 'model')}", "actor.backend=exact", "actor.mini_batch_size=64")
+    model = (
+        f"model.path={write_model(tmp_path / 'model', width=512)}",
+        "actor.backend=exact",
+        "actor.mini_batch_size=64",
+    )
     batch = (f"data.train_batch_size={16 if settings else 32}", "rollout.temperature=0.8")
     name = "exact-grpo" if settings else "exact-ppo"
     run = Finished.of(machine.runs.start(name, *COMMON, *FAST, *model, *batch, *settings, *machine.on(1)))

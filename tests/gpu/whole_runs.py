@@ -66,22 +66,28 @@ class Machine:
 
 
 def write_job(directory: Path) -> tuple[Path, list[Path]]:
-    """A small model with clearly different log-probs, and prompts."""
-    import torch
-
+    """A small model and prompts."""
     from trainer.data.arithmetic import write_arithmetic
-    from trainer.models.small import ModelShape, build_tokenizer, create_model, save_model
 
     train, _, validation = write_arithmetic(directory / "data", 64, 8, max_number=9, dropped_carries=0.75, seed=0)
+    return write_model(directory / "model", width=256), [train, validation]
+
+
+def write_model(directory: Path, width: int) -> Path:
+    """A small model with 4 heads and clearly different log-probs; `width` is that of its hidden states."""
+    import torch
+
+    from trainer.models.small import ModelShape, build_tokenizer, create_model, save_model
+
     tokenizer = build_tokenizer(["How many are 1 + 2? #### 3"])
-    shape = ModelShape(hidden_size=256, intermediate_size=512, attention_heads=4, key_value_heads=2)
+    shape = ModelShape(hidden_size=width, intermediate_size=2 * width, attention_heads=4, key_value_heads=2)
     model = create_model(tokenizer, shape, seed=0)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():  # a new model is almost uniform, so wrong weights would hardly show
         for weight in model.parameters():
             weight += 0.03 * torch.randn(weight.shape, generator=generator)
-    save_model(model, tokenizer, directory / "model")
-    return directory / "model", [train, validation]
+    save_model(model, tokenizer, directory)
+    return directory
 
 
 def shown(row: dict[str, float]) -> str:

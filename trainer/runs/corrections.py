@@ -25,7 +25,7 @@ def corrected(batch: Batch, correction: OffPolicyCorrection) -> tuple[Batch, dic
 
 
 def check_exact(batch: Batch) -> None:
-    """Raises WorkerError unless the actor's log-probs before the update equal the engines' to the bit; says so."""
+    """Raises WorkerError unless the actor's log-probs before the update equal the engines' to the bit."""
     assert batch.old_log_probs is not None
     assert batch.rollout_log_probs is not None
     apart = (batch.old_log_probs - batch.rollout_log_probs)[batch.response_mask].abs()

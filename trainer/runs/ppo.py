@@ -157,7 +157,7 @@ class Controller(TrainingRun):
         tracker.flush_too(self.records.flush)  # no checkpoint stands without the responses of its steps
         self.after_update: dict[str, float] = {}
         self.sampled_step = 0  # the last one whose samples are recorded
-        self.found_exact = False  # the actor's log-probs were compared with the engines'
+        self.unproven = config.is_exact  # the actor's log-probs are yet to be compared with the engines'
         shared = (config, run_dir, tracker, stop, workers.training, certificate, data.sampler, data.steps(config))
         super().__init__(*shared, engines=workers.rollout)
         if (lag := self.watchdogs.lag) is not None:
@@ -216,11 +216,11 @@ class Controller(TrainingRun):
         with phase("batch"):
             batch = experience.batch(self.config.rollout.log_probs)
         tokens = int(batch.lengths.sum())
-        if self.config.needs_old_log_probs or (self.config.is_exact and not self.found_exact):
+        if self.config.needs_old_log_probs or self.unproven:
             batch = batch.with_(old_log_probs=self.forward_pass("old_log_prob", actor, ActorRole.log_probs, batch))
-        if self.config.is_exact and not self.found_exact:
+        if self.unproven:
             check_exact(batch)
-            self.found_exact = True
+            self.unproven = False
         if self.config.engines_know_old_log_probs:
             batch = batch.with_(old_log_probs=batch.rollout_log_probs)
         if self.config.algorithm.estimator.needs_squared_probabilities:

@@ -1,7 +1,6 @@
 """Layers from shared operators: on CPU with their formulas, which define what the kernels compute."""
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from tests.trainer.models.test_families import small_model
+from tests.trainer.training.megatron_program import language_model
 from trainer.data.batches.batch import Batch
 from trainer.errors import ConfigError, WorkerError
 from trainer.models.backends.exact import BACKEND
@@ -19,32 +18,22 @@ from trainer.models.exact.operators import FORMULAS, Operators, rope_table
 from trainer.models.networks import PolicyNetwork
 from trainer.models.packing import PackedRows
 from trainer.runs.corrections import check_exact
+from trainer.training.self_check import check_rows
 
 FITTING = {"model_type": "qwen2", "hidden_size": 1536, "num_attention_heads": 12}
 
 
 def network(exact: bool, operators: Operators = FORMULAS) -> PolicyNetwork:
-    model = small_model("Qwen2 and 2.5", vocab_size=50, pad_token_id=None)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight += 0.05 * torch.randn(weight.shape)
-    found = PolicyNetwork(model, 0.7)
+    found = PolicyNetwork(language_model("Qwen2 and 2.5"), 0.7)
     if exact:
-        use_operators(found.decoder, operators)
-        found.operators = operators
+        use_operators(found, operators)
     return found
 
 
 @pytest.fixture
 def batch() -> Batch:
     """Rows of different lengths, two of which have the same prompt."""
-    draw = torch.Generator().manual_seed(1)
-
-    def tokens(length: int) -> list[int]:
-        return torch.randint(0, 50, (length,), generator=draw).tolist()
-
-    prompts = [tokens(3), tokens(6), tokens(2)]
-    return Batch.from_responses([*prompts, prompts[-1]], [tokens(n) for n in (5, 1, 7, 4)], None)
+    return check_rows(vocabulary=64)
 
 
 def found_by(made: PolicyNetwork, batch: Batch, share_prompts: bool) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
@@ -169,14 +158,14 @@ def test_a_device_without_proof_is_refused() -> None:
 
 
 def test_a_single_bit_between_actor_and_engine_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    engine = torch.tensor([[-1.0, -2.0], [-3.0, 0.0]])
-    mask = torch.tensor([[True, True], [True, False]])
-    batch: Any = SimpleNamespace(response_mask=mask, rollout_log_probs=engine, old_log_probs=engine.clone())
-    batch.old_log_probs[1, 1] = 7.0  # no token of a response
+    batch = Batch.from_responses([[1], [1]], [[2, 3], [4]], [[-1.0, -2.0], [-3.0]])
+    old_log_probs = batch.rollout_log_probs.clone()
+    batch = batch.with_(old_log_probs=old_log_probs)
+    old_log_probs[1, 1] = 7.0  # no token of a response
     with caplog.at_level("INFO"):
         check_exact(batch)
     assert "agree to the bit in all 3 log-probs" in caplog.text
-    batch.old_log_probs[0, 1] = torch.nextafter(torch.tensor(-2.0), torch.tensor(0.0))
+    old_log_probs[0, 1] = torch.nextafter(torch.tensor(-2.0), torch.tensor(0.0))
     with pytest.raises(WorkerError, match="1 of 3 log-probs of the actor differ"):
         check_exact(batch)
 

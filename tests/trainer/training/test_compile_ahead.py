@@ -118,7 +118,6 @@ def assert_layers_compute_by_themselves(engine: TrainingEngine) -> None:
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_exact_layers_compute_by_themselves(checkpointing: bool) -> None:
     network = PolicyNetwork(language_model("qwen2"), TEMPERATURE)
-    use_operators(network.decoder, FORMULAS)
-    network.operators = FORMULAS
+    use_operators(network, FORMULAS)
     execution = Execution(torch.device("cpu"), torch.float32, checkpoint_activations=checkpointing)
     assert_layers_compute_by_themselves(TrainingEngine(network, execution, OptimizerSettings(1e-3, 0.0, 1.0)))

@@ -78,9 +78,9 @@ class TrainedModelConfig(Section):
     )
     backend: BackendName = Field(
         "fsdp",
-        description="implementation of the layers. fsdp: Transformers; megatron: Megatron-Core, if installed; exact: "
-        "Transformers with the operators of vLLM's engines, of the actor only: log-probs equal the engines' to the bit "
-        "and are not computed again (Qwen2 with heads of 128, H100 or H200). FSDP2 shards the weights of all",
+        description="implementation of the layers. fsdp: Transformers; megatron: Megatron-Core, if installed; exact, "
+        "for the actor only: Transformers with the operators of vLLM's engines, so that log-probs equal theirs to the "
+        "bit and are not computed again (Qwen2 with heads of 128, H100 or H200). FSDP2 shards the weights of all",
     )
     weights_dtype: Literal["float32", "bfloat16"] = Field(
         "float32",

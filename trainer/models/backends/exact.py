@@ -31,6 +31,7 @@ class Exact:
 
     def prepare(self, network: Network, device: torch.device, mesh: DeviceMesh | None) -> None:
         assert mesh is None, "the settings refuse split matrix products"
+        assert isinstance(network, PolicyNetwork), "`check` refuses critics"
         if device.type != "cuda" or torch.version.hip is not None or torch.cuda.get_device_capability() != HOPPER:
             raise ConfigError(
                 "backend=exact needs NVIDIA GPUs of compute capability 9.0 (H100, H200): on others the operators of "
@@ -44,9 +45,7 @@ class Exact:
                 f"backend=exact: this release of vLLM lacks a kernel of vLLM 0.26: {error}",
                 hint="use an image with vLLM 0.26, or set actor.backend=fsdp",
             ) from error
-        use_operators(network.decoder, OPERATORS)
-        if isinstance(network, PolicyNetwork):
-            network.operators = OPERATORS
+        use_operators(network, OPERATORS)
 
     def origins(self, config: Any, ranks: int) -> Origins:  # noqa: ARG002 - part of the protocol
         return {}

@@ -7,14 +7,16 @@ from torch import Tensor, nn
 
 from trainer.models.exact.gradients import Norm, Product, Rope, SiluProduct
 from trainer.models.exact.operators import Operators, rope_table
+from trainer.models.networks import PolicyNetwork
 from trainer.models.packing import ATTENTION_ARGUMENTS
 
 # The same for all layers.
 shared_table = cache(rope_table)
 
 
-def use_operators(decoder: nn.Module, operators: Operators) -> None:
-    """Makes a Qwen2 decoder compute by the operators, in place."""
+def use_operators(network: PolicyNetwork, operators: Operators) -> None:
+    """Makes a Qwen2 model compute by the operators, its head included, in place."""
+    decoder, network.operators = network.decoder, operators
     for layer in decoder.layers:
         layer.forward = partial(_layer, layer, decoder.config, operators)
     decoder.norm.forward = partial(_norm, decoder.norm, operators)

@@ -18,7 +18,7 @@ from trainer.models.attention import packed_attention
 
 @dataclass(frozen=True)
 class Operators:
-    """The results alone; `trainer/models/exact/gradients.py` has the gradients.
+    """Results only; `trainer/models/exact/gradients.py` has the gradients.
 
     `product`: x [tokens, in], weight [out, in], bias [out] or None -> [tokens, out], rounded once.
     `norm`: x [tokens, width], weight [width], epsilon -> the RMS norm.
