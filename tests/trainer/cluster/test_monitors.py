@@ -27,6 +27,9 @@ class Rates:
 nvmlDeviceGetUtilizationRates = Rates
 """
 
+# Ray forgets a process that ends late, on a busy machine, and Python warns of that.
+pytestmark = pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
+
 
 @pytest.fixture(scope="module")
 def slots(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Slot]]:
