@@ -107,14 +107,18 @@ def conversations(kind: str) -> str:
     )
 
 
-def long_tail(name: str, settings: str, steps: int, gpus: int = 1, cache: int = 24, limit: int = 300) -> Job:
+def long_tail(
+    name: str, settings: str, steps: int, gpus: int = 1, cache: int = 24, limit: int = 300, side: str = "ours"
+) -> Job:
     """GRPO steps whose longest responses, of 8,192 tokens, are four times as long as the average."""
     command = (
         f"{BENCH}step --algorithm grpo --samples 8 --name {name} --shape 0.5B --prompt 128 --response 8192 --batch 32 "
-        f"--end-tokens 60 --side ours --tokens 32768 --steps {steps} --gpus {gpus} --out $ROWS --logs $LOGS "
-        f"--timeout {limit - 20} rollout.sleep=false rollout.kv_cache_gib={cache} algorithm.correction=tis {settings}"
+        f"--end-tokens 60 --side {side} --tokens 32768 --steps {steps} --gpus {gpus} --out $ROWS --logs $LOGS "
+        f"--timeout {limit - 20}"
     )
-    return Job(name, command, limit=limit, gpus=gpus, ray=True)
+    if side == "ours":
+        settings = f"rollout.sleep=false rollout.kv_cache_gib={cache} algorithm.correction=tis {settings}"
+    return Job(name, f"{command} {settings}", limit=limit, gpus=gpus, ray=True)
 
 
 def replayed(name: str, shape: str, settings: str) -> Job:
@@ -151,6 +155,7 @@ PLAN = (
     ppo("1.5B-512-512", "1.5B", 512, 512, TWO_ENGINES.format(8), both=True, tokens=16384, steps=3),
     ppo("0.5B-512-512", "0.5B", 512, 512, TWO_ENGINES.format(4), both=True),
     ppo("0.5B-256-512", "0.5B", 256, 512, TWO_ENGINES.format(4), both=True),
+    ppo("1.5B-256-512-two-gpus", "1.5B", 256, 512, TWO_ENGINES.format(8), both=True, tokens=16384, gpus=2),
     # With verl's memory as the measure.
     ppo("1.5B-256-1024-offload", "1.5B", 256, 1024, f"{TWO_ENGINES.format(10)} {OFFLOAD}", tokens=12288, steps=3),
     ppo("1.5B-512-512-offload", "1.5B", 512, 512, f"{TWO_ENGINES.format(8)} {OFFLOAD}", tokens=12288, steps=3),
@@ -187,6 +192,8 @@ PLAN = (
     long_tail("long-tail-synchronous", "", steps=4),
     long_tail("long-tail-asynchronous", IN_FLIGHT, steps=7),
     long_tail("long-tail-two-gpus", f"{LEARNER_AND_ENGINE} {IN_FLIGHT}", steps=14, gpus=2, cache=48, limit=420),
+    long_tail("long-tail-two-gpus-synchronous", "", steps=4, gpus=2),
+    long_tail("long-tail-two-gpus-verl", "--rival-keeps", steps=12, gpus=2, limit=560, side="verl-asynchronous"),
     replayed("fixed-order", "0.5B", ""),
     replayed("fixed-order-exact", "1.5B", "actor.backend=exact"),
     Job(

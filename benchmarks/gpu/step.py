@@ -1,6 +1,6 @@
 """Steps of PPO (critic and reference) or GRPO (reference): the same job on this trainer, verl and TRL, one by one.
 
-    python -m benchmarks.gpu.step --shape 0.5B --response 512 [--side ours|verl|both|trl] [KEY=VALUE…]
+    python -m benchmarks.gpu.step --shape 0.5B --response 512 [--side ours|verl|both|verl-asynchronous|trl] [KEY=VALUE…]
     python -m benchmarks.gpu.step --shape 1.5B --algorithm grpo --batch 64 --samples 8 --response 2048 --end-tokens 300
 
 KEY=VALUE are settings of this trainer; verl's are in benchmarks/gpu/verl.py, TRL's in benchmarks/gpu/trl.py. With
@@ -117,11 +117,20 @@ def ours(job: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 def theirs(job: Path, options: argparse.Namespace) -> dict[str, Any]:
     """The phases of verl, from its log."""
+    return _logged_by_verl(verl.command(job, options), options)
+
+
+def theirs_asynchronously(job: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """The phases of verl's fully asynchronous trainer; `generate` is the time in which that waits for responses."""
+    return _logged_by_verl(verl.asynchronous(job, options), options)
+
+
+def _logged_by_verl(command: list[str], options: argparse.Namespace) -> dict[str, Any]:
     began = time.time()
     with MemorySampler() as memory:
-        lines = run(verl.command(job, options), options.logs / f"verl-{options.name}.log", options.timeout)
-    ended = [(when, dict(verl.NUMBER.findall(line))) for when, line in lines if verl.STEP.search(line)]
-    steps = [Step(when, _verls_phases(found), float(found[verl.TOKENS])) for when, found in ended]
+        lines = run(command, options.logs / f"verl-{options.name}.log", options.timeout)
+    logged = [(when, dict(verl.NUMBER.findall(line))) for when, line in lines if verl.STEP.search(line)]
+    steps = [Step(when, _verls_phases(row), float(row[verl.TOKENS])) for when, row in logged if verl.TOKENS in row]
     return summary(steps, memory, began)
 
 
@@ -167,6 +176,9 @@ def summary(steps: list[Step], memory: MemorySampler, began: float) -> dict[str,
     }
 
 
+SIDES = {"ours": ours, "verl": theirs, "verl-asynchronous": theirs_asynchronously, "trl": trls}
+
+
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--shape", choices=SHAPES, default="0.5B")
@@ -182,7 +194,7 @@ def main() -> None:
     parser.add_argument("--rival-keeps", action="store_true", help="verl or TRL keeps activations, without recomputing")
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--name", help="of the logs; shape and lengths if not given")
-    parser.add_argument("--side", choices=["ours", "verl", "both", "trl"], default="both")
+    parser.add_argument("--side", choices=[*SIDES, "both"], default="both")
     parser.add_argument("--launch", action="store_true", help="begin with `launch`, which starts Ray")
     parser.add_argument("--timeout", type=float, default=500, help="seconds for each side")
     parser.add_argument("--jobs", type=Path, default=Path("/tmp/slipway-jobs"))
@@ -192,19 +204,20 @@ def main() -> None:
     options = parser.parse_args()
     if options.side == "trl" and (options.algorithm != "grpo" or options.gpus != 1):
         parser.error("--side trl measures GRPO on one GPU: give --algorithm grpo, and no --gpus")
+    if options.side == "verl-asynchronous" and (options.algorithm != "grpo" or options.gpus != 2):
+        parser.error("--side verl-asynchronous trains on one GPU and samples on one: give --algorithm grpo --gpus 2")
     options.logs.mkdir(parents=True, exist_ok=True)
     results = Results(options.out, "step")
     place = options.jobs / f"{options.shape}-{options.prompt}-{options.end_tokens}"
     job = write_job(place, options.shape, options.prompt, end_tokens=options.end_tokens)
     options.name = options.name or f"{options.shape}-{options.prompt}-{options.response}"
     sides = ("ours", "verl") if options.side == "both" else (options.side,)
-    for side, measure in (("ours", ours), ("verl", theirs), ("trl", trls)):
-        if side in sides:
-            job_of = {name: getattr(options, name) for name in JOB}
-            settings = {"tokens": options.rival_tokens, "keeps_activations": options.rival_keeps}
-            if side == "ours":
-                settings = {"tokens": options.tokens, "overrides": options.overrides}
-            results.add(side=side, **job_of, **settings, **measure(job, options))
+    for side in sides:
+        job_of = {name: getattr(options, name) for name in JOB}
+        settings = {"tokens": options.rival_tokens, "keeps_activations": options.rival_keeps}
+        if side == "ours":
+            settings = {"tokens": options.tokens, "overrides": options.overrides}
+        results.add(side=side, **job_of, **settings, **SIDES[side](job, options))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,10 @@
 FSDP2, dynamic batches, rows without padding, fused kernels for the head, passes without gradients in batches twice as
 large, one optimizer step of each network, and vLLM on the same GPUs without its own log-probs, which verl computes
 again. Needs verl 0.9.1 and flash-attn, or something with flash-attn's interface.
+
+`asynchronous` is verl's fully asynchronous trainer on two GPUs, one that trains and one that samples, whose log-probs
+are the old ones. New weights go to the engine after every step, which continues its responses; at most two batches
+wait or are under way besides the one in training. Also needs CuPy.
 """
 
 import argparse
@@ -81,6 +85,30 @@ def command(job: Path, options: argparse.Namespace) -> list[str]:
         **{f"trainer.{key}": value for key, value in trainer.items()},
     }
     return [sys.executable, "-m", "verl.trainer.main_ppo", *(f"{key}={value}" for key, value in settings.items())]
+
+
+def asynchronous(job: Path, options: argparse.Namespace) -> list[str]:
+    """The command of the fully asynchronous trainer; of two settings with the same key, Hydra takes the later one."""
+    module = "verl.experimental.fully_async_policy.fully_async_main"
+    settings = {
+        "data.train_batch_size": 0,
+        "data.gen_batch_size": 1,
+        "actor_rollout_ref.hybrid_engine": False,
+        "actor_rollout_ref.rollout.calculate_log_probs": True,
+        "actor_rollout_ref.rollout.gpu_memory_utilization": 0.8,
+        "trainer.n_gpus_per_node": 1,
+        "rollout.nnodes": 1,
+        "rollout.n_gpus_per_node": 1,
+        "rollout.n": options.samples,
+        "rollout.total_rollout_steps": options.batch * options.steps,
+        "async_training.staleness_threshold": 2,
+        "async_training.trigger_parameter_sync_step": 1,
+        "async_training.require_batches": 1,
+        "async_training.partial_rollout": True,
+        "async_training.concurrent_samples_per_replica": 3 * options.batch,
+    }
+    python, option, _, *given = command(job, options)
+    return [python, option, module, *given, *(f"{key}={value}" for key, value in settings.items())]
 
 
 def _ppo(job: Path, options: argparse.Namespace) -> dict[str, object]:
