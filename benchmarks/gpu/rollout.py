@@ -97,9 +97,10 @@ def trainers_engine(options: argparse.Namespace) -> Any:
     engine = VllmEngine(config, "cpu" if options.cpu else "cuda", [258])
 
     def generate(prompts: list[list[int]], length: int, log_probs: bool) -> int:
-        engine._rollout = config.rollout.model_copy(update={"log_probs": log_probs})
         engine._max_response_length = length
-        requests = [SamplingRequest(tuple(prompt), 1.0, seed=row) for row, prompt in enumerate(prompts)]
+        requests = [
+            SamplingRequest(tuple(prompt), 1.0, seed=row, log_probs=log_probs) for row, prompt in enumerate(prompts)
+        ]
         return sum(len(response.token_ids) for response in engine.generate(requests))
 
     return generate

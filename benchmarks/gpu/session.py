@@ -131,7 +131,7 @@ def replayed(name: str, shape: str, settings: str) -> Job:
     return Job(name, command, limit=580, ray=True)
 
 
-TWO_ENGINES = "rollout.engines_per_gpu=2 rollout.log_probs=false rollout.kv_cache_gib={}"
+TWO_ENGINES = "rollout.engines_per_gpu=2 rollout.compare_freq=0 rollout.kv_cache_gib={}"
 # The first GPU trains, the second samples.
 LEARNER_AND_ENGINE = (
     "device_mapping.actor=0 device_mapping.critic=0 device_mapping.reference=0 device_mapping.rollout=1"
@@ -165,9 +165,9 @@ PLAN = (
         job
         for side in ("ours", "verl")
         for job in (
-            grpo("0.5B", 64, 128, 2048, 300, side, "rollout.log_probs=false", tokens=32768),
-            grpo("1.5B", 64, 512, 2048, 300, side, "rollout.log_probs=false"),
-            grpo("1.5B", 16, 256, 4096, 0, side, "rollout.log_probs=false"),
+            grpo("0.5B", 64, 128, 2048, 300, side, "rollout.compare_freq=0", tokens=32768),
+            grpo("1.5B", 64, 512, 2048, 300, side, "rollout.compare_freq=0"),
+            grpo("1.5B", 16, 256, 4096, 0, side, "rollout.compare_freq=0"),
         )
     ),
     grpo("0.5B", 64, 128, 2048, 300, "ours", TWO_ENGINES.format(7), tokens=32768, suffix="-two-engines"),
@@ -231,9 +231,7 @@ PLAN = (
     ppo("scaling-1", "0.5B", 256, 512, TWO_ENGINES.format(4)),
     ppo("scaling-2", "0.5B", 256, 512, f"{TWO_ENGINES.format(4)} {COPIES}", gpus=2, batch=1024),
     ppo("scaling-4", "0.5B", 256, 512, f"{TWO_ENGINES.format(4)} {COPIES}", gpus=4, batch=2048),
-    ppo(
-        "7B-256-512", "7B", 256, 512, "rollout.log_probs=false rollout.kv_cache_gib=10", both=True, gpus=4, tokens=8192
-    ),
+    ppo("7B-256-512", "7B", 256, 512, "rollout.compare_freq=0 rollout.kv_cache_gib=10", both=True, gpus=4, tokens=8192),
 )
 
 

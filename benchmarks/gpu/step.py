@@ -109,7 +109,8 @@ def ours(job: Path, options: argparse.Namespace) -> dict[str, Any]:
         for row in rows
     ]
     extra = ("log_prob_difference", "log_prob_difference_mean", "ratio_outside_tenth")
-    agreement = {name: rows[-1][f"rollout/{name}"] for name in extra if rows and f"rollout/{name}" in rows[-1]}
+    compared = [row for row in rows if "rollout/log_prob_difference" in row]
+    agreement = {name: compared[-1][f"rollout/{name}"] for name in extra if compared}
     busy = [row["gpu/utilization"] for row in rows[1:] if "gpu/utilization" in row]
     utilization = {"gpu_utilization": round(statistics.median(busy), 3)} if busy else {}
     return summary(steps, memory, began) | agreement | utilization

@@ -133,7 +133,6 @@ def measure_trainer(
         if "engine" in options.parts:
             for log_probs in (True, False):
                 results.add(**measure_engine(options, rollout, prompts, log_probs, baseline.get(log_probs)))
-        rollout.call(TimedRollout.return_log_probs, True)
         agree("after all")
 
 
@@ -231,8 +230,9 @@ def measure_engine(
     """Seconds of a generation, in the engine's processes and with Ray's calls around it."""
     from trainer.rollout.sampling import SamplingRequest
 
-    rollout.call(TimedRollout.return_log_probs, log_probs)
-    requests = [SamplingRequest(tuple(prompt), 1.0, seed=row) for row, prompt in enumerate(prompts)]
+    requests = [
+        SamplingRequest(tuple(prompt), 1.0, seed=row, log_probs=log_probs) for row, prompt in enumerate(prompts)
+    ]
     within, whole, tokens = [], [], 0
     for _ in range(options.repeats):
         begin = time.perf_counter()

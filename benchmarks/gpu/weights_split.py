@@ -76,10 +76,7 @@ class TimedActor(Timed, ActorWorker):
 
 
 class TimedRollout(Timed, RolloutWorker):
-    def return_log_probs(self, wanted: bool) -> None:
-        """Whether later responses come with log-probs."""
-        engine: Any = self._engine
-        engine._rollout = engine._rollout.model_copy(update={"log_probs": wanted})
+    """An engine whose calls are timed."""
 
 
 def measure(

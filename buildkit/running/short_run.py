@@ -26,6 +26,7 @@ SETTINGS = (
     "rollout.samples_per_prompt=2",
     "rollout.kv_cache_gib=0.1",
     "rollout.max_num_seqs=32",
+    "rollout.compare_freq=1",
     "actor.learning_rate=3e-3",
     "actor.mini_batch_size=8",
     "actor.entropy_coefficient=0.1",

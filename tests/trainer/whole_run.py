@@ -38,6 +38,7 @@ class Runs:
             "data.train_batch_size": 8,
             "rollout.samples_per_prompt": 2,
             "rollout.kv_cache_gib": 0.1,
+            "rollout.compare_freq": 1,
             "actor.learning_rate": 3e-4,
             "critic.learning_rate": 1e-3,
             "actor.mini_batch_size": 8,

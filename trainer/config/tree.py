@@ -76,8 +76,19 @@ class Config(RunConfig):
         return self.is_exact or self.algorithm.old_log_probs == "engine"
 
     @property
-    def needs_old_log_probs(self) -> bool:
-        """Whether log-probs of the sampling policy are computed before the update.
+    def needs_rollout_log_probs(self) -> bool:
+        """Whether every step needs the engines' log-probs, for more than a comparison."""
+        algorithm, acts = self.algorithm, self.watchdogs.ratio_drift.action not in ("off", "log")
+        corrects = algorithm.correction != "none" or bool(algorithm.rejection)
+        return self.engines_know_old_log_probs or corrects or acts or self.trainer.trajectories.per_token
+
+    def has_rollout_log_probs(self, step: int) -> bool:
+        """Whether the engines return log-probs of a step's responses."""
+        freq = self.rollout.compare_freq
+        return self.needs_rollout_log_probs or (freq > 0 and (step - 1) % freq == 0)
+
+    def needs_old_log_probs(self, step: int) -> bool:
+        """Whether log-probs of the sampling policy are computed before a step's update.
 
         A single optimizer step computes them anyway, but a KL in the reward and the comparison with the engines need
         them earlier.
@@ -86,7 +97,7 @@ class Config(RunConfig):
             return False
         single_step = self.actor.ppo_epochs == 1 and self.actor.mini_batch_size == self.responses
         needed = self.algorithm.kl_coefficient > 0 or self.algorithm.estimator.needs_squared_probabilities
-        return not single_step or needed or self.rollout.log_probs
+        return not single_step or needed or self.has_rollout_log_probs(step)
 
     @property
     def actor_is_reference(self) -> bool:
@@ -143,8 +154,6 @@ class Config(RunConfig):
         bounds = algorithm.model_dump(include={"correction_low", "correction_high"})
         if bounds["correction_low"] >= bounds["correction_high"]:
             raise ValueError("algorithm.correction_low is not below algorithm.correction_high")
-        if algorithm.correction != "none" and not self.rollout.log_probs:
-            raise ValueError(f"algorithm.correction={algorithm.correction} needs rollout.log_probs=true")
         older = self.trainer.mode != "synchronous" and algorithm.old_log_probs == "trainer"
         if older and "correction" not in algorithm.model_fields_set:
             raise ValueError(
@@ -212,7 +221,6 @@ class Config(RunConfig):
         refused = {
             f"trainer.mode={self.trainer.mode}": self.trainer.mode != "synchronous",
             "rollout.engine=transformers": rollout.engine == "transformers",
-            "rollout.log_probs=false": not rollout.log_probs,
             f"rollout.quantization={rollout.quantization}": rollout.quantization is not None,
             f"rollout.speculative_tokens={rollout.speculative_tokens}": rollout.speculative_tokens > 0,
             f"rollout.tensor_parallel={rollout.tensor_parallel}": rollout.tensor_parallel > 1,
@@ -234,12 +242,8 @@ class Config(RunConfig):
         algorithm = self.algorithm
         if algorithm.correction_normalize and algorithm.correction == "none":
             raise ValueError("algorithm.correction_normalize has nothing to normalize: set algorithm.correction")
-        if algorithm.rejection and not self.rollout.log_probs:
-            raise ValueError("algorithm.rejection needs rollout.log_probs=true")
         if algorithm.old_log_probs == "trainer":
             return self
-        if not self.rollout.log_probs:
-            raise ValueError("algorithm.old_log_probs=engine needs rollout.log_probs=true")
         if algorithm.correction != "none" and POLICY_LOSSES[self.actor.policy_loss].uses_ratio:
             raise ValueError(
                 f"algorithm.old_log_probs=engine: the ratio of actor.policy_loss={self.actor.policy_loss} already "

@@ -100,8 +100,9 @@ class Experience:
             found[name] = found.get(name, 0.0) + own / tokens.total()
         return found
 
-    def batch(self, with_log_probs: bool) -> Batch:
-        """The responses as padded tensors; `with_log_probs` if the engines returned log-probs."""
+    def batch(self) -> Batch:
+        """The responses as padded tensors, with the engines' log-probs if they were asked for."""
+        with_log_probs = all(response.with_log_probs for response in self.responses)
         return Batch.from_responses(
             [response.prompt for response in self.responses],
             [response.token_ids for response in self.responses],
@@ -250,7 +251,7 @@ class Collector:
         if settings.temperature > 0:  # the same in every validation; steps are counted from 1
             places = [divmod(row, settings.samples) for row in range(len(prompts))]
             seeds = [request_seed(self.config.trainer.seed, 0, *place) for place in places]
-        rows = self.conversations.begin(prompts, seeds, settings.temperature, settings.truncation)
+        rows = self.conversations.begin(prompts, seeds, settings.temperature, settings.truncation, with_log_probs=False)
         self.conversations.finish(rows)
         scored = self.score(prompts, rows)
         by_source = validation_metrics([prompt.data_source for prompt in prompts], scored, settings.samples)
@@ -260,7 +261,7 @@ class Collector:
 
     def _greedy(self, prompts: Sequence[Prompt]) -> tuple[list[Trajectory], list[Scored]]:
         """The greedy response to each prompt, and its score."""
-        rows = self.conversations.begin(prompts, [0] * len(prompts), temperature=0.0)
+        rows = self.conversations.begin(prompts, [0] * len(prompts), temperature=0.0, with_log_probs=False)
         self.conversations.finish(rows)
         return rows, self.score(prompts, rows)
 
@@ -302,8 +303,8 @@ class Collector:
         """An empty trajectory for each row of `prompts`, each with its own seed."""
         seed, rows = self.config.trainer.seed, range(first_row, first_row + len(prompts))
         seeds = [request_seed(seed, step, row // self.samples, row % self.samples) for row in rows]
-        rollout = self.config.rollout
-        return self.conversations.begin(prompts, seeds, rollout.temperature, rollout.truncation)
+        rollout, with_log_probs = self.config.rollout, self.config.has_rollout_log_probs(step)
+        return self.conversations.begin(prompts, seeds, rollout.temperature, rollout.truncation, with_log_probs)
 
 
 def _info(prompt: Prompt, row: Trajectory) -> dict[str, Any]:

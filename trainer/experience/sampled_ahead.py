@@ -90,6 +90,7 @@ class _Row(BaseModel):
     done: bool
     truncated: bool
     truncation: Truncation
+    with_log_probs: bool
 
     @staticmethod
     def of(prompt: Prompt, row: Trajectory) -> "_Row":
@@ -105,7 +106,7 @@ class _Row(BaseModel):
         versions: list[int],
     ) -> Trajectory:
         found = Trajectory(tuple(prompt), self.temperature, self.seed, self.limit, token_ids, mask, log_probs, versions)
-        for name in ("turn_start", "turns", "answers", "done", "truncated", "truncation"):
+        for name in ("turn_start", "turns", "answers", "done", "truncated", "truncation", "with_log_probs"):
             setattr(found, name, getattr(self, name))
         return found
 

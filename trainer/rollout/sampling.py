@@ -8,7 +8,7 @@ from trainer.algorithms.truncation import WHOLE, Truncation
 
 @dataclass(frozen=True)
 class SamplingRequest:
-    """A request for one response. Temperature 0 decodes greedily and ignores `seed`.
+    """A request for one response, with log-probs or without. Temperature 0 decodes greedily and ignores `seed`.
 
     `max_tokens` None means `data.max_response_length`.
     """
@@ -18,6 +18,7 @@ class SamplingRequest:
     seed: int = 0
     max_tokens: int | None = None
     truncation: Truncation = WHOLE
+    log_probs: bool = True
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Response:
     """The sampled tokens, including the end token if there is one, and their log-probs in the distribution that was
     sampled from: after the temperature, and renormalised after a truncation.
 
-    `log_probs` is None with `rollout.log_probs=false`. `ended` means that the last token is an end token or completes a
+    `log_probs` is None if none were requested. `ended` means that the last token is an end token or completes a
     stop string. `cached_tokens` of the prompt were in the engine's prefix cache; None if it has none.
     """
 

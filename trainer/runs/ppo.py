@@ -214,9 +214,9 @@ class Controller(TrainingRun):
             with phase("sleep"):
                 self.engines.sleep()
         with phase("batch"):
-            batch = experience.batch(self.config.rollout.log_probs)
+            batch = experience.batch()
         tokens = int(batch.lengths.sum())
-        if self.config.needs_old_log_probs or self.unproven:
+        if self.config.needs_old_log_probs(step) or self.unproven:
             batch = batch.with_(old_log_probs=self.forward_pass("old_log_prob", actor, ActorRole.log_probs, batch))
         if self.unproven:
             check_exact(batch)

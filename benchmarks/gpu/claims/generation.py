@@ -72,7 +72,6 @@ def engine(model: Path, prompts: list[list[int]], response: int, options: argpar
             "rollout": {
                 "max_num_seqs": len(prompts),
                 "kv_cache_gib": 0.2 if options.cpu else 12.0,
-                "log_probs": False,
                 "sleep": False,
             },
         }
@@ -82,7 +81,9 @@ def engine(model: Path, prompts: list[list[int]], response: int, options: argpar
 
     def generate() -> int:
         seed = next(rounds) * len(prompts)  # other responses each time, as on the other side
-        requests = [SamplingRequest(tuple(prompt), 1.0, seed=seed + row) for row, prompt in enumerate(prompts)]
+        requests = [
+            SamplingRequest(tuple(prompt), 1.0, seed=seed + row, log_probs=False) for row, prompt in enumerate(prompts)
+        ]
         return sum(len(found.token_ids) for found in vllm.generate(requests))
 
     return _fastest(generate, options.repeats)

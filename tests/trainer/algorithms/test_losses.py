@@ -344,14 +344,33 @@ def test_a_single_step_uses_its_own_log_probs_as_the_old_ones(policy_loss: str) 
         ({"actor": {"mini_batch_size": 32, "ppo_epochs": 2}}, True),
         ({"actor": {"mini_batch_size": 32, "kl_loss_coefficient": 0.1}}, False),
         ({"algorithm": {"advantage": "grpo", "kl_coefficient": 0.1}}, True),
-        ({"rollout": {"samples_per_prompt": 2}}, True),  # log-probs of engines are compared
+        ({"rollout": {"samples_per_prompt": 2, "compare_freq": 1}}, True),
     ],
 )
 def test_old_log_probs_are_computed_only_where_needed(settings: dict[str, dict[str, float]], needed: bool) -> None:
     single_step: dict[str, dict[str, object]] = {
         "algorithm": {"advantage": "grpo", "kl_coefficient": 0},
         "data": {"train_batch_size": 16},
-        "rollout": {"samples_per_prompt": 2, "log_probs": False},
+        "rollout": {"samples_per_prompt": 2, "compare_freq": 0},
         "actor": {"mini_batch_size": 32},
     }
-    assert Config.model_validate(single_step | settings).needs_old_log_probs is needed
+    assert Config.model_validate(single_step | settings).needs_old_log_probs(step=1) is needed
+
+
+def test_engines_return_log_probs_in_the_first_step_and_every_tenth_after_it() -> None:
+    assert [step for step in range(1, 30) if Config().has_rollout_log_probs(step)] == [1, 11, 21]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"algorithm": {"correction": "tis"}},
+        {"algorithm": {"rejection": {"token_k1": 2}}},
+        {"algorithm": {"old_log_probs": "engine"}},
+        {"watchdogs": {"ratio_drift": {"action": "stop"}}},
+        {"trainer": {"trajectories": {"per_token": True}}},
+    ],
+)
+def test_engines_return_log_probs_in_every_step_that_reads_them(settings: dict[str, object]) -> None:
+    config = Config.model_validate({"rollout": {"compare_freq": 0}, **settings})
+    assert all(config.has_rollout_log_probs(step) for step in range(1, 5))

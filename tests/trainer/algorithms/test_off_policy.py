@@ -152,8 +152,6 @@ def test_with_the_engine_as_old_policy_weights_follow_the_policy_during_the_upda
     ("settings", "words"),
     [
         ({"algorithm": {"correction_normalize": True}}, "nothing to normalize"),
-        ({"algorithm": {"rejection": {"token_k1": 2}}, "rollout": {"log_probs": False}}, "log_probs=true"),
-        ({"algorithm": {"old_log_probs": "engine"}, "rollout": {"log_probs": False}}, "log_probs=true"),
         ({"algorithm": {"old_log_probs": "engine", "correction": "tis"}}, "already corrects for the engine"),
     ],
 )

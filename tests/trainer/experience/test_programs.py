@@ -151,7 +151,7 @@ def test_networks_read_the_prompt_that_the_program_wrote(tokenizer: Any, play: C
     (row,), _ = play(program)
     assert tokenizer.decode(row.prompt) == "<|system|>Think.<|user|>What?<|assistant|>"
     experience = Experience([Prompt(0, (1, 2), "19", "test", "What?")], [row], completed(Scores(torch.zeros(1), {})))
-    packed = PackedRows.of(experience.batch(with_log_probs=True))
+    packed = PackedRows.of(experience.batch())
     assert packed.token_ids.tolist() == [[*row.prompt, *row.token_ids]]
 
 

@@ -172,6 +172,8 @@ def main(directory: Path, name: str, rank: int, size: int) -> None:
     shorter = [replace(request, max_tokens=3) for request in asked]
     found["three tokens"] = [(response.token_ids, response.ended) for response in engine.generate(shorter)]
     found["no requests"] = engine.generate([])
+    plain_ones = engine.generate([replace(request, log_probs=False) for request in asked])
+    found["without log-probs"] = [(response.token_ids, response.log_probs) for response in plain_ones]
 
     trainer.update(sampled, loss, LIMIT)
     found["trained, not synced"] = difference(trainer, sampled)

@@ -86,6 +86,10 @@ def test_a_request_can_lower_the_token_limit(found: dict[str, Any]) -> None:
         assert ended == (tokens[-1] in ends)
 
 
+def test_responses_without_log_probs_have_the_same_tokens(found: dict[str, Any]) -> None:
+    assert found["without log-probs"] == [[token_ids, None] for token_ids in found["responses"]]
+
+
 def test_greedy_decoding_ignores_the_seed(found: dict[str, Any]) -> None:
     assert found["greedy"] == found["greedy again"]
     assert found["no requests"] == []

@@ -85,7 +85,7 @@ def test_remax_with_sequence_ratios_needs_neither_critic_nor_reference(runs: Run
         "actor.entropy_coefficient=0",
         # A single step needs no log-probs of the sampling policy.
         "actor.mini_batch_size=16",
-        "rollout.log_probs=false",
+        "rollout.compare_freq=0",
     )
     for row in finished(run):
         assert "time/old_log_prob" not in row
@@ -93,6 +93,22 @@ def test_remax_with_sequence_ratios_needs_neither_critic_nor_reference(runs: Run
         assert not any(name.startswith(("critic/", "reference/")) for name in row)
         assert "time/reference" not in row
         assert row["actor/gradient_norm"] > 0
+
+
+def test_engines_are_compared_in_every_other_step(runs: Runs) -> None:
+    run = runs.start(
+        "compared",
+        *ON_ONE_NODE,
+        "algorithm.advantage=grpo",
+        "algorithm.kl_coefficient=0",
+        "actor.mini_batch_size=16",
+        "rollout.compare_freq=2",
+        "trainer.total_steps=3",
+    )
+    rows = finished(run)
+    for name in ("rollout/log_prob_difference", "time/old_log_prob"):
+        assert [name in row for row in rows] == [True, False, True]
+    assert all(row["actor/gradient_norm"] > 0 for row in rows)
 
 
 def test_truncated_responses_do_not_train(runs: Runs) -> None:

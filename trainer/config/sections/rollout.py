@@ -151,7 +151,13 @@ class RolloutConfig(Section):
         True, description="compute the common start of prompts once, as in a group; never across a weight update"
     )
     sleep: bool = Field(True, description="engines free their GPU memory during training")
-    log_probs: bool = Field(True, description="engines return log-probs, for comparison with the trainer's")
+    compare_freq: int = Field(
+        10,
+        ge=0,
+        description="steps between comparisons of the engines' log-probs with the trainer's, from the first step on; "
+        "0: none. Every step has them where something else reads them: a correction, rejection, old_log_probs=engine, "
+        "an action of watchdogs.ratio_drift, trainer.trajectories.per_token",
+    )
     ignore_end_tokens: bool = Field(
         False, description="ignore end tokens, so that every response reaches the limit; for benchmarks"
     )

@@ -51,12 +51,20 @@ class Conversations:
             self._check_template()
 
     def begin(
-        self, prompts: Sequence[Prompt], seeds: Sequence[int], temperature: float, truncation: Truncation = WHOLE
+        self,
+        prompts: Sequence[Prompt],
+        seeds: Sequence[int],
+        temperature: float,
+        truncation: Truncation = WHOLE,
+        with_log_probs: bool = True,
     ) -> list[Trajectory]:
         """An empty trajectory for each prompt, with an environment that was reset to it."""
         limit = self._config.data.max_response_length
         pairs = list(zip(prompts, seeds, strict=True))
-        rows = [Trajectory(prompt.token_ids, temperature, seed, limit, truncation=truncation) for prompt, seed in pairs]
+        rows = [
+            Trajectory(prompt.token_ids, temperature, seed, limit, truncation=truncation, with_log_probs=with_log_probs)
+            for prompt, seed in pairs
+        ]
         self._give_homes(rows)
         answered = [place for place, prompt in enumerate(prompts) if self._agents.answer(prompt)]
         opened = self._call_each([partial(self._agents.open, *pairs[place]) for place in answered])

@@ -20,7 +20,7 @@ class Trajectory:
     request of a program replaces the prompt.
 
     `mask`, `log_probs` and `versions` have an entry per token: whether the policy sampled it, with which log-prob (0.0
-    where it did not, or where engines leave it out), and after how many updates of the weights. `answers` counts the
+    where it did not, or without `with_log_probs`), and after how many updates of the weights. `answers` counts the
     environment's turns; `answering` means that it is at work on one. `home` numbers the engine that samples all turns,
     modulo the number of engines. `scored` is set once an environment has given a score, or failed. `truncated` means
     that the limit ended the response.
@@ -44,6 +44,7 @@ class Trajectory:
     environment: "ConversationEnvironment | ProgramAgent | None" = None
     scored: Scored | None = None
     truncation: Truncation = WHOLE
+    with_log_probs: bool = True
 
     def request(self, most: int | None = None) -> SamplingRequest:
         """The request for an engine to continue this response by at most `most` tokens."""
@@ -55,6 +56,7 @@ class Trajectory:
             self.seed + len(self.token_ids),
             min(room, most or room),
             self.truncation,
+            self.with_log_probs,
         )
 
     def add(self, response: Response, version: int) -> bool:

@@ -67,22 +67,13 @@ class TransformersEngine:
             self._load = Load(*in_flight.tolist())
             if not self._load.running:
                 break
-            # Finished rows keep decoding with the rest; `_responses` cuts off the surplus.
             tokens, mask = token.unsqueeze(1), torch.nn.functional.pad(mask, (0, 1), value=1)
-        sampled = torch.stack(chosen, dim=1), torch.stack(log_probs, dim=1)
-        return self._responses(*sampled, lengths.tolist(), endings.tolist())
-
-    def _responses(
-        self, chosen: Tensor, log_probs: Tensor, lengths: Sequence[int], endings: Sequence[bool]
-    ) -> list[Response]:
-        rows = zip(chosen.tolist(), log_probs.tolist(), lengths, endings, strict=True)
+        sampled = torch.stack(chosen, dim=1).tolist(), torch.stack(log_probs, dim=1).tolist()
+        rows = zip(requests, *sampled, lengths.tolist(), endings.tolist(), strict=True)
+        # Finished rows were decoded with the rest; the surplus is cut off.
         return [
-            Response(
-                tuple(tokens[:length]),
-                tuple(values[:length]) if self._rollout.log_probs else None,
-                ended=ended,
-            )
-            for tokens, values, length, ended in rows
+            Response(tuple(tokens[:length]), tuple(values[:length]) if request.log_probs else None, ended)
+            for request, tokens, values, length, ended in rows
         ]
 
     def replace_weights(self, buckets: Iterable[SentBucket]) -> None:

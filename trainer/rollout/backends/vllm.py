@@ -145,7 +145,7 @@ class VllmEngine:
             stop_token_ids=None if self._rollout.ignore_end_tokens else self._end_token_ids,
             ignore_eos=self._rollout.ignore_end_tokens,
             # 0: the sampled token only. It costs one pass over the vocabulary and one object per token.
-            logprobs=0 if self._rollout.log_probs else None,
+            logprobs=0 if request.log_probs else None,
             stop=self._rollout.stop,
             detokenize=bool(self._rollout.stop),
             include_stop_str_in_output=True,

@@ -72,7 +72,7 @@ def test_the_optimal_token_baseline_needs_no_switch_for_its_statistics() -> None
         ],
     )
     assert config.algorithm.advantage == "optimal_token_baseline"
-    assert config.needs_old_log_probs
+    assert config.needs_old_log_probs(step=2)
     assert "squared probabilities are computed where algorithm.advantage needs them" in notes[0]
 
 

@@ -100,7 +100,7 @@ RULES: dict[str, Rule] = {
     f"{ROLLOUT}.max_num_batched_tokens": no_effect("vLLM chooses it"),
     f"{ROLLOUT}.dtype": compute_type,
     **no_effects(ROLLOUT, LOG_PROB_KEYS, _FORWARD),
-    f"{ROLLOUT}.calculate_log_probs": no_effect("see rollout.log_probs"),
+    f"{ROLLOUT}.calculate_log_probs": no_effect("see rollout.compare_freq"),
     f"{ROLLOUT}.free_cache_engine": no_effect("see rollout.sleep"),
     f"{ROLLOUT}.multi_stage_wake_up": no_effect("see rollout.sleep"),
     f"{ROLLOUT}.load_format": no_effect("engines take their weights from the actor"),
