@@ -1,12 +1,13 @@
 """Settings of runs that learn from files of responses."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from pydantic import model_validator
 
 from trainer.config.sections.data import DataConfig
 from trainer.config.sections.roles import ActorConfig, TrainedModelConfig
+from trainer.config.sections.trainer import TrainerConfig
 from trainer.config.tree import Config, RunConfig
 
 
@@ -23,6 +24,8 @@ class OfflineConfig(RunConfig):
         "kl_loss_coefficient": 0.0,
         "entropy_coefficient": 0.0,
     }
+    # Settings of steps that sample.
+    unread_trainer: ClassVar[Sequence[str]] = ("mode", "max_staleness", "critic_warmup", "stop_at", "trajectories")
     fixed_algorithm: ClassVar[Mapping[str, Any]] = {"advantage": "reinforce_plus_plus"}
     data: DataConfig = DataConfig()
     actor: ActorConfig = ActorConfig()
@@ -35,6 +38,10 @@ class OfflineConfig(RunConfig):
             if value != self.fixed_actor.get(name):
                 instead = "set data.train_batch_size" if name == "mini_batch_size" else "leave it out"
                 raise ValueError(f"actor.{name}={value} has no effect on {self.method}: {instead}")
+        for name in self.unread_trainer:
+            value = getattr(self.trainer, name)
+            if value != TrainerConfig.model_fields[name].default:
+                raise ValueError(f"trainer.{name}={value} has no effect on {self.method}: leave it out")
         if self.actor.backend == "exact":
             raise ValueError(
                 f"actor.backend=exact has no effect on {self.method}, in which no engine samples: leave it out"

@@ -49,15 +49,11 @@ class RunData:
 
     def steps(self, config: Config) -> int:
         """Steps of the run, at least one."""
-        planned = self.planned_steps(config)
-        return min(planned, self._steps_of_epochs(config)) if config.trainer.stop_after_epochs else planned
+        return config.trainer.steps(len(self.training), config.data.train_batch_size)
 
     def planned_steps(self, config: Config) -> int:
         """Steps that schedules span: `trainer.total_steps`, or the number of whole batches in all epochs."""
-        return config.trainer.total_steps or self._steps_of_epochs(config)
-
-    def _steps_of_epochs(self, config: Config) -> int:
-        return max(1, config.trainer.total_epochs * len(self.training) // config.data.train_batch_size)
+        return config.trainer.planned_steps(len(self.training), config.data.train_batch_size)
 
 
 def _sources(training: Dataset, validation: Dataset, settings: DataConfig) -> Mapping[tuple[Path, str], int]:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from trainer.config.tree import RunConfig
 from trainer.errors import CheckpointError, ConfigError
@@ -24,6 +24,8 @@ from trainer.rows import find_rows
 METRICS, SAMPLES, CONFIG, TENSORBOARD = "metrics.jsonl", "samples.jsonl", "config.json", "tensorboard"
 PHASE, WAITS = "phase.json", "waits.jsonl"
 
+Opened = TypeVar("Opened", LineFile, TensorBoardFile)
+
 
 @dataclass(frozen=True)
 class Sample:
@@ -38,8 +40,7 @@ class Sample:
 class Tracker:
     """Records a run in its directory and shows it on the console; a context manager. Files are written in a thread.
 
-    A new run needs a directory without metrics. A resumed run passes its last step (-1 if it repeats all steps). Later
-    records are removed, so that each step is recorded once.
+    A new run needs a directory without metrics. A resumed run passes its last step (-1 if it repeats all steps).
 
     Raises ConfigError if a new run would mix with an old one.
     """
@@ -60,14 +61,8 @@ class Tracker:
             RetryingLogger(name, loggers[name].open(run_dir, config.trainer.project_name, settings))
             for name in config.trainer.loggers
         ]
-        if resumed_step is not None:
-            for path in (metrics, run_dir / SAMPLES, run_dir / WAITS):
-                _cut(path, resumed_step)
-        with atomic_file(run_dir / CONFIG) as temporary:
-            temporary.write_text(config.model_dump_json(indent=2) + "\n")
-        self._metrics, self._samples = LineFile(metrics), LineFile(run_dir / SAMPLES)
-        self._waits = LineFile(run_dir / WAITS)
-        self._tensorboard = TensorBoardFile(run_dir / TENSORBOARD, resumed_step)
+        self._run_dir, self._config, self._resumed_step = run_dir, config, resumed_step
+        self._opened: list[LineFile | TensorBoardFile] = []
         self._progress: Progress = progress(0, max(0, resumed_step or 0), columns)
         self._seconds: dict[str, float] = {}
         self._phase, self._total_steps = run_dir / PHASE, 0
@@ -78,6 +73,30 @@ class Tracker:
         self._progress.__enter__()
         return self
 
+    def begin(self) -> None:
+        """Opens the files. Records after the resumed step are removed, so that each step is recorded once.
+
+        Before it, nothing that an earlier part of the run has recorded is changed. Raises CheckpointError.
+        """
+        paths = [self._run_dir / name for name in (METRICS, SAMPLES, WAITS)]
+        try:
+            if self._resumed_step is not None:
+                for path in paths:
+                    _cut(path, self._resumed_step)
+            with atomic_file(self._run_dir / CONFIG) as temporary:
+                temporary.write_text(self._config.model_dump_json(indent=2) + "\n")
+            self._metrics, self._samples, self._waits = (self._keep(LineFile(path)) for path in paths)
+            self._tensorboard = self._keep(TensorBoardFile(self._run_dir / TENSORBOARD, self._resumed_step))
+        except OSError as error:
+            raise CheckpointError(
+                f"{self._run_dir}: the run's records cannot be written: {error}",
+                hint="make room on the disk, or set another trainer.output_dir",
+            ) from error
+
+    def _keep(self, file: Opened) -> Opened:
+        self._opened.append(file)
+        return file
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
@@ -85,10 +104,8 @@ class Tracker:
         for logger in self._loggers:
             logger.close(failed=error is not None)
         self._thread.close()
-        self._tensorboard.close()
-        self._samples.close()
-        self._waits.close()
-        self._metrics.close()
+        for file in reversed(self._opened):
+            file.close()
 
     def expect(self, total_steps: int) -> None:
         """Sets the number of steps on the console."""

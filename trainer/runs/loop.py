@@ -365,7 +365,10 @@ class TrainingRun:
         hint = (
             f"the checkpoint of step {step} is whole: `python -m trainer export {self.run_dir}` makes the model of it"
         )
-        if not saved:
+        if not saved and self.saver.last is None:
+            hint = "there is no checkpoint to continue from"
+            hint += ", because trainer.save_freq=0" if self._settings.save_freq == 0 else ""
+        elif not saved:
             hint = f"the last checkpoint is {self.saver.last}: continue from it with trainer.resume={self.saver.last}"
         raise CheckpointError(f"the run took all its {step} steps, but its end is not written: {what}", hint=hint)
 

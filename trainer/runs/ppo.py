@@ -89,7 +89,7 @@ def _train(
     model, settings = config.model.directory, config.trainer
     resumed = read_checkpoint(settings.checkpoint, model, list(config.trained)) if settings.checkpoint else None
     with (
-        Tracker(run_dir, config, recorded_step(given.trainer, resumed)) as tracker,
+        Tracker(run_dir, config, recorded_step(given.trainer, run_dir, resumed)) as tracker,
         connected(),
         StopSignal(owner.check) as stop,
         CertificateWriter(run_dir, given, config, config, repeat) as certificate,
@@ -106,9 +106,11 @@ def _train(
                 timeout=settings.worker_timeout,
             )
             connect(workers.training.all)
-            certificate.begin(hardware_of(workers.training.all, len(workers.rollout)), settings.checkpoint)
+            certificate.prepare(hardware_of(workers.training.all, len(workers.rollout)), settings.checkpoint)
             controller = Controller(config, run_dir, tracker, stop, workers, data, certificate)
             controller.begin(resumed, lowered)
+            tracker.begin()
+            certificate.begin()
             controller.keep_copies(connect)
         try:
             controller.run()
@@ -166,14 +168,15 @@ class Controller(TrainingRun):
     def begin(self, resumed: TrainingState | None, lowered: Sequence[LoweredLimit] = ()) -> None:
         """Continues from a checkpoint if there is one, and gives the engines their first weights."""
         super().begin(resumed, lowered)
-        if resumed is not None:
-            self.records.truncate(resumed.step)
         adaptive = self.config.algorithm.kl_control == "adaptive"
         if resumed is not None and resumed.kl_coefficient is not None and adaptive:
             self.kl_coefficient = resumed.kl_coefficient
         self.engines.start()
         if resumed is not None and self.config.trainer.checkpoint is not None:
             self._restore_sampled(self.config.trainer.checkpoint / FILE, resumed)
+        if resumed is not None:
+            self.exact_matches += [] if resumed.exact_match is None else [resumed.exact_match]
+            self.records.truncate(resumed.step)
 
     def _restore_sampled(self, file: Path, resumed: TrainingState) -> None:
         """Continues with the responses that were sampled before the checkpoint, for the steps after it.
@@ -376,7 +379,9 @@ class Controller(TrainingRun):
             found = self.collector.validate()
             self.engines.take_work()  # it is no part of a step
         self.records.write_validation(self.progress.step, found)
-        self.exact_matches.append(found.metrics["validation/exact_match"])
+        exact_match = found.metrics["validation/exact_match"]
+        self.exact_matches.append(exact_match)
+        self.progress = self.progress.model_copy(update={"exact_match": exact_match})
         return found.metrics
 
     def remember(self) -> None:
@@ -394,5 +399,9 @@ class Controller(TrainingRun):
         return stop_at is not None and bool(self.exact_matches) and self.exact_matches[-1] >= stop_at
 
     def state(self, step: int) -> TrainingState:
-        own = {"kl_coefficient": self.kl_coefficient, "sampler": self.pipeline.sampler_state()}
+        own = {
+            "kl_coefficient": self.kl_coefficient,
+            "exact_match": self.exact_matches[-1] if self.exact_matches else None,
+            "sampler": self.pipeline.sampler_state(),
+        }
         return super().state(step).model_copy(update=own)

@@ -12,6 +12,7 @@ from trainer.records.tracking import Sample, Tracker
 
 def record(directory: Path, reward: float, **algorithm: object) -> Path:
     with Tracker(directory, Config.model_validate({"algorithm": algorithm})) as tracker:
+        tracker.begin()
         for step in range(3):
             tracker.log_samples(step, [Sample("1+1?", f"<b>{directory.name}</b>", "2", reward)])
             tracker.log(step, {"reward/mean": reward * step, "time/step": 1.0, "time/generate": 0.6})

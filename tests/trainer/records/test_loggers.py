@@ -21,6 +21,7 @@ NOBODY = "http://127.0.0.1:9"  # the discard port: nothing listens
 
 def record(run_dir: Path, logger: str) -> None:
     with Tracker(run_dir, Config.model_validate({"trainer": {"loggers": [logger]}})) as tracker:
+        tracker.begin()
         for step in (1, 2):
             tracker.log(step, {"reward/mean": step / 10})
 
@@ -117,6 +118,7 @@ def test_a_run_starts_while_a_stand_in_for_mlflows_server_is_away_and_sends_its_
         port = free.getsockname()[1]
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
     with Tracker(tmp_path / "run", Config.model_validate({"trainer": {"loggers": ["mlflow"]}})) as tracker:
+        tracker.begin()
         tracker.log(1, {"reward/mean": 0.1})
         tracker.log(2, {"reward/mean": 0.2})
         assert f"nothing answers at http://127.0.0.1:{port}" in caplog.text

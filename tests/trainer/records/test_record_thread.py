@@ -32,6 +32,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 def test_steps_go_on_while_the_disk_does_not(tmp_path: Path, disk: threading.Event) -> None:
     disk.set()
     with Tracker(tmp_path, Config()) as tracker:
+        tracker.begin()
         disk.clear()
         for step in range(1, 4):
             with tracker.phase("generate"):

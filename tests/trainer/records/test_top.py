@@ -26,6 +26,7 @@ def shown(run_dir: Path) -> str:
 def record(run_dir: Path, steps: int) -> None:
     """Steps of 10 s: 7 of generation, 2 of updates."""
     with Tracker(run_dir, Config()) as tracker:
+        tracker.begin()
         tracker.expect(40)
         for step in range(1, steps + 1):
             with tracker.phase("update_actor"):
@@ -57,6 +58,7 @@ def test_workers_that_others_waited_for_are_named_worst_first(tmp_path: Path) ->
     with RunOwner(tmp_path):
         record(tmp_path, 2)
         with Tracker(tmp_path, Config(), resumed_step=2) as tracker:
+            tracker.begin()
             for step, slowest in ((3, "rollout rank 1 on b"), (4, "rollout rank 1 on b"), (5, "rollout rank 0 on a")):
                 waits = {"rollout": (1.5, slowest), "actor": (0.001, "actor rank 0 on a")}
                 tracker.log_waits(step, waits)
@@ -83,6 +85,7 @@ def test_a_run_that_ended_or_died_says_so(tmp_path: Path) -> None:
 
 def test_a_run_without_steps_and_half_a_file_are_no_errors(tmp_path: Path) -> None:
     with RunOwner(tmp_path), Tracker(tmp_path, Config()) as tracker, tracker.phase("start_up"):
+        tracker.begin()
         (tmp_path / PHASE).write_text('{"phase": "sta')
         assert "no step is finished yet" in shown(tmp_path)
 

@@ -1,12 +1,14 @@
 import json
+import math
 from pathlib import Path
 
 import pytest
 from matplotlib.figure import Figure
 
 from trainer.config.tree import Config
-from trainer.errors import ConfigError, DataError
+from trainer.errors import CheckpointError, ConfigError, DataError
 from trainer.records.files.run_files import RecordedRun, read_lines
+from trainer.records.pages.model_card import CARD, write_model_card
 from trainer.records.pages.plots import draw_learning
 from trainer.records.pages.report import save_learning_curve, write_report
 from trainer.records.tracking import Sample, Tracker
@@ -14,6 +16,7 @@ from trainer.records.tracking import Sample, Tracker
 
 def record(run_dir: Path, steps: range, resumed: int | None = None, response: str = "") -> None:
     with Tracker(run_dir, Config(), resumed) as tracker:
+        tracker.begin()
         for step in steps:
             with tracker.phase("generate"):
                 pass
@@ -51,6 +54,31 @@ def test_a_new_run_does_not_mix_with_an_old_one(tmp_path: Path) -> None:
     assert "trainer.resume" in caught.value.hint
 
 
+def test_a_run_that_is_refused_at_its_start_changes_no_record(tmp_path: Path) -> None:
+    record(tmp_path, range(1, 6))
+    before = {path.name: path.read_bytes() for path in tmp_path.glob("*.json*") if path.name != "phase.json"}
+    with pytest.raises(DataError), Tracker(tmp_path, Config(), resumed_step=2):
+        raise DataError("other data")
+    assert {name: (tmp_path / name).read_bytes() for name in before} == before
+
+
+def test_a_disk_without_room_for_the_records_is_explained(tmp_path: Path) -> None:
+    with Tracker(tmp_path, Config()) as tracker:
+        (tmp_path / "samples.jsonl").mkdir()  # opening it fails as on a full disk
+        with pytest.raises(CheckpointError, match="records cannot be written"):
+            tracker.begin()
+
+
+def test_a_number_that_is_not_finite_is_named_in_the_model_card(tmp_path: Path) -> None:
+    with Tracker(tmp_path, Config()) as tracker:
+        tracker.begin()
+        tracker.log(1, {"validation/sft_loss": math.nan, "reward/mean": 0.25})
+    write_model_card(tmp_path, tmp_path, 1, tmp_path, {})
+    card = (tmp_path / CARD).read_text()
+    assert "| validation/sft_loss | not finite | 1 |" in card
+    assert "| reward/mean | 0.25 | 1 |" in card
+
+
 def test_a_run_that_failed_to_start_can_be_tried_again(tmp_path: Path) -> None:
     record(tmp_path, range(0))
     record(tmp_path, range(1, 3))
@@ -73,6 +101,7 @@ def test_the_report_shows_the_use_of_the_hardware_if_it_was_measured(tmp_path: P
     record(tmp_path, range(1, 2))
     assert "Use of the hardware" not in write_report(tmp_path).read_text()
     with Tracker(tmp_path, Config(), resumed_step=1) as tracker:
+        tracker.begin()
         tracker.log_waits(2, {"rollout": (1.0, "rollout rank 3 on n4"), "reward": (0.001, "reward rank 1 on n4")})
         use = {"gpu/utilization": 0.5, "mfu/update_actor": 0.4, "tflops/update_actor": 400.0, "time/step": 5.0}
         tracker.log(2, use | {"rollout/staleness/0": 0.25, "rollout/staleness/1": 0.75, "idle/actor": 1.0})
@@ -86,6 +115,7 @@ def test_the_report_shows_the_use_of_the_hardware_if_it_was_measured(tmp_path: P
 def test_a_resumed_run_keeps_the_waits_of_its_steps(tmp_path: Path) -> None:
     for resumed, steps in ((None, range(1, 4)), (2, range(3, 5))):
         with Tracker(tmp_path, Config(), resumed) as tracker:
+            tracker.begin()
             for step in steps:
                 tracker.log_waits(step, {"rollout": (1.0, "rollout rank 3 on n4")})
     assert [row["step"] for row in read(tmp_path / "waits.jsonl")] == [1, 2, 3, 4]

@@ -85,6 +85,7 @@ def test_all_files_are_there_once_the_records_are_flushed(tmp_path: Path, monkey
     monkeypatch.setattr(trajectories, "atomic_file", slow_file)
     writer = TrajectoryWriter(tmp_path / "trajectories", TrajectoriesConfig())
     with Tracker(tmp_path, Config()) as tracker:
+        tracker.begin()
         tracker.flush_too(writer.flush)
         for step in (1, 2, 3):
             writer.write(step, lambda: [row(0)])
@@ -111,6 +112,7 @@ def run(tmp_path: Path) -> Path:
     """A run that wrote its trajectories into a directory of its own."""
     config = Config.model_validate({"trainer": {"trajectories": {"dir": str(tmp_path / "elsewhere")}}})
     with Tracker(tmp_path / "run", config) as tracker:
+        tracker.begin()
         tracker.log(1, {"reward/mean": 0.1})
     write(tmp_path / "elsewhere", 1, 2)
     return tmp_path / "run"
@@ -128,6 +130,7 @@ def test_samples_shows_the_best_and_the_worst(run: Path) -> None:
 
 def test_samples_shows_a_validation(tmp_path: Path) -> None:
     with Tracker(tmp_path, Config()) as tracker:
+        tracker.begin()
         tracker.log(0, {"validation/exact_match": 0.5})
     write(tmp_path / VALIDATIONS, 0, 5)
     for options, step in ((["--step", "0"], 0), ([], 5)):

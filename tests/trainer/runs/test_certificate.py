@@ -128,7 +128,8 @@ def write_inputs(directory: Path) -> None:
 def certify(run: Path, config: Config, steps: tuple[int, ...], checkpoint: Path | None = None) -> Certificate:
     (run / "config.json").write_text(config.model_dump_json())
     with CertificateWriter(run, config, config, config) as writer:
-        writer.begin(HARDWARE, checkpoint)
+        writer.prepare(HARDWARE, checkpoint)
+        writer.begin()
         for step in steps:
             weights = {name: tensor + step for name, tensor in WEIGHTS.items()}
             writer.checkpoint(step, write_checkpoint(run, step, weights))
@@ -341,7 +342,7 @@ def test_a_replay_on_other_hardware_is_refused(tmp_path: Path) -> None:
     with CertificateWriter(tmp_path, config, config, config, Repeat(HARDWARE, 2)) as writer:
         assert writer.last_step(4) == 2
         with pytest.raises(ConfigError, match=r"computed on 1 nodes.*a CPU, 2 threads.*, this is 2 nodes"):
-            writer.begin(HARDWARE.model_copy(update={"nodes": 2}), None)
+            writer.prepare(HARDWARE.model_copy(update={"nodes": 2}), None)
 
 
 def test_an_image_is_known_by_its_manifest(tmp_path: Path) -> None:

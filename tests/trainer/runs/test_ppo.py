@@ -15,7 +15,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tests.trainer.runs.checkpoints import slow_trajectories
 from tests.trainer.whole_run import DEADLINE, Run, Runs, workers_of
 from trainer.algorithms.token_rewards import move_to_tokens, token_rewards
-from trainer.config.sections.trainer import TrainerConfig
 from trainer.config.tree import Config
 from trainer.errors import CheckpointError, ConfigError
 from trainer.models.small import ModelShape, create_model, save_model
@@ -27,7 +26,6 @@ from trainer.records.waits import noticed
 from trainer.rollout.engines import split
 from trainer.runs.checkpoints.checkpoint import read_checkpoint
 from trainer.runs.checkpoints.export import export_checkpoint
-from trainer.runs.checkpoints.places import run_directory
 from trainer.runs.reproduction.certificate import read_certificate
 from trainer.runs.reproduction.verify import verify
 
@@ -270,13 +268,6 @@ def test_split_keeps_everything_in_order(items: int, count: int) -> None:
     assert [item for part in parts for item in part] == list(range(items))
     assert len(parts) == count
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
-
-
-def test_a_resumed_run_goes_on_in_its_own_directory(tmp_path: Path) -> None:
-    checkpoint = tmp_path / "runs" / "first" / "checkpoints" / "step_000002"
-    assert run_directory(TrainerConfig(resume=checkpoint)) == tmp_path / "runs" / "first"
-    settings = TrainerConfig(resume=checkpoint, run_id="second", output_dir=tmp_path)
-    assert run_directory(settings) == tmp_path / "second"
 
 
 @pytest.mark.parametrize("role", ["actor", "critic"])

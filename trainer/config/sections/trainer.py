@@ -53,7 +53,9 @@ class TrajectoriesConfig(Section):
 
 class TrainerConfig(Section):
     output_dir: AbsolutePath = Field(Path("runs"), description="parent directory of the run's directory")
-    run_id: str | None = Field(None, description="name of the run's directory; the start time when not given")
+    run_id: str | None = Field(
+        None, min_length=1, description="name of the run's directory; the start time when not given"
+    )
     nnodes: int | None = Field(None, gt=0, description="nodes to use; all nodes of the cluster when not given")
     n_gpus_per_node: int | None = Field(None, ge=0, description="GPUs per node; what Ray reports when not given")
     mode: Literal["synchronous", "one_step_off", "asynchronous"] = Field(
@@ -78,6 +80,7 @@ class TrainerConfig(Section):
     )
     save_freq: int = Field(
         -1,
+        ge=-1,
         description="steps between checkpoints; -1: by time and at the end; 0: never. A run that fails saves its last "
         "finished step, too, unless 0",
     )
@@ -158,6 +161,24 @@ class TrainerConfig(Section):
         if self.save_minutes is None:
             return SAVE_MINUTES if self.save_freq == -1 else 0.0
         return self.save_minutes
+
+    def planned_steps(self, examples: int, batch_size: int) -> int:
+        """Steps that schedules span: `total_steps`, or the number of whole batches in all epochs, at least one."""
+        return self.total_steps or self._steps_of_epochs(examples, batch_size)
+
+    def steps(self, examples: int, batch_size: int) -> int:
+        """Steps of the run."""
+        planned = self.planned_steps(examples, batch_size)
+        return min(planned, self._steps_of_epochs(examples, batch_size)) if self.stop_after_epochs else planned
+
+    def _steps_of_epochs(self, examples: int, batch_size: int) -> int:
+        return max(1, self.total_epochs * examples // batch_size)
+
+    @model_validator(mode="after")
+    def _good_enough_is_measured(self) -> Self:
+        if self.stop_at is not None and self.test_freq < 1:
+            raise ValueError(f"trainer.stop_at={self.stop_at:g} needs validations between steps: set trainer.test_freq")
+        return self
 
     @model_validator(mode="after")
     def _never_is_never(self) -> Self:

@@ -51,7 +51,7 @@ def settings_digest(settings: Mapping[str, Any]) -> str:
 
 def write_model_card(directory: Path, run_dir: Path, step: int, base: Path, settings: Mapping[str, Any]) -> None:
     """Writes the card into a model's directory. `settings` are those of the whole run. Raises DataError."""
-    latest: dict[str, tuple[float, int]] = {}
+    latest: dict[str, tuple[float | None, int]] = {}
     for row in read_lines(run_dir / METRICS):
         if row["step"] <= step:
             latest |= {name: (value, row["step"]) for name, value in row.items() if name.startswith(_SHOWN)}
@@ -60,6 +60,11 @@ def write_model_card(directory: Path, run_dir: Path, step: int, base: Path, sett
         step=step,
         base=base.name,
         digest=settings_digest(settings),
-        metrics="".join(f"| {name} | {value:.6g} | {at} |\n" for name, (value, at) in sorted(latest.items())),
+        metrics="".join(f"| {name} | {_number(value)} | {at} |\n" for name, (value, at) in sorted(latest.items())),
     )
     (directory / CARD).write_text(text, encoding="utf-8")
+
+
+def _number(value: float | None) -> str:
+    """Records have null for a number that is not finite."""
+    return "not finite" if value is None else f"{value:.6g}"

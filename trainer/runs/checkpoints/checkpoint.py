@@ -31,6 +31,7 @@ from trainer.records.files.checksums import sha256
 
 logger = logging.getLogger(__name__)
 
+CHECKPOINTS = "checkpoints"  # the folder in a run's directory
 STATE_FILE = "state.json"
 FORMAT = 2
 READABLE = (1, 2)  # format 1 has no checksums
@@ -42,7 +43,8 @@ _THREADS = 16  # that hash files, without Python's lock
 class TrainingState(BaseModel):
     """A run's state after a step. All randomness follows from seed, step and the sampler's position.
 
-    `lowered` are limits that were lowered since the run's first step, in that order.
+    `exact_match` is that of the last validation, which says whether the run is good enough to end. `lowered` are limits
+    that were lowered since the run's first step, in that order.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -53,6 +55,7 @@ class TrainingState(BaseModel):
     model: str
     config: dict[str, Any]
     kl_coefficient: float | None = None
+    exact_match: float | None = None
     lowered: tuple[LoweredLimit, ...] = ()
     format: int = FORMAT
 
@@ -67,7 +70,7 @@ class _Manifest(BaseModel):
 
 
 def checkpoint_directory(run_dir: Path, step: int) -> Path:
-    return run_dir / "checkpoints" / f"step_{step:06d}"
+    return run_dir / CHECKPOINTS / f"step_{step:06d}"
 
 
 def checkpoint_step(directory: Path) -> int:

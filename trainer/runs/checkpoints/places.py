@@ -7,7 +7,8 @@ from typing import TypeVar
 
 from trainer.config.sections.trainer import TrainerConfig
 from trainer.config.tree import RunConfig
-from trainer.runs.checkpoints.checkpoint import TrainingState, last_checkpoint
+from trainer.errors import ConfigError
+from trainer.runs.checkpoints.checkpoint import CHECKPOINTS, TrainingState, last_checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -15,10 +16,27 @@ C = TypeVar("C", bound=RunConfig)
 
 
 def run_directory(settings: TrainerConfig) -> Path:
-    """The run's directory: `output_dir/run_id`, the resumed run's directory, or one named after the time."""
-    if settings.run_id is None and settings.checkpoint is not None:
-        return settings.checkpoint.parent.parent
-    return settings.output_dir / (settings.run_id or datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ"))
+    """The run's directory: `output_dir/run_id`, the resumed run's directory, or one named after the time.
+
+    A run that only validates has one of its own: it must change nothing of the run that it measures. Raises ConfigError
+    if nothing says which run a checkpoint from elsewhere shall continue.
+    """
+    now = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    if settings.validate_only and settings.resumes_itself:
+        return settings.output_dir / f"{settings.run_id}-validated-{now}"
+    if settings.run_id is None and settings.checkpoint is not None and not settings.validate_only:
+        return _run_of(settings.checkpoint, settings)
+    return settings.output_dir / (settings.run_id or now)
+
+
+def _run_of(checkpoint: Path, settings: TrainerConfig) -> Path:
+    folder, run_dir = checkpoint.parent, checkpoint.parent.parent
+    if folder.name != CHECKPOINTS:
+        raise ConfigError(
+            f"{checkpoint} is not in the {CHECKPOINTS} folder of a run, so no run says where its records go on",
+            hint="name the run that continues from it: trainer.run_id=NAME",
+        )
+    return settings.output_dir / run_dir.name if run_dir.parent == settings.spare_dir else run_dir
 
 
 def run_directories(settings: TrainerConfig, run_dir: Path) -> list[Path]:
@@ -31,16 +49,20 @@ def with_last_checkpoint(config: C) -> C:
     settings = config.trainer
     if not settings.resumes_itself:
         return config
-    found = last_checkpoint(*run_directories(settings, run_directory(settings)))
+    assert settings.run_id is not None, "the settings refuse it"
+    found = last_checkpoint(*run_directories(settings, settings.output_dir / settings.run_id))
     logger.info("trainer.resume=auto: %s", found or "no checkpoint yet, the run starts anew")
     return config.model_copy(update={"trainer": settings.model_copy(update={"resume": found})})
 
 
-def recorded_step(settings: TrainerConfig, resumed: TrainingState | None) -> int | None:
+def recorded_step(settings: TrainerConfig, run_dir: Path, resumed: TrainingState | None) -> int | None:
     """Last step to keep in the run's records; -1 truncates everything, None starts fresh.
 
     `settings` are the user's own: with `trainer.resume=auto` and no checkpoint yet, all steps are recorded again.
     """
-    if resumed is not None:
-        return resumed.step
-    return -1 if settings.resumes_itself else None
+    if settings.validate_only:
+        return None
+    if settings.resumes_itself:
+        return -1 if resumed is None else resumed.step
+    own = settings.checkpoint is not None and settings.checkpoint.parent.parent in run_directories(settings, run_dir)
+    return resumed.step if resumed is not None and own else None

@@ -54,7 +54,7 @@ class OfflineRun(TrainingRun, Generic[Example]):
         self.training, self.validation = training, validation
         size = config.data.train_batch_size
         self.sampler = PromptSampler(len(training), size, config.data.shuffle, config.trainer.seed)
-        steps = steps_of(config, len(training))
+        steps = config.trainer.steps(len(training), config.data.train_batch_size)
         super().__init__(config, run_dir, tracker, stop, groups, certificate, self.sampler, steps)
 
     def learn(self, examples: Sequence[Example]) -> tuple[Batch, dict[str, float]]:
@@ -124,7 +124,7 @@ def _train(
     validation = read(data.validation_files, tokenizer, data, Subset.of_validation(data, seed))
     resumed = read_checkpoint(config.trainer.checkpoint, model, ["actor"]) if config.trainer.checkpoint else None
     with (
-        Tracker(run_dir, settings, recorded_step(settings.trainer, resumed), columns) as tracker,
+        Tracker(run_dir, settings, recorded_step(settings.trainer, run_dir, resumed), columns) as tracker,
         connected(),
         StopSignal(owner.check) as stop,
         CertificateWriter(run_dir, settings, settings, config, repeat) as certificate,
@@ -134,18 +134,15 @@ def _train(
             planned = find_plan(config, ["actor", "reference"] if separate else ["actor"])
             config = with_limits(planned.config, all_lowered(resumed, lowered))
             groups = start_training(config, planned.placement)
-            connect = partial(connect_ranks, run_dir=run_dir, run_steps=steps_of(config, len(training)), timeout=limit)
+            planned_steps = config.trainer.planned_steps(len(training), config.data.train_batch_size)
+            connect = partial(connect_ranks, run_dir=run_dir, run_steps=planned_steps, timeout=limit)
             connect(groups.all)
-            certificate.begin(hardware_of(groups.all, 0), config.trainer.checkpoint)
+            certificate.prepare(hardware_of(groups.all, 0), config.trainer.checkpoint)
             run = open_run(config, run_dir, tracker, stop, groups, certificate, training, validation)
             tracker.expect(run.last_step)
             run.begin(resumed, lowered)
+            tracker.begin()
+            certificate.begin()
             run.keep_copies(connect)
         run.run()
     return run_dir
-
-
-def steps_of(config: Config, examples: int) -> int:
-    """The steps of a run on this many examples."""
-    settings = config.trainer
-    return settings.total_steps or max(1, settings.total_epochs * examples // config.data.train_batch_size)

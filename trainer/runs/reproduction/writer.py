@@ -81,8 +81,8 @@ class CertificateWriter:
         """The last step to take: a replay may end before the planned one."""
         return planned if self._repeat is None else min(planned, self._repeat.step)
 
-    def begin(self, hardware: Hardware, checkpoint: Path | None) -> None:
-        """Starts the thread. A run that continues in its own directory also continues its certificate.
+    def prepare(self, hardware: Hardware, checkpoint: Path | None) -> None:
+        """What the certificate begins with. A run that continues in its own directory also continues its certificate.
 
         Raises ConfigError if this replays a run on other hardware.
         """
@@ -94,6 +94,9 @@ class CertificateWriter:
             )
         self._certificate = self._certificate.model_copy(update={"hardware": hardware})
         self._jobs.put(partial(self._inputs, checkpoint))
+
+    def begin(self) -> None:
+        """Starts to write. Before it, the certificate of the run's earlier part is not changed."""
         self._thread.start()
 
     def checkpoint(self, step: int, path: Path) -> None:

@@ -112,10 +112,10 @@ def test_auto_resume_takes_the_last_complete_checkpoint(checkpoint: Path, model:
     CheckpointWriter(run).begin(state(model, 13))
     found = with_last_checkpoint(config)
     assert found.trainer.resume == checkpoint.with_name("step_000012")
-    assert recorded_step(config.trainer, read_checkpoint(found.trainer.resume, model)) == 12
+    assert recorded_step(config.trainer, run, read_checkpoint(found.trainer.resume, model)) == 12
     shutil.rmtree(run)
     assert with_last_checkpoint(config).trainer.resume is None
-    assert recorded_step(config.trainer, None) == -1  # what it recorded before it died goes
+    assert recorded_step(config.trainer, run, None) == -1  # what it recorded before it died goes
     with pytest.raises(ValueError, match=r"trainer\.resume=auto needs trainer\.run_id"):
         RunConfig.model_validate({"trainer": {"resume": "auto"}})
 

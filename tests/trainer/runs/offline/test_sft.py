@@ -53,6 +53,9 @@ def test_only_the_learned_tokens_of_a_conversation_are_marked() -> None:
             "actor.backend=exact has no effect on fine-tuning, in which no engine samples",
         ),
         ({"actor": {"mini_batch_size": 8}}, "set data.train_batch_size"),
+        ({"trainer": {"critic_warmup": 1}}, "trainer.critic_warmup=1 has no effect on fine-tuning"),
+        ({"trainer": {"mode": "one_step_off"}}, "trainer.mode=one_step_off has no effect on fine-tuning"),
+        ({"trainer": {"stop_at": 0.5}}, "trainer.stop_at=0.5 has no effect on fine-tuning"),
         ({"data": {"max_response_length": 64}}, "data.max_response_length has no effect.*set sft.max_length"),
     ],
 )
