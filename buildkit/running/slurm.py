@@ -159,9 +159,12 @@ def enroot_uri(image: str) -> str:
 
 
 def shm_expression() -> str:
-    """Bytes of shared memory, computed by awk on the node as `shm_size` does it here."""
+    """Bytes of shared memory, computed by awk on the node as `shm_size` does it here.
+
+    Debian's awk, mawk, limits `%d` to 2^31 - 1.
+    """
     return (
         "awk '/^MemTotal/ { store = $2 * 1024 * "
         f"{OBJECT_STORE_SHARE}; if (store > {OBJECT_STORE_LIMIT}) store = {OBJECT_STORE_LIMIT}; "
-        f'printf "%d", store / {SHM_SHARE} + {NCCL_SHM} }}\' /proc/meminfo'
+        f'printf "%.0f", int(store / {SHM_SHARE}) + {NCCL_SHM} }}\' /proc/meminfo'
     )
