@@ -104,7 +104,8 @@ def apptainer_flags(flags: Iterable[Flag], target: str) -> tuple[Flag, ...]:
 
 
 def image_file(image: str, suffix: str) -> str:
-    return re.sub(r"[/:@]", "_", image) + suffix
+    """The file that `buildkit export` makes of the image by default; the name of such a file stays as it is."""
+    return image if image.endswith(suffix) else re.sub(r"[/:@]", "_", image) + suffix
 
 
 def apptainer_text(request: RunRequest, _machine: Machine, flags: tuple[Flag, ...]) -> str:

@@ -151,9 +151,14 @@ def pyxis_words(request: RunRequest) -> list[str]:
 
 
 def enroot_uri(image: str) -> str:
-    """[REGISTRY#]IMAGE[:TAG]: with a slash after the registry, enroot would ask Docker Hub. Paths stay as they are."""
+    """[REGISTRY#]IMAGE[:TAG]: with a slash after the registry, enroot would ask Docker Hub. Paths stay as they are.
+
+    A name without a slash is a local image, so its exported file is used.
+    """
     registry, slash, name = image.partition("/")
-    if slash and not image.startswith((".", "/")) and ("." in registry or ":" in registry or registry == "localhost"):
+    if not slash:
+        return f"./{image_file(image, '.sqsh')}"
+    if not image.startswith((".", "/")) and ("." in registry or ":" in registry or registry == "localhost"):
         return f"{registry}#{name}"
     return image
 

@@ -245,7 +245,8 @@ def test_mounts_are_written_as_pyxis_splits_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("image", "uri"),
     [
-        ("slipway:cuda", "slipway:cuda"),
+        ("slipway:cuda", "./slipway_cuda.sqsh"),
+        ("slipway.sqsh", "./slipway.sqsh"),
         ("team/slipway:cuda", "team/slipway:cuda"),
         ("ghcr.io/team/slipway:cuda", "ghcr.io#team/slipway:cuda"),
         ("localhost:5000/slipway", "localhost:5000#slipway"),
@@ -254,5 +255,13 @@ def test_mounts_are_written_as_pyxis_splits_them(tmp_path: Path) -> None:
     ],
 )
 def test_pyxis_gets_the_image_as_enroot_reads_it(tmp_path: Path, image: str, uri: str) -> None:
-    """[USER@][REGISTRY#]IMAGE[:TAG], or a path (https://github.com/NVIDIA/enroot/blob/master/doc/cmd/import.md)."""
+    """[USER@][REGISTRY#]IMAGE[:TAG], or a path (https://github.com/NVIDIA/enroot/blob/master/doc/cmd/import.md).
+
+    A local image is the file of `buildkit export --format squashfs`: enroot would ask Docker Hub for its name.
+    """
     assert pyxis_options(tmp_path, image=image)["container-image"] == uri
+
+
+@pytest.mark.parametrize("image", ["slipway.sqsh", "/images/slipway.sqsh"])
+def test_enroot_starts_the_file_that_was_named(tmp_path: Path, image: str) -> None:
+    assert f" node {image} " in script(tmp_path, options=SlurmOptions(container="enroot"), image=image)
