@@ -22,6 +22,7 @@ CONTAINERS = ("docker", "podman", "apptainer", "enroot", "pyxis", "none")
 TIME = re.compile(r"\d+|\d+:\d\d|\d+:\d\d:\d\d|\d+-\d+(:\d\d(:\d\d)?)?|UNLIMITED")
 WITH_FUNCTION = ("docker", "podman", "enroot")
 FABRIC = ("/dev/infiniband", "IPC_LOCK", "/dev/gdrdrv")
+PASSED_ON = ("SLURM", "SLURMD", "SLIPWAY")  # prefixes of the variables that containers get from their node
 # The script finds these on the node.
 ON_THE_NODE = ("shm-size", "group-add", "user", "network")
 
@@ -80,6 +81,7 @@ def slurm_text(request: RunRequest, machine: Machine, images: Path, options: Slu
         ],
         "node": node_function(request, machine, options.container),
         "exported": request.environment if options.container in ("pyxis", "none") else (),
+        "passed_on": PASSED_ON,
         "step": step_words(request, machine, options),
     }
     return templates(images).get_template("slurm.sh.j2").render(values)

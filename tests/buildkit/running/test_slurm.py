@@ -17,7 +17,7 @@ from buildkit.errors import UsageError
 from buildkit.host.machine import read_machine
 from buildkit.host.shared_memory import shm_size
 from buildkit.running.flags import RunRequest
-from buildkit.running.slurm import CONTAINERS, SlurmOptions, shm_expression, slurm_text
+from buildkit.running.slurm import CONTAINERS, PASSED_ON, SlurmOptions, shm_expression, slurm_text
 from tests.buildkit.hosts import BARE, DGX, MI300X, Host
 
 IMAGES = Path(__file__).parents[3] / "images"
@@ -36,7 +36,7 @@ def script(
     root: Path, target: str = "cuda", host: Host = DGX, options: SlurmOptions | None = None, **changes: Any
 ) -> str:
     request = RunRequest(
-        f"slipway:{target}", target, ("train", "a.b=it's 1"), nodes=2, name="ppo", volumes=("/x y:/runs",)
+        f"slipway:{target}", target, ("train", "a.b=it's 1"), nodes=2, name="ppo", volumes=(f"{root}/x y:/runs",)
     )
     machine = replace(read_machine(host.write(root)), uid=0)
     return slurm_text(replace(request, **changes), machine, IMAGES, options)
@@ -116,6 +116,29 @@ def test_there_is_one_srun_line(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.parametrize("container", CONTAINERS)
+def test_tasks_get_the_scripts_environment_whatever_the_site_sets(tmp_path: Path, container: str) -> None:
+    """SLURM_EXPORT_ENV=NONE, as `sbatch --export=NONE` sets it, keeps token and function from them."""
+    assert "srun --export=ALL " in script(tmp_path, options=SlurmOptions(container=container))
+
+
+@pytest.mark.parametrize(
+    ("container", "words"),
+    [
+        ("docker", "grep -E '^(SLURM|SLURMD|SLIPWAY)_'"),
+        ("enroot", "grep -E '^(SLURM|SLURMD|SLIPWAY)_'"),
+        ("podman", "--env 'SLURM_*' --env 'SLURMD_*' --env 'SLIPWAY_*'"),
+    ],
+)
+def test_containers_get_the_variables_that_launch_reads(tmp_path: Path, container: str, words: str) -> None:
+    assert words in script(tmp_path, options=SlurmOptions(container=container))
+
+
+def test_the_guide_passes_the_same_variables_as_the_script() -> None:
+    guide = (IMAGES.parent / "docs/guides/slurm.md").read_text(encoding="utf-8")
+    assert re.findall(r'grep -E "(\S+)_"\)', guide) == [f"^({'|'.join(PASSED_ON)})"]
+
+
 @pytest.mark.parametrize("time", ["90", "12:00:00", "30-00:00:00", "2-12", "UNLIMITED"])
 def test_times_in_sbatchs_format_are_accepted(tmp_path: Path, time: str) -> None:
     assert options_of(script(tmp_path, options=SlurmOptions(time=time)))["time"] == time
@@ -136,7 +159,8 @@ def test_values_that_sbatch_would_refuse_are_refused(tmp_path: Path, options: Sl
 
 PROGRAMS = {
     # Fake Slurm and docker commands, which record their arguments.
-    "srun": 'echo "srun $*" >>calls; shift; [ "$1" != bash ] || "$@"; trap "echo stopped >>calls; exit 143" TERM; '
+    "srun": 'echo "srun $*" >>calls; while [[ $1 == --* ]]; do shift; done; '
+    '[ "$1" != bash ] || "$@"; trap "echo stopped >>calls; exit 143" TERM; '
     "echo $$ >pid; for _ in $(seq 100); do sleep 0.1; [ ! -e end ] || exit 0; done",
     "scontrol": 'echo "scontrol $*" >>calls; [ "$1" != listpids ] || '
     'printf "PID JOBID STEPID LOCALID GLOBALID\\n-1 42 0 - -\\n%s 42 0 0 0\\n" "$(cat pid)"',
@@ -156,7 +180,9 @@ def cluster(tmp_path: Path) -> Path:
 
 def submit(folder: Path, text: str) -> subprocess.Popen[bytes]:
     (folder / "job.sh").write_text(text)
-    environment = {**os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "SLURM_JOB_ID": "42"}
+    environment = {
+        **os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "SLURM_JOB_ID": "42", "SLURMD_NODENAME": "n1",
+    }  # fmt: skip
     return subprocess.Popen(["bash", "job.sh"], cwd=folder, env=environment)
 
 
@@ -174,11 +200,11 @@ def test_a_finished_job_is_not_requeued_with_fake_slurm_and_docker(cluster: Path
     calls = (cluster / "calls").read_text()
     assert "scontrol" not in calls
     assert "<--gpus><all>" in calls
-    assert "</x y:/runs>" in calls
+    assert f"<{cluster}/x y:/runs>" in calls
     assert calls.rstrip().endswith("<slipway:cuda><--grace><110><train><a.b=it's 1>")
     assert re.search(r"<--shm-size><\d+>", calls)
     handed = (cluster / "environment").read_text()
-    assert "SLURM_JOB_ID=42" in handed
+    assert {"SLURM_JOB_ID=42", "SLURMD_NODENAME=n1"} <= set(handed.splitlines())
     assert re.search(r"^SLIPWAY_TOKEN=[0-9a-f]{64}$", handed, re.MULTILINE)
 
 
