@@ -13,7 +13,7 @@ from buildkit.images.build import cache_folder
 from buildkit.recipe.lock_file import find_lock
 from buildkit.recipe.matrix import Matrix, Variant
 from buildkit.running.engine import ContainerEngine
-from buildkit.running.flags import RunRequest, assume, caller
+from buildkit.running.flags import RESULTS, RunRequest, assume, caller
 from buildkit.warming.cache import PLACE, key_here, refuse_other_lock, refuse_other_machine
 from buildkit.warming.source import Source, open_cache
 
@@ -42,7 +42,7 @@ def make_request(
 ) -> RunRequest:  # fmt: skip
     volumes = list(volume or ())
     volumes += [f"{data.resolve()}:/data:ro"] if data else []
-    volumes += [f"{output.resolve()}:/runs"] if output else []
+    volumes += [f"{output.resolve()}:{RESULTS}"] if output else []
     return RunRequest(
         image=image or f"slipway:{chosen.identifier}",
         target=chosen.target,

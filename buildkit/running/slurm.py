@@ -14,7 +14,7 @@ from buildkit.errors import UsageError
 from buildkit.host.accelerators import ACCELERATORS, Flag
 from buildkit.host.machine import Machine
 from buildkit.host.shared_memory import NCCL_SHM, OBJECT_STORE_LIMIT, OBJECT_STORE_SHARE, SHM_SHARE
-from buildkit.running.flags import GPUS_ASSUMED, RunRequest
+from buildkit.running.flags import GPUS_ASSUMED, RESULTS, RunRequest
 from buildkit.running.flags import container_flags as all_flags
 from buildkit.running.formats import apptainer_flags, enroot_flags, image_file, podman_flags, templates
 
@@ -82,6 +82,7 @@ def slurm_text(request: RunRequest, machine: Machine, images: Path, options: Slu
         "node": node_function(request, machine, options.container),
         "exported": request.environment if options.container in ("pyxis", "none") else (),
         "passed_on": PASSED_ON,
+        "results": [volume.removesuffix(f":{RESULTS}") for volume in request.volumes if volume.endswith(f":{RESULTS}")],
         "step": step_words(request, machine, options),
     }
     return templates(images).get_template("slurm.sh.j2").render(values)

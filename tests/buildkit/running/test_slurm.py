@@ -201,6 +201,7 @@ def test_a_finished_job_is_not_requeued_with_fake_slurm_and_docker(cluster: Path
     assert "scontrol" not in calls
     assert "<--gpus><all>" in calls
     assert f"<{cluster}/x y:/runs>" in calls
+    assert (cluster / "x y").is_dir(), "docker would create it as root"
     assert calls.rstrip().endswith("<slipway:cuda><--grace><110><train><a.b=it's 1>")
     assert re.search(r"<--shm-size><\d+>", calls)
     handed = (cluster / "environment").read_text()
