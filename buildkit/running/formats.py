@@ -22,7 +22,7 @@ HOSTS = (
     Flag("env", "SLIPWAY_HOSTS", "the nodes, head first, from your environment"),
     Flag("env", "SLIPWAY_TOKEN", "the job's shared secret, from your environment"),
 )
-KUBERNETES_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,50}[a-z0-9])?")
+JOB_NAME = re.compile(r"[a-z]([-a-z0-9]{0,50}[a-z0-9])?")  # a Service's (DNS-1035), a pod's, a Compose project's
 RDMA_RESOURCE = "rdma/rdma_shared_device_a"  # the name in NVIDIA's network operator's own example
 
 
@@ -31,8 +31,8 @@ def templates(images: Path) -> Environment:
     environment = Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.keep_trailing_newline = True
     environment.filters["json"] = lambda value: json.dumps(value, ensure_ascii=False)
-    # Compose reads `$` as the start of a variable.
-    environment.filters["compose"] = lambda value: json.dumps(value, ensure_ascii=False).replace("$", "$$")
+    # Compose and the kubelet read `$` as the start of a variable, and `$$` as `$`.
+    environment.filters["literal"] = lambda value: json.dumps(value, ensure_ascii=False).replace("$", "$$")
     environment.filters["shell"] = shlex.quote
     environment.filters["words"] = lambda words: shlex.join(words)
     return environment
@@ -147,7 +147,16 @@ def grouped(flags: Iterable[Flag]) -> dict[str, list[Flag]]:
     return groups
 
 
+def check_name(request: RunRequest, shown: str) -> None:
+    if not JOB_NAME.fullmatch(request.name):
+        raise UsageError(
+            f"--name {request.name}: not a name for --print {shown}",
+            "start with a lower-case letter, then use lower-case letters, digits and dashes: 52 characters at most",
+        )
+
+
 def compose_text(request: RunRequest, machine: Machine, _flags: tuple[Flag, ...], images: Path) -> str:
+    check_name(request, "compose")
     network = "host" if request.nodes == 1 else None
     nodes = [grouped(container_flags(request, machine, network, rank)) for rank in range(request.nodes)]
     hosts = ",".join(f"node{rank}" for rank in range(request.nodes))
@@ -159,11 +168,7 @@ def kubernetes_text(
     request: RunRequest, machine: Machine, flags: tuple[Flag, ...], images: Path, rdma_resource: str = RDMA_RESOURCE
 ) -> str:
     """An Indexed Job with the resources of its pods, and the headless service that gives them names."""
-    if not KUBERNETES_NAME.fullmatch(request.name):
-        raise UsageError(
-            f"--name {request.name}: not a name that Kubernetes accepts",
-            "use at most 52 lower-case letters, digits and dashes",
-        )
+    check_name(request, "kubernetes")
     accelerator = ACCELERATORS[request.target]
     limits: dict[str, int] = {}
     if accelerator.has_gpus:

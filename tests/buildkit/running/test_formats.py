@@ -24,7 +24,7 @@ from tests.buildkit.hosts import BARE, DGX, MI300X, P5, Host
 ROOT = Path(__file__).parents[3]
 IMAGES = ROOT / "images"
 CASES = [("cpu", BARE), ("cuda", DGX), ("cuda", P5), ("cuda", BARE), ("rocm", MI300X), ("rocm", BARE)]
-AWKWARD = ('A=two words $HOME "quoted"', "EMPTY=", "B=#no comment: here")
+AWKWARD = ('A=two words $HOME $(HOME) $$ "quoted"', "EMPTY=", "B=#no comment: here")
 
 
 def machine_of(host: Host, root: Path) -> Machine:
@@ -59,6 +59,14 @@ def check_compose(text: str) -> dict[str, Any]:
     document: dict[str, Any] = yaml.safe_load(text)
     jsonschema.validate(document, json.loads(schema.read_text()))
     return document
+
+
+def expanded(text: str, variables: dict[str, str]) -> str:
+    """A container's argument or value as the kubelet hands it over: `$$` becomes `$`, `$(NAME)` a variable's value.
+
+    https://kubernetes.io/docs/tasks/inject-data-application/define-interdependent-environment-variables/
+    """
+    return re.sub(r"\$(?:\$|\((\w+)\))", lambda found: variables.get(found[1], found[0]) if found[1] else "$", text)
 
 
 def check_kubernetes(text: str) -> dict[str, dict[str, Any]]:
@@ -177,7 +185,7 @@ def test_kubernetes_passes_its_schema(tmp_path: Path, target: str, host: Host, n
     assert pod["subdomain"] == service["metadata"]["name"]
     environment = {entry["name"]: entry for entry in node["env"]}
     assert environment["SLIPWAY_HOSTS"]["value"].split(",") == [f"job-{rank}.job" for rank in range(nodes)]
-    assert environment["A"]["value"] == AWKWARD[0].partition("=")[2]
+    assert expanded(environment["A"]["value"], {"HOME": "/root"}) == AWKWARD[0].partition("=")[2]
     assert environment["SLIPWAY_TOKEN"]["valueFrom"]["secretKeyRef"]["name"] == "job"
     shm = next(volume for volume in pod["volumes"] if volume["name"] == "shm")["emptyDir"]
     assert shm["medium"] == "Memory"
@@ -213,10 +221,18 @@ def test_kubernetes_takes_claims_by_name(tmp_path: Path) -> None:
     assert pod["containers"][0]["volumeMounts"][1]["readOnly"] is True
 
 
-@pytest.mark.parametrize("name", ["Upper", "a_b", "-a", "a" * 53])
-def test_a_name_that_kubernetes_refuses_is_refused_first(tmp_path: Path, name: str) -> None:
-    with pytest.raises(UsageError, match="--name"):
-        written("kubernetes", request("cpu", name=name), machine_of(BARE, tmp_path))
+def test_the_kubelet_puts_no_variable_into_the_arguments(tmp_path: Path) -> None:
+    wanted = request("cpu", command=("bash", "-c", "echo $(SLIPWAY_TOKEN) $$HOME"))
+    found = check_kubernetes(written("kubernetes", wanted, machine_of(BARE, tmp_path)))
+    args = found["Job"]["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert expanded(args[-1], {"SLIPWAY_TOKEN": "secret"}) == "echo $(SLIPWAY_TOKEN) $$HOME"
+
+
+@pytest.mark.parametrize("shown", TEMPLATED)
+@pytest.mark.parametrize("name", ["Upper", "a_b", "-a", "a-", "7b-ppo", "a" * 53])
+def test_a_name_that_compose_or_kubernetes_refuses_is_refused_first(tmp_path: Path, shown: str, name: str) -> None:
+    with pytest.raises(UsageError, match=f"--name {name}: .* {shown}"):
+        written(shown, request("cpu", name=name), machine_of(BARE, tmp_path))
 
 
 def test_no_text_contains_a_secret(tmp_path: Path) -> None:
