@@ -217,7 +217,7 @@ def test_kubernetes_takes_claims_by_name(tmp_path: Path) -> None:
     wanted = request("cpu", volumes=("datasets:/data:ro",))
     found = check_kubernetes(written("kubernetes", wanted, machine_of(BARE, tmp_path)))
     pod = found["Job"]["spec"]["template"]["spec"]
-    assert pod["volumes"][1]["persistentVolumeClaim"] == {"claimName": "datasets"}
+    assert pod["volumes"][1]["persistentVolumeClaim"] == {"claimName": "datasets", "readOnly": True}
     assert pod["containers"][0]["volumeMounts"][1]["readOnly"] is True
 
 
@@ -226,6 +226,40 @@ def test_the_kubelet_puts_no_variable_into_the_arguments(tmp_path: Path) -> None
     found = check_kubernetes(written("kubernetes", wanted, machine_of(BARE, tmp_path)))
     args = found["Job"]["spec"]["template"]["spec"]["containers"][0]["args"]
     assert expanded(args[-1], {"SLIPWAY_TOKEN": "secret"}) == "echo $(SLIPWAY_TOKEN) $$HOME"
+
+
+def security(found: dict[str, dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The security contexts of the pod and of its container."""
+    pod = found["Job"]["spec"]["template"]["spec"]
+    return pod["securityContext"], pod["containers"][0]["securityContext"]["capabilities"]
+
+
+@pytest.mark.parametrize(("target", "host"), CASES)
+def test_kubernetes_gives_capabilities_only_to_root(tmp_path: Path, target: str, host: Host) -> None:
+    """A process of another user has none of the capabilities that `add` lists."""
+    pod, capabilities = security(check_kubernetes(written("kubernetes", request(target), machine_of(host, tmp_path))))
+    assert pod["runAsUser"] == (0 if "add" in capabilities else 1000)
+    assert pod.get("runAsGroup") == (None if "add" in capabilities else 1000)
+
+
+def test_root_in_kubernetes_may_use_the_folders_of_others(tmp_path: Path) -> None:
+    """Root without CAP_DAC_OVERRIDE may neither write into a folder of uid 1000 nor read a private one."""
+    for volumes, expected in (("/scratch/runs:/runs",), ["IPC_LOCK", "DAC_OVERRIDE"]), ((), ["IPC_LOCK"]):
+        text = written("kubernetes", request("cuda", volumes=volumes), machine_of(DGX, tmp_path))
+        assert security(check_kubernetes(text))[1]["add"] == expected
+
+
+@pytest.mark.parametrize(
+    ("volumes", "group"),
+    [(("runs:/runs", "datasets:/data:ro"), 1000), (("datasets:/data:ro",), None), (("/scratch/runs:/runs",), None)],
+)
+def test_kubernetes_lets_the_user_write_into_a_claim(
+    tmp_path: Path, volumes: tuple[str, ...], group: int | None
+) -> None:
+    found = check_kubernetes(written("kubernetes", request("cpu", volumes=volumes), machine_of(BARE, tmp_path)))
+    pod, _ = security(found)
+    assert pod["runAsGroup"] == 1000
+    assert pod.get("fsGroup") == group
 
 
 @pytest.mark.parametrize("shown", TEMPLATED)
