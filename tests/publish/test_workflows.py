@@ -158,6 +158,18 @@ def test_only_publishing_and_proposing_jobs_may_write() -> None:
     assert "id_tokens" not in gitlab_jobs()["test"]
 
 
+def test_an_owner_with_capitals_publishes_in_lower_case(tmp_path: Path) -> None:
+    """GitHub's owners may have capitals, a registry's repositories may not. `buildkit` is a stand-in."""
+    for folder in ("ci", ".venv/bin"):
+        (tmp_path / folder).mkdir(parents=True)
+    shutil.copy2(ROOT / "ci/publish", tmp_path / "ci")
+    (tmp_path / ".venv/bin/buildkit").write_text('#!/bin/sh\necho "$SLIPWAY_REGISTRY $*"\n')
+    (tmp_path / ".venv/bin/buildkit").chmod(0o755)
+    environment = {**os.environ, "SLIPWAY_CI_READY": "1", "SLIPWAY_REGISTRY": "ghcr.io/Some-Team/Slipway"}
+    done = subprocess.run([tmp_path / "ci/publish", "cpu"], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "ghcr.io/some-team/slipway publish --target cpu\n"
+
+
 def test_builder_takes_nothing_but_the_name_of_a_target() -> None:
     """SLSA build level 3: the caller can neither add steps nor hand in secrets, and the signature names this file."""
     builder = yaml.safe_load((ROOT / ".github/workflows/build.yml").read_text())
