@@ -1,9 +1,11 @@
 """Checks of shared memory and of this process's limits, which run flags set in a container."""
 
 import os
+import re
 import resource
 from pathlib import Path
 
+from entrypoints.host.tree import Tree
 from entrypoints.preflight.check import GIB, MIB, Finding, NodeFacts, Verdict, ok, skip
 
 NCCL_SHARED_MEMORY = 1 * GIB
@@ -11,6 +13,10 @@ NCCL_SHARED_MEMORY = 1 * GIB
 STACK = 64 * MIB
 MEMLOCK = 8 * GIB
 """Enough to register a training job's buffers for RDMA."""
+_CAP_IPC_LOCK = 1 << 14
+"""https://man7.org/linux/man-pages/man7/capabilities.7.html"""
+_ALL_USERS = ["0", "0", "4294967295"]
+"""The user map of the initial namespace."""
 LEAST_FILES, ENOUGH_FILES = 4_096, 65_536
 """Ray keeps a few connections per worker and per peer."""
 
@@ -51,11 +57,21 @@ def judge_locked_memory(limit: int, facts: NodeFacts) -> Finding:
         return skip("memlock", "no RDMA adapter, or no GPU is used")
     if limit < 0 or limit >= MEMLOCK:
         return ok("memlock", "unlimited" if limit < 0 else f"{limit // GIB} GiB")
+    if _may_lock_everything(facts.tree):
+        return ok("memlock", "unlimited by CAP_IPC_LOCK")
     return Finding(
         "memlock", facts.severe,
         f"only {limit // 1024} KiB may be locked: RDMA cannot register buffers, so NCCL uses sockets or fails",
-        "run the container with --ulimit memlock=-1 --cap-add IPC_LOCK",
+        "run the container with --ulimit memlock=-1 --cap-add IPC_LOCK; on Kubernetes add IPC_LOCK to the capabilities "
+        "of a container that runs as root, or set LimitMEMLOCK=infinity for containerd",
     )  # fmt: skip
+
+
+def _may_lock_everything(tree: Tree) -> bool:
+    """Whether this process has CAP_IPC_LOCK. The kernel does not count it in a user namespace (rootless Podman)."""
+    found = re.search(r"^CapEff:\s*([0-9a-f]+)$", tree.text("proc/self/status") or "", re.MULTILINE)
+    everywhere = (tree.text("proc/self/uid_map") or "").split() == _ALL_USERS
+    return found is not None and bool(int(found[1], 16) & _CAP_IPC_LOCK) and everywhere
 
 
 def stack(facts: NodeFacts) -> Finding:

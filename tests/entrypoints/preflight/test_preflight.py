@@ -73,6 +73,24 @@ def test_rdma_needs_locked_memory(tmp_path: Path, limit: int, verdict: str) -> N
     assert found.verdict == verdict
     if verdict == "fail":
         assert "--ulimit memlock=-1" in found.fix
+        assert "on Kubernetes add IPC_LOCK" in found.fix
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "users", "verdict"),
+    [
+        ("0000000000004000", "0 0 4294967295", "ok"),
+        ("00000000a80425fb", "0 0 4294967295", "fail"),  # Docker's default set
+        ("0000000000004000", "0 1000 1\n1 100000 65536", "fail"),
+    ],
+)
+def test_the_capability_to_lock_memory_lifts_the_limit_except_in_a_user_namespace(
+    tmp_path: Path, capabilities: str, users: str, verdict: str
+) -> None:
+    tree = hosts.dgx_h100(tmp_path)
+    tree.write("proc/self/status", f"Name:\tlaunch\nCapEff:\t{capabilities}\nCapBnd:\t000001ffffffffff")
+    tree.write("proc/self/uid_map", users)
+    assert judge_locked_memory(64 * 1024, facts_of(tmp_path)).verdict == verdict
 
 
 def test_one_node_alone_is_only_warned_about_its_network(tmp_path: Path) -> None:
