@@ -95,11 +95,8 @@ def _failures(
         return
     if min_nodes is not None and min_nodes > allocation.node_count:
         yield UsageError(f"--min-nodes is {min_nodes}, but there are {allocation.node_count} nodes")
-    if allocation.alone:
-        yield DetectionError(
-            f"{allocation.node_count} nodes are allocated, but only this process was started",
-            f"write {allocation.alone}, or --single for this node alone",
-        )
+    if allocation.started_alone:
+        yield allocation.started_alone
     directory = job_directory(variables, Tree())
     if allocation.head is None and directory is None:
         yield DetectionError(

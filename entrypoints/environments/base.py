@@ -34,7 +34,7 @@ class Allocation:
     attach: str | None = None
     """The address of an existing Ray cluster to use instead of forming one."""
     alone: str = ""
-    """The command that starts one task on every node, if this process is certainly the only one; else empty."""
+    """The command that starts one task on every node, if this process certainly is the only one so far; else empty."""
     warnings: tuple[str, ...] = ()
     variables: Mapping[str, str]
     """The variables that decided, with their values."""
@@ -61,6 +61,17 @@ class Allocation:
     def reason(self) -> str:
         """The deciding variables as `NAME=value`."""
         return " ".join(f"{name}={quoted(value)}" for name, value in self.variables.items()) or NOTHING_RECOGNISED
+
+    @property
+    def started_alone(self) -> DetectionError | None:
+        """The error of a process that is not one of several, one on every node; None if all is well."""
+        if not self.alone:
+            return None
+        if self.node_count == 1:
+            what = f"{self.head} is allocated, but this process runs on another host"
+        else:
+            what = f"{self.node_count} nodes are allocated, but only this process was started"
+        return DetectionError(what, hint=f"write {self.alone}, or --single for this node alone")
 
     @property
     def heads(self) -> tuple[str, ...]:

@@ -65,11 +65,8 @@ def launch(detection: Detection, options: Options, hostname: str, variables: Map
             f"--spares is {options.spares}, but {allocation.environment} says {allocation.node_count} nodes",
             hint="at least one node must work: choose fewer spares, or start more nodes",
         )
-    if allocation.alone and not allocation.attach:
-        raise DetectionError(
-            f"{allocation.environment} allocated {allocation.node_count} nodes, but only this process was started",
-            hint=f"write {allocation.alone}, or --single for this node alone",
-        )
+    if allocation.started_alone and not allocation.attach:
+        raise allocation.started_alone
     if not allocation.attach:  # Ray reads it too, and it names another cluster
         variables = {name: value for name, value in variables.items() if name != ADDRESS}
     elif not allocation.is_head:

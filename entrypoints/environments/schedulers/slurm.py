@@ -40,7 +40,7 @@ class Slurm(Environment):
     caveats = (
         "SLURM_PROCID and SLURM_NTASKS count tasks. enroot and pyxis also set MASTER_ADDR, RANK and WORLD_SIZE, Cray's "
         "Slurm PALS_RANKID; Slurm takes precedence. Without srun, an sbatch script and the shell of salloc are one "
-        "process on the first node. A step with fewer nodes than the job gets a warning."
+        "process, on the first node or on the login node. A step with fewer nodes than the job gets a warning."
     )
     run_under = "Slurm 22.05, 24.11"
     start = "srun --ntasks-per-node=1 LAUNCH"
@@ -58,7 +58,7 @@ class Slurm(Environment):
             return _below_mpirun(view, reader, job_id)
         step_id = reader.number(STEP_ID, longest=10)
         if step_id is None or step_id >= _FIRST_SPECIAL_STEP:
-            return _only_process(reader, job_id)
+            return _only_process(view, reader, job_id)
         count = reader.required_number(*NODE_COUNT, hint=_START_WITH_SRUN)
         hosts = _hosts(reader, NODE_LIST)
         job_hosts = _job_hosts(view.variables)
@@ -82,8 +82,11 @@ def _started_by_mpirun(variables: Mapping[str, str]) -> bool:
     return started_by_mpi({name: value for name, value in variables.items() if name != "PALS_RANKID"})
 
 
-def _only_process(reader: Reader, job_id: str) -> Allocation:
-    """The allocation of a batch script or of salloc's shell: the job's only process so far, on the first node."""
+def _only_process(view: ProcessView, reader: Reader, job_id: str) -> Allocation:
+    """The allocation of a batch script or of salloc's shell: the job's only process so far.
+
+    It runs on the first node. Without use_interactive_step salloc's shell stays on the host where the user called it.
+    """
     components = reader.number(COMPONENTS) or 0
     if components:
         lists = [_hosts(reader, (COMPONENT_LIST.format(component),)) for component in range(components)]
@@ -99,9 +102,18 @@ def _only_process(reader: Reader, job_id: str) -> Allocation:
         node_rank=reader.number(NODE_RANK) or 0,
         hosts=hosts,
         head=hosts[0],
-        alone=f"srun {everywhere} --ntasks-per-node=1 launch ..." if count > 1 else "",
+        alone=f"srun {everywhere} --ntasks-per-node=1 launch ..." if count > 1 or _is_elsewhere(view, hosts) else "",
         variables=reader.used,
     )
+
+
+def _is_elsewhere(view: ProcessView, hosts: tuple[str, ...]) -> bool:
+    """Whether this process runs on none of the job's hosts: slurmd did not start it, and the name is no host's.
+
+    The name alone does not tell, because a container may have one of its own.
+    """
+    by_slurmd = any(view.variables.get(name) for name in (NODE_NAME, NODE_RANK))
+    return not by_slurmd and not any(map(view.is_me, hosts))
 
 
 def _rank(reader: Reader, hosts: tuple[str, ...]) -> int:

@@ -46,7 +46,8 @@ def test_a_recorded_environment_is_understood(case: dict[str, Any], tmp_path: Pa
     failures = [f"{failure['message']}; {failure['hint']}" for failure in document["failures"]]
     told = "\n".join((*document["warnings"], *failures))
     assert case.get("warning", "") in told
-    assert ("only this process was started" in told) <= ("warning" in case)
+    assert (", but only this process was started" in told) <= ("warning" in case)
+    assert (", but this process runs on another host" in told) <= ("warning" in case)
 
 
 def test_every_environment_has_a_record_with_its_source() -> None:
