@@ -4,6 +4,7 @@ A lone node has none of these variables and files. Counts of what runs on one no
 are no sign, nor are the lists of servers that a program may use (`KAFKA_HOSTS`).
 """
 
+import ipaddress
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ _PROCESS_COUNT = re.compile(r"(?:.*_)?(?:NPROCS|NUM_PROCS|NUM_PROCESSES)")
 _RANK = re.compile(
     r"(?:.*_)?(?:(?:NODE|GROUP|HOST|MACHINE|REPLICA|WORKER)_RANK|(?:REPLICA|WORKER|ROLE|ALLOC)_INDEX)|RANK"
 )
+_HEAD = re.compile(r"(?:[A-Z]+_)?MASTER_ADDR|(?:.*_)?RDZV_ENDPOINT|(?:JAX_)?COORDINATOR_ADDRESS")
 _LIST = re.compile(
     r"(?:.*_)?(?:NODE_?LIST|HOST_?LIST|NODES?_IPS|HOST_?NAMES|(?:WORKER|NODE|JOB|TASK|MPI|ALL|PEER|CLUSTER)S?_HOSTS)"
 )
@@ -76,6 +78,9 @@ def signs(view: ProcessView) -> Iterator[Sign]:
             )
             yield Sign(f"{name} is {value}, so there are other nodes, but nothing says how many", hint)
     for name, value in ours.items():
+        if _HEAD.fullmatch(name) and not _is_here(view, without_number(value)) and variables.get("WORLD_SIZE") != "1":
+            yield Sign(f"{name} is {value}, another host, so there are other nodes, but nothing says how many")
+    for name, value in ours.items():
         if _says_several(view, name, value):
             yield Sign(f"{name} is {value!r}, so there are other nodes, but nothing that `launch` knows names them")
     for name, value in ours.items():
@@ -98,6 +103,14 @@ def signs(view: ProcessView) -> Iterator[Sign]:
         if view.place(path).exists():
             kind, _, advice = scheduler.partition("; ")
             yield Sign(f"{path} belongs to {kind}, whose variables are missing here", f"{advice}; {LIST_THEM}")
+
+
+def _is_here(view: ProcessView, host: str) -> bool:
+    """Whether a name or address leads to this node, from this node."""
+    if is_address(host):
+        address = ipaddress.ip_address(host)
+        return address.is_loopback or address.is_unspecified or view.is_me(host)
+    return host == "localhost" or view.is_me(host)
 
 
 def _says_several(view: ProcessView, name: str, value: str) -> bool:

@@ -16,7 +16,7 @@ class Single(Environment):
     title = "One node"
     reads = (SINGLE,)
     caveats = (
-        "Used if nothing else is found, and refused if anything shows other nodes: a rank, a count of nodes, a list or "
+        "Used if nothing else is found, and refused if anything shows other nodes: a rank, a head, a count, a list or "
         "a file of hosts, a scheduler's folder. --single runs on this node alone in any environment."
     )
     run_under = "one container"

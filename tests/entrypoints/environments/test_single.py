@@ -47,6 +47,14 @@ SLURM = {"SLURM_JOB_ID": "5", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": 
         ({"ACME_PEERS": "other,me.lan"}, "ACME_PEERS lists 2 hosts (me.lan, other)"),
         ({"HOSTFILE": "/hosts"}, "HOSTFILE is /hosts, which lists 2 hosts"),
         ({"ACME_NODEFILE": "/nowhere"}, "ACME_NODEFILE is /nowhere, which cannot be read here"),
+        (
+            {"MASTER_ADDR": "gpu-0", "MASTER_PORT": "29500"},
+            "MASTER_ADDR is gpu-0, another host, so there are other nodes",
+        ),
+        ({"MASTER_ADDR": "10.0.0.1", "RANK": "0"}, "MASTER_ADDR is 10.0.0.1, another host, so there are other nodes"),
+        ({"PET_RDZV_ENDPOINT": "gpu-0:29400", "PET_RDZV_BACKEND": "c10d"}, "PET_RDZV_ENDPOINT is gpu-0:29400"),
+        ({"RDZV_ENDPOINT": "[fd00::1]:29400"}, "RDZV_ENDPOINT is [fd00::1]:29400"),
+        ({"JAX_COORDINATOR_ADDRESS": "gpu-0:1234"}, "JAX_COORDINATOR_ADDRESS is gpu-0:1234"),
         ({"PMIX_RANK": "0"}, "PMIX_RANK is '0': a PMIx server started this task"),
         ({"PMI_RANK": "0"}, "PMI_RANK is '0': a PMI process manager started this task"),
     ],
@@ -121,6 +129,11 @@ ALONE = {
         "RANK": "0",
         "WORLD_SIZE": "1",
     },
+    "this node is torch's master": {"MASTER_ADDR": "me.lan", "MASTER_PORT": "29500"},
+    "torch's master by this node's address": {"MASTER_ADDR": "10.244.0.7", "PET_RDZV_ENDPOINT": "[fd00::7]:29400"},
+    "torchrun --standalone": {"PET_RDZV_ENDPOINT": "localhost:0", "MASTER_ADDR": "127.0.0.1"},
+    "torch's only process, in a container with a name of its own": {"MASTER_ADDR": "gpu-0", "WORLD_SIZE": "1"},
+    "clients of a cluster's master": {"REDIS_MASTER_SERVICE_HOST": "10.96.0.9", "SPARK_MASTER": "spark://a:7077"},
 }
 
 
