@@ -4,8 +4,10 @@
 - `NNODES` or `NUM_NODES`, `NODE_RANK`, `MASTER_ADDR`: the usual hand-written template; they count nodes.
 - `GROUP_RANK`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, `WORLD_SIZE`: torchrun sets them for its workers; WORLD_SIZE counts
   processes. PyTorchJob and PAI-DLC count **nodes** in RANK and WORLD_SIZE, so these two count only together with
-  LOCAL_RANK and LOCAL_WORLD_SIZE: https://pytorch.org/docs/stable/elastic/run.html#environment-variables
+  LOCAL_RANK and LOCAL_WORLD_SIZE. If all are set, they must not contradict the others: https://pytorch.org/docs/stable/elastic/run.html#environment-variables
 """
+
+from collections.abc import Mapping
 
 from entrypoints.environments.base import Allocation, Environment
 from entrypoints.environments.process_view import ProcessView, Reader
@@ -14,6 +16,7 @@ from entrypoints.errors import DetectionError
 NODE_COUNT = ("PET_NNODES", "NNODES", "NUM_NODES")
 NODE_RANK = ("PET_NODE_RANK", "NODE_RANK", "GROUP_RANK")
 HEAD = ("PET_MASTER_ADDR", "MASTER_ADDR")
+OF_PROCESSES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 JOB_ID = ("PET_RDZV_ID", "TORCHELASTIC_RUN_ID")
 
 _NAME_THE_NODES = "set NNODES, NODE_RANK and MASTER_ADDR, or SLIPWAY_HOSTS and SLIPWAY_NODE_RANK"
@@ -23,7 +26,7 @@ class Torchrun(Environment):
     name = "torchrun"
     precedence = 600
     title = "torchrun-style variables"
-    reads = (*NODE_COUNT, *NODE_RANK, *HEAD, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    reads = (*NODE_COUNT, *NODE_RANK, *HEAD, *OF_PROCESSES)
     caveats = (
         "RANK and WORLD_SIZE may count nodes or processes, so they need LOCAL_RANK and LOCAL_WORLD_SIZE beside them."
     )
@@ -33,7 +36,11 @@ class Torchrun(Environment):
     @classmethod
     def detect(cls, view: ProcessView) -> Allocation | None:
         reader = Reader(view.variables)
-        layout = _by_nodes(reader) or _by_processes(reader)
+        layout = _by_nodes(reader)
+        if layout is not None:
+            _refuse_contradiction(layout, reader, view.variables)
+        else:
+            layout = _by_processes(reader)
         if layout is None:
             return None
         node_count, node_rank, local_rank = layout
@@ -80,3 +87,29 @@ def _by_processes(reader: Reader) -> tuple[int, int, int] | None:
     group_rank = reader.number("GROUP_RANK")
     node_rank = rank // local_size if group_rank is None else group_rank
     return size // local_size, node_rank, local_rank
+
+
+def _refuse_contradiction(by_nodes: tuple[int, int, int], reader: Reader, variables: Mapping[str, str]) -> None:
+    """Raise DetectionError if the variables of torchrun's workers tell another place than those that count nodes.
+
+    RANK and WORLD_SIZE may count nodes too: then they equal the others. Nodes with unequal numbers of processes are
+    not compared.
+    """
+    if not all(variables.get(name) for name in OF_PROCESSES):
+        return
+    other = Reader(variables)
+    rank, size, _, local_size = (other.number(name) or 0 for name in OF_PROCESSES)
+    if (size, rank) == by_nodes[:2] or (local_size and size % local_size):
+        return
+    by_processes = _by_processes(other)
+    if by_processes is not None and by_processes != by_nodes:
+        raise DetectionError(
+            f"this is node {_told(reader, by_nodes)}, but also node {_told(other, by_processes)}",
+            hint=f"unset the variables that are wrong, or {_NAME_THE_NODES}",
+        )
+
+
+def _told(reader: Reader, layout: tuple[int, int, int]) -> str:
+    """`1 of 2`, and the variables that were read."""
+    variables = " ".join(f"{name}={value}" for name, value in reader.used.items())
+    return f"{layout[1]} of {layout[0]} ({variables})"

@@ -106,6 +106,11 @@ def test_the_schedulers_job_id_tells_jobs_apart(variables: dict[str, str], job_i
         ),
         ({"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "h0"}, "torchrun", 2, 1, 0, "h0"),
         (WORKER_OF_TORCHRUN, "torchrun", 2, 1, 3, "h0"),
+        ({**WORKER_OF_TORCHRUN, "NNODES": "2", "NODE_RANK": "1"}, "torchrun", 2, 1, 3, "h0"),
+        (
+            {**WORKER_OF_TORCHRUN, "NNODES": "8", "WORLD_SIZE": "8", "RANK": "1", "LOCAL_RANK": "0"},
+            "torchrun", 8, 1, 0, "h0",
+        ),
         ({name: v for name, v in WORKER_OF_TORCHRUN.items() if name != "GROUP_RANK"}, "torchrun", 2, 1, 3, "h0"),
         ({"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "me"}, "single", 1, 0, 0, "me"),
     ],
@@ -161,6 +166,11 @@ def without(variables: Mapping[str, str], *names: str) -> dict[str, str]:
         ({"RANK": "3"}, "RANK is 3, so there are other nodes"),
         ({"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "h0"}, "may count nodes or processes"),
         ({**WORKER_OF_TORCHRUN, "WORLD_SIZE": "15"}, "not a multiple"),
+        (
+            {**without(WORKER_OF_TORCHRUN, "GROUP_RANK"), "NNODES": "1", "RANK": "8", "LOCAL_RANK": "0"},
+            r"this is node 0 of 1 \(NNODES=1 .*\), but also node 1 of 2 \(RANK=8 WORLD_SIZE=16 ",
+        ),
+        ({**WORKER_OF_TORCHRUN, "NNODES": "2", "NODE_RANK": "0"}, "node 0 of 2 .*, but also node 1 of 2"),
         ({"SLIPWAY_HOSTS": "n[1-2", "SLIPWAY_NODE_RANK": "0"}, r"'\[' is never closed"),
         ({"SLIPWAY_HOSTFILE": "/nowhere"}, "SLIPWAY_HOSTFILE is /nowhere, which cannot be read"),
         ({"SLIPWAY_NODE_RANK": "1"}, "SLIPWAY_HEAD is not set"),
