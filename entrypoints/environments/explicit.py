@@ -6,7 +6,7 @@ line, as for MPI; slots (`slots=8`, `:8`) and comments are ignored.
 
 import hashlib
 
-from entrypoints.environments.base import Allocation, Environment, scheduler_job_id
+from entrypoints.environments.base import Allocation, Environment
 from entrypoints.environments.host_names import in_file, in_list
 from entrypoints.environments.process_view import ProcessView, Reader, rank_of
 from entrypoints.errors import DetectionError
@@ -94,4 +94,5 @@ def _by_number(reader: Reader, view: ProcessView, rank: int | None) -> Allocatio
 
 
 def _job_id(view: ProcessView, nodes: str) -> str:
-    return scheduler_job_id(view.variables) or hashlib.sha256(nodes.encode()).hexdigest()[:8]
+    """The user's id, else one that follows from the nodes: a scheduler's may be known to some of them only."""
+    return view.variables.get(JOB_ID) or hashlib.sha256(nodes.encode()).hexdigest()[:8]

@@ -35,6 +35,11 @@ def is_address(text: str) -> bool:
     return True
 
 
+def is_loopback(host: str) -> bool:
+    """Whether a name or address leads every node to itself."""
+    return ipaddress.ip_address(host).is_loopback if is_address(host) else host == "localhost"
+
+
 def without_number(word: str) -> str:
     """`host` of `host:8` and `[fd00::1]:8`, whose number is a port or a count of slots; other words unchanged."""
     if match := _BRACKETED.fullmatch(word):

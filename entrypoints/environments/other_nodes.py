@@ -4,12 +4,11 @@ A lone node has none of these variables and files. Counts of what runs on one no
 are no sign, nor are the lists of servers that a program may use (`KAFKA_HOSTS`).
 """
 
-import ipaddress
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from entrypoints.environments.host_names import is_address, without_number
+from entrypoints.environments.host_names import is_address, is_loopback, without_number
 from entrypoints.environments.process_view import ProcessView
 from entrypoints.hostlist import HostlistError, expand
 
@@ -107,10 +106,7 @@ def signs(view: ProcessView) -> Iterator[Sign]:
 
 def _is_here(view: ProcessView, host: str) -> bool:
     """Whether a name or address leads to this node, from this node."""
-    if is_address(host):
-        address = ipaddress.ip_address(host)
-        return address.is_loopback or address.is_unspecified or view.is_me(host)
-    return host == "localhost" or view.is_me(host)
+    return host in ("0.0.0.0", "::") or is_loopback(host) or view.is_me(host)
 
 
 def _says_several(view: ProcessView, name: str, value: str) -> bool:

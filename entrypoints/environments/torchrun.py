@@ -10,6 +10,7 @@
 from collections.abc import Mapping
 
 from entrypoints.environments.base import Allocation, Environment
+from entrypoints.environments.host_names import is_address, is_loopback
 from entrypoints.environments.process_view import ProcessView, Reader
 from entrypoints.errors import DetectionError
 
@@ -20,6 +21,11 @@ OF_PROCESSES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 JOB_ID = ("PET_RDZV_ID", "TORCHELASTIC_RUN_ID")
 
 _NAME_THE_NODES = "set NNODES, NODE_RANK and MASTER_ADDR, or SLIPWAY_HOSTS and SLIPWAY_NODE_RANK"
+
+_OTHER_NAME = (
+    "MASTER_ADDR is {head} here; the other nodes find this one only if theirs is {name}: otherwise set the same "
+    "MASTER_ADDR on all nodes, or the same --control-port"
+)
 
 
 class Torchrun(Environment):
@@ -49,15 +55,24 @@ class Torchrun(Environment):
             if node_count > 1:
                 raise DetectionError(f"{' and '.join(HEAD)} are not set for {node_count} nodes", hint=_NAME_THE_NODES)
             head = view.hostname
+        job_id = reader.text(*JOB_ID)
+        name = _short(view.hostname if is_loopback(head) else head)
+        unsure = job_id is None and is_loopback(head) and node_rank == 0 and node_count > 1
         return Allocation(
             environment=cls.name,
-            job_id=reader.text(*JOB_ID) or f"{head}:{view.variables.get('MASTER_PORT', '')}",
+            job_id=job_id or f"{name}:{view.variables.get('MASTER_PORT', '')}",
             node_count=node_count,
             node_rank=node_rank,
             local_rank=local_rank,
             head=head,
+            warnings=(_OTHER_NAME.format(head=head, name=name),) if unsure else (),
             variables=reader.used,
         )
+
+
+def _short(host: str) -> str:
+    """The name without its domain, which some nodes may leave out; an address as it is."""
+    return host if is_address(host) else host.partition(".")[0]
 
 
 def _by_nodes(reader: Reader) -> tuple[int, int, int] | None:

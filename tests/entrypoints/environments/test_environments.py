@@ -316,6 +316,28 @@ def test_nodes_agree_on_the_job() -> None:
     assert len(ids) == 1
 
 
+@pytest.mark.parametrize("nodes", [{"SLIPWAY_HOSTS": "a,b"}, {"SLIPWAY_HEAD": "a", "SLIPWAY_NODES": "2"}])
+def test_nodes_agree_on_the_job_if_the_scheduler_is_known_to_one_of_them_only(nodes: dict[str, str]) -> None:
+    in_a_batch_script = detect({**nodes, "SLIPWAY_NODE_RANK": "0", "SLURM_JOB_ID": "7"}, "a").allocation
+    by_ssh = detect({**nodes, "SLIPWAY_NODE_RANK": "1"}, "b").allocation
+    assert in_a_batch_script.job_id == by_ssh.job_id
+    named = detect({**nodes, "SLIPWAY_NODE_RANK": "0", "SLIPWAY_JOB_ID": "mine"}, "a").allocation
+    assert named.job_id == "mine"
+
+
+@pytest.mark.parametrize(
+    ("of_head", "of_worker"), [("localhost", "gpu-0"), ("127.0.0.1", "gpu-0.lan"), ("gpu-0.lan", "gpu-0")]
+)
+def test_nodes_agree_on_the_job_if_the_head_calls_itself_by_another_name(of_head: str, of_worker: str) -> None:
+    template = {"NNODES": "2", "MASTER_PORT": "29500"}
+    head = detect({**template, "NODE_RANK": "0", "MASTER_ADDR": of_head}, "gpu-0.lan").allocation
+    worker = detect({**template, "NODE_RANK": "1", "MASTER_ADDR": of_worker}, "gpu-1.lan").allocation
+    assert head.job_id == worker.job_id
+    assert bool(head.warnings) == (of_head in ("localhost", "127.0.0.1"))
+    other = detect({**template, "NODE_RANK": "0", "MASTER_ADDR": "gpu-7"}, "gpu-7").allocation
+    assert other.job_id != head.job_id
+
+
 @pytest.mark.parametrize(
     ("text", "hosts"),
     [
