@@ -2,11 +2,11 @@
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
+
+from entrypoints.host.memory import available_memory
 
 RAY_MINIMUM = 75 * 1024**2
 """Ray refuses a smaller store."""
-_CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 _MIB = 1024**2
 
 
@@ -38,16 +38,6 @@ def choose_object_store(requested: int | None) -> ObjectStoreSize:
             "--shm-size or --ipc=host",
         )
     return ObjectStoreSize(size, which)
-
-
-def available_memory() -> int:
-    """RAM in bytes, or the container's limit if that is lower."""
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    for path in _CGROUP_LIMITS:
-        if path.exists():
-            limit = path.read_text(encoding="ascii").strip()
-            return min(memory, int(limit)) if limit != "max" else memory
-    return memory
 
 
 def free_shared_memory() -> int:

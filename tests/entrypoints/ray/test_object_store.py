@@ -34,19 +34,6 @@ def test_a_requested_size_is_used() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "expected"), [("1073741824\n", GIB), ("max\n", None), ("9223372036854771712\n", None)]
-)
-def test_a_containers_limit_counts(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, limit: str, expected: int | None
-) -> None:
-    monkeypatch.setattr(memory, "_CGROUP_LIMITS", ())
-    everything = memory.available_memory()
-    (tmp_path / "memory.max").write_text(limit, encoding="ascii")
-    monkeypatch.setattr(memory, "_CGROUP_LIMITS", (tmp_path / "absent", tmp_path / "memory.max"))
-    assert memory.available_memory() == (expected or everything)
-
-
-@pytest.mark.parametrize(
     ("files", "count"),
     [
         ({}, 0),
