@@ -26,10 +26,11 @@ class IndexedJob(Environment):
     name = "indexed_job"
     precedence = 550
     title = "Kubernetes Indexed Job"
-    reads = (INDEX, NODES, "host name", "/etc/hosts")
+    reads = (INDEX, NODES, HEAD, "host name", "/etc/hosts")
     caveats = (
         "No variable tells the size: set --nodes. The head's name needs a headless Service. Set its "
-        "publishNotReadyAddresses, or name servers cache that an early name is unknown."
+        "publishNotReadyAddresses, or name servers cache that an early name is unknown. With hostNetwork the pods have "
+        "their nodes' names: set SLIPWAY_HEAD to the first pod's, and dnsPolicy to ClusterFirstWithHostNet."
     )
     start = "command: LAUNCH   # completionMode: Indexed, subdomain: SERVICE, env SLIPWAY_NODES"
     source = "https://kubernetes.io/docs/tasks/job/job-with-pod-to-pod-communication/"
@@ -41,14 +42,20 @@ class IndexedJob(Environment):
         if index is None:
             return None
         count = reader.required_number(NODES, hint=SET_THE_SIZE)
+        head = reader.text(HEAD)
+        if head is not None:  # with hostNetwork the host name is the node's, even if it happens to end in the index
+            return Allocation(
+                environment=cls.name, job_id=head, node_count=count, node_rank=index, head=head, variables=reader.used
+            )
         name, subdomain = pod_name(view, reader)
         job = name.removesuffix(f"-{index}")
         if job == name:
             raise DetectionError(
-                f"{INDEX} is {index}, but this pod is called {name}", hint=f"set {HEAD} to the first pod"
+                f"{INDEX} is {index}, but this pod is called {name}",
+                hint=f"set {HEAD} to the first pod's name; with hostNetwork: true also set dnsPolicy: "
+                "ClusterFirstWithHostNet, so that the name is known",
             )
-        head = reader.text(HEAD) or (f"{job}-0.{subdomain}" if subdomain else None)
-        if head is None and count > 1:
+        if subdomain is None and count > 1:
             raise DetectionError(
                 f"the other pods of {job} have no resolvable names", hint=HEADLESS_SERVICE.replace("JOB", job)
             )
@@ -58,7 +65,7 @@ class IndexedJob(Environment):
             node_count=count,
             node_rank=index,
             hosts=tuple(f"{job}-{rank}.{subdomain}" for rank in range(count)) if subdomain and count < 10_000 else None,
-            head=head or view.hostname,
+            head=f"{job}-0.{subdomain}" if subdomain else view.hostname,
             variables=reader.used,
         )
 
