@@ -8,6 +8,7 @@ import re
 
 from entrypoints.environments.base import Allocation, Environment
 from entrypoints.environments.explicit import HEAD, NODES
+from entrypoints.environments.kubernetes.kubeflow import NODE_COUNT as TRAINER_NODES
 from entrypoints.environments.process_view import ProcessView, Reader
 from entrypoints.errors import DetectionError
 
@@ -38,7 +39,7 @@ class IndexedJob(Environment):
     @classmethod
     def detect(cls, view: ProcessView) -> Allocation | None:
         reader = Reader(view.variables)
-        index = reader.number(INDEX)
+        index = pod_index(view, reader)
         if index is None:
             return None
         count = reader.required_number(NODES, hint=SET_THE_SIZE)
@@ -68,6 +69,13 @@ class IndexedJob(Environment):
             head=f"{job}-0.{subdomain}" if subdomain else view.hostname,
             variables=reader.used,
         )
+
+
+def pod_index(view: ProcessView, reader: Reader) -> int | None:
+    """This pod's index; None without one, and if Kubeflow's trainer built the Job and nobody else tells the size."""
+    if view.variables.get(TRAINER_NODES) and not view.variables.get(NODES):
+        return None
+    return reader.number(INDEX)
 
 
 def pod_name(view: ProcessView, reader: Reader) -> tuple[str, str | None]:

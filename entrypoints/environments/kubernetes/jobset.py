@@ -7,7 +7,7 @@ import re
 
 from entrypoints.environments.base import Allocation, Environment
 from entrypoints.environments.explicit import NODES
-from entrypoints.environments.kubernetes.indexed_job import INDEX, SET_THE_SIZE, pod_name
+from entrypoints.environments.kubernetes.indexed_job import INDEX, SET_THE_SIZE, pod_index, pod_name
 from entrypoints.environments.process_view import ProcessView, Reader
 from entrypoints.errors import DetectionError
 
@@ -30,7 +30,7 @@ class JobSet(Environment):
     @classmethod
     def detect(cls, view: ProcessView) -> Allocation | None:
         reader = Reader(view.variables)
-        index = reader.number(INDEX)
+        index = pod_index(view, reader)
         name, subdomain = pod_name(view, reader)
         match = _POD.fullmatch(name)
         jobset = reader.text(NAME) or (subdomain or "").split(".")[0]

@@ -16,7 +16,7 @@ class Kubeflow(Environment):
     precedence = 530
     title = "Kubeflow Trainer v2"
     reads = (NODE_COUNT, NODE_RANK, HEAD)
-    caveats = "The underlying JobSet has an index too, but no size. PET_NPROC_PER_NODE is for torchrun only."
+    caveats = "PET_NPROC_PER_NODE is for torchrun only."
     start = "spec.trainer.command: LAUNCH"
     source = "https://www.kubeflow.org/docs/components/trainer/user-guides/pytorch/"
 
