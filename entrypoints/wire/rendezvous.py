@@ -59,7 +59,7 @@ def meeting_place(
         _make_private(directory)
     if allocation.is_head:
         note = HeadNote(token or make_token(), tuple(own_addresses()))
-        path = leave(directory, allocation.job_id, note)
+        path = leave(directory, allocation.job_id, port, note)
         try:
             yield allocation, note.token
         finally:
@@ -76,7 +76,7 @@ def meeting_place(
             proven = HeadNote(token or note.token, heads)
             return asyncio.run(_doubts(proven, port, allocation.node_rank, hostname))
 
-        note = find(directory, allocation.job_id, deadline, doubts)
+        note = find(directory, allocation.job_id, port, deadline, doubts)
         token = token or note.token
         if allocation.head is None:
             allocation = replace(allocation, head=note.heads[0], other_heads=note.heads[1:])
@@ -102,15 +102,18 @@ def _make_private(directory: Path) -> None:
         ) from error
 
 
-def note_path(directory: Path, job_id: str) -> Path:
-    """The note of a job; characters that a file name should not have become `_`."""
+def note_path(directory: Path, job_id: str, port: int) -> Path:
+    """The note of a job; characters that a file name should not have become `_`.
+
+    Two jobs on the same hosts share their id, and the control port tells them apart.
+    """
     name = "".join(letter if letter.isalnum() or letter in "-._" else "_" for letter in job_id)
-    return directory / f"slipway-{name}.json"
+    return directory / f"slipway-{name}-{port}.json"
 
 
-def leave(directory: Path, job_id: str, note: HeadNote) -> Path:
+def leave(directory: Path, job_id: str, port: int, note: HeadNote) -> Path:
     """Write the note, readable by this user only. Raises TokenError if the directory cannot be written."""
-    path = note_path(directory, job_id)
+    path = note_path(directory, job_id, port)
     try:
         handle, temporary = tempfile.mkstemp(prefix=path.name, dir=directory)  # 0600 from the start
         with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -124,12 +127,12 @@ def leave(directory: Path, job_id: str, note: HeadNote) -> Path:
     return path
 
 
-def find(directory: Path, job_id: str, deadline: float, doubts: Callable[[HeadNote], str]) -> HeadNote:
+def find(directory: Path, job_id: str, port: int, deadline: float, doubts: Callable[[HeadNote], str]) -> HeadNote:
     """Wait for the note of a living head: one of which `doubts` says nothing.
 
     Raises PeersMissingError at the deadline, TokenError if others can write the note.
     """
-    path = note_path(directory, job_id)
+    path = note_path(directory, job_id, port)
     give_up = time.monotonic() + deadline
     log.info("waiting for the head's note %s", path)
     doubt = ""

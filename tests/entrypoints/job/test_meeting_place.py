@@ -36,7 +36,7 @@ def test_the_note_of_a_dead_head_is_not_believed(start: Start, tmp_path: Path) -
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = ("--control-port", str(probe.getsockname()[1]))
-    old = tmp_path / "slipway-hydra.json"
+    old = tmp_path / f"slipway-hydra-{port[1]}.json"
     old.write_text(json.dumps({"token": "of the dead head", "heads": ["127.0.0.1"], "written": time.time()}))
     old.chmod(0o600)
     worker = start_mpi_task(start, 1, tmp_path, *port, "--", "true")
@@ -52,7 +52,7 @@ def test_a_note_without_a_living_head_is_an_error_at_the_deadline(start: Start, 
     # The port belongs to a stranger, which reads everything and proves nothing.
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         port = str(stranger.getsockname()[1])
-        note = tmp_path / "slipway-hydra.json"
+        note = tmp_path / f"slipway-hydra-{port}.json"
         note.write_text('{"token": "of the dead head", "heads": ["127.0.0.1"]}')
         note.chmod(0o600)
         worker = start_mpi_task(start, 1, tmp_path, "--deadline", "1", "--control-port", port, "--", "true")
@@ -104,19 +104,29 @@ def test_the_folder_in_a_shared_home_is_private(tmp_path: Path) -> None:
 def test_the_note_of_the_jobs_next_start_stays(tmp_path: Path) -> None:
     alone = detect({"SLIPWAY_SINGLE": "1"}, "me").allocation
     with meeting_place(tmp_path, alone, None, 1.0, 20_000, "me"):
-        newer = leave(tmp_path, alone.job_id, HeadNote("the next token", ("10.0.0.2",)))
+        newer = leave(tmp_path, alone.job_id, 20_000, HeadNote("the next token", ("10.0.0.2",)))
     assert newer.exists()
 
 
+def test_jobs_of_the_same_hosts_on_ports_of_their_own_have_notes_of_their_own(tmp_path: Path) -> None:
+    head = detect({"SLIPWAY_HOSTS": "me,other"}, "me").allocation
+    with (
+        meeting_place(tmp_path, head, None, 1.0, 20_000, "me") as (_, first),
+        meeting_place(tmp_path, head, None, 1.0, 20_001, "me") as (_, second),
+    ):
+        tokens = {json.loads(note.read_text(encoding="utf-8"))["token"] for note in tmp_path.glob("slipway-*.json")}
+        assert tokens == {first, second}
+
+
 def test_a_missing_note_is_an_error_at_the_deadline(start: Start, tmp_path: Path) -> None:
-    ended = start_mpi_task(start, 1, tmp_path, "--deadline", "1", "--", "true").wait()
+    ended = start_mpi_task(start, 1, tmp_path, "--deadline", "1", "--control-port", "20000", "--", "true").wait()
     assert ended.status == 12
-    assert f"the head left no note {tmp_path}/slipway-hydra.json within 1 s" in ended.stderr
+    assert f"the head left no note {tmp_path}/slipway-hydra-20000.json within 1 s" in ended.stderr
 
 
 def test_a_note_that_others_can_read_is_refused(start: Start, tmp_path: Path) -> None:
-    (tmp_path / "slipway-hydra.json").write_text("{}", encoding="ascii")
-    ended = start_mpi_task(start, 1, tmp_path, "--", "true").wait()
+    (tmp_path / "slipway-hydra-20000.json").write_text("{}", encoding="ascii")
+    ended = start_mpi_task(start, 1, tmp_path, "--control-port", "20000", "--", "true").wait()
     assert ended.status == 11
     assert "others can read or own " in ended.stderr
 
