@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -141,17 +141,50 @@ def _check_backend(role: str, settings: TrainedModelConfig, model: Path) -> None
 
 def _check_positions(config: Config, model: Path) -> None:
     settings = read_json(model / "config.json")
-    positions = settings.get("max_position_embeddings")
     longest = config.data.max_prompt_length + config.data.max_response_length
-    rotation = settings.get("rope_parameters")
-    scaled = settings.get("rope_scaling") or (isinstance(rotation, dict) and rotation.get("factor"))
+    given = (
+        f"data.max_prompt_length={config.data.max_prompt_length} and "
+        f"data.max_response_length={config.data.max_response_length} add up to {longest} tokens, but"
+    )
+    positions, rotations = settings.get("max_position_embeddings"), _rotations(settings)
+    scaled = settings.get("rope_scaling") or any(rotation.get("factor") for rotation in rotations)
     if isinstance(positions, int) and longest > positions and not scaled:
         raise DataError(
-            f"data.max_prompt_length={config.data.max_prompt_length} and "
-            f"data.max_response_length={config.data.max_response_length} add up to {longest} tokens, but {model} has "
-            f"{positions} positions",
+            f"{given} {model} has {positions} positions",
             hint="lower one of them, or use a model with more positions",
         )
+    for rotation in rotations:
+        limit = _positions_alike(rotation, settings)
+        if isinstance(limit, int) and longest > limit:
+            raise DataError(
+                f"{given} beyond {limit} the rotation of {model} depends on the longest row of a pass: log-probs would "
+                "depend on other rows",
+                hint="lower one of them, or use a model whose rotation is fixed, such as one with yarn",
+            )
+
+
+def _rotations(settings: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The parameters of a model's rotary embeddings: one set, or one for each kind of layer."""
+    found = settings.get("rope_parameters") or settings.get("rope_scaling")
+    if not isinstance(found, dict):
+        return []
+    return [rotation for rotation in found.values() if isinstance(rotation, dict)] or [found]
+
+
+def _positions_alike(rotation: Mapping[str, Any], settings: Mapping[str, Any]) -> Any:
+    """How long rows may be while Transformers rotates all of them alike; None if that depends on no length.
+
+    Some rotations change with the largest position of a forward pass, whichever row has it.
+    """
+    positions = settings.get("max_position_embeddings")
+    match rotation.get("rope_type", rotation.get("type")):
+        case "longrope" | "su":  # its first name
+            name = "original_max_position_embeddings"
+            return rotation.get(name) or settings.get(name) or positions
+        case "dynamic":
+            return positions
+        case _:
+            return None
 
 
 def _check_heads(model: Path, devices: int) -> None:

@@ -124,6 +124,46 @@ def test_positions_of_critic_and_teacher_count_too(model: Path, tmp_path: Path) 
             check_models(Config.model_validate({"model": {"path": model}, "data": data, **settings}))
 
 
+LONGROPE = {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [4.0], "rope_theta": 1e4}
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        {"rope_parameters": LONGROPE | {"original_max_position_embeddings": 300}},
+        {"rope_parameters": LONGROPE, "original_max_position_embeddings": 300},
+        {"rope_scaling": {"type": "su"}, "rope_parameters": None, "original_max_position_embeddings": 300},
+        {"rope_parameters": {"rope_type": "dynamic", "factor": 4.0}, "max_position_embeddings": 300},
+        {
+            "rope_parameters": {
+                "full_attention": LONGROPE | {"original_max_position_embeddings": 300},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            }
+        },
+    ],
+)
+def test_rows_beyond_which_the_rotation_depends_on_other_rows_are_refused(
+    model: Path, tmp_path: Path, entries: dict[str, Any]
+) -> None:
+    other = changed(model, tmp_path / "other", "config.json", lambda c: c.update(entries))
+
+    def rows_of(longest: int) -> Config:
+        data = {"max_prompt_length": 100, "max_response_length": longest - 100}
+        return Config.model_validate({"model": {"path": other}, "data": data})
+
+    check_models(rows_of(300))
+    with pytest.raises(DataError, match=r"add up to 301 tokens, but beyond 300 .* depends on the longest row"):
+        check_models(rows_of(301))
+
+
+def test_rotations_that_are_scaled_once_have_more_positions(model: Path, tmp_path: Path) -> None:
+    yarn = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}
+    for name, rotation in {"one": yarn, "nested": {"full_attention": yarn}}.items():
+        scaled = changed(model, tmp_path / name, "config.json", lambda c, r=rotation: c.update(rope_parameters=r))
+        data = {"max_prompt_length": 500, "max_response_length": 100}
+        check_models(Config.model_validate({"model": {"path": scaled}, "data": data}))
+
+
 @pytest.mark.parametrize(
     ("heads", "key_value_heads", "devices", "fitting"),
     [(4, 2, 2, None), (4, 2, 4, None), (14, 2, 4, "1, 2, 14"), (12, 6, 4, "1, 2, 3, 6, 12"), (4, None, 8, "1, 2, 4")],
