@@ -27,7 +27,8 @@ Gather = Callable[[Tensor], Tensor]
 class LoraLinear(nn.Linear):  # type: ignore[misc]
     """W x + b + scaling B A x, with frozen W [out, in] and b, and trained A [rank, in] and B [out, rank] of `dtype`.
 
-    B starts at zero, so training starts from the frozen network.
+    B starts at zero, so training starts from the frozen network, unless `load_adapter` fills A and B. While `enabled`
+    is False, A and B are those of `keep_start`, or zero.
     """
 
     def __init__(
@@ -42,14 +43,23 @@ class LoraLinear(nn.Linear):  # type: ignore[misc]
         first = torch.empty(settings.rank, self.in_features).uniform_(-bound, bound, generator=generator)
         self.lora_A = nn.Parameter(first.to(dtype))
         self.lora_B = nn.Parameter(torch.zeros(self.out_features, settings.rank, dtype=dtype))
+        self.register_buffer("start_A", None, persistent=False)
+        self.register_buffer("start_B", None, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in] -> [..., out]."""
         plain = linear(x, self.weight, self.bias)
-        if not self.enabled:
+        a, b = (self.lora_A, self.lora_B) if self.enabled else (self.start_A, self.start_B)
+        if a is None:
             return plain
         # Sharded weights come in the type of the computation already; before that, adapters may be more precise.
-        return plain + self.scaling * linear(linear(x, self.lora_A.to(x.dtype)), self.lora_B.to(x.dtype))
+        return plain + self.scaling * linear(linear(x, a.to(x.dtype)), b.to(x.dtype))
+
+    def keep_start(self) -> None:
+        """Keeps a copy of A and B, in the type of W."""
+        self.start_A, self.start_B = (
+            part.detach().to(self.weight.dtype, copy=True) for part in (self.lora_A, self.lora_B)
+        )
 
     def merged(self, gather: Gather) -> Tensor:
         """W + scaling B A, [out, in] float32. `gather` turns a sharded tensor into a whole one."""
@@ -159,9 +169,15 @@ def adapted_layers(module: nn.Module) -> Iterator[tuple[str, LoraLinear]]:
     return ((name, layer) for name, layer in module.named_modules() if isinstance(layer, LoraLinear))
 
 
+def keep_start(module: nn.Module) -> None:
+    """Keeps a copy of the adapters as they are, whole on every rank, for `adapters_off`. No checkpoint contains it."""
+    for _, layer in adapted_layers(module):
+        layer.keep_start()
+
+
 @contextmanager
 def adapters_off(network: nn.Module) -> Iterator[None]:
-    """Turns the adapters off while the block runs: the network is then the frozen one."""
+    """Turns the adapters off while the block runs: the network is then the frozen one, or that of `keep_start`."""
     layers = [layer for _, layer in adapted_layers(network)]
     for layer in layers:
         layer.enabled = False

@@ -20,7 +20,7 @@ from trainer.config.tree import Config
 from trainer.data.batches.batch import Batch
 from trainer.data.batches.copies import HostCopies
 from trainer.models.export import write_language_model
-from trainer.models.lora import adapters_off, write_adapter
+from trainer.models.lora import adapters_off, keep_start, write_adapter
 from trainer.models.networks import PolicyNetwork
 from trainer.roles.worker import TrainingWorker
 from trainer.training.engine import TrainingEngine
@@ -46,6 +46,8 @@ class ActorWorker(TrainingWorker):
     def build(self) -> TrainingEngine:
         settings = self.config.actor
         language_model = self.language_model(self.config.model.directory, settings)
+        if settings.lora.path is not None and self.config.needs_reference:
+            keep_start(language_model)
         model, temperature = language_model.config, self.config.rollout.temperature
         rows = check_rows(model.get_text_config().vocab_size)
         first = self.place.rank == 0  # other ranks may have no weights yet
@@ -65,7 +67,7 @@ class ActorWorker(TrainingWorker):
             return self.log_probs(batch)
 
     def reference_log_probs(self, batch: Batch) -> Tensor:
-        """Log-probs without the adapters, so of the model that the run started from."""
+        """Log-probs with the adapters that the run started from, without any if it started from none."""
         with adapters_off(self.engine.network):
             return self.log_probs(batch)
 

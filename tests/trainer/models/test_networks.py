@@ -19,7 +19,9 @@ from trainer.models.lora import (
     adapted_layers,
     adapter_parameters,
     adapter_weights,
+    adapters_off,
     add_adapters,
+    keep_start,
     load_adapter,
     write_adapter,
 )
@@ -215,6 +217,21 @@ def test_an_adapter_without_a_rank_in_the_settings_keeps_its_own(tmp_path: Path)
     missing = Config.model_validate({"critic": {"lora": {"path": tmp_path}}})
     with pytest.raises(DataError, match="cannot be read"):
         with_local_models(missing)
+
+
+def test_with_its_adapters_off_a_network_computes_with_those_that_it_started_from(batch: Batch) -> None:
+    model = adapted(LoraConfig(rank=2), 0)
+    saved = set(model.state_dict())
+    keep_start(model)
+    network, rows = PolicyNetwork(model, TEMPERATURE), PackedRows.of(batch)
+    with torch.no_grad():
+        start = network(rows)[0]
+        for _, parameter in adapter_parameters(model):
+            parameter.mul_(2)
+        assert not torch.allclose(network(rows)[0], start)
+        with adapters_off(network):
+            assert torch.equal(network(rows)[0], start)
+    assert set(model.state_dict()) == saved
 
 
 def test_squared_probabilities_are_those_of_the_tempered_distribution() -> None:

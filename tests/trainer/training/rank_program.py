@@ -22,7 +22,7 @@ from trainer.config.sections.sharding import ShardingConfig
 from trainer.data.batches.batch import Batch
 from trainer.data.batches.partition import MicroBatchLimit
 from trainer.errors import CheckpointError, WorkerError
-from trainer.models.lora import adapted_layers, adapters_off, add_adapters
+from trainer.models.lora import adapted_layers, adapters_off, add_adapters, keep_start
 from trainer.models.networks import PolicyNetwork
 from trainer.training.compile_ahead import compile_ahead, typical_rows
 from trainer.training.engine import OptimizerSettings, TrainingEngine, optimizer_states
@@ -172,11 +172,13 @@ def adapted_network(empty: bool = False) -> PolicyNetwork:
 def adapted_findings(rows: Batch, limit: MicroBatchLimit, directory: Path) -> dict[str, Any]:
     """Results of a network with adapters before and after two steps, and again from a checkpoint between them."""
 
-    def engine() -> TrainingEngine:
+    def engine(keeps_start: bool) -> TrainingEngine:
         made = adapted_network(empty=lacks_weights(ShardingConfig()))
+        if keeps_start:
+            keep_start(made)
         return TrainingEngine(made, Execution(torch.device("cpu"), torch.float32), SETTINGS)
 
-    first, second = engine(), engine()
+    first, second = engine(False), engine(True)
     found = {"gradients": gradients(first, rows, limit), "log_probs": first.forward(rows, limit)}
     first.update(rows, loss, limit)
     checkpoint = directory / f"adapters_{first.world_size}"
@@ -190,6 +192,8 @@ def adapted_findings(rows: Batch, limit: MicroBatchLimit, directory: Path) -> di
     found["checkpoint names"] = sorted(FileSystemReader(checkpoint).read_metadata().state_dict_metadata)
     with adapters_off(first.network):
         found["log_probs without"] = first.forward(rows, limit)
+    with adapters_off(second.network):
+        found["log_probs at the start"] = second.forward(rows, limit)
     return found
 
 

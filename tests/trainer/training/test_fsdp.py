@@ -182,6 +182,8 @@ def test_adapters_add_their_product_and_only_they_are_trained(
     assert_close(found["log_probs"], plain_adapted["log_probs"][rows], atol=1e-5, rtol=0)
     # After two steps the network without adapters is still the starting network.
     assert_close(found["log_probs without"], plain["log_probs"][rows], atol=1e-5, rtol=0)
+    # One that keeps the adapters of its start is that of the start, also after it has loaded others.
+    assert_close(found["log_probs at the start"], plain_adapted["log_probs"][rows], atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
