@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 class Sampled:
     """Input of an estimator: the scored responses of a step.
 
-    Shapes: `rewards` [rows, tokens] float, 0 where the policy did not choose the token; `mask` [rows, tokens] bool,
-    the tokens that train; `groups` [rows] int64, equal for the responses to one prompt. `values` [rows, tokens] exist
-    only for an estimator that needs a critic, `greedy_scores` [rows] only for one that needs greedy responses, and
-    `squared_probabilities` [rows, tokens], summed over the vocabulary, only for one that needs them. `log_probs`
-    [rows, tokens] are those of the policy before the update, None if no pass has computed them; `weights`
-    [rows, tokens] are those of a correction, if any. `components` holds each named number of the rewards, [rows], for
-    an estimator that needs them.
+    Shapes: `rewards` [rows, tokens] float, 0 where the policy did not choose the token, and already moved by
+    `on_trained_tokens`; `mask` [rows, tokens] bool, the tokens that train; `groups` [rows] int64, equal for the
+    responses to one prompt. `values` [rows, tokens] exist only for an estimator that needs a critic, `greedy_scores`
+    [rows] only for one that needs greedy responses, and `squared_probabilities` [rows, tokens], summed over the
+    vocabulary, only for one that needs them. `log_probs` [rows, tokens] are those of the policy before the update, None
+    if no pass has computed them; `weights` [rows, tokens] are those of a correction, if any. `components` holds each
+    named number of the rewards, [rows], for an estimator that needs them.
     """
 
     rewards: Tensor

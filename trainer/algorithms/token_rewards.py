@@ -32,3 +32,17 @@ def move_to_tokens(rewards: Tensor, by_token: Sequence[Sequence[tuple[int, float
             for position, reward in pairs:
                 rewards[row, places[position]] += reward
                 rewards[row, places[-1]] -= reward
+
+
+def on_trained_tokens(rewards: Tensor, trained: Tensor) -> Tensor:
+    """The rewards, [rows, tokens], with those of tokens that do not train at the nearest earlier token that does.
+
+    A score at a rejected last token would otherwise be lost to estimators that sum rewards from each token on. Rewards
+    without such an earlier token stay where they are: no token that trains led to them.
+
+    Args:
+        rewards: [rows, tokens]; trained: [rows, tokens] bool.
+    """
+    own = torch.arange(trained.shape[1]).expand(trained.shape)
+    place = own.where(trained, -1).cummax(dim=1).values
+    return torch.zeros_like(rewards).scatter_add(1, place.where(place >= 0, own), rewards)

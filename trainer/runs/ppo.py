@@ -17,7 +17,7 @@ from trainer.algorithms.off_policy.agreement import log_prob_agreement
 from trainer.algorithms.resampling import resampled_rows
 from trainer.algorithms.returns import explained_variance
 from trainer.algorithms.rows import Sampled
-from trainer.algorithms.token_rewards import move_to_tokens, token_rewards
+from trainer.algorithms.token_rewards import move_to_tokens, on_trained_tokens, token_rewards
 from trainer.cluster.calls import stalls_explained
 from trainer.cluster.nodes import connected
 from trainer.cluster.ready import wait_for_ray
@@ -291,7 +291,7 @@ class Controller(TrainingRun):
             batch = batch.with_(response_mask=batch.response_mask & ~truncated.unsqueeze(1))
         groups, trained = self.collector.groups(len(batch)), batch.response_mask
         sampled = Sampled(
-            rewards,
+            on_trained_tokens(rewards, trained),
             trained,
             groups,
             batch.values,

@@ -14,6 +14,8 @@ from torch.testing import assert_close
 from tests.trainer.tensors import normal, random_mask, seeds
 from trainer.algorithms.losses.aggregation import GlobalCount
 from trainer.algorithms.off_policy.rejection import Criterion
+from trainer.algorithms.rows import Sampled
+from trainer.algorithms.token_rewards import on_trained_tokens, token_rewards
 from trainer.cluster.place import RankPlace
 from trainer.config.sections.algorithm import AlgorithmConfig
 from trainer.config.tree import Config
@@ -146,6 +148,37 @@ def test_with_the_engine_as_old_policy_weights_follow_the_policy_during_the_upda
     _, found = actor_loss({"actor": {"policy_loss": "ppo", "clip_dual": None}, "algorithm": algorithm}, new, batch)
     unclipped = actor_loss({"actor": {"policy_loss": "ppo", "clip_dual": None}}, new, batch)[1]
     assert_close(found, unclipped.where(kept, 0.0))
+
+
+@pytest.mark.parametrize("advantage", ["gae", "remax", "reinforce_plus_plus", "optimal_token_baseline"])
+def test_a_response_whose_last_token_is_rejected_learns_from_its_score(advantage: str) -> None:
+    engine = torch.full((3, 4), -1.0)
+    trainer = engine.clone()
+    trainer[0, 3] = -3.0
+    mask = torch.ones(3, 4, dtype=torch.bool)
+    accepted = AlgorithmConfig.model_validate({"rejection": {"token_k1": 2.0}}).off_policy.apply(trainer, engine, mask)
+    rewards = token_rewards(torch.tensor([1.0, 1.0, 0.0]), torch.zeros(3, 4), mask, 0.0)
+    sampled = Sampled(
+        on_trained_tokens(rewards, accepted.accepted),
+        accepted.accepted,
+        groups=torch.zeros(3, dtype=torch.int64),
+        values=torch.zeros(3, 4),
+        greedy_scores=torch.zeros(3),
+        log_probs=trainer,
+        squared_probabilities=torch.full((3, 4), 0.5),
+    )
+    algorithm = AlgorithmConfig.model_validate({"advantage": advantage})
+    found = algorithm.estimator.estimate(sampled, **algorithm.estimator.values(algorithm)).advantages
+    assert_close(found[0, :3], found[1, :3])
+    assert found[0, 3] == 0
+    assert (found[0, :3] > found[2, :3]).all()
+
+
+def test_rewards_of_tokens_that_do_not_train_go_to_the_nearest_earlier_token_that_does() -> None:
+    rewards = torch.tensor([[1.0, 2.0, 0.0, 4.0, 5.0], [1.0, 2.0, 3.0, 0.0, 0.0], [1.0, 2.0, 3.0, 4.0, 5.0]])
+    trained = torch.tensor([[1, 0, 0, 1, 0], [0, 1, 0, 0, 0], [0, 0, 0, 0, 0]]).bool()
+    moved = torch.tensor([[3.0, 0.0, 0.0, 9.0, 0.0], [1.0, 5.0, 0.0, 0.0, 0.0], [1.0, 2.0, 3.0, 4.0, 5.0]])
+    assert_close(on_trained_tokens(rewards, trained), moved)
 
 
 @pytest.mark.parametrize(
