@@ -82,18 +82,18 @@ class ActorWorker(TrainingWorker):
         # With a single optimizer step, the old log-probs are those of this pass.
         old_log_probs = log_probs.detach() if batch.old_log_probs is None else batch.old_log_probs
         row = POLICY_LOSSES[settings.policy_loss]
-        policy = row.loss(log_probs, old_log_probs, batch.advantages, mask, **row.values(settings))
+        weights, trained = self.corrections(log_probs, batch)
+        policy = row.loss(log_probs, old_log_probs, batch.advantages, trained, **row.values(settings))
         policy_loss = policy.loss
-        corrections = self.corrections(log_probs, batch)
-        if corrections is not None:
-            policy_loss = policy_loss * (geometric_mean(corrections, mask) if row.sequence_level else corrections)
+        if weights is not None:
+            policy_loss = policy_loss * (geometric_mean(weights, trained) if row.sequence_level else weights)
         losses = -settings.entropy_coefficient * entropies
         if batch.teacher_log_probs is not None:
-            from_teacher, kl = self.teacher_loss(log_probs, old_log_probs, batch, corrections)
+            from_teacher, kl = self.teacher_loss(log_probs, old_log_probs, batch, weights)
             losses = losses + self.config.distillation.coefficient * from_teacher
             policy_loss = policy_loss if self.config.distillation.rewards else torch.zeros_like(policy_loss)
         metrics = {
-            "policy_loss": policy_loss,
+            "policy_loss": policy_loss.where(trained, 0.0),
             "entropy": entropies,
             "clip_fraction": policy.clipped.to(policy_loss.dtype),
             "approximate_kl": approximate_kl(log_probs, old_log_probs),
@@ -105,12 +105,12 @@ class ActorWorker(TrainingWorker):
             losses = losses + settings.kl_loss_coefficient * kl
             metrics["kl_loss"] = kl
         scale_length = settings.loss_scale_length or self.config.data.max_response_length
-        loss = aggregate(policy_loss, mask, row.aggregation or settings.loss_aggregation, count, scale_length)
-        loss = loss + aggregate(losses, mask, settings.loss_aggregation, count, scale_length)
+        loss = aggregate(policy_loss, trained, row.aggregation or settings.loss_aggregation, count, scale_length)
+        loss = loss + aggregate(losses, trained, settings.loss_aggregation, count, scale_length)
         return loss, {name: token_mean(value, mask, count.tokens) for name, value in metrics.items()}
 
     def teacher_loss(
-        self, log_probs: Tensor, old_log_probs: Tensor, batch: Batch, corrections: Tensor | None
+        self, log_probs: Tensor, old_log_probs: Tensor, batch: Batch, weights: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """The loss of each token that brings the policy closer to the teacher, and the KL to the teacher."""
         settings = self.config.distillation
@@ -120,16 +120,16 @@ class ActorWorker(TrainingWorker):
         loss = distillation_policy_loss(
             log_probs, old_log_probs, kl, batch.response_mask, settings.clip_ratio, settings.clip_dual
         )
-        return (loss if corrections is None else loss * corrections), kl
+        return (loss if weights is None else loss * weights), kl
 
-    def corrections(self, log_probs: Tensor, batch: Batch) -> Tensor | None:
-        """The weight of each token's policy loss, [rows, response length]; None if all are 1."""
+    def corrections(self, log_probs: Tensor, batch: Batch) -> tuple[Tensor | None, Tensor]:
+        """The weight of each token's policy loss, None if all are 1, and the tokens that train; both
+        [rows, response length]."""
         algorithm = self.config.algorithm
-        if algorithm.old_log_probs == "trainer":
-            return batch.corrections
+        if algorithm.old_log_probs == "trainer":  # rejected before the update
+            return batch.corrections, batch.response_mask
         corrected = algorithm.off_policy.apply(log_probs, batch.old_log_probs, batch.response_mask)
-        accepted = corrected.accepted.to(log_probs.dtype)
-        return accepted if corrected.weights is None else corrected.weights * accepted
+        return corrected.weights, corrected.accepted
 
     def publish_weights(self) -> tuple[list[ObjectRef], int]:
         """Puts the trained weights into Ray's object store. Every rank calls it; rank 0 returns the buckets and their

@@ -150,6 +150,21 @@ def test_with_the_engine_as_old_policy_weights_follow_the_policy_during_the_upda
     assert_close(found, unclipped.where(kept, 0.0))
 
 
+@pytest.mark.parametrize("policy_loss", ["gmpo", "gspo"])
+def test_with_the_engine_as_old_policy_a_response_learns_as_if_it_had_no_rejected_token(policy_loss: str) -> None:
+    new, engine = torch.full((1, 20), -1.0), torch.full((1, 20), -1.1)
+    new[0, 5] = -5.0
+    mask, kept = torch.ones(1, 20, dtype=torch.bool), torch.arange(20) != 5
+    token_ids, prompt_lengths = torch.zeros(1, 21, dtype=torch.int64), torch.ones(1, dtype=torch.int64)
+    batch = Batch(token_ids, prompt_lengths, mask, old_log_probs=engine, advantages=torch.ones(1, 20))
+    actor = {"policy_loss": policy_loss, "loss_aggregation": "seq-mean-token-mean"}
+    rejecting = {"actor": actor, "algorithm": {"old_log_probs": "engine", "rejection": {"token_k1": 2.0}}}
+    without = batch.with_(response_mask=mask & kept)
+    found, wanted = actor_loss(rejecting, new, batch), actor_loss({"actor": actor}, new, without)
+    assert found[0] == pytest.approx(wanted[0])
+    assert_close(found[1], wanted[1])
+
+
 @pytest.mark.parametrize("advantage", ["gae", "remax", "reinforce_plus_plus", "optimal_token_baseline"])
 def test_a_response_whose_last_token_is_rejected_learns_from_its_score(advantage: str) -> None:
     engine = torch.full((3, 4), -1.0)
