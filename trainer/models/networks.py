@@ -86,7 +86,8 @@ class ValueNetwork(nn.Module):  # type: ignore[misc]
     def __init__(self, language_model: nn.Module, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.body = prepared(language_model).get_decoder()
-        self.head = nn.Linear(language_model.config.hidden_size, 1, bias=False, dtype=dtype)
+        width = language_model.config.get_text_config().hidden_size
+        self.head = nn.Linear(width, 1, bias=False, dtype=dtype)
         nn.init.zeros_(self.head.weight)
 
     @property

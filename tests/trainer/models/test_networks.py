@@ -111,6 +111,19 @@ def test_values_do_not_depend_on_other_rows(batch: Batch) -> None:
     assert torch.equal(together != 0, batch.response_mask)
 
 
+def test_a_critic_reads_the_states_of_the_text_part_of_a_model(batch: Batch) -> None:
+    text = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 8}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    images = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = AutoConfig.for_model(
+        "gemma3", text_config=text | heads, vision_config=images | {"image_size": 28, "patch_size": 14}
+    )
+    network = ValueNetwork(AutoModelForCausalLM.from_config(config, dtype=torch.float32))
+    assert network.head.weight.shape == (1, 16)
+    torch.nn.init.normal_(network.head.weight)
+    assert torch.equal(network(PackedRows.of(batch)) != 0, batch.response_mask)
+
+
 @pytest.mark.parametrize("tokens_per_chunk", [1, 4, 7, 100])
 @pytest.mark.parametrize("frozen_weight", [False, True])
 def test_chunks_change_neither_log_probs_nor_gradients(tokens_per_chunk: int, frozen_weight: bool) -> None:
