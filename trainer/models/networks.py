@@ -79,8 +79,7 @@ class PolicyNetwork(nn.Module):  # type: ignore[misc]
 class ValueNetwork(nn.Module):  # type: ignore[misc]
     """The body of a causal language model with a head that estimates the value of the state before each response token.
 
-    The head starts at zero, so the first advantages come from the rewards and not from a random head. `dtype` is that
-    of the other trained weights.
+    The caller sets the weights of the head. `dtype` is that of the other trained weights.
     """
 
     def __init__(self, language_model: nn.Module, dtype: torch.dtype = torch.float32) -> None:
@@ -88,7 +87,6 @@ class ValueNetwork(nn.Module):  # type: ignore[misc]
         self.body = prepared(language_model).get_decoder()
         width = language_model.config.get_text_config().hidden_size
         self.head = nn.Linear(width, 1, bias=False, dtype=dtype)
-        nn.init.zeros_(self.head.weight)
 
     @property
     def decoder(self) -> nn.Module:
