@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -59,7 +60,15 @@ def _with_rank(settings: LoraConfig) -> LoraConfig:
             hint="use an adapter that peft saved",
         )
     update = {"rank": found["r"], "alpha": float(found.get("lora_alpha", 8)), "target_modules": sorted(layers)}
-    return settings.model_copy(update=update | {"exclude_modules": []})
+    return settings.model_copy(update=update | {"exclude_modules": _excluded(found.get("exclude_modules"))})
+
+
+def _excluded(modules: object) -> list[str]:
+    """The patterns of peft's `exclude_modules`: a regular expression, or a list of names and ends of paths."""
+    if isinstance(modules, str):
+        return [modules]
+    names = [str(name) for name in modules] if isinstance(modules, list) else []
+    return [name if name.isidentifier() else rf".*\.{re.escape(name)}" for name in names]
 
 
 def read_adapter_config(directory: Path) -> dict[str, Any]:

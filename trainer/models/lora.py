@@ -6,7 +6,7 @@ An adapted layer keeps its name and the name of its weight, so the names of the 
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -107,7 +107,7 @@ def _targets(language_model: nn.Module, settings: LoraConfig) -> list[tuple[nn.M
     excluded: set[str] = set()
     for pattern in settings.exclude_modules:
         matching = {path for path, _, name, _ in found if _selects(pattern, name, path)}
-        if not matching:
+        if not matching and settings.path is None:  # `load_adapter` compares the layers with those of an adapter
             raise ConfigError(
                 f"lora.exclude_modules: the model has no linear layer {pattern}", hint=f"{hint}, like {found[0][0]}"
             )
@@ -159,7 +159,7 @@ def load_adapter(language_model: nn.Module, settings: LoraConfig) -> None:
     if different := sorted(own.keys() ^ weights.keys()):
         raise ConfigError(
             f"lora.path={directory}: it has adapters for other layers; the first difference is {different[0]}",
-            hint=f"set lora.target_modules={found.get('target_modules')}",
+            hint="leave out lora.rank: the adapter then gives rank, alpha and layers",
         )
     for name, parameter in own.items():
         parameter.data.copy_(weights[name])
@@ -211,6 +211,13 @@ def adapter_weights(module: nn.Module, gather: Gather) -> Iterator[tuple[str, Te
     return ((name, gather(parameter.detach())) for name, parameter in adapter_parameters(module))
 
 
+def _excluded_by_peft(patterns: Sequence[str]) -> list[str] | str:
+    """peft's `exclude_modules`: a list of names, or a regular expression for whole paths if any pattern is one."""
+    if all(pattern.isidentifier() for pattern in patterns):
+        return list(patterns)
+    return "|".join(rf".*\.{pattern}" if pattern.isidentifier() else f"(?:{pattern})" for pattern in patterns)
+
+
 def write_adapter(weights: Iterable[tuple[str, Tensor]], settings: LoraConfig, base: Path, directory: Path) -> None:
     """Writes an adapter directory in peft's format for the model at `base`."""
     tensors = {name: tensor.cpu().contiguous() for name, tensor in weights}
@@ -223,6 +230,7 @@ def write_adapter(weights: Iterable[tuple[str, Tensor]], settings: LoraConfig, b
         "lora_alpha": settings.alpha,
         "lora_dropout": 0.0,
         "target_modules": targets,
+        "exclude_modules": _excluded_by_peft(settings.exclude_modules),
         "bias": "none",
         "inference_mode": True,
     }

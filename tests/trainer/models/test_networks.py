@@ -1,5 +1,6 @@
 """Networks on packed rows compared with Transformers' forward pass, row by row."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -230,6 +231,37 @@ def test_an_adapter_without_a_rank_in_the_settings_keeps_its_own(tmp_path: Path)
     missing = Config.model_validate({"critic": {"lora": {"path": tmp_path}}})
     with pytest.raises(DataError, match="cannot be read"):
         with_local_models(missing)
+
+
+@pytest.mark.parametrize(
+    "excluded", [["down_proj"], ["o_proj", r"model\.layers\.0\..*"], [r".*\.mlp\..*", r".*q_proj"]]
+)
+def test_an_adapter_without_some_layers_is_the_start_of_another_run(excluded: list[str], tmp_path: Path) -> None:
+    saved = LoraConfig(rank=2, exclude_modules=excluded)
+    trained = adapted(saved, 0)
+    write_adapter(adapter_weights(trained, lambda tensor: tensor), saved, tmp_path, tmp_path / "adapter")
+    given = Config.model_validate({"actor": {"lora": {"path": tmp_path / "adapter"}}})
+    again = with_local_models(given).actor.lora
+    fresh = adapted(again, 1)
+    load_adapter(fresh, again)
+    assert [name for name, _ in adapted_layers(fresh)] == [name for name, _ in adapted_layers(trained)]
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        (["lm_head", "layers.0.mlp.down_proj"], ["lm_head", r".*\.layers\.0\.mlp\.down_proj"]),
+        (r".*\.layers\.[01]\..*", [r".*\.layers\.[01]\..*"]),
+        (None, []),
+    ],
+)
+def test_layers_that_peft_excluded_are_excluded(written: object, read: list[str], tmp_path: Path) -> None:
+    """peft's list holds names and ends of paths; its text is a regular expression. A name may fit no layer."""
+    settings = {"r": 2, "lora_alpha": 4, "target_modules": ["down_proj"], "exclude_modules": written}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(settings))
+    lora = with_local_models(Config.model_validate({"actor": {"lora": {"path": tmp_path}}})).actor.lora
+    assert lora.exclude_modules == read
+    assert any(adapted_layers(adapted(lora, 0))) == (written is None or "lm_head" in written)
 
 
 def test_with_its_adapters_off_a_network_computes_with_those_that_it_started_from(batch: Batch) -> None:
