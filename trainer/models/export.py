@@ -16,11 +16,14 @@ def write_language_model(
 ) -> None:
     """Writes `weights` with the configuration, the generation defaults and the tokenizer of the model at `source`.
 
-    Weights above `shard_size` in total are several safetensors files with an index.
+    `weights` include the buffers that belong to the model's files; these keep their type. Weights above `shard_size` in
+    total are several safetensors files with an index.
     """
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(source), dtype=dtype)
-    model.load_state_dict({name: tensor.to(dtype) for name, tensor in weights}, assign=True)
+    buffers = dict(model.named_buffers())
+    own = {name: tensor if name in buffers else tensor.to(dtype) for name, tensor in weights}
+    model.load_state_dict(own, assign=True)
     model.tie_weights()  # a tied weight was gathered under each of its names and is written once
     model.generation_config = GenerationConfig.from_model_config(model.config)
     model.save_pretrained(directory, max_shard_size=shard_size)

@@ -215,10 +215,12 @@ class ActorWorker(TrainingWorker):
 
         Adapters are merged into the weights, and stand by themselves in the directory `adapter`.
         """
-        weights = self._at_first_rank(self.engine.full_weights(self.engine.network.language_model))
-        adapter = self.engine.adapter_weights(self.engine.network.language_model)
+        language_model = self.engine.network.language_model
+        weights = self._at_first_rank(self.engine.full_weights(language_model))
+        adapter = self.engine.adapter_weights(language_model)
         if self.place.rank == 0:
             model = self.config.model.directory
+            weights += [(name, buffer.cpu()) for name, buffer in self.engine.buffers(language_model)]
             write_language_model(model, weights, self.dtype, directory)
             if adapter:
                 write_adapter(adapter, self.config.actor.lora, model, directory / "adapter")

@@ -299,6 +299,11 @@ class TrainingEngine:
                         name, self._gather(weight.to(dtype) if sharded else weight), self.origins
                     )
 
+    def buffers(self, module: nn.Module) -> list[tuple[str, Tensor]]:
+        """The buffers that belong to a model's files, such as biases that choose experts; whole on every rank."""
+        stored = module.state_dict().keys()
+        return [(name, buffer) for name, buffer in module.named_buffers() if name in stored]
+
     def adapter_weights(self, module: nn.Module) -> list[tuple[str, Tensor]]:
         """Copies of the whole adapters of a part of the network, by peft's names. Every rank must call it."""
         reshard(self._sharded_modules)

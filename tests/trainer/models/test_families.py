@@ -12,12 +12,17 @@ from torch.testing import assert_close
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from tests.trainer.training.rank_program import ROWS, batch, loss
+from trainer.cluster.place import RankPlace
+from trainer.config.sections.roles import LoraConfig
+from trainer.config.tree import Config
 from trainer.data.batches.batch import Batch
 from trainer.data.batches.partition import MicroBatchLimit
 from trainer.errors import DataError
 from trainer.models.export import write_language_model
+from trainer.models.lora import add_adapters
 from trainer.models.networks import PolicyNetwork, empty_language_model, load_language_model
 from trainer.models.small import build_tokenizer
+from trainer.roles.actor import ActorWorker
 from trainer.training.engine import OptimizerSettings, TrainingEngine
 from trainer.training.ranks.sharding import Execution
 
@@ -29,10 +34,20 @@ LLAMA_3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8,
 }
+MIXTURE = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 16,
+    "first_k_dense_replace": 1,
+}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen2 and 2.5": ("qwen2", {"tie_word_embeddings": True}),
     "Qwen3": ("qwen3", {"tie_word_embeddings": True}),
     "Llama 3": ("llama", {"tie_word_embeddings": False, "rope_parameters": LLAMA_3_ROPE, "bos_token_id": None}),
+    "GLM 4.5": ("glm4_moe", MIXTURE),
     "Mistral": ("mistral", {"tie_word_embeddings": False, "sliding_window": 6, "bos_token_id": None}),
 }
 
@@ -93,13 +108,33 @@ def test_a_family_loads_matches_transformers_trains_and_exports(family: str, tmp
     losses = [engine.update(rows, loss, limit)["loss"] for _ in range(2)]
     assert losses[1] < losses[0]
 
-    weights = list(engine.full_weights(network.language_model))
+    weights = [*engine.full_weights(network.language_model), *engine.buffers(network.language_model)]
     write_language_model(tmp_path / "model", weights, torch.float32, tmp_path / "export")
     after = engine.forward(rows, limit)
     assert (after - before).abs().max() > 0.01
     assert_close(after, transformers_log_probs(tmp_path / "export", rows, 0.7), atol=1e-5, rtol=0)
     exported = AutoTokenizer.from_pretrained(tmp_path / "export", local_files_only=True)
     assert exported("1 + 2")["input_ids"] == build_tokenizer(["How many are 1 + 2? #### 3"])("1 + 2")["input_ids"]
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_an_export_holds_the_buffers_that_belong_to_the_model(rank: int, tmp_path: Path) -> None:
+    """Biases that choose experts are no parameters, and stay in float32 beside weights in 16 bits."""
+    bias = torch.tensor([0.1, 0.2, 0.3, 0.4])
+    name = "model.layers.1.mlp.gate.e_score_correction_bias"
+    write_model(tmp_path / "model", "GLM 4.5")
+    model = load_language_model(tmp_path / "model")
+    model.get_buffer(name).copy_(bias)
+    lora = LoraConfig(rank=rank, target_modules=["q_proj"])
+    if rank:
+        add_adapters(model, lora, seed=0)
+    config = Config.model_validate(
+        {"model": {"path": tmp_path / "model", "dtype": "bfloat16"}, "actor": {"lora": lora.model_dump()}}
+    )
+    actor = ActorWorker(config, RankPlace(0, 1, "127.0.0.1", "cpu"))
+    actor.engine = TrainingEngine(PolicyNetwork(model, 1.0), Execution(torch.device("cpu"), torch.float32))
+    actor.export(tmp_path / "export")
+    assert torch.equal(load_language_model(tmp_path / "export", torch.bfloat16).state_dict()[name], bias)
 
 
 @pytest.mark.parametrize("load", [load_language_model, empty_language_model])
