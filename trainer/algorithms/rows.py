@@ -97,11 +97,13 @@ class Correction(Row):
 
     `weights(ratio, mask, **parameters)` returns the weight of each token's loss, [rows, tokens]. Its parameters are
     settings of the section `algorithm`. `verl` lists verl's names for it. With `sequence_level`, all tokens of a
-    response have the same weight.
+    response have the same weight. Inside its bounds a weight is the ratio of the token or the response; with
+    `masks_only` it is 1.
     """
 
     weights: Callable[..., Tensor]
     sequence_level: bool = False
+    masks_only: bool = False
     verl: tuple[str, ...] = ()
 
 

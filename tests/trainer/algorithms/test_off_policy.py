@@ -104,6 +104,7 @@ def test_bounds_must_fit_their_criterion(rejection: dict[str, object], words: st
         ("icepop", [[0.0, 0.0, 1.0], [1.5, 1.5, 0.0]]),
         ("sequence_tis", [[1.0, 1.0, 1.0], [2.0, 2.0, 0.0]]),  # products 4 x 0.25 x 1 and 1.5 x 1.5
         ("sequence_icepop", [[1.0, 1.0, 1.0], [0.0, 0.0, 0.0]]),
+        ("sequence_mask", [[1.0, 1.0, 1.0], [1.0, 1.0, 0.0]]),  # geometric means 1 and 1.5
     ],
 )
 def test_weights_of_tokens_and_of_responses(correction: str, weights: list[list[float]]) -> None:
@@ -118,6 +119,34 @@ def test_weights_of_tokens_and_of_responses(correction: str, weights: list[list[
     normalized = normal_mean.apply(trainer, torch.zeros(2, 3), mask).weights
     assert normalized is not None
     assert_close(normalized, expected / mean)
+
+
+@pytest.mark.parametrize(
+    ("correction", "bounded"),
+    [
+        ("tis", [[True, False, False], [False, False, True], [True, True, False]]),
+        ("icepop", [[True, True, False], [False, False, True], [True, True, False]]),
+        ("sequence_tis", [[False] * 3, [True] * 3, [True, True, False]]),
+        ("sequence_icepop", [[False] * 3, [True] * 3, [True, True, False]]),
+        ("sequence_mask", [[False] * 3, [False] * 3, [True, True, False]]),
+    ],
+)
+def test_tokens_count_as_corrected_where_a_bound_changed_their_weight(
+    correction: str, bounded: list[list[bool]]
+) -> None:
+    trainer = torch.tensor([[4.0, 0.25, 1.0], [0.9, 1.1, 3.0], [3.0, 3.0, 1.0]]).log()  # geometric means 1, 1.4 and 3
+    mask = torch.tensor([[True] * 3, [True] * 3, [True, True, False]])
+    found = AlgorithmConfig(correction=correction).off_policy.apply(trainer, torch.zeros(3, 3), mask).bounded
+    assert found.tolist() == bounded
+
+
+def test_weights_of_whole_responses_have_the_mean_1_over_responses() -> None:
+    trainer = torch.tensor([[3.0, 1.0, 1.0], [3.0, 3.0, 3.0]]).log()
+    mask = torch.tensor([[False, True, True], [True, True, True]])
+    algorithm = AlgorithmConfig(correction="sequence_mask", correction_normalize=True)
+    found = algorithm.off_policy.apply(trainer, torch.zeros(2, 3), mask).weights
+    assert found is not None
+    assert_close(found, torch.tensor([[0.0, 2.0, 2.0], [0.0, 0.0, 0.0]]))
 
 
 def actor_loss(settings: dict[str, dict[str, object]], new: Tensor, batch: Batch) -> tuple[float, Tensor]:

@@ -29,5 +29,9 @@ def sequence_mask(ratio: Tensor, mask: Tensor, correction_low: float, correction
 
 
 ROW = Correction(
-    name="sequence_mask", weights=sequence_mask, parameters={"correction_low": LOW, "correction_high": HIGH}
+    name="sequence_mask",
+    weights=sequence_mask,
+    parameters={"correction_low": LOW, "correction_high": HIGH},
+    sequence_level=True,
+    masks_only=True,
 )

@@ -45,10 +45,17 @@ class OffPolicyCorrection:
         weights, bounded = None, mask & False
         if self.correction is not None:
             weights = self.correction.weights(ratio, mask, **self.parameters)
-            bounded = mask & (weights != (sequence_ratio(ratio, mask) if self.correction.sequence_level else ratio))
+            bounded = mask & (weights != unbounded_weights(self.correction, ratio, mask))
             if self.normalize:
                 weights = normalized(weights, mask, self.correction.sequence_level)
         return Corrected(weights, bounded, accepted(log_probs, rollout_log_probs, mask, self.rejection), ratio)
+
+
+def unbounded_weights(correction: Correction, ratio: Tensor, mask: Tensor) -> Tensor:
+    """The weights inside the bounds of a correction: [rows, tokens], or [rows, 1] if they are those of responses."""
+    if correction.masks_only:
+        return ratio.new_ones(len(ratio), 1)
+    return sequence_ratio(ratio, mask) if correction.sequence_level else ratio
 
 
 def normalized(weights: Tensor, mask: Tensor, sequence_level: bool) -> Tensor:
