@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.trainer.models.test_log_probs_by_family import TEMPERATURE, language_model
 from trainer.config.sections.roles import LoraConfig
@@ -14,7 +15,7 @@ from trainer.models.lora import add_adapters
 from trainer.models.output_head import PLAIN
 from trainer.models.packing import PackedRows
 from trainer.training import engine as engine_module
-from trainer.training.engine import TrainingEngine
+from trainer.training.engine import OptimizerSettings, TrainingEngine
 from trainer.training.micro_batches import Layout, pack
 from trainer.training.ranks.sharding import Execution
 from trainer.training.self_check import (
@@ -53,6 +54,20 @@ def check_critic(family: str, dtype: torch.dtype) -> None:
 def test_right_log_probs_pass(family: str, dtype: torch.dtype) -> None:
     check(family, dtype)
     check_critic(family, dtype)
+
+
+@pytest.mark.parametrize("family", ["biogpt", "opt", "xglm"])
+def test_layers_that_drop_out_themselves_do_not_when_activations_are_checkpointed(family: str) -> None:
+    sizes = {"hidden_size": 32, "ffn_dim": 48, "intermediate_size": 48, "num_hidden_layers": 2}
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(
+        family, vocab_size=50, num_attention_heads=4, word_embed_proj_dim=32, max_position_embeddings=64, **sizes
+    )
+    model, rows = AutoModelForCausalLM.from_config(config, dtype=torch.float32), check_rows(50)
+    expected = transformers_log_probs(model, rows, TEMPERATURE)
+    execution = Execution(torch.device("cpu"), torch.float32, checkpoint_activations=True)
+    engine = TrainingEngine(networks.PolicyNetwork(model, TEMPERATURE), execution, OptimizerSettings(1e-3, 0.0, 1.0))
+    check_log_probs(engine, rows, expected, family)
 
 
 @pytest.mark.parametrize("dtype", TYPES)

@@ -17,6 +17,8 @@ from trainer.models.backend import TrainingBackend, training_backend
 from trainer.models.networks import is_packed
 
 REPLICATE, SHARD, TENSOR = "replicate", "shard", "tensor"
+# Attributes of layers that drop out themselves, without a module for it (OPT, BioGPT, XGLM).
+OWN_DROPOUT = {"dropout", "activation_dropout"}
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,8 @@ def shard(network: nn.Module, execution: Execution, mesh: DeviceMesh) -> nn.Modu
         network.decoder.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         for layer in layers:
             layer.training = True  # Transformers checkpoints only such layers; their parts drop nothing out
+            for share in OWN_DROPOUT & vars(layer).keys():
+                setattr(layer, share, 0.0)
     if execution.device.type == "cuda":
         # Matrix products that stay in float32 may use TF32.
         torch.set_float32_matmul_precision("high")
