@@ -40,6 +40,14 @@ def test_where_only_the_longest_response_is_left_it_has_no_baseline(zero_tail: b
     assert_close(found, torch.tensor([[0.5, last], [-0.5, 0.0]]), atol=1e-5, rtol=1e-5)
 
 
+def test_tool_output_between_turns_does_not_move_the_place_where_only_one_response_is_left() -> None:
+    mask = torch.tensor([[1, 1, 0, 0, 1, 1], [1, 1, 0, 0, 1, 0]]).bool()
+    rewards, p = torch.zeros(2, 6), torch.full((2, 6), 0.25)
+    rewards[0, 5], rewards[1, 4] = 2.0, 1.0
+    found = optimal_token_baseline(rewards, mask, GROUP, p.log(), torch.zeros(2, 6), None, zero_tail=True)
+    assert_close(found[0], torch.tensor([0.5, 0.5, 0.0, 0.0, 0.5, 2.0]), atol=1e-5, rtol=1e-5)
+
+
 def test_a_response_alone_in_its_group_keeps_its_return() -> None:
     mask, p = torch.ones(2, 1, dtype=torch.bool), torch.full((2, 1), 0.25)
     rewards = torch.tensor([[4.0], [5.0]])

@@ -53,9 +53,12 @@ def optimal_token_baseline(
 
 
 def _tail(mask: Tensor, groups: Tensor) -> Tensor:
-    """Where the longest response of a group is longer than all others, its tokens beyond them: [rows, tokens] bool."""
+    """Where the longest response of a group is longer than all others, its tokens beyond them: [rows, tokens] bool.
+
+    A response is as long as the place of its last unmasked token: others may be between its tokens.
+    """
     tail = mask.new_zeros(mask.shape)
-    lengths = mask.sum(dim=1)
+    lengths = (mask.flip(1).cumsum(1) > 0).sum(dim=1)
     for group in groups.unique():
         rows = (groups == group).nonzero().squeeze(1)
         if len(rows) > 1:
