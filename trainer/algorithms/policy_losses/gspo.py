@@ -10,7 +10,7 @@ from trainer.algorithms.rows import PolicyLoss, TokenLoss
 if TYPE_CHECKING:
     from torch import Tensor
 
-LOG_RATIO_LIMIT = 10.0
+MEAN_LOG_RATIO_LIMIT = 10.0
 """The mean log-ratio of a response beyond this is clamped, so that its exponential stays finite."""
 
 
@@ -36,7 +36,7 @@ def gspo(
     """
     difference = (log_probs - old_log_probs).where(mask, 0.0)
     mean = difference.sum(dim=1, keepdim=True) / mask.sum(dim=1, keepdim=True).clamp(min=1)
-    ratio = (mean.detach() + log_probs - log_probs.detach()).clamp(max=LOG_RATIO_LIMIT).exp()
+    ratio = (mean.detach() + log_probs - log_probs.detach()).clamp(max=MEAN_LOG_RATIO_LIMIT).exp()
     return clipped_surrogate(ratio, advantages, *bounds(clip_ratio, clip_ratio_low, clip_ratio_high), dual=None)
 
 
