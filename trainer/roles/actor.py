@@ -10,7 +10,7 @@ from ray import ObjectRef
 from torch import Tensor
 from torch.distributed import TCPStore
 
-from trainer.algorithms.losses.aggregation import GlobalCount, aggregate, token_mean
+from trainer.algorithms.losses.aggregation import GlobalCount, aggregate
 from trainer.algorithms.losses.distillation import distillation_policy_loss, teacher_kl
 from trainer.algorithms.losses.kl import kl_loss
 from trainer.algorithms.off_policy.importance import approximate_kl, geometric_mean
@@ -107,7 +107,7 @@ class ActorWorker(TrainingWorker):
         scale_length = settings.loss_scale_length or self.config.data.max_response_length
         loss = aggregate(policy_loss, trained, row.aggregation or settings.loss_aggregation, count, scale_length)
         loss = loss + aggregate(losses, trained, settings.loss_aggregation, count, scale_length)
-        return loss, {name: token_mean(value, mask, count.tokens) for name, value in metrics.items()}
+        return loss, {name: aggregate(value, mask, "token-mean", count) for name, value in metrics.items()}
 
     def teacher_loss(
         self, log_probs: Tensor, old_log_probs: Tensor, batch: Batch, weights: Tensor | None

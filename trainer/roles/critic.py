@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from trainer.algorithms.losses.aggregation import GlobalCount, aggregate, token_mean
+from trainer.algorithms.losses.aggregation import GlobalCount, aggregate
 from trainer.algorithms.losses.value_loss import clipped_value_loss
 from trainer.data.batches.batch import Batch
 from trainer.models.networks import ValueNetwork
@@ -44,4 +44,4 @@ class CriticWorker(TrainingWorker):
         losses = clipped_value_loss(values, batch.values, batch.returns, settings.clip_range_value)
         scale_length = settings.loss_scale_length or self.config.data.max_response_length
         loss = aggregate(losses, mask, settings.loss_aggregation, count, scale_length)
-        return loss, {"value_loss": token_mean(losses, mask, count.tokens)}
+        return loss, {"value_loss": aggregate(losses, mask, "token-mean", count)}

@@ -7,7 +7,7 @@ from torch.testing import assert_close
 
 from tests.trainer.tensors import normal, random_mask, seeds
 from trainer.algorithms.log_probs import log_probs_and_entropy
-from trainer.algorithms.losses.aggregation import token_mean
+from trainer.algorithms.losses.aggregation import GlobalCount, aggregate
 from trainer.algorithms.losses.kl import kl_estimate
 from trainer.algorithms.returns import explained_variance, generalized_advantages, whiten
 
@@ -40,17 +40,17 @@ def test_values_at_masked_tokens_change_nothing(seed: int) -> None:
     mask = random_mask(seed, 3, 7)
     a, b = normal(seed, 3, 7), normal(seed + 1, 3, 7)
     dirty_a, dirty_b = (tensor.where(mask, 1e6) for tensor in (a, b))
-    count = int(mask.sum())
+    count = GlobalCount(int(mask.sum()), len(mask))
     for clean, dirty in zip(
         (
             *generalized_advantages(a, b, mask, 0.9, 0.8),
             whiten(a, mask),
-            token_mean(a, mask, count),
+            aggregate(a, mask, "token-mean", count),
         ),
         (
             *generalized_advantages(dirty_a, dirty_b, mask, 0.9, 0.8),
             whiten(dirty_a, mask),
-            token_mean(dirty_a, mask, count),
+            aggregate(dirty_a, mask, "token-mean", count),
         ),
         strict=True,
     ):

@@ -18,7 +18,7 @@ from tests.trainer.training import loss_program
 from trainer.algorithms.corrections.icepop import icepop
 from trainer.algorithms.corrections.sequence_mask import sequence_mask
 from trainer.algorithms.corrections.tis import truncated_importance_sampling
-from trainer.algorithms.losses.aggregation import Aggregation, GlobalCount, aggregate, token_mean
+from trainer.algorithms.losses.aggregation import Aggregation, GlobalCount, aggregate
 from trainer.algorithms.losses.kl import KlEstimator, adapted_kl_coefficient, kl_estimate, kl_loss
 from trainer.algorithms.losses.value_loss import clipped_value_loss
 from trainer.algorithms.off_policy.importance import approximate_kl, raw_ratio
@@ -240,7 +240,7 @@ def gradient_in_parts(
             losses = losses + 0.1 * kl_loss(log_probs, reference[part], "k3", unbiased=True)
             loss = aggregate(losses, mask[part], mode, count)
             loss.backward()
-            total, metric = total + loss.detach(), metric + token_mean(losses.detach(), mask[part], count.tokens)
+            total, metric = total + loss.detach(), metric + aggregate(losses.detach(), mask[part], "token-mean", count)
     assert weight.grad is not None
     scale = max(1.0, float(weight.grad.abs().max()))
     return total / scale, weight.grad / scale, metric / scale

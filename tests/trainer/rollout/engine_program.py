@@ -21,7 +21,7 @@ os.environ.update(engine_environment(enforce_eager=True), OMP_WAIT_POLICY="PASSI
 
 import torch
 
-from trainer.algorithms.losses.aggregation import GlobalCount, token_mean
+from trainer.algorithms.losses.aggregation import GlobalCount, aggregate
 from trainer.algorithms.truncation import Truncation, truncated
 from trainer.cluster.place import Team
 from trainer.config.tree import Config
@@ -87,7 +87,7 @@ def sync(trainer: TrainingEngine, engine: RolloutEngine, rank: int) -> list[str]
 
 
 def loss(output: Any, part: Batch, count: GlobalCount) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    value = token_mean(output[0] * part.rollout_log_probs, part.response_mask, count.tokens)
+    value = aggregate(output[0] * part.rollout_log_probs, part.response_mask, "token-mean", count)
     return value, {"loss": value}
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from tests.trainer.models.test_families import FAMILIES, small_model
 from tests.trainer.training.rank_program import ROWS, SETTINGS, batch, loss, refusal, weights
-from trainer.algorithms.losses.aggregation import GlobalCount, token_mean
+from trainer.algorithms.losses.aggregation import GlobalCount, aggregate
 from trainer.config.sections.sharding import ShardingConfig
 from trainer.data.batches.batch import Batch
 from trainer.data.batches.partition import MicroBatchLimit
@@ -67,7 +67,7 @@ def critic(family: str, backend: str, split: int = 1) -> TrainingEngine:
 
 def squares(values: Tensor, part: Batch, count: GlobalCount) -> tuple[Tensor, dict[str, Tensor]]:
     """The critic's loss in this test."""
-    value = token_mean((values - part.advantages).square(), part.response_mask, count.tokens)
+    value = aggregate((values - part.advantages).square(), part.response_mask, "token-mean", count)
     return value, {"loss": value}
 
 

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from trainer.algorithms.losses.aggregation import GlobalCount, token_mean
+from trainer.algorithms.losses.aggregation import GlobalCount, aggregate
 from trainer.config.sections.roles import LoraConfig
 from trainer.config.sections.sharding import ShardingConfig
 from trainer.data.batches.batch import Batch
@@ -91,7 +91,7 @@ def loss(output: tuple[Tensor, Tensor], part: Batch, count: GlobalCount) -> tupl
     """A loss that uses both outputs and is not linear in them."""
     log_probs, entropy = output
     values = log_probs * part.advantages + log_probs.square() / 20 - entropy
-    value = token_mean(values, part.response_mask, count.tokens)
+    value = aggregate(values, part.response_mask, "token-mean", count)
     return value, {"loss": value}
 
 

@@ -10,7 +10,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.testing import assert_close
 
 from tests.trainer.models.test_log_probs_by_family import TEMPERATURE, language_model, rows
-from trainer.algorithms.losses.aggregation import GlobalCount, token_mean
+from trainer.algorithms.losses.aggregation import GlobalCount, aggregate
 from trainer.cluster.place import RankPlace
 from trainer.config.tree import Config
 from trainer.data.batches.batch import Batch
@@ -69,7 +69,7 @@ def worker(
 
 
 def loss(output: tuple[Tensor, Tensor], batch: Batch, count: GlobalCount) -> tuple[Tensor, dict[str, Tensor]]:
-    value = token_mean(-output[0], batch.response_mask, count.tokens)
+    value = aggregate(-output[0], batch.response_mask, "token-mean", count)
     return value, {"loss": value}
 
 

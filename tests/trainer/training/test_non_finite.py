@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.trainer.models.test_log_probs_by_family import TEMPERATURE, language_model, rows
-from trainer.algorithms.losses.aggregation import GlobalCount, token_mean
+from trainer.algorithms.losses.aggregation import GlobalCount, aggregate
 from trainer.data.batches.batch import Batch
 from trainer.data.batches.partition import MicroBatchLimit
 from trainer.errors import WorkerError
@@ -35,7 +35,7 @@ def engine(faults: FaultFiles, skip: bool = False) -> TrainingEngine:
 
 
 def loss(output: tuple[Tensor, Tensor], batch: Batch, count: GlobalCount) -> tuple[Tensor, dict[str, Tensor]]:
-    value = token_mean(-output[0] * batch.advantages, batch.response_mask, count.tokens)
+    value = aggregate(-output[0] * batch.advantages, batch.response_mask, "token-mean", count)
     return value, {"loss": value}
 
 

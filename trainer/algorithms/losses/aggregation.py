@@ -47,14 +47,3 @@ def aggregate(values: Tensor, mask: Tensor, mode: Aggregation, count: GlobalCoun
             return values.sum() / count.responses / scale_length
         case "seq-mean-token-mean":
             return (values.sum(dim=1) / mask.sum(dim=1).clamp(min=1)).sum() / count.responses
-
-
-def token_mean(values: Tensor, mask: Tensor, token_count: int) -> Tensor:
-    """`token-mean`, for metrics.
-
-    Args:
-        values: [rows, tokens] float.
-        mask: [rows, tokens] bool.
-        token_count: unmasked tokens of the global mini-batch.
-    """
-    return values.where(mask, 0.0).sum() / max(1, token_count)
