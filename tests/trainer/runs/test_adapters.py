@@ -50,3 +50,22 @@ def test_adapters_are_trained_against_the_frozen_actor_and_only_adapters_are_sen
     product = settings["lora_alpha"] / settings["r"] * b @ a
     assert product.abs().max() > 1e-4
     assert_close(merged[f"{name}.weight"], frozen[f"{name}.weight"] + product, atol=1e-6, rtol=0)
+
+
+def test_a_run_that_starts_from_an_adapter_is_measured_against_it(runs: Runs) -> None:
+    """The adapter lacks a layer, which the second run leaves out as well."""
+    first = runs.start(
+        "adapter",
+        "actor.lora.rank=4",
+        "actor.lora.exclude_modules=[.*layers\\.0\\.mlp\\.down_proj]",
+        "actor.learning_rate=1e-2",
+        "trainer.total_steps=2",
+    )
+    first.succeed()
+    assert abs(first.metrics()[-1]["reference/kl"]) > 1e-3
+    adapter = first.directory / "model" / "adapter"
+    second = runs.start("continued", f"actor.lora.path={adapter}", "actor.learning_rate=1e-2", "trainer.total_steps=2")
+    second.succeed()
+    start, later = (row["reference/kl"] for row in second.metrics()[1:])
+    assert start == pytest.approx(0, abs=1e-6)
+    assert abs(later) > 1e-3
