@@ -13,6 +13,17 @@ def test_the_model_engine_sets_the_backend_of_both_roles() -> None:
     assert (config.actor.backend, config.critic.backend) == ("megatron", "fsdp")
 
 
+def test_the_model_engine_gives_megatron_s_keys_their_effect() -> None:
+    line = ["model_engine=megatron", "critic.strategy=fsdp", "actor_rollout_ref.actor.optim.lr_decay_style=cosine"]
+    sizes = [f"{role}.megatron.tensor_model_parallel_size=4" for role in ("actor_rollout_ref.actor", "critic")]
+    config, notes = load_config([], [*line, *sizes])
+    assert (config.actor.sharding.tensor_parallel, config.actor.schedule.name) == (4, "cosine")
+    assert config.critic.sharding.tensor_parallel == 1
+    assert notes == ["critic.megatron.tensor_model_parallel_size has no effect: critic.strategy is not megatron"]
+    with pytest.raises(ConfigError, match="pipeline_model_parallel_size=2 is not supported here"):
+        load_config([], [*line, "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size=2"])
+
+
 def test_megatron_settings_have_an_effect_with_the_megatron_strategy() -> None:
     section = "actor_rollout_ref.actor.megatron"
     sizes = [f"{section}.tensor_model_parallel_size=4", f"{section}.sequence_parallel=False"]

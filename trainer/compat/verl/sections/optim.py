@@ -1,7 +1,7 @@
 """Keys of verl's sections `optim`, which actor and critic have.
 
 verl steps a learning-rate schedule once per training step, over the steps of the run, as `schedule` does here. Keys of
-its Megatron optimizer have an effect only with `strategy=megatron`.
+its Megatron optimizer have an effect only for a role that trains with Megatron.
 """
 
 from trainer.algorithms.optimization.optimizers import OPTIMIZERS
@@ -20,6 +20,7 @@ from trainer.compat.verl.rules import (
 )
 from trainer.compat.verl.sections.asynchronous import updates_per_step
 from trainer.compat.verl.shared import ACTOR
+from trainer.compat.verl.subsections.sharding import is_megatron
 from trainer.errors import ConfigError
 
 _NAMES = {row.torch.lower(): row.name for row in OPTIMIZERS.values()}
@@ -41,7 +42,7 @@ class _Section:
         self._optimizer, self._schedule = f"{role}.optimizer", f"{role}.schedule"
 
     def _megatron(self, given: Given) -> bool:
-        return word(given.get(self._strategy)) == "megatron"
+        return is_megatron(self._strategy, given)
 
     def _style(self, given: Given) -> str:
         """The schedule that the section asks for, by our name."""
@@ -108,7 +109,7 @@ class _Section:
         return Translation({f"{self._schedule}.warmup_ratio": value})
 
     def of_megatron(self, inner: Rule) -> Rule:
-        """A rule that applies with `strategy=megatron` only."""
+        """A rule that applies with Megatron only."""
 
         def rule(key: str, value: Value, given: Given) -> Translation:
             if self._megatron(given):

@@ -69,8 +69,13 @@ def strategy(role: str) -> Rule:
     return mapped({"fsdp": "fsdp", "fsdp2": "fsdp", "megatron": "megatron"}, f"{role}.backend")
 
 
+def is_megatron(strategy_key: str, given: Given) -> bool:
+    """Whether a role trains with Megatron: verl's `model_engine` chooses every role's strategy that is not given."""
+    return word(given.get(strategy_key, given.get("model_engine"))) == "megatron"
+
+
 def megatron_rules(theirs: str, role: str) -> dict[str, Rule]:
-    """The keys of one of verl's Megatron sections. They have an effect only with `strategy=megatron`."""
+    """The keys of one of verl's Megatron sections. They have an effect only if it trains with Megatron."""
     ours = f"{role}.sharding"
     rules = {
         **dict.fromkeys(
@@ -94,7 +99,7 @@ def megatron_rules(theirs: str, role: str) -> dict[str, Rule]:
 
 def _with_megatron(strategy_key: str, rule: Rule) -> Rule:
     def with_megatron(key: str, value: Value, given: Given) -> Translation:
-        if word(given.get(strategy_key, "fsdp")) == "megatron":
+        if is_megatron(strategy_key, given):
             return rule(key, value, given)
         return Translation({}, f"{key} has no effect: {strategy_key} is not megatron")
 
