@@ -227,6 +227,7 @@ RULES: dict[str, Rule] = {
     **no_effects("checkpoint", CHECKPOINT_KEYS, CHECKPOINT),
     **no_effects("trainer.checkpoint", CHECKPOINT_KEYS, CHECKPOINT),
     **{key: rule for key, rule in trainer.RULES.items() if key.startswith(("trainer.", "hydra."))},
+    **trainer.resume_rules("auto", "resume_path"),
     "trainer.total_training_steps": steps,
     "trainer.max_ckpt_to_keep": checkpoints_to_keep,
     "trainer.profile_interval": no_effect(TRACES),

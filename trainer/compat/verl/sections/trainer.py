@@ -1,5 +1,7 @@
 """Keys of verl's section `trainer`, and of its profiler and Ray."""
 
+from collections.abc import Sequence
+
 from trainer.compat.verl.rules import (
     Given,
     Rule,
@@ -19,6 +21,8 @@ from trainer.errors import ConfigError
 from trainer.rows import module_names
 
 ALWAYS_RECORDED = ("console", "tensorboard", "file")
+_RESUME_MODES = ("disable", "auto", "resume_path")
+_RESUME_PATH = "trainer.resume_from_path"
 
 
 def loggers(key: str, value: Value, _given: Given) -> Translation:
@@ -42,14 +46,50 @@ def checkpoints_to_keep(key: str, value: Value, given: Given) -> Translation:
     return Translation({"trainer.keep_checkpoints": max(known) if min(known) > 0 else None})
 
 
-def resume_mode(key: str, value: Value, given: Given) -> Translation:
-    if word(value) == "resume_path":
-        return Translation({})
-    if word(value) == "auto":
+def experiment(_key: str, value: Value, _given: Given) -> Translation:
+    """The run's name. verl continues a run of the same name unless `resume_mode` says otherwise."""
+    return Translation({"trainer.run_id": value}, inherited={} if word(value) == "null" else {"trainer.resume": "auto"})
+
+
+def resume_mode(path_with: Sequence[str]) -> Rule:
+    """`path_with`: the modes in which `resume_from_path` counts."""
+
+    def rule(key: str, value: Value, given: Given) -> Translation:
+        mode = word(value)
+        if mode not in _RESUME_MODES:
+            raise unsupported(key, value, _RESUME_MODES)
+        if mode == "disable":
+            return Translation({"trainer.resume": None})
+        if mode in path_with and not _unset(given.get(_RESUME_PATH)):
+            return Translation({"trainer.resume": given[_RESUME_PATH]})
+        if mode == "resume_path":
+            raise ConfigError(f"{key}=resume_path needs a checkpoint", hint=f"set {_RESUME_PATH}, or {key}=auto")
         if "trainer.experiment_name" in given or "trainer.run_id" in given:
             return Translation({"trainer.resume": "auto"})
         return Translation({}, f"{key}=auto has no effect: a run without trainer.experiment_name is always a new one")
-    return only("disable")(key, value, given)
+
+    return rule
+
+
+def resume_from_path(path_with: Sequence[str]) -> Rule:
+    """A path that counts in the modes `path_with`; verl's mode is auto if it is not given."""
+
+    def rule(key: str, value: Value, given: Given) -> Translation:
+        if _unset(value):
+            return Translation({})
+        if word(given.get("trainer.resume_mode", "auto")) in path_with:
+            return Translation({"trainer.resume": value})
+        return Translation({}, f"{key} has no effect: trainer.resume_mode is not {' or '.join(path_with)}")
+
+    return rule
+
+
+def _unset(path: Value) -> bool:
+    return word(path) in ("null", "none", "")
+
+
+def resume_rules(*path_with: str) -> dict[str, Rule]:
+    return {"trainer.resume_mode": resume_mode(path_with), _RESUME_PATH: resume_from_path(path_with)}
 
 
 def engine(key: str, value: Value, given: Given) -> Translation:
@@ -70,10 +110,9 @@ SAME_NAMES: dict[str, Rule] = {"trainer.save_freq": save_freq}
 RULES: dict[str, Rule] = {
     "trainer.total_training_steps": to("trainer.total_steps"),
     "trainer.default_local_dir": to("trainer.output_dir"),
-    "trainer.experiment_name": to("trainer.run_id"),
+    "trainer.experiment_name": experiment,
     "trainer.logger": loggers,
-    "trainer.resume_mode": resume_mode,
-    "trainer.resume_from_path": to("trainer.resume"),
+    **resume_rules("resume_path"),
     "trainer.val_before_train": to("trainer.test_before_training"),
     "transfer_queue.enable": no_effect("batches go through Ray's object store"),
     "trainer.val_only": to("trainer.validate_only"),
