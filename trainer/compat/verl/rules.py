@@ -59,6 +59,14 @@ def whole(value: Value) -> int | None:
     return int(text) if text.removeprefix("-").isdecimal() else None
 
 
+def number(value: Value) -> float | None:
+    """A number; None for anything else."""
+    try:
+        return float(str(value))
+    except ValueError:
+        return None
+
+
 def typed(value: Value) -> Value:
     """A value as Hydra reads it: numbers, truth values and null are recognised in text."""
     if not isinstance(value, str):

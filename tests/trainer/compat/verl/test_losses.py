@@ -2,6 +2,7 @@
 
 import pytest
 
+from trainer.algorithms.losses.clipping import lower_and_upper
 from trainer.algorithms.registry import POLICY_LOSSES
 from trainer.config.overrides import load_config
 from trainer.config.sections.roles import ActorConfig
@@ -51,6 +52,31 @@ def test_a_parameter_that_the_loss_ignores_is_noted() -> None:
     settings, notes = actor(f"{ACTOR}.policy_loss.loss_mode=gspo", f"{ACTOR}.clip_ratio_c=10.0")
     assert settings.clip_dual == 3.0
     assert f"{ACTOR}.clip_ratio_c has no effect: the policy loss gspo does not use it" in notes
+
+
+@pytest.mark.parametrize(
+    ("line", "bounds"),
+    [
+        ({}, (0.2, 0.2)),
+        ({"clip_ratio": "0.2"}, (0.2, 0.2)),
+        ({"clip_ratio_high": "0.28"}, (0.2, 0.28)),
+        ({"clip_ratio": "0.2", "clip_ratio_high": "0.28"}, (0.2, 0.28)),
+        ({"clip_ratio": "0.3", "clip_ratio_low": "0.1", "clip_ratio_high": "0.28"}, (0.1, 0.28)),
+        ({"clip_ratio": "0.3", "clip_ratio_low": "null", "clip_ratio_high": "null"}, (0.3, 0.3)),
+        ({"clip_ratio": "0.3", "clip_ratio_low": "null", "clip_ratio_high": "0.4"}, (0.3, 0.4)),
+    ],
+)
+def test_ratios_are_clipped_where_verl_clips_them(line: dict[str, str], bounds: tuple[float, float]) -> None:
+    settings, _ = actor(*(f"{ACTOR}.{name}={value}" for name, value in line.items()))
+    found = lower_and_upper(settings.clip_ratio, settings.clip_ratio_low, settings.clip_ratio_high)
+    assert found == bounds
+
+
+@pytest.mark.parametrize("other", [[], [f"{ACTOR}.clip_ratio_low=0.3"], [f"{ACTOR}.clip_ratio_high=0.3"]])
+def test_a_clip_ratio_that_verl_does_not_read_is_refused(other: list[str]) -> None:
+    with pytest.raises(ConfigError, match=r"clip_ratio=0\.3 has no effect in verl") as caught:
+        actor(f"{ACTOR}.clip_ratio=0.3", *other)
+    assert caught.value.hint == f"set {ACTOR}.clip_ratio_low and {ACTOR}.clip_ratio_high"
 
 
 def test_dro_needs_its_weight() -> None:

@@ -12,6 +12,7 @@ from trainer.compat.verl.rules import (
     is_true,
     mapped,
     no_effect,
+    number,
     switched_by,
     to,
     unsupported,
@@ -24,6 +25,8 @@ from trainer.errors import ConfigError
 
 LOSSES = {name: row.name for row in POLICY_LOSSES.values() for name in row.verl}
 _LOSS_MODE = f"{ACTOR}.policy_loss.loss_mode"
+_CLIP_BOUNDS = ("clip_ratio_low", "clip_ratio_high")
+_CLIP_DEFAULT = 0.2
 
 
 def chosen_loss(given: Given) -> str:
@@ -54,6 +57,18 @@ def parameter(ours: str) -> Rule:
         return Translation({} if word(value) == "null" else {f"actor.{ours}": value})
 
     return rule
+
+
+def clip_ratio(key: str, value: Value, given: Given) -> Translation:
+    """verl reads it only for a bound that is null, and its bounds are 0.2 by default."""
+    fixed = [bound for bound in _CLIP_BOUNDS if f"{ACTOR}.{bound}" not in given and f"actor.{bound}" not in given]
+    found = parameter("clip_ratio")(key, value, given)
+    if found.settings and fixed and number(value) != _CLIP_DEFAULT:
+        raise ConfigError(
+            f"{key}={value} has no effect in verl, whose {' and '.join(fixed)} are {_CLIP_DEFAULT} unless they are set",
+            hint="set " + " and ".join(f"{ACTOR}.{bound}" for bound in _CLIP_BOUNDS),
+        )
+    return found
 
 
 def use_kl_loss(key: str, value: Value, given: Given) -> Translation:
@@ -87,15 +102,8 @@ def parameters(names: dict[str, str], sections: Sequence[str]) -> dict[str, Rule
 
 RULES: dict[str, Rule] = {
     _LOSS_MODE: policy_loss,
-    **parameters(
-        {
-            "clip_ratio": "clip_ratio",
-            "clip_ratio_low": "clip_ratio_low",
-            "clip_ratio_high": "clip_ratio_high",
-            "clip_ratio_c": "clip_dual",
-        },
-        [ACTOR],
-    ),
+    f"{ACTOR}.clip_ratio": clip_ratio,
+    **parameters({bound: bound for bound in _CLIP_BOUNDS} | {"clip_ratio_c": "clip_dual"}, [ACTOR]),
     **parameters({"tau_pos": "tau_positive", "tau_neg": "tau_negative"}, [ACTOR, f"{ACTOR}.policy_loss"]),
     **parameters(
         {

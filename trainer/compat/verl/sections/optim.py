@@ -12,6 +12,7 @@ from trainer.compat.verl.rules import (
     Value,
     is_true,
     no_effect,
+    number,
     only,
     to,
     unsupported,
@@ -174,13 +175,6 @@ class _Section:
             raise ConfigError(f"{key}={value}: torch's optimizers have no such argument", hint="leave it out")
 
         return rule
-
-
-def number(value: Value) -> float | None:
-    try:
-        return float(str(value))
-    except ValueError:
-        return None
 
 
 def clip(other: str, ours: str) -> Rule:
