@@ -9,19 +9,23 @@ from trainer.compat.verl.rules import (
     Value,
     is_true,
     mapped,
-    no_effect,
+    number,
     only,
     samples_per_prompt,
     switch,
     switched_by,
     to,
+    unsupported,
     whole,
     word,
 )
+from trainer.compat.verl.sections import reward
 from trainer.compat.verl.subsections import rollout_correction
 from trainer.errors import ConfigError
 
 _ESTIMATORS = {name: row.name for row in ESTIMATORS.values() for name in row.verl}
+_METRIC = "algorithm.filter_groups.metric"
+_METRICS = ("acc", "score", "reward", "seq_reward", "seq_final_reward", "null", "none")
 
 
 def estimator(key: str, value: Value, given: Given) -> Translation:
@@ -31,6 +35,44 @@ def estimator(key: str, value: Value, given: Given) -> Translation:
             hint="set actor_rollout_ref.rollout.n to 2 or more, or algorithm.adv_estimator=rloo for the plain score",
         )
     return mapped(_ESTIMATORS, "algorithm.advantage")(key, value, given)
+
+
+def filter_groups(key: str, value: Value, given: Given) -> Translation:
+    if is_true(value) and _METRIC not in given:
+        _check_metric("reward", given)  # verl's default
+    return to("algorithm.dynamic_sampling")(key, value, given)
+
+
+def filter_metric(key: str, value: Value, given: Given) -> Translation:
+    if not is_true(given.get("algorithm.filter_groups.enable", given.get("algorithm.dynamic_sampling"))):
+        return Translation({}, f"{key} has no effect: algorithm.filter_groups.enable is not true", ignored=True)
+    _check_metric(word(value), given)
+    return Translation({})
+
+
+def _check_metric(metric: str, given: Given) -> None:
+    """Refuses a metric that may tell responses apart whose scores are equal, or the other way round."""
+    if metric not in _METRICS:
+        raise unsupported(_METRIC, metric, _METRICS)
+    compared = "groups are compared by the score of"
+    reason = ""
+    if metric in ("acc", "score") and reward.model_scores(given):
+        reason = f"{compared} the reward model alone"
+    elif metric == "acc" and reward.has_function(given):
+        reason = f"{compared} the reward function, and its acc may differ from its score"
+    elif metric in ("reward", "seq_reward", "seq_final_reward") and reward.penalises_length(given):
+        reason = f"{compared} a response without the penalty on long responses"
+    elif metric == "seq_final_reward" and _kl_in_reward(given):
+        reason = f"{compared} a response without the KL"
+    if reason:
+        other = "reward" if reward.model_scores(given) else "score"
+        raise ConfigError(f"{_METRIC}={metric}: {reason}", hint=f"set {_METRIC}={other} to compare groups by that")
+
+
+def _kl_in_reward(given: Given) -> bool:
+    if "algorithm.kl_coefficient" in given:
+        return number(given["algorithm.kl_coefficient"]) != 0
+    return is_true(given.get("algorithm.use_kl_in_reward", True))
 
 
 def sampling_rounds(key: str, value: Value, given: Given) -> Translation:
@@ -91,9 +133,9 @@ RULES: dict[str, Rule] = {
     "algorithm.kl_ctrl.kl_coef": switched_by("algorithm.use_kl_in_reward", "algorithm.kl_coefficient"),
     "algorithm.kl_ctrl.horizon": to("algorithm.kl_horizon"),
     "algorithm.kl_ctrl.target_kl": to("algorithm.kl_target"),
-    "algorithm.filter_groups.enable": to("algorithm.dynamic_sampling"),
+    "algorithm.filter_groups.enable": filter_groups,
     "algorithm.filter_groups.max_num_gen_batches": sampling_rounds,
-    "algorithm.filter_groups.metric": no_effect("groups are compared by score"),
+    _METRIC: filter_metric,
     "algorithm.rollout_is": rollout_is,
     "algorithm.rollout_is_threshold": to("algorithm.correction_high"),
     **rollout_correction.RULES,

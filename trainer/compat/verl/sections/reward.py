@@ -13,6 +13,7 @@ from trainer.compat.verl.rules import (
     switched_by,
     to,
     typed,
+    whole,
     word,
 )
 from trainer.compat.verl.shared import PROFILER_KEYS, SAMPLES, TRACES
@@ -22,9 +23,27 @@ from trainer.errors import ConfigError
 _REWARD_MODEL = "each device holds the whole reward model; reward.model.micro_batch_size limits its forward passes"
 
 
+def has_function(given: Given) -> bool:
+    """Whether a function of the user's scores."""
+    sections = (*_FUNCTION_SECTIONS, "reward.custom_function")
+    return any(word(given.get(f"{section}.path")) not in ("null", "none", "") for section in sections)
+
+
+def model_scores(given: Given) -> bool:
+    """Whether verl's reward model scores, alone."""
+    return any(is_true(given.get(key)) for key in ("reward_model.enable", "reward.reward_model.enable"))
+
+
+def penalises_length(given: Given) -> bool:
+    """Whether long responses are penalised, by verl's keys or by ours."""
+    buffers = [buffer for section in _OVERLONG_SECTIONS for buffer in _buffers(section)]
+    enabled = manager_of(given) == "dapo" and any(is_true(given.get(f"{buffer}.enable")) for buffer in buffers)
+    return enabled or bool(whole(given.get("reward.overlong_buffer")))
+
+
 def reward_model_alone(key: str, value: Value, given: Given) -> Translation:
     """Where verl has a reward model, its score is the reward, unless a function of the user's asks the model."""
-    if is_true(value) and any(given.get(f"{section}.path") for section in _FUNCTION_SECTIONS):
+    if is_true(value) and has_function(given):
         raise ConfigError(
             f"{key}=true with custom_reward_function.path: a reward function cannot ask the reward model here",
             hint="serve the model and call it from the function, or leave one of the two out",
@@ -46,7 +65,7 @@ def manager_of(given: Given) -> str:
 def reward_manager(key: str, value: Value, given: Given) -> Translation:
     """The managers that differ only in how they run the same function give the same rewards. The batch manager calls
     the user's function once for all responses."""
-    if word(value) == "batch" and any(given.get(f"{section}.path") for section in _FUNCTION_SECTIONS):
+    if word(value) == "batch" and has_function(given):
         return Translation({"reward.custom_function.batched": True})
     if word(value) == "batch":
         raise ConfigError(
@@ -131,7 +150,7 @@ def sandbox_url(key: str, value: Value, given: Given) -> Translation:
     """verl gives a test 10 seconds there, and hands the server to its own rules only."""
     if word(value) in ("null", "none", ""):
         return Translation({})
-    if any(given.get(f"{section}.path") for section in _FUNCTION_SECTIONS):
+    if has_function(given):
         return Translation({}, f"{key} has no effect: custom_reward_function.path scores")
     return Translation({"reward.code_sandbox_url": value}, inherited={"reward.code_seconds": 10.0})
 
@@ -142,6 +161,7 @@ def _buffers(section: str) -> tuple[str, str]:
 
 _MANAGER_KEYS = ("reward_model.reward_manager", "reward.reward_manager.name")
 _SAME_REWARDS = ("naive", "dapo", "prime", "remote", "null")
+_OVERLONG_SECTIONS = ("reward_model", "reward_model.reward_kwargs", "reward.reward_kwargs")
 _FUNCTION_SECTIONS = ("custom_reward_function", "reward.custom_reward_function")
 
 _REWARD_MODEL_KEYS = (
@@ -191,8 +211,7 @@ RULES: dict[str, Rule] = {
     "reward_model.max_length": to("reward.model.max_length"),
     "reward_model.micro_batch_size": per_device("reward.model.micro_batch_size"),
     "reward_model.reward_manager": reward_manager,
-    **overlong_rules("reward_model"),
-    **overlong_rules("reward_model.reward_kwargs"),
+    **{key: rule for section in _OVERLONG_SECTIONS for key, rule in overlong_rules(section).items()},
     **reward_engine_rules("reward_model.rollout"),
     **reward_engine_rules("reward.reward_model.rollout"),
     "reward_model.reward_kwargs": manager_kwargs("reward_model.reward_kwargs"),
@@ -217,7 +236,6 @@ RULES: dict[str, Rule] = {
     "reward.reward_manager.name": reward_manager,
     "reward.reward_manager.source": only("register", "null"),
     "reward.reward_manager.module.path": only("null"),
-    **overlong_rules("reward.reward_kwargs"),
     "reward.reward_kwargs": manager_kwargs("reward.reward_kwargs"),
     "reward.reward_kwargs.num_examine": no_effect(SAMPLES),
     "reward.reward_kwargs.*": manager_kwargs("reward.reward_kwargs"),
