@@ -80,6 +80,21 @@ def test_keys_that_verl_leaves_open_are_accepted_with_a_note() -> None:
     assert [note.split(" has no effect: ")[0] for note in notes] == keys
 
 
+@pytest.mark.parametrize("section", ["ray_kwargs.ray_init", "ray_init"])
+def test_variables_and_packages_of_ray_s_processes_are_refused(section: str) -> None:
+    for given in ("runtime_env.env_vars.API_URL=http://judge", "runtime_env={env_vars: {API_URL: 'http://judge'}}"):
+        with pytest.raises(ConfigError, match=r"env_vars\.API_URL is not supported here") as caught:
+            load_config([], [f"+{section}.{given}"])
+        assert "export API_URL=VALUE" in caught.value.hint
+        assert "reward.variables=[API_URL]" in caught.value.hint
+    for given in ("pip=[sympy]", "pip.packages=[sympy]", "working_dir=/code", "uv=[sympy]", "py_modules=[/code]"):
+        with pytest.raises(ConfigError, match=f"runtime_env.{given.partition('=')[0]}=.* is not supported here"):
+            load_config([], [f"+{section}.runtime_env.{given}"])
+    neutral = ["num_cpus=8", "runtime_env.py_executable=python", "runtime_env.env_vars={}", "runtime_env.pip=null"]
+    notes = load_config([], [f"+{section}.{one}" for one in neutral])[1]
+    assert [note.partition(" ")[0] for note in notes] == [f"{section}.{one.partition('=')[0]}" for one in neutral[:2]]
+
+
 def test_a_key_without_effect_is_accepted_with_the_reason() -> None:
     _, notes = load_config([], ["actor_rollout_ref.model.use_remove_padding=False"])
     assert notes == ["actor_rollout_ref.model.use_remove_padding has no effect: rows are always packed without padding"]

@@ -11,6 +11,7 @@ from trainer.compat.verl.rules import (
     no_effect,
     no_effects,
     only,
+    refused,
     to,
     unsupported,
     whole,
@@ -21,6 +22,8 @@ from trainer.errors import ConfigError
 from trainer.rows import module_names
 
 ALWAYS_RECORDED = ("console", "tensorboard", "file")
+_OBJECT_STORE = "batches go through Ray's object store"
+_INSTALLING = ("pip", "uv", "conda", "working_dir", "py_modules", "container", "image_uri")
 _RESUME_MODES = ("disable", "auto", "resume_path")
 _RESUME_PATH = "trainer.resume_from_path"
 
@@ -104,6 +107,29 @@ def save_freq(_key: str, value: Value, given: Given) -> Translation:
     return Translation({"trainer.save_freq": value, **by_time})
 
 
+def exported(key: str, value: Value, _given: Given) -> Translation:
+    """A variable for Ray's processes, which here have those of `launch`. Its value may be a secret."""
+    if word(value) in ("null", "{}"):
+        return Translation({})
+    name = key.rpartition(".")[2]
+    raise ConfigError(
+        f"{key} is not supported here",
+        hint=f"export {name}=VALUE before launch; a reward function sees it with reward.variables=[{name}]",
+    )
+
+
+def ray_rules(section: str) -> dict[str, Rule]:
+    """Arguments of `ray.init`. What a runtime environment adds to Ray's processes is in the image, or is exported."""
+    environment = f"{section}.runtime_env"
+    installed = refused("install packages in the image, and put your modules on PYTHONPATH")
+    return {
+        f"{environment}.env_vars.TRANSFER_QUEUE_ENABLE": no_effect(_OBJECT_STORE),
+        **{f"{environment}.env_vars{below}": exported for below in ("", ".*")},
+        **{f"{environment}.{name}{below}": installed for name in _INSTALLING for below in ("", ".*")},
+        f"{section}.*": no_effect("`launch` starts and sizes Ray"),
+    }
+
+
 SAME_NAMES: dict[str, Rule] = {"trainer.save_freq": save_freq}
 """Keys that verl and this trainer share, but whose values differ. They count for a line that has other keys of verl."""
 
@@ -114,7 +140,7 @@ RULES: dict[str, Rule] = {
     "trainer.logger": loggers,
     **resume_rules("resume_path"),
     "trainer.val_before_train": to("trainer.test_before_training"),
-    "transfer_queue.enable": no_effect("batches go through Ray's object store"),
+    "transfer_queue.enable": no_effect(_OBJECT_STORE),
     "trainer.val_only": to("trainer.validate_only"),
     "trainer.balance_batch": no_effect("ranks always get about the same number of tokens"),
     "trainer.log_val_generations": no_effect(
@@ -140,7 +166,7 @@ RULES: dict[str, Rule] = {
     "model_engine": engine,
     "hydra.*": lambda _key, _value, _given: Translation({}),
     "global_profiler.relocate_results": no_effect(TRACES),
-    "ray_kwargs.ray_init.*": no_effect("`launch` starts and sizes Ray"),
+    **ray_rules("ray_kwargs.ray_init"),
+    **ray_rules("ray_init"),
     "ray_kwargs.timeline_json_file": no_effect(TRACES),
-    "ray_init.*": no_effect("`launch` starts and sizes Ray"),
 }
