@@ -57,6 +57,22 @@ def test_a_function_keeps_its_arguments(section: str) -> None:
     assert found.custom_function.kwargs == {"scale": 0.01, "mode": "strict"}
 
 
+@pytest.mark.parametrize("section", ["custom_reward_function", "reward.custom_reward_function"])
+def test_a_function_may_take_as_long_as_in_verl(section: str) -> None:
+    path = f"{section}.path=/mine.py"
+    assert reward(path).timeout == 3600
+    assert reward(path, "reward.timeout=5").timeout == 5
+    assert reward(f"{section}.path=null").timeout == reward().timeout == 10
+
+
+@pytest.mark.parametrize("section", ["custom_reward_function", "reward.custom_reward_function"])
+def test_the_name_of_a_function_counts_only_with_its_file(section: str) -> None:
+    config, notes = load_config([], [f"{section}.path=null", f"{section}.name=compute_score"])
+    assert (config.reward.custom_function.path, notes) == (None, [])
+    _, notes = load_config([], [f"{section}.name=judge"])
+    assert notes == [f"{section}.name has no effect: {section}.path is not given"]
+
+
 def test_the_batch_manager_calls_the_function_once_with_its_arguments() -> None:
     line = ["reward_model.reward_manager=batch", "reward_model.reward_kwargs.bonus=2"]
     found = reward("custom_reward_function.path=/mine.py", *line)

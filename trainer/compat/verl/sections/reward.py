@@ -75,6 +75,24 @@ def reward_manager(key: str, value: Value, given: Given) -> Translation:
     return only(*_SAME_REWARDS)(key, value, given)
 
 
+def function_path(_key: str, value: Value, given: Given) -> Translation:
+    """verl waits for the function however long it takes."""
+    inherited: dict[str, Value] = {"reward.timeout": 3600} if has_function(given) else {}
+    return Translation({"reward.custom_function.path": value}, inherited=inherited)
+
+
+def function_name(section: str) -> Rule:
+    """verl's default files name a function without its file."""
+
+    def rule(key: str, value: Value, given: Given) -> Translation:
+        if has_function(given):
+            return Translation({"reward.custom_function.name": value})
+        default = word(value) in ("compute_score", "null")
+        return Translation({}, "" if default else f"{key} has no effect: {section}.path is not given")
+
+    return rule
+
+
 def function_kwargs(section: str) -> Rule:
     """Keyword arguments of the user's function, from all keys of a section."""
 
@@ -186,8 +204,8 @@ def reward_engine_rules(section: str) -> dict[str, Rule]:
 def function_rules(section: str) -> dict[str, Rule]:
     """The user's own reward function."""
     return {
-        f"{section}.path": to("reward.custom_function.path"),
-        f"{section}.name": to("reward.custom_function.name"),
+        f"{section}.path": function_path,
+        f"{section}.name": function_name(section),
         f"{section}.reward_kwargs": function_kwargs(f"{section}.reward_kwargs"),
         f"{section}.reward_kwargs.*": function_kwargs(f"{section}.reward_kwargs"),
     }
