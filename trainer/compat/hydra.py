@@ -9,7 +9,7 @@ import yaml
 
 from trainer.errors import ConfigError
 
-_INTERPOLATION = re.compile(r"\$\{([^${}]*)\}")
+_INTERPOLATION = re.compile(r"\$\{((?:[^${}]|\{\})*)\}")  # {} may be a default
 _PAIR = re.compile(r"""([{,]\s*(?:[\w.-]+|"[^"]*"|'[^']*'))\s*:(?=[^\s/])""")
 _DEPTH = 20
 

@@ -46,13 +46,19 @@ def read_settings(name: str, whole: Container[str] = ()) -> dict[str, Any]:
     if not isinstance(tree, Mapping):
         raise ConfigError(f"{name}: not a mapping of settings", hint=hint)
     own = {key: value for key, value in tree.items() if key not in ("defaults", "hydra")}
+    leaves = {key: leaf for key, leaf in flattened("", own, whole).items() if not _of_hydra(key, leaf)}
     found: dict[str, Any] = {}
     bases = tree.get("defaults") or []
     if not isinstance(bases, list):
         raise ConfigError(f"{name}: defaults is not a list of files", hint="write `defaults: [base, _self_]`")
     for base in bases if "_self_" in bases else [*bases, "_self_"]:
-        found |= flattened("", own, whole) if base == "_self_" else _base(name, path.parent, base, whole)
+        found |= leaves if base == "_self_" else _base(name, path.parent, base, whole)
     return found
+
+
+def _of_hydra(key: str, value: object) -> bool:
+    """Whether a leaf sets nothing: the class of a section, or Hydra's sign for a value that others have to give."""
+    return key.rpartition(".")[2] == "_target_" or value == "???"
 
 
 def hydra_files(config_name: str, config_path: str | None) -> list[str]:

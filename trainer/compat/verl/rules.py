@@ -90,6 +90,11 @@ def to(*ours: str, inherited: Sequence[str] = ()) -> Rule:
     )
 
 
+def optional(ours: str) -> Rule:
+    """Our setting; null keeps its default."""
+    return lambda _key, value, _given: Translation({} if word(value) in ("null", "none") else {ours: value})
+
+
 def turns_on(ours: str) -> Rule:
     """Our switch for the whole run, which several of verl's sections have each for itself: one that is on suffices."""
 
@@ -212,7 +217,7 @@ def switched_by(switch_key: str, ours: str, inherited: str = "") -> Rule:
     def rule(key: str, value: Value, given: Given) -> Translation:
         if is_true(given.get(switch_key, given.get(inherited, False))):
             return Translation({ours: value})
-        return Translation({}, f"{key} has no effect: {switch_key} is not true")
+        return Translation({}, f"{key} has no effect: {switch_key} is not true", ignored=True)
 
     return rule
 

@@ -13,6 +13,7 @@ from trainer.compat.verl.rules import (
     no_effect,
     no_effects,
     only,
+    optional,
     refused,
     to,
     typed,
@@ -31,11 +32,6 @@ _OLD_LOSS = (
     "fsdp_sft_trainer: its loss is the mean over micro-batches of their means over tokens; here every learned token of "
     "a batch has the same weight, as in verl's sft_trainer"
 )
-
-
-def optional(ours: str) -> Rule:
-    """Our setting; null keeps its default."""
-    return lambda _key, value, _given: Translation({} if word(value) in ("null", "none") else {ours: value})
 
 
 def conversations(_key: str, value: Value, given: Given) -> Translation:

@@ -9,6 +9,7 @@ from trainer.compat.verl.rules import (
     no_effect,
     no_effects,
     only,
+    optional,
     per_device,
     switched_by,
     to,
@@ -38,7 +39,7 @@ def truncated_ratio(_key: str, value: Value, _given: Given) -> Translation:
 RULES: dict[str, Rule] = {
     f"{ACTOR}.strategy": strategy("actor"),
     f"{ACTOR}.ppo_mini_batch_size": to_responses("actor.mini_batch_size", inherited=("critic.mini_batch_size",)),
-    f"{ACTOR}.ppo_micro_batch_size_per_gpu": to("actor.micro_batch_size"),
+    f"{ACTOR}.ppo_micro_batch_size_per_gpu": optional("actor.micro_batch_size"),
     f"{ACTOR}.ppo_micro_batch_size": per_device("actor.micro_batch_size"),
     f"{ACTOR}.use_dynamic_bsz": dynamic_batches("actor.micro_batch_tokens", 16384),
     f"{ACTOR}.ppo_max_token_len_per_gpu": switched_by(f"{ACTOR}.use_dynamic_bsz", "actor.micro_batch_tokens"),

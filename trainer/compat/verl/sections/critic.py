@@ -7,6 +7,7 @@ from trainer.compat.verl.rules import (
     no_effect,
     no_effects,
     only,
+    optional,
     own_code,
     per_device,
     switched_by,
@@ -53,7 +54,7 @@ RULES: dict[str, Rule] = {
     "critic.data_loader_seed": no_effect("mini-batches keep the order of the batch; see trainer.seed"),
     **megatron_rules("critic", "critic"),
     "critic.ppo_mini_batch_size": to_responses("critic.mini_batch_size"),
-    "critic.ppo_micro_batch_size_per_gpu": to("critic.micro_batch_size"),
+    "critic.ppo_micro_batch_size_per_gpu": optional("critic.micro_batch_size"),
     "critic.ppo_micro_batch_size": per_device("critic.micro_batch_size"),
     "critic.use_dynamic_bsz": dynamic_batches("critic.micro_batch_tokens", 32768),
     "critic.ppo_max_token_len_per_gpu": switched_by(

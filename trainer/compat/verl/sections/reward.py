@@ -48,7 +48,7 @@ def reward_model_alone(key: str, value: Value, given: Given) -> Translation:
             f"{key}=true with custom_reward_function.path: a reward function cannot ask the reward model here",
             hint="serve the model and call it from the function, or leave one of the two out",
         )
-    return Translation({"reward.weight": 0.0}) if is_true(value) else only("false")(key, value, given)
+    return Translation({"reward.weight": 0.0}) if is_true(value) else only("false", "null")(key, value, given)
 
 
 def reward_model_input(_key: str, value: Value, _given: Given) -> Translation:
