@@ -44,6 +44,10 @@ class Translation:
     computed: dict[str, Value] = field(default_factory=dict)
 
 
+_DEFAULT_SEEDS = ("42", "null")
+# Seeds that others must agree with, and values that count as not given.
+_SEEDS = {"data.seed": ("null",), "trainer.seed": ("null",), "actor_rollout_ref.rollout.seed": _DEFAULT_SEEDS}
+
 Rule = Callable[[str, Value, Given], Translation]
 """Takes a key, its value, and all settings given, the latest last."""
 
@@ -157,6 +161,30 @@ def own_code(key: str, value: Value, _given: Given) -> Translation:
 def no_effects(section: str, names: Iterable[str], reason: str) -> dict[str, Rule]:
     """`no_effect` for several keys of a section."""
     return {f"{section}.{name}": no_effect(reason) for name in names}
+
+
+def same_seed(key: str, value: Value, given: Given) -> Translation:
+    """The run's single seed, for those that verl has besides `data.seed`. Their default counts as not given."""
+    if word(value) in _DEFAULT_SEEDS:
+        return Translation({})
+    for other, unset in _SEEDS.items():
+        if word(given.get(other)) not in (word(value), *unset):
+            raise ConfigError(
+                f"{key}={value} contradicts {other}={given[other]}: a run has a single seed",
+                hint="give both the same number",
+            )
+    return Translation({}, inherited={"trainer.seed": value})
+
+
+def loader_seed(*shuffles: str) -> Rule:
+    """The seed of the order of mini-batches. The first of these switches that is given decides if there is one."""
+
+    def rule(key: str, value: Value, given: Given) -> Translation:
+        if is_true(next((given[switch] for switch in shuffles if switch in given), False)):
+            return same_seed(key, value, given)
+        return no_effect("mini-batches keep the order of the batch; see trainer.seed")(key, value, given)
+
+    return rule
 
 
 def samples_per_prompt(given: Given, default: int = 1) -> int | None:

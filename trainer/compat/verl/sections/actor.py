@@ -6,6 +6,7 @@ from trainer.compat.verl.rules import (
     Translation,
     Value,
     dynamic_batches,
+    loader_seed,
     no_effect,
     no_effects,
     only,
@@ -62,7 +63,7 @@ RULES: dict[str, Rule] = {
     f"{ACTOR}.use_prefix_grouper": no_effect(
         "a prompt is computed once for all of its responses, see actor.share_prompts"
     ),
-    f"{ACTOR}.data_loader_seed": no_effect("mini-batches keep the order of the batch; see trainer.seed"),
+    f"{ACTOR}.data_loader_seed": loader_seed(f"{ACTOR}.shuffle", "actor.shuffle"),
     **no_effects(f"{ACTOR}.checkpoint", CHECKPOINT_KEYS, CHECKPOINT),
     **no_effects(f"{ACTOR}.profiler", ("enable", *PROFILER_KEYS), TRACES),
     **no_effects("actor_rollout_ref.profiler", PROFILER_KEYS, TRACES),

@@ -3,6 +3,7 @@
 from trainer.compat.verl.rules import (
     Rule,
     dynamic_batches,
+    loader_seed,
     mapped,
     no_effect,
     no_effects,
@@ -51,7 +52,7 @@ RULES: dict[str, Rule] = {
     **dropout_rules("critic.model.override_config"),
     **fsdp_rules("critic.fsdp_config", "critic"),
     **fsdp_rules("critic.fsdp", "critic"),
-    "critic.data_loader_seed": no_effect("mini-batches keep the order of the batch; see trainer.seed"),
+    "critic.data_loader_seed": loader_seed("critic.shuffle", f"{ACTOR}.shuffle"),
     **megatron_rules("critic", "critic"),
     "critic.ppo_mini_batch_size": to_responses("critic.mini_batch_size"),
     "critic.ppo_micro_batch_size_per_gpu": optional("critic.micro_batch_size"),

@@ -5,10 +5,12 @@ from trainer.compat.verl.rules import (
     Rule,
     Translation,
     Value,
+    is_true,
     mapped,
     no_effect,
     no_effects,
     only,
+    same_seed,
     to,
     turns_on,
     whole,
@@ -42,6 +44,17 @@ MEGATRON_KEYS = (
 GRADIENTS = "gradients exist only during an update"
 
 
+def determinism_seed(switch_key: str) -> Rule:
+    """The seed of an engine that computes the same each time. Otherwise verl sets none."""
+
+    def rule(key: str, value: Value, given: Given) -> Translation:
+        if is_true(given.get(switch_key)):
+            return same_seed(key, value, given)
+        return no_effect(f"{switch_key} is not true")(key, value, given)
+
+    return rule
+
+
 def shard_size(ours: str) -> Rule:
     """verl's -1 is all ranks."""
     return lambda _key, value, _given: Translation({ours: None if whole(value) == -1 else value})
@@ -54,6 +67,7 @@ def fsdp_rules(theirs: str, role: str) -> dict[str, Rule]:
         **no_effects(theirs, FSDP_KEYS, "FSDP2 chooses it"),
         **dtype_rules(theirs, role),
         f"{theirs}.ulysses_sequence_parallel_size": only("1"),
+        f"{theirs}.seed": determinism_seed(f"{theirs}.full_determinism"),
         f"{theirs}.full_determinism": turns_on("trainer.deterministic"),
         f"{theirs}.param_offload": to(f"{ours}.param_offload"),
         f"{theirs}.optimizer_offload": to(f"{ours}.optimizer_offload"),
@@ -89,6 +103,7 @@ def megatron_rules(theirs: str, role: str) -> dict[str, Rule]:
         "expert_model_parallel_size": only("1"),
         "expert_tensor_parallel_size": only("null", "none", "1"),
         "use_dist_checkpointing": only("false"),
+        "seed": same_seed,
         "param_offload": to(f"{ours}.param_offload"),
         "optimizer_offload": to(f"{ours}.optimizer_offload"),
         "grad_offload": no_effect(GRADIENTS),
