@@ -42,6 +42,25 @@ def test_the_penalty_on_length_is_on_only_if_it_is_enabled(line: list[str], buff
     assert (found.overlong_buffer, found.overlong_penalty) == buffer
 
 
+@pytest.mark.parametrize("buffer", [BUFFER, LATER])
+def test_dapo_s_recipe_has_no_penalty_until_its_factor_is_given(buffer: str) -> None:
+    line = [f"{buffer}.enable=True", f"{buffer}.len=64"]
+    assert load_config(["verl_dapo"], line)[0].reward.overlong_penalty == 0
+    assert load_config(["verl_dapo"], [*line, f"{buffer}.penalty_factor=1.0"])[0].reward.overlong_penalty == 1
+
+
+@pytest.mark.parametrize("length", [[], [f"{BUFFER}.len=0"]])
+def test_an_enabled_penalty_on_length_needs_its_buffer(length: list[str]) -> None:
+    with pytest.raises(ConfigError, match="enable=True needs a buffer") as caught:
+        reward(DAPO, f"{BUFFER}.enable=True", *length)
+    assert caught.value.hint == f"set {BUFFER}.len to a number of tokens above 0"
+
+
+def test_a_penalty_that_the_manager_does_not_read_is_noted() -> None:
+    _, notes = load_config([], [f"{BUFFER}.enable=True"])
+    assert notes == [f"{BUFFER}.enable has no effect: only the reward manager dapo reads it"]
+
+
 def test_the_penalty_is_measured_from_the_longest_response() -> None:
     line = [DAPO, f"{LATER}.enable=True", f"{LATER}.len=64", "data.max_response_length=128"]
     assert reward(*line, "reward.reward_kwargs.max_resp_len=128").overlong_buffer == 64

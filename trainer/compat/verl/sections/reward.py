@@ -131,7 +131,7 @@ def overlong_rules(section: str) -> dict[str, Rule]:
     rules: dict[str, Rule] = {f"{section}.max_resp_len": longest_response(section)}
     for buffer in _buffers(section):
         rules |= {
-            f"{buffer}.enable": only("true", "false"),
+            f"{buffer}.enable": overlong_switch(buffer),
             f"{buffer}.len": overlong(buffer, "reward.overlong_buffer"),
             f"{buffer}.penalty_factor": overlong(buffer, "reward.overlong_penalty"),
             f"{buffer}.log": no_effect("response lengths are always logged"),
@@ -139,10 +139,23 @@ def overlong_rules(section: str) -> dict[str, Rule]:
     return rules
 
 
+def overlong_switch(buffer: str) -> Rule:
+    def rule(key: str, value: Value, given: Given) -> Translation:
+        if not is_true(value):
+            return only("false", "null")(key, value, given)
+        if manager_of(given) != "dapo":
+            return no_effect(_DAPO_ALONE)(key, value, given)
+        if (whole(given.get(f"{buffer}.len")) or 0) <= 0:
+            raise ConfigError(f"{key}={value} needs a buffer", hint=f"set {buffer}.len to a number of tokens above 0")
+        return Translation({})
+
+    return rule
+
+
 def overlong(buffer: str, ours: str) -> Rule:
     def rule(key: str, value: Value, given: Given) -> Translation:
         if manager_of(given) != "dapo":
-            return Translation({}, f"{key} has no effect: only the reward manager dapo reads it")
+            return no_effect(_DAPO_ALONE)(key, value, given)
         return switched_by(f"{buffer}.enable", ours)(key, value, given)
 
     return rule
@@ -177,6 +190,7 @@ def _buffers(section: str) -> tuple[str, str]:
     return f"{section}.overlong_buffer", f"{section}.overlong_buffer_cfg"
 
 
+_DAPO_ALONE = "only the reward manager dapo reads it"
 _MANAGER_KEYS = ("reward_model.reward_manager", "reward.reward_manager.name")
 _SAME_REWARDS = ("naive", "dapo", "prime", "remote", "null")
 _OVERLONG_SECTIONS = ("reward_model", "reward_model.reward_kwargs", "reward.reward_kwargs")
