@@ -59,3 +59,14 @@ def test_the_metric_of_groups_counts_only_if_groups_are_filtered() -> None:
 @pytest.mark.parametrize("preset", ["verl", "verl_dapo"])
 def test_verl_samples_without_a_limit_until_the_batch_is_full(preset: str) -> None:
     assert load_config([preset], ON)[0].algorithm.max_sampling_rounds is None
+
+
+def test_the_kind_of_kl_control_counts_only_with_a_kl_in_the_reward() -> None:
+    line = ["algorithm.kl_ctrl.type=adaptive"]
+    config, notes = load_config(["verl"], line)
+    assert config.algorithm.kl_control == "fixed"
+    assert notes == ["algorithm.kl_ctrl.type has no effect: algorithm.use_kl_in_reward is not true"]
+    config, notes = load_config(["verl"], [*line, "algorithm.use_kl_in_reward=True"])
+    assert (config.algorithm.kl_control, notes) == ("adaptive", [])
+    with pytest.raises(ConfigError, match=r"kl_ctrl\.type=other is not supported"):
+        load_config(["verl"], ["algorithm.kl_ctrl.type=other", "algorithm.use_kl_in_reward=True"])

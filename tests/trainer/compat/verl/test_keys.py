@@ -95,6 +95,26 @@ def test_variables_and_packages_of_ray_s_processes_are_refused(section: str) -> 
     assert [note.partition(" ")[0] for note in notes] == [f"{section}.{one.partition('=')[0]}" for one in neutral[:2]]
 
 
+@pytest.mark.parametrize(
+    ("argument", "reason"),
+    [
+        ("data.image_patch_size=16", "rows with images are refused when they are read"),
+        ("actor_rollout_ref.model.lora.merge=True", "engines get whole weights, adapters included"),
+    ],
+)
+def test_what_has_no_place_here_is_noted(argument: str, reason: str) -> None:
+    _, notes = load_config(["verl"], [argument])
+    assert notes == [f"{argument.partition('=')[0]} has no effect: {reason}"]
+
+
+@pytest.mark.parametrize("key", ["max_model_len", "engine_kwargs.vllm.max_model_len"])
+def test_an_engine_s_limit_has_no_effect_if_prompt_and_response_fit(key: str) -> None:
+    limit = f"actor_rollout_ref.rollout.{key}"
+    assert load_config(["verl"], [f"+{limit}=1024"])[1] == []
+    with pytest.raises(ConfigError, match=r"data\.max_response_length, 1024"):
+        load_config(["verl"], [f"+{limit}=1023"])
+
+
 def test_a_key_without_effect_is_accepted_with_the_reason() -> None:
     _, notes = load_config([], ["actor_rollout_ref.model.use_remove_padding=False"])
     assert notes == ["actor_rollout_ref.model.use_remove_padding has no effect: rows are always packed without padding"]

@@ -17,7 +17,7 @@ def reward(*line: str) -> RewardConfig:
     return load_config([], line)[0].reward
 
 
-@pytest.mark.parametrize("manager", ["naive", "dapo", "prime"])
+@pytest.mark.parametrize("manager", ["naive", "dapo", "prime", "gdpo"])
 @pytest.mark.parametrize("key", ["reward_model.reward_manager", "reward.reward_manager.name"])
 def test_a_manager_scores_each_row_by_its_data_source(manager: str, key: str) -> None:
     found = reward(f"{key}={manager}")
@@ -25,6 +25,14 @@ def test_a_manager_scores_each_row_by_its_data_source(manager: str, key: str) ->
     rule = found.rule_for("lighteval/MATH")
     assert rule is not None
     assert rule.name == "math"
+
+
+def test_the_gdpo_manager_hands_a_function_no_name_of_the_experiment() -> None:
+    line = ["reward.reward_manager.name=gdpo", "custom_reward_function.path=/mine.py"]
+    assert load_config([], line)[1] == [
+        "reward.reward_manager.name=gdpo: the function's extra_info has no experiment_name; "
+        "give it as custom_reward_function.reward_kwargs.NAME=VALUE"
+    ]
 
 
 @pytest.mark.parametrize(

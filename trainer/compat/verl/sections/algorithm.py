@@ -69,6 +69,12 @@ def _check_metric(metric: str, given: Given) -> None:
         raise ConfigError(f"{_METRIC}={metric}: {reason}", hint=f"set {_METRIC}={other} to compare groups by that")
 
 
+def kl_control(key: str, value: Value, given: Given) -> Translation:
+    if _kl_in_reward(given):
+        return mapped({"fixed": "fixed", "adaptive": "adaptive"}, "algorithm.kl_control")(key, value, given)
+    return Translation({}, f"{key} has no effect: algorithm.use_kl_in_reward is not true", ignored=True)
+
+
 def _kl_in_reward(given: Given) -> bool:
     if "algorithm.kl_coefficient" in given:
         return number(given["algorithm.kl_coefficient"]) != 0
@@ -129,7 +135,7 @@ RULES: dict[str, Rule] = {
     "algorithm.norm_adv_by_std_in_grpo": to("algorithm.divide_by_std"),
     "algorithm.use_kl_in_reward": switch("algorithm.kl_ctrl.kl_coef", "algorithm.kl_coefficient", 0.001),
     "algorithm.kl_penalty": mapped(KL_KINDS, "algorithm.kl_estimator"),
-    "algorithm.kl_ctrl.type": mapped({"fixed": "fixed", "adaptive": "adaptive"}, "algorithm.kl_control"),
+    "algorithm.kl_ctrl.type": kl_control,
     "algorithm.kl_ctrl.kl_coef": switched_by("algorithm.use_kl_in_reward", "algorithm.kl_coefficient"),
     "algorithm.kl_ctrl.horizon": to("algorithm.kl_horizon"),
     "algorithm.kl_ctrl.target_kl": to("algorithm.kl_target"),

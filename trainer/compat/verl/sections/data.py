@@ -67,6 +67,7 @@ RULES: dict[str, Rule] = {
     "data.filter_overlong_prompts_workers": no_effect("the tokenizer chooses its number of threads"),
     "data.apply_chat_template_kwargs": to("data.chat_template_kwargs"),
     "data.apply_chat_template_kwargs.*": chat_template_kwargs,
+    "data.image_patch_size": no_effect("rows with images are refused when they are read"),
     "data.val_batch_size": no_effect("all held-out prompts are sampled in one batch"),
     "data.gen_batch_size": prompts_per_round,
     "data.seed": seed,

@@ -72,6 +72,12 @@ def reward_manager(key: str, value: Value, given: Given) -> Translation:
             f"{key}=batch needs a reward function for whole batches",
             hint="set custom_reward_function.path, or leave the manager out: rules then score by data_source",
         )
+    if word(value) == "gdpo" and has_function(given):
+        return Translation(
+            {},
+            f"{key}=gdpo: the function's extra_info has no experiment_name; give it as "
+            "custom_reward_function.reward_kwargs.NAME=VALUE",
+        )
     return only(*_SAME_REWARDS)(key, value, given)
 
 
@@ -192,7 +198,7 @@ def _buffers(section: str) -> tuple[str, str]:
 
 _DAPO_ALONE = "only the reward manager dapo reads it"
 _MANAGER_KEYS = ("reward_model.reward_manager", "reward.reward_manager.name")
-_SAME_REWARDS = ("naive", "dapo", "prime", "remote", "null")
+_SAME_REWARDS = ("naive", "dapo", "gdpo", "prime", "remote", "null")
 _OVERLONG_SECTIONS = ("reward_model", "reward_model.reward_kwargs", "reward.reward_kwargs")
 _FUNCTION_SECTIONS = ("custom_reward_function", "reward.custom_reward_function")
 

@@ -111,6 +111,7 @@ RULES: dict[str, Rule] = {
     f"{ROLLOUT}.enable_prefix_caching": to("rollout.prefix_caching"),
     f"{ROLLOUT}.disable_log_stats": no_effect("engine statistics are always off"),
     f"{ROLLOUT}.cudagraph_capture_sizes": no_effect("vLLM chooses them"),
+    f"{ROLLOUT}.engine_kwargs.vllm.max_model_len": holds_prompt_and_response,
     **no_effects(f"{ROLLOUT}.engine_kwargs.vllm", _ENGINE_KEYS, "settings under rollout configure the engine"),
     f"{_DRAFTS}.method": drafting,
     f"{_DRAFTS}.num_speculative_tokens": to("rollout.speculative_tokens"),
