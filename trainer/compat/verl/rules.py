@@ -198,8 +198,10 @@ def to_responses(ours: str, inherited: Sequence[str] = ()) -> Rule:
 
     def rule(key: str, value: Value, given: Given) -> Translation:
         prompts, per_prompt = whole(value), samples_per_prompt(given)
-        if prompts is None or per_prompt is None:
+        if prompts is None:
             raise ConfigError(f"{key}={value}: expected a whole number", hint="it counts prompts per optimizer step")
+        if per_prompt is None:
+            return Translation({})  # refused under its own name
         responses = prompts * per_prompt
         return Translation({ours: responses}, inherited=dict.fromkeys(inherited, responses))
 

@@ -7,6 +7,8 @@ import pytest
 from trainer.config.overrides import load_config
 from trainer.errors import ConfigError
 
+ROLES = ("actor", "critic")
+
 
 def test_the_model_engine_sets_the_backend_of_both_roles() -> None:
     config, _ = load_config([], ["model_engine=megatron", "critic.strategy=fsdp"])
@@ -69,6 +71,24 @@ def test_our_keys_override_verl_s_defaults() -> None:
 def test_mini_batches_are_counted_with_the_later_number_of_samples(earlier: str, later: str) -> None:
     config, _ = load_config(["verl"], [earlier, later])
     assert (config.rollout.samples_per_prompt, config.actor.mini_batch_size) == (8, 256 * 8)
+
+
+def test_a_number_of_samples_that_is_none_is_named() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(["verl"], ["actor_rollout_ref.rollout.n=two", "critic.ppo_mini_batch_size=64"])
+    assert str(caught.value) == "actor_rollout_ref.rollout.n=two: expected a whole number"
+    assert caught.value.hint == "it counts responses to a prompt"
+
+
+def test_a_mini_batch_that_does_not_divide_the_batch_is_named_in_prompts() -> None:
+    mini, line = "actor_rollout_ref.actor.ppo_mini_batch_size", ["actor_rollout_ref.rollout.n=8"]
+    with pytest.raises(ConfigError) as caught:
+        load_config(["verl"], [*line, "data.train_batch_size=64"])
+    assert str(caught.value) == f"{mini}=256 does not divide data.train_batch_size=64"
+    assert caught.value.hint == f"{mini} counts prompts: make it divide data.train_batch_size"
+    own, _ = load_config(["verl"], [*line, "data.train_batch_size=64", *(f"{r}.mini_batch_size=256" for r in ROLES)])
+    assert own.actor.mini_batch_size == 256
+    assert load_config(["verl"], [*line, "data.train_batch_size=64", f"{mini}=32"])[0].actor.mini_batch_size == 256
 
 
 def test_a_role_s_own_setting_overrides_an_inherited_one() -> None:

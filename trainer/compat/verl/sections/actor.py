@@ -15,9 +15,11 @@ from trainer.compat.verl.rules import (
     switched_by,
     to,
     to_responses,
+    whole,
     word,
 )
 from trainer.compat.verl.sections import losses
+from trainer.compat.verl.sections.asynchronous import asynchronous
 from trainer.compat.verl.shared import (
     ACTOR,
     CHECKPOINT,
@@ -29,6 +31,7 @@ from trainer.compat.verl.shared import (
     TRACES,
 )
 from trainer.compat.verl.subsections.sharding import fsdp_rules, megatron_rules, strategy
+from trainer.errors import ConfigError
 
 
 def truncated_ratio(_key: str, value: Value, _given: Given) -> Translation:
@@ -37,9 +40,21 @@ def truncated_ratio(_key: str, value: Value, _given: Given) -> Translation:
     return Translation({"algorithm.correction": "tis", "algorithm.correction_high": value})
 
 
+def mini_batch(key: str, value: Value, given: Given) -> Translation:
+    """verl counts its prompts. In asynchronous runs the batch follows from it."""
+    batch, prompts = whole(given.get("data.train_batch_size")), whole(value)
+    counts = "actor.mini_batch_size" not in given and not asynchronous(given)
+    if counts and batch and prompts and batch % prompts:
+        raise ConfigError(
+            f"{key}={value} does not divide data.train_batch_size={batch}",
+            hint=f"{key} counts prompts: make it divide data.train_batch_size",
+        )
+    return to_responses("actor.mini_batch_size", inherited=("critic.mini_batch_size",))(key, value, given)
+
+
 RULES: dict[str, Rule] = {
     f"{ACTOR}.strategy": strategy("actor"),
-    f"{ACTOR}.ppo_mini_batch_size": to_responses("actor.mini_batch_size", inherited=("critic.mini_batch_size",)),
+    f"{ACTOR}.ppo_mini_batch_size": mini_batch,
     f"{ACTOR}.ppo_micro_batch_size_per_gpu": optional("actor.micro_batch_size"),
     f"{ACTOR}.ppo_micro_batch_size": per_device("actor.micro_batch_size"),
     f"{ACTOR}.use_dynamic_bsz": dynamic_batches("actor.micro_batch_tokens", 16384),

@@ -33,6 +33,12 @@ _DRAFTS = f"{ROLLOUT}.engine_kwargs.vllm.speculative_config"
 _PROMETHEUS_KEYS = ("enable", "port", "file", "served_model_name")
 
 
+def samples(key: str, value: Value, _given: Given) -> Translation:
+    if whole(value) is None:
+        raise ConfigError(f"{key}={value}: expected a whole number", hint="it counts responses to a prompt")
+    return Translation({"rollout.samples_per_prompt": value})
+
+
 def holds_prompt_and_response(key: str, value: Value, given: Given) -> Translation:
     """An engine's limit has an effect in verl only if it is below prompt and response together."""
     lengths = [whole(given.get(f"data.max_{part}_length", 512)) for part in ("prompt", "response")]
@@ -77,7 +83,7 @@ def drafting(key: str, value: Value, given: Given) -> Translation:
 RULES: dict[str, Rule] = {
     f"{ROLLOUT}.name": mapped({"vllm": "vllm", "hf": "transformers"}, "rollout.engine"),
     f"{ROLLOUT}.mode": no_effect("an engine gets its whole batch at once and schedules it"),
-    f"{ROLLOUT}.n": to("rollout.samples_per_prompt"),
+    f"{ROLLOUT}.n": samples,
     f"{ROLLOUT}.temperature": to("rollout.temperature"),
     f"{ROLLOUT}.top_k": top_k("rollout.top_k"),
     f"{ROLLOUT}.top_p": to("rollout.top_p"),
