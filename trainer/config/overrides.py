@@ -4,7 +4,7 @@ import difflib
 import json
 import types
 from collections import ChainMap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
@@ -95,6 +95,7 @@ def given_settings(files: Sequence[str], arguments: Sequence[str], model: type[R
     defaults = {setting.key: setting.default for setting in settings(model)}
     known = list(defaults)
     mappings = [setting.key for setting in settings(model) if setting.is_mapping]
+    suggestions = _suggestions(known, model.dialect)
     given: dict[str, Any] = {}
     for file in files:
         _add(given, read_settings(file, mappings))
@@ -102,7 +103,7 @@ def given_settings(files: Sequence[str], arguments: Sequence[str], model: type[R
         if argument.startswith("~"):
             remove(argument[1:].partition("=")[0], given)
         else:
-            key, value = split_argument(argument, known)
+            key, value = split_argument(argument, suggestions)
             parent = next((mapping for mapping in mappings if key.startswith(f"{mapping}.")), None)
             if parent is not None:
                 key, value = parent, {**given.get(parent, {}), key.removeprefix(f"{parent}."): value}
@@ -166,19 +167,30 @@ def build(model: type[Settings], given: Mapping[str, Any], suggestions: Sequence
         raise ConfigError(*_explain(error, given, known)) from error
 
 
-def explain_settings(names: Sequence[str], model: type[BaseModel] = Config) -> list[str]:
+def explain_settings(names: Sequence[str], model: type[RunConfig] = Config) -> list[str]:
     """A paragraph per setting, for names of settings or sections: default, type and description.
 
-    Raises ConfigError for an unknown name.
+    Raises ConfigError for an unknown name, and for one of verl's.
     """
     known = {setting.key: setting for setting in settings(model)}
+    theirs = _suggestions([], model.dialect)
     paragraphs = []
     for name in names:
-        keys = [key for key in known if key == name or key.startswith(f"{name}.")]
+        keys = _below(name, known)
+        if not keys and _below(name, theirs):
+            raise ConfigError(
+                f"{name} is verl's, and only settings of this trainer are explained",
+                hint="give it a value, KEY=VALUE without blanks, to see what it means here",
+            )
         if not keys:
             raise ConfigError(f"{name}: there is no such setting", hint=_nearest(name, list(known)))
         paragraphs += [known[key].paragraph() for key in keys]
     return paragraphs
+
+
+def _below(name: str, keys: Iterable[str]) -> list[str]:
+    """The setting of this name, or those of the section."""
+    return [key for key in keys if key == name or key.startswith(f"{name}.")]
 
 
 def _section(field: FieldInfo) -> type[BaseModel] | None:
@@ -253,7 +265,7 @@ def _nearest(key: str, known: Sequence[str]) -> str:
     # The right name in the wrong section is nearer than a similar key.
     leaf = key.rpartition(".")[2]
     same_leaf = [name for name in known if name.rpartition(".")[2] == leaf]
-    near = same_leaf[:1] or difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    near = [key] if key in known else same_leaf[:1] or difflib.get_close_matches(key, known, n=1, cutoff=0.7)
     if not near:
         leaves = {name.rpartition(".")[2]: name for name in known}
         near = [leaves[name] for name in difflib.get_close_matches(leaf, leaves, n=1, cutoff=0.6)]

@@ -209,6 +209,28 @@ def test_a_setting_or_a_section_is_explained() -> None:
     assert "actor.clip_ratio_high" in caught.value.hint
 
 
+@pytest.mark.parametrize("name", ["actor_rollout_ref.actor.optim.lr", "actor_rollout_ref.actor", "data.gen_batch_size"])
+def test_a_setting_of_verl_without_a_value_asks_for_one(name: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        explain_settings([name])
+    assert str(caught.value) == f"{name} is verl's, and only settings of this trainer are explained"
+    assert caught.value.hint == "give it a value, KEY=VALUE without blanks, to see what it means here"
+
+
+def test_a_blank_before_an_equals_sign_is_named_for_verl_s_settings_as_well() -> None:
+    with pytest.raises(ConfigError, match="not of the form KEY=VALUE") as caught:
+        load_config(["verl"], ["actor_rollout_ref.actor.optim.lr", "=", "1e-6"])
+    assert caught.value.hint == "did you mean actor_rollout_ref.actor.optim.lr=VALUE?"
+
+
+@pytest.mark.parametrize("name", ["actor_rollout_ref.optim.lrr", "1e-6", "anything"])
+def test_only_near_matches_are_suggested(name: str) -> None:
+    for explain in (explain_settings, parse_overrides):
+        with pytest.raises(ConfigError) as caught:
+            explain([name])
+        assert "did you mean" not in caught.value.hint
+
+
 def test_every_setting_has_a_description() -> None:
     undocumented = [setting.key for setting in settings(Config) if not setting.description]
     assert undocumented == []
