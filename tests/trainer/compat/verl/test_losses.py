@@ -48,6 +48,18 @@ def test_parameters_reach_the_loss_that_uses_them() -> None:
     assert (settings.tau_positive, settings.tau_negative) == (2.0, 3.0)
 
 
+@pytest.mark.parametrize("given", [[], ["loss_agg_mode=token-mean"], ["loss_agg_mode=seq-mean-token-mean"]])
+def test_gspo_averages_over_each_response_as_in_verl(given: list[str]) -> None:
+    settings, _ = actor(f"{ACTOR}.policy_loss.loss_mode=gspo", *(f"{ACTOR}.{setting}" for setting in given))
+    assert settings.loss_aggregation == "seq-mean-token-mean"
+
+
+def test_gspo_with_another_aggregation_of_its_kl_is_refused() -> None:
+    settings = ("policy_loss.loss_mode=gspo", "loss_agg_mode=token-mean", "use_kl_loss=true")
+    with pytest.raises(ConfigError, match="for KL and entropy alone"):
+        actor(*(f"{ACTOR}.{setting}" for setting in settings))
+
+
 def test_a_parameter_that_the_loss_ignores_is_noted() -> None:
     settings, notes = actor(f"{ACTOR}.policy_loss.loss_mode=gspo", f"{ACTOR}.clip_ratio_c=10.0")
     assert settings.clip_dual == 3.0

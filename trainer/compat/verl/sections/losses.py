@@ -1,6 +1,7 @@
 """Keys of the loss in verl's section `actor_rollout_ref.actor`."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from trainer.algorithms.registry import POLICY_LOSSES
 from trainer.compat.verl.rules import (
@@ -27,6 +28,7 @@ LOSSES = {name: row.name for row in POLICY_LOSSES.values() for name in row.verl}
 _LOSS_MODE = f"{ACTOR}.policy_loss.loss_mode"
 _CLIP_BOUNDS = ("clip_ratio_low", "clip_ratio_high")
 _CLIP_DEFAULT = 0.2
+_BY_RESPONSE = "seq-mean-token-mean"
 
 
 def chosen_loss(given: Given) -> str:
@@ -44,7 +46,23 @@ def policy_loss(key: str, value: Value, given: Given) -> Translation:
         return Translation({}, f"{key} has no effect: in bypass mode, rollout_correction.loss_type names the loss")
     if word(value) == "dro" and word(given.get(f"{ACTOR}.policy_loss.dro_beta")) == "null":
         raise ConfigError(f"{key}=dro needs a weight", hint=f"set {ACTOR}.policy_loss.dro_beta to a positive number")
-    return mapped(LOSSES, "actor.policy_loss")(key, value, given)
+    found = mapped(LOSSES, "actor.policy_loss")(key, value, given)
+    by_response = {"actor.loss_aggregation": _BY_RESPONSE} if chosen_loss(given) == "gspo" else {}
+    return replace(found, inherited={**found.inherited, **by_response})
+
+
+def aggregation(key: str, value: Value, given: Given) -> Translation:
+    """The aggregation of all terms. verl's gspo has one of its own, so that this one is for KL and entropy alone."""
+    found = mapped(AGGREGATIONS, "actor.loss_aggregation", inherited=("critic.loss_aggregation",))(key, value, given)
+    if chosen_loss(given) != "gspo" or found.settings.get("actor.loss_aggregation") == _BY_RESPONSE:
+        return found
+    if is_true(given.get(f"{ACTOR}.use_kl_loss")) or number(given.get(f"{ACTOR}.entropy_coeff", 0)) != 0:
+        raise ConfigError(
+            f"{key}={value}: verl's gspo averages over each response, so this would be for KL and entropy alone, which "
+            "is not supported",
+            hint=f"set {key}={_BY_RESPONSE}",
+        )
+    return replace(found, settings={"actor.loss_aggregation": _BY_RESPONSE})
 
 
 def parameter(ours: str) -> Rule:
@@ -116,7 +134,7 @@ RULES: dict[str, Rule] = {
         },
         [f"{ACTOR}.policy_loss"],
     ),
-    f"{ACTOR}.loss_agg_mode": mapped(AGGREGATIONS, "actor.loss_aggregation", inherited=("critic.loss_aggregation",)),
+    f"{ACTOR}.loss_agg_mode": aggregation,
     f"{ACTOR}.loss_scale_factor": to_both("loss_scale_length"),
     "critic.loss_scale_factor": to("critic.loss_scale_length"),
     f"{ACTOR}.entropy_coeff": unless_teacher_alone(to("actor.entropy_coefficient")),
