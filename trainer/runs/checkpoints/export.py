@@ -73,11 +73,7 @@ def _write(checkpoint: Path, state: TrainingState, base: Path, directory: Path) 
         origins = training_backend(actor.backend).origins(
             AutoConfig.from_pretrained(base), actor.sharding.tensor_parallel
         )
-        trained = (
-            (own, part.to(dtype))
-            for name, weight in _weights(checkpoint)
-            for own, part in to_transformers(name, weight, origins)
-        )
+        trained = (item for name, weight in _weights(checkpoint) for item in to_transformers(name, weight, origins))
         write_language_model(base, trained, dtype, directory)
         return
     adapters = dict(_weights(checkpoint))
