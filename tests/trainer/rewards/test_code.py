@@ -2,12 +2,14 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
@@ -108,6 +110,7 @@ def test_the_sandbox_is_complete_in_this_container() -> None:
     [
         "import socket; socket.create_connection(('127.0.0.1', 22))",
         "import socket; socket.socket()",
+        "import socket; socket.socket(socket.AF_UNIX)",
         "import os; os.fork()",
         "import subprocess; subprocess.run(['/bin/true'])",
         f"import os; os.kill({os.getpid()}, 0)",
@@ -124,6 +127,26 @@ def test_the_sandbox_is_complete_in_this_container() -> None:
 def test_a_program_cannot_leave_the_sandbox(program: str) -> None:
     reported = f"try:\n    exec({program!r})\n    print('done')\nexcept BaseException as error:\n    print('refused')"
     assert outputs(reported) in ("refused\n", None)
+
+
+def test_a_program_reaches_no_socket_of_this_machine_and_may_use_asyncio(tmp_path: Path) -> None:
+    path, abstract = str(tmp_path / "raylet"), f"\0slipway-test-{os.getpid()}"
+    tmp_path.chmod(0o755)
+    with socket.socket(socket.AF_UNIX) as named, socket.socket(socket.AF_UNIX) as nameless:
+        for server, address in ((named, path), (nameless, abstract)):
+            server.bind(address)
+            server.listen()
+        program = f"""
+import asyncio, socket
+for address in {[path, abstract]!r}:
+    try:
+        socket.socket(socket.AF_UNIX).connect(address)
+        print("connected")
+    except OSError:
+        print("refused")
+print(asyncio.run(asyncio.sleep(0, "asyncio works")))
+"""
+        assert outputs(program) == "refused\nrefused\nasyncio works\n"
 
 
 def test_a_program_sees_neither_the_environment_nor_the_expected_outputs(monkeypatch: pytest.MonkeyPatch) -> None:

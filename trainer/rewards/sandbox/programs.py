@@ -95,10 +95,12 @@ def check() -> str:
 
 
 _PROBES = {
-    "use the network": "import socket\ntry:\n  socket.socket()\n  print('open', end='')\n"
-    "except OSError:\n  print('closed', end='')",
-    "start processes": "import os\ntry:\n  os.fork() or os._exit(0)\n  print('open', end='')\n"
-    "except OSError:\n  print('closed', end='')",
+    way: f"{imported}\ntry:\n  {attempt}\n  print('open', end='')\nexcept OSError:\n  print('closed', end='')"
+    for way, imported, attempt in (
+        ("use the network", "import socket", "socket.socket()"),
+        ("use the sockets of other processes", "import socket", "socket.socket(socket.AF_UNIX)"),
+        ("start processes", "import os", "os.fork() or os._exit(0)"),
+    )
 }
 
 
