@@ -32,9 +32,9 @@ def call_from_json(text: str, arguments: Sequence[str] = ("arguments",)) -> Tool
     """The call in a JSON mapping with `name` and one of the keys `arguments`; None if there is none."""
     try:
         found: Any = json.loads(text)
-    except ValueError:
+        key = next((key for key in arguments if isinstance(found, dict) and key in found), None)
+        if key is None or not isinstance(found.get("name"), str):
+            return None
+        return ToolCall(found["name"], json.dumps(found[key], ensure_ascii=False))
+    except (ValueError, RecursionError):  # nested more deeply than Python can follow
         return None
-    key = next((key for key in arguments if isinstance(found, dict) and key in found), None)
-    if key is None or not isinstance(found.get("name"), str):
-        return None
-    return ToolCall(found["name"], json.dumps(found[key], ensure_ascii=False))

@@ -28,13 +28,21 @@ def as_scored(returned: Any, answer: Answer) -> Scored:
     info = {
         str(name): float(value)
         for name, value in returned.items()
-        if name not in ("score", "token_rewards", "pred") and _is_finite(value)
+        if name not in ("score", "token_rewards", "pred") and is_finite(value)
     }
     pred = returned.get("pred")
     if isinstance(pred, int):
         pred = _shown(pred)
     value = outcome + sum(reward for _, reward in by_token)
     return Scored(value, info=info, by_token=by_token, pred=None if pred is None else str(pred))
+
+
+def is_finite(value: Any) -> bool:
+    """Whether it is a number that a float can hold."""
+    try:
+        return isinstance(value, Real) and math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def _by_token(given: Any, answer: Answer) -> tuple[tuple[int, float], ...]:
@@ -57,17 +65,9 @@ def _by_token(given: Any, answer: Answer) -> tuple[tuple[int, float], ...]:
 
 
 def _finite(value: Any, returned: Any, answer: Answer) -> float:
-    if _is_finite(value):
+    if is_finite(value):
         return float(value)
     raise _unusable(_shown(returned if isinstance(returned, Mapping) and value is None else value), answer)
-
-
-def _is_finite(value: Any) -> bool:
-    """Whether it is a number that a float can hold."""
-    try:
-        return isinstance(value, Real) and math.isfinite(value)
-    except OverflowError:
-        return False
 
 
 def _shown(value: Any) -> str:

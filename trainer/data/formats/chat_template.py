@@ -35,17 +35,22 @@ def conversation_text(
 ) -> str:
     """The messages as text, with the opening of the model's turn after them unless `opening` is False.
 
-    Raises what the template raises: jinja2.TemplateError or ValueError.
+    Raises jinja2.TemplateError or ValueError if the template fails, or if the text is not valid Unicode.
     """
-    return str(
-        tokenizer.apply_chat_template(
-            list(messages),
-            tools=list(tools) if tools else None,
-            tokenize=False,
-            add_generation_prompt=opening,
-            **settings.chat_template_kwargs,
+    try:
+        text = str(
+            tokenizer.apply_chat_template(
+                list(messages),
+                tools=list(tools) if tools else None,
+                tokenize=False,
+                add_generation_prompt=opening,
+                **settings.chat_template_kwargs,
+            )
         )
-    )
+    except (TypeError, AttributeError, LookupError, RecursionError) as error:  # of the template's own expressions
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+    text.encode()  # a tokenizer would call a lone surrogate a wrong type
+    return text
 
 
 def with_system_prompt(messages: list[dict[str, Any]], settings: DataConfig) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ def parse(text: str) -> list[ToolCall]:
     while text.startswith("{"):
         try:
             _, end = json.JSONDecoder().raw_decode(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             break
         call = call_from_json(text[:end], ("parameters", "arguments"))
         if call is not None:

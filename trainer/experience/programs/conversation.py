@@ -116,5 +116,5 @@ def _calls(message: Message) -> list[tuple[Any, Any]]:
 def _parsed(arguments: Any) -> Any:
     try:
         return json.loads(arguments) if isinstance(arguments, str) else arguments
-    except ValueError:
+    except (ValueError, RecursionError):
         return arguments

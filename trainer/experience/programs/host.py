@@ -86,8 +86,7 @@ class Programs:
         agents = [(row, row.environment) for row in rows if isinstance(row.environment, ProgramAgent)]
         for row, agent in agents:
             if agent in self._starting and self._starting[agent].done():
-                agent.running = self._started(self._starting.pop(agent))
-                self._running[agent] = agent.running
+                self._take_start(row, agent, self._starting.pop(agent))
             if agent.running is not None and not agent.asking:
                 self._look_at(row, agent, agent.running)
         for agent in islice(filter(self._waits, (agent for _, agent in agents)), self._places()):
@@ -124,7 +123,7 @@ class Programs:
         elif row.done:  # no room for another turn
             self._answer(row, agent, running, ended)
             agent.asking = False
-            self._end(agent, running)
+            self._end(agent)
         elif ended or agent.conversation.room(row) == 0:
             agent.asking = False
             running.deadline = time.monotonic() + self._patience
@@ -138,10 +137,10 @@ class Programs:
         """Ends all programs and the endpoint."""
         for agent, starting in self._starting.items():
             if not starting.cancel() and starting.exception() is None:
-                self._running[agent] = starting.result()
+                self._running[agent] = agent.running = starting.result()
         self._starting.clear()
-        for agent, running in list(self._running.items()):
-            self._end(agent, running)
+        for agent in list(self._running):
+            self._end(agent)
         self._hands.shutdown()
         if "_endpoint" in vars(self):
             self._endpoint.close()
@@ -160,16 +159,22 @@ class Programs:
 
     def _start(self, agent: ProgramAgent, line: Line) -> Running:
         """Starts a program, in a thread."""
-        process = ProgramProcess(self._settings, agent.prompt, line)
+        try:
+            process = ProgramProcess(self._settings, agent.prompt, line)
+        except (OSError, ValueError):
+            self._endpoint.drop(line)
+            raise
         return Running(line, process, time.monotonic() + self._patience)
 
-    def _started(self, start: Future[Running]) -> Running:
+    def _take_start(self, row: Trajectory, agent: ProgramAgent, start: Future[Running]) -> None:
         try:
-            return start.result()
+            self._running[agent] = agent.running = start.result()
         except OSError as error:
             raise WorkerError(
                 f"rollout.program.command cannot be started: {error}", hint="lower rollout.program.processes"
             ) from error
+        except ValueError as error:
+            self._fail(row, agent, f"its command cannot hold the question: {error}")
 
     def _look_at(self, row: Trajectory, agent: ProgramAgent, running: Running) -> None:
         if running.answer is not None:
@@ -188,42 +193,44 @@ class Programs:
                 running.line.answer(refusal)
                 running.deadline = time.monotonic() + self._patience
             if row.done:
-                self._end(agent, running)
+                self._end(agent)
         elif status is not None:
             self._take_end(row, agent, running, status)
         elif time.monotonic() > running.deadline:
-            self._fail(row, agent, running, f"no request and no end within {self._patience:g} s")
+            self._fail(row, agent, f"no request and no end within {self._patience:g} s")
 
     def _take_end(self, row: Trajectory, agent: ProgramAgent, running: Running, status: int) -> None:
         """Keeps the trajectory of a program that ended well, with the score that it gave itself."""
         if status != 0:
             refusal = f" after the refusal {running.line.refusal!r}" if running.line.refusal else ""
-            self._fail(row, agent, running, f"status {status}{refusal}: {running.process.last_error()}")
+            self._fail(row, agent, f"status {status}{refusal}: {running.process.last_error()}")
         elif not row.token_ids:
-            self._fail(row, agent, running, "it ended without asking the policy")
+            self._fail(row, agent, "it ended without asking the policy")
         else:
             try:
                 score = running.process.score()
             except ValueError as error:
-                self._fail(row, agent, running, str(error))
+                self._fail(row, agent, str(error))
                 return
             row.scored = None if score is None else Scored(score)
             row.done = True
-            self._end(agent, running)
+            self._end(agent)
 
-    def _fail(self, row: Trajectory, agent: ProgramAgent, running: Running, reason: str) -> None:
+    def _fail(self, row: Trajectory, agent: ProgramAgent, reason: str) -> None:
         """Costs the trajectory its reward. One without a turn still needs tokens: the policy answers its prompt."""
         row.scored = Scored(self._config.reward.failure_score, f"program: {reason}")
         row.done = bool(row.token_ids)
         agent.failed, agent.asking = True, not row.done
-        self._end(agent, running)
+        self._end(agent)
 
-    def _end(self, agent: ProgramAgent, running: Running) -> None:
-        self._endpoint.drop(running.line)
-        running.process.kill()
-        self._hands.submit(running.process.clear)
-        agent.running, agent.over = None, True
-        del self._running[agent]
+    def _end(self, agent: ProgramAgent) -> None:
+        agent.over = True
+        if agent.running is not None:
+            self._endpoint.drop(agent.running.line)
+            agent.running.process.kill()
+            self._hands.submit(agent.running.process.clear)
+            agent.running = None
+            del self._running[agent]
 
     def _note(self, ignored: Sequence[str]) -> None:
         for name in ignored:

@@ -1,7 +1,6 @@
 """The process of a program, in a clean environment and a process group of its own."""
 
 import json
-import math
 import os
 import shutil
 import signal
@@ -16,16 +15,27 @@ from trainer.config.sections.rollout import ProgramConfig
 from trainer.data.dataset import Prompt
 from trainer.errors import ConfigError
 from trainer.experience.programs.endpoint import MODEL, Line
+from trainer.rewards.scores import is_finite
 
 _MOST_OUTPUT = 2**16
 _KEPT = ("PATH", "LANG", "LC_ALL", "TZ")
 
 
 class ProgramProcess:
-    """A program that runs. Its task is on standard input, as JSON without the ground truth."""
+    """A program that runs. Its task is on standard input, as JSON without the ground truth.
+
+    Raises OSError if this machine cannot start it, ValueError if its command cannot hold the question.
+    """
 
     def __init__(self, settings: ProgramConfig, prompt: Prompt, line: Line) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="program-", ignore_cleanup_errors=True)
+        try:
+            self._process = self._started(settings, prompt, line)
+        except (OSError, ValueError):
+            self._directory.cleanup()
+            raise
+
+    def _started(self, settings: ProgramConfig, prompt: Prompt, line: Line) -> subprocess.Popen[bytes]:
         here = Path(self._directory.name)
         task = {
             "messages": list(prompt.chat),
@@ -37,7 +47,7 @@ class ProgramProcess:
         work = here / "work"
         work.mkdir()
         with (here / "task.json").open("rb") as stdin, self._open("out") as out, self._open("err") as err:
-            self._process = subprocess.Popen(
+            return subprocess.Popen(
                 [part.replace("{question}", prompt.question) for part in command_of(settings)],
                 cwd=work,
                 env=_environment(settings.environment, line, work),
@@ -56,13 +66,13 @@ class ProgramProcess:
         lines = self._written("out").strip().splitlines()
         try:
             last = json.loads(lines[-1]) if lines else None
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
         if not isinstance(last, dict) or "score" not in last:
             return None
         score = last["score"]
-        if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
-            raise ValueError(f"its score is {score!r}, not a finite number")
+        if isinstance(score, bool) or not is_finite(score):
+            raise ValueError(f"its score is {score!r:.60}, not a finite number")
         return float(score)
 
     def last_error(self) -> str:

@@ -83,7 +83,7 @@ def read_request(body: bytes) -> ChatRequest:
     """The request. Raises BadRequestError for anything that would be dropped otherwise."""
     try:
         given = json.loads(body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadRequestError(f"the body is no JSON: {error}") from error
     if not isinstance(given, dict) or not given.get("messages"):
         raise BadRequestError("the body has no messages")
@@ -96,13 +96,22 @@ def read_request(body: bytes) -> ChatRequest:
     try:
         messages = text_messages("the request", "messages", given["messages"], "send text")
         tools = checked_tools("the request", given["tools"]) if given.get("tools") else []
-    except DataError as error:
+    except (DataError, RecursionError) as error:
         raise BadRequestError(str(error)) from error
+    for number, message in enumerate(messages):
+        calls = message.get("tool_calls") or []
+        if not isinstance(calls, list) or not all(map(_is_call, calls)):
+            raise BadRequestError(f"message {number}: tool_calls is not a list of calls with function and name")
     most = given.get("max_completion_tokens", given.get("max_tokens"))
     if most is not None and (not isinstance(most, int) or most < 1):
         raise BadRequestError(f"max_tokens={most} is no positive number")
     ignored = tuple(name for name in _SAMPLING if name in given)
     return ChatRequest(messages, tools, most, bool(given.get("stream")), str(given.get("model", "")), ignored)
+
+
+def _is_call(call: Any) -> bool:
+    function = call.get("function") if isinstance(call, dict) else None
+    return isinstance(function, dict) and isinstance(function.get("name"), str)
 
 
 def write_reply(reply: ChatReply, model: str) -> dict[str, Any]:

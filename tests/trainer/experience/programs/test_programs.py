@@ -3,7 +3,7 @@ its words matter; Transformers' engine samples where log-probs matter."""
 
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.trainer.experience.conversations.scripted_policy import pieces
+from tests.trainer.experience.programs.scripted_program import CLIENT, TEMPLATE
 from trainer.config.overrides import load_config
 from trainer.config.sections.data import DataConfig
 from trainer.config.sections.rollout import ProgramConfig
@@ -20,7 +21,6 @@ from trainer.data.formats.chat_template import use_chat_template
 from trainer.errors import ConfigError
 from trainer.experience.collector import Experience, Scores, completed
 from trainer.experience.conversations.sampler import Conversations
-from trainer.experience.conversations.trajectory import Trajectory
 from trainer.experience.programs.endpoint import Line
 from trainer.experience.programs.process import ProgramProcess
 from trainer.models.packing import PackedRows
@@ -30,104 +30,12 @@ from trainer.rollout.engine import RolloutEngine, open_engine
 from trainer.rollout.sampling import Response, SamplingRequest
 from trainer.weights.buckets import pack, store
 
-TEMPLATE = (
-    "{% for tool in tools or [] %}[{{ tool.function.name }}]{% endfor %}"
-    "{% for message in messages %}{{ '<|' + message.role + '|>' + (message.content or '') }}"
-    "{% if message.role == 'assistant' %}<|end|>{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-)
-CLIENT = """
-import json, os, sys, time, urllib.error, urllib.request
-
-def post(body, **headers):
-    headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], **headers}
-    address = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
-    request = urllib.request.Request(address, json.dumps(body).encode(), headers)
-    try:
-        with urllib.request.urlopen(request) as reply:
-            return reply.read()
-    except urllib.error.HTTPError as error:
-        print(json.load(error)["error"]["message"], file=sys.stderr)
-        raise SystemExit(3)
-
-def ask(messages, headers={}, **more):
-    body = {"model": os.environ["OPENAI_MODEL"], "messages": messages, **more}
-    return json.loads(post(body, **headers))["choices"][0]
-
-messages = json.load(sys.stdin)["messages"]
-"""
 TWO_TURNS = """
 choice = ask(messages, temperature=0.2)
 messages += [choice["message"], {"role": "user", "content": "sure?"}]
 choice = ask(messages)
 print(json.dumps({"score": 0.5}))
 """
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    texts = ["What is 12 + 7? #### 19 sure? yes no <tool_call> tool user system assistant"]
-    return use_chat_template(build_tokenizer(texts), DataConfig(chat_template=TEMPLATE))
-
-
-class FakeEngines:
-    """Answers the last message of a prompt with the line that belongs to it, a piece at a time."""
-
-    def __init__(self, tokenizer: Any, lines: dict[str, str]) -> None:
-        self.version = 0
-        self.in_flight = False
-        self.asked: list[list[SamplingRequest]] = []
-        self._tokenizer, self._lines = tokenizer, lines
-
-    def generate(self, requests: Sequence[SamplingRequest], homes: Sequence[int] | None) -> list[Response]:
-        assert homes is not None
-        assert requests
-        self.asked.append(list(requests))
-        return [self._response(request) for request in requests]
-
-    def _response(self, request: SamplingRequest) -> Response:
-        """A prompt without the opening of a turn is a row's own, of three tokens."""
-        opening = self._tokenizer.convert_tokens_to_ids("<|assistant|>")
-        prompt = list(request.prompt)
-        start = len(prompt) - prompt[::-1].index(opening) if opening in prompt else 3
-        before = self._tokenizer.decode(prompt[:start]).removesuffix("<|assistant|>")
-        line = next(line for last, line in self._lines.items() if before.endswith(last))
-        words = self._tokenizer(line + "<|end|>")["input_ids"][len(prompt) - start :]
-        taken = tuple(words[: request.max_tokens])
-        return Response(taken, tuple(-0.5 for _ in taken), ended=len(taken) == len(words))
-
-
-@pytest.fixture
-def play(tokenizer: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    """Starts a program for each question, lets it talk to the policy until it ends, and returns the trajectories."""
-    opened: list[Conversations] = []
-
-    def start(
-        program: str,
-        lines: dict[str, str] | None = None,
-        questions: Sequence[str] = ("What?",),
-        limit: int = 400,
-        processes: int = 8,
-        **rollout: Any,
-    ) -> tuple[list[Trajectory], FakeEngines]:
-        (tmp_path / "agent.py").write_text(CLIENT + program)
-        command = [sys.executable, str(tmp_path / "agent.py")]
-        settings = {"agent": "program", "segment_length": 4, **rollout}
-        settings["program"] = {"command": command, "processes": processes}
-        config = Config.model_validate(
-            {"rollout": settings, "data": {"max_response_length": limit, "max_prompt_length": 60}}
-        )
-        engines = FakeEngines(tokenizer, lines or {"What?": "#### 19", "sure?": "yes"})
-        conversations = Conversations(config, engines, tokenizer)  # type: ignore[arg-type]
-        opened.append(conversations)
-        prompts = [Prompt(n, (1, 2, n), "19", "test", question) for n, question in enumerate(questions)]
-        rows = conversations.begin(prompts, [100] * len(prompts), temperature=1.0)
-        conversations.finish(rows)
-        return rows, engines
-
-    yield start
-    for conversations in opened:
-        conversations.close()
 
 
 def test_a_program_talks_to_the_policy_and_scores_itself(tokenizer: Any, play: Callable[..., Any]) -> None:
