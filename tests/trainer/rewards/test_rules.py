@@ -79,6 +79,18 @@ def test_the_flexible_method_takes_the_last_number_anywhere() -> None:
         (r"\boxed{7}", ["6", 7], 1.0),
         (r"\boxed{7}", r"thus \boxed{7}", 1.0),
         (r"\boxed{}", "7", 0.0),
+        ("\\boxed{ x = 5 }", "5", 1.0),
+        (r"\boxed{5 \text{ cm}}", "5", 1.0),
+        (r"\boxed{\$5}", "5", 1.0),
+        (r"\boxed{90^\circ}", "90", 1.0),
+        (r"\boxed{\text{(A)}}", "A", 1.0),
+        (r"\boxed{y=2x+3}", "2x+3", 1.0),
+        (r"\boxed{\text{Thursday}}", "Thursday", 1.0),
+        (r"\boxed{June 3, 2 pm}", "June 3,2 pm", 1.0),
+        (r"\boxed{2x-5y=0}", "x+y-3=0", 0.0),
+        (r"\boxed{2,3}", "23", 0.0),
+        (r"\boxed{3 + b}", "3a + b", 0.0),
+        (r"\boxed{2a - 1}", "2 - 1", 0.0),
     ],
 )
 def test_math_compares_the_last_boxed_answer_as_mathematics(response: str, truth: object, expected: float) -> None:

@@ -2,7 +2,8 @@
 
 import re
 
-from trainer.rewards.latex import last_boxed, normalized
+from trainer.rewards.latex import last_boxed
+from trainer.rewards.minerva import minerva_normalized
 from trainer.rewards.truth import as_text
 from trainer.rows import RewardRule
 
@@ -18,13 +19,15 @@ def dapo(response: str, ground_truth: object) -> dict[str, float]:
     """
     truth, end = as_text(ground_truth), response[-_END:]
     stated = _ANSWER.findall(end)
-    right = normalized(stated[-1]) == normalized(truth) if stated else last_boxed(end[-_BOX_END:]) == truth
+    right = (
+        minerva_normalized(stated[-1]) == minerva_normalized(truth) if stated else last_boxed(end[-_BOX_END:]) == truth
+    )
     return {"score": 1.0 if right else -1.0, "acc": float(right)}
 
 
 def _answer(response: str) -> str | None:
     stated = _ANSWER.findall(response[-_END:])
-    return normalized(stated[-1]) if stated else last_boxed(response[-_BOX_END:])
+    return minerva_normalized(stated[-1]) if stated else last_boxed(response[-_BOX_END:])
 
 
 ROW = RewardRule(name="dapo", score=dapo, answer=_answer, sources=("math_dapo", "math", "math_dapo_reasoning", "aime*"))

@@ -4,7 +4,7 @@ from functools import lru_cache
 from typing import Any
 
 from trainer.errors import ConfigError
-from trainer.rewards.latex import last_boxed, normalized
+from trainer.rewards.latex import last_boxed
 from trainer.rewards.truth import as_texts
 from trainer.rows import RewardRule
 
@@ -12,13 +12,17 @@ from trainer.rows import RewardRule
 def math(response: str, ground_truth: object) -> float:
     """1.0 if the content of the last `\\boxed{...}` equals the ground truth, or one of a list of truths.
 
-    `0.5`, `\\frac12` and `1/2` are equal. Answers that differ as text are compared by Math-Verify.
+    `0.5`, `\\frac12` and `1/2` are equal. Answers whose texts differ in more than spaces are compared by Math-Verify.
     """
     answer = last_boxed(response)
     if answer is None:
         return 0.0
     truths = [last_boxed(truth) or truth for truth in as_texts(ground_truth)]
-    return float(any(normalized(answer) == normalized(truth) or _equal(answer, truth) for truth in truths))
+    return float(any(_without_spaces(answer) == _without_spaces(truth) or _equal(answer, truth) for truth in truths))
+
+
+def _without_spaces(text: str) -> str:
+    return "".join(text.split())
 
 
 def _equal(answer: str, truth: str) -> bool:
