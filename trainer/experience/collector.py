@@ -28,6 +28,7 @@ from trainer.experience.run_data import RunData
 from trainer.experience.validation import validation_metrics
 from trainer.models.files import decode
 from trainer.rewards.answer import Answer, Scored
+from trainer.rewards.sources import has_scorer, may_score_itself
 from trainer.rollout.engines import Engines
 from trainer.rollout.sampling import request_seed
 
@@ -270,7 +271,8 @@ class Collector:
 
         Raises RewardError if one is not a finite number.
         """
-        unscored = [place for place, row in enumerate(rows) if row.scored is None]
+        settled = [row.scored or self._failed(prompt) for prompt, row in zip(prompts, rows, strict=True)]
+        unscored = [place for place, one in enumerate(settled) if one is None]
         whole = self.config.reward.text == "conversation"
         texts = self.texts([rows[place].token_ids if whole else rows[place].sampled for place in unscored])
         answers = [
@@ -294,7 +296,13 @@ class Collector:
                 for answer, place in zip(answers, unscored, strict=True)
             ]
         scored = iter(self.reward.score(answers, [prompts[place].index for place in unscored]))
-        return [row.scored or next(scored) for row in rows]
+        return [one or next(scored) for one in settled]
+
+    def _failed(self, prompt: Prompt) -> Scored | None:
+        """A failed score where only the conversation itself could have given one, and did not."""
+        if has_scorer(self.config.reward, prompt.data_source) or not may_score_itself(self.config):
+            return None
+        return Scored(self.config.reward.failure_score, "the conversation ended without a score")
 
     def texts(self, responses: Sequence[Sequence[int]]) -> list[str]:
         return decode(self.data.tokenizer, responses)

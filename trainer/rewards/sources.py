@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from trainer.config.sections.reward import RewardConfig
 from trainer.config.tree import Config
 from trainer.errors import ConfigError
 from trainer.rewards.function import SOURCES_HINT
@@ -13,22 +14,37 @@ Counts = Mapping[tuple[Path, str], int]
 
 
 def check_sources(config: Config, counts: Counts) -> list[str]:
-    """Notes of the rules that the run needs. Raises ConfigError if no rule knows a data source, or a rule cannot work.
-
-    The user's own function or server knows every source. An environment or a program may score conversations itself.
-    """
+    """Notes of the rules that the run needs. Raises ConfigError if a rule cannot work, or if nothing scores a data
+    source: no rule knows it, and no environment or program may score its conversations."""
     reward = config.reward
-    others = (reward.custom_function.path, reward.server.url, config.rollout.environment.path)
-    if any(other is not None for other in others) or config.rollout.agent == "program":
+    if reward.custom_function.path is not None or reward.server.url is not None:
         return []
-    rules = {place: reward.rule_for(place[1]) for place in counts}
-    unknown = [place for place, rule in rules.items() if rule is None]
-    if unknown and reward.weight != 0:
-        listed = "; ".join(f"{file}: {source!r} ({counts[file, source]} prompts)" for file, source in unknown)
-        raise ConfigError(f"no reward rule knows these data sources: {listed}", hint=SOURCES_HINT)
-    needed: dict[str, RewardRule] = {rule.name: rule for rule in rules.values() if rule is not None}
-    notes = [f"reward rule {rule.name}: {rule.check()}" for rule in needed.values() if rule.check]
-    return [note for note in notes if not note.endswith(": ")]
+    needed: dict[str, RewardRule] = {rule.name: rule for _, source in counts if (rule := reward.rule_for(source))}
+    checked = [f"reward rule {rule.name}: {rule.check()}" for rule in needed.values() if rule.check]
+    notes = [note for note in checked if not note.endswith(": ")]
+    unknown = [place for place in counts if not has_scorer(reward, place[1])]
+    if not unknown:
+        return notes
+    listed = "; ".join(f"{file}: {source!r} ({counts[file, source]} prompts)" for file, source in unknown)
+    problem = f"no reward rule knows these data sources: {listed}"
+    if not may_score_itself(config):
+        raise ConfigError(problem, hint=SOURCES_HINT)
+    return [
+        *notes,
+        f"{problem}: a conversation that ends without a score of its own, like one cut at data.max_response_length, "
+        f"gets reward.failure_score={reward.failure_score:g}",
+    ]
+
+
+def may_score_itself(config: Config) -> bool:
+    """Whether an environment or a program may score conversations."""
+    return config.rollout.environment.path is not None or config.rollout.agent == "program"
+
+
+def has_scorer(reward: RewardConfig, source: str) -> bool:
+    """Whether a rule, the user's own function or server, or a reward model alone scores responses of a source."""
+    own = reward.custom_function.path is not None or reward.server.url is not None
+    return own or reward.weight == 0 or reward.rule_for(source) is not None
 
 
 def source_lines(config: Config, counts: Counts) -> list[str]:

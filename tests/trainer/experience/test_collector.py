@@ -95,6 +95,25 @@ def test_an_error_is_raised_where_rewards_are_needed() -> None:
     made.close()
 
 
+def test_a_conversation_without_a_score_of_its_own_counts_as_failed_if_no_rule_knows_its_source() -> None:
+    """Like one that the token limit cut: its environment scores the others itself."""
+    rewards = FakeRewards()
+    rewards.told.set()
+    made = collector(rewards)
+    made.config = Config.model_validate(
+        {
+            "rollout": {"environment": {"path": "/mine.py", "name": "Game"}},
+            "reward": {"sources": {"known": "gsm8k"}, "failure_score": -1.0},
+        }
+    )
+    prompts = [Prompt(row, (1,), "7", source, "") for row, source in enumerate(["mine", "mine", "known"])]
+    rows = [Trajectory((1,), 1.0, 0, 4, token_ids=[3], mask=[True]) for _ in prompts]
+    rows[0].scored = Scored(0.5)
+    failed = Scored(-1.0, "the conversation ended without a score")
+    assert made.score(prompts, rows) == [Scored(0.5), failed, Scored(7.0)]
+    made.close()
+
+
 def test_the_age_of_weights_is_a_mean_over_sampled_tokens() -> None:
     of_one_version = Trajectory((1,), 1.0, 0, 4, token_ids=[3, 4, 5], mask=[True, False, True], versions=[2, 2, 2])
     of_two = Trajectory((1,), 1.0, 0, 4, token_ids=[3, 4, 5], mask=[True, False, True], versions=[2, 3, 3])

@@ -75,6 +75,24 @@ def test_any_source_is_accepted_where_something_else_scores_it(reward: dict[str,
     assert check_sources(config(**reward), {(TRAIN, "mine"): 3}) == []
 
 
+@pytest.mark.parametrize(
+    "rollout",
+    [
+        {"environment": {"path": "/mine.py", "name": "Game"}},
+        {"agent": "program", "program": {"command": ["agent"]}},
+    ],
+)
+def test_a_run_whose_conversations_score_themselves_says_what_becomes_of_the_others(rollout: dict[str, object]) -> None:
+    config = Config.model_validate({"model": {"path": "/nowhere"}, "rollout": rollout})
+    (note,) = check_sources(config, {(TRAIN, "mine"): 3, (TEST, "mine"): 1, (TEST, "openai/gsm8k"): 5})
+    assert note == (
+        "no reward rule knows these data sources: /data/train.parquet: 'mine' (3 prompts); /data/test.parquet: 'mine' "
+        "(1 prompts): a conversation that ends without a score of its own, like one cut at data.max_response_length, "
+        "gets reward.failure_score=0"
+    )
+    assert check_sources(config, {(TEST, "openai/gsm8k"): 5}) == []
+
+
 def test_a_run_says_what_scores_each_source() -> None:
     counts = {(TRAIN, "math_dapo"): 2, (TEST, "openai/gsm8k"): 5}
     assert source_lines(config(), counts) == [
