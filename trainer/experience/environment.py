@@ -1,13 +1,15 @@
 """Environments that answer a policy's turns, such as a tool, a game or a simulated user."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import index
 from typing import Any, Protocol
 
 from trainer.config.custom_code import CustomCode, load_custom
 from trainer.config.sections.data import DataConfig
 from trainer.data.dataset import Prompt
 from trainer.data.formats.chat_template import conversation_text
+from trainer.data.formats.messages import text_messages
 from trainer.errors import DataError
 
 Message = Mapping[str, str]
@@ -34,6 +36,22 @@ class Observation:
     token_ids: Sequence[int] = ()
     done: bool = False
     score: float | None = None
+
+
+def checked(answer: Any, tokens: int) -> Observation:
+    """The answer of an environment, with messages and numbers of plain types; `tokens` counts those of the tokenizer.
+
+    Raises TypeError, ValueError or DataError for nonsense.
+    """
+    if not isinstance(answer, Observation):
+        raise TypeError(f"step returned {type(answer).__name__}, not an Observation")
+    messages = [dict(one) if isinstance(one, Mapping) else one for one in answer.messages]
+    texts = text_messages("the observation", "messages", messages, "give each message a role and a text")
+    token_ids = [index(token) for token in answer.token_ids]
+    for token in token_ids:
+        if not 0 <= token < tokens:
+            raise ValueError(f"token_ids hold {token}, and the tokenizer knows {tokens} tokens")
+    return replace(answer, messages=texts, token_ids=token_ids, done=bool(answer.done))
 
 
 class ConversationEnvironment(Protocol):

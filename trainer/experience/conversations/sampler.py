@@ -18,7 +18,7 @@ from trainer.errors import ConfigError
 from trainer.experience.conversations.agents import Agents
 from trainer.experience.conversations.calls import Calls, Failure, call_each
 from trainer.experience.conversations.trajectory import Trajectory
-from trainer.experience.environment import ConversationEnvironment, Message, MessageTokens, Observation, Turn
+from trainer.experience.environment import ConversationEnvironment, Message, MessageTokens, Observation, Turn, checked
 from trainer.experience.programs.host import ProgramAgent, Programs
 from trainer.rewards.answer import Answer, Scored
 from trainer.rewards.scores import as_scored
@@ -220,9 +220,12 @@ class Conversations:
         row.done |= answer.done or row.turns == self._config.rollout.max_turns
         row.answers += bool(answer.done and answer.messages)
         if not row.done:
-            row.observe(
-                [*self._rendered(row, answer.messages), *answer.token_ids] if answer.messages else answer.token_ids
-            )
+            try:
+                rendered = self._rendered(row, answer.messages) if answer.messages else []
+            except (TemplateError, ValueError) as error:
+                self._take(row, Failure(f"the chat template rejects its messages: {error}"))
+                return
+            row.observe([*rendered, *answer.token_ids])
 
     def _check_template(self) -> None:
         """Raises ConfigError if the chat template cannot write what tools say."""
@@ -245,10 +248,7 @@ class Conversations:
         return self._tokens(messages, turn_is_closed=not any(stop in text for stop in self._config.rollout.stop))
 
     def _step(self, environment: ConversationEnvironment, token_ids: Sequence[int]) -> Observation:
-        answer = environment.step(Turn(self.text(token_ids), tuple(token_ids)))
-        if not isinstance(answer, Observation):
-            raise TypeError(f"step returned {type(answer).__name__}, not an Observation")
-        return answer
+        return checked(environment.step(Turn(self.text(token_ids), tuple(token_ids))), len(self._tokenizer))
 
     def _call_each(self, calls: Sequence[Any]) -> list[Any]:
         return call_each(calls, self._config.rollout.environment_timeout)

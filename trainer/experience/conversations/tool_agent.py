@@ -102,6 +102,7 @@ class ToolAgent:
         try:
             response, reward = await self._execute(call.name, parameters)
             media, text = response.image or response.video, str(response.text or "")
+            text.encode()  # a lone surrogate would cost the conversation
         except Exception as error:  # noqa: BLE001 - the user's tool may raise and return anything
             return self._failed(f"Error executing tool {call.name!r}: {error}")
         if media:

@@ -155,6 +155,22 @@ class Nonsense(Scoring):
 
 class Wordless(Scoring):
     def step(self, turn): return "19"
+
+def saying(**answer):
+    class Saying(Scoring):
+        def step(self, turn): return Observation(**answer)
+    return Saying
+
+Number = saying(messages=[{"role": "user", "content": 19}])
+Null = saying(messages=[{"role": "user", "content": None}])
+Surrogate = saying(messages=[{"role": "user", "content": "19 \\ud83d"}])
+Text = saying(messages="19")
+Missing = saying(messages=None)
+TokenText = saying(token_ids="19")
+Fraction = saying(token_ids=[1.5])
+Huge = saying(token_ids=[10**9])
+Negative = saying(token_ids=[-1])
+Refused = saying(messages=[{"role": "nobody", "content": "19"}])
 """
 
 
@@ -178,9 +194,23 @@ def test_an_environment_may_answer_in_tokens_and_give_the_reward(tokenizer: Any,
         ("Hanging", r"no answer within 2 s"),
         ("Refusing", "RuntimeError: not today"),
         ("Wordless", "step returned str, not an Observation"),
+        ("Number", "the content is int instead of text"),
+        ("Null", "the content is null"),
+        ("Surrogate", "not valid Unicode"),
+        ("Text", "not a list of messages"),
+        ("Missing", "NoneType"),
+        ("TokenText", "'str' object cannot be interpreted as an integer"),
+        ("Fraction", "'float' object cannot be interpreted as an integer"),
+        ("Huge", "token_ids hold 1000000000, and the tokenizer knows [0-9]+ tokens"),
+        ("Negative", "token_ids hold -1"),
+        ("Refused", "the chat template rejects its messages: no such role"),
     ],
 )
-def test_an_environment_that_fails_costs_one_conversation(tokenizer: Any, worlds: Path, name: str, reason: str) -> None:
+def test_an_environment_that_fails_costs_one_conversation(
+    tokenizer: Any, worlds: Path, monkeypatch: pytest.MonkeyPatch, name: str, reason: str
+) -> None:
+    strict = "{% for m in messages if m.role == 'nobody' %}{{ raise_exception('no such role') }}{% endfor %}"
+    monkeypatch.setattr(tokenizer, "chat_template", strict + tokenizer.chat_template)
     row, _ = converse(tokenizer, ["a", "b"], worlds, name, environment_timeout=2)
     assert row.turns == 1
     assert row.scored is not None

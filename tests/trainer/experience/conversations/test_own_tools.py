@@ -67,6 +67,13 @@ def test_a_tool_written_for_verl_runs_unchanged(tokenizer: Any, own_package: Pat
     assert len(sys.modules["own_tools"].ended) == 2
 
 
+def test_an_answer_that_is_not_valid_unicode_is_a_failed_call(tokenizer: Any, own_package: Path) -> None:
+    config = settings(own_package, {"class_name": "own_tools.Echo"})
+    row, _ = converse(tokenizer, config, [call("echo", text="\ud83d"), "done"])
+    assert "surrogates not allowed" in spoken(tokenizer, row)[0]
+    assert row.scored is None
+
+
 @pytest.mark.parametrize(
     ("entry", "reason"),
     [
