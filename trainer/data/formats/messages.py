@@ -13,18 +13,23 @@ _NO_VISION = "vision is not supported: use a model and data of text, or remove s
 def text_messages(where: str, column: str, value: Any, hint: str) -> Messages:
     """The messages with plain text as content; text parts are joined.
 
-    Raises DataError, which begins with `where`, for anything but a list of messages with role and content, for content
-    that is empty or not text, and for images, videos and audio.
+    A message with `tool_calls` may have null as content, or none. Raises DataError, which begins with `where`, for
+    anything but a list of messages with role and content, for content that is empty or not text, and for images, videos
+    and audio.
     """
-    if not isinstance(value, list) or not all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in value):
+    if not isinstance(value, list) or not all(map(_is_message, value)):
         raise DataError(f"{where}: column {column} is not a list of messages with role and content", hint=hint)
     return [
         {
             name: _readable(f"{where}: message {number} of {column}", name, part, message)
-            for name, part in message.items()
+            for name, part in {"content": None, **message}.items()
         }
         for number, message in enumerate(value)
     ]
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, dict) and "role" in value and ("content" in value or bool(value.get("tool_calls")))
 
 
 def refuse_media(where: str, row: Mapping[str, Any], columns: Sequence[str]) -> None:

@@ -1,6 +1,5 @@
 """A program's requests as one trajectory: the policy's tokens stay as they were sampled."""
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from trainer.errors import DataError
 from trainer.experience.call_format import CallFormat
 from trainer.experience.conversations.trajectory import Trajectory
 from trainer.experience.environment import MessageTokens
-from trainer.experience.programs.wire import BadRequestError, ChatReply, ChatRequest
+from trainer.experience.programs.wire import BadRequestError, ChatReply, ChatRequest, for_template
 
 Message = dict[str, Any]
 
@@ -31,6 +30,7 @@ class ProgramConversation:
         self._format = call_format
         self._said: list[Message] = []
         self._tools: list[Any] = []
+        self._may_call = True
         self._limit = 0
         self._ended = False
 
@@ -49,6 +49,7 @@ class ProgramConversation:
                     "context_length_exceeded",
                 )
         self._said = list(request.messages)
+        self._may_call = request.may_call
         room = row.limit - len(row.token_ids)
         self._limit = len(row.token_ids) + min(room, request.max_tokens or room)
 
@@ -62,13 +63,13 @@ class ProgramConversation:
             row.turns += 1  # cut by the request's own limit
         self._ended = ended
         written = str(self._tokenizer.decode(row.turn))
-        calls = self._format.parse(written) if self._tools else []
+        calls = self._format.parse(written) if self._tools and self._may_call else []
         text = str(self._tokenizer.decode(row.turn, skip_special_tokens=True))
         content = text.partition(self._format.opening)[0].strip() if calls else text
         reason = "tool_calls" if calls else "stop" if ended else "length"
         before = len(row.prompt) + row.turn_start
         reply = ChatReply(content or (None if calls else ""), calls, reason, before, len(row.turn))
-        self._said.append(reply.message())
+        self._said.append(for_template(reply.message()))
         return reply
 
     def _prompt(self, request: ChatRequest) -> tuple[int, ...]:
@@ -109,12 +110,5 @@ def _same(sent: Message, known: Message) -> bool:
 
 
 def _calls(message: Message) -> list[tuple[Any, Any]]:
-    functions = [call.get("function") or {} for call in message.get("tool_calls") or []]
-    return [(function.get("name"), _parsed(function.get("arguments"))) for function in functions]
-
-
-def _parsed(arguments: Any) -> Any:
-    try:
-        return json.loads(arguments) if isinstance(arguments, str) else arguments
-    except (ValueError, RecursionError):
-        return arguments
+    functions = [call["function"] for call in message.get("tool_calls") or []]
+    return [(function["name"], function["arguments"]) for function in functions]

@@ -3,6 +3,7 @@
 import json
 import secrets
 import threading
+from collections.abc import Collection
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -133,17 +134,18 @@ class _Handler(BaseHTTPRequestHandler):
         super().__init__(*arguments)
 
     def do_GET(self) -> None:
+        model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "trainer"}
+        found: dict[str, dict[str, Any]] = {"models": {"object": "list", "data": [model]}, f"models/{MODEL}": model}
         try:
-            self._line("models")
+            _, path = self._line(found)
         except BadRequestError as error:
             return self._send(error.status, write_error(error))
-        models = [{"id": MODEL, "object": "model", "created": 0, "owned_by": "trainer"}]
-        return self._send(HTTPStatus.OK, {"object": "list", "data": models})
+        return self._send(HTTPStatus.OK, found[path])
 
     def do_POST(self) -> None:
         body = self.rfile.read(min(int(self.headers.get("Content-Length") or 0), _LONGEST_BODY))
         try:
-            line = self._line("chat/completions")
+            line = self._line(["chat/completions"])[0]
             request = read_request(body)
             reply = line.ask(request, again=self.headers.get("x-stainless-retry-count", "0") != "0")
         except BadRequestError as error:
@@ -153,16 +155,17 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(HTTPStatus.OK, write_stream(reply, model), "text/event-stream")
         return self._send(HTTPStatus.OK, write_reply(reply, model))
 
-    def _line(self, wanted: str) -> Line:
-        """The line of the address. Raises BadRequestError if it, the path or the key is wrong."""
-        name, _, path = self.path.partition("?")[0].strip("/").partition("/")
+    def _line(self, known: Collection[str]) -> tuple[Line, str]:
+        """The line of the address, and which of the known paths. Raises BadRequestError if it, the path or the key is
+        wrong."""
+        name, _, path = self.path.partition("?")[0].strip("/").partition("/v1/")
         line = self._lines.get(name)
-        if line is None or path != f"v1/{wanted}":
+        if line is None or path not in known:
             raise BadRequestError(f"nothing is at {self.path}", "not_found", HTTPStatus.NOT_FOUND)
         given = self.headers.get("Authorization", "").removeprefix("Bearer ")
         if not secrets.compare_digest(given.encode(), line.token.encode()):
             raise BadRequestError("the key is wrong", "invalid_api_key", HTTPStatus.UNAUTHORIZED)
-        return line
+        return line, path
 
     def _send(self, status: int, body: dict[str, Any] | bytes, kind: str = "application/json") -> None:
         content = body if isinstance(body, bytes) else json.dumps(body).encode()

@@ -40,10 +40,12 @@ class BadRequestError(Exception):
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """A request for the policy's next turn. `ignored` are the sampling parameters that the run decides itself."""
+    """A request for the policy's next turn. `messages` are as `for_template` writes them. `may_call`: calls of tools in
+    the turn are calls, not text. `ignored` are the sampling parameters that the run decides itself."""
 
     messages: list[dict[str, Any]]
     tools: list[Any]
+    may_call: bool = True
     max_tokens: int | None = None
     stream: bool = False
     model: str = ""
@@ -105,13 +107,41 @@ def read_request(body: bytes) -> ChatRequest:
     most = given.get("max_completion_tokens", given.get("max_tokens"))
     if most is not None and (not isinstance(most, int) or most < 1):
         raise BadRequestError(f"max_tokens={most} is no positive number")
-    ignored = tuple(name for name in _SAMPLING if name in given)
-    return ChatRequest(messages, tools, most, bool(given.get("stream")), str(given.get("model", "")), ignored)
+    return ChatRequest(
+        [for_template(message) for message in messages],
+        tools,
+        may_call=given.get("tool_choice") != "none",
+        max_tokens=most,
+        stream=bool(given.get("stream")),
+        model=str(given.get("model", "")),
+        ignored=tuple(name for name in _SAMPLING if name in given),
+    )
 
 
 def _is_call(call: Any) -> bool:
     function = call.get("function") if isinstance(call, dict) else None
     return isinstance(function, dict) and isinstance(function.get("name"), str)
+
+
+def for_template(message: Mapping[str, Any]) -> dict[str, Any]:
+    """The message as chat templates know it: the arguments of its calls as mappings, `system` instead of `developer`.
+
+    OpenAI's arguments are JSON in a text, which a template would write as JSON once more.
+    """
+    role = "system" if message["role"] == "developer" else message["role"]
+    if not (calls := message.get("tool_calls")):
+        return {**message, "role": role}
+    functions = [call["function"] for call in calls]
+    parsed = [{**function, "arguments": _parsed(function.get("arguments", {}))} for function in functions]
+    calls = [{**call, "function": function} for call, function in zip(calls, parsed, strict=True)]
+    return {**message, "role": role, "tool_calls": calls}
+
+
+def _parsed(arguments: Any) -> Any:
+    try:
+        return json.loads(arguments) if isinstance(arguments, str) else arguments
+    except (ValueError, RecursionError):
+        return arguments
 
 
 def write_reply(reply: ChatReply, model: str) -> dict[str, Any]:

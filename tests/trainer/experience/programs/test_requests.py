@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from tests.trainer.experience.conversations.scripted_policy import pieces
+
 TOOLS = 'tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]\n'
 CALL = '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'
 
@@ -53,3 +55,67 @@ def test_a_question_that_no_command_can_hold_costs_its_trajectory(play: Callable
     assert rows[0].environment.failed
     assert [(row.done, row.turns) for row in rows] == [(True, 1), (True, 1)]
     assert rows[1].scored is None
+
+
+def test_a_turn_of_calls_alone_may_leave_out_its_content(tokenizer: Any, play: Callable[..., Any]) -> None:
+    program = """
+said = ask(messages, tools=tools)["message"]
+said = {name: value for name, value in said.items() if value is not None}
+assert "content" not in said, said
+ask([*messages, said, {"role": "tool", "content": "19", "tool_call_id": "1"}], tools=tools)
+"""
+    (row,), _ = play(TOOLS + program, {"What?": CALL, "<|tool|>19": "yes"})
+    assert row.scored is None
+    assert pieces(tokenizer, row)[1] == ("<|tool|>19<|assistant|>", False)
+
+
+def test_a_request_may_do_without_calls(play: Callable[..., Any]) -> None:
+    program = f"""
+choice = ask(messages, tools=tools, tool_choice="none")
+assert choice["finish_reason"] == "stop" and "tool_calls" not in choice["message"], choice
+assert choice["message"]["content"] == {CALL!r}, choice
+choice = ask([*messages, choice["message"], {{"role": "user", "content": "sure?"}}], tools=tools)
+assert choice["finish_reason"] == "tool_calls", choice
+"""
+    (row,), _ = play(TOOLS + program, {"What?": CALL, "sure?": CALL})
+    assert row.scored is None
+
+
+QWEN = (
+    "{% for message in messages %}{{ '<|' + message.role + '|>' + (message.content or '') }}"
+    "{% for call in message.tool_calls or [] %}{{ call.function.arguments | tojson }}{% endfor %}"
+    "{% if message.role == 'assistant' %}<|end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def test_arguments_are_rendered_as_a_mapping_and_developers_speak_as_the_system(
+    tokenizer: Any, play: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenizer, "chat_template", QWEN)
+    program = """
+call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+said = {"role": "assistant", "content": None, "tool_calls": [call]}
+messages = [{"role": "developer", "content": "no"}, said, *messages]
+choice = ask(messages)
+ask([*messages, choice["message"], {"role": "user", "content": "sure?"}])
+"""
+    (row,), _ = play(program)
+    assert row.scored is None
+    assert tokenizer.decode(row.prompt) == '<|system|>no<|assistant|>{"x": 1}<|end|><|user|>What?<|assistant|>'
+
+
+def test_the_model_can_be_looked_up_by_name(play: Callable[..., Any]) -> None:
+    program = """
+headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+for name, status in ((os.environ["OPENAI_MODEL"], 200), ("other", 404)):
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/models/" + name, headers=headers)
+    try:
+        reply = urllib.request.urlopen(request)
+        assert (reply.status, json.load(reply)["id"]) == (status, name)
+    except urllib.error.HTTPError as error:
+        assert error.code == status, error.code
+ask(messages)
+"""
+    (row,), _ = play(program)
+    assert row.scored is None
