@@ -14,7 +14,8 @@ _LIMITS = {"rate_limit", "enable_global_rate_limit"}  # of the workers, which nu
 
 
 class CodeInterpreter(Tool):
-    """The parameter `code` is the program, `timeout` its seconds; the answer is all that it wrote."""
+    """The parameter `code` is the program, `timeout` its seconds, at most `default_timeout`: more would keep other
+    calls from a thread. The answer is all that it wrote."""
 
     def __init__(self, config: dict[str, Any], tool_schema: Any) -> None:
         super().__init__(config, tool_schema)
@@ -30,9 +31,10 @@ class CodeInterpreter(Tool):
     async def execute(
         self, instance_id: str, parameters: dict[str, Any], **_kwargs: Any
     ) -> tuple[ToolResponse, None, None]:
+        asked = float(parameters.get("timeout", self.default_timeout))
         program = (
             str(parameters.get("code", "")),
-            float(parameters.get("timeout", self.default_timeout)),
+            min(asked, self.default_timeout) if asked > 0 else self.default_timeout,
             str(parameters.get("language", self.default_language)),
         )
         loop = asyncio.get_running_loop()

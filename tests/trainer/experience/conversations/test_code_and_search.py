@@ -80,6 +80,13 @@ def test_programs_run_on_a_sandbox_fusion_server(url: str) -> None:
     assert (job["language"], job["run_timeout"], job["memory_limit_MB"], job["stdin"]) == ("python", 30, 256, None)
 
 
+def test_a_call_may_shorten_its_time_but_not_lengthen_it(url: str) -> None:
+    tool = made(CodeInterpreter, "code", sandbox_fusion_url=f"{url}/run_code", default_timeout=2)
+    for asked in (0.5, 1000, float("inf"), -1, "1"):
+        run(tool, code="fine", timeout=asked)
+    assert [job["run_timeout"] for job in Handler.asked] == [0.5, 2, 2, 2, 1]
+
+
 def test_search_asks_the_retrieval_server(url: str) -> None:
     tool = made(Search, "search", retrieval_service_url=f"{url}/retrieve", topk=1)
     found = json.loads(run(tool, query_list=["cats", "dogs"]))["result"]
