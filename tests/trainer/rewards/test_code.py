@@ -38,6 +38,8 @@ PROGRAMS = pytest.mark.parametrize(
         ("if __name__ == '__main__':\n    print(float(sum(map(int, sys.stdin.read().split()))))", ECHO, 1.0),
         ("print(3)", ECHO, 0.5),
         ("print(3); exit()", ECHO, 0.5),
+        ("print(1000001)", {"inputs": [""], "outputs": ["1000000"]}, 0.0),
+        ("print('+7', 1000000.1)", {"inputs": [""], "outputs": ["7 1000000"]}, 1.0),
         ("print(3); exit(1)", ECHO, 0.0),
         ("print(3", ECHO, 0.0),
         ("def add(a, b): return a + b", ADD, 1.0),

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -14,6 +15,7 @@ from trainer.rows import Parameter, RewardRule
 
 _STARTING = 15.0  # seconds beside those of the tests
 _REQUESTS = 10  # tests of a program that run at once on a server
+_INTEGER = re.compile(r"[+-]?[0-9]+")
 # Calls the function with the arguments on standard input. What the function writes itself is left out.
 _CALL = """
 import contextlib as _contextlib, io as _io, json as _json, sys as _sys
@@ -103,7 +105,7 @@ def _same_result(given: str, wanted: Any) -> bool:
 
 
 def _same_text(given: str, wanted: str) -> bool:
-    """Whether the words of every line are equal; numbers may differ by rounding."""
+    """Whether the words of every line are equal; numbers may differ by rounding unless both are integers."""
     lines, wanted_lines = ([line.split() for line in text.strip().splitlines()] for text in (given, wanted))
     return len(lines) == len(wanted_lines) and all(
         len(line) == len(other) and all(map(_same_word, line, other))
@@ -115,6 +117,8 @@ def _same_word(word: str, wanted: str) -> bool:
     if word == wanted:
         return True
     try:
+        if _INTEGER.fullmatch(word) and _INTEGER.fullmatch(wanted):
+            return int(word) == int(wanted)
         return math.isclose(float(word), float(wanted), rel_tol=1e-5, abs_tol=1e-8)
     except ValueError:
         return False

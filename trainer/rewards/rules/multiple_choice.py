@@ -7,17 +7,20 @@ from trainer.rewards.latex import last_boxed
 from trainer.rewards.truth import as_text
 from trainer.rows import RewardRule
 
-_CHOICE = r"[(\[*_\s]*([A-Z]|[0-9]{1,2})\b(?![a-z])"
-_STATED = re.compile(rf"(?i:answer|choice|option)\**\s*(?:(?i:is)|:|=)?\**\s*:?\s*{_CHOICE}")
+_CHOICE = r"(?:[(\[*_$\s]|\\\(|\\(?:text|textbf|mathrm)\{)*+([A-Z]|[0-9]{1,2})\b(?![a-z])"
+_IS = r"[*_\s]*+(?:(?i:is)|[:=])"
+_STATED = re.compile(  # `Option A ignores friction` chooses nothing
+    rf"(?:(?i:answer)(?:{_IS})?[*_\s]*+:?[*_\s]*+(?i:option|choice)?|(?i:option|choice){_IS}[*_\s]*+:?){_CHOICE}"
+)
 _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
-_ALONE = re.compile(rf"{_CHOICE}(?:[).\]}}:,*\s].*)?", re.DOTALL)
+_ALONE = re.compile(rf"{_CHOICE}(?:[).\]}}:,*$\\\s].*)?", re.DOTALL)
 
 
 def multiple_choice(response: str, ground_truth: object) -> float:
     """1.0 if the response chooses the ground truth: a letter or label, or a whole number that counts choices from 0.
 
-    The choice stands in the last `<answer>...</answer>` or `\\boxed{...}`, or follows the last `answer is` or
-    `answer:`, or begins the response.
+    The choice stands in the last `<answer>...</answer>` or `\\boxed{...}`, or follows the last `answer is`,
+    `answer:` or `option is`, or begins the response.
     """
     truth = string.ascii_uppercase[ground_truth] if isinstance(ground_truth, int) else as_text(ground_truth)
     return float(_choice(response) == truth.strip(" ().").upper())
@@ -27,7 +30,7 @@ def _choice(response: str) -> str | None:
     tagged = _TAGGED.findall(response)
     framed = tagged[-1] if tagged else last_boxed(response)
     if framed is not None:
-        found = _ALONE.fullmatch(framed.strip().removeprefix("\\text{"))
+        found = _ALONE.fullmatch(framed.strip())
         return found.group(1).upper() if found else None
     stated = _STATED.findall(response)
     if stated:
