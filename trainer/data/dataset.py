@@ -16,7 +16,7 @@ from jinja2 import TemplateError
 from trainer.config.custom_code import load_custom
 from trainer.config.sections.data import DataConfig
 from trainer.data.formats.chat_template import conversation_text, with_system_prompt
-from trainer.data.formats.files import read_rows, stored_files
+from trainer.data.formats.files import Rows, read_rows, rows_in_memory, stored_files
 from trainer.data.formats.messages import checked_text, refuse_media, text_messages
 from trainer.data.formats.tools import checked_tools, read_tools, selected
 from trainer.data.subset import EVERY_ROW, Subset
@@ -38,6 +38,7 @@ _TABLE = pa.schema(
 )
 SINGLE_TURN = "single_turn_agent"  # verl's name for rows that nobody answers
 _MEDIA = ("images", "videos")  # columns of datasets with vision
+_OPTIONAL = ("extra_info", "tools", "agent_name", *_MEDIA)
 _ROWS_AT_A_TIME = 1024
 
 
@@ -98,12 +99,23 @@ class PromptDataset:
     `data.max_prompt_length` tokens under `data.overlong_prompts=error`.
     """
 
-    def __init__(self, files: Sequence[Path], tokenizer: Any, settings: DataConfig, subset: Subset = EVERY_ROW) -> None:
+    def __init__(
+        self,
+        files: Sequence[Path],
+        tokenizer: Any,
+        settings: DataConfig,
+        subset: Subset = EVERY_ROW,
+        rows: Sequence[Any] | None = None,
+    ) -> None:
+        """`rows`, if something else has read them, are those of the only file, which then need not exist."""
         if not files:
             raise DataError("no prompt files are given", hint=_HINT)
         self._files = files
-        if settings.cache_dir is None:
-            self._table = _tokenised(files, tokenizer, settings, subset)
+        if rows is not None:
+            known = rows_in_memory(str(files[0]), rows, _required(settings), _HINT, _OPTIONAL)
+            self._table = _tokenised(files, [known], tokenizer, settings, subset)
+        elif settings.cache_dir is None:
+            self._table = _tokenised(files, _read(files, settings), tokenizer, settings, subset)
         else:
             self._table = _cached(settings.cache_dir, files, tokenizer, settings, subset)
         if len(self._table) == 0:
@@ -145,7 +157,7 @@ def _cached(directory: Path, files: Sequence[Path], tokenizer: Any, settings: Da
     """The table from its file in `directory`, written there first for new files, tokenizers or limits."""
     cache = directory / f"{_digest(files, tokenizer, settings, subset)}.arrow"
     if not cache.is_file():
-        table = _tokenised(files, tokenizer, settings, subset)
+        table = _tokenised(files, _read(files, settings), tokenizer, settings, subset)
         try:
             directory.mkdir(parents=True, exist_ok=True)
             with atomic_file(cache) as temporary, pa.ipc.new_file(str(temporary), _TABLE) as writer:
@@ -170,8 +182,10 @@ def _digest(files: Sequence[Path], tokenizer: Any, settings: DataConfig, subset:
     return hashlib.sha256(json.dumps([_TABLE.names, stats, limits, template, known]).encode()).hexdigest()[:32]
 
 
-def _tokenised(files: Sequence[Path], tokenizer: Any, settings: DataConfig, subset: Subset) -> pa.Table:
-    found = [_read(file, settings) for file in files]
+def _tokenised(
+    files: Sequence[Path], found: Sequence[Rows], tokenizer: Any, settings: DataConfig, subset: Subset
+) -> pa.Table:
+    """The table of the rows that were found in each file."""
     chosen = subset.rows([len(rows) for rows in found])
     return pa.concat_tables(
         [
@@ -183,13 +197,12 @@ def _tokenised(files: Sequence[Path], tokenizer: Any, settings: DataConfig, subs
     )
 
 
-def _read(file: Path, settings: DataConfig) -> list[dict[str, Any]]:
-    return read_rows(
-        file,
-        ("data_source", settings.prompt_key, "reward_model"),
-        _HINT,
-        ("extra_info", "tools", "agent_name", *_MEDIA),
-    )
+def _read(files: Sequence[Path], settings: DataConfig) -> list[Rows]:
+    return [read_rows(file, _required(settings), _HINT, _OPTIONAL) for file in files]
+
+
+def _required(settings: DataConfig) -> tuple[str, ...]:
+    return ("data_source", settings.prompt_key, "reward_model")
 
 
 def _rows(

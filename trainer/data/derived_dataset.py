@@ -1,13 +1,11 @@
 """The base class of datasets that read their files themselves, under verl's name."""
 
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from trainer.config.sections.data import DataConfig
 from trainer.data.dataset import Prompt, PromptDataset
-from trainer.data.formats.schema import write_table
 from trainer.errors import DataError
 
 
@@ -41,15 +39,20 @@ class RLHFDataset:
                 f"{name}._read_files_and_tokenize sets no self.dataframe",
                 hint="read self.data_files into self.dataframe, a sequence of rows",
             )
-        rows = [dict(self.dataframe[index]) for index in range(len(self.dataframe))]
-        wanted = ("data_source", self.prompt_key, "reward_model", "extra_info", "tools", "agent_name")
-        with tempfile.TemporaryDirectory() as directory:
-            file = Path(directory, f"{name}.parquet")
-            write_table([{column: row[column] for column in wanted if column in row} for row in rows], file)
-            return PromptDataset([file], self.tokenizer, self.config.model_copy(update={"cache_dir": None}))
+        rows = [_plain(self.dataframe[index]) for index in range(len(self.dataframe))]
+        return PromptDataset([Path(name)], self.tokenizer, self.config, rows=rows)
 
     def __len__(self) -> int:
         return len(self._prompts)
 
     def __getitem__(self, index: int) -> Prompt:
         return self._prompts[index]
+
+
+def _plain(value: Any) -> Any:
+    """The value with dictionaries, lists and numbers of Python's own, as files give them."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(part) for name, part in value.items()}
+    if hasattr(value, "tolist"):  # an array, or a number of NumPy's
+        value = value.tolist()
+    return [_plain(part) for part in value] if isinstance(value, list | tuple) else value

@@ -180,6 +180,21 @@ def test_a_json_file_holds_an_array_or_lines(tokenizer: Any, tmp_path: Path) -> 
     assert len(rows) == 3
 
 
+def test_columns_that_parquet_adds_to_messages_are_left_out(tmp_path: Path, tokenizer: Any) -> None:
+    """Llama's template looks whether `tool_calls` is there; the first message has it because the second one does."""
+    call = {"id": None, "function": {"name": "add", "arguments": {"x": 1, "y": None}}}
+    said = {"role": "assistant", "content": "so", "tool_calls": [call]}
+    asked = {"role": "user", "content": "How many are 1 + 2?", "tool_calls": None}
+    prompts = PromptDataset(
+        [write(tmp_path / "calls.parquet", prompt=[[asked, said]])], tokenizer, DataConfig(max_prompt_length=128)
+    )
+    calls = [{"function": {"name": "add", "arguments": {"x": 1}}}]
+    assert prompts[0].messages == [
+        {"role": "user", "content": "How many are 1 + 2?"},
+        {"role": "assistant", "content": "so", "tool_calls": calls},
+    ]
+
+
 def test_text_parts_are_joined(tokenizer: Any, tmp_path: Path) -> None:
     content = [{"type": "text", "text": "How many "}, {"type": "text", "text": "are 1 + 2?"}]
     path = lines(tmp_path / "train.jsonl", LINE, {**LINE, "prompt": [{"role": "user", "content": content}]})

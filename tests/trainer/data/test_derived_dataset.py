@@ -4,12 +4,14 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from trainer.config.custom_code import CustomCode
 from trainer.config.sections.data import DataConfig
 from trainer.data.arithmetic import write_arithmetic
 from trainer.data.dataset import PromptDataset, open_dataset
+from trainer.data.derived_dataset import RLHFDataset
 from trainer.errors import DataError
 from trainer.models.small import build_tokenizer
 
@@ -47,3 +49,48 @@ def test_a_subclass_that_reads_nothing_is_told_what_to_set(tmp_path: Path, token
     train, *_ = write_arithmetic(tmp_path, 8, 2, 9, 0.5, 0)
     with pytest.raises(DataError, match="sets no self"):
         open_dataset([train], tokenizer, settings(tmp_path, "pass"))
+
+
+ROW = {
+    "data_source": "openai/gsm8k",
+    "prompt": [{"role": "user", "content": "How many are 1 + 2?"}],
+    "reward_model": {"style": "rule", "ground_truth": "3"},
+}
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ([{}, {"agent_name": "tool_agent", "extra_info": {"index": 3}}], [("", {}), ("tool_agent", {"index": 3})]),
+        ([{"extra_info": {}}], [("", {})]),
+        ([{"extra_info": {"a": 1}}, {"extra_info": {"a": "b"}}], [("", {"a": 1}), ("", {"a": "b"})]),
+        ([{"extra_info": {"a": np.array([1, 2]), "b": (np.int64(3),)}}], [("", {"a": [1, 2], "b": [3]})]),
+    ],
+)
+def test_rows_need_not_have_the_same_columns_or_types(
+    tokenizer: Any, more: list[dict[str, Any]], expected: list[tuple[str, dict[str, Any]]]
+) -> None:
+    class Mine(RLHFDataset):
+        def _read_files_and_tokenize(self) -> None:
+            self.dataframe = [{**ROW, **columns} for columns in more]
+
+    found = Mine([], tokenizer, DataConfig(max_prompt_length=128))
+    assert [(found[index].agent_name, found[index].extra_info) for index in range(len(found))] == expected
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([ROW, {"data_source": "mine"}], "Mine, row 1: no column prompt, reward_model"),
+        ([ROW, {**ROW, "extra_info": 5}], "Mine, row 1: column extra_info is int"),
+        ([], "Mine: there are no rows"),
+        ([5], "Mine, row 0: 5 is not an object with columns"),
+    ],
+)
+def test_a_wrong_row_is_named(tokenizer: Any, rows: list[Any], message: str) -> None:
+    class Mine(RLHFDataset):
+        def _read_files_and_tokenize(self) -> None:
+            self.dataframe = rows
+
+    with pytest.raises(DataError, match=message):
+        Mine([], tokenizer, DataConfig(max_prompt_length=128))

@@ -52,6 +52,14 @@ def read_rows(path: Path, columns: Sequence[str], hint: str, optional: Sequence[
     return [absent | row for row in rows]
 
 
+def rows_in_memory(where: str, rows: Sequence[Any], columns: Sequence[str], hint: str, optional: Sequence[str]) -> Rows:
+    """The same of rows that something else has read; `where` stands for their file in errors."""
+    if not rows:
+        raise DataError(f"{where}: there are no rows", hint=hint)
+    wanted, absent = _Wanted(columns, optional, hint), dict.fromkeys(optional)
+    return [absent | _columns(f"{where}, row {number}", row, wanted) for number, row in enumerate(rows)]
+
+
 def stored_files(path: Path) -> list[Path]:
     """The files that hold the rows of `path`: itself, or the files of a `datasets` folder."""
     return sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]

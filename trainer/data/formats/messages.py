@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from trainer.data.formats.tools import without_nulls
 from trainer.errors import DataError
 
 Messages = list[dict[str, Any]]
@@ -11,7 +12,7 @@ _NO_VISION = "vision is not supported: use a model and data of text, or remove s
 
 
 def text_messages(where: str, column: str, value: Any, hint: str) -> Messages:
-    """The messages with plain text as content; text parts are joined.
+    """The messages with plain text as content; text parts are joined, and nulls that Parquet adds are left out.
 
     A message with `tool_calls` may have null as content, or none. Raises DataError, which begins with `where`, for
     anything but a list of messages with role and content, for content that is empty or not text, and for images, videos
@@ -23,6 +24,7 @@ def text_messages(where: str, column: str, value: Any, hint: str) -> Messages:
         {
             name: _readable(f"{where}: message {number} of {column}", name, part, message)
             for name, part in {"content": None, **message}.items()
+            if part is not None or name in ("role", "content")
         }
         for number, message in enumerate(value)
     ]
@@ -53,8 +55,10 @@ def checked_text(where: str, value: Any, hint: str) -> str:
 def _readable(where: str, name: str, value: Any, message: Mapping[str, Any]) -> Any:
     if name == "role":
         return checked_text(f"{where}: the role", value, "roles are system, user, assistant or tool")
-    if name != "content" or (value is None and message.get("tool_calls")):
-        return value
+    if name != "content":
+        return without_nulls(value)
+    if value is None and message.get("tool_calls"):
+        return None
     if isinstance(value, list):
         return "".join(_text_parts(where, value))
     if value is None:
