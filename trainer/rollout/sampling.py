@@ -10,7 +10,8 @@ from trainer.algorithms.truncation import WHOLE, Truncation
 class SamplingRequest:
     """A request for one response, with log-probs or without. Temperature 0 decodes greedily and ignores `seed`.
 
-    `max_tokens` None means `data.max_response_length`.
+    `max_tokens` None means `data.max_response_length`. The last `begun` tokens of the prompt belong to the response: a
+    stop text may begin in them.
     """
 
     prompt: tuple[int, ...]
@@ -19,6 +20,7 @@ class SamplingRequest:
     max_tokens: int | None = None
     truncation: Truncation = WHOLE
     log_probs: bool = True
+    begun: int = 0
 
 
 @dataclass(frozen=True)

@@ -242,10 +242,11 @@ class Conversations:
         return MessageTokens(self._tokenizer, self._config.data)
 
     def _rendered(self, row: Trajectory, messages: Sequence[Message]) -> list[int]:
-        """The tokens of the environment's messages. A stop string ends a turn without an end token, so they start with
-        it."""
-        text = str(self._tokenizer.decode(row.turn))
-        return self._tokens(messages, turn_is_closed=not any(stop in text for stop in self._config.rollout.stop))
+        """The tokens of the environment's messages. They start with an end token where a stop text ended the turn
+        without one."""
+        text, stops = str(self._tokenizer.decode(row.turn)), self._config.rollout.stop
+        ended = row.turn[-1] == self._tokenizer.eos_token_id or not any(stop in text for stop in stops)
+        return self._tokens(messages, turn_is_closed=ended)
 
     def _step(self, environment: ConversationEnvironment, token_ids: Sequence[int]) -> Observation:
         return checked(environment.step(Turn(self.text(token_ids), tuple(token_ids))), len(self._tokenizer))

@@ -57,6 +57,7 @@ class Trajectory:
             min(room, most or room),
             self.truncation,
             self.with_log_probs,
+            begun=len(self.turn),
         )
 
     def add(self, response: Response, version: int) -> bool:

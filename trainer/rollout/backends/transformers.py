@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +28,9 @@ class TransformersEngine:
         self._device = torch.device(device)
         self._end_tokens = torch.tensor([] if config.rollout.ignore_end_tokens else end_token_ids, device=device)
         self._with_adapters = config.actor.lora.rank > 0
-        self._stops = StopStrings(config) if config.rollout.stop else None
+        self._tokenizer: Any = None
+        if config.rollout.stop:
+            self._tokenizer = AutoTokenizer.from_pretrained(config.model.directory, local_files_only=True)
         self._model = _model(config, device).to(self._device).eval()
         self._load = Load(0, 0)
 
@@ -47,6 +50,7 @@ class TransformersEngine:
         endings = torch.zeros(len(requests), dtype=torch.bool, device=self._device)
         active = torch.ones(len(requests), dtype=torch.bool, device=self._device)
         limits, cache = limits.to(self._device), DynamicCache()
+        stops = StopStrings(self._tokenizer, self._rollout.stop, requests) if self._rollout.stop else None
         chosen, log_probs, lengths = [], [], torch.zeros_like(limits)
         prompt_lengths = mask.sum(dim=1)
         for step in range(uniforms.shape[1]):
@@ -59,8 +63,8 @@ class TransformersEngine:
             log_probs.append(log_prob)
             lengths += active
             ended = torch.isin(token, self._end_tokens)
-            if self._stops is not None:
-                ended |= self._stops.completed_by(chosen)
+            if stops is not None:
+                ended |= stops.completed_by(token)
             endings |= ended & active
             active &= ~ended & (lengths < limits)
             in_flight = torch.stack([active, (prompt_lengths + lengths) * active]).sum(dim=1)
@@ -180,19 +184,21 @@ def sample(
 class StopStrings:
     """Finds `rollout.stop` in the text of responses while they are sampled."""
 
-    def __init__(self, config: Config) -> None:
-        self._tokenizer = AutoTokenizer.from_pretrained(config.model.directory, local_files_only=True)
-        self._stops = config.rollout.stop
+    def __init__(self, tokenizer: Any, stops: Sequence[str], requests: Sequence[SamplingRequest]) -> None:
+        self._tokenizer, self._stops = tokenizer, stops
         # A token has at least one byte, so a stop string that the last token completes lies within these.
-        self._tokens = 1 + max(len(stop.encode()) for stop in self._stops)
+        longest = 1 + max(len(stop.encode()) for stop in stops)
+        begun = [request.prompt[len(request.prompt) - request.begun :] for request in requests]
+        self._tails = [deque(tokens, maxlen=longest) for tokens in begun]
 
-    def completed_by(self, chosen: Sequence[Tensor]) -> Tensor:
-        """Whether the tokens sampled so far, one [rows] tensor per step, end in a stop string or shortly after it:
-        [rows] bool."""
-        tails = torch.stack(list(chosen[-self._tokens :]), dim=1)
-        texts = self._tokenizer.batch_decode(tails.tolist())
+    def completed_by(self, sampled: Tensor) -> Tensor:
+        """Whether the responses end in a stop string, or shortly after it, with the tokens [rows] sampled last: [rows]
+        bool."""
+        for tail, token in zip(self._tails, sampled.tolist(), strict=True):
+            tail.append(token)
+        texts = self._tokenizer.batch_decode([list(tail) for tail in self._tails])
         found = [any(stop in text for stop in self._stops) for text in texts]
-        return torch.tensor(found, device=tails.device)
+        return torch.tensor(found, device=sampled.device)
 
 
 def _uniforms(requests: Sequence[SamplingRequest], length: int) -> Tensor:

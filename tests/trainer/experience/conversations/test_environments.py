@@ -100,6 +100,13 @@ def test_each_token_is_marked_as_the_policys_or_the_environments(tokenizer: Any)
     assert (first.seed, second.seed) == (100, 100 + len(before))
 
 
+def test_a_stop_text_may_be_the_end_token_itself(tokenizer: Any) -> None:
+    row, _ = converse(tokenizer, ["calc: 12+7", "#### 19"], stop=["<|end|>"])
+    assert pieces(tokenizer, row)[1] == ("<|user|>19<|assistant|>", False)
+    row, _ = converse(tokenizer, ["calc: 12+7", "#### 19"], stop=["<|end|>", "12+7"])
+    assert pieces(tokenizer, row)[1] == ("<|user|>19<|assistant|>", False)
+
+
 def test_a_turn_in_segments_is_one_turn_and_each_token_records_its_weights(tokenizer: Any) -> None:
     whole, _ = converse(tokenizer, ["calc: 12+7", "#### 19"])
     in_parts, _ = converse(tokenizer, ["calc: 12+7", "#### 19"], most=3)
