@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tests.trainer.models.test_families import FAMILIES, small_model
+from tests.trainer.models.test_families import small_model
 from tests.trainer.training.rank_program import ROWS, SETTINGS, batch, loss, refusal, weights
 from trainer.algorithms.losses.aggregation import GlobalCount, aggregate
 from trainer.config.sections.sharding import ShardingConfig
@@ -31,6 +31,7 @@ from trainer.training.ranks.sharding import Execution
 PARTS = MicroBatchLimit(3)
 HEADS = "Qwen3"  # a family with weights that all heads share
 # By number of ranks: (family, ranks that split a layer). All other ranks compute different rows.
+FAMILIES = ("Qwen2 and 2.5", "Qwen3", "Llama 3", "Mistral")
 CASES = {
     1: [(family, 1) for family in FAMILIES],
     2: [(HEADS, 1), *((family, 2) for family in FAMILIES)],
