@@ -1,20 +1,19 @@
 """Turns that a stop text ends, with Transformers' engine. Its samples are scripted."""
 
-from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.trainer.experience.one_engine import OneEngine
 from trainer.config.tree import Config
 from trainer.data.dataset import Prompt
 from trainer.experience.conversations.sampler import Conversations
 from trainer.models.small import ModelShape, build_tokenizer, create_model, save_model
 from trainer.rollout.backends import transformers as backend
 from trainer.rollout.end_tokens import end_token_ids
-from trainer.rollout.engine import RolloutEngine, open_engine
-from trainer.rollout.sampling import Response, SamplingRequest
+from trainer.rollout.engine import open_engine
 from trainer.weights.buckets import pack, store
 
 WORLD = """
@@ -26,20 +25,6 @@ class World:
         self.turns += 1
         return Observation([{"role": "user", "content": "no STO"}], done=self.turns == 2, score=1.0)
 """
-
-
-class Engines:
-    """One engine in this process."""
-
-    version = 0
-    in_flight = False
-
-    def __init__(self, engine: RolloutEngine) -> None:
-        self._engine = engine
-
-    def generate(self, requests: Sequence[SamplingRequest], homes: Sequence[int] | None) -> list[Response]:
-        del homes
-        return self._engine.generate(requests)
 
 
 @pytest.mark.parametrize("segment", [1, 3, 64])
@@ -63,7 +48,7 @@ def test_a_stop_text_may_span_segments_but_not_turns(
     turns = ["a STOP", "P no STOP"]
     words = iter([token for turn in turns for token in tokenizer(turn)["input_ids"]])
     monkeypatch.setattr(backend, "sample", lambda *_: (torch.tensor([next(words)]), torch.zeros(1)))
-    with closing(Conversations(config, Engines(engine), tokenizer)) as conversations:  # type: ignore[arg-type]
+    with closing(Conversations(config, OneEngine(engine), tokenizer)) as conversations:  # type: ignore[arg-type]
         (row,) = conversations.begin([Prompt(0, (1, 2), "", "test", "")], [1], temperature=1.0)
         conversations.finish([row])
     said = tokenizer.decode(row.token_ids)

@@ -3,7 +3,7 @@ its words matter; Transformers' engine samples where log-probs matter."""
 
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.trainer.experience.conversations.scripted_policy import pieces
+from tests.trainer.experience.one_engine import OneEngine
 from tests.trainer.experience.programs.scripted_program import CLIENT, TEMPLATE
 from trainer.config.overrides import load_config
 from trainer.config.sections.data import DataConfig
@@ -26,8 +27,7 @@ from trainer.experience.programs.process import ProgramProcess
 from trainer.models.packing import PackedRows
 from trainer.models.small import ModelShape, build_tokenizer, create_model, save_model
 from trainer.rollout.end_tokens import end_token_ids
-from trainer.rollout.engine import RolloutEngine, open_engine
-from trainer.rollout.sampling import Response, SamplingRequest
+from trainer.rollout.engine import open_engine
 from trainer.weights.buckets import pack, store
 
 TWO_TURNS = """
@@ -271,20 +271,6 @@ def test_a_program_that_does_not_exist_is_refused(tokenizer: Any) -> None:
         load_config([], ["rollout.agent=program"])
 
 
-class Engines:
-    """One engine in this process."""
-
-    version = 0
-    in_flight = False
-
-    def __init__(self, engine: RolloutEngine) -> None:
-        self._engine = engine
-
-    def generate(self, requests: Sequence[SamplingRequest], homes: Sequence[int] | None) -> list[Response]:
-        del homes
-        return self._engine.generate(requests)
-
-
 def test_recorded_log_probs_are_those_of_the_recorded_tokens(tmp_path: Path) -> None:
     """With Transformers' engine: turns in segments, two programs at once, and the model's own log-probs afterwards."""
     texts = ["What is 12 + 7? #### 19 sure? tool user system assistant"]
@@ -306,7 +292,7 @@ def test_recorded_log_probs_are_those_of_the_recorded_tokens(tmp_path: Path) -> 
     )
     engine = open_engine("transformers", config, "cpu", end_token_ids(tmp_path / "model"))
     engine.replace_weights([store(bucket) for bucket in pack(model.named_parameters(), torch.float32)])
-    conversations = Conversations(config, Engines(engine), tokenizer)  # type: ignore[arg-type]
+    conversations = Conversations(config, OneEngine(engine), tokenizer)  # type: ignore[arg-type]
     prompts = [Prompt(n, (1,), "19", "test", f"{n} What?") for n in range(2)]
     rows = conversations.begin(prompts, [1, 2], temperature=1.0)
     conversations.finish(rows)
