@@ -168,15 +168,15 @@ class Controller(TrainingRun):
     def begin(self, resumed: TrainingState | None, lowered: Sequence[LoweredLimit] = ()) -> None:
         """Continues from a checkpoint if there is one, and gives the engines their first weights."""
         super().begin(resumed, lowered)
-        adaptive = self.config.algorithm.kl_control == "adaptive"
-        if resumed is not None and resumed.kl_coefficient is not None and adaptive:
-            self.kl_coefficient = resumed.kl_coefficient
         self.engines.start()
-        if resumed is not None and self.config.trainer.checkpoint is not None:
+        if resumed is None:
+            return
+        if resumed.kl_coefficient is not None and self.config.algorithm.kl_control == "adaptive":
+            self.kl_coefficient = resumed.kl_coefficient
+        if self.config.trainer.checkpoint is not None:
             self._restore_sampled(self.config.trainer.checkpoint / FILE, resumed)
-        if resumed is not None:
-            self.exact_matches += [] if resumed.exact_match is None else [resumed.exact_match]
-            self.records.truncate(resumed.step)
+        self.exact_matches += [] if resumed.exact_match is None else [resumed.exact_match]
+        self.records.truncate(resumed.step)
 
     def _restore_sampled(self, file: Path, resumed: TrainingState) -> None:
         """Continues with the responses that were sampled before the checkpoint, for the steps after it.

@@ -124,6 +124,14 @@ def test_a_run_killed_after_a_checkpoint_has_all_responses_before_it_though_the_
     assert recorded_steps(run.directory / FOLDER)[:2] == [1, 2]
 
 
+def test_a_run_that_is_good_enough_stays_ended_when_it_is_started_again(runs: Runs) -> None:
+    settings = ("trainer.stop_at=0", "trainer.resume=auto", "trainer.test_before_training=false")
+    for _ in range(2):
+        run = runs.start("good-enough", "trainer.nnodes=1", "trainer.total_steps=4", *settings)
+        run.succeed()
+        assert [row["step"] for row in run.metrics()] == [1, 2]
+
+
 def recorded_checkpoints(run: Run) -> list[int]:
     return [int(path.name.removeprefix("step_")) for path in (run.directory / "checkpoints").glob("step_*")]
 

@@ -19,7 +19,7 @@ def run_directory(settings: TrainerConfig) -> Path:
     """The run's directory: `output_dir/run_id`, the resumed run's directory, or one named after the time.
 
     A run that only validates has one of its own: it must change nothing of the run that it measures. Raises ConfigError
-    if nothing says which run a checkpoint from elsewhere shall continue.
+    if it is not clear which run a checkpoint continues.
     """
     now = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     if settings.validate_only and settings.resumes_itself:
@@ -33,7 +33,7 @@ def _run_of(checkpoint: Path, settings: TrainerConfig) -> Path:
     folder, run_dir = checkpoint.parent, checkpoint.parent.parent
     if folder.name != CHECKPOINTS:
         raise ConfigError(
-            f"{checkpoint} is not in the {CHECKPOINTS} folder of a run, so no run says where its records go on",
+            f"{checkpoint} is not in the {CHECKPOINTS} folder of a run, so it is not clear which run goes on",
             hint="name the run that continues from it: trainer.run_id=NAME",
         )
     return settings.output_dir / run_dir.name if run_dir.parent == settings.spare_dir else run_dir
