@@ -156,6 +156,7 @@ PLAN = (
     ppo("0.5B-512-512", "0.5B", 512, 512, TWO_ENGINES.format(4), both=True),
     ppo("0.5B-256-512", "0.5B", 256, 512, TWO_ENGINES.format(4), both=True),
     ppo("1.5B-256-512-two-gpus", "1.5B", 256, 512, TWO_ENGINES.format(8), both=True, tokens=16384, gpus=2),
+    ppo("0.5B-256-512-defaults", "0.5B", 256, 512, "", tokens=0),
     # With verl's memory as the measure.
     ppo("1.5B-256-1024-offload", "1.5B", 256, 1024, f"{TWO_ENGINES.format(10)} {OFFLOAD}", tokens=12288, steps=3),
     ppo("1.5B-512-512-offload", "1.5B", 512, 512, f"{TWO_ENGINES.format(8)} {OFFLOAD}", tokens=12288, steps=3),
@@ -171,7 +172,8 @@ PLAN = (
         )
     ),
     grpo("0.5B", 64, 128, 2048, 300, "ours", TWO_ENGINES.format(7), tokens=32768, suffix="-two-engines"),
-    grpo("1.5B", 64, 512, 2048, 300, "ours", "actor.backend=exact", suffix="-exact"),
+    grpo("1.5B", 64, 512, 2048, 300, "ours", "rollout.compare_freq=0 actor.backend=exact", suffix="-exact"),
+    grpo("1.5B", 64, 512, 2048, 300, "ours", tokens=0, suffix="-defaults"),
     grpo("0.5B", 64, 128, 2048, 300, "trl", "--rival-keeps"),
     grpo("1.5B", 64, 512, 2048, 300, "trl"),
     # TRL's memory guide keeps activations where there is room: that needs an H200.

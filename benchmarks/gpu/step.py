@@ -32,6 +32,8 @@ GRPO = {
     "actor.kl_loss_coefficient": 0.001,
     "actor.kl_loss_estimator": "k3",
 }
+BY_HAND = {"rollout.max_num_seqs": 1024}
+MICRO_BATCHES = ("actor.micro_batch_tokens", "critic.micro_batch_tokens")
 
 
 class Step(NamedTuple):
@@ -74,13 +76,10 @@ def ours(job: Path, options: argparse.Namespace) -> dict[str, Any]:
         "data.max_response_length": options.response,
         "data.train_batch_size": options.batch,
         "rollout.samples_per_prompt": options.samples,
-        "rollout.max_num_seqs": 1024,
         "rollout.ignore_end_tokens": "false" if options.end_tokens else "true",
         **(GRPO if options.algorithm == "grpo" else {}),
         "actor.mini_batch_size": responses,
         "critic.mini_batch_size": responses,
-        "actor.micro_batch_tokens": options.tokens,
-        "critic.micro_batch_tokens": options.tokens,
         "reward.name": "exact_match",
         "trainer.total_steps": options.steps,
         "trainer.save_freq": 0,
@@ -90,6 +89,7 @@ def ours(job: Path, options: argparse.Namespace) -> dict[str, Any]:
         "trainer.output_dir": options.logs / "runs",
         "trainer.run_id": run_id,
         "trainer.worker_timeout": 400,
+        **(BY_HAND | dict.fromkeys(MICRO_BATCHES, options.tokens) if options.tokens else {}),
         **dict(override.split("=", 1) for override in options.overrides),
     }
     program = "entrypoints" if options.launch else "trainer"
@@ -190,7 +190,12 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=1, help="responses to each prompt")
     parser.add_argument("--end-tokens", type=int, default=0, help="ids that end a response; 0: none does")
     parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--tokens", type=int, default=32768, help="tokens of a micro-batch here")
+    parser.add_argument(
+        "--tokens",
+        type=int,
+        default=32768,
+        help="tokens of a micro-batch here; 0: as by default, with as many sequences at a time",
+    )
     parser.add_argument("--rival-tokens", type=int, default=32768, help="tokens of a micro-batch there")
     parser.add_argument("--rival-keeps", action="store_true", help="verl or TRL keeps activations, without recomputing")
     parser.add_argument("--gpus", type=int, default=1)

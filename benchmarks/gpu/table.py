@@ -58,7 +58,7 @@ def beside_verl(rows: Sequence[Row]) -> str:
         line("tokens/s", lambda row: f"{row['tokens_per_second']:,}"),
         line("s to the first step", partial(_seconds, "seconds_to_first_step", digits=0)),
         line("steps measured", lambda row: row["steps"]),
-        line("tokens of a micro-batch", lambda row: f"{row['tokens']:,}"),
+        line("tokens of a micro-batch", lambda row: f"{row['tokens']:,}" if row["tokens"] else "chosen"),
     ]
     header, used = ["here / verl 0.9.1", *pairs], [row for pair in pairs.values() for row in pair if row]
     return "\n\n".join(
@@ -95,7 +95,8 @@ def grpo_beside_rivals(rows: Sequence[Row]) -> str:
     def title(row: Row) -> str:
         kept = ", activations kept" if row.get("keeps_activations") else ""
         exact = ", exact" if "actor.backend=exact" in row.get("overrides", ()) else ""
-        return f"{row['name'].removeprefix('grpo-')}: {names[row['side']]}{kept}{exact}, {_place(row)}"
+        defaults = "" if row["tokens"] else ", defaults"
+        return f"{row['name'].removeprefix('grpo-')}: {names[row['side']]}{kept}{exact}{defaults}, {_place(row)}"
 
     def line(name: str, text: Callable[[Row], Any]) -> list[Any]:
         return [name, *map(text, order)]
