@@ -124,8 +124,8 @@ def long_tail(
 def replayed(name: str, shape: str, settings: str) -> Job:
     """Two PPO steps in a fixed order, and the same again."""
     command = (
-        f"{BENCH}step --name {name} --shape {shape} --prompt 256 --response 256 --batch 128 --side ours --steps 2 "
-        f"--out $ROWS --logs $LOGS --timeout 300 trainer.save_freq=2 trainer.deterministic=true {settings} "
+        f"{BENCH}step --name {name} --shape {shape} --prompt 256 --response 256 --batch 128 --tokens 8192 --side ours "
+        f"--steps 2 --out $ROWS --logs $LOGS --timeout 300 trainer.save_freq=2 trainer.deterministic=true {settings} "
         f"&& {sys.executable} -m trainer replay $LOGS/runs/gpu-*"
     )
     return Job(name, command, limit=580, ray=True)

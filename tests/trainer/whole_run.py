@@ -58,12 +58,10 @@ class Runs:
         arguments = [*(f"{key}={value}" for key, value in settings.items()), f"trainer.run_id={run_id}", *more]
         return self.python([*program, command, *arguments], run_id)
 
-    def replay(self, run: "Run", *options: str) -> "Run":
+    def replay(self, run: "Run", *options: str, program: Sequence[str] = TRAINER) -> "Run":
         """A replay of a run that verifies and repeats to the bit, once it has ended."""
         assert verify(run.directory) == []
-        replayed = self.python(
-            ["-m", "trainer", "replay", str(run.directory), *options], f"{run.directory.name}-replay"
-        )
+        replayed = self.python([*program, "replay", str(run.directory), *options], f"{run.directory.name}-replay")
         replayed.succeed()  # the exit status is 0 only if metrics and weights are equal
         return replayed
 

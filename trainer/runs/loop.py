@@ -149,7 +149,7 @@ class TrainingRun:
         if resumed is not None:
             self.progress, self._lowered = resumed, resumed.lowered
         for limit in all_lowered(resumed, lowered)[len(self._lowered) :]:
-            self.note(limit)
+            self.note(limit, self.progress.step + 1)
         checkpoint = self._settings.checkpoint
         if resumed is None or checkpoint is None:
             return
@@ -192,25 +192,25 @@ class TrainingRun:
             self._settled, self._unlogged = True, None
             self.return_to(self.progress)
         if isinstance(error, MemoryFullError) and error.lowered is not None:
-            self.note(error.lowered)
+            self.note(error.lowered, self.progress.step + 1)
         self._recoveries += 1
 
-    def note(self, limit: LoweredLimit) -> None:
-        """Records a limit that was lowered after the last finished step."""
+    def note(self, limit: LoweredLimit, step: int) -> None:
+        """Records a limit that was lowered in a step."""
         self._lowered = (*self._lowered, limit)
         self._unlogged_limits += 1
-        self.certificate.changed(f"from step {self.progress.step + 1} on: {limit}")
+        self.certificate.lowered(step, limit)
 
-    def _note_retries(self) -> None:
-        """Reports and records the limits that ranks have lowered by themselves during the step."""
+    def _note_retries(self, step: int) -> None:
+        """Reports and records the limits that ranks have lowered by themselves during a step."""
         calls = [call for group in self._groups.all for call in group.start(TrainingRole.take_lowered)]
         for limit in (limit for lowered in wait(calls, self._settings.worker_timeout) for limit in lowered):
             logger.warning(
                 "step %d: the GPU's memory was full, so a pass was taken again with %s, which stays; results do not "
                 "depend on it; to avoid the repetition, set %s=%d",
-                *(self.progress.step + 1, limit, limit.setting, limit.after),
+                *(step, limit, limit.setting, limit.after),
             )
-            self.note(limit)
+            self.note(limit, step)
 
     def load_weights(self, checkpoint: Path) -> None:
         """Gives every trained group the weights and the optimizer of a checkpoint."""
@@ -270,7 +270,7 @@ class TrainingRun:
             use = self.efficiency.measure()
         metrics |= use.metrics
         metrics |= self.saver.look()
-        self._note_retries()
+        self._note_retries(step)
         if self._unlogged_limits:
             metrics["memory/lowered_limits"] = float(self._unlogged_limits)
             self._unlogged_limits = 0

@@ -77,7 +77,8 @@ class Certificate(_Part):
     """One run. `given` are the settings that differ from defaults, `settings` all of them.
 
     `origin` is the checkpoint of another run that it started from. `changes` names what differed from the run's earlier
-    part when it was resumed. `checkpoints` and `models` are by step.
+    part when it was resumed. `lowered` are the limits that were lowered because a GPU's memory was full; these,
+    `checkpoints` and `models` are by step.
     """
 
     format: int = FORMAT
@@ -89,6 +90,7 @@ class Certificate(_Part):
     inputs: dict[str, Input] = {}
     origin: Weights | None = None
     changes: list[str] = []
+    lowered: dict[int, list[str]] = {}
     checkpoints: dict[int, Weights] = {}
     models: dict[int, Weights] = {}
     given: dict[str, dict[str, Any]]

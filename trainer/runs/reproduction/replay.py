@@ -81,7 +81,7 @@ def replay(run_dir: Path, step: int | None = None, output: Path | None = None) -
         raise CertificateError(f"{run_dir}: runs of `{certificate.command}` are unknown", hint="use its own version")
     settings = settings_of(kind, certificate, target)
     _refuse_unequal(run_dir, certificate, settings)
-    for line in reservations(settings, certificate.hardware):
+    for line in (*reservations(settings, certificate.hardware), *_lowered(certificate, last)):
         logger.warning("warning: %s", line)
     try:
         run(settings, Repeat(certificate.hardware, last))
@@ -94,7 +94,7 @@ def replay(run_dir: Path, step: int | None = None, output: Path | None = None) -
 def compare(run_dir: Path, certificate: Certificate, target: Path, step: int) -> Replay:
     """Compares metrics and weights of a run and its replay up to a step. Raises CertificateError."""
     repeated = read_certificate(target)
-    found = [(at, line) for at, line in _metrics(run_dir, target) if at <= step]
+    found = [(at, line) for at, line in (*_limits(certificate, repeated), *_metrics(run_dir, target)) if at <= step]
     for at in (at for at in certificate.steps if at <= step):
         ours, theirs = certificate.weights(at), repeated.weights(at)
         found += [
@@ -108,6 +108,16 @@ def compare(run_dir: Path, certificate: Certificate, target: Path, step: int) ->
             f"{target}: the replay recorded no weights of step {step}", hint="see its warnings; set trainer.save_freq"
         )
     return Replay(target, step, compared, [line for _, line in sorted(found, key=lambda item: item[0])])
+
+
+def _lowered(certificate: Certificate, last: int) -> Iterator[str]:
+    """The steps up to the last in which the run took a pass again, which a replay has to do as well."""
+    for step, limits in sorted(certificate.lowered.items()):
+        if step <= last:
+            yield (
+                f"in step {step} the GPU's memory was full, and the run went on with {' and '.join(limits)}; the "
+                "replay has the same bits if its memory is full in the same passes"
+            )
 
 
 def _step(run_dir: Path, certificate: Certificate, step: int | None) -> int:
@@ -175,6 +185,14 @@ def _inputs(settings: Config) -> dict[str, Input]:
         return {setting: hashed_input(path) for setting, path in named_paths(settings) if path.exists()}
     except OSError as error:
         raise TrainerError(f"an input cannot be read: {error}", hint="make it readable") from error
+
+
+def _limits(ours: Certificate, theirs: Certificate) -> Iterator[tuple[int, str]]:
+    """Each step in which one of both lowered other limits than the other."""
+    for step in sorted({*ours.lowered, *theirs.lowered}):
+        one, other = (" and ".join(own.lowered.get(step, ["none"])) for own in (ours, theirs))
+        if one != other:
+            yield step, f"step {step}: limits that were lowered for lack of memory: {one} / {other}"
 
 
 def _metrics(run_dir: Path, target: Path) -> Iterator[tuple[int, str]]:

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from trainer.cluster.workers import WorkerGroup
 from trainer.config.tree import RunConfig
-from trainer.errors import CertificateError, CheckpointError, ConfigError
+from trainer.errors import CertificateError, CheckpointError, ConfigError, LoweredLimit
 from trainer.records.files.checksums import sha256
 from trainer.runs.checkpoints.checkpoint import STATE_FILE, checkpoint_step
 from trainer.runs.interfaces import TrainingRole
@@ -103,9 +103,9 @@ class CertificateWriter:
         """Adds a complete checkpoint. Returns at once."""
         self._jobs.put(lambda: {"checkpoints": {**self._certificate.checkpoints, step: self._checkpoint(path)}})
 
-    def changed(self, line: str) -> None:
-        """Adds a change that the run made to its own settings. Returns at once."""
-        self._jobs.put(lambda: {"changes": [*self._certificate.changes, line]})
+    def lowered(self, step: int, limit: LoweredLimit) -> None:
+        """Adds a limit that was lowered in a step. Returns at once."""
+        self._jobs.put(partial(self._lowered, step, str(limit)))
 
     def model(self, step: int, path: Path) -> None:
         """Adds the exported model, which gets a certificate of its own. Returns at once."""
@@ -138,8 +138,13 @@ class CertificateWriter:
             "inputs": found,
             "origin": earlier.origin,
             "changes": [*earlier.changes, *changes],
+            "lowered": {number: own for number, own in earlier.lowered.items() if number <= step},
             "checkpoints": kept,
         }
+
+    def _lowered(self, step: int, limit: str) -> dict[str, Any]:
+        lowered = self._certificate.lowered
+        return {"lowered": {**lowered, step: [*lowered.get(step, []), limit]}}
 
     def _model(self, step: int, path: Path) -> dict[str, Any]:
         content = certify_model(path, self._certificate, step)

@@ -17,9 +17,11 @@ from trainer.data.arithmetic import write_arithmetic
 from trainer.errors import LoweredLimit, MemoryFullError
 from trainer.runs.checkpoints.checkpoint import TrainingState
 from trainer.runs.recovery.memory import MOST_RESTARTS, all_lowered, restarted, with_limits
+from trainer.runs.reproduction.certificate import read_certificate
+from trainer.runs.reproduction.replay import compare
 
 PROGRAM = Path(little_memory.__file__)
-SETTING = "actor.micro_batch_tokens"
+SETTING, ROWS = "actor.micro_batch_tokens", "actor.micro_batch_size"
 HALVED, HALVED_AGAIN = LoweredLimit(SETTING, 4096, 2048), LoweredLimit(SETTING, 2048, 1024)
 
 
@@ -132,8 +134,14 @@ def test_ranks_with_mocked_full_memory_are_restarted_and_learn_the_same(runs: Ru
     assert_close(final_weights(run), final_weights(undisturbed), rtol=1e-4, atol=1e-5)
     found = state_of(run.directory / "checkpoints" / "step_000003")["lowered"]
     assert [(limit["setting"], limit["before"]) for limit in found] == [(SETTING, 100_000)]
-    (change,) = json.loads((run.directory / "certificate.json").read_text())["changes"]
-    assert f"on: {SETTING}=" in change
+    ((limit,),) = read_certificate(run.directory).lowered.values()
+    assert limit.startswith(f"{SETTING}=")
+
+
+def test_a_step_of_reinforcement_learning_is_named_in_which_a_single_rank_repeated_a_pass(runs: Runs) -> None:
+    run = runs.start("named_step", *THREE_STEPS, "trainer.nnodes=1", program=[str(PROGRAM), "150", "1"])
+    assert "step 2: the GPU's memory was full, so a pass was taken again with" in run.succeed()
+    assert [*read_certificate(run.directory).lowered] == [2]
 
 
 def test_a_single_rank_with_mocked_full_memory_repeats_the_pass_and_learns_the_same(runs: Runs, tmp_path: Path) -> None:
@@ -153,6 +161,14 @@ def test_a_single_rank_with_mocked_full_memory_repeats_the_pass_and_learns_the_s
     assert_close(final_weights(run), final_weights(undisturbed), rtol=1e-4, atol=1e-5)
     (checkpoint,) = (run.directory / "checkpoints").iterdir()
     assert [limit["after"] for limit in state_of(checkpoint)["lowered"]] == [4, 2]
+    assert read_certificate(run.directory).lowered == {2: [f"{ROWS}=4 instead of 8", f"{ROWS}=2 instead of 4"]}
+
+    # Bits are the same if memory is full in the same passes.
+    runs.replay(run, program=[str(PROGRAM), "150", "1"])
+    (first, *_) = compare(run.directory, read_certificate(run.directory), undisturbed.directory, 3).differences
+    assert first == (
+        f"step 2: limits that were lowered for lack of memory: {ROWS}=4 instead of 8 and {ROWS}=2 instead of 4 / none"
+    )
 
 
 def final_weights(run: Run) -> dict[str, torch.Tensor]:
