@@ -1,6 +1,7 @@
 """Responses that were sampled for the steps after a checkpoint, written with it: a resumed run learns from the same."""
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -17,9 +18,13 @@ from trainer.data.dataset import Dataset, Prompt
 from trainer.errors import CheckpointError
 from trainer.experience.collector import Scores
 from trainer.experience.conversations.trajectory import Trajectory
+from trainer.records.files.checksums import sha256
+
+logger = logging.getLogger(__name__)
 
 FILE = "sampled_ahead.safetensors"
 _STEPS = "steps"
+_SAMPLED_BY = ("data", "rollout", "algorithm", "reward")  # the settings that decide responses and scores
 # The entries per token, with their types. Engines return log-probs as Python's floats.
 _PER_TOKEN = {
     "token_ids": torch.int32,
@@ -43,10 +48,9 @@ class SampledStep:
     scores: Scores | None = None
 
 
-def write_steps(steps: Sequence[SampledStep], file: Path, version: int) -> None:
-    """Writes steps whose responses no environment answers any more. `version` is that of the engines' weights.
-
-    Raises OSError.
+def write_steps(steps: Sequence[SampledStep], file: Path, version: int) -> str:
+    """Writes steps whose responses no environment answers any more, and returns the file's SHA-256. `version` is that
+    of the engines' weights. Raises CheckpointError.
     """
     rows = [row for step in steps for row in step.rows]
     tensors = {
@@ -57,8 +61,25 @@ def write_steps(steps: Sequence[SampledStep], file: Path, version: int) -> None:
     tensors["prompts"] = torch.tensor([token for row in rows for token in row.prompt], dtype=torch.int32)
     try:
         save_file(tensors, file, metadata={_STEPS: _Steps.of(steps).model_dump_json()})
-    except SafetensorError as error:
-        raise OSError(f"{file}: {error}") from error
+        return sha256(file)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{file}: cannot be written: {error}") from error
+
+
+def resumable_steps(
+    file: Path, dataset: Dataset, version: int, earlier: Mapping[str, Any], now: Mapping[str, Any]
+) -> list[SampledStep]:
+    """The steps in a checkpoint's file; none if there is no file, or if the settings that sampled them have changed
+    between the run's `earlier` part and `now`. Raises CheckpointError."""
+    if not file.exists():
+        return []
+    if changed := [name for name in _SAMPLED_BY if earlier.get(name) != now.get(name)]:
+        logger.warning(
+            "%s holds responses for the next steps; they are sampled again, because settings of %s changed",
+            *(file, " and ".join(changed)),
+        )
+        return []
+    return read_steps(file, dataset, version)
 
 
 def read_steps(file: Path, dataset: Dataset, version: int) -> list[SampledStep]:

@@ -30,7 +30,7 @@ from trainer.records.pages.model_card import write_model_card
 from trainer.records.profiling import SlowPhases
 from trainer.records.tracking import Tracker
 from trainer.rollout.engines import EngineWorker
-from trainer.runs.checkpoints.checkpoint import TrainingState, fingerprint
+from trainer.runs.checkpoints.checkpoint import TrainingState, adapter_fingerprint, fingerprint
 from trainer.runs.checkpoints.final_model import write_final_model
 from trainer.runs.checkpoints.places import run_directories
 from trainer.runs.checkpoints.saving import ROUNDS, Saver, SaveSchedule
@@ -82,7 +82,7 @@ class TrainingRun:
         self._settings = config.trainer
         self._dump = config.model_dump(mode="json")
         self._model = config.model.directory
-        self._fingerprint = fingerprint(self._model)
+        self._fingerprints = fingerprint(self._model), adapter_fingerprint(config)
         self._groups = groups
         self._sampler = sampler
         self.run_dir = run_dir
@@ -159,9 +159,7 @@ class TrainingRun:
         if resumed.step >= self.last_step:
             logger.warning(
                 "%s is of step %d and the run has %d: nothing is left to do; raise trainer.total_steps or total_epochs",
-                checkpoint,
-                resumed.step,
-                self.last_step,
+                *(checkpoint, resumed.step, self.last_step),
             )
 
     def keep_copies(self, connect: Connect) -> None:
@@ -374,11 +372,13 @@ class TrainingRun:
 
     def state(self, step: int) -> TrainingState:
         """The run's state after a step."""
+        model, adapter = self._fingerprints
         return TrainingState(
             step=step,
             seed=self._settings.seed,
             sampler=self._sampler.state_dict(),
-            model=self._fingerprint,
+            model=model,
+            adapter=adapter,
             config=self._dump,
             lowered=self._lowered,
         )

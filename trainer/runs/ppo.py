@@ -24,20 +24,19 @@ from trainer.cluster.ready import wait_for_ray
 from trainer.config.custom_code import code_lines
 from trainer.config.tree import Config
 from trainer.data.batches.batch import Batch
-from trainer.errors import CheckpointError, ConfigError, LoweredLimit, WatchdogError
+from trainer.errors import ConfigError, LoweredLimit, WatchdogError
 from trainer.experience.asynchronous import AsynchronousPipeline
 from trainer.experience.collector import Collector, Experience, Scores
 from trainer.experience.pipeline import Pipeline
 from trainer.experience.run_data import RunData
-from trainer.experience.sampled_ahead import FILE, read_steps, write_steps
+from trainer.experience.sampled_ahead import FILE, resumable_steps, write_steps
 from trainer.models.files import check_models, with_local_models
 from trainer.planning.placement import roles_of
-from trainer.records.files.checksums import sha256
 from trainer.records.files.owner import RunOwner
 from trainer.records.tracking import Tracker
 from trainer.rollout.engines import Engines
 from trainer.rollout.sampling import request_seed
-from trainer.runs.checkpoints.checkpoint import TrainingState, read_checkpoint
+from trainer.runs.checkpoints.checkpoint import TrainingState, read_resumed
 from trainer.runs.checkpoints.places import recorded_step, run_directory, with_last_checkpoint
 from trainer.runs.corrections import check_exact, corrected
 from trainer.runs.interfaces import ActorRole, CriticRole, ReferenceRole
@@ -54,8 +53,6 @@ logger = logging.getLogger(__name__)
 # The fields of a batch that a role's optimizer steps read, besides the tokens.
 ACTOR_READS = ("old_log_probs", "reference_log_probs", "teacher_log_probs", "advantages", "corrections")
 CRITIC_READS = ("values", "returns")
-# The sections of the settings that sampled responses and their scores depend on.
-SAMPLED_BY = ("data", "rollout", "algorithm", "reward")
 
 
 def train(config: Config, repeat: Repeat | None = None) -> TrainingResult:
@@ -86,8 +83,8 @@ def _train(
     """One attempt. `given` are the user's own settings, `local` the same with local models."""
     config = local.model_copy(update={"trainer": with_last_checkpoint(given).trainer})
     data = replace(data, sampler=copy(data.sampler))  # an attempt before this one has drawn from it
-    model, settings = config.model.directory, config.trainer
-    resumed = read_checkpoint(settings.checkpoint, model, list(config.trained)) if settings.checkpoint else None
+    settings = config.trainer
+    resumed = read_resumed(config, list(config.trained))
     with (
         Tracker(run_dir, config, recorded_step(given.trainer, run_dir, resumed)) as tracker,
         connected(),
@@ -174,35 +171,16 @@ class Controller(TrainingRun):
         if resumed.kl_coefficient is not None and self.config.algorithm.kl_control == "adaptive":
             self.kl_coefficient = resumed.kl_coefficient
         if self.config.trainer.checkpoint is not None:
-            self._restore_sampled(self.config.trainer.checkpoint / FILE, resumed)
+            file = self.config.trainer.checkpoint / FILE
+            between = (resumed.config, self._dump)
+            self.pipeline.restore(resumable_steps(file, self.data.training, self.engines.version, *between))
         self.exact_matches += [] if resumed.exact_match is None else [resumed.exact_match]
         self.records.truncate(resumed.step)
-
-    def _restore_sampled(self, file: Path, resumed: TrainingState) -> None:
-        """Continues with the responses that were sampled before the checkpoint, for the steps after it.
-
-        Raises CheckpointError.
-        """
-        if not file.exists():
-            return
-        if changed := [name for name in SAMPLED_BY if resumed.config.get(name) != self._dump[name]]:
-            logger.warning(
-                "%s holds responses for the next steps; they are sampled again, because settings of %s changed",
-                *(file, " and ".join(changed)),
-            )
-            return
-        self.pipeline.restore(read_steps(file, self.data.training, self.engines.version))
 
     def write_beside(self, directory: Path) -> dict[str, str]:
         """Writes the responses that were sampled for the steps to come. Raises CheckpointError."""
         steps = self.pipeline.sampled_ahead(self.progress.step)
-        if not steps:
-            return {}
-        try:
-            write_steps(steps, directory / FILE, self.engines.version)
-            return {FILE: sha256(directory / FILE)}
-        except OSError as error:
-            raise CheckpointError(f"{directory / FILE}: cannot be written: {error}") from error
+        return {FILE: write_steps(steps, directory / FILE, self.engines.version)} if steps else {}
 
     def result(self) -> TrainingResult:
         first, last = (self.exact_matches[0], self.exact_matches[-1]) if self.exact_matches else (None, None)

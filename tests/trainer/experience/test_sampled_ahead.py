@@ -10,7 +10,7 @@ from trainer.data.dataset import Prompt
 from trainer.errors import CheckpointError
 from trainer.experience.collector import Scores
 from trainer.experience.conversations.trajectory import Trajectory
-from trainer.experience.sampled_ahead import SampledStep, read_steps, write_steps
+from trainer.experience.sampled_ahead import SampledStep, read_steps, resumable_steps, write_steps
 
 PROMPTS = [Prompt(index, (1, 2 + index), "", "", "") for index in range(4)]
 DONE = Trajectory(
@@ -44,6 +44,20 @@ def test_steps_are_read_as_they_were_written(tmp_path: Path) -> None:
 def test_versions_count_from_those_of_the_engines(tmp_path: Path) -> None:
     write_steps(STEPS, tmp_path / "file", version=4)
     assert read_steps(tmp_path / "file", PROMPTS, version=0)[0].rows[0].versions == [-1, 0]
+
+
+def test_responses_that_other_settings_sampled_are_not_continued(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def found(file: str, **changed: object) -> int:
+        now = {"data": 1, "rollout": {"temperature": 1.0}, "algorithm": 2, "reward": 3, "trainer": 4}
+        return len(resumable_steps(tmp_path / file, PROMPTS, 0, now, now | changed))
+
+    write_steps(STEPS, tmp_path / "file", version=0)
+    assert found("missing") == 0
+    assert found("file", trainer=5) == 2
+    assert found("file", rollout={"temperature": 0.5}, reward=None) == 0
+    assert "sampled again, because settings of rollout and reward changed" in caplog.text
 
 
 @pytest.mark.parametrize("damage", ["cut", "other rows", "no description"])

@@ -18,6 +18,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from trainer.config.tree import Config
 from trainer.errors import CheckpointError, DataError, LoweredLimit
 from trainer.records.files.atomic import (
     bytes_below,
@@ -44,7 +45,8 @@ class TrainingState(BaseModel):
     """A run's state after a step. All randomness follows from seed, step and the sampler's position.
 
     `exact_match` is that of the last validation, which says whether the run is good enough to end. `lowered` are limits
-    that were lowered since the run's first step, in that order.
+    that were lowered since the run's first step, in that order. `adapter` is the fingerprint of the adapter that the
+    run started from, empty without one; earlier versions wrote none.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -53,6 +55,7 @@ class TrainingState(BaseModel):
     seed: int
     sampler: dict[str, int]
     model: str
+    adapter: str | None = None
     config: dict[str, Any]
     kl_coefficient: float | None = None
     exact_match: float | None = None
@@ -210,6 +213,23 @@ def read_checkpoint(directory: Path, model: Path, roles: Sequence[str] = ()) -> 
     return manifest.state
 
 
+def read_resumed(config: Config, roles: Sequence[str]) -> TrainingState | None:
+    """The state of the checkpoint that a run continues from; None if it starts anew.
+
+    Raises CheckpointError unless the checkpoint is whole, holds these roles and belongs to the run's model and adapter.
+    """
+    directory = config.trainer.checkpoint
+    if directory is None:
+        return None
+    state = read_checkpoint(directory, config.model.directory, roles)
+    if state.adapter not in (None, adapter_fingerprint(config)):
+        raise CheckpointError(
+            f"{directory}: its run started from another adapter than actor.lora.path={config.actor.lora.path}",
+            hint="set actor.lora.path to the adapter that the run started from: the reference policy is made from it",
+        )
+    return state
+
+
 def check_whole(directory: Path) -> None:
     """Raises CheckpointError if a file is missing, shorter, longer or changed."""
     _whole(directory)
@@ -287,7 +307,8 @@ def checkpoint_model(directory: Path) -> Path:
 
 
 def fingerprint(model: Path) -> str:
-    """A digest of a model directory: its configuration and tokenizer, and size and first MiB of each weight file."""
+    """A digest of a model's or an adapter's directory: its configuration and tokenizer, and size and first MiB of each
+    weight file."""
     digest = hashlib.sha256()
     files = [model / "config.json", model / "tokenizer.json", *sorted(model.glob("*.safetensors"))]
     try:
@@ -298,6 +319,12 @@ def fingerprint(model: Path) -> str:
     except OSError as error:
         raise DataError(f"{model}: cannot be read: {error}", hint="set model.path to a readable model") from error
     return digest.hexdigest()
+
+
+def adapter_fingerprint(config: Config) -> str:
+    """The fingerprint of the adapter that a run starts from; empty without one."""
+    path = config.actor.lora.path
+    return "" if path is None else fingerprint(path)
 
 
 @contextmanager

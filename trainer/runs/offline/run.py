@@ -21,7 +21,7 @@ from trainer.models.files import check_models, load_tokenizer, with_local_models
 from trainer.records.console import Column
 from trainer.records.files.owner import RunOwner
 from trainer.records.tracking import Tracker
-from trainer.runs.checkpoints.checkpoint import read_checkpoint
+from trainer.runs.checkpoints.checkpoint import read_resumed
 from trainer.runs.checkpoints.places import recorded_step, run_directory, with_last_checkpoint
 from trainer.runs.interfaces import ActorRole, ReferenceRole
 from trainer.runs.loop import (
@@ -116,13 +116,13 @@ def _train(
     lowered: Sequence[LoweredLimit],
 ) -> Path:
     config = with_local_models(with_last_checkpoint(settings.for_workers()))
-    model, limit = config.model.directory, config.trainer.worker_timeout
+    limit = config.trainer.worker_timeout
     check_models(config)
     tokenizer = use_chat_template(load_tokenizer(config.model), config.data)
     data, seed = config.data, config.trainer.seed
     training = read(data.train_files, tokenizer, data, Subset.of_training(data, seed))
     validation = read(data.validation_files, tokenizer, data, Subset.of_validation(data, seed))
-    resumed = read_checkpoint(config.trainer.checkpoint, model, ["actor"]) if config.trainer.checkpoint else None
+    resumed = read_resumed(config, ["actor"])
     with (
         Tracker(run_dir, settings, recorded_step(settings.trainer, run_dir, resumed), columns) as tracker,
         connected(),

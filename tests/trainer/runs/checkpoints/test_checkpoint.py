@@ -9,14 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from trainer.config.tree import RunConfig
+from trainer.config.tree import Config, RunConfig
 from trainer.errors import CheckpointError
 from trainer.runs.checkpoints.checkpoint import (
     CheckpointWriter,
     TrainingState,
+    adapter_fingerprint,
     fingerprint,
     last_checkpoint,
     read_checkpoint,
+    read_resumed,
 )
 from trainer.runs.checkpoints.places import recorded_step, with_last_checkpoint
 
@@ -235,6 +237,34 @@ def test_a_checkpoint_without_a_role_that_the_run_trains_is_refused(tmp_path: Pa
     with pytest.raises(CheckpointError, match="holds no critic, which this run trains") as caught:
         read_checkpoint(checkpoint, model, ["actor", "critic"])
     assert "algorithm.advantage" in caught.value.hint
+
+
+def test_a_run_that_continues_with_another_adapter_is_refused(tmp_path: Path, model: Path) -> None:
+    def config(adapter: str | None) -> Config:
+        lora = {} if adapter is None else {"path": tmp_path / adapter}
+        trainer = {"resume": tmp_path / "run" / "checkpoints" / "step_000003"}
+        return Config.model_validate({"model": {"path": model}, "actor": {"lora": lora}, "trainer": trainer})
+
+    for name, weights in (("started", b"1"), ("copied", b"1"), ("another", b"2")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "adapter_model.safetensors").write_bytes(weights)
+    writer = CheckpointWriter(tmp_path / "run")
+    adapter = adapter_fingerprint(config("started"))
+    writer.begin(state(model).model_copy(update={"adapter": adapter}))
+    writer.complete({})
+    for same in ("started", "copied"):
+        resumed = read_resumed(config(same), [])
+        assert resumed is not None
+        assert resumed.step == 3
+    for other in ("another", None):
+        with pytest.raises(CheckpointError, match=r"started from another adapter than actor\.lora\.path="):
+            read_resumed(config(other), [])
+
+
+def test_a_checkpoint_of_an_earlier_version_names_no_adapter(checkpoint: Path, model: Path) -> None:
+    config = Config.model_validate({"model": {"path": model}, "trainer": {"resume": checkpoint}})
+    assert read_resumed(config, []) == state(model)
+    assert read_resumed(Config(), []) is None
 
 
 def test_the_hint_names_a_checkpoint_that_can_be_used_instead(checkpoint: Path, model: Path) -> None:
