@@ -50,6 +50,11 @@ class OfflineConfig(RunConfig):
             raise ValueError(f"data.custom_cls has no effect on {self.method}: write the rows into data.train_files")
         return self
 
+    @property
+    def longest_row(self) -> str | None:
+        """The settings that limit a row, if they are not data.max_prompt_length and data.max_response_length."""
+        return None
+
     def for_workers(self) -> Config:
         """Settings of actor and reference: one optimizer step per batch."""
         rows = self.responses_per_example * self.data.train_batch_size

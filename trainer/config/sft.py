@@ -54,6 +54,10 @@ class SftConfig(OfflineConfig):
                 raise ValueError(f"data.{name} has no effect on fine-tuning: set sft.max_length, which limits a row")
         return self
 
+    @property
+    def longest_row(self) -> str:
+        return f"sft.max_length={self.sft.max_length}"
+
     def for_workers(self) -> Config:
         """Settings of the actor: one optimizer step per batch, on the mean over all learned tokens of the batch."""
         config = super().for_workers()

@@ -101,8 +101,8 @@ def _local(path: Path, setting: str) -> Path:
     return Path(found).absolute()
 
 
-def check_models(config: Config) -> None:
-    """Checks every model of a run.
+def check_models(config: Config, longest: str | None = None) -> None:
+    """Checks every model of a run. `longest` are the settings that limit a row, if they are not those of `config`.
 
     Raises DataError if a model is missing or of the wrong kind, or if the vocabulary of critic or teacher is not the
     actor's.
@@ -111,7 +111,7 @@ def check_models(config: Config) -> None:
     actor = config.model.directory
     actor_size = _vocabulary_size(actor, "model.path")
     _check_backend("actor", config.actor, actor)
-    _check_positions(config, actor)
+    _check_positions(config, actor, longest)
     _check_heads(actor, config.rollout.tensor_parallel)
     if config.reward.model.path is not None:
         _check_reward_model(config, config.reward.model.path)
@@ -148,27 +148,27 @@ def _check_backend(role: str, settings: TrainedModelConfig, model: Path) -> None
     backend.check(role, read_json(model / "config.json"))
 
 
-def _check_positions(config: Config, model: Path) -> None:
+def _check_positions(config: Config, model: Path, given: str | None = None) -> None:
     settings = read_json(model / "config.json")
-    longest = config.data.max_prompt_length + config.data.max_response_length
-    given = (
-        f"data.max_prompt_length={config.data.max_prompt_length} and "
-        f"data.max_response_length={config.data.max_response_length} add up to {longest} tokens, but"
+    prompt, response = config.data.max_prompt_length, config.data.max_response_length
+    longest = prompt + response
+    given = given or (
+        f"data.max_prompt_length={prompt} and data.max_response_length={response} add up to {longest} tokens"
     )
     positions, rotations = settings.get("max_position_embeddings"), _rotations(settings)
     scaled = settings.get("rope_scaling") or any(rotation.get("factor") for rotation in rotations)
     if isinstance(positions, int) and longest > positions and not scaled:
         raise DataError(
-            f"{given} {model} has {positions} positions",
-            hint="lower one of them, or use a model with more positions",
+            f"{given}, but {model} has {positions} positions",
+            hint="lower that, or use a model with more positions",
         )
     for rotation in rotations:
         limit = _positions_alike(rotation, settings)
         if isinstance(limit, int) and longest > limit:
             raise DataError(
-                f"{given} beyond {limit} the rotation of {model} depends on the longest row of a pass: log-probs would "
-                "depend on other rows",
-                hint="lower one of them, or use a model whose rotation is fixed, such as one with yarn",
+                f"{given}, but beyond {limit} the rotation of {model} depends on the longest row of a pass: log-probs "
+                "would depend on other rows",
+                hint="lower that, or use a model whose rotation is fixed, such as one with yarn",
             )
 
 

@@ -15,6 +15,7 @@ from transformers import AutoTokenizer
 
 import trainer
 from trainer.config.sections.model import ModelConfig
+from trainer.config.sft import SftConfig
 from trainer.config.tree import Config
 from trainer.errors import ConfigError, DataError
 from trainer.models.files import check_models, check_tokenizer, decode, load_tokenizer
@@ -111,6 +112,12 @@ def test_prompts_and_responses_longer_than_the_model_s_positions_are_refused(mod
         check_models(Config.model_validate({"model": {"path": model}, "data": data}))
     assert "add up to 600 tokens" in str(caught.value)
     assert "has 512 positions" in str(caught.value)
+
+
+def test_the_limit_of_fine_tuning_is_named_as_it_was_given(model: Path) -> None:
+    settings = SftConfig.model_validate({"model": {"path": model}, "sft": {"max_length": 600}})
+    with pytest.raises(DataError, match=r"sft\.max_length=600, but .* has 512 positions"):
+        check_models(settings.for_workers(), settings.longest_row)
 
 
 def test_positions_of_critic_and_teacher_count_too(model: Path, tmp_path: Path) -> None:

@@ -98,7 +98,9 @@ class RewardConfig(Section):
         "one per core when not given",
     )
     process_memory_gib: float | None = Field(
-        None, gt=0, description="memory that such a process may allocate, GiB; half of the node's when not given"
+        None,
+        gt=0,
+        description="memory that such a process may allocate, GiB; by default half of what this node or its job has",
     )
     variables: list[str] = Field(
         [], description="environment variables for such processes, like [OPENAI_API_KEY]; they get none with secrets"

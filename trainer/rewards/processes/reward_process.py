@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from fnmatch import fnmatchcase
-from pathlib import Path
 from socket import socketpair
 
 from trainer.config.sections.reward import RewardConfig
@@ -19,6 +18,7 @@ from trainer.errors import ConfigError
 from trainer.rewards.answer import Answer, Reply
 from trainer.rewards.function import time_limit
 from trainer.rewards.processes.channel import BrokenChannelError, Channel
+from trainer.rewards.processes.memory import available_memory
 
 START_SECONDS = 120.0  # the user's file may import a lot
 # The variables that a reward function gets. None of them holds a token or a key.
@@ -36,7 +36,7 @@ class RewardProcess:
     def __init__(self, settings: RewardConfig) -> None:
         """Starts it, without waiting until it is ready."""
         ours, theirs = socketpair()
-        memory = int(settings.process_memory_gib * 2**30) if settings.process_memory_gib else _node_memory() // 2
+        memory = int(settings.process_memory_gib * 2**30) if settings.process_memory_gib else available_memory() // 2
         with theirs:
             command = [sys.executable, "-m", "trainer.rewards.processes.process", str(theirs.fileno()), str(memory)]
             self._process = subprocess.Popen(
@@ -111,12 +111,3 @@ def environment(ours: Mapping[str, str], named: Sequence[str]) -> dict[str, str]
     """The variables of a reward process: those that hold no secrets, and those that the user named."""
     patterns = (*_VARIABLES, *named)
     return {name: value for name, value in ours.items() if any(fnmatchcase(name, pattern) for pattern in patterns)}
-
-
-def _node_memory() -> int:
-    """Bytes of memory of this node or container."""
-    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        with suppress(OSError, ValueError):
-            return min(whole, int(Path(file).read_text()))
-    return whole

@@ -117,7 +117,7 @@ def _train(
 ) -> Path:
     config = with_local_models(with_last_checkpoint(settings.for_workers()))
     limit = config.trainer.worker_timeout
-    check_models(config)
+    check_models(config, settings.longest_row)
     tokenizer = use_chat_template(load_tokenizer(config.model), config.data)
     data, seed = config.data, config.trainer.seed
     training = read(data.train_files, tokenizer, data, Subset.of_training(data, seed))
