@@ -28,11 +28,17 @@ def keeps_everything(settings: TrainedModelConfig) -> bool:
 
 
 def gathered_bytes(size: ModelSize, settings: TrainedModelConfig, type_bytes: int, ranks: int) -> int:
-    """Bytes of whole weights during a pass: the layers in use, or the network where it stays gathered."""
-    kept = ranks == 1 or settings.sharding.resharding_interval > 1 or settings.sharding.reshard_after_forward is False
+    """Bytes of whole weights during a pass: the layers in use, or the network where it stays gathered. And of whole
+    gradients, where they add up on each rank before the ranks average them."""
+    sharding = settings.sharding
+    kept = ranks == 1 or sharding.resharding_interval > 1 or sharding.reshard_after_forward is False
     embeddings = size.vocabulary * size.hidden
     layers = size.layers if kept else min(2, size.layers)
-    return (layers * size.layer_parameters + embeddings) * type_bytes + embeddings * 4
+    weights = (layers * size.layer_parameters + embeddings) * type_bytes + embeddings * 4
+    split = sharding.tensor_parallel
+    if sharding.gradient_sync_interval == 1 or ranks <= split or settings.lora.rank:
+        return weights
+    return weights + (size.layers * size.layer_parameters // split + embeddings) * 4
 
 
 def pass_bytes(size: ModelSize, settings: TrainedModelConfig, type_bytes: int, ranks: int, tokens: int) -> int:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.trainer.planning.sizes import SIZES, write_sizes
 from trainer.cluster.nodes import ClusterNode, Slot
 from trainer.config.tree import Config
-from trainer.planning.activations import pass_bytes
+from trainer.planning.activations import gathered_bytes, pass_bytes
 from trainer.planning.choices import FILLED, with_choices
 from trainer.planning.memory import check_fit, shares, tight
 from trainer.planning.model_size import ModelSize
@@ -85,6 +85,21 @@ def test_engines_over_two_gpus_hold_half_a_cache_each_and_twice_the_responses(pl
     assert two["rollout.kv_cache_gib"] == pytest.approx(one["rollout.kv_cache_gib"], abs=0.1)
 
 
+@pytest.mark.parametrize(("split", "ranks"), [(1, 2), (2, 4)])
+def test_gradients_that_add_up_on_each_rank_are_whole(models: Path, split: int, ranks: int) -> None:
+    size = ModelSize.read(models / "7B")
+    assert size is not None
+
+    def gathered(interval: int, ranks: int) -> int:
+        sharding = {"gradient_sync_interval": interval, "tensor_parallel": split}
+        return gathered_bytes(size, Config.model_validate({"actor": {"sharding": sharding}}).actor, 2, ranks)
+
+    layer = 2 * 3584 * (3584 + 512) + 3 * 3584 * 18944
+    embeddings = 151_936 * 3584  # not split
+    assert gathered(4, ranks) - gathered(1, ranks) == 4 * (28 * layer // split + embeddings)
+    assert gathered(4, split) == gathered(1, split)  # nothing is averaged
+
+
 def test_what_was_given_stays(plan: Callable[..., Plan]) -> None:
     found = plan(
         "1.5B",
@@ -152,7 +167,8 @@ def test_what_is_chosen_fits_whenever_the_longest_row_does(
     slots = [Slot(rank, node, "cuda", rank, gpus, group=None) for rank in range(gpus)]
     placement = place_roles(config, slots, roles_of(config))
     config, choices = with_choices(config, placement, gpu_gib)
-    if any(choice.key == "rollout.kv_cache_gib" for choice in choices):
+    keys = {choice.key for choice in choices}
+    if "rollout.kv_cache_gib" in keys:
         check_fit([share for share in shares(config, placement, gpu_gib) if share.role == "rollout"], gpu_gib)
     for role in config.trained:
         section = config.critic if role == "critic" else config.actor
