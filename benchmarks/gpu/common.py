@@ -50,6 +50,7 @@ class Shape:
             self.intermediate,
             self.heads * width,
             self.key_value_heads * width,
+            self.key_value_heads,
             self.vocabulary,
         )
 

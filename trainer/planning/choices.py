@@ -116,7 +116,9 @@ def _cache(machine: _Machine) -> Iterator[Choice]:
     rollout, size = machine.config.rollout, machine.size
     if rollout.model_fields_set & {"kv_cache_gib", "gpu_memory_utilization"} or rollout.engine == "transformers":
         return
-    token_gib = size.key_values * machine.type_bytes / rollout.tensor_parallel / GIB
+    # With more GPUs than heads of keys and values, vLLM copies the heads.
+    split = min(rollout.tensor_parallel, size.key_value_heads)
+    token_gib = size.key_values * machine.type_bytes / split / GIB
     weights = size.parameters * machine.type_bytes / rollout.tensor_parallel / GIB
     free = machine.room("rollout") / rollout.engines_per_gpu - weights - GRAPHS_GIB
     if free < machine.row * token_gib:

@@ -18,6 +18,7 @@ class ModelSize:
     intermediate: int
     query: int
     key_value: int
+    key_value_heads: int
     vocabulary: int
     windowed_layers: int = 0
     window: int = 0
@@ -36,6 +37,7 @@ class ModelSize:
     @classmethod
     def _of(cls, config: dict[str, Any], parameters: int) -> "ModelSize":
         hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
+        key_value_heads = int(config.get("num_key_value_heads") or heads)
         width = int(config.get("head_dim") or hidden // heads)
         return cls(
             parameters,
@@ -43,7 +45,8 @@ class ModelSize:
             hidden,
             int(config["intermediate_size"]),
             heads * width,
-            int(config.get("num_key_value_heads") or heads) * width,
+            key_value_heads * width,
+            key_value_heads,
             int(config["vocab_size"]),
             *_windows(config),
         )

@@ -85,6 +85,11 @@ def test_engines_over_two_gpus_hold_half_a_cache_each_and_twice_the_responses(pl
     assert two["rollout.kv_cache_gib"] == pytest.approx(one["rollout.kv_cache_gib"], abs=0.1)
 
 
+def test_gpus_beyond_the_key_value_heads_hold_copies_of_them(plan: Callable[..., Plan]) -> None:
+    two, four = (chosen(plan("3B", gpus, H200, **grpo(16, 512, 1024, tensor_parallel=gpus))) for gpus in (2, 4))
+    assert two["rollout.kv_cache_gib"] == four["rollout.kv_cache_gib"] == 2.5  # 139,264 tokens of 18,432 bytes
+
+
 @pytest.mark.parametrize(("split", "ranks"), [(1, 2), (2, 4)])
 def test_gradients_that_add_up_on_each_rank_are_whole(models: Path, split: int, ranks: int) -> None:
     size = ModelSize.read(models / "7B")

@@ -16,7 +16,9 @@ from trainer.planning.flops import Rows, explains_parameters, forward_flops, see
 from trainer.planning.model_size import ModelSize
 
 # One layer: queries and output are 4 x 4, keys and values 4 x 2, the MLP has three products of 4 x 8.
-SIZE = ModelSize(parameters=0, layers=1, hidden=4, intermediate=8, query=4, key_value=2, vocabulary=10)
+SIZE = ModelSize(
+    parameters=0, layers=1, hidden=4, intermediate=8, query=4, key_value=2, key_value_heads=1, vocabulary=10
+)
 WEIGHTS = 4 * 4 + 4 * 4 + 2 * (4 * 2) + 3 * (4 * 8)
 
 
