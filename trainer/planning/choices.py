@@ -10,7 +10,7 @@ from functools import partial
 
 from trainer.config.tree import Config
 from trainer.planning.activations import bytes_per_token, pass_bytes
-from trainer.planning.memory import GIB, TYPE_BYTES, Share, model_of, shares, with_setting
+from trainer.planning.memory import GIB, TYPE_BYTES, Share, model_of, shared_copy_gib, shares, with_setting
 from trainer.planning.model_size import ModelSize
 from trainer.planning.placement import Placement, engine_slots
 
@@ -120,7 +120,8 @@ def _cache(machine: _Machine) -> Iterator[Choice]:
     split = min(rollout.tensor_parallel, size.key_value_heads)
     token_gib = size.key_values * machine.type_bytes / split / GIB
     weights = size.parameters * machine.type_bytes / rollout.tensor_parallel / GIB
-    free = machine.room("rollout") / rollout.engines_per_gpu - weights - GRAPHS_GIB
+    room = machine.room("rollout") - shared_copy_gib(machine.config, machine.placement)
+    free = room / rollout.engines_per_gpu - weights - GRAPHS_GIB
     if free < machine.row * token_gib:
         return  # the check of the plan says what is missing
     at_once = min(rollout.max_num_seqs, machine.responses_per_engine)

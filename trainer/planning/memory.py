@@ -18,7 +18,7 @@ from trainer.errors import ConfigError
 from trainer.models.files import parameter_count
 from trainer.planning.activations import pass_bytes
 from trainer.planning.model_size import ModelSize
-from trainer.planning.placement import Placement
+from trainer.planning.placement import Placement, on_shared_gpus
 
 Section = TypeVar("Section", bound=BaseModel)
 
@@ -46,11 +46,8 @@ class Share:
 
 def shares(config: Config, placement: Placement, device_gib: float | None) -> list[Share]:
     """The memory of each rank of each role."""
-    return [
-        Share(role, slot, *_gib(config, role, len(slots), slot.device, device_gib))
-        for role, slots in placement.items()
-        for slot in slots
-    ]
+    gib = {role: _gib(config, role, placement, device_gib) for role in placement}
+    return [Share(role, slot, *gib[role]) for role, slots in placement.items() for slot in slots]
 
 
 def model_of(config: Config, role: str) -> Path:
@@ -59,9 +56,17 @@ def model_of(config: Config, role: str) -> Path:
     return others.get(role) or config.model.directory
 
 
+def shared_copy_gib(config: Config, placement: Placement) -> float:
+    """GiB of the whole weights that an actor rank keeps on its GPU until the engines there have copied them."""
+    if not on_shared_gpus(placement) or config.actor.lora.rank:  # adapters are small compared with the model
+        return 0.0
+    return parameter_count(model_of(config, "actor")) / GIB * TYPE_BYTES[config.model.dtype_on("cuda")]
+
+
 def _gib(
-    config: Config, role: str, ranks: int, device: str, device_gib: float | None
+    config: Config, role: str, placement: Placement, device_gib: float | None
 ) -> tuple[float, float] | tuple[float, float, float]:
+    ranks, device = len(placement[role]), placement[role][0].device
     width, on_gpu = TYPE_BYTES[config.model.dtype_on(device)], device == "cuda"
     if role == "reward":
         reward_model = config.reward.model
@@ -70,7 +75,8 @@ def _gib(
     parameters = parameter_count(model_of(config, role)) / GIB
     if role == "rollout":
         taken = _engine_gib(config, parameters * width, on_gpu, device_gib)
-        return (0.0, taken) if on_gpu and config.rollout.sleep else (taken, 0.0)
+        copy = shared_copy_gib(config, placement)
+        return (0.0, taken + copy) if on_gpu and config.rollout.sleep else (taken, copy)
     settings = config.critic if role == "critic" else config.actor
     held = parameters / (settings.sharding.shard_size or ranks)
     if role in ("reference", "teacher") or settings.lora.rank:  # adapters are small compared with the model

@@ -45,6 +45,12 @@ def _mapped(role: str, mapping: str | None, slots: Sequence[Slot]) -> list[Slot]
     return chosen
 
 
+def on_shared_gpus(placement: Placement) -> bool:
+    """Whether engines and actor have the same GPUs, so that weights are copied there."""
+    actor, engines = (list(placement.get(role, ())) for role in ("actor", "rollout"))
+    return bool(actor) and actor == engines and actor[0].device == "cuda"
+
+
 def engine_slots(config: Config, slots: Sequence[Slot]) -> list[list[Slot]]:
     """The slots of each rank of each engine: neighbouring GPUs of a node, or the same node again and again on CPU.
 

@@ -16,7 +16,7 @@ from trainer.cluster.workers import WorkerGroup
 from trainer.config.tree import Config
 from trainer.experience.reward_workers import Scorer
 from trainer.planning.memory import device_memory
-from trainer.planning.placement import ROLES, Placement, engine_slots
+from trainer.planning.placement import ROLES, Placement, engine_slots, on_shared_gpus
 from trainer.planning.plan import Plan, plan_of
 from trainer.roles.factories import make_actor, make_critic, make_reference, make_reward, make_rollout, make_teacher
 from trainer.rollout.engine import check_engine
@@ -71,8 +71,7 @@ def start_workers(config: Config, placement: Placement) -> Workers:
         start_engines(make_rollout, config, placement["rollout"]),  # first: engines take longest to start
         start_training(config, placement),
         start_group("reward", make_reward, config, placement),
-        on_shared_gpus=placement["actor"][0].device == "cuda"
-        and list(placement["rollout"]) == list(placement["actor"]),
+        on_shared_gpus(placement),
     )
 
 

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from tests.trainer.planning.sizes import SIZES, write_sizes
 from trainer.cluster.nodes import ClusterNode, Slot
 from trainer.config.tree import Config
+from trainer.errors import ConfigError
 from trainer.planning.activations import gathered_bytes, pass_bytes
-from trainer.planning.choices import FILLED, with_choices
-from trainer.planning.memory import check_fit, shares, tight
+from trainer.planning.choices import FILLED, GRAPHS_GIB, PROCESS_GIB, with_choices
+from trainer.planning.memory import GIB, check_fit, shared_copy_gib, shares, tight
 from trainer.planning.model_size import ModelSize
 from trainer.planning.placement import place_roles, roles_of
 from trainer.planning.plan import Plan, plan_of
@@ -83,6 +84,43 @@ def test_engines_over_two_gpus_hold_half_a_cache_each_and_twice_the_responses(pl
     one, two = (chosen(plan("7B", 4, H200, **grpo(64, 512, 1024, tensor_parallel=size))) for size in (1, 2))
     assert (one["rollout.max_num_seqs"], two["rollout.max_num_seqs"]) == (128, 256)
     assert two["rollout.kv_cache_gib"] == pytest.approx(one["rollout.kv_cache_gib"], abs=0.1)
+
+
+def test_the_cache_leaves_room_for_the_weights_that_engines_copy(plan: Callable[..., Plan]) -> None:
+    found = plan("7B", 4, H100, **grpo(128, 1024, 15360))
+    first = [share for share in found.shares if share.slot.rank == 0]
+    weights = 2 * SIZES["7B"][-1] / GIB
+    assert shared_copy_gib(found.config, found.placement) == pytest.approx(weights)
+    resting = sum(share.resting + PROCESS_GIB for share in first)
+    cache = chosen(found)["rollout.kv_cache_gib"]
+    assert resting + weights + GRAPHS_GIB + cache + weights <= H100
+    engine = next(share for share in first if share.role == "rollout")
+    assert engine.working == pytest.approx(weights + cache + weights)
+
+
+def test_engines_that_do_not_sleep_add_the_copy_in_their_turn(plan: Callable[..., Plan]) -> None:
+    found = plan("1.5B", 1, H200, **grpo(64, 512, 2048, sleep=False, kv_cache_gib=10))
+    engine = next(share for share in found.shares if share.role == "rollout")
+    weights = 2 * SIZES["1.5B"][-1] / GIB
+    assert (engine.resting, engine.working) == (pytest.approx(weights + 10), pytest.approx(weights))
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"device_mapping": {"actor": "0", "rollout": "1"}},
+        {"actor": {"lora": {"rank": 8}}},
+    ],
+)
+def test_no_weights_are_copied_to_other_gpus_or_with_adapters(plan: Callable[..., Plan], sections: Any) -> None:
+    found = plan("1.5B", 2, H200, **grpo(64, 512, 512), **sections)
+    assert shared_copy_gib(found.config, found.placement) == 0.0
+
+
+def test_a_model_whose_copy_does_not_fit_beside_the_engines_is_refused(plan: Callable[..., Plan]) -> None:
+    """The copy alone has 61 GiB."""
+    with pytest.raises(ConfigError, match=r"less than the .* that are needed: rollout 92\.7, actor 61\.0"):
+        plan("32B", 8, H100, **grpo(128, 1024, 4096, tensor_parallel=8))
 
 
 def test_gpus_beyond_the_key_value_heads_hold_copies_of_them(plan: Callable[..., Plan]) -> None:
