@@ -27,6 +27,8 @@ FEW_TOKENS = 4096
 SPARE = 1.05
 # vLLM's own limit by default; more responses at a time were not faster.
 MOST_SEQUENCES = 1024
+# Validation sends all its prompts at once, often more than a small step has responses.
+SEQUENCES_OF_VALIDATION = 64
 
 
 @dataclass(frozen=True)
@@ -82,17 +84,41 @@ class _Machine:
 
     @property
     def responses_per_engine(self) -> int:
+        """Responses that an engine has at a time."""
         engines = len(engine_slots(self.config, self.placement["rollout"])) * self.config.rollout.engines_per_gpu
-        return math.ceil(self.config.responses / engines)
+        return math.ceil(self.steps_in_flight * self.config.responses / engines)
+
+    @property
+    def steps_in_flight(self) -> int:
+        """Steps whose responses the engines sample at a time."""
+        trainer = self.config.trainer
+        return 1 + math.ceil(trainer.max_staleness) if trainer.mode == "asynchronous" else 1
+
+    @property
+    def token_gib(self) -> float:
+        """GiB of an engine's cache, on each of its GPUs, for a token."""
+        # With more GPUs than heads of keys and values, vLLM copies the heads.
+        split = min(self.config.rollout.tensor_parallel, self.size.key_value_heads)
+        return self.size.key_values * self.type_bytes / split / GIB
+
+    def free(self, engines: int) -> float:
+        """GiB for the cache of each of so many engines of a GPU."""
+        room = self.room("rollout") - shared_copy_gib(self.config, self.placement)
+        weights = self.size.parameters * self.type_bytes / self.config.rollout.tensor_parallel / GIB
+        return room / engines - weights - GRAPHS_GIB
 
     def room(self, role: str) -> float:
         """GiB that a turn of the role may take on its fullest device."""
         found = self.shares
-        resting = max(
-            sum(share.resting + PROCESS_GIB for share in found if share.device == device)
-            for device in {share.device for share in found if share.role == role}
-        )
+        devices = {share.device for share in found if share.role == role}
+        resting = max(_resting([share for share in found if share.device == device]) for device in devices)
         return FILLED * self.device_gib - resting
+
+
+def _resting(own: list[Share]) -> float:
+    """GiB that stay on a device beside a turn. Engines that have it to themselves count as a turn, even awake."""
+    alone = {share.role for share in own if share.resting or share.working} == {"rollout"}
+    return sum((0.0 if alone else share.resting) + PROCESS_GIB for share in own)
 
 
 def _engines(machine: _Machine) -> Iterator[Choice]:
@@ -100,28 +126,29 @@ def _engines(machine: _Machine) -> Iterator[Choice]:
     given = rollout.model_fields_set & {"engines_per_gpu", "gpu_memory_utilization", "kv_cache_gib"}
     if given or rollout.tensor_parallel > 1 or rollout.engine == "transformers":
         return
-    if 0 < machine.size.parameters < SMALL:
+    if rollout.weight_transfer == "broadcast":
+        return  # NCCL refuses two engines on a GPU
+    if 0 < machine.size.parameters < SMALL and machine.free(engines=2) >= machine.row * machine.token_gib:
         reason = "with a small model Python sets the pace of an engine, and two of them share the responses"
         yield Choice("rollout.engines_per_gpu", 2, reason)
 
 
 def _sequences(machine: _Machine) -> Iterator[Choice]:
-    if "max_num_seqs" not in machine.config.rollout.model_fields_set:
-        responses = machine.responses_per_engine
-        chosen = min(responses, MOST_SEQUENCES)
-        yield Choice("rollout.max_num_seqs", chosen, f"an engine has {responses:,} responses in a step")
+    if "max_num_seqs" in machine.config.rollout.model_fields_set:
+        return
+    chosen, steps = machine.responses_per_engine, machine.steps_in_flight
+    reason = f"an engine has {chosen:,} responses in " + ("a step" if steps == 1 else f"{steps} steps at a time")
+    if machine.config.data.validation_files and chosen < SEQUENCES_OF_VALIDATION:
+        chosen = SEQUENCES_OF_VALIDATION
+        reason += ", and validation sends all its prompts at once"
+    yield Choice("rollout.max_num_seqs", min(chosen, MOST_SEQUENCES), reason)
 
 
 def _cache(machine: _Machine) -> Iterator[Choice]:
-    rollout, size = machine.config.rollout, machine.size
+    rollout, token_gib = machine.config.rollout, machine.token_gib
     if rollout.model_fields_set & {"kv_cache_gib", "gpu_memory_utilization"} or rollout.engine == "transformers":
         return
-    # With more GPUs than heads of keys and values, vLLM copies the heads.
-    split = min(rollout.tensor_parallel, size.key_value_heads)
-    token_gib = size.key_values * machine.type_bytes / split / GIB
-    weights = size.parameters * machine.type_bytes / rollout.tensor_parallel / GIB
-    room = machine.room("rollout") - shared_copy_gib(machine.config, machine.placement)
-    free = room / rollout.engines_per_gpu - weights - GRAPHS_GIB
+    free = machine.free(rollout.engines_per_gpu)
     if free < machine.row * token_gib:
         return  # the check of the plan says what is missing
     at_once = min(rollout.max_num_seqs, machine.responses_per_engine)

@@ -123,6 +123,44 @@ def test_a_model_whose_copy_does_not_fit_beside_the_engines_is_refused(plan: Cal
         plan("32B", 8, H100, **grpo(128, 1024, 4096, tensor_parallel=8))
 
 
+def test_a_gpu_too_small_for_two_engines_gets_one(plan: Callable[..., Plan]) -> None:
+    found = chosen(plan("0.5B", 1, 23.6))
+    assert "rollout.engines_per_gpu" not in found
+    assert found["rollout.kv_cache_gib"] > 0
+
+
+@pytest.mark.parametrize(("transfer", "engines"), [("auto", 2), ("broadcast", 1)])
+def test_a_broadcast_has_one_engine_per_gpu(plan: Callable[..., Plan], transfer: str, engines: int) -> None:
+    apart = {"actor": "0", "rollout": "1"}
+    found = plan("0.5B", 2, H200, **grpo(64, 256, 512, weight_transfer=transfer), device_mapping=apart)
+    assert found.config.rollout.engines_per_gpu == engines
+
+
+@pytest.mark.parametrize(("staleness", "steps"), [(0, 1), (0.5, 2), (1, 2), (2.5, 4)])
+def test_asynchronous_engines_hold_the_responses_of_all_steps_in_flight(
+    plan: Callable[..., Plan], staleness: float, steps: int
+) -> None:
+    sections = {**grpo(16, 256, 1024), "algorithm": {"advantage": "grpo", "correction": "none"}}
+    one = chosen(plan("1.5B", 1, H200, **sections))
+    trainer = {"mode": "asynchronous", "max_staleness": staleness}
+    several = chosen(plan("1.5B", 1, H200, **sections, trainer=trainer))
+    assert several["rollout.max_num_seqs"] == steps * one["rollout.max_num_seqs"] == steps * 128
+    assert several["rollout.kv_cache_gib"] == pytest.approx(steps * one["rollout.kv_cache_gib"], abs=0.1 * steps)
+
+
+def test_validation_samples_more_at_a_time_from_the_same_cache(plan: Callable[..., Plan]) -> None:
+    sections = grpo(16, 256, 1024)
+    plain = chosen(plan("1.5B", 4, H200, **sections))
+    sections["data"] |= {"validation_files": ["/data/validation.parquet"]}
+    found = plan("1.5B", 4, H200, **sections)
+    validated, reasons = chosen(found), {choice.key: choice.reason for choice in found.choices}
+    assert (plain["rollout.max_num_seqs"], validated["rollout.max_num_seqs"]) == (32, 64)
+    assert validated["rollout.kv_cache_gib"] == plain["rollout.kv_cache_gib"]
+    assert reasons["rollout.max_num_seqs"] == (
+        "an engine has 32 responses in a step, and validation sends all its prompts at once"
+    )
+
+
 def test_gpus_beyond_the_key_value_heads_hold_copies_of_them(plan: Callable[..., Plan]) -> None:
     two, four = (chosen(plan("3B", gpus, H200, **grpo(16, 512, 1024, tensor_parallel=gpus))) for gpus in (2, 4))
     assert two["rollout.kv_cache_gib"] == four["rollout.kv_cache_gib"] == 2.5  # 139,264 tokens of 18,432 bytes
@@ -141,6 +179,15 @@ def test_gradients_that_add_up_on_each_rank_are_whole(models: Path, split: int, 
     embeddings = 151_936 * 3584  # not split
     assert gathered(4, ranks) - gathered(1, ranks) == 4 * (28 * layer // split + embeddings)
     assert gathered(4, split) == gathered(1, split)  # nothing is averaged
+
+
+def test_engines_on_gpus_of_their_own_get_the_same_cache_without_sleep(plan: Callable[..., Plan]) -> None:
+    apart = {"actor": "0", "reference": "0", "rollout": "1"}
+    asleep, awake = (
+        chosen(plan("1.5B", 2, H100, **grpo(128, 1024, 15360, sleep=sleep), device_mapping=apart))
+        for sleep in (True, False)
+    )
+    assert awake["rollout.kv_cache_gib"] == asleep["rollout.kv_cache_gib"] > 60
 
 
 def test_what_was_given_stays(plan: Callable[..., Plan]) -> None:
@@ -211,6 +258,7 @@ def test_what_is_chosen_fits_whenever_the_longest_row_does(
     placement = place_roles(config, slots, roles_of(config))
     config, choices = with_choices(config, placement, gpu_gib)
     keys = {choice.key for choice in choices}
+    assert "rollout.engines_per_gpu" not in keys or "rollout.kv_cache_gib" in keys
     if "rollout.kv_cache_gib" in keys:
         check_fit([share for share in shares(config, placement, gpu_gib) if share.role == "rollout"], gpu_gib)
     for role in config.trained:
