@@ -79,14 +79,15 @@ def _train(
     data: RunData,
     given: Config,
     lowered: Sequence[LoweredLimit],
+    again: bool,
 ) -> TrainingResult:
-    """One attempt. `given` are the user's own settings, `local` the same with local models."""
+    """One attempt. `given` are the user's own settings, `local` the same with local models; see `restarted`."""
     config = local.model_copy(update={"trainer": with_last_checkpoint(given).trainer})
     data = replace(data, sampler=copy(data.sampler))  # an attempt before this one has drawn from it
     settings = config.trainer
     resumed = read_resumed(config, list(config.trained))
     with (
-        Tracker(run_dir, config, recorded_step(given.trainer, run_dir, resumed)) as tracker,
+        Tracker(run_dir, config, recorded_step(given.trainer, run_dir, resumed, again)) as tracker,
         connected(),
         StopSignal(owner.check) as stop,
         CertificateWriter(run_dir, given, config, config, repeat) as certificate,

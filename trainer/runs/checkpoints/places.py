@@ -55,14 +55,18 @@ def with_last_checkpoint(config: C) -> C:
     return config.model_copy(update={"trainer": settings.model_copy(update={"resume": found})})
 
 
-def recorded_step(settings: TrainerConfig, run_dir: Path, resumed: TrainingState | None) -> int | None:
+def recorded_step(
+    settings: TrainerConfig, run_dir: Path, resumed: TrainingState | None, again: bool = False
+) -> int | None:
     """Last step to keep in the run's records; -1 truncates everything, None starts fresh.
 
     `settings` are the user's own: with `trainer.resume=auto` and no checkpoint yet, all steps are recorded again.
+    `again`: this process has begun the run before, so the records are the run's own, whatever checkpoint it is from.
     """
     if settings.validate_only:
         return None
-    if settings.resumes_itself:
-        return -1 if resumed is None else resumed.step
-    own = settings.checkpoint is not None and settings.checkpoint.parent.parent in run_directories(settings, run_dir)
-    return resumed.step if resumed is not None and own else None
+    checkpoint = settings.checkpoint
+    own = checkpoint is not None and checkpoint.parent.parent in run_directories(settings, run_dir)
+    if not (again or own or settings.resumes_itself):
+        return None
+    return -1 if resumed is None else resumed.step

@@ -114,6 +114,7 @@ def _train(
     repeat: Repeat | None,
     settings: OfflineConfig,
     lowered: Sequence[LoweredLimit],
+    again: bool,
 ) -> Path:
     config = with_local_models(with_last_checkpoint(settings.for_workers()))
     limit = config.trainer.worker_timeout
@@ -124,7 +125,7 @@ def _train(
     validation = read(data.validation_files, tokenizer, data, Subset.of_validation(data, seed))
     resumed = read_resumed(config, ["actor"])
     with (
-        Tracker(run_dir, settings, recorded_step(settings.trainer, run_dir, resumed), columns) as tracker,
+        Tracker(run_dir, settings, recorded_step(settings.trainer, run_dir, resumed, again), columns) as tracker,
         connected(),
         StopSignal(owner.check) as stop,
         CertificateWriter(run_dir, settings, settings, config, repeat) as certificate,

@@ -18,18 +18,19 @@ R = TypeVar("R")
 MOST_RESTARTS = 4  # of each kind; those for lack of memory about halve the largest micro-batch
 
 
-def restarted(config: C, run_dir: Path, attempt: Callable[[C, Sequence[LoweredLimit]], R]) -> R:
+def restarted(config: C, run_dir: Path, attempt: Callable[[C, Sequence[LoweredLimit], bool], R]) -> R:
     """The result of `attempt`, which starts the workers and takes the steps.
 
-    After a RestartError, calls it again with the limits that were lowered so far and settings that continue from the
-    run's last checkpoint: ranks that wait for the one that failed cannot go on, so all workers are replaced. Raises
-    MemoryFullError if a lower limit cannot help, and any RestartError after too many restarts.
+    It gets the settings, the limits that were lowered so far, and whether this process has begun the run before. After
+    a RestartError it is called again, with settings that continue from the run's last checkpoint: ranks that wait for
+    the one that failed cannot go on, so all workers are replaced. Raises MemoryFullError if a lower limit cannot help,
+    and any RestartError after too many restarts.
     """
     lowered: list[LoweredLimit] = []
     deaths = 0
     while True:
         try:
-            return attempt(config, lowered)
+            return attempt(config, lowered, bool(lowered or deaths))
         except MemoryFullError as error:
             if error.lowered is None or len(lowered) == MOST_RESTARTS:
                 raise

@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 
 from trainer.config.sections.trainer import TrainerConfig
+from trainer.config.tree import Config
 from trainer.errors import ConfigError
+from trainer.records.tracking import METRICS, Tracker
 from trainer.runs.checkpoints.checkpoint import TrainingState
 from trainer.runs.checkpoints.places import recorded_step, run_directory
 
@@ -33,6 +35,23 @@ def test_a_run_with_a_name_continues_another_run_s_checkpoint_as_a_new_run(tmp_p
     run_dir = run_directory(named)
     assert run_dir == tmp_path / "runs" / "second"
     assert recorded_step(named, run_dir, STATE) is None  # a second run that has records is never cut
+
+
+def test_a_run_that_restarts_from_another_run_s_checkpoint_records_its_own_steps_again(tmp_path: Path) -> None:
+    named = settings(tmp_path, resume=checkpoint(tmp_path / "runs" / "first"), run_id="second")
+    run_dir = run_directory(named)
+    assert recorded_step(named, run_dir, STATE, again=True) == 2
+    run_dir.mkdir(parents=True)
+    rows = [f'{{"step": {step}}}\n' for step in (1, 2, 3)]
+    (run_dir / METRICS).write_text("".join(rows))
+    config = Config(trainer=named)
+    with Tracker(run_dir, config, recorded_step(named, run_dir, STATE, again=True)) as tracker:
+        tracker.begin()
+    assert (run_dir / METRICS).read_text() == "".join(rows[:2])
+
+
+def test_a_run_that_restarts_without_a_checkpoint_records_every_step_again(tmp_path: Path) -> None:
+    assert recorded_step(settings(tmp_path, resume="auto", run_id="run"), tmp_path / "runs" / "run", None, True) == -1
 
 
 def test_a_checkpoint_in_the_spare_directory_belongs_to_the_run_of_its_name(tmp_path: Path) -> None:

@@ -30,10 +30,12 @@ class FullMemory:
 
     def __init__(self, *errors: MemoryFullError) -> None:
         self.errors, self.configs, self.lowered = list(errors), list[Config](), list[Sequence[LoweredLimit]]()
+        self.again = list[bool]()
 
-    def __call__(self, config: Config, lowered: Sequence[LoweredLimit]) -> str:
+    def __call__(self, config: Config, lowered: Sequence[LoweredLimit], again: bool) -> str:
         self.configs.append(config)
         self.lowered.append(tuple(lowered))
+        self.again.append(again)
         if self.errors:
             raise self.errors.pop(0)
         return "done"
@@ -52,6 +54,7 @@ def test_a_run_continues_from_its_checkpoint_under_every_limit_that_was_lowered(
     attempts = FullMemory(error(HALVED), error(HALVED_AGAIN, checkpoint))
     assert restarted(Config(), run_dir, attempts) == "done"
     assert attempts.lowered == [(), (HALVED,), (HALVED, HALVED_AGAIN)]
+    assert attempts.again == [False, True, True]
     first, second, third = (config.trainer for config in attempts.configs)
     assert first.resume is None
     assert (second.output_dir, second.run_id, second.resume) == (tmp_path, "run", "auto")

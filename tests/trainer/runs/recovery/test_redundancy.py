@@ -48,8 +48,9 @@ def test_without_whole_copies_the_run_continues_from_its_last_checkpoint(
     checkpoint = tmp_path / "run" / "checkpoints" / "step_000004"
     starts = []
 
-    def attempt(config: Config, _: object) -> str:
+    def attempt(config: Config, _: object, again: bool) -> str:
         starts.append(config.trainer.resume)
+        assert again == (len(starts) > 1)
         if len(starts) == 1:
             error = LostRankError("actor rank 1 died; its copy in memory cannot be used: the keeper died")
             error.checkpoint = checkpoint
@@ -65,7 +66,7 @@ def test_without_whole_copies_the_run_continues_from_its_last_checkpoint(
 def test_ranks_that_die_again_and_again_end_the_run(tmp_path: Path) -> None:
     starts = []
 
-    def attempt(config: Config, _: object) -> str:
+    def attempt(config: Config, _: object, again: bool) -> str:
         starts.append(config.trainer.resume)
         raise LostRankError("actor rank 1 died")
 
