@@ -330,6 +330,7 @@ class Controller(TrainingRun):
         action = most_severe(alarms)
         if action == "stop":
             alarm = next(alarm for alarm in alarms if alarm.action == "stop")
+            self._settled = True  # the weights are still those of the last step, so the run can save them
             raise WatchdogError(
                 f"watchdog {alarm.name}: {alarm.message}",
                 hint=f"look at the curves, or set watchdogs.{alarm.name}.action=log to continue regardless",

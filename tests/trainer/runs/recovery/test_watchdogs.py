@@ -1,11 +1,17 @@
 """Watchdogs on series of metrics: when they trigger, and their action."""
 
 import math
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 
 from trainer.config.sections.watchdogs import Watchdog, WatchdogsConfig
 from trainer.config.tree import Config
+from trainer.errors import WatchdogError
+from trainer.runs.checkpoints.checkpoint import TrainingState
+from trainer.runs.checkpoints.saving import ROUNDS
+from trainer.runs.ppo import Controller
 from trainer.runs.recovery.watchdogs import KINDS, Alarm, Watchdogs, most_severe
 
 METRICS = {"reward/mean": 0.5, "reference/kl": 0.1, "actor/entropy": 1.0, "rollout/ratio_outside_tenth": 0.0}
@@ -82,6 +88,40 @@ def test_the_most_severe_action_decides() -> None:
     assert most_severe([]) == "off"
     assert most_severe([alarm("log"), alarm("skip")]) == "skip"
     assert most_severe([alarm("roll_back"), alarm("stop"), alarm("log")]) == "stop"
+
+
+class StoppedRun(Controller):
+    """A run after its second step whose KL ends it in the third, before anything has changed."""
+
+    def __init__(self) -> None:
+        self._settings = Config().trainer
+        self.stop = SimpleNamespace(check=lambda: None)  # type: ignore[assignment]
+        self.tracker = SimpleNamespace(phase=lambda _: nullcontext())  # type: ignore[assignment]
+        self.saver = SimpleNamespace(healthy=lambda: True, save=self.save)  # type: ignore[assignment]
+        self.watchdogs = Watchdogs(WatchdogsConfig.model_validate({"kl": {"action": "stop"}}))
+        self.after_update = {}
+        self.progress = TrainingState(step=2, seed=0, sampler={}, model="", config={})
+        self._settled, self._unlogged = True, None
+        self.saved: list[int] = []
+
+    def save(self, state: TrainingState, _rounds: int = ROUNDS) -> None:
+        self.saved.append(state.step)
+
+    def end(self) -> None:
+        """Takes the third step up to its update, and ends as a run does that fails."""
+        try:
+            self.begin_update()
+            self.may_update(3, {"reference/kl": 9.0})
+        finally:
+            self._save_before_ending()
+
+
+def test_a_run_that_a_watchdog_stops_saves_its_last_step(caplog: pytest.LogCaptureFixture) -> None:
+    run = StoppedRun()
+    with pytest.raises(WatchdogError, match="watchdog kl: KL to the reference"):
+        run.end()
+    assert run.saved == [2]
+    assert "it failed while it changed the weights" not in caplog.text
 
 
 def test_every_watchdog_has_settings_and_a_roll_back_needs_checkpoints() -> None:
