@@ -181,9 +181,8 @@ class TrainingRun:
         if self._copies is None:
             raise error
         with self.tracker.phase("recovery"):
-            self.saver.abandon()
             try:
-                self.progress = self._copies.restore(error)
+                self.progress = self._copies.restore(error, self.saver.abandon)
             except LostRankError:
                 self._settled = False  # some ranks may have the weights that the run started with
                 raise

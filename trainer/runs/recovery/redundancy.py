@@ -57,10 +57,10 @@ class Copies:
             self._keepers.call(Keeper.keep_only, 0)  # ranks may only call keepers that have started
             self._copy(state)
 
-    def restore(self, error: WorkerError) -> TrainingState:
+    def restore(self, error: WorkerError, before_restart: Callable[[], object]) -> TrainingState:
         """Starts the roles again that have lost a rank, and gives all trained roles the state of the copies, which it
         returns. `error` is how the loss was noticed. Ranks that wait for one whose memory was full are lost, too: then
-        all compute under the lower limit.
+        all compute under the lower limit. `before_restart` is called once it is certain that ranks are replaced.
 
         Raises `error` if no rank is lost, if no node can take the place of a lost one, or if the step was interrupted
         too often. Raises LostRankError if the copies are not complete, or a spare node takes the place of a lost one.
@@ -79,6 +79,7 @@ class Copies:
         roles = " and ".join(group.role for group in lost)
         how = f" with {lowered}" if lowered else ""
         logger.warning("%s; the ranks of %s are started again%s", error, roles, how)
+        before_restart()
         try:
             for group in lost:
                 for rank in range(len(group)):

@@ -1,6 +1,9 @@
 """A rank that dies is started again and continues from the copy that another process has in memory."""
 
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -10,8 +13,12 @@ from tests.trainer.runs.recovery import signalled_rank
 from tests.trainer.whole_run import Runs
 from trainer.config.sections.trainer import TrainerConfig
 from trainer.config.tree import Config
-from trainer.errors import LostRankError
+from trainer.errors import LostRankError, MemoryFullError, WorkerError
+from trainer.runs.checkpoints.checkpoint import TrainingState
+from trainer.runs.recovery import redundancy
 from trainer.runs.recovery.memory import MOST_RESTARTS, restarted
+from trainer.runs.recovery.redundancy import Copies
+from trainer.runs.workers import TrainingGroups
 
 PROGRAM = Path(signalled_rank.__file__)
 
@@ -40,6 +47,54 @@ def test_a_run_whose_actor_rank_is_killed_in_an_update_ends_like_an_undisturbed_
     before, after = (load_file(one.directory / "model" / "model.safetensors") for one in (undisturbed, run))
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+class FakeGroup:
+    """A role with one rank, which may be lost. Also stands in for the keepers of its copies."""
+
+    role, timeout, slots = "actor", 10.0, ()
+
+    def __init__(self, lost: bool, events: list[str]) -> None:
+        self._lost, self._events = lost, events
+
+    def __len__(self) -> int:
+        return 1
+
+    def answer(self, _seconds: float) -> bool:
+        return not self._lost
+
+    def restart(self, _rank: int) -> None:
+        self._events.append("restarted")
+
+    def call(self, *_: object) -> list[object]:
+        return []
+
+    start = start_each = call
+
+
+@pytest.mark.parametrize(
+    ("lost", "error", "expected"),
+    [
+        (True, WorkerError("actor rank 0 died"), ["checkpoint abandoned", "restarted"]),
+        (False, WorkerError("a row is too long"), []),
+        (True, MemoryFullError("the GPU's memory is full", "lower it", None), []),
+    ],
+    ids=["a rank is lost", "no rank is lost", "no lower limit helps"],
+)
+def test_a_checkpoint_that_is_being_written_is_given_up_only_before_ranks_are_replaced(
+    lost: bool, error: WorkerError, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    group: Any = FakeGroup(lost, events)
+    monkeypatch.setattr(redundancy, "start_keepers", lambda *_: group)
+    monkeypatch.setattr(redundancy, "links", lambda *_: [])
+    monkeypatch.setattr(redundancy, "wait", lambda *_: [])
+    monkeypatch.setattr(redundancy, "ray", SimpleNamespace(nodes=lambda: []))
+    state = TrainingState(step=2, seed=0, sampler={}, model="", config={})
+    copies = Copies(TrainingGroups(group, critic=None, reference=None), lambda _: None, state)
+    with nullcontext() if expected else pytest.raises(type(error), match=str(error)):
+        assert copies.restore(error, lambda: events.append("checkpoint abandoned")) == state
+    assert events == expected
 
 
 def test_without_whole_copies_the_run_continues_from_its_last_checkpoint(
