@@ -23,9 +23,9 @@ from trainer.records.files.checksums import sha256
 from trainer.runs.checkpoints.checkpoint import CheckpointWriter, TrainingState
 from trainer.runs.checkpoints.places import run_directory
 from trainer.runs.reproduction import surroundings
-from trainer.runs.reproduction.certificate import CERTIFICATE, Certificate, Hardware, read_certificate
+from trainer.runs.reproduction.certificate import CERTIFICATE, Certificate, Hardware, Input, Weights, read_certificate
 from trainer.runs.reproduction.digests import checkpoint_weights, model_weights, weights_digest
-from trainer.runs.reproduction.inputs import named_paths
+from trainer.runs.reproduction.inputs import hashed_input, named_paths
 from trainer.runs.reproduction.replay import replay, settings_of
 from trainer.runs.reproduction.verify import verify
 from trainer.runs.reproduction.writer import CertificateWriter, Repeat, certify_model
@@ -295,6 +295,53 @@ def test_a_run_from_another_runs_checkpoint_names_it(run: Path, tmp_path: Path) 
     assert certificate.origin is not None
     assert certificate.origin.path == str(start)
     assert certificate.origin == read_certificate(run).checkpoints[2].model_copy(update={"path": str(start)})
+
+
+def test_an_input_that_cannot_be_read_costs_a_resumed_run_no_other_entry(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, unreadable = read_certificate(run), tmp_path / "data.jsonl"
+
+    def read(path: Path) -> Input:
+        if path == unreadable:
+            raise OSError(5, "Input/output error")
+        return hashed_input(path)
+
+    monkeypatch.setattr("trainer.runs.reproduction.writer.hashed_input", read)
+    resumed = certify(run, settings(tmp_path), steps=(3,), checkpoint=run / "checkpoints" / "step_000001")
+    assert f"{unreadable} cannot be hashed: [Errno 5] Input/output error" in caplog.text
+    assert resumed.inputs == {"model.path": first.inputs["model.path"]}
+    assert resumed.steps == [1, 3]
+    assert resumed.weights(1) == first.weights(1)
+    assert resumed.changes == [f"from step 2 on: data.train_files.0: {unreadable} is missing"]
+    with pytest.raises(ConfigError, match=r"data\.jsonl is new"):
+        replay(run)
+
+
+def test_a_resumed_checkpoint_that_was_removed_costs_no_other_entry(
+    run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, removed = read_certificate(run), run / "checkpoints" / "step_000002"
+    edited(run, checkpoints={"1": first.checkpoints[1].model_dump()}, changes=["from step 1 on: another image"])
+    shutil.rmtree(removed)
+    resumed = certify(run, settings(tmp_path), steps=(3,), checkpoint=removed)
+    assert f"{removed} cannot be hashed" in caplog.text
+    assert [*resumed.checkpoints] == [1, 3]
+    assert (resumed.inputs, resumed.changes) == (first.inputs, ["from step 1 on: another image"])
+
+
+def test_a_run_whose_origin_was_removed_before_it_was_certified_is_not_replayed(run: Path, tmp_path: Path) -> None:
+    start, other = run / "checkpoints" / "step_000002", tmp_path / "other"
+    kept = start.rename(tmp_path / "kept")
+    other.mkdir()
+    certificate = certify(other, settings(tmp_path), steps=(3,), checkpoint=start)
+    assert certificate.origin == Weights(path=str(start), content={})
+    assert certificate.inputs == read_certificate(run).inputs
+    with pytest.raises(ConfigError, match="step_000002 is missing"):
+        replay(other)
+    kept.rename(start)
+    with pytest.raises(ConfigError, match="its weights could not be read when they were to be certified"):
+        replay(other)
 
 
 def test_a_replay_is_refused_with_every_reason(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,6 +51,9 @@ def check_weights(run_dir: Path, own: Weights) -> Iterator[str]:
         if not place.is_dir():
             yield f"{place} is missing"
             return
+        if not own.content:
+            yield f"{place}: its weights could not be read when they were to be certified"
+            return
         if own.manifest:
             check_whole(place)
             found = checkpoint_weights(place)

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from trainer.cluster.workers import WorkerGroup
 from trainer.config.tree import RunConfig
@@ -21,6 +21,7 @@ from trainer.runs.reproduction.certificate import (
     CERTIFICATE,
     Certificate,
     Hardware,
+    Input,
     Weights,
     differences,
     read_certificate,
@@ -31,6 +32,8 @@ from trainer.runs.reproduction.inputs import hashed_input, named_paths
 from trainer.runs.reproduction.surroundings import software
 
 logger = logging.getLogger(__name__)
+
+H = TypeVar("H")
 
 FAILED_SECONDS = 5.0  # that a failed run waits for the hashing
 
@@ -93,7 +96,7 @@ class CertificateWriter:
                 hint="replay it on the same kind and number of nodes and devices",
             )
         self._certificate = self._certificate.model_copy(update={"hardware": hardware})
-        self._jobs.put(partial(self._inputs, checkpoint))
+        self._jobs.put(partial(self._beginning, checkpoint))
 
     def begin(self) -> None:
         """Starts to write. Before it, the certificate of the run's earlier part is not changed."""
@@ -121,26 +124,42 @@ class CertificateWriter:
                 logger.warning("%s is incomplete: %s", self._run_dir / CERTIFICATE, error)
             self._seconds += time.perf_counter() - started
 
-    def _inputs(self, checkpoint: Path | None) -> dict[str, Any]:
-        found = {setting: hashed_input(path) for setting, path in self._paths if path.exists()}
+    def _beginning(self, checkpoint: Path | None) -> dict[str, Any]:
+        """The inputs, and what is known of the run before `checkpoint`. What cannot be hashed is left out."""
         if checkpoint is None:
-            return {"inputs": found}
-        current = self._certificate.model_copy(update={"inputs": found})
+            return {"inputs": self._inputs()}
         earlier = self._earlier()
         if earlier is None:
-            return {"inputs": found, "origin": self._checkpoint(checkpoint)}
+            unknown = Weights(path=self._relative(checkpoint), content={})  # a replay refuses it
+            return {"origin": self._hashed(checkpoint, self._checkpoint) or unknown, "inputs": self._inputs()}
         step = checkpoint_step(checkpoint)
-        changes = [f"from step {step + 1} on: {line}" for line in differences(earlier, current)]
         kept = {number: own for number, own in earlier.checkpoints.items() if number <= step}
         if step not in kept and checkpoint.is_relative_to(self._run_dir):  # the run ended before it was hashed
-            kept[step] = self._checkpoint(checkpoint)
+            resumed = self._hashed(checkpoint, self._checkpoint)
+            kept |= {step: resumed} if resumed else {}
+        inputs = self._inputs()
+        current = self._certificate.model_copy(update={"inputs": inputs})
+        changes = [f"from step {step + 1} on: {line}" for line in differences(earlier, current)]
         return {
-            "inputs": found,
+            "inputs": inputs,
             "origin": earlier.origin,
             "changes": [*earlier.changes, *changes],
             "lowered": {number: own for number, own in earlier.lowered.items() if number <= step},
             "checkpoints": kept,
         }
+
+    def _inputs(self) -> dict[str, Input]:
+        """The inputs that exist and can be read, by setting."""
+        found = {setting: self._hashed(path, _input) for setting, path in self._paths}
+        return {setting: own for setting, own in found.items() if own is not None}
+
+    def _hashed(self, path: Path, read: Callable[[Path], H]) -> H | None:
+        """The hashes that `read` takes of a path; None, with a warning that names it, if it cannot be read."""
+        try:
+            return read(path)
+        except (OSError, CheckpointError) as error:
+            logger.warning("%s is incomplete: %s cannot be hashed: %s", self._run_dir / CERTIFICATE, path, error)
+            return None
 
     def _lowered(self, step: int, limit: str) -> dict[str, Any]:
         lowered = self._certificate.lowered
@@ -165,6 +184,10 @@ class CertificateWriter:
 
     def _relative(self, path: Path) -> str:
         return str(path.relative_to(self._run_dir) if path.is_relative_to(self._run_dir) else path)
+
+
+def _input(path: Path) -> Input | None:
+    return hashed_input(path) if path.exists() else None
 
 
 def certify_model(directory: Path, certificate: Certificate, step: int) -> dict[str, str]:
