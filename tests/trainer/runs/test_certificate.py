@@ -375,13 +375,27 @@ def test_a_replay_writes_nothing_where_the_run_wrote(tmp_path: Path) -> None:
     write_inputs(tmp_path)
     own = {"dir": tmp_path / "trajectories", "validation_dir": tmp_path / "validations", "freq": 2}
     config = settings(tmp_path, trajectories=own, profiler={"dir": tmp_path / "traces"}, loggers=["wandb"])
-    (tmp_path / "run").mkdir()
-    repeated = settings_of(Config, certify(tmp_path / "run", config, steps=(1,)), tmp_path / "again").trainer
+    run = tmp_path / "run"
+    run.mkdir()
+    repeated = settings_of(Config, certify(run, config, steps=(1,)), run, tmp_path / "again").trainer
     assert run_directory(repeated) == tmp_path / "again"
     assert (repeated.trajectories.dir, repeated.trajectories.validation_dir, repeated.profiler.dir) == (None,) * 3
     assert repeated.trajectories.freq == 2
     assert repeated.total_steps == 4
     assert repeated.loggers == []
+
+
+def test_a_replay_starts_from_a_checkpoint_in_the_run_s_own_directory_wherever_it_is_called(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = run / "checkpoints" / "step_000002"
+    (run / CERTIFICATE).unlink()
+    certificate = certify(run, settings(tmp_path), steps=(3,), checkpoint=start)
+    assert certificate.origin is not None
+    assert certificate.origin.path == "checkpoints/step_000002"
+    monkeypatch.chdir(tmp_path)
+    for directory in (run, Path("run")):
+        assert settings_of(Config, certificate, directory, tmp_path / "again").trainer.resume == start
 
 
 def test_a_replay_on_other_hardware_is_refused(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def replay(run_dir: Path, step: int | None = None, output: Path | None = None) -
     kind, run = COMMANDS.get(certificate.command, (None, None))
     if kind is None or run is None:
         raise CertificateError(f"{run_dir}: runs of `{certificate.command}` are unknown", hint="use its own version")
-    settings = settings_of(kind, certificate, target)
+    settings = settings_of(kind, certificate, run_dir, target)
     _refuse_unequal(run_dir, certificate, settings)
     for line in (*reservations(settings, certificate.hardware), *_lowered(certificate, last)):
         logger.warning("warning: %s", line)
@@ -133,13 +133,15 @@ def _step(run_dir: Path, certificate: Certificate, step: int | None) -> int:
     return steps[-1] if step is None else step
 
 
-def settings_of(kind: type[Config | OfflineConfig], certificate: Certificate, target: Path) -> Config | OfflineConfig:
-    """The settings to run. They write into a directory of their own, and to no logger.
+def settings_of(
+    kind: type[Config | OfflineConfig], certificate: Certificate, run_dir: Path, target: Path
+) -> Config | OfflineConfig:
+    """The settings to run. They write into `target`, a directory of their own, and to no logger.
 
     Raises ConfigError if they do not fit this version.
     """
     given = dict(certificate.given)
-    origin = certificate.origin.path if certificate.origin is not None else None
+    origin = str(run_dir.absolute() / certificate.origin.path) if certificate.origin is not None else None
     own: dict[str, Any] = {"output_dir": str(target.parent), "run_id": target.name, "resume": origin, "loggers": []}
     trainer = {**given.get("trainer", {}), **own}
     for section in ("trajectories", "profiler"):
