@@ -11,6 +11,8 @@ from trainer.experience.collector import Collector, Experience, Phase
 from trainer.experience.conversations.trajectory import Trajectory
 from trainer.experience.sampled_ahead import SampledStep
 
+ROUNDING = 1e-6  # 0.3 of 10 prompts are 3, not 2.9999999999999996
+
 
 class AsynchronousPipeline:
     """Returns the experience of each step, in order, while a thread keeps the engines sampling.
@@ -93,11 +95,15 @@ class AsynchronousPipeline:
         """The responses of steps after this one, as far as they are sampled: waits until the engines have finished
         their segment. None if environments answer some, because what those hold cannot be written."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._at_work)
-            found = [one for one in (self._taken, *self._finished, *self._under_way) if one and one.step > step]
-            if any(row.environment for one in found for row in one.rows):
-                return []
-            return [replace(one, rows=[row.copy() for row in one.rows]) for one in found]
+            self._wait_for_idle()  # a mere wait could last until nothing is left to sample
+            try:
+                found = [one for one in (self._taken, *self._finished, *self._under_way) if one and one.step > step]
+                if any(row.environment is not None or row.scored is not None for one in found for row in one.rows):
+                    return []
+                return [replace(one, rows=[row.copy() for row in one.rows]) for one in found]
+            finally:
+                self._pauses -= 1
+                self._changed.notify_all()
 
     def restore(self, steps: Sequence[SampledStep]) -> None:
         """Continues the responses of these steps, which earlier engines have begun. Call it before the first `take`."""
@@ -131,7 +137,8 @@ class AsynchronousPipeline:
 
     def _started(self, batch: SampledStep) -> list[Trajectory]:
         samples = self._collector.config.rollout.samples_per_prompt
-        return batch.rows[: int(self._share(batch.step) * len(batch.rows) / samples) * samples]
+        prompts = self._share(batch.step) * len(batch.rows) / samples
+        return batch.rows[: max(0, int(prompts + ROUNDING)) * samples]
 
     def _run(self) -> None:
         try:

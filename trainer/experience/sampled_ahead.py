@@ -24,7 +24,8 @@ logger = logging.getLogger(__name__)
 
 FILE = "sampled_ahead.safetensors"
 _STEPS = "steps"
-_SAMPLED_BY = ("data", "rollout", "algorithm", "reward")  # the settings that decide responses and scores
+# The settings that decide responses, their scores and how old they may be.
+_SAMPLED_BY = ("data", "rollout", "algorithm", "reward", "trainer.mode", "trainer.max_staleness")
 # The entries per token, with their types. Engines return log-probs as Python's floats.
 _PER_TOKEN = {
     "token_ids": torch.int32,
@@ -73,13 +74,19 @@ def resumable_steps(
     between the run's `earlier` part and `now`. Raises CheckpointError."""
     if not file.exists():
         return []
-    if changed := [name for name in _SAMPLED_BY if earlier.get(name) != now.get(name)]:
+    if changed := [name for name in _SAMPLED_BY if _entry(earlier, name) != _entry(now, name)]:
         logger.warning(
-            "%s holds responses for the next steps; they are sampled again, because settings of %s changed",
-            *(file, " and ".join(changed)),
+            "%s holds responses for the next steps; they are sampled again, because these settings changed: %s",
+            *(file, ", ".join(changed)),
         )
         return []
     return read_steps(file, dataset, version)
+
+
+def _entry(settings: Mapping[str, Any], name: str) -> Any:
+    section, _, entry = name.partition(".")
+    found = settings.get(section)
+    return found.get(entry) if entry and isinstance(found, Mapping) else found
 
 
 def read_steps(file: Path, dataset: Dataset, version: int) -> list[SampledStep]:

@@ -1,8 +1,11 @@
 """Sampling that continues while weights change. Fake engines return tokens that equal the version of the weights."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,6 +17,8 @@ from trainer.experience.asynchronous import AsynchronousPipeline
 from trainer.experience.collector import Experience, Phase, Scores, completed
 from trainer.experience.conversations.sampler import Conversations
 from trainer.experience.conversations.trajectory import Trajectory
+from trainer.experience.sampled_ahead import SampledStep
+from trainer.rewards.answer import Scored
 from trainer.rollout.sampling import Part, Response, SamplingRequest
 
 LAST = 6
@@ -29,6 +34,7 @@ class FakeEngines:
     def __init__(self) -> None:
         self.version = 0
         self.asked: list[SamplingRequest] = []
+        self.looks = 0  # at `under_way`
         self.left: dict[int, int] = {}  # tokens of the responses in flight
         self.updated_after_each_segment = False
         self.during_segment: Callable[[], None] = lambda: None
@@ -49,6 +55,7 @@ class FakeEngines:
 
     @property
     def under_way(self) -> Set[int]:
+        self.looks += 1
         return self.left.keys()
 
     def advance(self, new: Mapping[int, SamplingRequest], steps: int, homes: Mapping[int, int]) -> dict[int, Part]:
@@ -213,6 +220,15 @@ def test_a_response_in_flight_is_asked_for_once() -> None:
 
 
 @pytest.mark.usefixtures("_in_flight")
+def test_the_engines_are_asked_once_a_segment_what_is_under_way() -> None:
+    segments: list[None] = []
+    with running(max_staleness=0) as (pipeline, collector):
+        collector.engines.during_segment = lambda: segments.append(None)
+        pipeline.take(1, LAST)
+        assert collector.engines.looks == len(segments)
+
+
+@pytest.mark.usefixtures("_in_flight")
 def test_a_response_that_an_engine_lost_is_asked_for_again_with_its_tokens() -> None:
     with running(max_staleness=0) as (pipeline, collector):
         segments: list[int] = []
@@ -295,11 +311,41 @@ def test_responses_are_kept_as_far_as_they_are_sampled() -> None:
         assert [one.step for one in pipeline.sampled_ahead(1)][:1] == [2]  # until its update
 
 
+def test_a_checkpoint_waits_for_a_segment_and_not_for_whole_responses() -> None:
+    with running(max_staleness=1) as (pipeline, collector):
+        pipeline.take(1, LAST)
+        pipeline.take(2, LAST)
+        collector.engines.during_segment = partial(time.sleep, 0.02)
+        update(pipeline, collector)  # step 3 may begin; its longest response takes five segments
+        wait_until(pipeline, lambda: pipeline._at_work)
+        kept = pipeline.sampled_ahead(2)
+        assert [one.step for one in kept] == [3]
+        assert not all(row.done for row in kept[0].rows)
+        assert pipeline._pauses == 0
+        assert len(pipeline.take(3, LAST).responses[1].token_ids) == 17
+
+
+def test_responses_that_are_older_than_the_settings_allow_do_not_start() -> None:
+    with running(max_staleness=0.5) as (pipeline, collector):
+        prompts = [Prompt(index, (3,), "", "", "") for index in range(10)]
+        steps = [
+            SampledStep(step, prompts, collector.conversations.begin(prompts, range(10), 1.0), {}) for step in range(4)
+        ]
+        assert [len(pipeline._started(step)) for step in steps] == [10, 10 // 2, 0, 0]
+    with running(max_staleness=0.3) as (pipeline, _):
+        pipeline._first_step = 5  # 5 + 1 + 0.3 - 6 is a little less than 0.3
+        assert len(pipeline._started(replace(steps[0], step=6))) == 3
+
+
 def test_conversations_with_environments_are_begun_again() -> None:
     with running(max_staleness=1) as (pipeline, _):
         pipeline.take(1, LAST)
         wait_until(pipeline, lambda: pipeline._finished)
         pipeline._finished[0].rows[0].environment = object()  # type: ignore[assignment]
+        assert pipeline.sampled_ahead(1) == []
+        pipeline._finished[0].rows[0].environment = None
+        assert pipeline.sampled_ahead(1) != []
+        pipeline._finished[0].rows[0].scored = Scored(0.0, "environment: it could not be reset")
         assert pipeline.sampled_ahead(1) == []
         resumed = PromptSampler(24, 4, shuffle=False, seed=0)
         resumed.load_state_dict(pipeline.sampler_state())

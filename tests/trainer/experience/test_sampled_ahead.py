@@ -50,14 +50,18 @@ def test_responses_that_other_settings_sampled_are_not_continued(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def found(file: str, **changed: object) -> int:
-        now = {"data": 1, "rollout": {"temperature": 1.0}, "algorithm": 2, "reward": 3, "trainer": 4}
+        trainer = {"mode": "asynchronous", "max_staleness": 2, "total_steps": 9}
+        now = {"data": 1, "rollout": {"temperature": 1.0}, "algorithm": 2, "reward": 3, "trainer": trainer}
         return len(resumable_steps(tmp_path / file, PROMPTS, 0, now, now | changed))
 
     write_steps(STEPS, tmp_path / "file", version=0)
     assert found("missing") == 0
-    assert found("file", trainer=5) == 2
+    assert found("file", trainer={"mode": "asynchronous", "max_staleness": 2, "total_steps": 10}) == 2
     assert found("file", rollout={"temperature": 0.5}, reward=None) == 0
-    assert "sampled again, because settings of rollout and reward changed" in caplog.text
+    assert "sampled again, because these settings changed: rollout, reward" in caplog.text
+    assert found("file", trainer={"mode": "synchronous", "max_staleness": 2}) == 0
+    assert found("file", trainer={"mode": "asynchronous", "max_staleness": 0.5}) == 0
+    assert caplog.text.endswith("these settings changed: trainer.max_staleness\n")
 
 
 @pytest.mark.parametrize("damage", ["cut", "other rows", "no description"])

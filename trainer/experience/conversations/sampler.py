@@ -101,7 +101,7 @@ class Conversations:
             if isinstance(row.environment, ProgramAgent):
                 self._programs.heard(row, row.environment, response.ended)
             elif response.ended and row.environment is not None:
-                row.answering = True
+                row.answering, row.done = True, False  # the answer ends it, also where no token is left
                 self._answers.begin(row, partial(self._step, row.environment, row.turn))
             else:
                 row.done |= response.ended
@@ -129,7 +129,8 @@ class Conversations:
         if not flying:
             return []
         # Also those that an engine lost: it was replaced, or it slept.
-        new = {number: row for number, row in flying.items() if number not in self._engines.under_way}
+        held = self._engines.under_way
+        new = {number: row for number, row in flying.items() if number not in held}
         parts = self._engines.advance(
             {number: row.request(self._room(row)) for number, row in new.items()},
             most or self._config.rollout.segment_length,

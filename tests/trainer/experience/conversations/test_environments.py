@@ -177,6 +177,7 @@ TokenText = saying(token_ids="19")
 Fraction = saying(token_ids=[1.5])
 Huge = saying(token_ids=[10**9])
 Negative = saying(token_ids=[-1])
+Last = saying(done=True, score=0.75)
 Refused = saying(messages=[{"role": "nobody", "content": "19"}])
 """
 
@@ -192,6 +193,16 @@ def test_an_environment_may_answer_in_tokens_and_give_the_reward(tokenizer: Any,
     assert [token for token, own in zip(row.token_ids, row.mask, strict=True) if not own] == [5, 6]
     assert row.scored is not None
     assert row.scored.value == 0.5
+
+
+def test_a_turn_that_ends_with_the_last_token_is_answered(tokenizer: Any, worlds: Path) -> None:
+    turn = len(tokenizer("a<|end|>")["input_ids"])
+    row, _ = converse(tokenizer, ["a", "b"], worlds, "Last", limit=turn)
+    assert row.scored is not None
+    assert (row.scored.value, row.truncated) == (0.75, False)
+    row, _ = converse(tokenizer, ["a", "b"], worlds, "Scoring", limit=turn)  # which would go on
+    assert row.scored is not None
+    assert (row.scored.value, row.truncated, len(row.token_ids)) == (0.25, True, turn)
 
 
 @pytest.mark.parametrize(
