@@ -55,6 +55,8 @@ def restarted(config: C, run_dir: Path, attempt: Callable[[C, Sequence[LoweredLi
 def continued(config: C, run_dir: Path, checkpoint: Path | None) -> C:
     """The settings of a run that continues in its directory, from this checkpoint or from where it started."""
     settings = config.trainer
+    if settings.validate_only:
+        return config  # it measures the same checkpoint again
     start = checkpoint or settings.checkpoint or "auto"
     update = {"output_dir": run_dir.parent, "run_id": run_dir.name, "resume": start}
     return config.model_copy(update={"trainer": settings.model_copy(update=update)})

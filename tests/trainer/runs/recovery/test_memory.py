@@ -70,6 +70,13 @@ def test_a_run_that_started_from_a_checkpoint_restarts_from_it(tmp_path: Path) -
     assert attempts.configs[1].trainer.resume == config.trainer.resume
 
 
+def test_a_run_that_only_validates_measures_the_same_checkpoint_again(tmp_path: Path) -> None:
+    config = Config.model_validate({"trainer": {"run_id": "run", "resume": "auto", "validate_only": True}})
+    attempts = FullMemory(error(HALVED))
+    restarted(config, tmp_path / "run-validated", attempts)
+    assert attempts.configs == [config, config]
+
+
 def test_memory_that_a_smaller_micro_batch_cannot_free_ends_the_run(tmp_path: Path) -> None:
     attempts = FullMemory(error(None))
     with pytest.raises(MemoryFullError, match="memory is full"):
