@@ -155,7 +155,7 @@ class TrainingRun:
             return
         self._sampler.load_state_dict(resumed.sampler)
         self.load_weights(checkpoint)
-        self.saver.last, self.saver.step = checkpoint, resumed.step
+        self.saver.resume(checkpoint, resumed.step)
         if resumed.step >= self.last_step:
             logger.warning(
                 "%s is of step %d and the run has %d: nothing is left to do; raise trainer.total_steps or total_epochs",

@@ -10,7 +10,7 @@ import json
 import logging
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -89,14 +89,16 @@ def checkpoints(*run_dirs: Path) -> list[Path]:
     return _by_time(path for own in run_dirs for path in checkpoint_directory(own, 0).parent.glob("step_*"))
 
 
-def last_checkpoint(*run_dirs: Path, below: int | None = None) -> Path | None:
-    """The newest checkpoint that is whole, of a step below `below`; None if there is none at all. Warns of each newer
-    one that it skips.
+def last_checkpoint(
+    *run_dirs: Path, below: int | None = None, counts: Callable[[Path], bool] = lambda _: True
+) -> Path | None:
+    """The newest checkpoint that counts and is whole, of a step below `below`; None if there is none at all. Warns of
+    each newer one that it skips.
 
     Raises CheckpointError if no checkpoint is whole.
     """
     limit = None if below is None else checkpoint_directory(Path(), below).name
-    found = [path for path in checkpoints(*run_dirs) if limit is None or path.name < limit]
+    found = [path for path in checkpoints(*run_dirs) if (limit is None or path.name < limit) and counts(path)]
     for directory in reversed(found):
         try:
             _whole(directory)

@@ -11,7 +11,7 @@ from trainer.cluster.calls import wait
 from trainer.cluster.workers import WorkerGroup
 from trainer.config.sections.trainer import TrainerConfig
 from trainer.errors import CheckpointError, TrainerError
-from trainer.runs.checkpoints.checkpoint import CheckpointWriter, TrainingState, last_checkpoint
+from trainer.runs.checkpoints.checkpoint import CheckpointWriter, TrainingState, checkpoint_step, last_checkpoint
 from trainer.runs.interfaces import TrainedRole
 
 logger = logging.getLogger(__name__)
@@ -81,6 +81,12 @@ class Saver:
         self.schedule = schedule
         self.last: Path | None = None
         self.step = 0
+        self._resumed_step = 0
+        self._own: set[Path] = set()
+
+    def resume(self, checkpoint: Path, step: int) -> None:
+        """Counts a checkpoint, from which the run continues, as the last one."""
+        self.last, self.step, self._resumed_step = checkpoint, step, step
 
     def begin(self, state: TrainingState) -> None:
         """Starts a checkpoint; returns as soon as every worker has copied its state.
@@ -149,10 +155,17 @@ class Saver:
         return True
 
     def before(self, step: int) -> Path | None:
-        """The newest whole checkpoint of a step below `step`; None if there is none."""
+        """The newest whole checkpoint of a step below `step`; None if there is none.
+
+        Those that the run once wrote beyond the step at which it continued do not count: it takes these steps anew.
+        """
+        run_dirs = [writer.run_dir for writer in self._writers]
         with suppress(CheckpointError):
-            return last_checkpoint(*(writer.run_dir for writer in self._writers), below=step)
+            return last_checkpoint(*run_dirs, below=step, counts=self._in_history)
         return None
+
+    def _in_history(self, checkpoint: Path) -> bool:
+        return checkpoint in self._own or checkpoint_step(checkpoint) <= self._resumed_step
 
     def keep_for_roll_backs(self, lag: int) -> None:
         """Keeps checkpoints that are `lag` steps older than the newest, and older ones; see CheckpointWriter."""
@@ -240,6 +253,7 @@ class Saver:
             self._writer.abandon()
             raise
         self.step = state.step
+        self._own.add(self.last)
         if self._written is not None:
             self._written(self.step, self.last)
         logger.info("saved %s", self.last)

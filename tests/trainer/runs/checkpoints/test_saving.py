@@ -161,6 +161,21 @@ def test_a_save_that_fails_is_counted_and_tried_again_elsewhere(
     assert saver.before(3) == tmp_path / "run" / "checkpoints" / "step_000001"
 
 
+def test_a_roll_back_never_returns_to_steps_that_the_run_takes_anew(saver: Saver, tmp_path: Path) -> None:
+    for step in (1, 2):
+        saver.begin(state(step))
+        saver.look()
+    resumed = Saver([FakeGroup("actor")], [tmp_path / "run"], None, saver.schedule)  # type: ignore[list-item]
+    resumed.resume(tmp_path / "run" / "checkpoints" / "step_000001", 1)
+    assert resumed.before(4) == tmp_path / "run" / "checkpoints" / "step_000001"
+    for step in (2, 3):  # another step 2
+        resumed.begin(state(step))
+        resumed.look()
+    assert [resumed.before(step) for step in (3, 4)] == [
+        tmp_path / "run" / "checkpoints" / f"step_00000{step}" for step in (2, 3)
+    ]
+
+
 def test_a_directory_that_cannot_be_made_is_a_failed_save(saver: Saver, tmp_path: Path) -> None:
     (tmp_path / "run").write_text("a file where a directory should be")
     saver.begin(state(1))
