@@ -93,7 +93,7 @@ class AsynchronousPipeline:
 
     def sampled_ahead(self, step: int) -> list[SampledStep]:
         """The responses of steps after this one, as far as they are sampled: waits until the engines have finished
-        their segment. None if environments answer some, because what those hold cannot be written."""
+        their segment. None if environments answer some, or failed to, because what those hold cannot be written."""
         with self._changed:
             self._wait_for_idle()  # a mere wait could last until nothing is left to sample
             try:

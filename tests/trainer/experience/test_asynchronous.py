@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
@@ -312,16 +311,26 @@ def test_responses_are_kept_as_far_as_they_are_sampled() -> None:
 
 
 def test_a_checkpoint_waits_for_a_segment_and_not_for_whole_responses() -> None:
+    entered = threading.Event()
+
+    def segment() -> None:
+        """Lasts until somebody waits for its end, a second at most."""
+        entered.set()
+        deadline = time.monotonic() + 1
+        while not pipeline._pauses and time.monotonic() < deadline:
+            time.sleep(0.001)
+
     with running(max_staleness=1) as (pipeline, collector):
         pipeline.take(1, LAST)
         pipeline.take(2, LAST)
-        collector.engines.during_segment = partial(time.sleep, 0.02)
+        collector.engines.during_segment = segment
         update(pipeline, collector)  # step 3 may begin; its longest response takes five segments
-        wait_until(pipeline, lambda: pipeline._at_work)
+        assert entered.wait(timeout=60)
         kept = pipeline.sampled_ahead(2)
         assert [one.step for one in kept] == [3]
         assert not all(row.done for row in kept[0].rows)
         assert pipeline._pauses == 0
+        collector.engines.during_segment = lambda: None
         assert len(pipeline.take(3, LAST).responses[1].token_ids) == 17
 
 
