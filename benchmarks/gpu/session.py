@@ -107,18 +107,14 @@ def conversations(kind: str) -> str:
     )
 
 
-def long_tail(
-    name: str, settings: str, steps: int, gpus: int = 1, cache: int = 24, limit: int = 300, side: str = "ours"
-) -> Job:
+def long_tail(name: str, settings: str, steps: int, gpus: int = 1, limit: int = 300, side: str = "ours") -> Job:
     """GRPO steps whose longest responses, of 8,192 tokens, are four times as long as the average."""
     command = (
         f"{BENCH}step --algorithm grpo --samples 8 --name {name} --shape 0.5B --prompt 128 --response 8192 --batch 32 "
         f"--end-tokens 60 --side {side} --tokens 32768 --steps {steps} --gpus {gpus} --out $ROWS --logs $LOGS "
-        f"--timeout {limit - 20}"
+        f"--timeout {limit - 20} {settings}"
     )
-    if side == "ours":
-        settings = f"rollout.sleep=false rollout.kv_cache_gib={cache} algorithm.correction=tis {settings}"
-    return Job(name, f"{command} {settings}", limit=limit, gpus=gpus, ray=True)
+    return Job(name, command, limit=limit, gpus=gpus, ray=True)
 
 
 def replayed(name: str, shape: str, settings: str) -> Job:
@@ -137,7 +133,8 @@ LEARNER_AND_ENGINE = (
     "device_mapping.actor=0 device_mapping.critic=0 device_mapping.reference=0 device_mapping.rollout=1"
 )
 SPLIT = f"{LEARNER_AND_ENGINE} rollout.sleep=false rollout.kv_cache_gib=12 algorithm.correction=tis"
-IN_FLIGHT = "trainer.mode=asynchronous trainer.max_staleness=2 rollout.segment_length=256"
+AWAKE = "rollout.sleep=false algorithm.correction=tis"
+IN_FLIGHT = f"trainer.mode=asynchronous trainer.max_staleness=2 rollout.segment_length=256 {AWAKE}"
 # What optimizers keep leaves the GPU between their steps.
 OFFLOAD = "actor.sharding.optimizer_offload=true critic.sharding.optimizer_offload=true"
 # Large micro-batches in little memory; small ones would be bound by Python in a model as small as 0.5B.
@@ -191,10 +188,10 @@ PLAN = (
         f"{BENCH}rollout --shape 1.5B --prompts 16 --samples 8 --prompt 256 --response 4096 --engines 1 --repeats 1 "
         "--kv-cache-gib 20 --out $ROWS --profile $LOGS",
     ),
-    long_tail("long-tail-synchronous", "", steps=4),
-    long_tail("long-tail-asynchronous", IN_FLIGHT, steps=7),
-    long_tail("long-tail-two-gpus", f"{LEARNER_AND_ENGINE} {IN_FLIGHT}", steps=14, gpus=2, cache=48, limit=420),
-    long_tail("long-tail-two-gpus-synchronous", "", steps=4, gpus=2),
+    long_tail("long-tail-synchronous", f"{AWAKE} rollout.kv_cache_gib=24", steps=4),
+    long_tail("long-tail-asynchronous", f"{IN_FLIGHT} rollout.kv_cache_gib=24", steps=7),
+    long_tail("long-tail-two-gpus", f"{LEARNER_AND_ENGINE} {IN_FLIGHT}", steps=14, gpus=2, limit=420),
+    long_tail("long-tail-two-gpus-synchronous", "rollout.compare_freq=0", steps=4, gpus=2),
     long_tail("long-tail-two-gpus-verl", "--rival-keeps", steps=12, gpus=2, limit=560, side="verl-asynchronous"),
     replayed("fixed-order", "0.5B", ""),
     replayed("fixed-order-exact", "1.5B", "actor.backend=exact"),

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import random
 import time
+from collections import Counter
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -189,16 +190,20 @@ def measure_sync(
     links = {kind: max(actor.call(TimedActor.link_within, kind, nbytes, 5)) for kind in ("broadcast", "all_gather")}
     parts: dict[str, list[float]] = {}
     for _ in range(0 if options.cpu else options.repeats):
-        begin = time.perf_counter()
-        timings = actor.call(Timed.timed, "share_weights")
-        shared = [buckets for buckets, _ in timings]
-        parts.setdefault("share", []).append(time.perf_counter() - begin)
-        parts.setdefault("share_in_process", []).append(max(seconds for _, seconds in timings))
-        begin = time.perf_counter()
-        copied = rollout.call_each(task(Timed.timed, "copy_weights", buckets) for buckets in shared)
-        parts.setdefault("copy", []).append(time.perf_counter() - begin)
-        parts.setdefault("copy_in_process", []).append(max(seconds for _, seconds in copied))
-        parts.setdefault("release", []).append(timed(partial(actor.call, TimedActor.release_weights)))
+        seconds, ends = Counter[str](), False
+        while not ends:
+            begins, begin = not seconds, time.perf_counter()
+            shared = actor.call(Timed.timed, "share_weights", begins)
+            seconds["share"] += time.perf_counter() - begin
+            seconds["share_in_process"] += max(own for _, own in shared)
+            begin = time.perf_counter()
+            copied = rollout.call_each(task(Timed.timed, "copy_weights", part, begins) for part, _ in shared)
+            seconds["copy"] += time.perf_counter() - begin
+            seconds["copy_in_process"] += max(own for _, own in copied)
+            ends = shared[0][0].ends
+        seconds["release"] = timed(partial(actor.call, TimedActor.release_weights))
+        for name, value in seconds.items():
+            parts.setdefault(name, []).append(value)
     cycles = [(timed(engines.sleep), timed(engines.sync_weights)) for _ in range(options.repeats)]
     asleep, awake = sorted(cycles, key=sum)[len(cycles) // 2]
     sync, link = median(whole), links["broadcast"]

@@ -9,6 +9,7 @@ Runs the trainer's own workers on Ray; each sync is checked by the sum of the we
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -109,6 +110,7 @@ def measure_shared(
     from trainer.roles.actor import ActorWorker
     from trainer.roles.rollout import RolloutWorker
     from trainer.rollout.engines import Engines
+    from trainer.weights.buckets import SharedPart
 
     engines = Engines(rollout, actor, config, on_shared_gpus=with_parts)
     first = timed(engines.start)
@@ -116,11 +118,16 @@ def measure_shared(
     nbytes = engines.sync_weights()["rollout/synced_bytes"]
     parts: dict[str, list[float]] = {}
     for _ in range(repeats if with_parts else 0):
-        begin = time.perf_counter()
-        shared = actor.call(ActorWorker.share_weights)[0]
-        parts.setdefault("share", []).append(time.perf_counter() - begin)
-        parts.setdefault("copy", []).append(timed(partial(rollout.call, RolloutWorker.copy_weights, shared)))
-        parts.setdefault("release", []).append(timed(partial(actor.call, ActorWorker.release_weights)))
+        part, seconds = SharedPart((), ends=False), Counter[str]()
+        while not part.ends:
+            begins = not seconds
+            begin = time.perf_counter()
+            (part,) = actor.call(ActorWorker.share_weights, begins)
+            seconds["share"] += time.perf_counter() - begin
+            seconds["copy"] += timed(partial(rollout.call, RolloutWorker.copy_weights, part, begins))
+        seconds["release"] = timed(partial(actor.call, ActorWorker.release_weights))
+        for name, value in seconds.items():
+            parts.setdefault(name, []).append(value)
     cycles = [(timed(partial(rollout.call, RolloutWorker.sleep)), timed(engines.sync_weights)) for _ in range(repeats)]
     asleep, awake = sorted(cycles, key=sum)[len(cycles) // 2]
     return {

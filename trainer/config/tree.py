@@ -100,6 +100,11 @@ class Config(RunConfig):
         return not single_step or needed or self.has_rollout_log_probs(step)
 
     @property
+    def loads_in_parts(self) -> bool:
+        """Whether an engine can take its weights some at a time; it takes adapters, and what it quantises, at once."""
+        return self.actor.lora.rank == 0 and self.rollout.quantization is None
+
+    @property
     def actor_is_reference(self) -> bool:
         """Whether the actor without its adapters serves as the reference."""
         return self.actor.lora.rank > 0

@@ -19,6 +19,7 @@ from trainer.models.files import parameter_count
 from trainer.planning.activations import pass_bytes
 from trainer.planning.model_size import ModelSize
 from trainer.planning.placement import Placement, on_shared_gpus
+from trainer.weights.buckets import BUCKET_BYTES, BUCKETS_AT_ONCE
 
 Section = TypeVar("Section", bound=BaseModel)
 
@@ -57,10 +58,15 @@ def model_of(config: Config, role: str) -> Path:
 
 
 def shared_copy_gib(config: Config, placement: Placement) -> float:
-    """GiB of the whole weights that an actor rank keeps on its GPU until the engines there have copied them."""
+    """GiB of the weights that an actor rank keeps on its GPU until the engines there have copied them: of some buckets,
+    one of which may be the whole embedding, or of all if engines cannot load in parts."""
     if not on_shared_gpus(placement) or config.actor.lora.rank:  # adapters are small compared with the model
         return 0.0
-    return parameter_count(model_of(config, "actor")) / GIB * TYPE_BYTES[config.model.dtype_on("cuda")]
+    width, model = TYPE_BYTES[config.model.dtype_on("cuda")], model_of(config, "actor")
+    whole, size = parameter_count(model) * width / GIB, ModelSize.read(model)
+    if size is None or not config.loads_in_parts:
+        return whole
+    return min(whole, (BUCKETS_AT_ONCE * BUCKET_BYTES + size.vocabulary * size.hidden * width) / GIB)
 
 
 def _gib(

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 
 import ray
@@ -24,14 +25,15 @@ from trainer.models.lora import adapters_off, keep_start, write_adapter
 from trainer.models.networks import PolicyNetwork
 from trainer.roles.worker import TrainingWorker
 from trainer.training.engine import TrainingEngine
-from trainer.training.memory.allocator import shareable_memory
+from trainer.training.memory.allocator import give_back_memory, shareable_memory
 from trainer.training.ranks.process_group import open_store
 from trainer.training.self_check import check_log_probs, check_rows, transformers_log_probs
-from trainer.weights.buckets import Bucket, BucketLayout, SharedBucket, StoredBucket, pack, share, store
+from trainer.weights.buckets import BUCKETS_AT_ONCE, Bucket, BucketLayout, SharedPart, StoredBucket, pack, share, store
 from trainer.weights.channel import WeightChannel
 
 
 class ActorWorker(TrainingWorker):
+    _sharing: Iterator[Bucket]
     _shared: Sequence[Bucket] = ()
     _packed: list[Bucket]
     _kept_layouts: Sequence[BucketLayout] = ()
@@ -141,16 +143,22 @@ class ActorWorker(TrainingWorker):
             nbytes += bucket.layout.nbytes
         return references, nbytes
 
-    def share_weights(self) -> list[SharedBucket]:
-        """The trained weights, kept in each rank's GPU memory until `release_weights`. Every rank calls it."""
+    def share_weights(self, begins: bool) -> SharedPart:
+        """The first or the next of the trained weights, kept in each rank's GPU memory until the next call or
+        `release_weights`. Every rank calls it until a part `ends`."""
+        if begins:
+            self._sharing = pack(self._learned(shared_once=True), self.dtype)
+        self._shared = []
+        give_back_memory()
+        at_once = BUCKETS_AT_ONCE if self.config.loads_in_parts else None
         with shareable_memory(self.device):
-            self._shared = list(pack(self._learned(shared_once=True), self.dtype))
-        return [share(bucket) for bucket in self._shared]
+            self._shared = list(islice(self._sharing, at_once))
+        ends = at_once is None or len(self._shared) < at_once
+        return SharedPart([share(bucket) for bucket in self._shared], ends)
 
     def release_weights(self) -> None:
-        """Frees the buckets of `share_weights` after the engines have copied them."""
+        """Frees the last part of `share_weights` after the engines have copied it."""
         self._shared = []
-        torch.cuda.ipc_collect()
         self.engine.release_memory()
 
     def open_channel(self, size: int) -> int:

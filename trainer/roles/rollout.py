@@ -15,7 +15,7 @@ from trainer.rollout.occupancy import Occupancy, looking
 from trainer.rollout.sampling import Part, Response, SamplingRequest
 from trainer.training.memory.garbage import collect_garbage
 from trainer.training.ranks.process_group import connect_store, name_interface
-from trainer.weights.buckets import BucketLayout, SharedBucket
+from trainer.weights.buckets import BucketLayout, SharedPart
 from trainer.weights.channel import WeightChannel
 
 
@@ -90,9 +90,10 @@ class RolloutWorker:
         take = self._engine.copy_weights if self._place.device == "cuda" else self._engine.replace_weights
         take(self._channel.receive(layouts))
 
-    def copy_weights(self, buckets: Sequence[SharedBucket]) -> None:
-        """Copies the weights that the actor shares on the same GPU; later responses are sampled with them."""
-        self._engine.copy_weights(buckets)
+    def copy_weights(self, part: SharedPart, begins: bool) -> None:
+        """Copies weights that the actor shares on the same GPU, after the part that `ends` all of an update. `begins`
+        marks its first part; responses are sampled with its weights once it ended."""
+        self._engine.copy_weights(part.buckets, begins, part.ends)
         torch.cuda.ipc_collect()
 
     def sleep(self) -> None:

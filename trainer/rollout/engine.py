@@ -29,10 +29,12 @@ class RolloutEngine(Protocol):
         """Loads everything that the actor trains. Raises WorkerError if a weight is damaged or missing."""
         ...
 
-    def copy_weights(self, buckets: Iterable[SentBucket]) -> None:
+    def copy_weights(self, buckets: Iterable[SentBucket], begins: bool = True, ends: bool = True) -> None:
         """Loads the same from buckets in the memory of the engine's GPU. A tied weight comes under one of its names.
 
-        Releases each bucket before it requests the next. Raises WorkerError if a weight is damaged or missing.
+        The buckets may come in several calls: the first `begins` an update and the last `ends` it, unless
+        `Config.loads_in_parts` forbids that. Releases each bucket before it requests the next, and has copied all when
+        it returns. The last call raises WorkerError if a weight is damaged or missing.
         """
         ...
 

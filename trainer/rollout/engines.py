@@ -77,6 +77,7 @@ class Engines:
         )
         self._connect = partial(TRANSPORTS[self.transport[0]], actor, group)
         self._transfer = self._connect()
+        self._on_shared_gpus = on_shared_gpus
         self._what = "adapters" if config.actor.lora.rank else "weights"
         self._asynchronous = config.trainer.mode == "asynchronous"
         self._drafted = config.rollout.speculative_tokens
@@ -103,8 +104,7 @@ class Engines:
         if self._asynchronous:
             logger.info("%s", _CONTINUES if self.in_flight else _BEGINS_AGAIN if self._partial else _FINISHES)
         logger.info("%s go to the engines through %s, because %s", self._what, *self.transport)
-        self._transfer.snapshot()
-        for failure in self._transfer.push(range(len(self._group))).values():
+        for failure in self._send().values():
             raise failure
 
     def generate(self, requests: Sequence[SamplingRequest], homes: Sequence[int] | None = None) -> list[Response]:
@@ -179,24 +179,29 @@ class Engines:
 
     def sync_weights(self) -> dict[str, float]:
         """Sends the actor's weights to every engine and returns the metrics. Each engine compares checksums."""
-        self._send()
+        self._replace(self._send())
         self.version += 1
         return {"rollout/synced_bytes": float(self._transfer.nbytes)}
 
     def reconnect(self) -> None:
         """Sends the weights of an actor that was started again: those of `version`, which engines may hold already."""
         self._transfer = self._connect()
-        self._send()
+        self._replace(self._send())
 
-    def _send(self) -> None:
+    def _send(self) -> dict[int, WorkerError]:
+        if self._on_shared_gpus:
+            self.sleep()  # if they do not yet: the actor's weights take the room of their cache
         self._transfer.snapshot()
-        self._replace(self._transfer.push(range(len(self._group))))
+        return self._transfer.push(range(len(self._group)))
 
     def sleep(self) -> None:
         """Frees the engines' GPU memory until the next weights arrive. An engine that fails is replaced then."""
         if self._sleep_forgets:
             self._held = [set() for _ in self._engines]
-        _, failures = self._attempt(dict.fromkeys(range(len(self._group)), task(EngineWorker.sleep)))
+        self._fall_asleep(range(len(self._group)))
+
+    def _fall_asleep(self, ranks: Sequence[int]) -> None:
+        _, failures = self._attempt(dict.fromkeys(ranks, task(EngineWorker.sleep)))
         for failure in failures.values():
             logger.warning("%s", failure)
 
@@ -227,6 +232,8 @@ class Engines:
                     self._count_repair(number, failures[ranks.start])
                     self._group.restart(ranks.start)
                     self._held[number] = set()
+            if self._on_shared_gpus:
+                self._fall_asleep(list(failures))
             failures = self._transfer.push(list(failures))
 
     def _count_repair(self, number: int, failure: WorkerError) -> None:

@@ -43,17 +43,17 @@ class WeightLoader:
     def _sharded(self) -> bool:
         return int(self.parallel_config.tensor_parallel_size) > 1
 
-    def copy_weights(self, buckets: Iterable[SentBucket]) -> None:
-        """Copies buckets in GPU memory straight into the model's weights, then compares checksums.
+    def copy_weights(self, buckets: Iterable[SentBucket], begins: bool = True, ends: bool = True) -> None:
+        """Copies buckets in GPU memory straight into the model's weights, and compares checksums when an update `ends`.
 
         Raises WorkerError if a weight differs from what was sent. Quantised weights differ by design, so that of them
-        only the buckets are checked.
+        only the buckets are checked; and they come at once, because vLLM quantises layer by layer as weights arrive.
         """
         if self.vllm_config.model_config.quantization is not None:
             self.model_runner.reload_weights(weights_iterator=_cloned(buckets))
             return
         self._in_place = self._in_place or InPlaceLoader(self.model_runner.get_model(), self._sharded)
-        self._in_place.load(buckets)
+        self._in_place.load(buckets, begins, ends)
 
     def replace_adapters(self, buckets: Iterable[SentBucket], scaling: float) -> None:
         """Replaces the adapters; `scaling` is alpha / rank. Raises WorkerError if they differ from what was sent."""

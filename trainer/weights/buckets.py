@@ -4,7 +4,7 @@ Processes on the same GPU share a bucket through a handle (CUDA IPC). All others
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
 
 BUCKET_BYTES = 512 * 2**20
+# That an actor shares at a time with the engines on its GPUs.
+BUCKETS_AT_ONCE = 4
 # A bucket's checksum is the sum of its 64-bit words, modulo 2^64. torch sums them without a conversion.
 WORD_BYTES = 8
 # The place of the sender's device among the arguments of torch's `rebuild_cuda_tensor`.
@@ -108,6 +110,14 @@ class SharedBucket:
         """
         before, after = self.handle[:DEVICE_IN_HANDLE], self.handle[DEVICE_IN_HANDLE + 1 :]
         return Bucket(self.layout, rebuild_cuda_tensor(*before, torch.cuda.current_device(), *after))
+
+
+@dataclass(frozen=True)
+class SharedPart:
+    """Some of the buckets of an update; `ends` means that they are the last."""
+
+    buckets: Sequence[SharedBucket]
+    ends: bool
 
 
 def share(bucket: Bucket) -> SharedBucket:

@@ -3,7 +3,7 @@
 import logging
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
@@ -39,6 +39,18 @@ class RecordedCopies:
         return [weights.as_strided(shape, stride, start + offset) for shape, stride, offset in self.sources]
 
 
+@dataclass
+class _Update:
+    """An update under way. Of the model's weights, `waiting` are still to be summed, after the bucket that holds their
+    last part, or at the end under None. `sums` are of the buckets: as packed, as found, and what the model took."""
+
+    parameters: Sequence[Tensor]
+    word: torch.dtype
+    waiting: dict[BucketLayout | None, list[Tensor]]
+    sums: list[Tensor] = field(default_factory=list)
+    inside: list[Tensor] = field(default_factory=list)
+
+
 class InPlaceLoader:
     """Loads all weights of a model, or of this rank's shard of it, once per update.
 
@@ -51,9 +63,11 @@ class InPlaceLoader:
         self._model = model
         self._sharded = sharded
         self._copies: dict[BucketLayout, RecordedCopies | None] = {}
+        self._update = _Update((), torch.int16, {})
 
-    def load(self, buckets: Iterable[SentBucket]) -> None:
-        """Copies all buckets and waits for the copies. Raises WorkerError if the model's weights then differ.
+    def load(self, buckets: Iterable[SentBucket], begins: bool = True, ends: bool = True) -> None:
+        """Copies buckets and waits for the copies: all of an update, or some, of which the first call `begins` and the
+        last `ends` the update. Raises WorkerError if a bucket changed, and at the end if the model's weights differ.
 
         The comparison is by checksum: with that of the buckets, or of the parts of them that a shard copies. If the
         loader of a shard does more than copy, these parts are not known, and only the buckets are checked.
@@ -61,28 +75,29 @@ class InPlaceLoader:
         Once all copies are known to keep 64-bit words whole, those are summed, which is fast. Each of the model's
         weights is then summed after its last bucket, while later buckets are still arriving.
         """
-        parameters = list(self._model.parameters())
-        word = torch.int64 if self._keeps_words() else torch.int16
-        waiting = self._by_last_bucket(parameters)
-        sums: list[Tensor] = []
-        inside: list[Tensor] = []
+        if begins:
+            parameters = list(self._model.parameters())
+            word = torch.int64 if self._keeps_words() else torch.int16
+            self._update = _Update(parameters, word, self._by_last_bucket(parameters))
+        update = self._update
         for sent in buckets:
             bucket = sent.open()
             if bucket.layout not in self._copies:  # its copies are not known yet
-                waiting, inside = {None: parameters}, []
+                update.waiting, update.inside = {None: [*update.parameters]}, []
             self._copy(bucket)
             found = bucket.sum
-            given = self._given(bucket, found, word)
-            sums.append(torch.stack([bucket.packed_sum, found, given]))
-            if bucket.layout in waiting:
-                inside.append(word_sum(waiting.pop(bucket.layout), word))
+            given = self._given(bucket, found, update.word)
+            update.sums.append(torch.stack([bucket.packed_sum, found, given]))
+            if bucket.layout in update.waiting:
+                update.inside.append(word_sum(update.waiting.pop(bucket.layout), update.word))
             del sent, bucket  # frees memory for the next bucket
-        inside += [word_sum(rest, word) for rest in waiting.values()]
+        if ends:
+            update.inside += [word_sum(rest, update.word) for rest in update.waiting.values()]
         # Waits for the copies. The sender may free its buckets after this.
-        packed, found, given = torch.stack(sums).sum(dim=0).tolist()
+        packed, found, given = torch.stack(update.sums).sum(dim=0).tolist()
         check_arrived(found, packed)
-        if not self._sharded or None not in self._copies.values():
-            check_in_place(int(torch.stack(inside).sum()), given)
+        if ends and (not self._sharded or None not in self._copies.values()):
+            check_in_place(int(torch.stack(update.inside).sum()), given)
 
     def _given(self, bucket: Bucket, found: Tensor, word: torch.dtype) -> Tensor:
         """The checksum in words of what the model took from a bucket; `found` is the bucket's own."""

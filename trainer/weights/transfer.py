@@ -30,7 +30,7 @@ class Transfer(Protocol):
 
 
 class SharedGpus:
-    """Every engine shares its GPU with an actor rank and copies from it there (CUDA IPC)."""
+    """Every engine shares its GPU with an actor rank and copies from it there (CUDA IPC), some buckets at a time."""
 
     def __init__(self, actor: WorkerGroup[WeightSender], rollout: WorkerGroup[WeightReceiver]) -> None:
         self._actor = actor
@@ -41,12 +41,20 @@ class SharedGpus:
         """Does nothing: the actor's weights do not change before the push."""
 
     def push(self, ranks: Sequence[int]) -> dict[int, WorkerError]:
-        shared = self._actor.call(WeightSender.share_weights)
-        self.nbytes = sum(bucket.layout.nbytes for bucket in shared[0])
-        by_slot = {worker.spec.slot.rank: own for worker, own in zip(self._actor.workers, shared, strict=True)}
-        slots = [worker.spec.slot.rank for worker in self._rollout.workers]
-        copies = {rank: task(WeightReceiver.copy_weights, by_slot[slots[rank]]) for rank in ranks}
-        _, failures = self._rollout.attempt(copies)
+        failures: dict[int, WorkerError] = {}
+        self.nbytes, begins, ends = 0, True, False
+        while not ends:
+            parts = self._actor.call(WeightSender.share_weights, begins)
+            ends = parts[0].ends
+            self.nbytes += sum(bucket.layout.nbytes for bucket in parts[0].buckets)
+            by_slot = {worker.spec.slot.rank: part for worker, part in zip(self._actor.workers, parts, strict=True)}
+            copies = {
+                rank: task(WeightReceiver.copy_weights, by_slot[self._rollout.workers[rank].spec.slot.rank], begins)
+                for rank in ranks
+                if rank not in failures
+            }
+            failures |= self._rollout.attempt(copies)[1]
+            begins = False
         self._actor.call(WeightSender.release_weights)
         return failures
 

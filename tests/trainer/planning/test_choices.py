@@ -46,6 +46,7 @@ def chosen(plan: Plan) -> dict[str, float]:
 
 
 GRPO = {"algorithm": {"advantage": "grpo"}}
+OFFLOADED = {"actor": {"sharding": {"optimizer_offload": True, "param_offload": True}}}
 
 
 def grpo(prompts: int, prompt: int, response: int, **rollout: Any) -> dict[str, Any]:
@@ -53,6 +54,14 @@ def grpo(prompts: int, prompt: int, response: int, **rollout: Any) -> dict[str, 
         **GRPO,
         "data": {"train_batch_size": prompts, "max_prompt_length": prompt, "max_response_length": response},
         "rollout": {"samples_per_prompt": 8, **rollout},
+    }
+
+
+def quantised(sections: dict[str, Any]) -> dict[str, Any]:
+    return {
+        **sections,
+        "algorithm": {**sections["algorithm"], "correction": "tis"},
+        "rollout": {**sections["rollout"], "quantization": "fp8"},
     }
 
 
@@ -89,20 +98,27 @@ def test_engines_over_two_gpus_hold_half_a_cache_each_and_twice_the_responses(pl
 def test_the_cache_leaves_room_for_the_weights_that_engines_copy(plan: Callable[..., Plan]) -> None:
     found = plan("7B", 4, H100, **grpo(128, 1024, 15360))
     first = [share for share in found.shares if share.slot.rank == 0]
-    weights = 2 * SIZES["7B"][-1] / GIB
-    assert shared_copy_gib(found.config, found.placement) == pytest.approx(weights)
+    weights, embedding = 2 * SIZES["7B"][-1] / GIB, 2 * 151_936 * 3584 / GIB
+    copied = 2 + embedding
+    assert shared_copy_gib(found.config, found.placement) == pytest.approx(copied)
     resting = sum(share.resting + PROCESS_GIB for share in first)
     cache = chosen(found)["rollout.kv_cache_gib"]
-    assert resting + weights + GRAPHS_GIB + cache + weights <= H100
+    assert resting + weights + GRAPHS_GIB + cache + copied <= H100
     engine = next(share for share in first if share.role == "rollout")
-    assert engine.working == pytest.approx(weights + cache + weights)
+    assert engine.working == pytest.approx(weights + cache + copied)
 
 
 def test_engines_that_do_not_sleep_add_the_copy_in_their_turn(plan: Callable[..., Plan]) -> None:
     found = plan("1.5B", 1, H200, **grpo(64, 512, 2048, sleep=False, kv_cache_gib=10))
     engine = next(share for share in found.shares if share.role == "rollout")
     weights = 2 * SIZES["1.5B"][-1] / GIB
-    assert (engine.resting, engine.working) == (pytest.approx(weights + 10), pytest.approx(weights))
+    copied = 2 + 2 * 151_936 * 1536 / GIB
+    assert (engine.resting, engine.working) == (pytest.approx(weights + 10), pytest.approx(copied))
+
+
+def test_engines_that_quantise_copy_all_weights_at_once(plan: Callable[..., Plan]) -> None:
+    found = plan("7B", 4, H100, **quantised(grpo(64, 512, 512)))
+    assert shared_copy_gib(found.config, found.placement) == pytest.approx(2 * SIZES["7B"][-1] / GIB)
 
 
 @pytest.mark.parametrize(
@@ -117,10 +133,15 @@ def test_no_weights_are_copied_to_other_gpus_or_with_adapters(plan: Callable[...
     assert shared_copy_gib(found.config, found.placement) == 0.0
 
 
+def test_a_large_model_shares_its_gpus_with_engines(plan: Callable[..., Plan]) -> None:
+    """All weights together have 61 GiB."""
+    found = plan("32B", 16, H100, **grpo(128, 1024, 4096, tensor_parallel=8), **OFFLOADED)
+    assert chosen(found)["rollout.kv_cache_gib"] > 20
+
+
 def test_a_model_whose_copy_does_not_fit_beside_the_engines_is_refused(plan: Callable[..., Plan]) -> None:
-    """The copy alone has 61 GiB."""
-    with pytest.raises(ConfigError, match=r"less than the .* that are needed: rollout 92\.7, actor 61\.0"):
-        plan("32B", 8, H100, **grpo(128, 1024, 4096, tensor_parallel=8))
+    with pytest.raises(ConfigError, match=r"less than the .* that are needed: rollout 92\.7, actor"):
+        plan("32B", 16, H100, **quantised(grpo(128, 1024, 4096, tensor_parallel=8)), **OFFLOADED)
 
 
 def test_a_gpu_too_small_for_two_engines_gets_one(plan: Callable[..., Plan]) -> None:

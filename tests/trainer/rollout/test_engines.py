@@ -11,6 +11,7 @@ from trainer.config.tree import Config
 from trainer.errors import WorkerError
 from trainer.rollout.engines import Engines
 from trainer.rollout.sampling import Part, Response, SamplingRequest
+from trainer.weights.buckets import SharedPart
 
 REQUEST = SamplingRequest((5,), 1.0, seed=0)
 RESPONSE = Response((7,), (-0.5,), ended=True)
@@ -64,6 +65,41 @@ def test_repairs_that_are_reported_while_fake_engines_sample_do_not_count_as_rep
     group.script = [False, False]
     with pytest.raises(WorkerError, match="engines failed 2 times in a row, at last: gone"):
         engines.generate([REQUEST])
+
+
+class OnSharedGpus(FakeGroup):
+    """Shares all weights at once, and records the methods that were called; `fails` is how often copying fails."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.called: list[str] = []
+        self.fails = 0
+
+    def call(self, method: Any, *_: object) -> list[Any]:
+        return [("vllm", "it is a fake") if method.__name__ == "chosen" else SharedPart((), ends=True)]
+
+    def restart(self, _rank: int) -> None:
+        self.called.append("restart")
+
+    def attempt(
+        self, tasks: Mapping[int, Task[Any, Any]], _timeout: float = 0
+    ) -> tuple[dict[int, Any], dict[int, WorkerError]]:
+        self.called += [task.method for task in tasks.values()]
+        if self.called[-1] == "copy_weights" and self.fails:
+            self.fails -= 1
+            return {}, {0: WorkerError("gone")}
+        return dict.fromkeys(tasks), {}
+
+
+def test_fake_engines_on_the_actor_s_gpus_sleep_before_they_copy_weights() -> None:
+    group = OnSharedGpus()
+    engines = Engines(group, group, Config(), on_shared_gpus=True)  # type: ignore[arg-type]
+    engines.start()
+    assert group.called == ["sleep", "copy_weights"]
+    group.fails = 1
+    group.called.clear()
+    engines.sync_weights()
+    assert group.called == ["sleep", "copy_weights", "restart", "sleep", "copy_weights"]
 
 
 class TwoEngines(FakeGroup):

@@ -77,6 +77,11 @@ def test_an_engine_holds_one_bucket_while_the_next_is_in_flight(tmp_path: Path) 
     sender.join()
     assert len(packed) > 3
     assert in_memory == [2] * (len(packed) - 1) + [1]
+    engine.copy_weights(packed[:2], ends=False)
+    engine.copy_weights(packed[2:], begins=False)
+    engine.copy_weights(packed[:2], ends=False)
+    with pytest.raises(WorkerError, match="weights were not sent"):
+        engine.copy_weights(packed[3:], begins=False)
 
 
 def test_a_first_transfer_that_never_returns_times_out_with_a_stand_in_for_nccl(

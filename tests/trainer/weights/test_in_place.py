@@ -148,6 +148,35 @@ def test_a_shard_copies_and_checks_its_part(width: int) -> None:
         loader.load(packed(model.random(4), bucket_bytes=500))
 
 
+@pytest.mark.parametrize("kind", [Fused, Shard])
+@pytest.mark.parametrize("times", [0, 1], ids=["recorded", "repeated"])
+def test_an_update_in_parts_is_checked_as_a_whole(kind: type[Fused], times: int) -> None:
+    model = kind()
+    loader = InPlaceLoader(model, sharded=kind is Shard)
+
+    def load(buckets: list[Bucket], parts: int) -> None:
+        for place in range(parts):
+            loader.load(buckets[place : place + 1], begins=place == 0, ends=place == len(buckets) - 1)
+
+    for seed in range(times + 1):
+        sent = model.random(seed)
+        buckets = packed(sent, 1)
+        assert len(buckets) == 3
+        load(buckets, 3)
+        assert model.holds(sent)
+    load(packed(model.random(7), 1), 2)  # one that does not end
+    sent = model.random(8)
+    load(packed(sent, 1), 3)
+    assert model.holds(sent)
+    changed = packed(model.random(9), 1)
+    changed[1].data[3] ^= 1
+    with pytest.raises(WorkerError, match="weights changed on the way"):
+        load(changed, 2)
+    loader.load(packed(model.random(10), 1)[:1], begins=True, ends=False)
+    with pytest.raises(WorkerError, match="the weights inside the engine have the checksum"):
+        loader.load([], begins=False, ends=True)
+
+
 def test_a_shard_that_takes_nothing_from_a_weight_is_not_recorded() -> None:
     assert record(Shard(), packed(Shard().random(0))[0], sharded=True) is not None
     bucket = packed(Shard().random(0), bucket_bytes=10**6)[0]

@@ -1,7 +1,7 @@
 """Transformers as the rollout engine: slower than vLLM, but available wherever the trainer runs."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -33,6 +33,9 @@ class TransformersEngine:
             self._tokenizer = AutoTokenizer.from_pretrained(config.model.directory, local_files_only=True)
         self._model = _model(config, device).to(self._device).eval()
         self._load = Load(0, 0)
+        # Of the update under way: the weights that arrived, by their identity, and their checksum.
+        self._arrived: set[int] = set()
+        self._sent_sum = 0
 
     def generate(self, requests: Sequence[SamplingRequest]) -> list[Response]:
         """See `RolloutEngine.generate`."""
@@ -82,24 +85,33 @@ class TransformersEngine:
 
     def replace_weights(self, buckets: Iterable[SentBucket]) -> None:
         """See `RolloutEngine.replace_weights`."""
-        deque(self._loaded(buckets), maxlen=0)
+        self._take(buckets, begins=True)
+        self._check_complete()
 
-    def copy_weights(self, buckets: Iterable[SentBucket]) -> None:
+    def copy_weights(self, buckets: Iterable[SentBucket], begins: bool = True, ends: bool = True) -> None:
         """See `RolloutEngine.copy_weights`."""
-        sent_sum = sum(map(_sum, self._loaded(buckets)))
-        check_in_place(checksum({id(weight): weight for weight in self._replaceable().values()}.values()), sent_sum)
+        self._take(buckets, begins)
+        if ends:
+            own = self._check_complete()
+            check_in_place(checksum({id(weight): weight for weight in own.values()}.values()), self._sent_sum)
 
-    def _loaded(self, buckets: Iterable[SentBucket]) -> Iterator[Bucket]:
-        """Copies all weights into the model; yields each bucket after copying it."""
-        self._model.to(self._device)  # `sleep` may have moved frozen weights to the CPU
+    def _take(self, buckets: Iterable[SentBucket], begins: bool) -> None:
+        """Copies buckets into the model."""
+        if begins:
+            self._model.to(self._device)  # `sleep` may have moved frozen weights to the CPU
+            self._arrived, self._sent_sum = set(), 0
         own = self._replaceable()
-        arrived: set[int] = set()
         for sent in buckets:
             bucket = checked(sent)
-            arrived |= _copy(bucket, own)
-            yield bucket
+            self._arrived |= _copy(bucket, own)
+            self._sent_sum += _sum(bucket)
             del sent, bucket  # frees memory for the next bucket
-        check_complete(own, {name for name, weight in own.items() if id(weight) in arrived})
+
+    def _check_complete(self) -> dict[str, nn.Parameter]:
+        """The weights that the actor sends. Raises WorkerError if one did not arrive in this update."""
+        own = self._replaceable()
+        check_complete(own, {name for name, weight in own.items() if id(weight) in self._arrived})
+        return own
 
     def _replaceable(self) -> dict[str, nn.Parameter]:
         """The weights that the actor sends, by the names it sends them under."""

@@ -79,7 +79,7 @@ class VllmEngine:
         self._max_response_length = config.data.max_response_length
         self._end_token_ids = list(end_token_ids)
         self._sleeps = config.rollout.sleep and device == "cuda"
-        self._asleep = False
+        self._asleep: set[str] = set()
         self._updates = 0
         self._lora = config.actor.lora if config.actor.lora.rank else None
         # vLLM finds the adapters by their number. It must never read the path, so the path does not exist.
@@ -154,18 +154,25 @@ class VllmEngine:
 
     def replace_weights(self, buckets: Iterable[SentBucket]) -> None:
         """See `RolloutEngine.replace_weights`."""
-        self._load("replace", buckets)
-
-    def copy_weights(self, buckets: Iterable[SentBucket]) -> None:
-        """See `RolloutEngine.copy_weights`."""
-        self._load("copy", buckets)
-
-    def _load(self, verb: str, buckets: Iterable[SentBucket]) -> None:
         self._wake("weights")
+        self._take("replace_weights", buckets)
+        self._end_update()
+
+    def copy_weights(self, buckets: Iterable[SentBucket], begins: bool = True, ends: bool = True) -> None:
+        """See `RolloutEngine.copy_weights`."""
+        if begins:
+            self._wake("weights")
+        self._take("copy_weights", buckets, begins, ends)
+        if ends:
+            self._end_update()
+
+    def _take(self, method: str, buckets: Iterable[SentBucket], *when: bool) -> None:
         if self._lora:
             self._engine.collective_rpc("replace_adapters", args=(buckets, self._lora.alpha / self._lora.rank))
         else:
-            self._engine.collective_rpc(f"{verb}_weights", args=(buckets,))
+            self._engine.collective_rpc(method, args=(buckets, *when))
+
+    def _end_update(self) -> None:
         self._wake("kv_cache")
         self._updates += 1
         self._in_flight.restart_without_tokens()
@@ -177,7 +184,7 @@ class VllmEngine:
         if self._sleeps and not self._asleep:
             # Level 2 discards the weights, which the next update replaces. Level 1 keeps frozen weights in CPU memory.
             self._engine.sleep(level=1 if self._lora else 2)
-            self._asleep = True
+            self._asleep = {"weights", "kv_cache"}
 
     def _attached_proposer(self) -> "Proposer":
         from trainer.rollout.speculation.proposer import attach
@@ -203,9 +210,9 @@ class VllmEngine:
         return None if core is None else core.scheduler
 
     def _wake(self, tag: str) -> None:
-        if self._asleep:
+        if tag in self._asleep:
             self._engine.wake_up(tags=[tag])
-            self._asleep = tag != "kv_cache"
+            self._asleep.remove(tag)
 
 
 def _shard_settings(team: Team) -> dict[str, object]:
