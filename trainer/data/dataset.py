@@ -36,6 +36,8 @@ _TABLE = pa.schema(
         "agent_name": pa.string(),
     }
 )
+# In the order of `Prompt`.
+_OTHERS = ("ground_truth", "data_source", "question", "extra_info", "messages", "agent_name")
 SINGLE_TURN = "single_turn_agent"  # verl's name for rows that nobody answers
 _MEDIA = ("images", "videos")  # columns of datasets with vision
 _OPTIONAL = ("extra_info", "tools", "agent_name", *_MEDIA)
@@ -123,6 +125,8 @@ class PromptDataset:
                 f"{', '.join(map(str, files))}: no prompt has at most {settings.max_prompt_length} tokens",
                 hint="raise data.max_prompt_length",
             )
+        self._token_ids = self._table["token_ids"]
+        self._others = [self._table[name] for name in _OTHERS]
 
     def __len__(self) -> int:
         return len(self._table)
@@ -140,16 +144,17 @@ class PromptDataset:
         return set(self._table["agent_name"].unique().to_pylist())
 
     def __getitem__(self, index: int) -> Prompt:
-        (row,) = self._table.slice(index, 1).to_pylist()
+        token_ids = self._token_ids[index].values.to_numpy().tolist()  # `as_py` is slower: it makes two objects a token
+        truth, source, question, extra_info, messages, agent_name = (column[index].as_py() for column in self._others)
         return Prompt(
             index,
-            tuple(row["token_ids"]),
-            json.loads(row["ground_truth"]),
-            row["data_source"],
-            row["question"],
-            json.loads(row["extra_info"]),
-            json.loads(row["messages"]),
-            row["agent_name"],
+            tuple(token_ids),
+            json.loads(truth),
+            source,
+            question,
+            json.loads(extra_info),
+            json.loads(messages),
+            agent_name,
         )
 
 
