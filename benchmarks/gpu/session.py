@@ -133,8 +133,8 @@ LEARNER_AND_ENGINE = (
     "device_mapping.actor=0 device_mapping.critic=0 device_mapping.reference=0 device_mapping.rollout=1"
 )
 SPLIT = f"{LEARNER_AND_ENGINE} rollout.sleep=false rollout.kv_cache_gib=12 algorithm.correction=tis"
-AWAKE = "rollout.sleep=false algorithm.correction=tis"
-IN_FLIGHT = f"trainer.mode=asynchronous trainer.max_staleness=2 rollout.segment_length=256 {AWAKE}"
+IN_FLIGHT = "trainer.mode=asynchronous rollout.segment_length=256 rollout.sleep=false"
+AWAKE = "rollout.sleep=false rollout.kv_cache_gib=24 algorithm.correction=tis"
 # What optimizers keep leaves the GPU between their steps.
 OFFLOAD = "actor.sharding.optimizer_offload=true critic.sharding.optimizer_offload=true"
 # Large micro-batches in little memory; small ones would be bound by Python in a model as small as 0.5B.
@@ -188,11 +188,17 @@ PLAN = (
         f"{BENCH}rollout --shape 1.5B --prompts 16 --samples 8 --prompt 256 --response 4096 --engines 1 --repeats 1 "
         "--kv-cache-gib 20 --out $ROWS --profile $LOGS",
     ),
-    long_tail("long-tail-synchronous", f"{AWAKE} rollout.kv_cache_gib=24", steps=4),
-    long_tail("long-tail-asynchronous", f"{IN_FLIGHT} rollout.kv_cache_gib=24", steps=7),
-    long_tail("long-tail-two-gpus", f"{LEARNER_AND_ENGINE} {IN_FLIGHT}", steps=14, gpus=2, limit=420),
+    long_tail("long-tail-synchronous", AWAKE, steps=4),
+    long_tail("long-tail-asynchronous", f"{IN_FLIGHT} trainer.max_staleness=2 {AWAKE}", steps=7),
+    long_tail(
+        "long-tail-two-gpus",
+        f"{LEARNER_AND_ENGINE} {IN_FLIGHT} trainer.max_staleness=4 algorithm.old_log_probs=engine",
+        steps=16,
+        gpus=2,
+        limit=480,
+    ),
     long_tail("long-tail-two-gpus-synchronous", "rollout.compare_freq=0", steps=4, gpus=2),
-    long_tail("long-tail-two-gpus-verl", "--rival-keeps", steps=12, gpus=2, limit=560, side="verl-asynchronous"),
+    long_tail("long-tail-two-gpus-verl", "--rival-keeps", steps=16, gpus=2, limit=590, side="verl-asynchronous"),
     replayed("fixed-order", "0.5B", ""),
     replayed("fixed-order-exact", "1.5B", "actor.backend=exact"),
     Job(

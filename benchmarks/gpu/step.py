@@ -171,6 +171,10 @@ def summary(steps: list[Step], memory: MemorySampler, began: float) -> dict[str,
         "all_generate": [round(step.seconds["generate"], 2) for step in steps],
         "tokens_per_step": round(statistics.mean(step.tokens for step in measured)),
         "tokens_per_second": round(statistics.median(step.tokens / step.seconds["step"] for step in measured)),
+        # Of all steps: what is sampled ahead lengthens the first and shortens others.
+        "overall_tokens_per_second": round(
+            sum(step.tokens for step in steps) / sum(step.seconds["step"] for step in steps)
+        ),
         "seconds_to_first_step": round(first.end - first.seconds["step"] - began, 1),
         "seconds_to_end_of_first_step": round(first.end - began, 1),
         "peak_gib": memory.peaks(phases),

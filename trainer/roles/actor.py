@@ -138,7 +138,7 @@ class ActorWorker(TrainingWorker):
         size in bytes."""
         # Gather all before sending any: a rank that waits for a receiver would stall the others' gathering.
         references, nbytes = [], 0
-        for bucket in pack(self._at_first_rank(self._learned()), self.dtype):
+        for bucket in pack(self._at_first_rank(self._to_send()), self.dtype):
             references.append(ray.put(store(bucket)))
             nbytes += bucket.layout.nbytes
         return references, nbytes

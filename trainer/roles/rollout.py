@@ -15,7 +15,7 @@ from trainer.rollout.occupancy import Occupancy, looking
 from trainer.rollout.sampling import Part, Response, SamplingRequest
 from trainer.training.memory.garbage import collect_garbage
 from trainer.training.ranks.process_group import connect_store, name_interface
-from trainer.weights.buckets import BucketLayout, SharedPart
+from trainer.weights.buckets import BucketLayout, SharedPart, StoredBucket
 from trainer.weights.channel import WeightChannel
 
 
@@ -73,7 +73,11 @@ class RolloutWorker:
 
     def replace_weights(self, buckets: Sequence[ObjectRef]) -> None:
         """Loads the buckets from Ray's object store; later responses are sampled with these weights."""
-        self._engine.replace_weights(ray.get(list(buckets)))
+        arrived: list[StoredBucket] = ray.get(list(buckets))
+        if self._place.device == "cuda":
+            self._engine.copy_weights(bucket.on(self._device) for bucket in arrived)
+        else:
+            self._engine.replace_weights(arrived)
 
     def join_channel(self, address: str, port: int, rank: int, size: int) -> None:
         """Joins the process group that the actor broadcasts weights in."""

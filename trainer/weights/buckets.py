@@ -95,6 +95,10 @@ class StoredBucket:
         """Copies the data: it may be in read-only shared memory, which torch tensors do not support."""
         return Bucket(self.layout, torch.from_numpy(self.data.copy()))
 
+    def on(self, device: torch.device) -> Bucket:
+        """The bucket in the memory of a GPU."""
+        return Bucket(self.layout, self.open().data.to(device))
+
 
 @dataclass(frozen=True)
 class SharedBucket:
