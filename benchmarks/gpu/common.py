@@ -6,7 +6,7 @@ import multiprocessing
 import random
 import string
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from benchmarks.gpu.lengths import end_ids, give_classes
 from trainer.planning.model_size import ModelSize
 
 Result = TypeVar("Result")
@@ -90,16 +91,26 @@ def random_model(shape: Shape, device: str, dtype: torch.dtype) -> Any:
         return Qwen2ForCausalLM(qwen2_config(shape)).to(dtype)
 
 
-def save_model(shape: Shape, directory: Path) -> None:
+def save_model(shape: Shape, directory: Path, with_classes: bool = False) -> None:
     """Call it in a separate process, because its GPU memory would be measured too."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    random_model(shape, device, torch.bfloat16).save_pretrained(directory)
+    model = random_model(shape, "cuda" if torch.cuda.is_available() else "cpu", torch.bfloat16)
+    if with_classes:
+        give_classes(model, END_TOKEN + 1)
+    model.save_pretrained(directory)
 
 
-def write_job(directory: Path, name: str, prompt_tokens: int, prompts: int = 2048, end_tokens: int = 0) -> Path:
+def write_job(
+    directory: Path,
+    name: str,
+    prompt_tokens: int,
+    prompts: int = 2048,
+    end_tokens: int = 0,
+    log_normal: Sequence[float] = (),
+) -> Path:
     """Writes model, tokenizer, prompts and a reward function for both trainers. Returns `directory`.
 
-    `end_tokens` ids, spread over the vocabulary, end a response.
+    `end_tokens` ids, spread over the vocabulary, end a response. With `log_normal`, median and sigma, its length is of
+    that distribution instead.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -118,13 +129,18 @@ def write_job(directory: Path, name: str, prompt_tokens: int, prompts: int = 204
         vocab=vocabulary, merges=[], unk_token=None, eos_token="<|im_end|>", pad_token="<|endoftext|>"
     )
     tokenizer.chat_template = CHAT_TEMPLATE
-    alone(save_model, shape, directory / "model")
+    alone(save_model, shape, directory / "model", bool(log_normal))
     tokenizer.save_pretrained(directory / "model")
-    if end_tokens:
-        ids = range(END_TOKEN + 1, shape.vocabulary, (shape.vocabulary - END_TOKEN - 1) // end_tokens)
+    if end_tokens or log_normal:
+        ids: Sequence[int] = range(END_TOKEN + 1, shape.vocabulary)
+        ids = (
+            end_ids(*log_normal, ids[0], shape.vocabulary)
+            if log_normal
+            else ids[:: len(ids) // end_tokens][:end_tokens]
+        )
         generation = directory / "model" / "generation_config.json"
         known = json.loads(generation.read_text()) if generation.exists() else {}
-        generation.write_text(json.dumps({**known, "eos_token_id": [END_TOKEN, *ids[:end_tokens]]}))
+        generation.write_text(json.dumps({**known, "eos_token_id": [END_TOKEN, *ids]}))
     empty = tokenizer.apply_chat_template([{"role": "user", "content": ""}], add_generation_prompt=True, tokenize=False)
     wrapper = len(tokenizer(empty, add_special_tokens=False)["input_ids"])
     generator = random.Random(0)

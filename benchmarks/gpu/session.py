@@ -107,11 +107,19 @@ def conversations(kind: str) -> str:
     )
 
 
-def long_tail(name: str, settings: str, steps: int, gpus: int = 1, limit: int = 300, side: str = "ours") -> Job:
+def long_tail(
+    name: str,
+    settings: str,
+    steps: int,
+    gpus: int = 1,
+    limit: int = 300,
+    side: str = "ours",
+    lengths: str = "--response 8192 --end-tokens 60",
+) -> Job:
     """GRPO steps whose longest responses, of 8,192 tokens, are four times as long as the average."""
     command = (
-        f"{BENCH}step --algorithm grpo --samples 8 --name {name} --shape 0.5B --prompt 128 --response 8192 --batch 32 "
-        f"--end-tokens 60 --side {side} --tokens 32768 --steps {steps} --gpus {gpus} --out $ROWS --logs $LOGS "
+        f"{BENCH}step --algorithm grpo --samples 8 --name {name} --shape 0.5B --prompt 128 {lengths} --batch 32 "
+        f"--side {side} --tokens 32768 --steps {steps} --gpus {gpus} --out $ROWS --logs $LOGS "
         f"--timeout {limit - 20} {settings}"
     )
     return Job(name, command, limit=limit, gpus=gpus, ray=True)
@@ -134,6 +142,9 @@ LEARNER_AND_ENGINE = (
 )
 SPLIT = f"{LEARNER_AND_ENGINE} rollout.sleep=false rollout.kv_cache_gib=12 algorithm.correction=tis"
 IN_FLIGHT = "trainer.mode=asynchronous rollout.segment_length=256 rollout.sleep=false"
+# The longest responses take as long as four steps.
+AHEAD = f"{IN_FLIGHT} trainer.max_staleness=4 algorithm.old_log_probs=engine"
+LOG_NORMAL = "--response 16384 --log-normal 1000 1.5"
 AWAKE = "rollout.sleep=false rollout.kv_cache_gib=24 algorithm.correction=tis"
 # What optimizers keep leaves the GPU between their steps.
 OFFLOAD = "actor.sharding.optimizer_offload=true critic.sharding.optimizer_offload=true"
@@ -190,14 +201,12 @@ PLAN = (
     ),
     long_tail("long-tail-synchronous", AWAKE, steps=4),
     long_tail("long-tail-asynchronous", f"{IN_FLIGHT} trainer.max_staleness=2 {AWAKE}", steps=7),
-    long_tail(
-        "long-tail-two-gpus",
-        f"{LEARNER_AND_ENGINE} {IN_FLIGHT} trainer.max_staleness=4 algorithm.old_log_probs=engine",
-        steps=16,
-        gpus=2,
-        limit=480,
-    ),
+    long_tail("long-tail-two-gpus", f"{LEARNER_AND_ENGINE} {AHEAD}", steps=16, gpus=2, limit=480),
     long_tail("long-tail-two-gpus-synchronous", "rollout.compare_freq=0", steps=4, gpus=2),
+    long_tail("log-normal-two-gpus", f"{LEARNER_AND_ENGINE} {AHEAD}", steps=16, gpus=2, limit=590, lengths=LOG_NORMAL),
+    long_tail(
+        "log-normal-two-gpus-synchronous", "rollout.compare_freq=0", steps=4, gpus=2, limit=400, lengths=LOG_NORMAL
+    ),
     long_tail("long-tail-two-gpus-verl", "--rival-keeps", steps=16, gpus=2, limit=590, side="verl-asynchronous"),
     replayed("fixed-order", "0.5B", ""),
     replayed("fixed-order-exact", "1.5B", "actor.backend=exact"),

@@ -4,9 +4,9 @@
     python -m benchmarks.gpu.step --shape 1.5B --algorithm grpo --batch 64 --samples 8 --response 2048 --end-tokens 300
 
 KEY=VALUE are settings of this trainer; verl's are in benchmarks/gpu/verl.py, TRL's in benchmarks/gpu/trl.py. With
-`--end-tokens` so many ids of the vocabulary end a response, so that the lengths of a random model fall geometrically;
-without, every response reaches the limit. Times are medians over the steps after the first, memory is the most in any
-of them.
+`--end-tokens` so many ids of the vocabulary end a response, so that the lengths of a random model fall geometrically,
+and with `--log-normal` they are of that distribution; without either, every response reaches the limit. Times are
+medians over the steps after the first, memory is the most in any of them.
 """
 
 import argparse
@@ -21,11 +21,12 @@ from typing import Any, NamedTuple
 
 from benchmarks.gpu import trl, verl
 from benchmarks.gpu.common import SHAPES, Results, arguments, write_job
+from benchmarks.gpu.lengths import LEAST_SIGMA
 from benchmarks.gpu.memory import MemorySampler
 from benchmarks.results import read_rows
 
 ROOT = Path(__file__).resolve().parents[2]
-JOB = ("name", "shape", "algorithm", "gpus", "batch", "samples", "prompt", "response", "end_tokens")
+JOB = ("name", "shape", "algorithm", "gpus", "batch", "samples", "prompt", "response", "end_tokens", "log_normal")
 GRPO = {
     "algorithm.advantage": "grpo",
     "algorithm.kl_coefficient": 0,
@@ -76,7 +77,7 @@ def ours(job: Path, options: argparse.Namespace) -> dict[str, Any]:
         "data.max_response_length": options.response,
         "data.train_batch_size": options.batch,
         "rollout.samples_per_prompt": options.samples,
-        "rollout.ignore_end_tokens": "false" if options.end_tokens else "true",
+        "rollout.ignore_end_tokens": "false" if options.varies else "true",
         **(GRPO if options.algorithm == "grpo" else {}),
         "actor.mini_batch_size": responses,
         "critic.mini_batch_size": responses,
@@ -192,7 +193,16 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=512, help="prompts per step")
     parser.add_argument("--algorithm", choices=["ppo", "grpo"], default="ppo")
     parser.add_argument("--samples", type=int, default=1, help="responses to each prompt")
-    parser.add_argument("--end-tokens", type=int, default=0, help="ids that end a response; 0: none does")
+    varying = parser.add_mutually_exclusive_group()
+    varying.add_argument("--end-tokens", type=int, default=0, help="ids that end a response; 0: none does")
+    varying.add_argument(
+        "--log-normal",
+        type=float,
+        nargs=2,
+        default=[],
+        metavar=("MEDIAN", "SIGMA"),
+        help="lengths of responses, in tokens",
+    )
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument(
         "--tokens",
@@ -216,10 +226,14 @@ def main() -> None:
         parser.error("--side trl measures GRPO on one GPU: give --algorithm grpo, and no --gpus")
     if options.side == "verl-asynchronous" and (options.algorithm != "grpo" or options.gpus != 2):
         parser.error("--side verl-asynchronous trains on one GPU and samples on one: give --algorithm grpo --gpus 2")
+    if options.log_normal and options.log_normal[1] < LEAST_SIGMA:
+        parser.error(f"--log-normal: SIGMA is at least {LEAST_SIGMA:.2f}, that of geometric lengths")
     options.logs.mkdir(parents=True, exist_ok=True)
     results = Results(options.out, "step")
-    place = options.jobs / f"{options.shape}-{options.prompt}-{options.end_tokens}"
-    job = write_job(place, options.shape, options.prompt, end_tokens=options.end_tokens)
+    lengths = {"end_tokens": options.end_tokens, "log_normal": options.log_normal}
+    place = options.jobs / "-".join(map(str, (options.shape, options.prompt, options.end_tokens, *options.log_normal)))
+    job = write_job(place, options.shape, options.prompt, **lengths)
+    options.varies = any(lengths.values())
     options.name = options.name or f"{options.shape}-{options.prompt}-{options.response}"
     sides = ("ours", "verl") if options.side == "both" else (options.side,)
     for side in sides:

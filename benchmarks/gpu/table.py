@@ -86,7 +86,7 @@ def _steps(rows: Sequence[Row]) -> list[Row]:
 
 def grpo_beside_rivals(rows: Sequence[Row]) -> str:
     """Seconds of each phase of GRPO here, on verl and on TRL, with a column for each run."""
-    found = [row for row in _steps(rows) if row.get("algorithm") == "grpo" and not row["name"].startswith("long-tail")]
+    found = [row for row in _steps(rows) if row.get("algorithm") == "grpo" and row["name"].startswith("grpo")]
     if not found:
         return ""
     names = {"ours": "here", "verl": "verl", "trl": "TRL"}

@@ -67,7 +67,7 @@ def command(job: Path, options: argparse.Namespace, steps: Path) -> list[str]:
     }
     if options.cpu:
         # Without end tokens, Transformers must be told to go on.
-        minimum = {} if options.end_tokens else {"min_new_tokens": options.response}
+        minimum = {} if options.varies else {"min_new_tokens": options.response}
         settings |= {"use_cpu": True, "bf16": False, "generation_kwargs": minimum}
     else:
         settings |= {
@@ -79,7 +79,7 @@ def command(job: Path, options: argparse.Namespace, steps: Path) -> list[str]:
             "vllm_gpu_memory_utilization": 0.3,
             "vllm_max_model_length": longest,
             "vllm_importance_sampling_correction": False,
-            "generation_kwargs": {"ignore_eos": not options.end_tokens},
+            "generation_kwargs": {"ignore_eos": not options.varies},
         }
     return [sys.executable, "-m", "benchmarks.gpu.trl", str(job), str(steps), json.dumps(settings)]
 

@@ -65,7 +65,7 @@ def command(job: Path, options: argparse.Namespace) -> list[str]:
         "rollout.tensor_model_parallel_size": 1,
         "rollout.gpu_memory_utilization": 0.5,
         "rollout.max_num_seqs": 1024,
-        "rollout.ignore_eos": not options.end_tokens,
+        "rollout.ignore_eos": not options.varies,
         "rollout.calculate_log_probs": False,
     }
     trainer = {
