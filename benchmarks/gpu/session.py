@@ -65,15 +65,16 @@ def ppo(
     batch: int = 512,
     tokens: int = 32768,
     steps: int = 4,
+    rival: str = "",
 ) -> Job:
-    """PPO steps of this trainer and, with `both`, of verl."""
+    """PPO steps of this trainer and, with `both`, of verl, to which `rival` is said besides."""
     command = (
         f"{BENCH}step --name {name} --shape {shape} --prompt {prompt} --response {response} --batch {batch} "
         f"--gpus {gpus} --out $ROWS --logs $LOGS --timeout 700"
     )
     line = f"{command} --side ours --tokens {tokens} --steps {steps} {settings}"
     if both:
-        line += f"; {command} --side verl --steps 3"
+        line += f"; {command} --side verl --steps 3 {rival}"
     return Job(name, line, limit=1200 if both else 300, gpus=gpus, ray=True)
 
 
@@ -162,7 +163,7 @@ PLAN = (
     ppo("0.5B-256-1024", "0.5B", 256, 1024, TWO_ENGINES.format(5), both=True),
     ppo("1.5B-512-512", "1.5B", 512, 512, TWO_ENGINES.format(8), both=True, tokens=16384, steps=3),
     ppo("0.5B-512-512", "0.5B", 512, 512, TWO_ENGINES.format(4), both=True),
-    ppo("0.5B-256-512", "0.5B", 256, 512, TWO_ENGINES.format(4), both=True),
+    ppo("0.5B-256-512", "0.5B", 256, 512, TWO_ENGINES.format(4), both=True, rival="--rival-keeps"),
     ppo("1.5B-256-512-two-gpus", "1.5B", 256, 512, TWO_ENGINES.format(8), both=True, tokens=16384, gpus=2),
     ppo("0.5B-256-512-defaults", "0.5B", 256, 512, "", tokens=0),
     # With verl's memory as the measure.
