@@ -16,12 +16,17 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ClusterNode:
-    """A node of the Ray cluster, with the resources that Ray reports."""
+    """A node of the Ray cluster, with the resources that Ray reports.
+
+    `device_gib` is the memory of each of its GPUs, the least if they differ, or of the node if it trains on CPU; None
+    if unknown.
+    """
 
     id: str
     address: str
     cpus: int
     gpus: int
+    device_gib: float | None = None
 
 
 @contextmanager

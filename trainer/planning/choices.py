@@ -10,7 +10,7 @@ from functools import partial
 
 from trainer.config.tree import Config
 from trainer.planning.activations import bytes_per_token, pass_bytes
-from trainer.planning.memory import GIB, TYPE_BYTES, Share, model_of, shared_copy_gib, shares, with_setting
+from trainer.planning.memory import GIB, TYPE_BYTES, Share, by_device, model_of, shared_copy_gib, shares, with_setting
 from trainer.planning.model_size import ModelSize
 from trainer.planning.placement import Placement, engine_slots
 
@@ -44,17 +44,19 @@ class Choice:
         return f"{self.key}={value}: {self.reason}"
 
 
-def with_choices(config: Config, placement: Placement, device_gib: float | None) -> tuple[Config, list[Choice]]:
-    """The settings with a value for each that was not given, and the choices. On CPU nothing is chosen."""
+def with_choices(config: Config, placement: Placement) -> tuple[Config, list[Choice]]:
+    """The settings with a value for each that was not given, and the choices: none on CPU, or if the memory of a GPU
+    is unknown."""
     made: list[Choice] = []
     size = ModelSize.read(config.model.directory)
-    if placement["actor"][0].device == "cpu" or device_gib is None or size is None:
+    unknown = any(slot.node.device_gib is None for slots in placement.values() for slot in slots)
+    if placement["actor"][0].device == "cpu" or unknown or size is None:
         return config, made
     steps: list[Callable[[_Machine], Iterator[Choice]]] = [partial(_passes, role=role) for role in ("actor", "critic")]
     if "rollout" in placement:
         steps = [_engines, _sequences, _cache, *steps]
     for step in steps:
-        for choice in step(_Machine(config, placement, device_gib, size)):
+        for choice in step(_Machine(config, placement, size)):
             config = with_setting(config, choice.key, choice.value)
             made.append(choice)
     return config, made
@@ -66,12 +68,11 @@ class _Machine:
 
     config: Config
     placement: Placement
-    device_gib: float
     size: ModelSize
 
     @property
     def shares(self) -> list[Share]:
-        return shares(self.config, self.placement, self.device_gib)
+        return shares(self.config, self.placement)
 
     @property
     def type_bytes(self) -> int:
@@ -109,10 +110,13 @@ class _Machine:
 
     def room(self, role: str) -> float:
         """GiB that a turn of the role may take on its fullest device."""
-        found = self.shares
-        devices = {share.device for share in found if share.role == role}
-        resting = max(_resting([share for share in found if share.device == device]) for device in devices)
-        return FILLED * self.device_gib - resting
+        rooms = []
+        for own in by_device(self.shares):
+            device_gib = own[0].slot.node.device_gib
+            assert device_gib is not None  # else there are no choices
+            if role in {share.role for share in own}:
+                rooms.append(FILLED * device_gib - _resting(own))
+        return min(rooms)
 
 
 def _resting(own: list[Share]) -> float:

@@ -4,11 +4,11 @@ import os
 
 from ray.util.placement_group import PlacementGroup
 
+from trainer.cluster.device_memory import device_count, device_memory
 from trainer.cluster.nodes import ClusterNode, numbered_slots
 from trainer.config.tree import Config
 from trainer.errors import ConfigError
 from trainer.models.files import check_models, with_local_models
-from trainer.planning.memory import device_count, device_memory
 from trainer.planning.placement import roles_of
 from trainer.planning.plan import Plan, plan_of
 
@@ -26,6 +26,6 @@ def plan_without_cluster(config: Config, nodes: int | None, gpus: int | None, gp
     memory = gpu_gib or device_memory("cuda" if per_node else "cpu")
     if memory is None:
         raise ConfigError("the memory of the GPUs is not known here", hint="say --gpu-gib, like --gpu-gib 80")
-    own = [ClusterNode(f"node{at}", f"node{at}", os.cpu_count() or 1, per_node) for at in range(count)]
+    own = [ClusterNode(f"node{at}", f"node{at}", os.cpu_count() or 1, per_node, memory) for at in range(count)]
     slots = numbered_slots(own, per_node, PlacementGroup.empty())
-    return plan_of(config, slots, roles_of(config), memory)
+    return plan_of(config, slots, roles_of(config))

@@ -6,10 +6,10 @@ Roles on a device take turns. Each has memory that stays on the device and memor
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import TypeVar
 
-import psutil
 from pydantic import BaseModel
 
 from trainer.cluster.nodes import Slot
@@ -39,16 +39,19 @@ class Share:
     working: float = 0.0
     passes: float = 0.0
 
-    @property
-    def device(self) -> tuple[str, int]:
-        """The address of its node, and the rank of its slot."""
-        return self.slot.node.address, self.slot.rank
 
-
-def shares(config: Config, placement: Placement, device_gib: float | None) -> list[Share]:
+def shares(config: Config, placement: Placement) -> list[Share]:
     """The memory of each rank of each role."""
-    gib = {role: _gib(config, role, placement, device_gib) for role in placement}
-    return [Share(role, slot, *gib[role]) for role, slots in placement.items() for slot in slots]
+    gib = cache(partial(_gib, config, placement))  # ranks of a role differ only in their devices
+    return [Share(role, slot, *gib(role, slot.node.device_gib)) for role, slots in placement.items() for slot in slots]
+
+
+def by_device(found: Sequence[Share]) -> list[list[Share]]:
+    """The shares of each device."""
+    devices: dict[tuple[str, int], list[Share]] = defaultdict(list)
+    for share in found:
+        devices[share.slot.node.address, share.slot.rank].append(share)
+    return list(devices.values())
 
 
 def model_of(config: Config, role: str) -> Path:
@@ -70,7 +73,7 @@ def shared_copy_gib(config: Config, placement: Placement) -> float:
 
 
 def _gib(
-    config: Config, role: str, placement: Placement, device_gib: float | None
+    config: Config, placement: Placement, role: str, device_gib: float | None
 ) -> tuple[float, float] | tuple[float, float, float]:
     ranks, device = len(placement[role]), placement[role][0].device
     width, on_gpu = TYPE_BYTES[config.model.dtype_on(device)], device == "cuda"
@@ -138,61 +141,75 @@ def table(found: Sequence[Share]) -> list[str]:
     return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
 
 
-def check_fit(
-    found: Sequence[Share], device_gib: float | None, others: Iterable[tuple[str, Sequence[Share]]] = ()
-) -> None:
-    """Raises ConfigError if the roles on a device need more memory than it has, passes aside; does nothing if its size
-    is unknown.
+def check_fit(found: Sequence[Share], others: Iterable[tuple[str, Sequence[Share]]] = ()) -> None:
+    """Raises ConfigError if the roles on a device need more memory than it has, passes aside; devices whose memory is
+    unknown are not checked.
 
     `others` lists other settings with their shares: the error suggests the first that fit.
     """
-    if device_gib is None:
+    load = _fullest(found)
+    if load is None or load.lacking <= 0:
         return
-    device, needed = max(_needed(found).items(), key=lambda item: item[1])
-    if needed <= device_gib:
-        return
-    own = [share for share in found if share.device == device]
-    parts = ", ".join(f"{share.role} {share.resting + share.working:.1f}" for share in own)
+    parts = ", ".join(f"{share.role} {share.resting + share.working:.1f}" for share in load.shares)
     hint = "use more devices, give roles devices of their own with device_mapping.ROLE, or take a smaller model"
     for settings, shared in others:
-        if (then := max(_needed(shared).values())) <= device_gib:
-            hint = f"set {settings}: then {then:.1f} GiB are needed, activations aside"
+        if (then := _fullest(shared)) and then.lacking <= 0:
+            hint = f"set {settings}: then {then.needed:.1f} GiB are needed, activations aside"
             break
     raise ConfigError(
-        f"{own[0].slot.device} {device[1]} of {device[0]} has {device_gib:.1f} GiB, "
-        f"{needed - device_gib:.1f} less than the {needed:.1f} that are needed: {parts}",
+        f"{load.device} has {load.device_gib:.1f} GiB, {load.lacking:.1f} less than the {load.needed:.1f} that are "
+        f"needed: {parts}",
         hint=hint,
     )
 
 
-def tight(found: Sequence[Share], device_gib: float | None) -> str | None:
+def tight(found: Sequence[Share]) -> str | None:
     """A warning if the fullest device may run out of memory in a pass, else None."""
-    if device_gib is None:
+    load = _fullest(found, passes=True)
+    if load is None or load.lacking <= 0:
         return None
-    device, needed = max(_needed(found, passes=True).items(), key=lambda item: item[1])
-    if needed <= device_gib:
-        return None
-    most = max((share for share in found if share.device == device), key=lambda share: share.passes)
+    role = max(load.shares, key=lambda share: share.passes).role
     return (
-        f"{most.slot.device} {device[1]} of {device[0]} has {device_gib:.1f} GiB, and passes of the {most.role} may "
-        f"need {needed - device_gib:.1f} more: lower {most.role}.micro_batch_tokens, or set "
-        f"{most.role}.activation_checkpointing=true"
+        f"{load.device} has {load.device_gib:.1f} GiB, and passes of the {role} may need {load.lacking:.1f} more: "
+        f"lower {role}.micro_batch_tokens, or set {role}.activation_checkpointing=true"
     )
 
 
-def _needed(found: Sequence[Share], passes: bool = False) -> dict[tuple[str, int], float]:
-    """GiB that each device needs, by node and rank: what stays, and the largest turn."""
-    by_device: dict[tuple[str, int], list[Share]] = defaultdict(list)
-    for share in found:
-        by_device[share.device].append(share)
-    return {
-        device: sum(share.resting for share in own)
-        + max(share.working + (share.passes if passes else 0.0) for share in own)
-        for device, own in by_device.items()
-    }
+@dataclass(frozen=True)
+class _Load:
+    """GiB that the roles on a device need: what stays, and the largest turn."""
+
+    shares: Sequence[Share]
+    needed: float
+    device_gib: float
+
+    @property
+    def device(self) -> str:
+        slot = self.shares[0].slot
+        return f"{slot.device} {slot.rank} of {slot.node.address}"
+
+    @property
+    def lacking(self) -> float:
+        """GiB that the device has too few; negative if some are left."""
+        return self.needed - self.device_gib
 
 
-def alternatives(config: Config, placement: Placement, device_gib: float | None) -> Iterator[tuple[str, list[Share]]]:
+def _fullest(found: Sequence[Share], passes: bool = False) -> _Load | None:
+    """The device that lacks most memory, or has least left; None if the memory of none is known."""
+    loads = [
+        _Load(own, _needed(own, passes), gib)
+        for own in by_device(found)
+        if (gib := own[0].slot.node.device_gib) is not None
+    ]
+    return max(loads, key=lambda load: load.lacking, default=None)
+
+
+def _needed(own: Sequence[Share], passes: bool) -> float:
+    turns = (share.working + (share.passes if passes else 0.0) for share in own)
+    return sum(share.resting for share in own) + max(turns)
+
+
+def alternatives(config: Config, placement: Placement) -> Iterator[tuple[str, list[Share]]]:
     """Settings that save memory, cumulatively, and the resulting shares."""
     savings: list[dict[str, float | bool]] = [
         {f"{role}.sharding.optimizer_offload": True for role in config.trained},
@@ -207,7 +224,7 @@ def alternatives(config: Config, placement: Placement, device_gib: float | None)
         for key, value in saving.items():
             config = with_setting(config, key, value)
         text = " ".join(f"{key}={str(value).lower()}" for key, value in settings.items())
-        yield text, shares(config, placement, device_gib)
+        yield text, shares(config, placement)
 
 
 def with_setting(section: Section, key: str, value: float | bool | None) -> Section:
@@ -215,30 +232,3 @@ def with_setting(section: Section, key: str, value: float | bool | None) -> Sect
     name, _, rest = key.partition(".")
     inner = with_setting(getattr(section, name), rest, value) if rest else value
     return section.model_copy(update={name: inner})
-
-
-def device_memory(device: str) -> float | None:
-    """GiB of this node's first device, assumed for all devices; None if unknown."""
-    if device == "cpu":
-        return float(psutil.virtual_memory().total / GIB)
-    gpus = _nvidia_memory()
-    return gpus[0] if gpus else None
-
-
-def device_count() -> int:
-    """The GPUs of this machine that NVIDIA's driver names; 0 without that driver."""
-    return len(_nvidia_memory())
-
-
-def _nvidia_memory() -> list[float]:
-    """GiB of each GPU; nothing if they are AMD's, or if this image or machine lacks NVIDIA's libraries."""
-    try:
-        import pynvml
-    except ImportError:
-        return []
-    try:
-        pynvml.nvmlInit()
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(at) for at in range(pynvml.nvmlDeviceGetCount())]
-        return [float(pynvml.nvmlDeviceGetMemoryInfo(handle).total / GIB) for handle in handles]
-    except pynvml.NVMLError:
-        return []

@@ -18,28 +18,28 @@ class Plan:
     placement: Placement
     choices: Sequence[Choice]
     shares: Sequence[Share]
-    device_gib: float | None
 
     def lines(self) -> Iterator[str]:
         """What a user reads: choices, the table, and what may be tight."""
         for choice in self.choices:
             yield f"chosen: {choice}"
-        if self.device_gib is None and self.shares[0].slot.device == "cuda":
-            yield "nothing is chosen from the GPUs' memory, which this host does not tell"
+        silent = [share.slot.node.address for share in self.shares if share.slot.node.device_gib is None]
+        if silent and self.shares[0].slot.device == "cuda":
+            yield f"nothing is chosen from the GPUs' memory, which {silent[0]} does not tell"
         yield from table(self.shares)
         if (gib := copies_gib(self.config, self.placement)) > 0:
             yield f"copies in the memory of each node: {gib:.2f} GiB, while they are renewed {3 * gib:.2f} GiB"
-        if warning := tight(self.shares, self.device_gib):
+        if warning := tight(self.shares):
             yield f"warning: {warning}"
 
 
-def plan_of(config: Config, slots: Sequence[Slot], roles: Sequence[str], device_gib: float | None) -> Plan:
+def plan_of(config: Config, slots: Sequence[Slot], roles: Sequence[str]) -> Plan:
     """The plan for these slots. Raises ConfigError if batches or models do not fit."""
     placement = place_roles(config, slots, roles)
     config.check_ranks({role: len(own) for role, own in placement.items()})
     if "rollout" in placement:
         engine_slots(config, placement["rollout"])
-    config, choices = with_choices(config, placement, device_gib)
-    found = shares(config, placement, device_gib)
-    check_fit(found, device_gib, alternatives(config, placement, device_gib))
-    return Plan(config, placement, choices, found, device_gib)
+    config, choices = with_choices(config, placement)
+    found = shares(config, placement)
+    check_fit(found, alternatives(config, placement))
+    return Plan(config, placement, choices, found)

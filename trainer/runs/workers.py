@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from trainer.cluster.calls import wait
+from trainer.cluster.device_memory import with_memory
 from trainer.cluster.nodes import ClusterNode, Slot, find_nodes, reserve_slots
 from trainer.cluster.place import RankPlace, Team
 from trainer.cluster.workers import WorkerGroup
 from trainer.config.tree import Config
 from trainer.experience.reward_workers import Scorer
-from trainer.planning.memory import device_memory
 from trainer.planning.placement import ROLES, Placement, engine_slots, on_shared_gpus
 from trainer.planning.plan import Plan, plan_of
 from trainer.roles.factories import make_actor, make_critic, make_reference, make_reward, make_rollout, make_teacher
@@ -164,8 +164,9 @@ def find_plan(config: Config, roles: Sequence[str]) -> Plan:
     settings = config.trainer
     nodes = find_nodes(settings.nnodes, settings.n_gpus_per_node)
     gpus = nodes[0].gpus if settings.n_gpus_per_node is None else settings.n_gpus_per_node
+    nodes = with_memory(nodes, "cuda" if gpus else "cpu", settings.worker_timeout)
     slots = reserve_slots(nodes, gpus, settings.worker_timeout)
-    found = plan_of(config, slots, roles, device_memory(slots[0].device))
+    found = plan_of(config, slots, roles)
     for line in found.lines():
         logger.info("%s", line)
     return found

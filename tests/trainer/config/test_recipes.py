@@ -52,7 +52,7 @@ def with_sizes(config: Config, directory: Path) -> Config:
 
 
 def slots(nodes: int, gpus: int) -> Sequence[Slot]:
-    own = [ClusterNode(f"id{at}", f"10.0.0.{at}", cpus=64, gpus=gpus) for at in range(nodes)]
+    own = [ClusterNode(f"id{at}", f"10.0.0.{at}", cpus=64, gpus=gpus, device_gib=GPU_GIB) for at in range(nodes)]
     return [Slot(rank, own[rank // gpus], "cuda", rank % gpus, gpus, group=None) for rank in range(nodes * gpus)]
 
 
@@ -68,8 +68,8 @@ def test_a_recipe_fits_the_gpus_that_it_names(name: str, tmp_path: Path) -> None
     nodes, gpus = int(sized[1]), int(sized[2])
     assert (config.trainer.nnodes or 1, config.trainer.n_gpus_per_node or 1) == (nodes, gpus)
     roles = ROLES_OF_DPO if name.startswith("dpo") else roles_of(config)
-    plan = plan_of(config, slots(nodes, gpus), roles, GPU_GIB)
-    assert tight(plan.shares, plan.device_gib) is None
+    plan = plan_of(config, slots(nodes, gpus), roles)
+    assert tight(plan.shares) is None
 
 
 @pytest.mark.parametrize("name", NAMES)

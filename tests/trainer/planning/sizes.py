@@ -1,7 +1,12 @@
-"""Model directories with sizes and without weights."""
+"""Model directories with sizes and without weights, and the shares of roles on devices of any size."""
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+
+from trainer.cluster.nodes import Slot
+from trainer.planning.memory import Share
 
 # hidden, intermediate, layers, heads, heads of keys and values, weights: Qwen2.5's and Qwen3's (4B) models
 SIZES = {
@@ -30,3 +35,12 @@ def write_sizes(name: str, directory: Path) -> Path:
     (directory / "config.json").write_text(json.dumps(sizes), encoding="utf-8")
     (directory / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
     return directory
+
+
+def with_memory(found: Sequence[Share], gib: float | None) -> list[Share]:
+    """The shares on devices with this memory."""
+
+    def slot(share: Share) -> Slot:
+        return replace(share.slot, node=replace(share.slot.node, device_gib=gib))
+
+    return [replace(share, slot=slot(share)) for share in found]

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.trainer.planning.sizes import SIZES, write_sizes
-from trainer.cluster.nodes import ClusterNode, Slot
+from tests.trainer.planning.sizes import SIZES, with_memory, write_sizes
+from trainer.cluster.nodes import ClusterNode, Slot, numbered_slots
 from trainer.config.tree import Config
 from trainer.errors import ConfigError
 from trainer.planning.activations import gathered_bytes, pass_bytes
@@ -32,11 +32,12 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def plan(models: Path) -> Callable[..., Plan]:
-    def made(model: str, gpus: int, gpu_gib: float, device: str = "cuda", **sections: Any) -> Plan:
+    def made(model: str, gpus: int, *gpu_gib: float | None, device: str = "cuda", **sections: Any) -> Plan:
+        """The plan for a node with so many GPUs for each size of them."""
         config = Config.model_validate({"model": {"path": models / model}, **sections})
-        node = ClusterNode("id", "10.0.0.1", cpus=64, gpus=gpus)
-        slots = [Slot(rank, node, device, rank, gpus, group=None) for rank in range(gpus)]
-        return plan_of(config, slots, roles_of(config), gpu_gib)
+        nodes = [ClusterNode(f"id{at}", f"10.0.0.{at}", 64, gpus, device_gib=gib) for at, gib in enumerate(gpu_gib)]
+        slots = numbered_slots(nodes, gpus if device == "cuda" else 0, group=None)
+        return plan_of(config, slots, roles_of(config))
 
     return made
 
@@ -211,6 +212,21 @@ def test_engines_on_gpus_of_their_own_get_the_same_cache_without_sleep(plan: Cal
     assert awake["rollout.kv_cache_gib"] == asleep["rollout.kv_cache_gib"] > 60
 
 
+def test_on_different_gpus_a_role_gets_what_fits_the_smallest_of_its_own(plan: Callable[..., Plan]) -> None:
+    sections = grpo(128, 1024, 15360)
+    assert chosen(plan("7B", 4, H200, H100, **sections)) == chosen(plan("7B", 4, H100, H100, **sections))
+    apart = {"actor": "node0:0,1,2,3", "reference": "node0:0,1,2,3", "rollout": "node1:0,1,2,3"}
+    mixed, large = (chosen(plan("7B", 4, H200, engines, **sections, device_mapping=apart)) for engines in (H100, H200))
+    assert mixed["rollout.kv_cache_gib"] < H100 < large["rollout.kv_cache_gib"]
+    assert mixed["actor.micro_batch_tokens"] == large["actor.micro_batch_tokens"]
+
+
+def test_nothing_is_chosen_if_a_node_does_not_tell_its_memory(plan: Callable[..., Plan]) -> None:
+    found = plan("7B", 4, H200, None)
+    assert chosen(found) == {}
+    assert "nothing is chosen from the GPUs' memory, which 10.0.0.1 does not tell" in found.lines()
+
+
 def test_what_was_given_stays(plan: Callable[..., Plan]) -> None:
     found = plan(
         "1.5B",
@@ -274,16 +290,16 @@ def test_what_is_chosen_fits_whenever_the_longest_row_does(
             "critic": sharding,
         }
     )
-    node = ClusterNode("id", "10.0.0.1", cpus=64, gpus=gpus)
+    node = ClusterNode("id", "10.0.0.1", cpus=64, gpus=gpus, device_gib=gpu_gib)
     slots = [Slot(rank, node, "cuda", rank, gpus, group=None) for rank in range(gpus)]
     placement = place_roles(config, slots, roles_of(config))
-    config, choices = with_choices(config, placement, gpu_gib)
+    config, choices = with_choices(config, placement)
     keys = {choice.key for choice in choices}
     assert "rollout.engines_per_gpu" not in keys or "rollout.kv_cache_gib" in keys
     if "rollout.kv_cache_gib" in keys:
-        check_fit([share for share in shares(config, placement, gpu_gib) if share.role == "rollout"], gpu_gib)
+        check_fit([share for share in shares(config, placement) if share.role == "rollout"])
     for role in config.trained:
         section = config.critic if role == "critic" else config.actor
         if section.micro_batch_tokens is not None and section.micro_batch_tokens > prompt + response:
-            own = [s for s in shares(config, placement, gpu_gib) if s.role in (role, "reference")]
-            assert tight(own, FILLED * gpu_gib) is None
+            own = [s for s in shares(config, placement) if s.role in (role, "reference")]
+            assert tight(with_memory(own, FILLED * gpu_gib)) is None

@@ -8,18 +8,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.trainer.planning.sizes import with_memory
 from trainer.cluster.nodes import ClusterNode, Slot
 from trainer.config.sections.device_mapping import parse_devices
 from trainer.config.tree import Config
 from trainer.errors import ConfigError, DataError
 from trainer.models.files import parameter_count
 from trainer.models.small import ModelShape, build_tokenizer, create_model, save_model
-from trainer.planning.memory import alternatives, check_fit, copies_gib, shares, table
+from trainer.planning.memory import Share, alternatives, check_fit, copies_gib, shares, table
 from trainer.planning.placement import engine_slots, place_roles, roles_of
 from trainer.runs.workers import rank_places
 
-NODES = [ClusterNode(f"id{at}", f"10.0.0.{at}", cpus=8, gpus=2) for at in range(2)]
-SLOTS = [Slot(rank, NODES[rank // 2], "cuda", rank % 2, 2, group=None) for rank in range(4)]
+
+def slots(*gib: float | None) -> list[Slot]:
+    """Two GPUs on each of two nodes, with this memory or that of each node."""
+    nodes = [ClusterNode(f"id{at}", f"10.0.0.{at}", cpus=8, gpus=2, device_gib=gib[at % len(gib)]) for at in range(2)]
+    return [Slot(rank, nodes[rank // 2], "cuda", rank % 2, 2, group=None) for rank in range(4)]
+
+
+SLOTS = slots(None)
 
 
 @pytest.fixture(scope="module")
@@ -114,10 +121,10 @@ def test_offloaded_memory_counts_for_one_role_at_a_time(model: Path) -> None:
 
     def needed(**sections: Any) -> float:
         settings = config(model, rollout={"gpu_memory_utilization": 0.01}, **sections)
-        found = shares(settings, place_roles(settings, SLOTS, roles_of(settings)), device_gib=1e-6)
+        found = shares(settings, place_roles(settings, slots(1e-6), roles_of(settings)))
         for gib in range(1, 10000):
             try:
-                check_fit(found, gib * 1e-5)
+                check_fit(with_memory(found, gib * 1e-5))
             except ConfigError:
                 continue
             return gib * 1e-5
@@ -156,19 +163,30 @@ def test_parameters_are_counted_from_the_headers(model: Path, tmp_path: Path) ->
 
 def test_the_plan_names_role_node_device_and_memory_and_refuses_models_that_do_not_fit(model: Path) -> None:
     settings = config(model, device_mapping={"reward": "node1:0"}, rollout={"gpu_memory_utilization": 0.5})
-    placed = place_roles(settings, SLOTS, roles_of(settings))
-    found = shares(settings, placed, device_gib=1.0)
+    placed = place_roles(settings, slots(1.0), roles_of(settings))
+    found = shares(settings, placed)
     lines = table(found)
     assert lines[0].split()[:3] == ["role", "node", "device"]
     assert any(line.split() == ["rollout", "10.0.0.1", "cuda", "3", "0.00", "0.50"] for line in lines)
     assert sum(line.startswith("reward") for line in lines) == 1
-    check_fit(found, 1.0)
-    check_fit(found, None)
+    check_fit(found)
+    check_fit(with_memory(found, None))
     with pytest.raises(ConfigError) as caught:
-        check_fit(found, 0.5)
+        check_fit(with_memory(found, 0.5))
     assert "cuda 0 of 10.0.0.0 has 0.5 GiB" in str(caught.value)
     assert "rollout 0.5" in str(caught.value)
     assert "device_mapping" in caught.value.hint
+
+
+def test_each_device_is_checked_against_the_memory_of_its_own_node(model: Path) -> None:
+    def found(**mapping: str) -> list[Share]:
+        settings = config(model, rollout={"kv_cache_gib": 50.0}, device_mapping=mapping)
+        return shares(settings, place_roles(settings, slots(80.0, 40.0), roles_of(settings)))
+
+    check_fit(found(rollout="node0:0,1"))
+    for mapping in ({}, {"rollout": "node1:0,1"}):
+        with pytest.raises(ConfigError, match=r"cuda 2 of 10\.0\.0\.1 has 40\.0 GiB"):
+            check_fit(found(**mapping))
 
 
 @pytest.mark.parametrize(
@@ -187,24 +205,23 @@ def test_a_model_that_does_not_fit_is_refused_with_the_missing_memory_and_settin
     """`room` is the device's memory in bytes per weight of its share. Engines take two fifths of it, or a fifth,
     beside the 8 bytes of the whole weights that they copy."""
     settings = config(model)
-    device_gib = room * parameter_count(model) / 2**30 / len(SLOTS)
-    placed = place_roles(settings, SLOTS, roles_of(settings))
-    found = shares(settings, placed, device_gib)
+    gib = room * parameter_count(model) / 2**30 / len(SLOTS)
+    placed = place_roles(settings, slots(gib), roles_of(settings))
     with pytest.raises(ConfigError, match="less than the") as caught:
-        check_fit(found, device_gib, alternatives(settings, placed, device_gib))
+        check_fit(shares(settings, placed), alternatives(settings, placed))
     assert hint in caught.value.hint
 
 
 def test_engines_with_a_cache_of_a_given_size_are_counted_one_by_one(model: Path) -> None:
     settings = config(model, rollout={"kv_cache_gib": 2.0, "engines_per_gpu": 3})
-    found = shares(settings, place_roles(settings, SLOTS, ["rollout"]), device_gib=140.0)
+    found = shares(settings, place_roles(settings, slots(140.0), ["rollout"]))
     assert found[0].working == pytest.approx(3 * (2.0 + 2 * parameter_count(model) / 2**30))
 
 
 def test_engines_that_span_gpus_stay_within_a_node(model: Path) -> None:
-    def engines(slots: list[Slot], size: int, **mapping: str) -> list[list[int]]:
+    def engines(own: list[Slot], size: int, **mapping: str) -> list[list[int]]:
         settings = config(model, rollout={"tensor_parallel": size}, device_mapping=mapping)
-        placed = place_roles(settings, slots, ["rollout"])
+        placed = place_roles(settings, own, ["rollout"])
         return [[slot.rank for slot in engine] for engine in engine_slots(settings, placed["rollout"])]
 
     assert engines(SLOTS, 1) == [[0], [1], [2], [3]]
@@ -221,7 +238,7 @@ def test_engines_that_span_gpus_stay_within_a_node(model: Path) -> None:
 
 def test_engines_that_span_gpus_hold_a_part_of_the_model_on_each(model: Path) -> None:
     settings = config(model, rollout={"kv_cache_gib": 2.0, "tensor_parallel": 2})
-    found = shares(settings, place_roles(settings, SLOTS, ["rollout"]), device_gib=140.0)
+    found = shares(settings, place_roles(settings, slots(140.0), ["rollout"]))
     assert found[0].working == pytest.approx(2.0 + 2 * parameter_count(model) / 2**30 / 2)
 
 
