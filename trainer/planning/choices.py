@@ -5,19 +5,27 @@ A choice changes memory and speed, never results. Each states its reason; `train
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from trainer.config.tree import Config
 from trainer.planning.activations import bytes_per_token, pass_bytes
-from trainer.planning.memory import GIB, TYPE_BYTES, Share, by_device, model_of, shared_copy_gib, shares, with_setting
+from trainer.planning.memory import (
+    GIB,
+    GRAPHS_GIB,
+    TYPE_BYTES,
+    Share,
+    by_device,
+    model_of,
+    shared_copy_gib,
+    shares,
+    with_setting,
+)
 from trainer.planning.model_size import ModelSize
 from trainer.planning.placement import Placement, engine_slots
 
 # Of a GPU's memory, the share that choices may fill: estimates are within a tenth, and fragments take the rest.
 FILLED = 0.9
-# CUDA's context and libraries of a process; an engine's graphs and workspace.
-PROCESS_GIB, GRAPHS_GIB = 0.8, 3.0
 # Beyond these sizes micro-batches were not faster on H200s: matrix products fill the GPU (docs/performance.md).
 TOKENS, TOKENS_OF_A_SMALL_MODEL = 16384, 32768
 SMALL = 1_000_000_000  # parameters
@@ -102,11 +110,13 @@ class _Machine:
         split = min(self.config.rollout.tensor_parallel, self.size.key_value_heads)
         return self.size.key_values * self.type_bytes / split / GIB
 
-    def free(self, engines: int) -> float:
-        """GiB for the cache of each of so many engines of a GPU."""
+    @property
+    def free(self) -> float:
+        """GiB for the cache of each engine of a GPU."""
+        rollout = self.config.rollout
         room = self.room("rollout") - shared_copy_gib(self.config, self.placement)
-        weights = self.size.parameters * self.type_bytes / self.config.rollout.tensor_parallel / GIB
-        return room / engines - weights - GRAPHS_GIB
+        weights = self.size.parameters * self.type_bytes / rollout.tensor_parallel / GIB
+        return room / rollout.engines_per_gpu - weights - GRAPHS_GIB
 
     def room(self, role: str) -> float:
         """GiB that a turn of the role may take on its fullest device."""
@@ -122,7 +132,7 @@ class _Machine:
 def _resting(own: list[Share]) -> float:
     """GiB that stay on a device beside a turn. Engines that have it to themselves count as a turn, even awake."""
     alone = {share.role for share in own if share.resting or share.working} == {"rollout"}
-    return sum((0.0 if alone else share.resting) + PROCESS_GIB for share in own)
+    return sum(share.processes if alone else share.resting for share in own)
 
 
 def _engines(machine: _Machine) -> Iterator[Choice]:
@@ -132,7 +142,8 @@ def _engines(machine: _Machine) -> Iterator[Choice]:
         return
     if rollout.weight_transfer == "broadcast":
         return  # NCCL refuses two engines on a GPU
-    if 0 < machine.size.parameters < SMALL and machine.free(engines=2) >= machine.row * machine.token_gib:
+    two = replace(machine, config=with_setting(machine.config, "rollout.engines_per_gpu", 2))
+    if 0 < machine.size.parameters < SMALL and two.free >= two.row * two.token_gib:
         reason = "with a small model Python sets the pace of an engine, and two of them share the responses"
         yield Choice("rollout.engines_per_gpu", 2, reason)
 
@@ -152,7 +163,7 @@ def _cache(machine: _Machine) -> Iterator[Choice]:
     rollout, token_gib = machine.config.rollout, machine.token_gib
     if rollout.model_fields_set & {"kv_cache_gib", "gpu_memory_utilization"} or rollout.engine == "transformers":
         return
-    free = machine.free(rollout.engines_per_gpu)
+    free = machine.free
     if free < machine.row * token_gib:
         return  # the check of the plan says what is missing
     at_once = min(rollout.max_num_seqs, machine.responses_per_engine)

@@ -25,25 +25,32 @@ Section = TypeVar("Section", bound=BaseModel)
 
 GIB = 2**30
 LEAST_FOR_ENGINES = 0.2  # share of a GPU to suggest for engines before suggesting any offload
+# CUDA's context and libraries of a process; an engine's graphs and workspace.
+PROCESS_GIB, GRAPHS_GIB = 0.8, 3.0
+ESTIMATES = (
+    f"; in that, each process takes an estimated {PROCESS_GIB} for CUDA, and each engine with rollout.kv_cache_gib "
+    f"{GRAPHS_GIB} for its graphs"
+)
 TYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True)
 class Share:
     """GiB of one rank of a role: what stays on its device, what its turn adds, and an estimate of what the passes of
-    its turn add to that."""
+    its turn add to that. `processes` is the part of `resting` that its processes take by themselves."""
 
     role: str
     slot: Slot
     resting: float
     working: float = 0.0
     passes: float = 0.0
+    processes: float = 0.0
 
 
 def shares(config: Config, placement: Placement) -> list[Share]:
     """The memory of each rank of each role."""
-    gib = cache(partial(_gib, config, placement))  # ranks of a role differ only in their devices
-    return [Share(role, slot, *gib(role, slot.node.device_gib)) for role, slots in placement.items() for slot in slots]
+    parts = cache(partial(_parts, config, placement))  # ranks of a role differ only in their devices
+    return [Share(role, slot, *parts(role, slot.node.device_gib)) for role, own in placement.items() for slot in own]
 
 
 def by_device(found: Sequence[Share]) -> list[list[Share]]:
@@ -72,9 +79,26 @@ def shared_copy_gib(config: Config, placement: Placement) -> float:
     return min(whole, (BUCKETS_AT_ONCE * BUCKET_BYTES + size.vocabulary * size.hidden * width) / GIB)
 
 
+def _parts(
+    config: Config, placement: Placement, role: str, device_gib: float | None
+) -> tuple[float, float, float, float]:
+    """The parts of a share, in their order."""
+    resting, working, *passes = _gib(config, placement, role, device_gib)
+    processes = _processes_gib(config, role, placement[role][0].device)
+    return resting + processes, working, sum(passes), processes
+
+
+def _processes_gib(config: Config, role: str, device: str) -> float:
+    """GiB that the processes of a rank take of their GPU. Rewards by rule use none."""
+    if device == "cpu" or (role == "reward" and config.reward.model.path is None):
+        return 0.0
+    return PROCESS_GIB * (config.rollout.engines_per_gpu if role == "rollout" else 1)
+
+
 def _gib(
     config: Config, placement: Placement, role: str, device_gib: float | None
 ) -> tuple[float, float] | tuple[float, float, float]:
+    """What stays, what a turn adds, and its passes, beside the processes."""
     ranks, device = len(placement[role]), placement[role][0].device
     width, on_gpu = TYPE_BYTES[config.model.dtype_on(device)], device == "cuda"
     if role == "reward":
@@ -109,13 +133,14 @@ def _passes_gib(config: Config, role: str, ranks: int, device: str) -> float:
 
 
 def _engine_gib(config: Config, weights: float, on_gpu: bool, device_gib: float | None) -> float:
-    """GiB of all engines of a device."""
+    """GiB of all engines of a device, beside their processes."""
     cache, engines = config.rollout.kv_cache_gib, config.rollout.engines_per_gpu if on_gpu else 1
     if on_gpu and device_gib is not None and cache is None:
-        return config.rollout.gpu_memory_utilization * device_gib
+        processes = _processes_gib(config, "rollout", "cuda")  # vLLM's share of the GPU includes them
+        return max(0.0, config.rollout.gpu_memory_utilization * device_gib - processes)
     # On CPU all ranks of an engine are on one node.
     split = config.rollout.tensor_parallel if on_gpu else 1
-    return engines * (weights / split + (cache or 0.5))
+    return engines * (weights / split + (GRAPHS_GIB if on_gpu else 0.0) + (cache or 0.5))
 
 
 def copies_gib(config: Config, placement: Placement) -> float:
@@ -151,6 +176,7 @@ def check_fit(found: Sequence[Share], others: Iterable[tuple[str, Sequence[Share
     if load is None or load.lacking <= 0:
         return
     parts = ", ".join(f"{share.role} {share.resting + share.working:.1f}" for share in load.shares)
+    estimates = ESTIMATES if load.shares[0].slot.device == "cuda" else ""
     hint = "use more devices, give roles devices of their own with device_mapping.ROLE, or take a smaller model"
     for settings, shared in others:
         if (then := _fullest(shared)) and then.lacking <= 0:
@@ -158,7 +184,7 @@ def check_fit(found: Sequence[Share], others: Iterable[tuple[str, Sequence[Share
             break
     raise ConfigError(
         f"{load.device} has {load.device_gib:.1f} GiB, {load.lacking:.1f} less than the {load.needed:.1f} that are "
-        f"needed: {parts}",
+        f"needed: {parts}{estimates}",
         hint=hint,
     )
 

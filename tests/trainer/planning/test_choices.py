@@ -13,8 +13,8 @@ from trainer.cluster.nodes import ClusterNode, Slot, numbered_slots
 from trainer.config.tree import Config
 from trainer.errors import ConfigError
 from trainer.planning.activations import gathered_bytes, pass_bytes
-from trainer.planning.choices import FILLED, GRAPHS_GIB, PROCESS_GIB, with_choices
-from trainer.planning.memory import GIB, check_fit, shared_copy_gib, shares, tight
+from trainer.planning.choices import FILLED, with_choices
+from trainer.planning.memory import GIB, GRAPHS_GIB, PROCESS_GIB, check_fit, shared_copy_gib, shares, tight
 from trainer.planning.model_size import ModelSize
 from trainer.planning.placement import place_roles, roles_of
 from trainer.planning.plan import Plan, plan_of
@@ -102,11 +102,10 @@ def test_the_cache_leaves_room_for_the_weights_that_engines_copy(plan: Callable[
     weights, embedding = 2 * SIZES["7B"][-1] / GIB, 2 * 151_936 * 3584 / GIB
     copied = 2 + embedding
     assert shared_copy_gib(found.config, found.placement) == pytest.approx(copied)
-    resting = sum(share.resting + PROCESS_GIB for share in first)
     cache = chosen(found)["rollout.kv_cache_gib"]
-    assert resting + weights + GRAPHS_GIB + cache + copied <= H100
     engine = next(share for share in first if share.role == "rollout")
-    assert engine.working == pytest.approx(weights + cache + copied)
+    assert engine.working == pytest.approx(weights + GRAPHS_GIB + cache + copied)
+    assert sum(share.resting for share in first) + engine.working <= FILLED * H100
 
 
 def test_engines_that_do_not_sleep_add_the_copy_in_their_turn(plan: Callable[..., Plan]) -> None:
@@ -114,7 +113,10 @@ def test_engines_that_do_not_sleep_add_the_copy_in_their_turn(plan: Callable[...
     engine = next(share for share in found.shares if share.role == "rollout")
     weights = 2 * SIZES["1.5B"][-1] / GIB
     copied = 2 + 2 * 151_936 * 1536 / GIB
-    assert (engine.resting, engine.working) == (pytest.approx(weights + 10), pytest.approx(copied))
+    assert (engine.resting, engine.working) == (
+        pytest.approx(PROCESS_GIB + weights + GRAPHS_GIB + 10),
+        pytest.approx(copied),
+    )
 
 
 def test_engines_that_quantise_copy_all_weights_at_once(plan: Callable[..., Plan]) -> None:

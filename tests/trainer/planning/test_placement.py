@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.trainer.planning.sizes import with_memory
+from tests.trainer.planning.sizes import with_memory, write_sizes
 from trainer.cluster.nodes import ClusterNode, Slot
 from trainer.config.sections.device_mapping import parse_devices
 from trainer.config.tree import Config
 from trainer.errors import ConfigError, DataError
 from trainer.models.files import parameter_count
 from trainer.models.small import ModelShape, build_tokenizer, create_model, save_model
-from trainer.planning.memory import Share, alternatives, check_fit, copies_gib, shares, table
+from trainer.planning.memory import GRAPHS_GIB, PROCESS_GIB, Share, alternatives, check_fit, copies_gib, shares, table
 from trainer.planning.placement import engine_slots, place_roles, roles_of
 from trainer.runs.workers import rank_places
 
@@ -24,6 +24,11 @@ def slots(*gib: float | None) -> list[Slot]:
     """Two GPUs on each of two nodes, with this memory or that of each node."""
     nodes = [ClusterNode(f"id{at}", f"10.0.0.{at}", cpus=8, gpus=2, device_gib=gib[at % len(gib)]) for at in range(2)]
     return [Slot(rank, nodes[rank // 2], "cuda", rank % 2, 2, group=None) for rank in range(4)]
+
+
+def on_cpu() -> list[Slot]:
+    """A slot on each of two nodes without GPUs."""
+    return [replace(slot, device="cpu") for slot in slots(None)[::2]]
 
 
 SLOTS = slots(None)
@@ -124,7 +129,7 @@ def test_offloaded_memory_counts_for_one_role_at_a_time(model: Path) -> None:
         found = shares(settings, place_roles(settings, slots(1e-6), roles_of(settings)))
         for gib in range(1, 10000):
             try:
-                check_fit(with_memory(found, gib * 1e-5))
+                check_fit(with_memory(found, 4 * PROCESS_GIB + gib * 1e-5))
             except ConfigError:
                 continue
             return gib * 1e-5
@@ -163,18 +168,18 @@ def test_parameters_are_counted_from_the_headers(model: Path, tmp_path: Path) ->
 
 def test_the_plan_names_role_node_device_and_memory_and_refuses_models_that_do_not_fit(model: Path) -> None:
     settings = config(model, device_mapping={"reward": "node1:0"}, rollout={"gpu_memory_utilization": 0.5})
-    placed = place_roles(settings, slots(1.0), roles_of(settings))
+    placed = place_roles(settings, slots(8.0), roles_of(settings))
     found = shares(settings, placed)
     lines = table(found)
     assert lines[0].split()[:3] == ["role", "node", "device"]
-    assert any(line.split() == ["rollout", "10.0.0.1", "cuda", "3", "0.00", "0.50"] for line in lines)
+    assert any(line.split() == ["rollout", "10.0.0.1", "cuda", "3", "0.80", "3.20"] for line in lines)
     assert sum(line.startswith("reward") for line in lines) == 1
     check_fit(found)
     check_fit(with_memory(found, None))
     with pytest.raises(ConfigError) as caught:
-        check_fit(with_memory(found, 0.5))
-    assert "cuda 0 of 10.0.0.0 has 0.5 GiB" in str(caught.value)
-    assert "rollout 0.5" in str(caught.value)
+        check_fit(with_memory(found, 4.0))
+    assert "cuda 0 of 10.0.0.0 has 4.0 GiB" in str(caught.value)
+    assert "rollout 4.0" in str(caught.value)
     assert "device_mapping" in caught.value.hint
 
 
@@ -190,20 +195,49 @@ def test_each_device_is_checked_against_the_memory_of_its_own_node(model: Path) 
 
 
 @pytest.mark.parametrize(
+    ("rollout", "gib"),
+    [
+        ({"kv_cache_gib": 70.0}, 4 * PROCESS_GIB + GRAPHS_GIB + 70),
+        ({"kv_cache_gib": 70.0, "sleep": False}, 4 * PROCESS_GIB + GRAPHS_GIB + 70),
+        ({"kv_cache_gib": 30.0, "engines_per_gpu": 2}, 5 * PROCESS_GIB + 2 * (GRAPHS_GIB + 30)),
+        ({"gpu_memory_utilization": 0.9}, 3 * PROCESS_GIB + 72),  # a share of the GPU has all of its engine
+    ],
+)
+def test_processes_and_the_graphs_of_engines_take_memory_of_their_gpu(
+    model: Path, rollout: dict[str, Any], gib: float
+) -> None:
+    """With rewards by rule, which take none, and a model of a few MiB."""
+    settings = config(model, rollout=rollout)
+    found = shares(settings, place_roles(settings, slots(80.0), roles_of(settings)))
+    check_fit(with_memory(found, gib + 0.1))
+    with pytest.raises(ConfigError, match="each process takes an estimated") as caught:
+        check_fit(with_memory(found, gib - 0.1))
+    assert f"{gib:.1f} that are needed" in str(caught.value)
+
+
+def test_processes_take_nothing_of_a_device_on_cpu(model: Path) -> None:
+    settings = config(model, rollout={"kv_cache_gib": 2.0})
+    found = shares(settings, place_roles(settings, on_cpu(), roles_of(settings)))
+    with pytest.raises(ConfigError, match=r"less than the 2\.0 that are needed: rollout 2\.0, actor 0\.0, .*[0-9]$"):
+        check_fit(with_memory(found, 1.0))
+
+
+@pytest.mark.parametrize(
     ("room", "hint"),
     [
         (45.0, "set rollout.gpu_memory_utilization=0.2: then"),
         (30.0, "critic.sharding.optimizer_offload=true: then"),
         (21.0, "critic.sharding.param_offload=true: then"),
-        (17.0, "reference.param_offload=true: then"),
+        (18.5, "reference.param_offload=true: then"),
         (15.0, "use more devices"),
     ],
 )
 def test_a_model_that_does_not_fit_is_refused_with_the_missing_memory_and_settings_that_help(
-    model: Path, room: float, hint: str
+    tmp_path: Path, room: float, hint: str
 ) -> None:
     """`room` is the device's memory in bytes per weight of its share. Engines take two fifths of it, or a fifth,
-    beside the 8 bytes of the whole weights that they copy."""
+    beside 1.7 bytes of weights that they copy; processes take 1.8."""
+    model = write_sizes("7B", tmp_path / "model")
     settings = config(model)
     gib = room * parameter_count(model) / 2**30 / len(SLOTS)
     placed = place_roles(settings, slots(gib), roles_of(settings))
@@ -215,7 +249,7 @@ def test_a_model_that_does_not_fit_is_refused_with_the_missing_memory_and_settin
 def test_engines_with_a_cache_of_a_given_size_are_counted_one_by_one(model: Path) -> None:
     settings = config(model, rollout={"kv_cache_gib": 2.0, "engines_per_gpu": 3})
     found = shares(settings, place_roles(settings, slots(140.0), ["rollout"]))
-    assert found[0].working == pytest.approx(3 * (2.0 + 2 * parameter_count(model) / 2**30))
+    assert found[0].working == pytest.approx(3 * (GRAPHS_GIB + 2.0 + 2 * parameter_count(model) / 2**30))
 
 
 def test_engines_that_span_gpus_stay_within_a_node(model: Path) -> None:
@@ -228,8 +262,7 @@ def test_engines_that_span_gpus_stay_within_a_node(model: Path) -> None:
     assert engines(SLOTS, 2) == [[0, 1], [2, 3]]
     assert engines(SLOTS, 2, rollout="node1:0,1") == [[2, 3]]
     assert engines(SLOTS, 2, rollout="node1:0;node0:0,1;node1:1") == [[2, 3], [0, 1]]
-    on_cpu = [replace(slot, device="cpu") for slot in SLOTS[::2]]
-    assert engines(on_cpu, 2) == [[0, 0], [2, 2]]
+    assert engines(on_cpu(), 2) == [[0, 0], [2, 2]]
     with pytest.raises(ConfigError, match=r"tensor_parallel=4 does not divide the 2 GPUs of .* on 10\.0\.0\.0"):
         engines(SLOTS, 4)
     with pytest.raises(ConfigError, match=r"tensor_parallel=2 does not divide the 1 GPUs of .* on 10\.0\.0\.1"):
@@ -239,7 +272,7 @@ def test_engines_that_span_gpus_stay_within_a_node(model: Path) -> None:
 def test_engines_that_span_gpus_hold_a_part_of_the_model_on_each(model: Path) -> None:
     settings = config(model, rollout={"kv_cache_gib": 2.0, "tensor_parallel": 2})
     found = shares(settings, place_roles(settings, slots(140.0), ["rollout"]))
-    assert found[0].working == pytest.approx(2.0 + 2 * parameter_count(model) / 2**30 / 2)
+    assert found[0].working == pytest.approx(GRAPHS_GIB + 2.0 + 2 * parameter_count(model) / 2**30 / 2)
 
 
 def test_a_rank_counts_the_workers_of_its_role_on_its_own_node() -> None:

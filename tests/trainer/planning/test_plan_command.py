@@ -42,7 +42,7 @@ def test_a_plan_that_does_not_fit_is_refused(model: Path, capsys: pytest.Capture
     assert plan(f"model.path={model}", "data.max_prompt_length=128", "data.max_response_length=256",
                 "rollout.kv_cache_gib=100", "--gpus", "1", "--gpu-gib", "80") == 2  # fmt: skip
     said = capsys.readouterr().err
-    assert "cuda 0 of node0 has 80.0 GiB, 20.0 less than the 100.0 that are needed" in said
+    assert "cuda 0 of node0 has 80.0 GiB, 26.2 less than the 106.2 that are needed" in said
 
 
 def test_gpus_of_unknown_size_are_asked_for(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
