@@ -157,7 +157,7 @@ class ActorWorker(TrainingWorker):
         return SharedPart([share(bucket) for bucket in self._shared], ends)
 
     def release_weights(self) -> None:
-        """Frees the last part of `share_weights` after the engines have copied it."""
+        """Frees the last part of `share_weights` after the engines have copied it, or what `send_weights` has sent."""
         self._shared = []
         self.engine.release_memory()
 

@@ -122,6 +122,8 @@ class Broadcast:
         receive = task(WeightReceiver.receive_weights, self._layouts)
         failures = self._rollout.attempt(dict.fromkeys(everyone, receive))[1]
         self._formed = self._went_well(sending, failures)
+        # Not waited for: it ends with the copies to CPU, beside the engines' work. Later calls of the actor follow it.
+        self._actor.start_one(0, WeightSender.release_weights)
         return list(failures)
 
     def _form(self) -> bool:
