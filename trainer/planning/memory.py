@@ -20,6 +20,7 @@ from trainer.planning.activations import pass_bytes
 from trainer.planning.model_size import ModelSize
 from trainer.planning.placement import Placement, on_shared_gpus
 from trainer.weights.buckets import BUCKET_BYTES, BUCKETS_AT_ONCE
+from trainer.weights.transfer import choose_transport
 
 Section = TypeVar("Section", bound=BaseModel)
 
@@ -31,13 +32,16 @@ ESTIMATES = (
     f"; in that, each process takes an estimated {PROCESS_GIB} for CUDA, and each engine with rollout.kv_cache_gib "
     f"{GRAPHS_GIB} for its graphs"
 )
+# The turn in which the actor's weights are sent, by the name that it has in the metrics.
+SENDING = "sync_weights"
 TYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True)
 class Share:
-    """GiB of one rank of a role: what stays on its device, what its turn adds, and an estimate of what the passes of
-    its turn add to that. `processes` is the part of `resting` that its processes take by themselves."""
+    """GiB of one rank of a role, or of what the actor sends: what stays on its device, what its turn adds, and an
+    estimate of what the passes of its turn add to that. `processes` is the part of `resting` that its processes take by
+    themselves."""
 
     role: str
     slot: Slot
@@ -48,9 +52,13 @@ class Share:
 
 
 def shares(config: Config, placement: Placement) -> list[Share]:
-    """The memory of each rank of each role."""
+    """The memory of each rank of each role. What the actor's first rank keeps while it sends weights is a turn of its
+    own."""
     parts = cache(partial(_parts, config, placement))  # ranks of a role differ only in their devices
-    return [Share(role, slot, *parts(role, slot.node.device_gib)) for role, own in placement.items() for slot in own]
+    found = [Share(role, slot, *parts(role, slot.node.device_gib)) for role, own in placement.items() for slot in own]
+    if sent := sent_gib(config, placement):
+        found.append(Share(SENDING, placement["actor"][0], 0.0, sent))
+    return found
 
 
 def by_device(found: Sequence[Share]) -> list[list[Share]]:
@@ -72,11 +80,33 @@ def shared_copy_gib(config: Config, placement: Placement) -> float:
     one of which may be the whole embedding, or of all if engines cannot load in parts."""
     if not on_shared_gpus(placement) or config.actor.lora.rank:  # adapters are small compared with the model
         return 0.0
-    width, model = TYPE_BYTES[config.model.dtype_on("cuda")], model_of(config, "actor")
-    whole, size = parameter_count(model) * width / GIB, ModelSize.read(model)
+    dtype = config.model.dtype_on("cuda")
+    whole, size = _whole_gib(config, dtype), ModelSize.read(model_of(config, "actor"))
     if size is None or not config.loads_in_parts:
         return whole
-    return min(whole, (BUCKETS_AT_ONCE * BUCKET_BYTES + size.vocabulary * size.hidden * width) / GIB)
+    embedding = size.vocabulary * size.hidden * TYPE_BYTES[dtype]
+    return min(whole, (BUCKETS_AT_ONCE * BUCKET_BYTES + embedding) / GIB)
+
+
+def sent_gib(config: Config, placement: Placement) -> float:
+    """GiB that a broadcast over NCCL takes on the GPU of the actor's first rank, which keeps all buckets until the last
+    one is sent: all weights, and its shard of them if that is offloaded. 0 without such a broadcast."""
+    actor, engines, sharding = placement.get("actor"), placement.get("rollout"), config.actor.sharding
+    if not actor or not engines or config.actor.lora.rank:  # adapters are small compared with the model
+        return 0.0
+    processes = [slot for slot in engines for _ in range(config.rollout.engines_per_gpu)]
+    transport, _ = choose_transport(
+        config.rollout.weight_transfer, actor, processes, on_shared_gpus(placement), config.trainer.deterministic
+    )
+    if transport != "NCCL":
+        return 0.0
+    shard = _whole_gib(config, config.actor.weights_dtype) / (sharding.shard_size or len(actor))
+    return _whole_gib(config, config.model.dtype_on("cuda")) + shard * sharding.param_offload
+
+
+def _whole_gib(config: Config, dtype: str) -> float:
+    """GiB of all of the actor's weights in this type."""
+    return parameter_count(model_of(config, "actor")) * TYPE_BYTES[dtype] / GIB
 
 
 def _parts(
@@ -237,14 +267,16 @@ def _needed(own: Sequence[Share], passes: bool) -> float:
 
 def alternatives(config: Config, placement: Placement) -> Iterator[tuple[str, list[Share]]]:
     """Settings that save memory, cumulatively, and the resulting shares."""
-    savings: list[dict[str, float | bool]] = [
+    savings: list[dict[str, float | bool | str]] = [
         {f"{role}.sharding.optimizer_offload": True for role in config.trained},
         {f"{role}.sharding.param_offload": True for role in config.trained},
         {"reference.param_offload": True},
     ]
     if config.rollout.kv_cache_gib is None and config.rollout.gpu_memory_utilization > LEAST_FOR_ENGINES:
         savings.insert(0, {"rollout.gpu_memory_utilization": LEAST_FOR_ENGINES})
-    settings: dict[str, float | bool] = {}
+    if sent_gib(config, placement):
+        savings.insert(0, {"rollout.weight_transfer": "object_store"})
+    settings: dict[str, float | bool | str] = {}
     for saving in savings:
         settings |= saving
         for key, value in saving.items():
@@ -253,7 +285,7 @@ def alternatives(config: Config, placement: Placement) -> Iterator[tuple[str, li
         yield text, shares(config, placement)
 
 
-def with_setting(section: Section, key: str, value: float | bool | None) -> Section:
+def with_setting(section: Section, key: str, value: float | bool | str | None) -> Section:
     """A copy of a settings section with a new value at a key such as actor.sharding.param_offload."""
     name, _, rest = key.partition(".")
     inner = with_setting(getattr(section, name), rest, value) if rest else value

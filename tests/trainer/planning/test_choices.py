@@ -136,6 +136,64 @@ def test_no_weights_are_copied_to_other_gpus_or_with_adapters(plan: Callable[...
     assert shared_copy_gib(found.config, found.placement) == 0.0
 
 
+APART = {"device_mapping": {"actor": "0,1", "reference": "0,1", "rollout": "2,3"}}
+
+
+def sent(plan: Plan) -> list[tuple[int, float]]:
+    """The ranks of the devices that hold weights to send, and the GiB that these add."""
+    return [(share.slot.rank, share.resting + share.working) for share in plan.shares if share.role == "sync_weights"]
+
+
+@pytest.mark.parametrize("actor", ["0,1", "1"])
+def test_the_actor_s_first_rank_holds_all_weights_while_it_broadcasts_them(
+    plan: Callable[..., Plan], actor: str
+) -> None:
+    sections = {"device_mapping": {"actor": actor, "rollout": "2,3"}}
+    assert sent(plan("7B", 4, H200, **grpo(64, 512, 1024), **sections)) == [
+        (int(actor[0]), pytest.approx(2 * SIZES["7B"][-1] / GIB))
+    ]
+
+
+def test_offloaded_weights_are_on_the_gpu_while_they_are_sent(plan: Callable[..., Plan]) -> None:
+    found = plan("7B", 4, H200, **grpo(64, 512, 1024), **APART, **OFFLOADED)
+    assert sent(found) == [(0, pytest.approx((2 + 4 / 2) * SIZES["7B"][-1] / GIB))]
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {},  # on shared GPUs
+        {**APART, "actor": {"lora": {"rank": 8}}},
+        {**APART, "rollout": {"weight_transfer": "object_store"}},
+        {**APART, "rollout": {"engines_per_gpu": 2, "kv_cache_gib": 10}},
+        {**APART, "trainer": {"deterministic": True}},
+    ],
+)
+def test_without_a_broadcast_no_rank_holds_all_weights(plan: Callable[..., Plan], sections: dict[str, Any]) -> None:
+    assert sent(plan("1.5B", 4, H200, **{**grpo(64, 512, 1024), **sections})) == []
+
+
+def test_sent_weights_are_gone_when_a_pass_begins(plan: Callable[..., Plan]) -> None:
+    ways = ("broadcast", "object_store")
+    broadcast, stored = (
+        chosen(plan("7B", 4, H200, **grpo(64, 512, 1024, weight_transfer=way), **APART)) for way in ways
+    )
+    assert broadcast == stored
+
+
+def test_a_model_too_large_for_a_broadcast_is_refused_and_goes_through_the_object_store(
+    plan: Callable[..., Plan],
+) -> None:
+    """All weights have 61 GiB; a rank keeps 46 of weights and states, and 8 of the reference."""
+    nodes = {"actor": "node0:0,1,2,3,4,5,6,7", "reference": "node0:0,1,2,3,4,5,6,7", "rollout": "node1:0,1,2,3"}
+    sections = {**grpo(128, 512, 1024, tensor_parallel=4), "device_mapping": nodes}
+    with pytest.raises(ConfigError, match=r"cuda 0 .* that are needed: actor .*, sync_weights 61\.0") as caught:
+        plan("32B", 8, H100, H100, **sections)
+    assert caught.value.hint.startswith("set rollout.weight_transfer=object_store: then")
+    sections["rollout"]["weight_transfer"] = "object_store"
+    assert sent(plan("32B", 8, H100, H100, **sections)) == []
+
+
 def test_a_large_model_shares_its_gpus_with_engines(plan: Callable[..., Plan]) -> None:
     """All weights together have 61 GiB."""
     found = plan("32B", 16, H100, **grpo(128, 1024, 4096, tensor_parallel=8), **OFFLOADED)
