@@ -75,6 +75,7 @@ METRICS: dict[str, str] = {
     "dpo/margin": "mean difference of the implicit rewards of a pair",
     "checkpoint/failed": "attempts to write a checkpoint that failed since the last step",
     "checkpoint/postponed": "checkpoints that waited since the last step, because another was still being written",
+    "trainer/interrupted": "1 where the run failed between a step's update and its end: the rest is not measured",
     "trainer/recoveries": "times that lost ranks were started again from copies in memory since the last step",
     "memory/lowered_limits": "micro-batch limits that were lowered since the last step: a GPU's memory was full",
     "memory/node_gib": "memory in use on the controller's node, GiB",

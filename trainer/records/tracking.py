@@ -23,6 +23,7 @@ from trainer.rows import find_rows
 
 METRICS, SAMPLES, CONFIG, TENSORBOARD = "metrics.jsonl", "samples.jsonl", "config.json", "tensorboard"
 PHASE, WAITS = "phase.json", "waits.jsonl"
+INTERRUPTED = "trainer/interrupted"  # a metric of the last step of a run that failed in it, after its update
 
 Opened = TypeVar("Opened", LineFile, TensorBoardFile)
 

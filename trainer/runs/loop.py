@@ -28,7 +28,7 @@ from trainer.errors import (
 )
 from trainer.records.pages.model_card import write_model_card
 from trainer.records.profiling import SlowPhases
-from trainer.records.tracking import Tracker
+from trainer.records.tracking import INTERRUPTED, Tracker
 from trainer.rollout.engines import EngineWorker
 from trainer.runs.checkpoints.checkpoint import TrainingState, adapter_fingerprint, fingerprint
 from trainer.runs.checkpoints.final_model import write_final_model
@@ -385,7 +385,7 @@ class TrainingRun:
     def _save_before_ending(self) -> None:
         """Saves the last finished step of a run that fails, if the learner still holds it."""
         if self._unlogged is not None:
-            self.tracker.log(self.progress.step, self._unlogged)
+            self.tracker.log(self.progress.step, {**self._unlogged, INTERRUPTED: 1.0})
         if not self._settled:
             logger.warning("no checkpoint of step %d: it failed while it changed the weights", self.progress.step + 1)
         elif self._settings.save_freq != 0 and self.saver.healthy():

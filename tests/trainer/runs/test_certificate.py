@@ -26,7 +26,7 @@ from trainer.runs.reproduction import surroundings
 from trainer.runs.reproduction.certificate import CERTIFICATE, Certificate, Hardware, Input, Weights, read_certificate
 from trainer.runs.reproduction.digests import checkpoint_weights, model_weights, weights_digest
 from trainer.runs.reproduction.inputs import hashed_input, named_paths
-from trainer.runs.reproduction.replay import replay, settings_of
+from trainer.runs.reproduction.replay import compare, replay, settings_of
 from trainer.runs.reproduction.verify import verify
 from trainer.runs.reproduction.writer import CertificateWriter, Repeat, certify_model
 
@@ -396,6 +396,38 @@ def test_a_replay_starts_from_a_checkpoint_in_the_run_s_own_directory_wherever_i
     monkeypatch.chdir(tmp_path)
     for directory in (run, Path("run")):
         assert settings_of(Config, certificate, directory, tmp_path / "again").trainer.resume == start
+
+
+WHOLE = {"step": 2, "reward/mean": 0.5, "rollout/synced_bytes": 64.0, "validation/exact_match": 0.25, "time/step": 1.0}
+CUT_OFF = {"step": 2, "reward/mean": 0.5, "trainer/interrupted": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("row", "found"),
+    [
+        (WHOLE, []),
+        (CUT_OFF, []),
+        (CUT_OFF | {"rollout/synced_bytes": 64.0}, []),
+        (CUT_OFF | {"rollout/synced_bytes": 32.0}, ["step 2: rollout/synced_bytes: 32.0 / 64.0"]),
+        (CUT_OFF | {"reward/mean": 0.75}, ["step 2: reward/mean: 0.75 / 0.5"]),
+        (CUT_OFF | {"watchdog/kl": 1.0}, ["step 2: watchdog/kl: 1.0 / None"]),
+        ({"step": 2, "trainer/interrupted": 1.0, **WHOLE, "validation/exact_match": 0.5}, ["exact_match: 0.5 / 0.25"]),
+        ({name: own for name, own in WHOLE.items() if "validation" not in name}, ["exact_match: None / 0.25"]),
+    ],
+)
+def test_a_replay_misses_only_what_a_run_was_interrupted_before(
+    run: Path, row: dict[str, float], found: list[str]
+) -> None:
+    """A step that was interrupted after its update is not taken again: its row lacks what is measured later."""
+    certificate, repeated = read_certificate(run), run.parent / "run-replay"
+    shutil.copytree(run, repeated)
+    (run / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    (repeated / "metrics.jsonl").write_text(json.dumps(WHOLE) + "\n")
+    for one, other in ((run, repeated), (repeated, run)):
+        differences = compare(one, certificate, other, 2).differences
+        assert len(differences) == len(found)
+    differences = compare(run, certificate, repeated, 2).differences
+    assert all(line.endswith(end) for line, end in zip(differences, found, strict=True))
 
 
 def test_a_replay_on_other_hardware_is_refused(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import logging
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from trainer.config.tree import Config
 from trainer.errors import CertificateError, ConfigError, TrainerError
 from trainer.models.files import with_local_models
 from trainer.records.files.run_files import read_lines
-from trainer.records.tracking import METRICS
+from trainer.records.tracking import INTERRUPTED, METRICS
 from trainer.runs.offline.dpo import DpoConfig, train_on_preferences
 from trainer.runs.offline.kto import KtoConfig, train_on_labels
 from trainer.runs.offline.sft import fine_tune
@@ -40,6 +40,7 @@ _REPAIRS = ("rollout/repairs", "reward/repairs")
 _USE = ("gpu/", "mfu/", "tflops/", "engines/", "waiting/", "idle/")
 _OF_THE_MACHINE = ("step", "wall_time", "time/", "throughput/", "memory/", "checkpoint/", "trainer/", *_USE, *_REPAIRS)
 _GPU_MEMORY = "gpu_peak_gib"
+_AFTER_UPDATE = ("rollout/synced_bytes", "validation/")
 _SHOWN = 5
 
 
@@ -198,11 +199,18 @@ def _limits(ours: Certificate, theirs: Certificate) -> Iterator[tuple[int, str]]
 
 
 def _metrics(run_dir: Path, target: Path) -> Iterator[tuple[int, str]]:
-    """Each metric that differs, with its step; only steps that both recorded count."""
+    """Each metric that differs, with its step; only steps that both recorded count, as far as neither was interrupted
+    before it measured the metric."""
     ours, theirs = ({row.get("step", 0): row for row in read_lines(own / METRICS)} for own in (run_dir, target))
     for step in sorted({*ours} & {*theirs}):
         one, other = ours[step], theirs[step]
         for name in sorted({*one, *other}):
             if name.startswith(_OF_THE_MACHINE) or name.endswith(_GPU_MEMORY) or one.get(name) == other.get(name):
                 continue
-            yield step, f"step {step}: {name}: {one.get(name)} / {other.get(name)}"
+            if not any(_interrupted_before(name, row) for row in (one, other)):
+                yield step, f"step {step}: {name}: {one.get(name)} / {other.get(name)}"
+
+
+def _interrupted_before(name: str, row: Mapping[str, float]) -> bool:
+    """Whether a run failed in a step before it measured a metric. It goes on with the next step."""
+    return INTERRUPTED in row and name not in row and name.startswith(_AFTER_UPDATE)
