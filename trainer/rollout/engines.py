@@ -184,7 +184,7 @@ class Engines:
         return {"rollout/synced_bytes": float(self._transfer.nbytes)}
 
     def reconnect(self) -> None:
-        """Sends the weights of an actor that was started again: those of `version`, which engines may hold already."""
+        """Sends the weights of an actor that was started again: those of `version`, whatever the engines hold."""
         self._transfer = self._connect()
         self._replace(self._send())
 

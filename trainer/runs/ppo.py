@@ -366,12 +366,14 @@ class Controller(TrainingRun):
 
     def remember(self) -> None:
         self.remembered = deepcopy((self.kl_coefficient, self.after_update, self.exact_matches, self.watchdogs))
+        self.remembered_version = self.engines.version
 
     def return_to(self, _state: TrainingState) -> None:
         """Takes the interrupted step again with the responses that were sampled for it, so the sampler stays."""
         found = deepcopy(self.remembered)
         self.kl_coefficient, self.after_update, self.exact_matches, self.watchdogs = found
         with self.pipeline.paused():
+            self.engines.version = self.remembered_version  # an update that they got already is undone
             self.engines.reconnect()
 
     def good_enough(self) -> bool:

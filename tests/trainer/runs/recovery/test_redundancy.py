@@ -12,12 +12,15 @@ from safetensors.torch import load_file
 from tests.trainer.runs.recovery import signalled_rank
 from tests.trainer.whole_run import Runs
 from trainer.config.sections.trainer import TrainerConfig
+from trainer.config.sections.watchdogs import WatchdogsConfig
 from trainer.config.tree import Config
 from trainer.errors import LostRankError, MemoryFullError, WorkerError
 from trainer.runs.checkpoints.checkpoint import TrainingState
+from trainer.runs.ppo import Controller
 from trainer.runs.recovery import redundancy
 from trainer.runs.recovery.memory import MOST_RESTARTS, restarted
 from trainer.runs.recovery.redundancy import Copies
+from trainer.runs.recovery.watchdogs import Watchdogs
 from trainer.runs.workers import TrainingGroups
 
 PROGRAM = Path(signalled_rank.__file__)
@@ -95,6 +98,27 @@ def test_a_checkpoint_that_is_being_written_is_given_up_only_before_ranks_are_re
     with nullcontext() if expected else pytest.raises(type(error), match=str(error)):
         assert copies.restore(error, lambda: events.append("checkpoint abandoned")) == state
     assert events == expected
+
+
+class RecoveredRun(Controller):
+    """A run whose copies are of the weights after seven updates. `sent` are the versions that its engines got later."""
+
+    def __init__(self) -> None:
+        self.kl_coefficient, self.after_update, self.exact_matches = 0.0, {}, []
+        self.watchdogs = Watchdogs(WatchdogsConfig())
+        self.pipeline = SimpleNamespace(paused=nullcontext)  # type: ignore[assignment]
+        self.sent: list[int] = []
+        self.engines: Any = SimpleNamespace(version=7, reconnect=lambda: self.sent.append(self.engines.version))
+
+
+def test_a_step_that_is_taken_again_after_its_weights_were_sent_is_as_old_as_before() -> None:
+    """The staleness of a token counts updates, and that of the interrupted step is undone."""
+    run = RecoveredRun()
+    run.remember()
+    run.engines.version += 1
+    run.return_to(TrainingState(step=7, seed=0, sampler={}, model="", config={}))
+    assert run.engines.version == 7
+    assert run.sent == [7]
 
 
 def test_without_whole_copies_the_run_continues_from_its_last_checkpoint(
