@@ -8,7 +8,8 @@ from trainer.commands.options import EndedRun
 def verify(run: EndedRun) -> None:
     """Compare a run with its certificate: data, models, settings, checkpoints, exported model.
 
-    Prints each difference. The exit status is 0 if there is none, else 1.
+    Prints each difference, and each input that could not be hashed when the certificate was written. The exit status
+    is 0 if there is none, else 1.
     """
     from trainer.runs.reproduction.verify import verify as differences_of
 

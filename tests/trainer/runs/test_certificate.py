@@ -297,24 +297,51 @@ def test_a_run_from_another_runs_checkpoint_names_it(run: Path, tmp_path: Path) 
     assert certificate.origin == read_certificate(run).checkpoints[2].model_copy(update={"path": str(start)})
 
 
-def test_an_input_that_cannot_be_read_costs_a_resumed_run_no_other_entry(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    first, unreadable = read_certificate(run), tmp_path / "data.jsonl"
+@pytest.fixture
+def unreadable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An input that cannot be read when a certificate is written, but later."""
+    file = tmp_path / "data.jsonl"
 
     def read(path: Path) -> Input:
-        if path == unreadable:
+        if path == file:
             raise OSError(5, "Input/output error")
         return hashed_input(path)
 
     monkeypatch.setattr("trainer.runs.reproduction.writer.hashed_input", read)
+    return file
+
+
+def test_an_input_that_could_not_be_hashed_is_never_as_certified(
+    tmp_path: Path, unreadable: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_inputs(tmp_path)
+    run = tmp_path / "run"
+    run.mkdir()
+    certify(run, settings(tmp_path), steps=(1,))
+    unchecked = (
+        f"data.train_files.0: {unreadable} could not be hashed for the certificate: [Errno 5] Input/output error"
+    )
+    assert verify(run) == [unchecked]
+    with pytest.raises(SystemExit) as ended:
+        main(["verify", str(run)])
+    assert ended.value.code == 1
+    assert capsys.readouterr().out == f"{unchecked}\n"
+    unreadable.unlink()
+    assert verify(run) == [unchecked]
+
+
+def test_an_input_that_cannot_be_read_costs_a_resumed_run_no_other_entry(
+    run: Path, tmp_path: Path, unreadable: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = read_certificate(run)
     resumed = certify(run, settings(tmp_path), steps=(3,), checkpoint=run / "checkpoints" / "step_000001")
     assert f"{unreadable} cannot be hashed: [Errno 5] Input/output error" in caplog.text
-    assert resumed.inputs == {"model.path": first.inputs["model.path"]}
+    assert resumed.inputs["model.path"] == first.inputs["model.path"]
     assert resumed.steps == [1, 3]
     assert resumed.weights(1) == first.weights(1)
-    assert resumed.changes == [f"from step 2 on: data.train_files.0: {unreadable} is missing"]
-    with pytest.raises(ConfigError, match=r"data\.jsonl is new"):
+    (change,) = resumed.changes
+    assert change.startswith(f"from step 2 on: data.train_files.0: {unreadable} could not be hashed")
+    with pytest.raises(ConfigError, match=r"\n  data\.train_files\.0: .*data\.jsonl could not be hashed"):
         replay(run)
 
 

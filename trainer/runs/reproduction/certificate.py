@@ -56,10 +56,11 @@ class Hardware(_Part):
 
 
 class Input(_Part):
-    """A file or directory that a setting names, with the SHA-256 of each file."""
+    """A file or directory that a setting names, with the SHA-256 of each file; `error` is why it has none."""
 
     path: _PathText
     files: dict[str, str]
+    error: str = ""
 
 
 class Weights(_Part):
@@ -146,9 +147,13 @@ def differences(one: Certificate, other: Certificate) -> list[str]:
 
 
 def input_differences(one: Mapping[str, Input], other: Mapping[str, Input]) -> list[str]:
-    """Each input file that differs."""
+    """Each input file that differs, and each input that one of both could not hash."""
     found = []
     for setting in sorted({*one, *other}):
+        unknown = next((own[setting] for own in (one, other) if setting in own and own[setting].error), None)
+        if unknown is not None:
+            found.append(f"{setting}: {unknown.path} could not be hashed for the certificate: {unknown.error}")
+            continue
         ours, theirs = (inputs[setting].files if setting in inputs else {} for inputs in (one, other))
         path = Path((one.get(setting) or other[setting]).path)
         for name in sorted(name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name)):

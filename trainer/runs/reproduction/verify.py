@@ -20,7 +20,8 @@ from trainer.runs.reproduction.inputs import hashed_again
 
 
 def verify(run_dir: Path) -> list[str]:
-    """Each difference between a run's certificate and its inputs, settings, checkpoints and model; empty if none.
+    """Each difference between a run's certificate and its inputs, settings, checkpoints and model, and each input that
+    the certificate has no hashes of; empty if none.
 
     Raises CertificateError if the certificate is missing or damaged.
     """
@@ -34,11 +35,11 @@ def verify(run_dir: Path) -> list[str]:
 
 
 def inputs_now(certificate: Certificate) -> dict[str, Input]:
-    """The inputs of a certificate as they are now."""
+    """The inputs of a certificate as they are now, except for those with nothing to compare them with."""
     found = {}
     for setting, own in certificate.inputs.items():
         try:
-            found[setting] = hashed_again(own)
+            found[setting] = own if own.error else hashed_again(own)
         except OSError as error:
             raise DataError(f"{setting}={own.path}: cannot be read: {error}", hint="make it readable") from error
     return found

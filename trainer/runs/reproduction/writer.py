@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from trainer.cluster.workers import WorkerGroup
 from trainer.config.tree import RunConfig
@@ -32,8 +32,6 @@ from trainer.runs.reproduction.inputs import hashed_input, named_paths
 from trainer.runs.reproduction.surroundings import software
 
 logger = logging.getLogger(__name__)
-
-H = TypeVar("H")
 
 FAILED_SECONDS = 5.0  # that a failed run waits for the hashing
 
@@ -125,17 +123,17 @@ class CertificateWriter:
             self._seconds += time.perf_counter() - started
 
     def _beginning(self, checkpoint: Path | None) -> dict[str, Any]:
-        """The inputs, and what is known of the run before `checkpoint`. What cannot be hashed is left out."""
+        """The inputs, and what is known of the run before `checkpoint`. An unreadable checkpoint is left out."""
         if checkpoint is None:
             return {"inputs": self._inputs()}
         earlier = self._earlier()
         if earlier is None:
             unknown = Weights(path=self._relative(checkpoint), content={})  # a replay refuses it
-            return {"origin": self._hashed(checkpoint, self._checkpoint) or unknown, "inputs": self._inputs()}
+            return {"origin": self._hashed(checkpoint) or unknown, "inputs": self._inputs()}
         step = checkpoint_step(checkpoint)
         kept = {number: own for number, own in earlier.checkpoints.items() if number <= step}
         if step not in kept and checkpoint.is_relative_to(self._run_dir):  # the run ended before it was hashed
-            resumed = self._hashed(checkpoint, self._checkpoint)
+            resumed = self._hashed(checkpoint)
             kept |= {step: resumed} if resumed else {}
         inputs = self._inputs()
         current = self._certificate.model_copy(update={"inputs": inputs})
@@ -149,17 +147,27 @@ class CertificateWriter:
         }
 
     def _inputs(self) -> dict[str, Input]:
-        """The inputs that exist and can be read, by setting."""
-        found = {setting: self._hashed(path, _input) for setting, path in self._paths}
+        """The inputs that exist, by setting."""
+        found = {setting: self._input(path) for setting, path in self._paths}
         return {setting: own for setting, own in found.items() if own is not None}
 
-    def _hashed(self, path: Path, read: Callable[[Path], H]) -> H | None:
-        """The hashes that `read` takes of a path; None, with a warning that names it, if it cannot be read."""
+    def _input(self, path: Path) -> Input | None:
         try:
-            return read(path)
+            return hashed_input(path) if path.exists() else None
+        except OSError as error:
+            self._warn(path, error)
+            return Input(path=str(path), files={}, error=str(error))
+
+    def _hashed(self, checkpoint: Path) -> Weights | None:
+        """The hashes of a checkpoint; None, with a warning that names it, if it cannot be read."""
+        try:
+            return self._checkpoint(checkpoint)
         except (OSError, CheckpointError) as error:
-            logger.warning("%s is incomplete: %s cannot be hashed: %s", self._run_dir / CERTIFICATE, path, error)
+            self._warn(checkpoint, error)
             return None
+
+    def _warn(self, path: Path, error: Exception) -> None:
+        logger.warning("%s is incomplete: %s cannot be hashed: %s", self._run_dir / CERTIFICATE, path, error)
 
     def _lowered(self, step: int, limit: str) -> dict[str, Any]:
         lowered = self._certificate.lowered
@@ -184,10 +192,6 @@ class CertificateWriter:
 
     def _relative(self, path: Path) -> str:
         return str(path.relative_to(self._run_dir) if path.is_relative_to(self._run_dir) else path)
-
-
-def _input(path: Path) -> Input | None:
-    return hashed_input(path) if path.exists() else None
 
 
 def certify_model(directory: Path, certificate: Certificate, step: int) -> dict[str, str]:
