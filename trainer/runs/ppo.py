@@ -1,6 +1,7 @@
 """The controller of a PPO run: one process that calls all workers. `Controller.step` is one step, top to bottom."""
 
 import logging
+import math
 import time
 from collections.abc import Sequence
 from copy import copy, deepcopy
@@ -175,6 +176,8 @@ class Controller(TrainingRun):
             file = self.config.trainer.checkpoint / FILE
             between = (resumed.config, self._dump)
             self.pipeline.restore(resumable_steps(file, self.data.training, self.engines.version, *between))
+        self.watchdogs.recall(resumed.watched)
+        self.after_update = {name: math.nan if own is None else own for name, own in resumed.after_update.items()}
         self.exact_matches += [] if resumed.exact_match is None else [resumed.exact_match]
         self.records.truncate(resumed.step)
 
@@ -385,5 +388,7 @@ class Controller(TrainingRun):
             "kl_coefficient": self.kl_coefficient,
             "exact_match": self.exact_matches[-1] if self.exact_matches else None,
             "sampler": self.pipeline.sampler_state(),
+            "watched": self.watchdogs.seen(),
+            "after_update": dict(self.after_update),
         }
         return super().state(step).model_copy(update=own)

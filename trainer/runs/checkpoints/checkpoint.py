@@ -46,7 +46,8 @@ class TrainingState(BaseModel):
 
     `exact_match` is that of the last validation, which says whether the run is good enough to end. `lowered` are limits
     that were lowered since the run's first step, in that order. `adapter` is the fingerprint of the adapter that the
-    run started from, empty without one; earlier versions wrote none.
+    run started from, empty without one; earlier versions wrote none. `watched` are the values of the last steps that
+    watchdogs compare with, `after_update` those of the last update that they have not seen yet; null is not finite.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -60,6 +61,8 @@ class TrainingState(BaseModel):
     kl_coefficient: float | None = None
     exact_match: float | None = None
     lowered: tuple[LoweredLimit, ...] = ()
+    watched: dict[str, list[float | None]] = {}
+    after_update: dict[str, float | None] = {}
     format: int = FORMAT
 
 

@@ -1,5 +1,6 @@
 """Watchdogs: detect slow failures in the metrics of the last steps, before the next update."""
 
+import math
 import statistics
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -24,12 +25,16 @@ class Alarm:
 
 @dataclass(frozen=True)
 class Kind:
-    """The metric of a watchdog, the measure of its last values, and whether a low measure is bad."""
+    """The metric of a watchdog, the measure of its last values, and whether a low measure is bad.
+
+    `of_processes`: the values say nothing of a run that is resumed, whose processes are new, and perhaps its nodes.
+    """
 
     metric: str
     measure: Callable[[Sequence[float]], float]
     meaning: str
     low_is_bad: bool = False
+    of_processes: bool = False
 
 
 def last(values: Sequence[float]) -> float:
@@ -46,7 +51,9 @@ KINDS: dict[str, Kind] = {
     "kl": Kind("reference/kl", last, "KL to the reference per token"),
     "entropy": Kind("actor/entropy", last, "entropy per token", low_is_bad=True),
     "ratio_drift": Kind("rollout/ratio_outside_tenth", last, "share of tokens that engine and trainer disagree about"),
-    "memory_growth": Kind("memory/node_gib", growth, "GiB that the node's memory in use grows by in a step"),
+    "memory_growth": Kind(
+        "memory/node_gib", growth, "GiB that the node's memory in use grows by in a step", of_processes=True
+    ),
 }
 
 
@@ -73,6 +80,16 @@ class Watchdogs:
         named = [(kind, self._settings[name]) for name, kind in KINDS.items()]
         lags = [1 if kind.measure is last else own.window for kind, own in named if own.action == "roll_back"]
         return max(lags, default=None)
+
+    def seen(self) -> dict[str, list[float]]:
+        """The values of the last steps by metric, as a resumed run needs them."""
+        kept = {kind.metric for kind in KINDS.values() if not kind.of_processes}
+        return {metric: list(values) for metric, values in self._seen.items() if metric in kept}
+
+    def recall(self, seen: Mapping[str, Sequence[float | None]]) -> None:
+        """Continues from these values; None is one that was not finite."""
+        for metric, values in seen.items():
+            self._seen[metric].extend(math.nan if value is None else value for value in values)
 
     def forget(self) -> None:
         """Forgets all steps, for example after a roll-back."""

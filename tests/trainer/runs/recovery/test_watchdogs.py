@@ -124,6 +124,50 @@ def test_a_run_that_a_watchdog_stops_saves_its_last_step(caplog: pytest.LogCaptu
     assert "it failed while it changed the weights" not in caplog.text
 
 
+class ResumableRun(Controller):
+    """A run with a checkpoint in memory and no worker."""
+
+    def __init__(self) -> None:
+        self.config = Config()
+        self._settings, self._dump, self._fingerprints, self._lowered = self.config.trainer, {}, ("", ""), ()
+        self.engines = SimpleNamespace(start=lambda: None)  # type: ignore[assignment]
+        self.pipeline = SimpleNamespace(sampler_state=dict)  # type: ignore[assignment]
+        self._sampler = SimpleNamespace(state_dict=dict)  # type: ignore[assignment]
+        self.records = SimpleNamespace(truncate=lambda _: None)  # type: ignore[assignment]
+        self.kl_coefficient, self.exact_matches = 0.0, []
+        self.watchdogs, self.after_update = Watchdogs(self.config.watchdogs), {}
+
+    def take(self, step: int) -> list[str]:
+        """The watchdogs that ring in a step. The reward swings, memory grows, and each update spoils the entropy."""
+        metrics = {"reward/mean": 4.0 * (step % 2), "rollout/ratio_outside_tenth": math.nan}
+        self.may_update(step, metrics)
+        self.after_update = {"actor/entropy": 0.0}
+        return [name.removeprefix("watchdog/") for name in metrics if name.startswith("watchdog/")]
+
+    def resumed(self) -> "ResumableRun":
+        """A run that continues from a checkpoint after the last step."""
+        run = ResumableRun()
+        run.begin(TrainingState.model_validate_json(self.state(9).model_dump_json()))
+        return run
+
+
+def test_a_resumed_run_rings_in_the_same_steps_as_one_that_goes_on() -> None:
+    run = ResumableRun()
+    found = [run.take(step) for step in range(1, 10)]
+    assert found == [["ratio_drift"], *[["entropy", "ratio_drift"]] * 8]
+    resumed = run.resumed()
+    assert run.take(10) == resumed.take(10) == ["reward_deviation", "entropy", "ratio_drift"]
+
+
+def test_a_resumed_run_measures_the_growth_of_memory_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its processes are new, and perhaps its node."""
+    used = iter(range(0, 100 * 2**30, 2**30))
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(used=next(used)))
+    run = ResumableRun()
+    assert ["memory_growth" in run.take(step) for step in range(1, 51)] == [False] * 49 + [True]
+    assert "memory_growth" not in run.resumed().take(51)
+
+
 def test_every_watchdog_has_settings_and_a_roll_back_needs_checkpoints() -> None:
     fields = WatchdogsConfig.model_fields
     assert {name for name in fields if isinstance(fields[name].default, Watchdog)} == set(KINDS)
