@@ -1,5 +1,6 @@
 """Settings of runs that learn from files of responses."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
@@ -9,6 +10,22 @@ from trainer.config.sections.data import DataConfig
 from trainer.config.sections.roles import ActorConfig, TrainedModelConfig
 from trainer.config.sections.trainer import TrainerConfig
 from trainer.config.tree import Config, RunConfig
+from trainer.errors import ConfigError
+
+
+class OfflineWorkersConfig(Config):
+    """The settings of an offline run's workers, most of which follow from the user's."""
+
+    def check_ranks(self, ranks: Mapping[str, int]) -> None:
+        """Raises ConfigError if a batch cannot be split evenly over the ranks of a role."""
+        count = ranks["actor"]
+        if self.responses % count:
+            raise ConfigError(
+                f"data.train_batch_size={self.data.train_batch_size}: {self.responses} responses cannot be split "
+                f"evenly over {count} ranks",
+                hint=f"make it a multiple of {count // math.gcd(count, self.rollout.samples_per_prompt)}",
+            )
+        super().check_ranks(ranks)
 
 
 class OfflineConfig(RunConfig):
@@ -58,7 +75,7 @@ class OfflineConfig(RunConfig):
     def for_workers(self) -> Config:
         """Settings of actor and reference: one optimizer step per batch."""
         rows = self.responses_per_example * self.data.train_batch_size
-        return Config.model_validate(
+        return OfflineWorkersConfig.model_validate(
             {
                 "model": self.model,
                 "trainer": self.trainer,
