@@ -212,6 +212,7 @@ def main() -> None:
     )
     parser.add_argument("--rival-tokens", type=int, default=32768, help="tokens of a micro-batch there")
     parser.add_argument("--rival-keeps", action="store_true", help="verl or TRL keeps activations, without recomputing")
+    parser.add_argument("--rival-ahead", type=int, default=4, help="batches that verl-asynchronous samples ahead")
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--name", help="of the logs; shape and lengths if not given")
     parser.add_argument("--side", choices=[*SIDES, "both"], default="both")
@@ -241,6 +242,8 @@ def main() -> None:
         settings = {"tokens": options.rival_tokens, "keeps_activations": options.rival_keeps}
         if side == "ours":
             settings = {"tokens": options.tokens, "overrides": options.overrides}
+        if side == "verl-asynchronous":
+            settings["ahead"] = options.rival_ahead
         results.add(side=side, **job_of, **settings, **SIDES[side](job, options))
 
 

@@ -5,8 +5,8 @@ large, one optimizer step of each network, and vLLM on the same GPUs without its
 again. Needs verl 0.9.1 and flash-attn, or something with flash-attn's interface.
 
 `asynchronous` is verl's fully asynchronous trainer on two GPUs, one that trains and one that samples, whose log-probs
-are the old ones. New weights go to the engine after every step, which continues its responses; at most four batches
-wait or are under way besides the one in training. Also needs CuPy.
+are the old ones. New weights go to the engine after every step, which continues its responses; at most `--rival-ahead`
+batches wait or are under way besides the one in training. Also needs CuPy.
 """
 
 import argparse
@@ -101,11 +101,11 @@ def asynchronous(job: Path, options: argparse.Namespace) -> list[str]:
         "rollout.n_gpus_per_node": 1,
         "rollout.n": options.samples,
         "rollout.total_rollout_steps": options.batch * options.steps,
-        "async_training.staleness_threshold": 4,
+        "async_training.staleness_threshold": options.rival_ahead,
         "async_training.trigger_parameter_sync_step": 1,
         "async_training.require_batches": 1,
         "async_training.partial_rollout": True,
-        "async_training.concurrent_samples_per_replica": 5 * options.batch,
+        "async_training.concurrent_samples_per_replica": (options.rival_ahead + 1) * options.batch,
     }
     python, option, _, *given = command(job, options)
     return [python, option, module, *given, *(f"{key}={value}" for key, value in settings.items())]
