@@ -6,7 +6,7 @@ again. Needs verl 0.9.1 and flash-attn, or something with flash-attn's interface
 
 `asynchronous` is verl's fully asynchronous trainer on two GPUs, one that trains and one that samples, whose log-probs
 are the old ones. New weights go to the engine after every step, which continues its responses; at most `--rival-ahead`
-batches wait or are under way besides the one in training. Also needs CuPy.
+batches wait or are under way besides the one in training, two of them at once. Also needs CuPy.
 """
 
 import argparse
@@ -105,7 +105,9 @@ def asynchronous(job: Path, options: argparse.Namespace) -> list[str]:
         "async_training.trigger_parameter_sync_step": 1,
         "async_training.require_batches": 1,
         "async_training.partial_rollout": True,
-        "async_training.concurrent_samples_per_replica": (options.rival_ahead + 1) * options.batch,
+        # More make its server slower than they fill the engine: with nine batches of 256 responses at once, new weights
+        # had not arrived after two minutes.
+        "async_training.concurrent_samples_per_replica": 2 * options.batch,
     }
     python, option, _, *given = command(job, options)
     return [python, option, module, *given, *(f"{key}={value}" for key, value in settings.items())]

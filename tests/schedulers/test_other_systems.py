@@ -105,4 +105,4 @@ def test_a_killed_node_ends_the_job(started: Started) -> None:
     cluster.run("pid=$(cat /tmp/launch); kill -KILL $pid $(ps -o pid= --ppid $pid)", "n2")
     ended = job()
     assert ended.status != 0, ended.output
-    assert cluster.run("pgrep --full '[s]leep 4321'").output == ""
+    cluster.wait_until("pgrep --full '[s]leep 4321' || echo none", "none\n")  # a batch system may end first

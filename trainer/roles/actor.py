@@ -136,9 +136,11 @@ class ActorWorker(TrainingWorker):
     def publish_weights(self) -> tuple[list[ObjectRef], int]:
         """Puts the trained weights into Ray's object store. Every rank calls it; rank 0 returns the buckets and their
         size in bytes."""
-        # Gather all before sending any: a rank that waits for a receiver would stall the others' gathering.
+        if self.place.rank > 0:
+            deque(self._to_send(), maxlen=0)
+            return [], 0
         references, nbytes = [], 0
-        for bucket in pack(self._at_first_rank(self._to_send()), self.dtype):
+        for bucket in pack(self._to_send(), self.dtype):
             references.append(ray.put(store(bucket)))
             nbytes += bucket.layout.nbytes
         return references, nbytes

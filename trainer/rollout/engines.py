@@ -77,6 +77,7 @@ class Engines:
         )
         self._connect = partial(TRANSPORTS[self.transport[0]], actor, group)
         self._transfer = self._connect()
+        self._gathered = False
         self._on_shared_gpus = on_shared_gpus
         self._what = "adapters" if config.actor.lora.rank else "weights"
         self._asynchronous = config.trainer.mode == "asynchronous"
@@ -177,6 +178,12 @@ class Engines:
             loads[engine] += 1
         return parts
 
+    def gather_weights(self) -> None:
+        """Takes the weights that `sync_weights` sends next, if the engines may sample meanwhile."""
+        if self._transfer.beside_sampling:
+            self._transfer.snapshot()
+            self._gathered = True
+
     def sync_weights(self) -> dict[str, float]:
         """Sends the actor's weights to every engine and returns the metrics. Each engine compares checksums."""
         self._replace(self._send())
@@ -186,12 +193,15 @@ class Engines:
     def reconnect(self) -> None:
         """Sends the weights of an actor that was started again: those of `version`, whatever the engines hold."""
         self._transfer = self._connect()
+        self._gathered = False
         self._replace(self._send())
 
     def _send(self) -> dict[int, WorkerError]:
         if self._on_shared_gpus:
             self.sleep()  # if they do not yet: the actor's weights take the room of their cache
-        self._transfer.snapshot()
+        if not self._gathered:
+            self._transfer.snapshot()
+        self._gathered = False
         return self._transfer.push(range(len(self._group)))
 
     def sleep(self) -> None:

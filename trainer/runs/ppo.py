@@ -242,6 +242,8 @@ class Controller(TrainingRun):
                     name: metrics[name] for name in ("actor/entropy", "reference/kl") if name in metrics
                 }
         self.end_update(step, metrics)
+        with phase("sync_weights"):
+            self.engines.gather_weights()
         with self.pipeline.paused(), phase("sync_weights"):
             work = self.engines.take_work()
             metrics |= self.engines.sync_weights()

@@ -4,6 +4,7 @@ Processes on the same GPU share a bucket through a handle (CUDA IPC). All others
 """
 
 import math
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -96,8 +97,11 @@ class StoredBucket:
         return Bucket(self.layout, torch.from_numpy(self.data.copy()))
 
     def on(self, device: torch.device) -> Bucket:
-        """The bucket in the memory of a GPU."""
-        return Bucket(self.layout, self.open().data.to(device))
+        """The bucket in the memory of a GPU, copied there at once."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # torch's, about memory that may not be written
+            data = torch.from_numpy(self.data)
+        return Bucket(self.layout, data.to(device, copy=True))
 
 
 @dataclass(frozen=True)

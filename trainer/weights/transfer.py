@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from threading import Lock
 from typing import Protocol
 
 from ray import ObjectRef
@@ -19,6 +20,8 @@ logger = logging.getLogger(__name__)
 class Transfer(Protocol):
     nbytes: int
     """Bytes that each engine received in the last push."""
+    beside_sampling: bool
+    """Whether engines may sample while `snapshot` runs."""
 
     def snapshot(self) -> None:
         """Takes a snapshot of the actor's current weights."""
@@ -31,6 +34,8 @@ class Transfer(Protocol):
 
 class SharedGpus:
     """Every engine shares its GPU with an actor rank and copies from it there (CUDA IPC), some buckets at a time."""
+
+    beside_sampling = False
 
     def __init__(self, actor: WorkerGroup[WeightSender], rollout: WorkerGroup[WeightReceiver]) -> None:
         self._actor = actor
@@ -60,20 +65,27 @@ class SharedGpus:
 
 
 class ObjectStore:
-    """Ray's object store. It keeps a snapshot until the next one, for engines that are restarted."""
+    """Ray's object store. It keeps a snapshot until the next one, for engines that are restarted: one that is restarted
+    while the next one is taken gets that."""
+
+    beside_sampling = True
 
     def __init__(self, actor: WorkerGroup[WeightSender], rollout: WorkerGroup[WeightReceiver]) -> None:
         self._actor = actor
         self._rollout = rollout
         self._weights: list[ObjectRef] = []
+        self._taking = Lock()
         self.nbytes = 0
 
     def snapshot(self) -> None:
-        self._weights = []  # frees the old ones first
-        self._weights, self.nbytes = self._actor.call(WeightSender.publish_weights)[0]
+        with self._taking:
+            self._weights = []  # frees the old ones first
+            self._weights, self.nbytes = self._actor.call(WeightSender.publish_weights)[0]
 
     def push(self, ranks: Sequence[int]) -> dict[int, WorkerError]:
-        return self._rollout.attempt(dict.fromkeys(ranks, task(WeightReceiver.replace_weights, self._weights)))[1]
+        with self._taking:
+            weights = self._weights
+        return self._rollout.attempt(dict.fromkeys(ranks, task(WeightReceiver.replace_weights, weights)))[1]
 
 
 class Broadcast:
@@ -85,6 +97,8 @@ class Broadcast:
     With several actor ranks, all weights are gathered before the first is sent, because a rank that waits for an engine
     would hold up the gathering. A single rank packs weights while it sends them, once the process group exists.
     """
+
+    beside_sampling = False
 
     def __init__(self, actor: WorkerGroup[WeightSender], rollout: WorkerGroup[WeightReceiver]) -> None:
         self._actor = actor

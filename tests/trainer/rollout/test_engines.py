@@ -102,6 +102,52 @@ def test_fake_engines_on_the_actor_s_gpus_sleep_before_they_copy_weights() -> No
     assert group.called == ["sleep", "copy_weights", "restart", "sleep", "copy_weights"]
 
 
+class OverTheObjectStore(FakeGroup):
+    """Records the methods that were called on actor and engine."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.called: list[str] = []
+
+    def call(self, method: Any) -> list[Any]:
+        self.called.append(method.__name__)
+        return [("vllm", "it is a fake") if method.__name__ == "chosen" else ([], 0)]
+
+    def attempt(
+        self, tasks: Mapping[int, Task[Any, Any]], _timeout: float = 0
+    ) -> tuple[dict[int, Any], dict[int, WorkerError]]:
+        self.called += [task.method for task in tasks.values()]
+        return dict.fromkeys(tasks), {}
+
+
+def test_weights_are_gathered_once_while_fake_engines_may_still_sample() -> None:
+    group = OverTheObjectStore()
+    engines = Engines(group, group, Config(), on_shared_gpus=False)  # type: ignore[arg-type]
+    engines.sync_weights()
+    assert group.called == ["publish_weights", "replace_weights"]
+    group.called.clear()
+    engines.gather_weights()
+    assert group.called == ["publish_weights"]
+    engines.sync_weights()
+    engines.sync_weights()
+    assert group.called == ["publish_weights", "replace_weights"] * 2
+
+
+def test_weights_gathered_from_a_lost_actor_do_not_reach_fake_engines() -> None:
+    group = OverTheObjectStore()
+    engines = Engines(group, group, Config(), on_shared_gpus=False)  # type: ignore[arg-type]
+    engines.gather_weights()
+    engines.reconnect()
+    assert group.called == ["publish_weights", "publish_weights", "replace_weights"]
+
+
+def test_fake_engines_on_the_actor_s_gpus_get_nothing_before_they_pause() -> None:
+    group = OnSharedGpus()
+    engines = Engines(group, group, Config(), on_shared_gpus=True)  # type: ignore[arg-type]
+    engines.gather_weights()
+    assert group.called == []
+
+
 class TwoEngines(FakeGroup):
     """Each answers with the first token of the prompt, and remembers what it was asked."""
 
