@@ -175,6 +175,45 @@ def apart(rows: Sequence[Row]) -> str:
     )
 
 
+def ahead(rows: Sequence[Row]) -> str:
+    """Responses of very different lengths, synchronously and with a GPU each for learner and engines."""
+    names = {"ours": "here", "verl-asynchronous": "verl"}
+    found = [row for row in _steps(rows) if row["name"].startswith("log-normal")]
+    if not found:
+        return ""
+
+    def line(row: Row) -> list[Any]:
+        batches = _batches_ahead(row)
+        how = f"asynchronous, at most {batches} updates ahead" if batches else "synchronous, on both GPUs"
+        slowest = max(row["all_steps"][1:])
+        rates = [f"{round(_rate_of_cycles(row)):,}", f"{row['overall_tokens_per_second']:,}"]
+        return [_place(row), f"{names[row['side']]}, {how}", _seconds("step", row), f"{slowest:.1f}", *rates]
+
+    job = found[0]
+    median, sigma = job["log_normal"]
+    about = (
+        f"GRPO of {job['shape']}, {job['batch']} prompts of {job['prompt']} tokens, {job['samples']} responses each, "
+        f"of log-normal length (median {median:.0f}, sigma {sigma}) up to {job['response']:,} tokens; two GPUs. The "
+        "first step samples for all that are ahead of it, so cycles of as many steps follow; the rate of whole cycles "
+        f"leaves it out. {origin(found)}"
+    )
+    header = ["machine", "", "s a step, median", "slowest after the first", "tokens/s of whole cycles", "of all steps"]
+    return f"{about}\n\n{markdown(header, map(line, found))}"
+
+
+def _batches_ahead(row: Row) -> int:
+    setting = "trainer.max_staleness="
+    own = [int(text.removeprefix(setting)) for text in row.get("overrides", ()) if text.startswith(setting)]
+    return own[-1] if own else int(row.get("ahead", 0))
+
+
+def _rate_of_cycles(row: Row) -> float:
+    """Tokens per second of the steps after the first, as many as are whole cycles of the batches ahead."""
+    cycle, later = _batches_ahead(row) + 1, row["all_steps"][1:]
+    steps = later[: max(cycle, len(later) // cycle * cycle)]
+    return float(row["tokens_per_step"] * len(steps) / sum(steps))
+
+
 def across(rows: Sequence[Row]) -> str:
     """Weights from an actor to an engine on another GPU, and the link between the two."""
     found = [row for row in rows if row["benchmark"] == "weights" and "sync_seconds" in row]
@@ -261,6 +300,7 @@ SECTIONS = {
     "GRPO beside verl and TRL": grpo_beside_rivals,
     "Generation on one GPU, 1.5B": generation,
     "Engines on a GPU of their own": apart,
+    "Responses of log-normal length": ahead,
     "Weights, actor to engine on another GPU": across,
     "More GPUs, more prompts": scaling,
     "Start-up on a GPU": start_up,
