@@ -38,7 +38,8 @@ COMMANDS: dict[str, tuple[type[Config | OfflineConfig], Callable[[Any, Repeat], 
 # Metrics that depend on more than the settings.
 _REPAIRS = ("rollout/repairs", "reward/repairs")
 _USE = ("gpu/", "mfu/", "tflops/", "engines/", "waiting/", "idle/")
-_OF_THE_MACHINE = ("step", "wall_time", "time/", "throughput/", "memory/", "checkpoint/", "trainer/", *_USE, *_REPAIRS)
+_MEMORY = ("memory/", "watchdog/memory_growth")
+_OF_THE_MACHINE = ("step", "wall_time", "time/", "throughput/", "checkpoint/", "trainer/", *_MEMORY, *_USE, *_REPAIRS)
 _GPU_MEMORY = "gpu_peak_gib"
 _AFTER_UPDATE = ("rollout/synced_bytes", "validation/")
 _SHOWN = 5

@@ -95,6 +95,9 @@ def _checkpoints(run_dir: Path, certificate: Certificate) -> Iterator[str]:
 def _models(run_dir: Path, certificate: Certificate) -> Iterator[str]:
     for own in certificate.models.values():
         yield from check_weights(run_dir, own)
+    final = run_dir / "model"
+    if final.is_dir() and final not in {run_dir / own.path for own in certificate.models.values()}:
+        yield f"{final} is not in the certificate"
     for directory in sorted(path for path in (run_dir / "models").glob("*") if path.is_dir()):
         try:
             exported = read_certificate(directory)
