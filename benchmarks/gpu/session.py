@@ -6,7 +6,7 @@
 
 A job has GPUs, an equal share of the cores, a time limit, and network and process namespaces of its own: several Ray
 clusters fit on one host, and nothing outlives its job. Rows go to OUT/NAME.jsonl, what it says to OUT/NAME.log. Needs
-root, torch, vLLM, Ray and Transformers; jobs with verl or TRL also what benchmarks/gpu/verl.py or trl.py says.
+root, torch, vLLM, Ray and Transformers; jobs with verl or TRL also what benchmarks/gpu/rivals/ says.
 """
 
 import argparse

@@ -3,10 +3,10 @@
     python -m benchmarks.gpu.step --shape 0.5B --response 512 [--side ours|verl|both|verl-asynchronous|trl] [KEY=VALUE…]
     python -m benchmarks.gpu.step --shape 1.5B --algorithm grpo --batch 64 --samples 8 --response 2048 --end-tokens 300
 
-KEY=VALUE are settings of this trainer; verl's are in benchmarks/gpu/verl.py, TRL's in benchmarks/gpu/trl.py. With
-`--end-tokens` so many ids of the vocabulary end a response, so that the lengths of a random model fall geometrically,
-and with `--log-normal` they are of that distribution; without either, every response reaches the limit. Times are
-medians over the steps after the first, memory is the most in any of them.
+KEY=VALUE are settings of this trainer; those of verl and TRL are in benchmarks/gpu/rivals. With `--end-tokens` so many
+ids of the vocabulary end a response, so that the lengths of a random model fall geometrically, and with `--log-normal`
+they are of that distribution; without either, every response reaches the limit. Times are medians over the steps after
+the first, memory is the most in any of them.
 """
 
 import argparse
@@ -19,10 +19,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.gpu import trl, verl
 from benchmarks.gpu.common import SHAPES, Results, arguments, write_job
 from benchmarks.gpu.lengths import LEAST_SIGMA
 from benchmarks.gpu.memory import MemorySampler
+from benchmarks.gpu.rivals import trl, verl
 from benchmarks.results import read_rows
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -137,7 +137,7 @@ def _logged_by_verl(command: list[str], options: argparse.Namespace) -> dict[str
 
 
 def trls(job: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """The phases of TRL, from the rows of `benchmarks.gpu.trl`."""
+    """The phases of TRL, from the rows of `benchmarks.gpu.rivals.trl`."""
     began = time.time()
     rows = options.logs / f"trl-{options.name}-{began:.0f}.jsonl"
     with MemorySampler() as memory:

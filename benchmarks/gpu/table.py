@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.verl import PHASES
+from benchmarks.gpu.rivals.verl import PHASES
 from benchmarks.results import read_rows, wrapped, write_section
 
 ROOT = Path(__file__).resolve().parents[2]

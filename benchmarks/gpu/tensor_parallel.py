@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.gpu.common import SHAPES, Results, arguments, timed, write_job
 from benchmarks.gpu.rollout import running
-from benchmarks.gpu.timed_factories import make_timed_actor, make_timed_rollout
-from benchmarks.gpu.weights_split import Timed, TimedActor, TimedRollout
+from benchmarks.gpu.weights.split import Timed, TimedActor, TimedRollout
+from benchmarks.gpu.weights.timed_factories import make_timed_actor, make_timed_rollout
 from trainer.cluster.calls import task
 
 if TYPE_CHECKING:

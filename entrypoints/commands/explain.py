@@ -12,7 +12,7 @@ from entrypoints.commands.subcommand import Subcommand, without_separator, write
 from entrypoints.environments import Allocation, Detection, detect
 from entrypoints.environments.base import NOTHING_RECOGNISED
 from entrypoints.errors import CommandNotFoundError, DetectionError, LaunchError, TokenError, UsageError
-from entrypoints.host.fabric_settings import Setting
+from entrypoints.host.network.fabric_settings import Setting
 from entrypoints.host.settings import Host, examine_host
 from entrypoints.host.tree import Tree
 from entrypoints.logs import quoted

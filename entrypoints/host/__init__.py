@@ -1,1 +1,1 @@
-"""This host: its devices, network and image, and the environment variables that follow from them."""
+"""This host: its devices, network (`network`) and image, and the environment variables that follow from them."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from entrypoints.errors import UsageError
-from entrypoints.host.fabric_settings import Setting, apply
+from entrypoints.host.network.fabric_settings import Setting, apply
 from entrypoints.options import TOKEN, TOKEN_FILE
 
 CACHE_DIR = "SLIPWAY_CACHE_DIR"

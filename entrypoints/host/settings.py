@@ -8,8 +8,8 @@ from typing import Any
 
 from entrypoints.errors import UsageError
 from entrypoints.host.accelerators import ACCELERATORS, architectures, foreign_settings
-from entrypoints.host.fabric import Fabric, detect_fabric
-from entrypoints.host.fabric_settings import Setting, fabric_settings, interface_settings
+from entrypoints.host.network.fabric import Fabric, detect_fabric
+from entrypoints.host.network.fabric_settings import Setting, fabric_settings, interface_settings
 from entrypoints.host.tree import Tree
 from entrypoints.host.versions import component_versions, image_identity, installed, satisfies, slipway_version
 

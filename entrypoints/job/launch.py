@@ -11,7 +11,7 @@ from entrypoints.environments.kubernetes.kuberay import ADDRESS
 from entrypoints.environments.single import Single
 from entrypoints.errors import DetectionError, NotYetThereError, UsageError
 from entrypoints.host.child_environment import child_environment
-from entrypoints.host.fabric_settings import Setting
+from entrypoints.host.network.fabric_settings import Setting
 from entrypoints.host.settings import Host, examine_host
 from entrypoints.host.starting_cache import use_starting_cache
 from entrypoints.host.tree import Tree

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from entrypoints.environments import Allocation
 from entrypoints.errors import LaunchError, NodeLostError, StoppedError, UsageError
-from entrypoints.host.fabric_settings import apply
-from entrypoints.host.interfaces import INTERFACE, address_of, interface_of
+from entrypoints.host.network.fabric_settings import apply
+from entrypoints.host.network.interfaces import INTERFACE, address_of, interface_of
 from entrypoints.host.settings import Host
 from entrypoints.job.guard import ORPHANED, STOP_SIGNALS, WARNING_SIGNALS
 from entrypoints.logs import log_folder, quoted

@@ -6,7 +6,7 @@ import os
 import socket
 
 from entrypoints.errors import JobEndedError, LaunchError, NodeLostError, PeersMissingError, RayFailedError
-from entrypoints.host.interfaces import bracketed
+from entrypoints.host.network.interfaces import bracketed
 from entrypoints.job.hello import say_hello
 from entrypoints.job.node import Node, node_name
 from entrypoints.wire.channel import LONGEST_LINE, Channel, ChannelLostError, Message

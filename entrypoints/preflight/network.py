@@ -55,7 +55,7 @@ class Rank:
         """This node's address with a port that is free now."""
         import socket
 
-        from entrypoints.host.interfaces import bracketed
+        from entrypoints.host.network.interfaces import bracketed
 
         with socket.socket() as probe:
             probe.bind(("", 0))
@@ -63,7 +63,7 @@ class Rank:
 
     def fabric(self) -> str:
         """The kind of this node's fabric."""
-        from entrypoints.host.fabric import detect_fabric
+        from entrypoints.host.network.fabric import detect_fabric
 
         return detect_fabric(Tree(), os.environ).kind
 

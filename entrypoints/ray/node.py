@@ -11,8 +11,8 @@ from pathlib import Path
 
 from entrypoints.errors import RayFailedError
 from entrypoints.host.child_environment import without_launchers
-from entrypoints.host.interfaces import bracketed
-from entrypoints.host.topology import topology_labels
+from entrypoints.host.network.interfaces import bracketed
+from entrypoints.host.network.topology import topology_labels
 from entrypoints.options import Dashboard, RayOptions
 from entrypoints.processes import Process, ProcessTree
 from entrypoints.ray.attach import LOOPBACK_ONLY

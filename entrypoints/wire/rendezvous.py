@@ -20,7 +20,7 @@ from pathlib import Path
 
 from entrypoints.environments import Allocation
 from entrypoints.errors import PeersMissingError, TokenError
-from entrypoints.host.interfaces import address_of, guess_interface
+from entrypoints.host.network.interfaces import address_of, guess_interface
 from entrypoints.host.tree import Tree
 from entrypoints.options import JOB_DIR
 from entrypoints.wire.channel import LONGEST_LINE, Channel, ChannelLostError

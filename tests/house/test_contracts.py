@@ -17,7 +17,7 @@ def test_the_project_keeps_its_contracts(project: Project) -> None:
         ("trainer/algorithms/losses/kl.py", "trainer.config.tree"),
         ("trainer/data/formats/schema.py", "trainer.runs.loop"),
         ("buildkit/recipe/matrix.py", "buildkit.commands.build"),
-        ("entrypoints/host/hca.py", "entrypoints.job.node"),
+        ("entrypoints/host/network/hca.py", "entrypoints.job.node"),
         ("entrypoints/errors.py", "buildkit.errors"),
     ],
 )

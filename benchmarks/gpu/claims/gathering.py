@@ -1,4 +1,4 @@
-"""Functions that make the baseline's workers, in a module without torch; see `benchmarks.gpu.timed_factories`."""
+"""Functions that make the baseline's workers, without torch; see `benchmarks.gpu.weights.timed_factories`."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from entrypoints.environments.base import Allocation, Environment
 from entrypoints.environments.process_view import ProcessView, Reader
 from entrypoints.errors import DetectionError
-from entrypoints.host.interfaces import bracketed
+from entrypoints.host.network.interfaces import bracketed
 
 HEAD = ("FQ_RAY_IP", "RAY_IP")
 ADDRESS = "RAY_ADDRESS"

@@ -5,7 +5,7 @@ import pytest
 
 from entrypoints.errors import UsageError
 from entrypoints.host.child_environment import CACHES, child_environment, without_launchers
-from entrypoints.host.fabric_settings import Setting
+from entrypoints.host.network.fabric_settings import Setting
 
 
 def test_a_writable_home_is_used_as_it_is(tmp_path: Path) -> None:

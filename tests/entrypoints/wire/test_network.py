@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from entrypoints.host.interfaces import address_of, bracketed, interface_of
+from entrypoints.host.network.interfaces import address_of, bracketed, interface_of
 from entrypoints.wire import network
 from entrypoints.wire.network import addresses_for_peers, connect
 

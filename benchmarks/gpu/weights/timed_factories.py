@@ -8,18 +8,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from benchmarks.gpu.weights_split import TimedActor, TimedRollout
+    from benchmarks.gpu.weights.split import TimedActor, TimedRollout
     from trainer.cluster.place import RankPlace, Team
     from trainer.config.tree import Config
 
 
 def make_timed_actor(config: Config, place: RankPlace) -> TimedActor:
-    from benchmarks.gpu.weights_split import TimedActor
+    from benchmarks.gpu.weights.split import TimedActor
 
     return TimedActor(config, place)
 
 
 def make_timed_rollout(config: Config, place: RankPlace, team: Team) -> TimedRollout:
-    from benchmarks.gpu.weights_split import TimedRollout
+    from benchmarks.gpu.weights.split import TimedRollout
 
     return TimedRollout(config, place, team)

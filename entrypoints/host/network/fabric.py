@@ -5,9 +5,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from entrypoints.host.accelerators import Gpu, find_gpus
-from entrypoints.host.hca import find_hcas
-from entrypoints.host.interfaces import INTERFACE, default_route, guess_interface
-from entrypoints.host.rails import HCAS, RailChoice, choose
+from entrypoints.host.network.hca import find_hcas
+from entrypoints.host.network.interfaces import INTERFACE, default_route, guess_interface
+from entrypoints.host.network.rails import HCAS, RailChoice, choose
 from entrypoints.host.tree import Tree
 
 __all__ = ["Fabric", "detect_fabric"]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from entrypoints.host.topology import nvlink_domain, rack, topology_labels
+from entrypoints.host.network.topology import nvlink_domain, rack, topology_labels
 
 
 class NoAnswerError(Exception):

@@ -81,7 +81,7 @@ def command(job: Path, options: argparse.Namespace, steps: Path) -> list[str]:
             "vllm_importance_sampling_correction": False,
             "generation_kwargs": {"ignore_eos": not options.varies},
         }
-    return [sys.executable, "-m", "benchmarks.gpu.trl", str(job), str(steps), json.dumps(settings)]
+    return [sys.executable, "-m", "benchmarks.gpu.rivals.trl", str(job), str(steps), json.dumps(settings)]
 
 
 class PhaseClock:

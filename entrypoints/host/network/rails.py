@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from entrypoints.errors import UsageError
 from entrypoints.host.accelerators import Gpu
-from entrypoints.host.hca import Hca
+from entrypoints.host.network.hca import Hca
 from entrypoints.host.tree import natural
 
 HCAS = "SLIPWAY_HCAS"

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from entrypoints.host.rails import RailChoice
+from entrypoints.host.network.rails import RailChoice
 from entrypoints.host.versions import release
 
 _NCCL_CHOOSES = (2, 21)

@@ -17,9 +17,9 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from benchmarks.gpu.common import SHAPES, Results, arguments, timed, write_job
+from benchmarks.gpu.weights.timed_factories import make_timed_actor, make_timed_rollout
 
 if TYPE_CHECKING:
-    from benchmarks.gpu.weights_split import TimedActor, TimedRollout
     from trainer.cluster.nodes import Slot
     from trainer.cluster.place import RankPlace, Team
     from trainer.cluster.workers import WorkerGroup
@@ -63,7 +63,7 @@ def main() -> None:
         nodes = find_nodes(1, gpus)
         slots = reserve_slots(nodes if gpus else nodes * places, gpus, 300)
         if options.split:
-            from benchmarks.gpu.weights_split import measure, measure_latecomer
+            from benchmarks.gpu.weights.split import measure, measure_latecomer
 
             actor, rollout = start(config, make_timed_actor, make_timed_rollout, slots[0], slots[1], job)
             results.add(shape=options.shape, **measure(actor, rollout, config, options.repeats))
@@ -72,18 +72,6 @@ def main() -> None:
             actor, rollout = start(config, make_actor, make_rollout, slots[0], slots[0], job)
             row = measure_shared(actor, rollout, config, options.repeats, with_parts=not options.cpu)
             results.add(shape=options.shape, **row)
-
-
-def make_timed_actor(config: Config, place: RankPlace) -> TimedActor:
-    from benchmarks.gpu.weights_split import TimedActor
-
-    return TimedActor(config, place)
-
-
-def make_timed_rollout(config: Config, place: RankPlace, team: Team) -> TimedRollout:
-    from benchmarks.gpu.weights_split import TimedRollout
-
-    return TimedRollout(config, place, team)
 
 
 def start(

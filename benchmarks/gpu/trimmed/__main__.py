@@ -4,7 +4,7 @@
 
 Copies the folders of packages by hard links into a virtual environment of its own, takes out what the variant's
 `exclude` and `prune` in images/matrix.toml name (what `install-wheels` takes out of an image), and runs the tasks of
-`benchmarks.gpu.trimmed_tasks` there, each in a fresh process that cannot reach the whole packages. A row per task says
+`benchmarks.gpu.trimmed.tasks` there, each in a fresh process that cannot reach the whole packages. A row per task says
 which files that are gone it asked for. `--cpu` rehearses with the wheels of the cpu variant.
 """
 
@@ -31,7 +31,7 @@ from buildkit.recipe.lock import Lock
 from buildkit.recipe.lock_file import find_lock
 from buildkit.recipe.matrix import Variant, load_matrix
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 TASKS = {  # seconds
     "libraries": 30,
@@ -224,7 +224,7 @@ def perform(task: str, trimmed: Trimmed, job: Path, cpu: bool, folder: Path, end
     limit = min(TASKS[task], end - start)
     if limit < 5:
         return {"task": task, "ok": False, "error": "no time was left"}
-    command = [trimmed.python, "-m", "benchmarks.gpu.trimmed_tasks", task, order]
+    command = [trimmed.python, "-m", "benchmarks.gpu.trimmed.tasks", task, order]
     with log.open("w") as output:
         process = subprocess.Popen(
             command, cwd=ROOT, env=trimmed.environment(), stdout=output, stderr=output, start_new_session=True

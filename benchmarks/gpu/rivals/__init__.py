@@ -1,0 +1,1 @@
+"""Other trainers, on the jobs of `benchmarks.gpu.common.write_job`."""

@@ -1,0 +1,1 @@
+"""Whether packages that are trimmed like an image's still work."""
