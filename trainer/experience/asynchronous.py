@@ -1,6 +1,7 @@
 """Asynchronous sampling: responses continue while the weights change."""
 
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from dataclasses import replace
 from trainer.data.dataset import PromptSampler
 from trainer.experience.collector import Collector, Experience, Phase
 from trainer.experience.conversations.trajectory import Trajectory
+from trainer.experience.pace import Pace
 from trainer.experience.sampled_ahead import SampledStep
 
 ROUNDING = 1e-6  # 0.3 of 10 prompts are 3, not 2.9999999999999996
@@ -40,6 +42,7 @@ class AsynchronousPipeline:
         self._held = False
         self._segment = collector.config.rollout.segment_length
         self._max_staleness = collector.config.trainer.max_staleness
+        self._pace = Pace(self._max_staleness)
         self._under_way: deque[SampledStep] = deque()
         self._finished: deque[SampledStep] = deque()
         self._changed = threading.Condition()
@@ -58,6 +61,7 @@ class AsynchronousPipeline:
             self._next_step, self._last_step = max(step, self._next_step), last_step
             self._first_step, self._first_version = step, self._collector.engines.version
             self._thread.start()
+        began = time.monotonic()
         with self._phase("generate"), self._changed:
             self._changed.wait_for(lambda: self._finished or self._failure)
             if not self._finished and self._failure is not None:
@@ -66,6 +70,8 @@ class AsynchronousPipeline:
             if self._on_shared_gpus:
                 self._held = True
                 self._wait_for_idle()
+            else:
+                self._pace.taken(batch.step, time.monotonic() - began)
         return self._collector.experience(batch.prompts, batch.rows, self._phase)
 
     @contextmanager
@@ -167,6 +173,7 @@ class AsynchronousPipeline:
 
     def _move_finished(self) -> None:
         while self._under_way and all(row.done for row in self._under_way[0].rows):
+            self._pace.ends(self._under_way[0].step)
             self._finished.append(self._under_way.popleft())
 
     def _work(self) -> None:
@@ -176,6 +183,7 @@ class AsynchronousPipeline:
             place = self._sampler.state_dict()
             rows = self._collector.begin(prompts, self._next_step, first_row=0)
             self._under_way.append(SampledStep(self._next_step, prompts, rows, place))
+            self._pace.begins(self._next_step)
             self._next_step += 1
         active = self._active()
         if active:
