@@ -10,24 +10,15 @@ from functools import partial
 from pathlib import Path
 
 import psutil
-import torch
-from torch import Tensor
 
-from trainer.algorithms.losses.kl import adapted_kl_coefficient, kl_estimate
-from trainer.algorithms.off_policy.agreement import log_prob_agreement
-from trainer.algorithms.resampling import resampled_rows
-from trainer.algorithms.returns import explained_variance
-from trainer.algorithms.rows import Sampled
-from trainer.algorithms.token_rewards import move_to_tokens, on_trained_tokens, token_rewards
 from trainer.cluster.calls import stalls_explained
 from trainer.cluster.nodes import connected
 from trainer.cluster.ready import wait_for_ray
 from trainer.config.custom_code import code_lines
 from trainer.config.tree import Config
-from trainer.data.batches.batch import Batch
 from trainer.errors import ConfigError, LoweredLimit, WatchdogError
 from trainer.experience.asynchronous import AsynchronousPipeline
-from trainer.experience.collector import Collector, Experience, Scores
+from trainer.experience.collector import Collector
 from trainer.experience.pipeline import Pipeline
 from trainer.experience.run_data import RunData
 from trainer.experience.sampled_ahead import FILE, resumable_steps, write_steps
@@ -36,10 +27,10 @@ from trainer.planning.placement import roles_of
 from trainer.records.files.owner import RunOwner
 from trainer.records.tracking import Tracker
 from trainer.rollout.engines import Engines
-from trainer.rollout.sampling import request_seed
+from trainer.runs.advantages import resampled, with_advantages
 from trainer.runs.checkpoints.checkpoint import TrainingState, read_resumed
 from trainer.runs.checkpoints.places import recorded_step, run_directory, with_last_checkpoint
-from trainer.runs.corrections import check_exact, corrected
+from trainer.runs.corrections import check_exact
 from trainer.runs.interfaces import ActorRole, CriticRole, ReferenceRole
 from trainer.runs.loop import TrainingResult, TrainingRun
 from trainer.runs.recovery.memory import all_lowered, restarted, with_limits
@@ -225,11 +216,15 @@ class Controller(TrainingRun):
             self.tracker.log_samples(step, self.records.samples(experience, scores.values.tolist()))
             self.sampled_step = step
         with phase("advantages"):
-            batch, metrics = self.estimate_advantages(batch, experience, scores)
+            batch, metrics, self.kl_coefficient = with_advantages(
+                batch, experience, scores, self.collector, self.kl_coefficient
+            )
+            shares = self.config.trainer.mode != "synchronous"
+            metrics |= experience.staleness(self.engines.version, shares)
         self.begin_update()
         self.records.write_step(step, experience, scores, batch)
         if self.may_update(step, metrics):
-            batch = self._resampled(batch, experience, scores, step)
+            batch = resampled(batch, experience, scores, self.collector, step)
             if critic:
                 read = batch.with_only(*CRITIC_READS)
                 metrics |= self.update_pass("update_critic", critic, read, self.config.critic.mini_batch_size)
@@ -253,70 +248,6 @@ class Controller(TrainingRun):
         metrics["reward/repairs"] = self.collector.reward.take_repairs()
         seconds = time.perf_counter() - started
         return metrics | {"time/step": seconds, "throughput/tokens_per_second": tokens / seconds}
-
-    def estimate_advantages(
-        self, batch: Batch, experience: Experience, scores: Scores
-    ) -> tuple[Batch, dict[str, float]]:
-        """The batch with advantages, returns and corrections per token; metrics of the sampled responses.
-
-        Its mask contains only the tokens that train: those that are neither rejected nor in a truncated response.
-        """
-        algorithm, mask = self.config.algorithm, batch.response_mask
-        rewards, metrics = self._rewards(batch, self.collector.shaped(scores.values, experience.lengths))
-        move_to_tokens(rewards, scores.by_token, mask)
-        if not self.config.engines_know_old_log_probs and batch.rollout_log_probs is not None:
-            mass = self.config.rollout.truncation.smallest_mass
-            metrics |= log_prob_agreement(batch.rollout_log_probs, batch.old_log_probs, mask, mass)
-            batch, found = corrected(batch, algorithm.off_policy)
-            metrics |= found
-        truncated = experience.truncated
-        metrics["rollout/truncated_fraction"] = truncated.float().mean().item()
-        if algorithm.mask_truncated:
-            batch = batch.with_(response_mask=batch.response_mask & ~truncated.unsqueeze(1))
-        groups, trained = self.collector.groups(len(batch)), batch.response_mask
-        sampled = Sampled(
-            on_trained_tokens(rewards, trained),
-            trained,
-            groups,
-            batch.values,
-            scores.greedy,
-            batch.old_log_probs,
-            batch.squared_probabilities,
-            batch.corrections,
-            scores.components() if algorithm.estimator.needs_components else {},
-        )
-        estimated = algorithm.estimator.estimate(sampled, **algorithm.estimator.values(algorithm))
-        batch = batch.with_(advantages=estimated.advantages)
-        if estimated.returns is not None:
-            batch = batch.with_(returns=estimated.returns)
-            metrics["critic/explained_variance"] = explained_variance(batch.values, estimated.returns, trained)
-        metrics["reward/mean"] = scores.values.mean().item()
-        metrics["rollout/response_length"] = mask.sum(dim=1).float().mean().item()
-        found = experience.staleness(self.engines.version, shares=self.config.trainer.mode != "synchronous")
-        return batch, scores.metrics | found | metrics
-
-    def _resampled(self, batch: Batch, experience: Experience, scores: Scores, step: int) -> Batch:
-        """The rows to learn from: all, or as many drawn by score."""
-        algorithm = self.config.algorithm
-        if algorithm.resampling == "none":
-            return batch
-        generator = torch.Generator().manual_seed(request_seed(self.config.trainer.seed, step, -1, 0))
-        shaped = self.collector.shaped(scores.values, experience.lengths)
-        return batch.rows(resampled_rows(shaped, algorithm.resampling, algorithm.resampling_power, generator))
-
-    def _rewards(self, batch: Batch, scores: Tensor) -> tuple[Tensor, dict[str, float]]:
-        """The reward of each token, [rows, response length], and metrics of its KL term."""
-        algorithm, mask, coefficient = self.config.algorithm, batch.response_mask, self.kl_coefficient
-        if batch.reference_log_probs is None or batch.old_log_probs is None:
-            return token_rewards(scores, torch.zeros(mask.shape), mask, 0.0), {}
-        kl = kl_estimate(batch.old_log_probs, batch.reference_log_probs, algorithm.kl_estimator)
-        metrics = {"reference/kl": kl[mask].mean().item()}
-        if algorithm.kl_control == "adaptive":
-            metrics["reference/kl_coefficient"] = coefficient
-            self.kl_coefficient = adapted_kl_coefficient(
-                coefficient, metrics["reference/kl"], algorithm.kl_target, algorithm.kl_horizon, len(batch)
-            )
-        return token_rewards(scores, kl, mask, coefficient), metrics
 
     def may_update(self, step: int, metrics: dict[str, float]) -> bool:
         """Whether the watchdogs allow an update. They see this step's metrics and those of the last update; the alarms

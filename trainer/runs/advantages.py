@@ -1,0 +1,97 @@
+"""From the scores of a step to what its rows learn: rewards, advantages and returns of each token."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from trainer.algorithms.losses.kl import adapted_kl_coefficient, kl_estimate
+from trainer.algorithms.off_policy.agreement import log_prob_agreement
+from trainer.algorithms.resampling import resampled_rows
+from trainer.algorithms.returns import explained_variance
+from trainer.algorithms.rows import Sampled
+from trainer.algorithms.token_rewards import move_to_tokens, on_trained_tokens, token_rewards
+from trainer.config.tree import Config
+from trainer.data.batches.batch import Batch
+from trainer.experience.collector import Collector, Experience, Scores
+from trainer.rollout.sampling import request_seed
+from trainer.runs.corrections import corrected
+
+
+class Estimated(NamedTuple):
+    """A batch with advantages, metrics of its responses, and the KL coefficient of the next step."""
+
+    batch: Batch
+    metrics: dict[str, float]
+    kl_coefficient: float
+
+
+def with_advantages(
+    batch: Batch, experience: Experience, scores: Scores, collector: Collector, kl_coefficient: float
+) -> Estimated:
+    """The batch with advantages, returns and corrections per token.
+
+    Its mask contains only the tokens that train: those that are neither rejected nor in a truncated response.
+    """
+    config = collector.config
+    algorithm, mask = config.algorithm, batch.response_mask
+    shaped = collector.shaped(scores.values, experience.lengths)
+    rewards, metrics, kl_coefficient = _rewards(batch, shaped, config, kl_coefficient)
+    move_to_tokens(rewards, scores.by_token, mask)
+    if not config.engines_know_old_log_probs and batch.rollout_log_probs is not None:
+        mass = config.rollout.truncation.smallest_mass
+        metrics |= log_prob_agreement(batch.rollout_log_probs, batch.old_log_probs, mask, mass)
+        batch, found = corrected(batch, algorithm.off_policy)
+        metrics |= found
+    truncated = experience.truncated
+    metrics["rollout/truncated_fraction"] = truncated.float().mean().item()
+    if algorithm.mask_truncated:
+        batch = batch.with_(response_mask=batch.response_mask & ~truncated.unsqueeze(1))
+    groups, trained = collector.groups(len(batch)), batch.response_mask
+    sampled = Sampled(
+        on_trained_tokens(rewards, trained),
+        trained,
+        groups,
+        batch.values,
+        scores.greedy,
+        batch.old_log_probs,
+        batch.squared_probabilities,
+        batch.corrections,
+        scores.components() if algorithm.estimator.needs_components else {},
+    )
+    estimated = algorithm.estimator.estimate(sampled, **algorithm.estimator.values(algorithm))
+    batch = batch.with_(advantages=estimated.advantages)
+    if estimated.returns is not None:
+        batch = batch.with_(returns=estimated.returns)
+        metrics["critic/explained_variance"] = explained_variance(batch.values, estimated.returns, trained)
+    metrics["reward/mean"] = scores.values.mean().item()
+    metrics["rollout/response_length"] = mask.sum(dim=1).float().mean().item()
+    return Estimated(batch, scores.metrics | metrics, kl_coefficient)
+
+
+def resampled(batch: Batch, experience: Experience, scores: Scores, collector: Collector, step: int) -> Batch:
+    """The rows to learn from: all, or as many drawn by score."""
+    algorithm = collector.config.algorithm
+    if algorithm.resampling == "none":
+        return batch
+    generator = torch.Generator().manual_seed(request_seed(collector.config.trainer.seed, step, -1, 0))
+    shaped = collector.shaped(scores.values, experience.lengths)
+    return batch.rows(resampled_rows(shaped, algorithm.resampling, algorithm.resampling_power, generator))
+
+
+def _rewards(
+    batch: Batch, scores: Tensor, config: Config, kl_coefficient: float
+) -> tuple[Tensor, dict[str, float], float]:
+    """The reward of each token, [rows, response length], metrics of its KL term, and the next coefficient of that."""
+    algorithm, mask = config.algorithm, batch.response_mask
+    if batch.reference_log_probs is None or batch.old_log_probs is None:
+        return token_rewards(scores, torch.zeros(mask.shape), mask, 0.0), {}, kl_coefficient
+    kl = kl_estimate(batch.old_log_probs, batch.reference_log_probs, algorithm.kl_estimator)
+    metrics = {"reference/kl": kl[mask].mean().item()}
+    rewards = token_rewards(scores, kl, mask, kl_coefficient)
+    if algorithm.kl_control == "adaptive":
+        metrics["reference/kl_coefficient"] = kl_coefficient
+        kl_coefficient = adapted_kl_coefficient(
+            kl_coefficient, metrics["reference/kl"], algorithm.kl_target, algorithm.kl_horizon, len(batch)
+        )
+    return rewards, metrics, kl_coefficient
