@@ -57,8 +57,8 @@ class Pace:
             return
         self._said = True
         logger.info(
-            "the learner waits for responses %.0f %% of the time: those of a step take up to %.0f s, and it learns "
-            "from them in %.0f s. trainer.max_staleness=%d instead of %g would let them begin early enough; more GPUs "
+            "the learner waits for responses %.0f %% of the time: those of a step take up to %.3g s, and it learns "
+            "from them in %.3g s. trainer.max_staleness=%d instead of %g would let them begin early enough; more GPUs "
             "in device_mapping.rollout make them end sooner",
             100 * sum(waited) / sum(elapsed),
             max(lasted),
