@@ -6,7 +6,7 @@ again. Needs verl 0.9.1 and flash-attn, or something with flash-attn's interface
 
 `asynchronous` is verl's fully asynchronous trainer on two GPUs, one that trains and one that samples, whose log-probs
 are the old ones. New weights go to the engine after every step, which continues its responses; at most `--rival-ahead`
-batches wait or are under way besides the one in training, two of them at once. Also needs CuPy.
+batches wait or are under way besides the one in training. Also needs CuPy.
 """
 
 import argparse
@@ -18,6 +18,7 @@ from pathlib import Path
 STEP = re.compile(r"step:\d+ - ")
 NUMBER = re.compile(r"([\w/]+):(?:np\.float64\()?(-?[\d.]+(?:e-?\d+)?)")
 TOKENS = "perf/total_num_tokens"
+MAX_NUM_SEQS = 1024
 
 # In the order of a step; verl's name for each.
 PHASES = {
@@ -64,7 +65,7 @@ def command(job: Path, options: argparse.Namespace) -> list[str]:
         "rollout.n": options.samples,
         "rollout.tensor_model_parallel_size": 1,
         "rollout.gpu_memory_utilization": 0.5,
-        "rollout.max_num_seqs": 1024,
+        "rollout.max_num_seqs": MAX_NUM_SEQS,
         "rollout.ignore_eos": not options.varies,
         "rollout.calculate_log_probs": False,
     }
@@ -105,9 +106,8 @@ def asynchronous(job: Path, options: argparse.Namespace) -> list[str]:
         "async_training.trigger_parameter_sync_step": 1,
         "async_training.require_batches": 1,
         "async_training.partial_rollout": True,
-        # More make its server slower than they fill the engine: with nine batches of 256 responses at once, new weights
-        # had not arrived after two minutes.
-        "async_training.concurrent_samples_per_replica": 2 * options.batch,
+        # The server answers so many calls at a time; behind more, that which stops it for new weights would wait.
+        "async_training.concurrent_samples_per_replica": MAX_NUM_SEQS // options.samples,
     }
     python, option, _, *given = command(job, options)
     return [python, option, module, *given, *(f"{key}={value}" for key, value in settings.items())]
