@@ -58,6 +58,16 @@ class Node:
         """The process of this node whose name or command line matches."""
         return next((pid for pid in self.tree()[1:] if re.search(what, description(pid))), None)
 
+    def freeze(self) -> list[int]:
+        """Stops the node's processes, so that none can start another one before it is killed, and returns them."""
+        found: set[int] = set()
+        while new := set(self.tree()) - found:
+            for pid in new:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGSTOP)
+            found |= new
+        return sorted(found)
+
     def output(self) -> str:
         return self.log.read_text(errors="replace")
 
@@ -186,7 +196,7 @@ class Fault:
 
         def there() -> bool:
             if self.whole_node:
-                pids[:] = node.tree()
+                pids[:] = node.freeze()
             elif self.process == "launch":
                 pids[:] = [node.process.pid]
             else:
