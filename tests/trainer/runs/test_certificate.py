@@ -248,7 +248,9 @@ def test_a_certificate_with_an_impossible_path_is_refused(run: Path) -> None:
     with pytest.raises(CertificateError, match=r"models\.2\.path"):
         verify(run)
     edited(run, models={"2": {"path": "a" * 300, "content": {}}})
-    assert "File name too long" in verify(run)[0]
+    too_long, uncertified = verify(run)
+    assert "File name too long" in too_long
+    assert uncertified == f"{run / 'model'} is not in the certificate"
 
 
 def test_verify_says_that_there_is_no_certificate(tmp_path: Path) -> None:
