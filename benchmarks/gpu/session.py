@@ -144,7 +144,7 @@ LEARNER_AND_ENGINE = (
 SPLIT = f"{LEARNER_AND_ENGINE} rollout.sleep=false rollout.kv_cache_gib=12 algorithm.correction=tis"
 IN_FLIGHT = "trainer.mode=asynchronous rollout.segment_length=256 rollout.sleep=false"
 # The longest responses take as long as four steps, or as eight.
-AHEAD = f"{IN_FLIGHT} algorithm.old_log_probs=engine trainer.max_staleness="
+AHEAD = f"{IN_FLIGHT} algorithm.old_log_probs=engine trainer.max_staleness={{}}"
 LOG_NORMAL = "--response 16384 --log-normal 1000 1.5"
 AWAKE = "rollout.sleep=false rollout.kv_cache_gib=24 algorithm.correction=tis"
 # What optimizers keep leaves the GPU between their steps.
@@ -202,10 +202,17 @@ PLAN = (
     ),
     long_tail("long-tail-synchronous", AWAKE, steps=4),
     long_tail("long-tail-asynchronous", f"{IN_FLIGHT} trainer.max_staleness=2 {AWAKE}", steps=7),
-    long_tail("long-tail-two-gpus", f"{LEARNER_AND_ENGINE} {AHEAD}4", steps=16, gpus=2, limit=480),
+    long_tail("long-tail-two-gpus", f"{LEARNER_AND_ENGINE} {AHEAD.format(4)}", steps=16, gpus=2, limit=480),
     long_tail("long-tail-two-gpus-synchronous", "rollout.compare_freq=0", steps=4, gpus=2),
     long_tail("long-tail-two-gpus-verl", "--rival-keeps", steps=16, gpus=2, limit=590, side="verl-asynchronous"),
-    long_tail("log-normal-two-gpus", f"{LEARNER_AND_ENGINE} {AHEAD}8", steps=24, gpus=2, limit=590, lengths=LOG_NORMAL),
+    long_tail(
+        "log-normal-two-gpus",
+        f"{LEARNER_AND_ENGINE} {AHEAD.format(8)}",
+        steps=24,
+        gpus=2,
+        limit=590,
+        lengths=LOG_NORMAL,
+    ),
     long_tail(
         "log-normal-two-gpus-synchronous", "rollout.compare_freq=0", steps=4, gpus=2, limit=400, lengths=LOG_NORMAL
     ),

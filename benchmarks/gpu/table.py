@@ -194,8 +194,8 @@ def ahead(rows: Sequence[Row]) -> str:
     about = (
         f"GRPO of {job['shape']}, {job['batch']} prompts of {job['prompt']} tokens, {job['samples']} responses each, "
         f"of log-normal length (median {median:.0f}, sigma {sigma}) up to {job['response']:,} tokens; two GPUs. The "
-        "first step samples for all that are ahead of it, so cycles of as many steps follow; the rate of whole cycles "
-        f"leaves it out. {origin(found)}"
+        "first step waits for the responses of all steps that are sampled ahead. Later steps repeat in cycles of as "
+        f"many, and the rate of whole cycles leaves the first one out. {origin(found)}"
     )
     header = ["machine", "", "s a step, median", "slowest after the first", "tokens/s of whole cycles", "of all steps"]
     return f"{about}\n\n{markdown(header, map(line, found))}"

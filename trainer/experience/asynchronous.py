@@ -42,7 +42,7 @@ class AsynchronousPipeline:
         self._held = False
         self._segment = collector.config.rollout.segment_length
         self._max_staleness = collector.config.trainer.max_staleness
-        self._pace = Pace(self._max_staleness)
+        self._pace = Pace(self._max_staleness, silent=on_shared_gpus)
         self._under_way: deque[SampledStep] = deque()
         self._finished: deque[SampledStep] = deque()
         self._changed = threading.Condition()
@@ -67,11 +67,10 @@ class AsynchronousPipeline:
             if not self._finished and self._failure is not None:
                 raise self._failure
             batch = self._taken = self._finished.popleft()
+            self._pace.taken(batch.step, time.monotonic() - began)
             if self._on_shared_gpus:
                 self._held = True
                 self._wait_for_idle()
-            else:
-                self._pace.taken(batch.step, time.monotonic() - began)
         return self._collector.experience(batch.prompts, batch.rows, self._phase)
 
     @contextmanager

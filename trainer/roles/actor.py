@@ -136,11 +136,8 @@ class ActorWorker(TrainingWorker):
     def publish_weights(self) -> tuple[list[ObjectRef], int]:
         """Puts the trained weights into Ray's object store. Every rank calls it; rank 0 returns the buckets and their
         size in bytes."""
-        if self.place.rank > 0:
-            deque(self._to_send(), maxlen=0)
-            return [], 0
         references, nbytes = [], 0
-        for bucket in pack(self._to_send(), self.dtype):
+        for bucket in self._buckets():
             references.append(ray.put(store(bucket)))
             nbytes += bucket.layout.nbytes
         return references, nbytes
@@ -178,10 +175,7 @@ class ActorWorker(TrainingWorker):
     def pack_weights(self) -> Sequence[BucketLayout]:
         """Packs the trained weights into buckets. Every rank calls it; rank 0 keeps the buckets and returns their
         layouts, which are the same each time."""
-        if self.place.rank == 0:
-            deque(self._packing(), maxlen=0)
-        else:
-            deque(self._to_send(), maxlen=0)
+        deque(self._packing(), maxlen=0)
         return [bucket.layout for bucket in self._packed]
 
     def send_weights(self) -> None:
@@ -204,11 +198,18 @@ class ActorWorker(TrainingWorker):
         return [ray.put(StoredBucket(layout, data.numpy())) for layout, data in kept]
 
     def _packing(self) -> Iterator[Bucket]:
-        """Packs the trained weights; each bucket is kept."""
+        """The buckets to send, each of which is kept. Every rank must exhaust it."""
         self._packed = []
-        for bucket in pack(self._to_send(), self.dtype):
+        for bucket in self._buckets():
             self._packed.append(bucket)
             yield bucket
+
+    def _buckets(self) -> Iterator[Bucket]:
+        """The trained weights in buckets on rank 0, nothing on other ranks. Every rank must exhaust it."""
+        if self.place.rank == 0:
+            yield from pack(self._to_send(), self.dtype)
+        else:
+            deque(self._to_send(), maxlen=0)
 
     def _to_send(self) -> Iterable[tuple[str, Tensor]]:
         # Engines on GPUs load in place. Engines on CPU need a shared weight under both of its names.

@@ -179,7 +179,7 @@ class Engines:
         return parts
 
     def gather_weights(self) -> None:
-        """Takes the weights that `sync_weights` sends next, if the engines may sample meanwhile."""
+        """Takes a snapshot of the weights that `sync_weights` sends next, where engines may sample meanwhile."""
         if self._transfer.beside_sampling:
             self._transfer.snapshot()
             self._gathered = True

@@ -97,7 +97,7 @@ class StoredBucket:
         return Bucket(self.layout, torch.from_numpy(self.data.copy()))
 
     def on(self, device: torch.device) -> Bucket:
-        """The bucket in the memory of a GPU, copied there at once."""
+        """The bucket in the memory of a GPU, copied straight from shared memory."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # torch's, about memory that may not be written
             data = torch.from_numpy(self.data)

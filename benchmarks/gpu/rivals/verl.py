@@ -106,7 +106,7 @@ def asynchronous(job: Path, options: argparse.Namespace) -> list[str]:
         "async_training.trigger_parameter_sync_step": 1,
         "async_training.require_batches": 1,
         "async_training.partial_rollout": True,
-        # The server answers so many calls at a time; behind more, that which stops it for new weights would wait.
+        # Its server answers this many calls at a time. Behind more, the call that pauses it for new weights would wait.
         "async_training.concurrent_samples_per_replica": MAX_NUM_SEQS // options.samples,
     }
     python, option, _, *given = command(job, options)

@@ -15,10 +15,12 @@ class Clock:
         return self.now
 
 
-def run(max_staleness: float, longest: float, learning: float, steps: int = 12, known: bool = True) -> None:
+def run(
+    max_staleness: float, longest: float, learning: float, steps: int = 12, known: bool = True, silent: bool = False
+) -> None:
     """A run whose responses take `longest` seconds, and whose updates take `learning`."""
     clock = Clock()
-    pace = Pace(max_staleness, clock)
+    pace = Pace(max_staleness, clock, silent)
     begun: dict[int, float] = {}
     for step in range(steps):
         for begins in range(step, min(steps, step + int(max_staleness) + 1)):
@@ -62,4 +64,9 @@ def test_the_wait_for_the_first_responses_does_not_count(caplog: pytest.LogCaptu
 
 def test_responses_of_an_earlier_process_say_nothing(caplog: pytest.LogCaptureFixture) -> None:
     run(max_staleness=2, longest=58, learning=14, known=False)
+    assert caplog.messages == []
+
+
+def test_nothing_is_said_of_engines_on_the_learner_s_gpus(caplog: pytest.LogCaptureFixture) -> None:
+    run(max_staleness=2, longest=58, learning=14, silent=True)
     assert caplog.messages == []

@@ -67,12 +67,25 @@ def test_repairs_that_are_reported_while_fake_engines_sample_do_not_count_as_rep
         engines.generate([REQUEST])
 
 
-class OnSharedGpus(FakeGroup):
-    """Shares all weights at once, and records the methods that were called; `fails` is how often copying fails."""
+class RecordingGroup(FakeGroup):
+    """Records the methods that were called on it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.called: list[str] = []
+
+    def attempt(
+        self, tasks: Mapping[int, Task[Any, Any]], _timeout: float = 0
+    ) -> tuple[dict[int, Any], dict[int, WorkerError]]:
+        self.called += [task.method for task in tasks.values()]
+        return dict.fromkeys(tasks), {}
+
+
+class OnSharedGpus(RecordingGroup):
+    """Shares all weights at once; `fails` is how often copying fails."""
+
+    def __init__(self) -> None:
+        super().__init__()
         self.fails = 0
 
     def call(self, method: Any, *_: object) -> list[Any]:
@@ -84,11 +97,11 @@ class OnSharedGpus(FakeGroup):
     def attempt(
         self, tasks: Mapping[int, Task[Any, Any]], _timeout: float = 0
     ) -> tuple[dict[int, Any], dict[int, WorkerError]]:
-        self.called += [task.method for task in tasks.values()]
+        found = super().attempt(tasks)
         if self.called[-1] == "copy_weights" and self.fails:
             self.fails -= 1
             return {}, {0: WorkerError("gone")}
-        return dict.fromkeys(tasks), {}
+        return found
 
 
 def test_fake_engines_on_the_actor_s_gpus_sleep_before_they_copy_weights() -> None:
@@ -102,22 +115,12 @@ def test_fake_engines_on_the_actor_s_gpus_sleep_before_they_copy_weights() -> No
     assert group.called == ["sleep", "copy_weights", "restart", "sleep", "copy_weights"]
 
 
-class OverTheObjectStore(FakeGroup):
-    """Records the methods that were called on actor and engine."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.called: list[str] = []
+class OverTheObjectStore(RecordingGroup):
+    """Publishes no weights."""
 
     def call(self, method: Any) -> list[Any]:
         self.called.append(method.__name__)
-        return [("vllm", "it is a fake") if method.__name__ == "chosen" else ([], 0)]
-
-    def attempt(
-        self, tasks: Mapping[int, Task[Any, Any]], _timeout: float = 0
-    ) -> tuple[dict[int, Any], dict[int, WorkerError]]:
-        self.called += [task.method for task in tasks.values()]
-        return dict.fromkeys(tasks), {}
+        return [([], 0)]
 
 
 def test_weights_are_gathered_once_while_fake_engines_may_still_sample() -> None:
