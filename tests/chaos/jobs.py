@@ -23,7 +23,7 @@ from random import Random
 from benchmarks.two_nodes import LAUNCH, REPOSITORY, SMALL, new_job
 from tests.chaos.counting import METRICS
 from tests.chaos.injection import Injection, Kind, NotStartedError, first_line
-from tests.chaos.process_table import description, parents, stopped
+from tests.process_table import descendants, description, freeze, parents, stopped
 from trainer.errors import CheckpointError
 from trainer.runs.checkpoints.checkpoint import last_checkpoint, read_checkpoint
 
@@ -46,27 +46,11 @@ class Node:
 
     def tree(self) -> list[int]:
         """Process ids, the one of `launch` first."""
-        children: dict[int, list[int]] = {}
-        for pid, parent in parents().items():
-            children.setdefault(parent, []).append(pid)
-        found = [self.process.pid]
-        for pid in found:
-            found += children.get(pid, [])
-        return found
+        return [self.process.pid, *descendants(self.process.pid)]
 
     def find(self, what: str) -> int | None:
         """The process of this node whose name or command line matches."""
         return next((pid for pid in self.tree()[1:] if re.search(what, description(pid))), None)
-
-    def freeze(self) -> list[int]:
-        """Stops the node's processes, so that none can start another one before it is killed, and returns them."""
-        found: set[int] = set()
-        while new := set(self.tree()) - found:
-            for pid in new:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGSTOP)
-            found |= new
-        return sorted(found)
 
     def output(self) -> str:
         return self.log.read_text(errors="replace")
@@ -196,7 +180,7 @@ class Fault:
 
         def there() -> bool:
             if self.whole_node:
-                pids[:] = node.freeze()
+                pids[:] = freeze(node.tree)  # else one that they start meanwhile would survive
             elif self.process == "launch":
                 pids[:] = [node.process.pid]
             else:

@@ -24,7 +24,7 @@ from random import Random
 from benchmarks.two_nodes import REPOSITORY
 from tests.chaos.injection import Injection, Kind, first_line
 from tests.chaos.jobs import CLEAN_UP, NAMED, NODE_LOST, PATIENCE, Job, look_back, resumes_at
-from tests.chaos.process_table import description
+from tests.process_table import description
 
 IMAGE = "slipway:cpu"
 PYTHON = "/opt/slipway/venv/bin/python"

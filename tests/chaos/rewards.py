@@ -10,7 +10,7 @@ from pathlib import Path
 from random import Random
 
 from tests.chaos.injection import Injection, Kind, NotStartedError
-from tests.chaos.process_table import description, parents
+from tests.process_table import description, parents
 from trainer.config.sections.reward import RewardConfig, RewardFunction
 from trainer.errors import WorkerError
 from trainer.rewards.answer import Answer

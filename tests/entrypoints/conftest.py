@@ -78,14 +78,6 @@ class Launch:
         self._popen.communicate()
 
 
-def alive(pid: int) -> bool:
-    """Whether a process runs; one that only waits to be reaped does not."""
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
-    except (FileNotFoundError, ProcessLookupError):  # gone before the open, or between it and the read
-        return False
-
-
 def _limit(files: int) -> Callable[[], None]:
     """A function that limits the child's open files."""
     return lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))

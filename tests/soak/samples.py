@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.chaos.process_table import description
+from tests.process_table import description
 
 KINDS = {
     "controller": r"-m trainer train",

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.entrypoints.conftest import REPOSITORY, Launch, Start, alive, running_pair
+from tests.entrypoints.conftest import REPOSITORY, Launch, Start, running_pair
+from tests.process_table import alive
 
 
 def test_a_lost_worker_ends_the_job(start_node: Start) -> None:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.entrypoints.conftest import PATIENCE, REPOSITORY, Start, alive
+from tests.entrypoints.conftest import PATIENCE, REPOSITORY, Start
 from tests.entrypoints.terminal import launch_in_terminal
+from tests.process_table import alive, descendants
 
 UNFORESEEN = """
 import asyncio
@@ -168,7 +169,7 @@ TREE = "(exec env -i setsid sleep 988) & echo $!; trap 'echo saving' TERM; echo 
 def test_a_killed_launch_leaves_no_process_behind(start: Start, which: str) -> None:
     launch = start("--no-ray", "--grace", "0.5", "--", "sh", "-c", TREE)
     pids = [int(launch.read_line()) for _ in range(2)]
-    (second,) = children(launch.pid)
+    (second, *_) = descendants(launch.pid)
     os.kill(launch.pid if which == "first" else second, signal.SIGKILL)
     assert launch.read_line() == "saving"
     deadline = time.monotonic() + PATIENCE
@@ -178,10 +179,6 @@ def test_a_killed_launch_leaves_no_process_behind(start: Start, which: str) -> N
     ended = launch.wait()
     assert ended.status == (-9 if which == "first" else 137)
     assert "was killed" in ended.stderr if which == "first" else "SIGKILL killed this launch" in ended.stderr
-
-
-def children(pid: int) -> list[int]:
-    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()]
 
 
 def test_ctrl_c_while_waiting_is_quiet(start: Start, tmp_path: Path) -> None:

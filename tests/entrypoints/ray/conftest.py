@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.process_table import description, named
+
 SMALL = ("--num-cpus", "1", "--num-gpus", "1", "--object-store-memory", str(100 * 1024**2))
 
 
@@ -14,20 +16,9 @@ def nothing_is_left() -> Iterator[None]:
     before = ray_directories()
     yield
     assert ray_directories() <= before
-    lines = [line for _, line in processes() if "/tmp/slipway-ray-" in line]
+    lines = [description(pid) for pid in named("/tmp/slipway-ray-")]
     assert [line for line in lines if not any(str(path) in line for path in before)] == []
 
 
 def ray_directories() -> set[Path]:
     return set(Path("/tmp").glob("slipway-ray-*"))
-
-
-def processes() -> list[tuple[int, str]]:
-    """Process ids and command lines."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            found.append((int(entry.name), (entry / "cmdline").read_text(encoding="utf-8", errors="replace")))
-        except OSError:
-            continue
-    return found

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.entrypoints.conftest import PATIENCE, Launch, Start, alive
-from tests.entrypoints.ray.conftest import SMALL, processes, ray_directories
+from tests.entrypoints.conftest import PATIENCE, Launch, Start
+from tests.entrypoints.ray.conftest import SMALL, ray_directories
 from tests.entrypoints.terminal import launch_in_terminal
+from tests.process_table import alive, descendants, freeze, kill, named
 
 pytest.importorskip("ray", reason="needs Ray, which the images have")
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
@@ -134,9 +135,7 @@ def stop_the_start_of_ray() -> None:
     """Stops `ray start` in the midst, so that Ray never comes up."""
     (directory,) = ray_directories()
     deadline = time.monotonic() + PATIENCE
-    while not (
-        found := [pid for pid, command in processes() if "ray.scripts" in command and str(directory) in command]
-    ):
+    while not (found := named("ray.scripts", str(directory))):
         assert time.monotonic() < deadline
     for pid in found:
         os.kill(pid, signal.SIGSTOP)
@@ -175,23 +174,17 @@ def test_after_a_loss_during_the_formation_a_new_stand_in_starts(start_node: Sta
 def test_a_stand_in_ends_by_itself_if_both_processes_of_its_launch_are_killed(start: Start) -> None:
     launch = start(*SMALL, "--deadline", "100", "train")
     pid = started(launch)
-    below = children(launch.pid)
+    (second, *_) = descendants(launch.pid)
     (directory,) = ray_directories()
     for number in (signal.SIGSTOP, signal.SIGKILL):  # neither of the two can react to the other's death
-        for process in (launch.pid, *below):
+        for process in (launch.pid, second):
             os.kill(process, number)
     deadline = time.monotonic() + PATIENCE
     while alive(pid):
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    for process, command in processes():
-        if str(directory) in command:  # Ray's; nothing else knows this directory
-            os.kill(process, signal.SIGKILL)
-    shutil.rmtree(directory, ignore_errors=True)
-
-
-def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="utf-8").split()]
+    kill(freeze(lambda: named(str(directory))))  # Ray's; nothing else knows this directory
+    shutil.rmtree(directory)
 
 
 @pytest.mark.usefixtures("stand_in")

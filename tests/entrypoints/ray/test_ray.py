@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.entrypoints.conftest import Launch, Start, alive
+from tests.entrypoints.conftest import Launch, Start
 from tests.entrypoints.ray.conftest import SMALL, ray_directories
+from tests.process_table import alive, descendants, name_of
 
 pytest.importorskip("ray", reason="needs Ray, which the images have")
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
@@ -206,22 +207,8 @@ def test_rays_logs_are_kept_while_the_job_runs(start: Start, tmp_path: Path) -> 
     assert launch.running
 
 
-def descendants(pid: int) -> list[int]:
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            parent = int((entry / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[1])
-        except OSError:
-            continue
-        children.setdefault(parent, []).append(int(entry.name))
-    found = list(children.get(pid, []))
-    for child in found:
-        found += children.get(child, [])
-    return found
-
-
 def find(launch: Launch, name: str) -> int:
-    (pid,) = [p for p in descendants(launch.pid) if Path(f"/proc/{p}/comm").read_text(encoding="utf-8").strip() == name]
+    (pid,) = [pid for pid in descendants(launch.pid) if name_of(pid) == name]
     return pid
 
 
@@ -279,10 +266,6 @@ def test_after_both_processes_of_a_launch_are_killed_the_next_one_names_what_the
     while rest := [pid for pid in left if alive(int(pid))]:  # Ray's agents end once they miss their raylet
         assert time.monotonic() < deadline, {pid: name_of(int(pid)) for pid in rest}
         time.sleep(0.2)
-
-
-def name_of(pid: int) -> str:
-    return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").strip()
 
 
 def test_sigterm_ends_command_and_ray_within_the_time_of_docker_stop(start: Start) -> None:
