@@ -16,8 +16,8 @@ from trainer.planning.memory import (
     TYPE_BYTES,
     Share,
     by_device,
+    copied_gib,
     model_of,
-    shared_copy_gib,
     shares,
     with_setting,
 )
@@ -114,7 +114,7 @@ class _Machine:
     def free(self) -> float:
         """GiB for the cache of each engine of a GPU."""
         rollout = self.config.rollout
-        room = self.room("rollout") - shared_copy_gib(self.config, self.placement)
+        room = self.room("rollout") - copied_gib(self.config, self.placement)
         weights = self.size.parameters * self.type_bytes / rollout.tensor_parallel / GIB
         return room / rollout.engines_per_gpu - weights - GRAPHS_GIB
 

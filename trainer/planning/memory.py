@@ -32,6 +32,8 @@ ESTIMATES = (
     f"; in that, each process takes an estimated {PROCESS_GIB} for CUDA, and each engine with rollout.kv_cache_gib "
     f"{GRAPHS_GIB} for its graphs"
 )
+# Buckets of weights on an engine's GPU at a time.
+BUCKETS_ON_GPU = {"CUDA IPC": BUCKETS_AT_ONCE, "NCCL": 2, "Ray's object store": 1}
 # The turn in which the actor's weights are sent, by the name that it has in the metrics.
 SENDING = "sync_weights"
 TYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -75,33 +77,41 @@ def model_of(config: Config, role: str) -> Path:
     return others.get(role) or config.model.directory
 
 
-def shared_copy_gib(config: Config, placement: Placement) -> float:
-    """GiB of the weights that an actor rank keeps on its GPU until the engines there have copied them: of some buckets,
-    one of which may be the whole embedding, or of all if engines cannot load in parts."""
-    if not on_shared_gpus(placement) or config.actor.lora.rank:  # adapters are small compared with the model
+def copied_gib(config: Config, placement: Placement) -> float:
+    """GiB that the actor's weights take on an engine's GPU until it has copied them: some buckets, one of which may be
+    the whole embedding, or all of them if engines cannot load in parts."""
+    transport = _transport(config, placement)
+    if transport is None or placement["rollout"][0].device == "cpu":
         return 0.0
     dtype = config.model.dtype_on("cuda")
     whole, size = _whole_gib(config, dtype), ModelSize.read(model_of(config, "actor"))
     if size is None or not config.loads_in_parts:
         return whole
     embedding = size.vocabulary * size.hidden * TYPE_BYTES[dtype]
-    return min(whole, (BUCKETS_AT_ONCE * BUCKET_BYTES + embedding) / GIB)
+    return min(whole, (BUCKETS_ON_GPU[transport] * BUCKET_BYTES + embedding) / GIB)
 
 
 def sent_gib(config: Config, placement: Placement) -> float:
     """GiB that a broadcast over NCCL takes on the GPU of the actor's first rank, which keeps all buckets until the last
     one is sent: all weights, and its shard of them if that is offloaded. 0 without such a broadcast."""
-    actor, engines, sharding = placement.get("actor"), placement.get("rollout"), config.actor.sharding
-    if not actor or not engines or config.actor.lora.rank:  # adapters are small compared with the model
+    if _transport(config, placement) != "NCCL":
         return 0.0
+    sharding = config.actor.sharding
+    shard = _whole_gib(config, config.actor.weights_dtype) / (sharding.shard_size or len(placement["actor"]))
+    return _whole_gib(config, config.model.dtype_on("cuda")) + shard * sharding.param_offload
+
+
+def _transport(config: Config, placement: Placement) -> str | None:
+    """How all weights of the actor reach the engines. None without engines, and with adapters: they are small compared
+    with the model."""
+    actor, engines = placement.get("actor"), placement.get("rollout")
+    if not actor or not engines or config.actor.lora.rank:
+        return None
     processes = [slot for slot in engines for _ in range(config.rollout.engines_per_gpu)]
     transport, _ = choose_transport(
         config.rollout.weight_transfer, actor, processes, on_shared_gpus(placement), config.trainer.deterministic
     )
-    if transport != "NCCL":
-        return 0.0
-    shard = _whole_gib(config, config.actor.weights_dtype) / (sharding.shard_size or len(actor))
-    return _whole_gib(config, config.model.dtype_on("cuda")) + shard * sharding.param_offload
+    return transport
 
 
 def _whole_gib(config: Config, dtype: str) -> float:
@@ -138,7 +148,7 @@ def _gib(
     parameters = parameter_count(model_of(config, role)) / GIB
     if role == "rollout":
         taken = _engine_gib(config, parameters * width, on_gpu, device_gib)
-        copy = shared_copy_gib(config, placement)
+        copy = copied_gib(config, placement)
         return (0.0, taken + copy) if on_gpu and config.rollout.sleep else (taken, copy)
     settings = config.critic if role == "critic" else config.actor
     held = parameters / (settings.sharding.shard_size or ranks)

@@ -14,7 +14,7 @@ from trainer.config.tree import Config
 from trainer.errors import ConfigError
 from trainer.planning.activations import gathered_bytes, pass_bytes
 from trainer.planning.choices import FILLED, with_choices
-from trainer.planning.memory import GIB, GRAPHS_GIB, PROCESS_GIB, check_fit, shared_copy_gib, shares, tight
+from trainer.planning.memory import GIB, GRAPHS_GIB, PROCESS_GIB, check_fit, copied_gib, shares, tight
 from trainer.planning.model_size import ModelSize
 from trainer.planning.placement import place_roles, roles_of
 from trainer.planning.plan import Plan, plan_of
@@ -101,7 +101,7 @@ def test_the_cache_leaves_room_for_the_weights_that_engines_copy(plan: Callable[
     first = [share for share in found.shares if share.slot.rank == 0]
     weights, embedding = 2 * SIZES["7B"][-1] / GIB, 2 * 151_936 * 3584 / GIB
     copied = 2 + embedding
-    assert shared_copy_gib(found.config, found.placement) == pytest.approx(copied)
+    assert copied_gib(found.config, found.placement) == pytest.approx(copied)
     cache = chosen(found)["rollout.kv_cache_gib"]
     engine = next(share for share in first if share.role == "rollout")
     assert engine.working == pytest.approx(weights + GRAPHS_GIB + cache + copied)
@@ -121,19 +121,26 @@ def test_engines_that_do_not_sleep_add_the_copy_in_their_turn(plan: Callable[...
 
 def test_engines_that_quantise_copy_all_weights_at_once(plan: Callable[..., Plan]) -> None:
     found = plan("7B", 4, H100, **quantised(grpo(64, 512, 512)))
-    assert shared_copy_gib(found.config, found.placement) == pytest.approx(2 * SIZES["7B"][-1] / GIB)
+    assert copied_gib(found.config, found.placement) == pytest.approx(2 * SIZES["7B"][-1] / GIB)
 
 
-@pytest.mark.parametrize(
-    "sections",
-    [
-        {"device_mapping": {"actor": "0", "rollout": "1"}},
-        {"actor": {"lora": {"rank": 8}}},
-    ],
-)
-def test_no_weights_are_copied_to_other_gpus_or_with_adapters(plan: Callable[..., Plan], sections: Any) -> None:
-    found = plan("1.5B", 2, H200, **grpo(64, 512, 512), **sections)
-    assert shared_copy_gib(found.config, found.placement) == 0.0
+@pytest.mark.parametrize(("transfer", "buckets"), [("broadcast", 2), ("object_store", 1)])
+def test_the_cache_of_an_engine_apart_leaves_room_for_the_buckets_that_arrive(
+    plan: Callable[..., Plan], transfer: str, buckets: int
+) -> None:
+    apart = {"device_mapping": {"actor": "0", "reference": "0", "rollout": "1"}}
+    found = plan("1.5B", 2, H100, **grpo(128, 1024, 15360, weight_transfer=transfer), **apart)
+    engine = next(share for share in found.shares if share.role == "rollout")
+    copied = buckets / 2 + 2 * 151_936 * 1536 / GIB
+    assert copied_gib(found.config, found.placement) == pytest.approx(copied)
+    cache = chosen(found)["rollout.kv_cache_gib"]
+    assert engine.working == pytest.approx(2 * SIZES["1.5B"][-1] / GIB + GRAPHS_GIB + cache + copied)
+    assert FILLED * H100 - 0.1 <= engine.resting + engine.working <= FILLED * H100
+
+
+def test_adapters_need_no_room_on_their_way(plan: Callable[..., Plan]) -> None:
+    found = plan("1.5B", 2, H200, **grpo(64, 512, 512), actor={"lora": {"rank": 8}})
+    assert copied_gib(found.config, found.placement) == 0.0
 
 
 APART = {"device_mapping": {"actor": "0,1", "reference": "0,1", "rollout": "2,3"}}
