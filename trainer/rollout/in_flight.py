@@ -12,6 +12,7 @@ from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.engine.logprobs import LogprobsProcessor
 
 from trainer.errors import WorkerError
+from trainer.rollout.accounting.steady_steps import SteadySteps
 from trainer.rollout.sampling import Part, Response, SamplingRequest
 
 
@@ -55,11 +56,13 @@ class ResponsesInFlight:
         prompt: Callable[[SamplingRequest], dict[str, object]],
         sampling: Callable[[SamplingRequest], SamplingParams],
         adapters: LoRARequest | None,
+        steady: SteadySteps | None,
     ) -> None:
         self._llm = llm
         self._prompt = prompt
         self._sampling = sampling
         self._adapters = adapters
+        self._steady = steady
         self._by_id: dict[str, _InFlight] = {}  # in the order of their start
         self._ids = map(str, count())
 
@@ -106,8 +109,12 @@ class ResponsesInFlight:
         engine = self._llm.llm_engine
         own = engine.add_request(name, self._prompt(request), sampling, lora_request=self._adapters)
         state = engine.output_processor.request_states[own]
+        log_probs = None
         if sampling.logprobs is not None:
             state.logprobs_processor = _LogProbs()
+            log_probs = state.logprobs_processor.logprobs
+        if self._steady is not None:
+            self._steady.follow(own, state.detokenizer.output_token_ids, log_probs)
         self._by_id[name] = _InFlight(number, request, state)
 
     def _abort(self, names: list[str]) -> None:

@@ -70,9 +70,10 @@ class VllmEngine:
         from vllm import LLM
         from vllm.lora.request import LoRARequest
 
+        from trainer.rollout.accounting.last_blocks import shorten_accounting
+        from trainer.rollout.accounting.steady_steps import steady_steps
         from trainer.rollout.exact import share_operators
         from trainer.rollout.in_flight import ResponsesInFlight
-        from trainer.rollout.last_blocks import shorten_accounting
         from trainer.rollout.weight_loader import ADAPTERS
 
         self._rollout = config.rollout
@@ -110,10 +111,12 @@ class VllmEngine:
                 **draft_settings(drafted),
                 **exact_settings(config),
             )
+        steady = None
         if scheduler := self._scheduler():
             shorten_accounting(scheduler)
+            steady = steady_steps(scheduler, reports_text=bool(config.rollout.stop))
         self._proposer = self._attached_proposer() if drafted else None
-        self._in_flight = ResponsesInFlight(self._engine, self._prompt, self._sampling, self._adapters)
+        self._in_flight = ResponsesInFlight(self._engine, self._prompt, self._sampling, self._adapters, steady)
 
     def generate(self, requests: Sequence[SamplingRequest]) -> list[Response]:
         """See `RolloutEngine.generate`."""

@@ -14,8 +14,9 @@ os.environ.update(engine_environment(enforce_eager=True), OMP_WAIT_POLICY="PASSI
 
 from tests.trainer.rollout.engine_program import END, make_model
 from trainer.config.tree import Config
+from trainer.rollout.accounting import steady_steps
+from trainer.rollout.accounting.last_blocks import LastBlocks
 from trainer.rollout.engine import open_engine
-from trainer.rollout.last_blocks import LastBlocks
 from trainer.rollout.sampling import SamplingRequest
 
 BLOCKS = 18  # of 128 tokens on CPU: not all responses fit at once, so vLLM takes some back
@@ -47,6 +48,7 @@ class Compared:
 
 
 def main(directory: Path) -> None:
+    steady_steps.VERSIONS = ()  # else it is hardly ever asked
     vocabulary = make_model(directory / "model")
     found: dict[str, Any] = {}
     for caching in (True, False):
