@@ -76,10 +76,9 @@ def offline_engine(options: argparse.Namespace) -> Any:
     return generate
 
 
-def trainers_engine(options: argparse.Namespace) -> Any:
+def open_trainers_engine(options: argparse.Namespace) -> Any:
     from trainer.config.tree import Config
     from trainer.rollout.backends.vllm import VllmEngine
-    from trainer.rollout.sampling import SamplingRequest
 
     config = Config.model_validate(
         {
@@ -94,7 +93,13 @@ def trainers_engine(options: argparse.Namespace) -> Any:
             },
         }
     )
-    engine = VllmEngine(config, "cpu" if options.cpu else "cuda", [258])
+    return VllmEngine(config, "cpu" if options.cpu else "cuda", [258])
+
+
+def trainers_engine(options: argparse.Namespace) -> Any:
+    from trainer.rollout.sampling import SamplingRequest
+
+    engine = open_trainers_engine(options)
 
     def generate(prompts: list[list[int]], length: int, log_probs: bool) -> int:
         engine._max_response_length = length
