@@ -254,6 +254,7 @@ PLAN = (
     Job("tests", f"{sys.executable} -m pytest tests/gpu -q", limit=600),
     Job("rollout-0.5B", f"{BENCH}rollout --shape 0.5B --engines 4 --out $ROWS --profile $LOGS"),
     Job("rollout-1.5B", f"{BENCH}rollout --shape 1.5B --engines 2 --out $ROWS"),
+    *(Job(f"accounting-{shape}", f"{BENCH}accounting --shape {shape} --out $ROWS") for shape in ("0.5B", "1.5B")),
     Job("start-up", f"{BENCH}start_up --shape 0.5B --out $ROWS --logs $LOGS {TWO_ENGINES.format(4)}", limit=590),
     Job("pages", f"{BENCH}pages --out $ROWS", gpus=4),
     Job("weights", f"{BENCH}weights --out $ROWS", ray=True),

@@ -159,6 +159,28 @@ def generation(rows: Sequence[Row]) -> str:
     return f"{about}\n\n{markdown(header, ([title, *own] for title, own in cells.items()))}"
 
 
+def steady(rows: Sequence[Row]) -> str:
+    """Engines with steady steps, and where vLLM accounts for every response in every step."""
+    found = [row for row in rows if row["benchmark"] == "accounting"]
+    if not found:
+        return ""
+
+    def line(row: Row) -> list[Any]:
+        whole, shortened = row["whole_seconds"], row["steady_seconds"]
+        rate = f"{row['responses'] * row['response'] / shortened:,.0f}"
+        log_probs = "with" if row["log_probs"] else "without"
+        return [row["shape"], row["responses"], log_probs, whole, shortened, f"**{whole / shortened:.2f}**", rate]
+
+    job = found[0]
+    command = f"python3 -m benchmarks.gpu.accounting --shape {job['shape']}"
+    about = (
+        f"One engine, prompts of {job['prompt']} tokens, {job['response']} tokens each; seconds, the better of two. "
+        f"{origin(found, command)}"
+    )
+    header = ["shape", "responses", "log-probs", "vLLM's accounting", "steady steps", "ratio", "tokens/s"]
+    return f"{about}\n\n{markdown(header, map(line, found))}"
+
+
 def apart(rows: Sequence[Row]) -> str:
     """Engines and training on separate GPUs, in turn and side by side."""
     found = {row["name"]: row for row in rows if row["benchmark"] in STEPS and row["name"].startswith("split")}
@@ -301,6 +323,7 @@ SECTIONS = {
     "Generation on one GPU, 1.5B": generation,
     "Engines on a GPU of their own": apart,
     "Responses of log-normal length": ahead,
+    "Steady steps of an engine": steady,
     "Weights, actor to engine on another GPU": across,
     "More GPUs, more prompts": scaling,
     "Start-up on a GPU": start_up,

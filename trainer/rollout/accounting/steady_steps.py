@@ -201,7 +201,7 @@ def _runs(response: _Response) -> bool:
 
 def reason_against(scheduler: Any) -> str | None:
     """Why vLLM has to take all steps itself, or None."""
-    if vllm.__version__ not in VERSIONS:
+    if vllm.__version__.partition("+")[0] not in VERSIONS:  # "+" and what it was built for
         return f"vLLM {vllm.__version__} may keep other records than {' and '.join(VERSIONS)}"
     if type(scheduler) not in (Scheduler, AsyncScheduler):
         return f"{type(scheduler).__name__} is another scheduler than vLLM's usual ones"

@@ -26,6 +26,8 @@ def main(directory: Path) -> None:
     found: dict[str, Any] = {"versions": steady_steps.VERSIONS}
     engine = opened(directory)
     found["with"], found["taken"] = answers(engine, asked), engine._in_flight._steady.taken
+    steady_steps.vllm.__version__ += "+rocm723"
+    found["against another build"] = steady_steps.reason_against(engine._scheduler())
     found["stop strings"] = opened(directory, stop=["#"])._in_flight._steady
     steady_steps.VERSIONS = ()
     engine = opened(directory)

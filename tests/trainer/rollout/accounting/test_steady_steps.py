@@ -48,6 +48,10 @@ def test_vllm_takes_all_steps_if_it_is_another_version_or_looks_for_stop_strings
     assert (answers["another version"], answers["stop strings"]) == (None, None)
 
 
+def test_a_version_is_known_whatever_device_it_was_built_for(answers: dict[str, Any]) -> None:
+    assert answers["against another build"] is None
+
+
 def test_the_versions_in_images_are_known(answers: dict[str, Any]) -> None:
     matrix = (REPOSITORY / "images" / "matrix.toml").read_text()
     versions = set(re.findall(r'"vllm(?:-cpu)?==([\d.]+)"', matrix)) | set(re.findall(r"rocm:v([\d.]+)", matrix))
