@@ -64,16 +64,22 @@ class SteadySteps:
         self._tells_common_prefix = False
         self.taken = 0
         self._schedule, self._update = scheduler.schedule, scheduler.update_from_output
+        self._free = scheduler._free_request
         scheduler.schedule, scheduler.update_from_output = self.schedule, self.update_from_output
+        scheduler._free_request = self._forget
 
     def follow(self, name: str, tokens: list[int], log_probs: list[float] | None) -> None:
-        """Steady steps append to `tokens` and `log_probs`, vLLM's output processor in all others. What is noted here
-        stays with vLLM's record of the request, and ends with it."""
+        """Steady steps append to `tokens` and `log_probs`, vLLM's output processor in all others."""
         request = self._scheduler.requests[name]
         sampling = request.sampling_params
         ends = frozenset((sampling.eos_token_id, *(sampling.stop_token_ids or ())))
         most = min(request.num_prompt_tokens + request.max_tokens, self._scheduler.max_model_len)
         request.followed = _Response(request, name, ends, most, tokens, log_probs)
+
+    def _forget(self, request: Any, *arguments: Any, **others: Any) -> Any:
+        """As vLLM's `_free_request`, for a response that has ended. Else the two records would keep each other."""
+        request.followed = None
+        return self._free(request, *arguments, **others)
 
     def schedule(self, *arguments: Any) -> Any:
         """As vLLM's `Scheduler.schedule`."""
@@ -103,7 +109,7 @@ class SteadySteps:
     def _look_ahead(self, step: Any) -> None:
         """Notes after a step of vLLM when each response needs a block, and when vLLM has to take the next step."""
         scheduler = self._scheduler
-        self._next_of_vllm = NOW
+        self._next_of_vllm, self._running, self._due = NOW, [], {}
         admitted = step.scheduled_new_reqs or step.scheduled_cached_reqs.resumed_req_ids
         looked = 0 < step.total_num_scheduled_tokens < scheduler.max_num_scheduled_tokens and not step.preempted_req_ids
         self._refused = scheduler.get_request_counts() if looked and not admitted else None

@@ -2,6 +2,7 @@
 test_steady_steps.py. Writes DIRECTORY/found.json.
 """
 
+import gc
 import json
 import os
 import sys
@@ -26,6 +27,11 @@ def main(directory: Path) -> None:
     found: dict[str, Any] = {"versions": steady_steps.VERSIONS}
     engine = opened(directory)
     found["with"], found["taken"] = answers(engine, asked), engine._in_flight._steady.taken
+    gc.collect()
+    gc.disable()
+    answers(engine, asked)
+    found["kept"] = sum(isinstance(one, steady_steps._Response) for one in gc.get_objects())
+    gc.enable()
     steady_steps.vllm.__version__ += "+rocm723"
     found["against another build"] = steady_steps.reason_against(engine._scheduler())
     found["stop strings"] = opened(directory, stop=["#"])._in_flight._steady

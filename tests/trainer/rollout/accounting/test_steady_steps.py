@@ -44,6 +44,10 @@ def test_responses_and_log_probs_are_the_same(answers: dict[str, Any]) -> None:
     assert answers["taken"] > 150
 
 
+def test_responses_that_have_ended_leave_memory(answers: dict[str, Any]) -> None:
+    assert answers["kept"] < 8  # of 32: those of the last steps
+
+
 def test_vllm_takes_all_steps_if_it_is_another_version_or_looks_for_stop_strings(answers: dict[str, Any]) -> None:
     assert (answers["another version"], answers["stop strings"]) == (None, None)
 
