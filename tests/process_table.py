@@ -13,14 +13,19 @@ def parents() -> dict[int, int]:
     return {pid: int(parent) for pid, (state, parent) in _states().items() if state != "Z"}
 
 
+def children(pid: int) -> list[int]:
+    """The living children of a process."""
+    return [child for child, parent in parents().items() if parent == pid]
+
+
 def descendants(pid: int) -> list[int]:
     """The living children of a process, theirs, and so on, nearest first."""
-    children: dict[int, list[int]] = {}
+    below: dict[int, list[int]] = {}
     for child, parent in parents().items():
-        children.setdefault(parent, []).append(child)
-    found = list(children.get(pid, []))
+        below.setdefault(parent, []).append(child)
+    found = list(below.get(pid, []))
     for child in found:
-        found += children.get(child, [])
+        found += below.get(child, [])
     return found
 
 

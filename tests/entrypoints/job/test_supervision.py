@@ -11,7 +11,7 @@ import pytest
 
 from tests.entrypoints.conftest import PATIENCE, REPOSITORY, Start
 from tests.entrypoints.terminal import launch_in_terminal
-from tests.process_table import alive, descendants
+from tests.process_table import alive, children
 
 UNFORESEEN = """
 import asyncio
@@ -169,7 +169,7 @@ TREE = "(exec env -i setsid sleep 988) & echo $!; trap 'echo saving' TERM; echo 
 def test_a_killed_launch_leaves_no_process_behind(start: Start, which: str) -> None:
     launch = start("--no-ray", "--grace", "0.5", "--", "sh", "-c", TREE)
     pids = [int(launch.read_line()) for _ in range(2)]
-    (second, *_) = descendants(launch.pid)
+    (second,) = children(launch.pid)
     os.kill(launch.pid if which == "first" else second, signal.SIGKILL)
     assert launch.read_line() == "saving"
     deadline = time.monotonic() + PATIENCE

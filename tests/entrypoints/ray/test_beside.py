@@ -15,7 +15,7 @@ import pytest
 from tests.entrypoints.conftest import PATIENCE, Launch, Start
 from tests.entrypoints.ray.conftest import SMALL, ray_directories
 from tests.entrypoints.terminal import launch_in_terminal
-from tests.process_table import alive, descendants, freeze, kill, named
+from tests.process_table import alive, children, freeze, kill, named
 
 pytest.importorskip("ray", reason="needs Ray, which the images have")
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
@@ -174,10 +174,10 @@ def test_after_a_loss_during_the_formation_a_new_stand_in_starts(start_node: Sta
 def test_a_stand_in_ends_by_itself_if_both_processes_of_its_launch_are_killed(start: Start) -> None:
     launch = start(*SMALL, "--deadline", "100", "train")
     pid = started(launch)
-    (second, *_) = descendants(launch.pid)
+    below = children(launch.pid)
     (directory,) = ray_directories()
     for number in (signal.SIGSTOP, signal.SIGKILL):  # neither of the two can react to the other's death
-        for process in (launch.pid, second):
+        for process in (launch.pid, *below):
             os.kill(process, number)
     deadline = time.monotonic() + PATIENCE
     while alive(pid):
