@@ -9,31 +9,21 @@ step. The better of `--repeats`.
 import os
 import random
 import time
-from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.common import SHAPES, Results, arguments, write_job
+from benchmarks.gpu.common import SHAPES, Results, write_job
+from benchmarks.gpu.rollout import engine_arguments, open_trainers_engine, sample
+from trainer.rollout.process_environment import engine_environment
 
 
 def main() -> None:
-    parser = arguments(__doc__)
-    parser.add_argument("--shape", choices=SHAPES, default="0.5B")
+    parser = engine_arguments(__doc__)
     parser.add_argument("--responses", type=int, nargs="+", default=[64, 256, 512])
-    parser.add_argument("--prompt", type=int, default=128)
-    parser.add_argument("--response", type=int, default=512)
-    parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--kv-cache-gib", type=float, default=12.0)
-    parser.add_argument("--jobs", type=Path, default=Path("/tmp/slipway-jobs"))
-    parser.add_argument("--cpu", action="store_true", help="on a CPU")
-    parser.set_defaults(engines=1)
+    parser.set_defaults(engines=1, prompt=128)
     options = parser.parse_args()
     results = Results(options.out, "accounting")
     options.job = write_job(options.jobs / f"{options.shape}-{options.prompt}", options.shape, options.prompt)
-    from trainer.rollout.process_environment import engine_environment
-
     os.environ.update(engine_environment(enforce_eager=options.cpu))
-    from benchmarks.gpu.rollout import open_trainers_engine
-
     engine = open_trainers_engine(options)
     scheduler = engine._scheduler()
     hooks = {name: vars(scheduler)[name] for name in ("schedule", "update_from_output")}
@@ -63,15 +53,6 @@ def main() -> None:
                 same=found[True] == found[False],
                 steady_steps=engine._in_flight._steady.taken - before,
             )
-
-
-def sample(engine: Any, prompts: list[tuple[int, ...]], length: int, log_probs: bool) -> list[Any]:
-    """Token ids and log-probs of a response to each prompt."""
-    from trainer.rollout.sampling import SamplingRequest
-
-    engine._max_response_length = length
-    asked = [SamplingRequest(prompt, 1.0, seed=row, log_probs=log_probs) for row, prompt in enumerate(prompts)]
-    return [(response.token_ids, response.log_probs) for response in engine.generate(asked)]
 
 
 if __name__ == "__main__":

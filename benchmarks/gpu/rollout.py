@@ -15,7 +15,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -96,17 +96,23 @@ def open_trainers_engine(options: argparse.Namespace) -> Any:
     return VllmEngine(config, "cpu" if options.cpu else "cuda", [258])
 
 
-def trainers_engine(options: argparse.Namespace) -> Any:
+def sample(engine: Any, prompts: Sequence[Sequence[int]], length: int, log_probs: bool) -> list[Any]:
+    """The responses of the trainer's engine, each of `length` tokens."""
     from trainer.rollout.sampling import SamplingRequest
 
+    engine._max_response_length = length
+    requests = [
+        SamplingRequest(tuple(prompt), 1.0, seed=row, log_probs=log_probs) for row, prompt in enumerate(prompts)
+    ]
+    responses: list[Any] = engine.generate(requests)
+    return responses
+
+
+def trainers_engine(options: argparse.Namespace) -> Any:
     engine = open_trainers_engine(options)
 
     def generate(prompts: list[list[int]], length: int, log_probs: bool) -> int:
-        engine._max_response_length = length
-        requests = [
-            SamplingRequest(tuple(prompt), 1.0, seed=row, log_probs=log_probs) for row, prompt in enumerate(prompts)
-        ]
-        return sum(len(response.token_ids) for response in engine.generate(requests))
+        return sum(len(response.token_ids) for response in sample(engine, prompts, length, log_probs))
 
     return generate
 
@@ -199,19 +205,25 @@ def measure(engines: list[Connection], options: argparse.Namespace, results: Res
         engines[1].recv()
 
 
-def main() -> None:
-    parser = arguments(__doc__)
+def engine_arguments(description: str | None) -> argparse.ArgumentParser:
+    """What benchmarks of engines have in common."""
+    parser = arguments(description)
     parser.add_argument("--shape", choices=SHAPES, default="0.5B")
-    parser.add_argument("--prompts", type=int, default=512)
-    parser.add_argument("--samples", type=int, default=1, help="responses to each prompt")
     parser.add_argument("--prompt", type=int, default=256)
     parser.add_argument("--response", type=int, default=512)
-    parser.add_argument("--engines", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--kv-cache-gib", type=float, default=12.0, help="per engine")
-    parser.add_argument("--profile", type=Path)
     parser.add_argument("--jobs", type=Path, default=Path("/tmp/slipway-jobs"))
     parser.add_argument("--cpu", action="store_true", help="rehearse without a GPU")
+    return parser
+
+
+def main() -> None:
+    parser = engine_arguments(__doc__)
+    parser.add_argument("--prompts", type=int, default=512)
+    parser.add_argument("--samples", type=int, default=1, help="responses to each prompt")
+    parser.add_argument("--engines", type=int, default=4)
+    parser.add_argument("--profile", type=Path)
     parser.set_defaults(tensor_parallel=1)
     options = parser.parse_args()
     results = Results(options.out, "rollout")

@@ -29,8 +29,8 @@ NEVER, NOW = 2**62, 0
 
 @dataclass(slots=True, eq=False)
 class _Response:
-    """vLLM's records of a response: of its scheduler, and the tokens and log-probs of its output processor. `most` are
-    its tokens with the prompt after which vLLM ends it."""
+    """vLLM's records of a response: of its scheduler, and the tokens and log-probs of its output processor. vLLM
+    ends it once it has `most` tokens, those of the prompt included."""
 
     request: Any
     name: str
@@ -55,7 +55,7 @@ class SteadySteps:
         self._cache = scheduler.kv_cache_manager
         (manager,) = self._cache.coordinator.single_type_managers
         self._block = int(manager.block_size)
-        self._expected = int(isinstance(scheduler, AsyncScheduler))  # tokens that a step of vLLM's counts ahead
+        self._expected = int(isinstance(scheduler, AsyncScheduler))  # tokens that vLLM counts before they are sampled
         self._running: list[_Response] = []
         self._due: dict[int, list[_Response]] = {}  # by step: responses that need a block then
         self._next_of_vllm = NOW  # the first step that vLLM has to take
@@ -77,7 +77,8 @@ class SteadySteps:
         request.followed = _Response(request, name, ends, most, tokens, log_probs)
 
     def _forget(self, request: Any, *arguments: Any, **others: Any) -> Any:
-        """As vLLM's `_free_request`, for a response that has ended. Else the two records would keep each other."""
+        """As vLLM's `_free_request`, for a response that has ended. Otherwise the two records would keep each other
+        alive."""
         request.followed = None
         return self._free(request, *arguments, **others)
 
