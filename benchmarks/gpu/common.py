@@ -1,10 +1,12 @@
 """Model shapes, random models and prompts, and the file of results."""
 
 import argparse
+import errno
 import json
 import multiprocessing
 import random
 import string
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -107,20 +109,36 @@ def write_job(
     end_tokens: int = 0,
     log_normal: Sequence[float] = (),
 ) -> Path:
-    """Writes model, tokenizer, prompts and a reward function for both trainers. Returns `directory`.
+    """Writes model, tokenizer, prompts and a reward function for both trainers, whole or not at all: jobs that run side
+    by side may share a directory. Returns `directory`.
 
     `end_tokens` ids, spread over the vocabulary, end a response. With `log_normal`, median and sigma, its length is of
     that distribution instead.
     """
+    if not directory.exists():
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=directory.parent) as temporary:
+            written = Path(temporary) / directory.name
+            _write_job(written, name, prompt_tokens, prompts, end_tokens, log_normal)
+            try:
+                written.rename(directory)
+            except OSError as error:
+                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                    raise
+                # Another job was first.
+    return directory
+
+
+def _write_job(
+    directory: Path, name: str, prompt_tokens: int, prompts: int, end_tokens: int, log_normal: Sequence[float]
+) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
     from tokenizers.pre_tokenizers import ByteLevel
     from transformers import Qwen2Tokenizer
 
-    if (directory / "train.parquet").exists():
-        return directory
     shape = SHAPES[name]
-    directory.mkdir(parents=True, exist_ok=True)
+    directory.mkdir()
     # As many tokens as the model has: verl masks ids that the tokenizer lacks.
     tokens = sorted(ByteLevel.alphabet()) + SPECIAL_TOKENS
     tokens += [f"<filler{number}>" for number in range(len(tokens), shape.vocabulary)]
@@ -161,7 +179,6 @@ def write_job(
         "def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):\n"
         "    return float(len(solution_str) % 2)\n"
     )
-    return directory
 
 
 class Results:

@@ -121,7 +121,7 @@ def long_tail(
     command = (
         f"{BENCH}step --algorithm grpo --samples 8 --name {name} --shape 0.5B --prompt 128 {lengths} --batch 32 "
         f"--side {side} --tokens 32768 --steps {steps} --gpus {gpus} --out $ROWS --logs $LOGS "
-        f"--timeout {limit - 20} {settings}"
+        f"--timeout {limit - 60} {settings}"
     )
     return Job(name, command, limit=limit, gpus=gpus, ray=True)
 
@@ -136,14 +136,15 @@ def replayed(name: str, shape: str, settings: str) -> Job:
     return Job(name, command, limit=580, ray=True)
 
 
-TWO_ENGINES = "rollout.engines_per_gpu=2 rollout.compare_freq=0 rollout.kv_cache_gib={}"
+TWO_ENGINES = "rollout.engines_per_gpu=2"
+CACHE = "rollout.compare_freq=0 rollout.kv_cache_gib={}"
 # The first GPU trains, the second samples.
 LEARNER_AND_ENGINE = (
     "device_mapping.actor=0 device_mapping.critic=0 device_mapping.reference=0 device_mapping.rollout=1"
 )
 SPLIT = f"{LEARNER_AND_ENGINE} rollout.sleep=false rollout.kv_cache_gib=12 algorithm.correction=tis"
 IN_FLIGHT = "trainer.mode=asynchronous rollout.segment_length=256 rollout.sleep=false"
-# The longest responses take as long as four steps, or as eight.
+# The longest responses take as long as four steps, or as twelve.
 AHEAD = f"{IN_FLIGHT} algorithm.old_log_probs=engine trainer.max_staleness={{}}"
 LOG_NORMAL = "--response 16384 --log-normal 1000 1.5"
 AWAKE = "rollout.sleep=false rollout.kv_cache_gib=24 algorithm.correction=tis"
@@ -159,18 +160,18 @@ COPIES = " ".join(
 )
 PLAN = (
     # The longest first; those with verl take ten to fifteen minutes, of which it needs four to start.
-    ppo("1.5B-256-1024", "1.5B", 256, 1024, TWO_ENGINES.format(10), both=True, tokens=16384, steps=3),
-    ppo("0.5B-256-1024", "0.5B", 256, 1024, TWO_ENGINES.format(5), both=True),
-    ppo("1.5B-512-512", "1.5B", 512, 512, TWO_ENGINES.format(8), both=True, tokens=16384, steps=3),
-    ppo("0.5B-512-512", "0.5B", 512, 512, TWO_ENGINES.format(4), both=True),
-    ppo("0.5B-256-512", "0.5B", 256, 512, TWO_ENGINES.format(4), both=True, rival="--rival-keeps"),
-    ppo("1.5B-256-512-two-gpus", "1.5B", 256, 512, TWO_ENGINES.format(8), both=True, tokens=16384, gpus=2),
+    ppo("1.5B-256-1024", "1.5B", 256, 1024, CACHE.format(20), both=True, tokens=16384, steps=3),
+    ppo("0.5B-256-1024", "0.5B", 256, 1024, CACHE.format(10), both=True),
+    ppo("1.5B-512-512", "1.5B", 512, 512, CACHE.format(16), both=True, tokens=16384, steps=3),
+    ppo("0.5B-512-512", "0.5B", 512, 512, CACHE.format(8), both=True),
+    ppo("0.5B-256-512", "0.5B", 256, 512, CACHE.format(8), both=True, rival="--rival-keeps"),
+    ppo("1.5B-256-512-two-gpus", "1.5B", 256, 512, CACHE.format(16), both=True, tokens=16384, gpus=2),
     ppo("0.5B-256-512-defaults", "0.5B", 256, 512, "", tokens=0),
     # With verl's memory as the measure.
-    ppo("1.5B-256-1024-offload", "1.5B", 256, 1024, f"{TWO_ENGINES.format(10)} {OFFLOAD}", tokens=12288, steps=3),
-    ppo("1.5B-512-512-offload", "1.5B", 512, 512, f"{TWO_ENGINES.format(8)} {OFFLOAD}", tokens=12288, steps=3),
-    ppo("0.5B-256-1024-offload", "0.5B", 256, 1024, f"{TWO_ENGINES.format(5)} {OFFLOAD} {CHECKPOINTS}", tokens=24576),
-    ppo("0.5B-512-512-offload", "0.5B", 512, 512, f"{TWO_ENGINES.format(4)} {OFFLOAD} {CHECKPOINTS}", tokens=24576),
+    ppo("1.5B-256-1024-offload", "1.5B", 256, 1024, f"{CACHE.format(20)} {OFFLOAD}", tokens=12288, steps=3),
+    ppo("1.5B-512-512-offload", "1.5B", 512, 512, f"{CACHE.format(16)} {OFFLOAD}", tokens=12288, steps=3),
+    ppo("0.5B-256-1024-offload", "0.5B", 256, 1024, f"{CACHE.format(10)} {OFFLOAD} {CHECKPOINTS}", tokens=24576),
+    ppo("0.5B-512-512-offload", "0.5B", 512, 512, f"{CACHE.format(8)} {OFFLOAD} {CHECKPOINTS}", tokens=24576),
     *(
         job
         for side in ("ours", "verl")
@@ -180,7 +181,7 @@ PLAN = (
             grpo("1.5B", 16, 256, 4096, 0, side, "rollout.compare_freq=0"),
         )
     ),
-    grpo("0.5B", 64, 128, 2048, 300, "ours", TWO_ENGINES.format(7), tokens=32768, suffix="-two-engines"),
+    grpo("0.5B", 64, 128, 2048, 300, "ours", f"{TWO_ENGINES} {CACHE.format(7)}", tokens=32768, suffix="-two-engines"),
     grpo("1.5B", 64, 512, 2048, 300, "ours", "rollout.compare_freq=0 actor.backend=exact", suffix="-exact"),
     grpo("1.5B", 64, 512, 2048, 300, "ours", tokens=0, suffix="-defaults"),
     grpo("0.5B", 64, 128, 2048, 300, "trl", "--rival-keeps"),
@@ -207,22 +208,22 @@ PLAN = (
     long_tail("long-tail-two-gpus-verl", "--rival-keeps", steps=16, gpus=2, limit=590, side="verl-asynchronous"),
     long_tail(
         "log-normal-two-gpus",
-        f"{LEARNER_AND_ENGINE} {AHEAD.format(8)}",
-        steps=24,
+        f"{LEARNER_AND_ENGINE} {AHEAD.format(12)}",
+        steps=40,
         gpus=2,
-        limit=590,
+        limit=1000,
         lengths=LOG_NORMAL,
     ),
     long_tail(
         "log-normal-two-gpus-synchronous", "rollout.compare_freq=0", steps=4, gpus=2, limit=400, lengths=LOG_NORMAL
     ),
-    # Activations of 32,768 tokens would not fit beside the optimizer in 80 GB.
+    # Activations of 32,768 tokens would not fit beside the optimizer in 80 GB. The first step ends after ten minutes.
     long_tail(
         "log-normal-two-gpus-verl",
-        "--rival-keeps --rival-tokens 24576 --rival-ahead 8",
-        steps=24,
+        "--rival-keeps --rival-tokens 24576 --rival-ahead 12",
+        steps=40,
         gpus=2,
-        limit=590,
+        limit=1500,
         side="verl-asynchronous",
         lengths=LOG_NORMAL,
     ),
@@ -239,8 +240,8 @@ PLAN = (
         "--only 'as the trainer' 'first model runner' 'drafts' 'repetitive' 'repetitive, drafts'",
         limit=600,
     ),
-    Job("conversations-tools", conversations("tools")),
-    Job("conversations-programs", conversations("programs --bad 0.1")),
+    Job("conversations-tools", conversations("tools"), limit=500),
+    Job("conversations-programs", conversations("programs --bad 0.1"), limit=500),
     Job("learning", f"{BENCH}learning --out $ROWS --output $LOGS", ray=True),
     Job("trimmed", f"{BENCH}trimmed --variant vllm0.26-torch2.11-cu130 --out $ROWS --logs $LOGS", limit=200),
     Job(
@@ -255,15 +256,15 @@ PLAN = (
     Job("rollout-0.5B", f"{BENCH}rollout --shape 0.5B --engines 4 --out $ROWS --profile $LOGS"),
     Job("rollout-1.5B", f"{BENCH}rollout --shape 1.5B --engines 2 --out $ROWS"),
     *(Job(f"accounting-{shape}", f"{BENCH}accounting --shape {shape} --out $ROWS") for shape in ("0.5B", "1.5B")),
-    Job("start-up", f"{BENCH}start_up --shape 0.5B --out $ROWS --logs $LOGS {TWO_ENGINES.format(4)}", limit=590),
+    Job("start-up", f"{BENCH}start_up --shape 0.5B --out $ROWS --logs $LOGS {CACHE.format(8)}", limit=590),
     Job("pages", f"{BENCH}pages --out $ROWS", gpus=4),
     Job("weights", f"{BENCH}weights --out $ROWS", ray=True),
     Job("weights-split", f"{BENCH}weights --split --out $ROWS", gpus=2, ray=True),
     ppo("split-synchronous", "0.5B", 256, 512, SPLIT, gpus=2),
     ppo("split-one-step-off", "0.5B", 256, 512, f"{SPLIT} trainer.mode=one_step_off", gpus=2, steps=5),
-    ppo("scaling-1", "0.5B", 256, 512, TWO_ENGINES.format(4)),
-    ppo("scaling-2", "0.5B", 256, 512, f"{TWO_ENGINES.format(4)} {COPIES}", gpus=2, batch=1024),
-    ppo("scaling-4", "0.5B", 256, 512, f"{TWO_ENGINES.format(4)} {COPIES}", gpus=4, batch=2048),
+    ppo("scaling-1", "0.5B", 256, 512, CACHE.format(8)),
+    ppo("scaling-2", "0.5B", 256, 512, f"{CACHE.format(8)} {COPIES}", gpus=2, batch=1024),
+    ppo("scaling-4", "0.5B", 256, 512, f"{CACHE.format(8)} {COPIES}", gpus=4, batch=2048),
     ppo("7B-256-512", "7B", 256, 512, "rollout.compare_freq=0 rollout.kv_cache_gib=10", both=True, gpus=4, tokens=8192),
 )
 

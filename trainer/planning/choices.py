@@ -5,7 +5,7 @@ A choice changes memory and speed, never results. Each states its reason; `train
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from trainer.config.tree import Config
@@ -62,7 +62,7 @@ def with_choices(config: Config, placement: Placement) -> tuple[Config, list[Cho
         return config, made
     steps: list[Callable[[_Machine], Iterator[Choice]]] = [partial(_passes, role=role) for role in ("actor", "critic")]
     if "rollout" in placement:
-        steps = [_engines, _sequences, _cache, *steps]
+        steps = [_sequences, _cache, *steps]
     for step in steps:
         for choice in step(_Machine(config, placement, size)):
             config = with_setting(config, choice.key, choice.value)
@@ -133,19 +133,6 @@ def _resting(own: list[Share]) -> float:
     """GiB that stay on a device beside a turn. Engines that have it to themselves count as a turn, even awake."""
     alone = {share.role for share in own if share.resting or share.working} == {"rollout"}
     return sum(share.processes if alone else share.resting for share in own)
-
-
-def _engines(machine: _Machine) -> Iterator[Choice]:
-    rollout = machine.config.rollout
-    given = rollout.model_fields_set & {"engines_per_gpu", "gpu_memory_utilization", "kv_cache_gib"}
-    if given or rollout.tensor_parallel > 1 or rollout.engine == "transformers":
-        return
-    if rollout.weight_transfer == "broadcast":
-        return  # NCCL refuses two engines on a GPU
-    two = replace(machine, config=with_setting(machine.config, "rollout.engines_per_gpu", 2))
-    if 0 < machine.size.parameters < SMALL and two.free >= two.row * two.token_gib:
-        reason = "with a small model Python sets the pace of an engine, and two of them share the responses"
-        yield Choice("rollout.engines_per_gpu", 2, reason)
 
 
 def _sequences(machine: _Machine) -> Iterator[Choice]:

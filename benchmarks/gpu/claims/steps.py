@@ -1,7 +1,7 @@
 """Whole PPO steps of this trainer, by `benchmarks.gpu.step`: tuned against untuned, one GPU against two.
 
 Untuned is this trainer with its features off (`FEATURES_OFF`): eight rows per micro-batch, activations recomputed,
-layers not compiled, one engine, with log-probs. vLLM keeps its defaults on both sides, CUDA graphs among them, and the
+layers not compiled, log-probs from the engine. vLLM keeps its defaults on both sides, CUDA graphs among them, and the
 rows stay packed, which no setting changes. The second GPU gets the same batch as the first alone.
 """
 
@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.session import COPIES, TWO_ENGINES
+from benchmarks.gpu.session import CACHE, COPIES
 from benchmarks.results import read_rows
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -30,14 +30,13 @@ FEATURES_OFF = [
             "share_prompts=false",
         )
     ),
-    "rollout.engines_per_gpu=1",
     "trainer.bind_cores=false",
 ]
 
 
 def tuning(options: argparse.Namespace) -> dict[str, Any]:
     """Tokens per second and GPU utilisation of a step, generation included."""
-    features = [] if options.cpu else TWO_ENGINES.format(4).split()
+    features = [] if options.cpu else CACHE.format(8).split()
     return {
         "job": f"PPO, {_job(options)}",
         "untuned": FEATURES_OFF,
@@ -48,7 +47,7 @@ def tuning(options: argparse.Namespace) -> dict[str, Any]:
 
 def two_gpus(options: argparse.Namespace) -> dict[str, Any]:
     """A step on one GPU and on two."""
-    settings = TWO_ENGINES.format(4).split()
+    settings = CACHE.format(8).split()
     return {
         "job": f"PPO, {_job(options)}",
         "baseline": _step(options, "one-gpu", settings),

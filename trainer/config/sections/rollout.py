@@ -131,8 +131,8 @@ class RolloutConfig(Section):
     engines_per_gpu: int = Field(
         1,
         gt=0,
-        description="engines per GPU; with several, the GPU stays busy while one schedules on the CPU. Chosen if not "
-        "given, see `trainer plan`",
+        description="engines per GPU; one is fastest unless vLLM accounts for every response in every step, which the "
+        "engine's log says",
     )
     quantization: Literal["fp8"] | None = Field(
         None,
