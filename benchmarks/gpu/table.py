@@ -64,8 +64,8 @@ def beside_verl(rows: Sequence[Row]) -> str:
     return "\n\n".join(
         [
             f"Columns: shape, tokens of prompt and response. Seconds. {origin(used)} 7B has four GPUs, all others have "
-            "one, and as many jobs ran side by side as there were GPUs, each with its share of the cores. A dash: not "
-            "measured; where that is all of verl, no step ended in time. Where 0 steps were measured, the times are "
+            "one if their name says no more, and as many jobs ran side by side as fit, each with its share of the "
+            "cores. A dash: not measured; where that is all of verl, no step ended in time. Where 0 steps were measured, the times are "
             "those of the first step, which is slower than the next. With `-offload` the optimizers' states leave the "
             "GPU between steps, and at 0.5B activations are made again; verl's columns beside these two come from "
             "another machine of the same kind, and machines differ: its step of 1.5B-256-1024 took 92 s on one and "
