@@ -65,11 +65,11 @@ def beside_verl(rows: Sequence[Row]) -> str:
         [
             f"Columns: shape, tokens of prompt and response. Seconds. {origin(used)} 7B has four GPUs, all others have "
             "one if their name says no more, and as many jobs ran side by side as fit, each with its share of the "
-            "cores. A dash: not measured; where that is all of verl, no step ended in time. Where 0 steps were measured, the times are "
-            "those of the first step, which is slower than the next. With `-offload` the optimizers' states leave the "
-            "GPU between steps, and at 0.5B activations are made again; verl's columns beside these two come from "
-            "another machine of the same kind, and machines differ: its step of 1.5B-256-1024 took 92 s on one and "
-            "111 on the other, most of that in generation.",
+            "cores. A dash: not measured; where that is all of verl, no step ended in time. Where 0 steps were "
+            "measured, the times are those of the first step, which is slower than the next. With `-offload` the "
+            "optimizers' states leave the GPU between steps, and at 0.5B activations are made again; verl's columns "
+            "beside these two come from another machine of the same kind, and machines differ: its step of "
+            "1.5B-256-1024 took 92 s on one and 111 on the other, most of that in generation.",
             markdown(header, times),
             "GiB in use on the GPU (of four, the fullest) by all processes together, the most in each phase. On "
             "2026-11-21 they count the benchmark's own process on this side, which held 3 GiB at 0.5B and 7 at 1.5B; "
