@@ -4,11 +4,13 @@ from tests.trainer.whole_run import Runs
 
 
 def test_responses_stay_in_flight_while_weights_change_and_a_resumed_run_continues_them(runs: Runs) -> None:
+    """Weights go from the actor to the engine, as between GPUs; other asynchronous tests use the object store."""
     settings = (
         "trainer.nnodes=1",
         "trainer.mode=asynchronous",
         "rollout.engine=vllm",
         "rollout.segment_length=4",
+        "rollout.weight_transfer=broadcast",
         "data.max_response_length=96",
         "algorithm.correction=tis",
         "trainer.max_staleness=2",
@@ -18,6 +20,7 @@ def test_responses_stay_in_flight_while_weights_change_and_a_resumed_run_continu
     run = runs.start("in-flight", *settings)
     said = run.succeed()
     assert "responses continue under new weights with the keys and values that they have" in said
+    assert "weights go to the engines through gloo" in said
     rows = run.metrics()[1:]
     assert len(rows) == 4
     assert 0 < max(row["rollout/staleness_max"] for row in rows) <= 2
