@@ -3,12 +3,14 @@
     signalled_rank.py SIGNAL RANK UPDATES MARK ARGUMENTS
 
 runs `trainer ARGUMENTS`. The signal is sent in the backward pass of the first update after UPDATES, unless the file
-MARK exists, which the rank makes first.
+MARK exists, which the rank makes first, with the number of updates before this one. If UPDATES is `saved`, it is the
+first update that finds a checkpoint; those before it give the disk time.
 """
 
 import os
 import signal
 import sys
+import time
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,13 +19,14 @@ from trainer.cli import main
 from trainer.cluster.place import RankPlace
 from trainer.config.tree import Config
 from trainer.runs import workers
+from trainer.runs.checkpoints.checkpoint import checkpoints
 
 if TYPE_CHECKING:
     from trainer.roles.actor import ActorWorker
 
 
 def make_actor(
-    number: signal.Signals, rank: int, updates: int, mark: Path, config: Config, place: RankPlace
+    number: signal.Signals, rank: int, updates: str, mark: Path, config: Config, place: RankPlace
 ) -> "ActorWorker":
     from torch import nn
 
@@ -38,14 +41,22 @@ def make_actor(
             return engine
 
         def send(self, *_: nn.Module) -> None:
-            if self.engine.updates >= updates:
-                mark.touch()
+            if self.is_time():
+                mark.write_text(str(self.engine.updates))
                 os.kill(os.getpid(), number)
+
+        def is_time(self) -> bool:
+            if updates != "saved":
+                return self.engine.updates >= int(updates)
+            saved = checkpoints(config.trainer.output_dir / str(config.trainer.run_id))
+            if not saved:
+                time.sleep(0.5)
+            return bool(saved)
 
     return Signalled(config, place)
 
 
 if __name__ == "__main__":
     name, rank, updates, mark, *arguments = sys.argv[1:]
-    workers.make_actor = partial(make_actor, signal.Signals[name], int(rank), int(updates), Path(mark))
+    workers.make_actor = partial(make_actor, signal.Signals[name], int(rank), updates, Path(mark))
     main(arguments)
