@@ -212,6 +212,19 @@ def test_a_model_whose_copy_does_not_fit_beside_the_engines_is_refused(plan: Cal
         plan("32B", 16, H100, **quantised(grpo(128, 1024, 4096, tensor_parallel=8)), **OFFLOADED)
 
 
+def test_a_gpu_of_24_gib_gives_a_small_model_a_cache(plan: Callable[..., Plan]) -> None:
+    found = chosen(plan("0.5B", 1, 23.6))
+    assert "rollout.engines_per_gpu" not in found
+    assert found["rollout.kv_cache_gib"] > 0
+
+
+@pytest.mark.parametrize("transfer", ["auto", "broadcast"])
+def test_weights_can_be_broadcast_to_the_engine_of_a_small_model(plan: Callable[..., Plan], transfer: str) -> None:
+    apart = {"actor": "0", "rollout": "1"}
+    found = plan("0.5B", 2, H200, **grpo(64, 256, 512, weight_transfer=transfer), device_mapping=apart)
+    assert found.config.rollout.engines_per_gpu == 1
+
+
 @pytest.mark.parametrize(("staleness", "steps"), [(0, 1), (0.5, 2), (1, 2), (2.5, 4)])
 def test_asynchronous_engines_hold_the_responses_of_all_steps_in_flight(
     plan: Callable[..., Plan], staleness: float, steps: int
