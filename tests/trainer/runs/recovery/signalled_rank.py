@@ -41,17 +41,12 @@ def make_actor(
             return engine
 
         def send(self, *_: nn.Module) -> None:
-            if self.is_time():
+            found = checkpoints(config.trainer.output_dir / str(config.trainer.run_id))
+            if found if updates == "saved" else self.engine.updates >= int(updates):
                 mark.write_text(str(self.engine.updates))
                 os.kill(os.getpid(), number)
-
-        def is_time(self) -> bool:
-            if updates != "saved":
-                return self.engine.updates >= int(updates)
-            saved = checkpoints(config.trainer.output_dir / str(config.trainer.run_id))
-            if not saved:
-                time.sleep(0.5)
-            return bool(saved)
+            elif updates == "saved":
+                time.sleep(0.5)  # more than a step takes, so that the disk keeps up
 
     return Signalled(config, place)
 
