@@ -137,6 +137,7 @@ def replayed(name: str, shape: str, settings: str) -> Job:
 
 
 TWO_ENGINES = "rollout.engines_per_gpu=2"
+# No log-probs from the engines, and the GiB of their cache.
 CACHE = "rollout.compare_freq=0 rollout.kv_cache_gib={}"
 # The first GPU trains, the second samples.
 LEARNER_AND_ENGINE = (

@@ -274,7 +274,7 @@ def scaling(rows: Sequence[Row]) -> str:
     ]
     header = ["machine", "GPUs", "prompts", "s a step", "tokens/s", "efficiency"]
     sharding = sorted({setting for row in found for setting in row["overrides"] if ".sharding." in setting})
-    about = f" With more than one GPU: `{' '.join(sharding)}`." if sharding else ""
+    about = f" With more than one GPU: `{'`, `'.join(sharding)}`." if sharding else ""
     unnamed = (
         " A day stands for a machine whose name was not kept." if any("machine" not in row for row in found) else ""
     )
