@@ -11,6 +11,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 from trainer.rollout.process_environment import engine_environment
 
@@ -26,7 +27,7 @@ from trainer.rollout.engine import open_engine
 from trainer.rollout.sampling import SamplingRequest
 
 DRAFTED = 5
-LENGTH = 48
+LONGEST, LENGTH = 40, 48  # tokens of a prompt, and of a response
 BEFORE = 7  # steps before the update
 SAMPLES = 5000
 
@@ -48,7 +49,7 @@ def start(directory: Path, rank: int, size: int, drafted: int) -> tuple[Any, Con
     config = Config.model_validate(
         {
             "model": {"path": directory / "model"},
-            "data": {"max_prompt_length": 40, "max_response_length": LENGTH},
+            "data": {"max_prompt_length": LONGEST, "max_response_length": LENGTH},
             "rollout": {"kv_cache_gib": 0.05, "max_num_seqs": 64, "speculative_tokens": drafted},
             "actor": {"lora": {"rank": rank, "target_modules": ["q_proj", "v_proj", "o_proj", "up_proj"]}},
         }
@@ -90,7 +91,7 @@ def verified() -> dict[str, list[float]]:
     )
     metadata = SpecDecodeMetadata.make_dummy([drafted] * SAMPLES, torch.device("cpu"))
     sampler = Sampler(logprobs_mode="processed_logprobs")
-    tokens = Verification(sampler)(metadata, None, logits.repeat(SAMPLES, 1), sampling).sampled_token_ids
+    tokens = Verification(sampler, list)(metadata, None, logits.repeat(SAMPLES, 1), sampling).sampled_token_ids
     first, second = tokens[:, 0], tokens[tokens[:, 0] == drafted[0], 1]
     shares = logits.softmax(dim=1)
     return {
@@ -99,6 +100,15 @@ def verified() -> dict[str, list[float]]:
         "second": torch.bincount(second, minlength=20).tolist(),
         "second, expected": (len(second) * shares[1]).tolist(),
     }
+
+
+def steps_to_the_longest_length(engine: Any) -> dict[str, int]:
+    """Steps in which vLLM verified, and those after which it asked for drafts, for responses of the longest length."""
+    proposer = engine._proposer
+    proposer.propose = Mock(wraps=proposer.propose)
+    proposer._runner.rejection_sampler = Mock(wraps=proposer._verification)
+    engine.generate([SamplingRequest((8, 9, 10, 11) * (LONGEST // 4), 0.0, row) for row in range(2)])
+    return {"verified": proposer._runner.rejection_sampler.call_count, "asked": proposer.propose.call_count}
 
 
 def main(directory: Path, rank: int, size: int) -> None:
@@ -140,6 +150,8 @@ def main(directory: Path, rank: int, size: int) -> None:
     found["disagreement after an update"] = max(
         disagreement(old, new, asked[row], joined.tokens[row], joined.log_probs[row], first[row]) for row in rows
     )
+    if size == 1:
+        found["steps to the longest length"] = steps_to_the_longest_length(engine)
     (directory / "found.json").write_text(json.dumps(found))
 
 

@@ -94,8 +94,8 @@ class VllmEngine:
                 model=str(config.model.directory),
                 dtype=config.model.dtype_on(device),
                 seed=config.trainer.seed,
-                # vLLM takes no drafts where they would pass this length.
-                max_model_len=config.data.max_prompt_length + config.data.max_response_length + drafted,
+                # vLLM asks for no drafts, for any response, once those of a step and the next ones could pass this.
+                max_model_len=config.data.max_prompt_length + config.data.max_response_length + 2 * drafted,
                 max_num_seqs=config.rollout.max_num_seqs,
                 enforce_eager=config.rollout.eager_on(device),
                 enable_sleep_mode=self._sleeps,

@@ -3,6 +3,7 @@
 vLLM calls a proposer of this kind in its first model runner only.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,9 +29,11 @@ class Verification:
     same distribution, but they are other ones.
     """
 
-    def __init__(self, sampler: Sampler) -> None:
+    def __init__(self, sampler: Sampler, names: Callable[[], Sequence[str]]) -> None:
+        """`names` returns those of the responses in a step."""
         self._sampler = sampler
-        self.drafted: list[int] = []  # of each response, in the last step that verified any
+        self._names = names
+        self.drafted: dict[str, int] = {}  # by the response's name, in the last step that verified any
 
     def __call__(
         self, metadata: SpecDecodeMetadata, _draft_probs: None, logits: Tensor, sampling: SamplingMetadata
@@ -39,10 +42,11 @@ class Verification:
 
         `logits` has a row for each drafted token of a response, and one for the token after them.
         """
-        self.drafted = metadata.num_draft_tokens
-        count, width = len(self.drafted), max(self.drafted) + 1
-        drafts = [part.tolist() for part in metadata.draft_token_ids.split(self.drafted)]
-        first = (metadata.cu_num_sampled_tokens - torch.tensor(self.drafted, device=logits.device) - 1).long()
+        drafted = metadata.num_draft_tokens
+        self.drafted = dict(zip(self._names(), drafted, strict=False))
+        count, width = len(drafted), max(drafted) + 1
+        drafts = [part.tolist() for part in metadata.draft_token_ids.split(drafted)]
+        first = (metadata.cu_num_sampled_tokens - torch.tensor(drafted, device=logits.device) - 1).long()
         tokens = torch.full((count, width), NOTHING, dtype=torch.int32, device=logits.device)
         log_probs: LogprobsTensors | None = None
         alive = list(range(count))
@@ -99,7 +103,8 @@ class Proposer:
     def attach(self, runner: Any) -> None:
         """Takes the place of the rejection sampler in a model runner that vLLM has started."""
         self._runner = runner
-        self._verification = runner.rejection_sampler = Verification(runner.sampler)
+        self._verification = Verification(runner.sampler, lambda: runner.input_batch.req_ids)
+        runner.rejection_sampler = self._verification
 
     def load_model(self, _model: object) -> None:
         """vLLM's: nothing, because drafts come from the tokens alone."""
@@ -115,14 +120,15 @@ class Proposer:
         `token_ids` has shape (responses, tokens), `lengths` says how many of them count. A response whose prompt is not
         read to its end has no sampled token.
         """
-        verification = self._verification
-        drafted, verification.drafted = verification.drafted or [0] * len(sampled), []
+        batch, verification = self._runner.input_batch, self._verification
+        # vLLM may have verified drafts of responses that ended before it asked for new ones.
+        verified, verification.drafted = verification.drafted, {}
+        drafted = [verified.get(name, 0) for name in batch.req_ids]
         drafts: list[list[int]] = [[] for _ in sampled]
         speaking = [place for place, new in enumerate(sampled) if new]
         self._counted += Drafts(sum(drafted), sum(len(sampled[place]) - 1 for place in speaking))
         if not speaking or self._drafter.paused(len(speaking)):
             return drafts
-        batch = self._runner.input_batch
 
         def row(place: int) -> Row:
             def read() -> tuple[list[int], list[int]]:
