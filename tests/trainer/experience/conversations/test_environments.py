@@ -100,6 +100,31 @@ def test_each_token_is_marked_as_the_policys_or_the_environments(tokenizer: Any)
     assert (first.seed, second.seed) == (100, 100 + len(before))
 
 
+class CountedTokenizer:
+    """A tokenizer that counts how often it is asked for its size."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self.sizes = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        return self._tokenizer(*arguments, **named)
+
+    def __len__(self) -> int:
+        self.sizes += 1
+        return len(self._tokenizer)
+
+
+def test_the_tokenizer_is_asked_for_its_size_once_and_not_in_each_turn(tokenizer: Any) -> None:
+    """Some versions need long for it, and all other threads wait."""
+    counted = CountedTokenizer(tokenizer)
+    row, _ = converse(counted, ["calc: 12+7", "calc: 1+1", "#### 19"])
+    assert (row.turns, counted.sizes) == (3, 1)
+
+
 def test_a_stop_text_may_be_the_end_token_itself(tokenizer: Any) -> None:
     row, _ = converse(tokenizer, ["calc: 12+7", "#### 19"], stop=["<|end|>"])
     assert pieces(tokenizer, row)[1] == ("<|user|>19<|assistant|>", False)
