@@ -5,6 +5,9 @@ from trainer.errors import ConfigError
 from trainer.models.lora import target_names
 
 CPU_KV_CACHE_GIB = 0.5
+# Responses in a step up to which vLLM has CUDA graphs by itself, and up to which it has them here: without one, the
+# kernels of a step are launched one by one.
+OWN_GRAPHS, GRAPHS = 512, 1024
 # The adapter ranks that vLLM supports; a smaller adapter is padded with zeros.
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 
@@ -64,6 +67,14 @@ def device_settings(config: Config, device: str) -> dict[str, object]:
         # For a partial prompt vLLM rewinds the random generator, which CPU generators do not support.
         "enable_chunked_prefill": False,
     }
+
+
+def graph_settings(config: Config, device: str) -> dict[str, object]:
+    """Arguments for CUDA graphs of all sizes that a step without drafts can have."""
+    most = min(config.rollout.max_num_seqs, GRAPHS)
+    if device == "cpu" or config.rollout.eager_on(device) or config.rollout.speculative_tokens or most <= OWN_GRAPHS:
+        return {}
+    return {"max_cudagraph_capture_size": most}
 
 
 def draft_settings(most: int) -> dict[str, object]:

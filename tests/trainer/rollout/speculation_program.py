@@ -10,6 +10,7 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -111,6 +112,21 @@ def steps_to_the_longest_length(engine: Any) -> dict[str, int]:
     return {"verified": proposer._runner.rejection_sampler.call_count, "asked": proposer.propose.call_count}
 
 
+def counted_after_others_ended() -> list[int]:
+    """Drafted and accepted tokens that a proposer counts in a step of two responses, after one that verified drafts of
+    a third one."""
+    from trainer.rollout.speculation.proposer import Proposer
+
+    vllm_config: Any = SimpleNamespace(speculative_config=SimpleNamespace(num_speculative_tokens=DRAFTED))
+    proposer = Proposer(vllm_config)
+    batch = SimpleNamespace(req_ids=["first", "second"], num_prompt_tokens=[3, 3])
+    proposer.attach(SimpleNamespace(sampler=None, input_batch=batch))
+    proposer._verification.drafted = {"ended": DRAFTED}
+    proposer.propose([[7], [8]], [4, 4], torch.tensor([[1, 2, 3, 7], [4, 5, 6, 8]]))
+    counted = proposer.take_drafts()
+    return [counted.drafted, counted.accepted]
+
+
 def main(directory: Path, rank: int, size: int) -> None:
     vocabulary = make_model(directory / "model")
     asked = requests(vocabulary)
@@ -152,6 +168,7 @@ def main(directory: Path, rank: int, size: int) -> None:
     )
     if size == 1:
         found["steps to the longest length"] = steps_to_the_longest_length(engine)
+        found["after others ended"] = counted_after_others_ended()
     (directory / "found.json").write_text(json.dumps(found))
 
 

@@ -4,6 +4,7 @@ import importlib.util
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -13,7 +14,7 @@ from trainer.config.sections.rollout import RolloutConfig
 from trainer.config.tree import Config
 from trainer.errors import ConfigError
 from trainer.rollout.engine import check_engine, choose_engine, engine_rows
-from trainer.rollout.vllm_settings import weight_settings
+from trainer.rollout.vllm_settings import graph_settings, weight_settings
 
 
 @pytest.fixture
@@ -88,3 +89,19 @@ def test_choosing_an_engine_does_not_import_vllm() -> None:
     root = Path(trainer.__file__).parents[1]  # and not the copy of the trainer in the image
     program = "import sys, trainer.rollout.engine as e; e.engine_rows(); assert 'vllm' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120, cwd=root)
+
+
+@pytest.mark.parametrize(
+    ("device", "rollout", "most"),
+    [
+        ("cuda", {"max_num_seqs": 256}, None),  # vLLM has graphs of up to 512 responses by itself
+        ("cuda", {"max_num_seqs": 640}, 640),
+        ("cuda", {"max_num_seqs": 4096}, 1024),
+        ("cuda", {"max_num_seqs": 640, "enforce_eager": True}, None),
+        ("cuda", {"max_num_seqs": 640, "speculative_tokens": 4}, None),
+        ("cpu", {"max_num_seqs": 640}, None),
+    ],
+)
+def test_steps_of_many_responses_have_cuda_graphs_too(device: str, rollout: dict[str, Any], most: int | None) -> None:
+    settings = graph_settings(Config.model_validate({"rollout": rollout}), device)
+    assert settings == ({} if most is None else {"max_cudagraph_capture_size": most})

@@ -2,15 +2,11 @@
 
 from math import sqrt
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.trainer.rollout.conftest import found_by
-from trainer.rollout.occupancy import Drafts
-from trainer.rollout.speculation.proposer import Proposer
 
 PROGRAM = Path(__file__).with_name("speculation_program.py")
 BEFORE = 7
@@ -73,12 +69,8 @@ def test_responses_are_drafted_up_to_the_longest_length(found: dict[str, Any]) -
     assert 0 < steps["verified"] <= steps["asked"]
 
 
-def test_verified_drafts_of_responses_that_ended_do_not_count_for_others() -> None:
+def test_verified_drafts_of_responses_that_ended_do_not_count_for_others(found: dict[str, Any]) -> None:
     """vLLM does not always ask for new drafts after it has verified some."""
-    proposer = Proposer(SimpleNamespace(speculative_config=SimpleNamespace(num_speculative_tokens=4)))
-    batch = SimpleNamespace(req_ids=["first", "second"], num_prompt_tokens=[3, 3])
-    proposer.attach(SimpleNamespace(sampler=None, input_batch=batch))
-    proposer._verification.drafted = {"ended": 4}
-    drafts = proposer.propose([[7], [8]], [4, 4], np.array([[1, 2, 3, 7], [4, 5, 6, 8]]))
-    assert len(drafts) == 2
-    assert proposer.take_drafts() == Drafts(0, 0)
+    if "drafted" not in found:
+        pytest.skip("counted in one process only")
+    assert found["after others ended"] == [0, 0]

@@ -16,7 +16,13 @@ from trainer.errors import WorkerError
 from trainer.rollout.engine import EngineRow
 from trainer.rollout.occupancy import Drafts, Load
 from trainer.rollout.sampling import Part, Response, SamplingRequest
-from trainer.rollout.vllm_settings import device_settings, draft_settings, exact_settings, weight_settings
+from trainer.rollout.vllm_settings import (
+    device_settings,
+    draft_settings,
+    exact_settings,
+    graph_settings,
+    weight_settings,
+)
 from trainer.weights.buckets import SentBucket
 
 if TYPE_CHECKING:
@@ -107,6 +113,7 @@ class VllmEngine:
                 disable_log_stats=True,
                 **weight_settings(config, device),
                 **device_settings(config, device),
+                **graph_settings(config, device),
                 **_shard_settings(team),
                 **draft_settings(drafted),
                 **exact_settings(config),
