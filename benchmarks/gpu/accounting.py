@@ -1,6 +1,6 @@
 """The trainer's vLLM engine with and without its steady steps: seconds, and whether the tokens are the same.
 
-    python3 -m benchmarks.gpu.accounting --shape 0.5B [--responses 64 256 512] [--response 512]
+    python3 -m benchmarks.gpu.accounting --shape 0.5B [--responses 64 256 512 768] [--response 512]
 
 One engine samples the same responses both ways in turn. Without steady steps vLLM accounts for every response in every
 step. The better of `--repeats`.
@@ -18,7 +18,7 @@ from trainer.rollout.process_environment import engine_environment
 
 def main() -> None:
     parser = engine_arguments(__doc__)
-    parser.add_argument("--responses", type=int, nargs="+", default=[64, 256, 512])
+    parser.add_argument("--responses", type=int, nargs="+", default=[64, 256, 512, 768])
     parser.set_defaults(engines=1, prompt=128)
     options = parser.parse_args()
     results = Results(options.out, "accounting")

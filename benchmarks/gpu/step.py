@@ -10,6 +10,8 @@ the first, memory is the most in any of them.
 """
 
 import argparse
+import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -50,9 +52,16 @@ def run(command: list[str], log: Path, timeout: float) -> list[tuple[float, str]
     their times; kills it at the deadline."""
     lines, began = [], time.time()
     process = subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        command,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
     )
-    killer = threading.Timer(timeout, process.kill)
+    # With all that it started: what survives would keep the pipe open, and this would read on.
+    killer = threading.Timer(timeout, os.killpg, (process.pid, signal.SIGKILL))
     killer.start()
     with log.open("w") as file:
         for line in process.stdout or ():
