@@ -35,6 +35,7 @@ class Way:
     seeds: bool = True
     log_probs: bool = False
     quantization: str | None = None
+    cache: str = "auto"
     drafts: int = 0
     repetitive: bool = False
 
@@ -44,6 +45,7 @@ WAYS = {
     "without seeds": Way(seeds=False),
     "with log-probs": Way(log_probs=True),
     "FP8 weights": Way(quantization="fp8_per_tensor"),
+    "FP8 cache": Way(cache="fp8"),
     "batch-invariant": Way({"VLLM_BATCH_INVARIANT": "1"}),
     "in its own process": Way({"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}),
     "first model runner": Way({"VLLM_USE_V2_MODEL_RUNNER": "0"}),
@@ -70,6 +72,7 @@ def measure(way: Way, model: Path, prompt: int, response: int) -> dict[str, floa
         str(model),
         load_format="dummy",
         quantization=way.quantization,
+        kv_cache_dtype=way.cache,
         skip_tokenizer_init=True,
         max_model_len=prompt + response + way.drafts,
         kv_cache_memory_bytes=30 * 2**30 if on_gpu else 2**29,

@@ -241,6 +241,12 @@ PLAN = (
         "--only 'as the trainer' 'first model runner' 'drafts' 'repetitive' 'repetitive, drafts'",
         limit=600,
     ),
+    Job(
+        "decoding-long",
+        f"{BENCH}decoding --shape 1.5B --prompt 4096 --response 512 --timeout 150 --only 'as the trainer' 'FP8 cache' "
+        "--out $ROWS",
+        limit=310,
+    ),
     Job("conversations-tools", conversations("tools"), limit=500),
     Job("conversations-programs", conversations("programs --bad 0.1"), limit=500),
     Job("learning", f"{BENCH}learning --out $ROWS --output $LOGS", ray=True),
