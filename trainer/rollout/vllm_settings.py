@@ -1,4 +1,4 @@
-"""vLLM's arguments for weights and memory."""
+"""vLLM's arguments for weights, memory, CUDA graphs and drafts."""
 
 from trainer.config.tree import Config
 from trainer.errors import ConfigError

@@ -108,7 +108,8 @@ class RolloutConfig(Section):
     max_num_seqs: int = Field(
         256,
         gt=0,
-        description="maximum concurrent responses per engine; on GPUs chosen if not given, see `trainer plan`",
+        description="maximum concurrent responses per engine; on GPUs chosen if not given, see `trainer plan`. Steps "
+        "of more than 1,024 have no CUDA graphs",
     )
     kv_cache_gib: float | None = Field(
         None,
