@@ -143,7 +143,15 @@ def _sequences(machine: _Machine) -> Iterator[Choice]:
     if machine.config.data.validation_files and chosen < SEQUENCES_OF_VALIDATION:
         chosen = SEQUENCES_OF_VALIDATION
         reason += ", and validation sends all its prompts at once"
-    yield Choice("rollout.max_num_seqs", min(chosen, MOST_SEQUENCES), reason)
+    if (rounded := _of_a_graph(chosen)) != chosen:
+        reason += ", rounded up to the size of a CUDA graph"
+    yield Choice("rollout.max_num_seqs", min(rounded, MOST_SEQUENCES), reason)
+
+
+def _of_a_graph(responses: int) -> int:
+    """At least so many responses, as many as one of vLLM's CUDA graphs is for; other steps replay graphs in pieces."""
+    multiple = 8 if responses < 256 else 16
+    return math.ceil(responses / multiple) * multiple
 
 
 def _cache(machine: _Machine) -> Iterator[Choice]:

@@ -1,5 +1,7 @@
 """vLLM's arguments for weights, memory, CUDA graphs and drafts."""
 
+import math
+
 from trainer.config.tree import Config
 from trainer.errors import ConfigError
 from trainer.models.lora import target_names
@@ -8,6 +10,7 @@ CPU_KV_CACHE_GIB = 0.5
 # Responses in a step up to which vLLM has CUDA graphs by itself, and up to which it has them here: without one, the
 # kernels of a step are launched one by one.
 OWN_GRAPHS, GRAPHS = 512, 1024
+GRAPH_MULTIPLE = 16  # vLLM's, for graphs of that many responses
 # The adapter ranks that vLLM supports; a smaller adapter is padded with zeros.
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 
@@ -71,7 +74,7 @@ def device_settings(config: Config, device: str) -> dict[str, object]:
 
 def graph_settings(config: Config, device: str) -> dict[str, object]:
     """Arguments for CUDA graphs of all sizes that a step without drafts can have."""
-    most = min(config.rollout.max_num_seqs, GRAPHS)
+    most = min(math.ceil(config.rollout.max_num_seqs / GRAPH_MULTIPLE) * GRAPH_MULTIPLE, GRAPHS)
     if device == "cpu" or config.rollout.eager_on(device) or config.rollout.speculative_tokens or most <= OWN_GRAPHS:
         return {}
     return {"max_cudagraph_capture_size": most}

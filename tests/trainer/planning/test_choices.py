@@ -74,6 +74,15 @@ def test_long_answers_of_a_large_gpu_all_fit_into_the_cache_of_one_engine(plan: 
     }
 
 
+def test_engines_take_as_many_responses_as_a_cuda_graph_is_for(plan: Callable[..., Plan]) -> None:
+    found = plan("1.5B", 1, H200, **grpo(37, 512, 512), actor={"mini_batch_size": 296})
+    assert chosen(found)["rollout.max_num_seqs"] == 304
+    reasons = {choice.key: choice.reason for choice in found.choices}
+    assert reasons["rollout.max_num_seqs"] == (
+        "an engine has 296 responses in a step, rounded up to the size of a CUDA graph"
+    )
+
+
 @pytest.mark.parametrize("response", [512, 2048])
 def test_a_small_model_gets_one_engine_and_large_micro_batches(plan: Callable[..., Plan], response: int) -> None:
     found = chosen(plan("0.5B", 1, H200, data={"max_prompt_length": 256, "max_response_length": response}))
