@@ -23,6 +23,7 @@ from trainer.planning.memory import (
 )
 from trainer.planning.model_size import ModelSize
 from trainer.planning.placement import Placement, engine_slots
+from trainer.rollout.vllm_settings import graph_size
 
 # Of a GPU's memory, the share that choices may fill: estimates are within a tenth, and fragments take the rest.
 FILLED = 0.9
@@ -143,15 +144,9 @@ def _sequences(machine: _Machine) -> Iterator[Choice]:
     if machine.config.data.validation_files and chosen < SEQUENCES_OF_VALIDATION:
         chosen = SEQUENCES_OF_VALIDATION
         reason += ", and validation sends all its prompts at once"
-    if (rounded := _of_a_graph(chosen)) != chosen:
+    if (rounded := graph_size(chosen)) != chosen:
         reason += ", rounded up to the size of a CUDA graph"
     yield Choice("rollout.max_num_seqs", min(rounded, MOST_SEQUENCES), reason)
-
-
-def _of_a_graph(responses: int) -> int:
-    """At least so many responses, as many as one of vLLM's CUDA graphs is for; other steps replay graphs in pieces."""
-    multiple = 8 if responses < 256 else 16
-    return math.ceil(responses / multiple) * multiple
 
 
 def _cache(machine: _Machine) -> Iterator[Choice]:

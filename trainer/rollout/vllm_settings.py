@@ -10,7 +10,6 @@ CPU_KV_CACHE_GIB = 0.5
 # Responses in a step up to which vLLM has CUDA graphs by itself, and up to which it has them here: without one, the
 # kernels of a step are launched one by one.
 OWN_GRAPHS, GRAPHS = 512, 1024
-GRAPH_MULTIPLE = 16  # vLLM's, for graphs of that many responses
 # The adapter ranks that vLLM supports; a smaller adapter is padded with zeros.
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 
@@ -72,9 +71,15 @@ def device_settings(config: Config, device: str) -> dict[str, object]:
     }
 
 
+def graph_size(responses: int) -> int:
+    """At least so many responses, as many as one of vLLM's CUDA graphs is for; other steps replay graphs in pieces."""
+    multiple = 8 if responses < 256 else 16
+    return math.ceil(responses / multiple) * multiple
+
+
 def graph_settings(config: Config, device: str) -> dict[str, object]:
     """Arguments for CUDA graphs of all sizes that a step without drafts can have."""
-    most = min(math.ceil(config.rollout.max_num_seqs / GRAPH_MULTIPLE) * GRAPH_MULTIPLE, GRAPHS)
+    most = min(graph_size(config.rollout.max_num_seqs), GRAPHS)
     if device == "cpu" or config.rollout.eager_on(device) or config.rollout.speculative_tokens or most <= OWN_GRAPHS:
         return {}
     return {"max_cudagraph_capture_size": most}
