@@ -74,7 +74,7 @@ def measure(way: Way, model: Path, prompt: int, response: int) -> dict[str, floa
         quantization=way.quantization,
         kv_cache_dtype=way.cache,
         skip_tokenizer_init=True,
-        max_model_len=prompt + response + way.drafts,
+        max_model_len=prompt + response + 2 * way.drafts,  # as the trainer's engine
         kv_cache_memory_bytes=30 * 2**30 if on_gpu else 2**29,
         logprobs_mode="processed_logprobs",
         max_num_seqs=1024 if on_gpu else 128,

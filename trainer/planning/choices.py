@@ -23,7 +23,7 @@ from trainer.planning.memory import (
 )
 from trainer.planning.model_size import ModelSize
 from trainer.planning.placement import Placement, engine_slots
-from trainer.rollout.vllm_settings import graph_size
+from trainer.rollout.vllm_settings import GRAPHS, graph_size
 
 # Of a GPU's memory, the share that choices may fill: estimates are within a tenth, and fragments take the rest.
 FILLED = 0.9
@@ -34,8 +34,6 @@ SMALL = 1_000_000_000  # parameters
 FEW_TOKENS = 4096
 # The cache is larger than the responses by this factor, because its blocks are not full.
 SPARE = 1.05
-# vLLM's own limit by default; more responses at a time were not faster.
-MOST_SEQUENCES = 1024
 # Validation sends all its prompts at once, often more than a small step has responses.
 SEQUENCES_OF_VALIDATION = 64
 
@@ -146,7 +144,7 @@ def _sequences(machine: _Machine) -> Iterator[Choice]:
         reason += ", and validation sends all its prompts at once"
     if (rounded := graph_size(chosen)) != chosen:
         reason += ", rounded up to the size of a CUDA graph"
-    yield Choice("rollout.max_num_seqs", min(rounded, MOST_SEQUENCES), reason)
+    yield Choice("rollout.max_num_seqs", min(rounded, GRAPHS), reason)
 
 
 def _cache(machine: _Machine) -> Iterator[Choice]:

@@ -8,7 +8,7 @@ from trainer.models.lora import target_names
 
 CPU_KV_CACHE_GIB = 0.5
 # Responses in a step up to which vLLM has CUDA graphs by itself, and up to which it has them here: without one, the
-# kernels of a step are launched one by one.
+# kernels of a step are launched one by one. 1,024 is also vLLM's own limit, and more at a time were not faster.
 OWN_GRAPHS, GRAPHS = 512, 1024
 # The adapter ranks that vLLM supports; a smaller adapter is padded with zeros.
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)

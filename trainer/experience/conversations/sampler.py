@@ -244,7 +244,7 @@ class Conversations:
 
     @cached_property
     def _vocabulary(self) -> int:
-        """Tokens that the tokenizer knows. tokenizers 0.22 needs 80 ms to count 152,000, and all threads wait."""
+        """Tokens that the tokenizer knows. tokenizers 0.22 takes 80 ms to count 152,000; other threads wait."""
         return len(self._tokenizer)
 
     def _rendered(self, row: Trajectory, messages: Sequence[Message]) -> list[int]:

@@ -119,7 +119,7 @@ class CountedTokenizer:
 
 
 def test_the_tokenizer_is_asked_for_its_size_once_and_not_in_each_turn(tokenizer: Any) -> None:
-    """Some versions need long for it, and all other threads wait."""
+    """Some versions take long to count their tokens, while all other threads wait."""
     counted = CountedTokenizer(tokenizer)
     row, _ = converse(counted, ["calc: 12+7", "calc: 1+1", "#### 19"])
     assert (row.turns, counted.sizes) == (3, 1)
