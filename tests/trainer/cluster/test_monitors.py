@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 import ray
+from ray.cluster_utils import Cluster
 
 from tests.trainer.cluster.misbehaving import Worker
 from trainer.cluster import monitors
@@ -27,9 +28,6 @@ class Rates:
 nvmlDeviceGetUtilizationRates = Rates
 """
 
-# Ray forgets a process that ends late, on a busy machine, and Python warns of that.
-pytestmark = pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
-
 
 @pytest.fixture(scope="module")
 def slots(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Slot]]:
@@ -40,9 +38,14 @@ def slots(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Slot]]:
         patch.delenv("RAY_ADDRESS", raising=False)
         patch.setenv("RAY_AUTH_MODE", "disabled")
         patch.setenv("PYTHONPATH", os.pathsep.join([str(modules), str(Path(__file__).parents[3])]), prepend=os.pathsep)
-        ray.init(num_gpus=2, log_to_driver=False)
-        yield reserve_slots(find_nodes(1, 2), 2, timeout=60)
-        ray.shutdown()
+        # Of a node that ray.init itself starts Ray forgets the processes that end late, and Python warns of it tests later.
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "num_gpus": 2, "include_dashboard": False})
+        try:
+            ray.init(cluster.address, log_to_driver=False)
+            yield reserve_slots(find_nodes(1, 2), 2, timeout=60)
+            ray.shutdown()
+        finally:
+            cluster.shutdown()
 
 
 def group_on(slots: list[Slot]) -> WorkerGroup[Worker]:
