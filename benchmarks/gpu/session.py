@@ -1,11 +1,12 @@
 """All GPU measurements as jobs that run side by side on the GPUs of one host.
 
-    python3 -m benchmarks.gpu.session OUT [--only NAME…] [--list]
+    python3 -m benchmarks.gpu.session OUT [--only NAME…] [--within SECONDS] [--list]
     python3 -m benchmarks.gpu.table OUT                                # puts them into docs/benchmarks.md
     python3 -m benchmarks.gpu.claims.page OUT                          # and docs/claims.md
 
 A job has GPUs, an equal share of the cores, a time limit, and network and process namespaces of its own: several Ray
-clusters fit on one host, and nothing outlives its job. Rows go to OUT/NAME.jsonl, what it says to OUT/NAME.log. Needs
+clusters fit on one host, and nothing outlives its job. Rows go to OUT/NAME.jsonl, what it says to OUT/NAME.log. Jobs
+start in the order of --only, and on a host that is lent for a time only while their limits fit into --within. Needs
 root, torch, vLLM, Ray and Transformers; jobs with verl or TRL also what benchmarks/gpu/rivals/ says.
 """
 
@@ -279,21 +280,30 @@ PLAN = (
 class Host:
     """The GPUs of a host, assigned to jobs as they become free."""
 
-    def __init__(self, out: Path, gpus: int) -> None:
+    def __init__(self, out: Path, gpus: int, within: float = float("inf")) -> None:
         self._out = out
+        self._within = within
         self._free = set(range(gpus))
         self._cores = max(1, (os.cpu_count() or 1) // gpus)
         self._freed = threading.Condition()
         self._began = time.monotonic()
 
     def run(self, jobs: list[Job]) -> None:
-        """Starts each job as soon as enough GPUs are free, in this order. Returns when all have ended."""
+        """Starts each job as soon as enough GPUs are free, in this order. Returns when all have ended.
+
+        Leaves out the jobs whose limits do not fit into the time that is left.
+        """
         threads, left = [], list(jobs)
         while left:
             with self._freed:
+                passed = time.monotonic() - self._began
+                for late in [job for job in left if passed + job.limit > self._within]:
+                    self._say(f"{late.name}: left out, it may take {late.limit:.0f} s")
+                    left.remove(late)
                 job = next((job for job in left if job.gpus <= len(self._free)), None)
                 if job is None:
-                    self._freed.wait()
+                    if left:
+                        self._freed.wait()
                     continue
                 left.remove(job)
                 taken = sorted(self._free)[: job.gpus]
@@ -342,10 +352,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, nargs="?", default=Path("runs/gpu-session"))
     parser.add_argument("--only", nargs="+", metavar="NAME", choices=[job.name for job in PLAN])
+    parser.add_argument("--within", type=float, default=float("inf"), metavar="SECONDS", help="for all jobs together")
     parser.add_argument("--gpus", type=int, help="of this host; all if not given")
     parser.add_argument("--list", action="store_true", help="show the jobs and what each runs")
     options = parser.parse_args()
-    jobs = [job for job in PLAN if options.only is None or job.name in options.only]
+    named = {job.name: job for job in PLAN}
+    jobs = [named[name] for name in dict.fromkeys(options.only or named)]
     if options.list:
         for job in jobs:
             print(f"{job.name}  ({job.gpus} GPUs, {job.limit:.0f} s)\n    {job.command}")  # noqa: T201
@@ -357,7 +369,7 @@ def main() -> None:
     if unfit := [job.name for job in jobs if job.gpus > gpus]:
         parser.error(f"this host has {gpus} GPUs, too few for {shlex.join(unfit)}: leave them out with --only")
     options.out.mkdir(parents=True, exist_ok=True)
-    Host(options.out.absolute(), gpus).run(jobs)
+    Host(options.out.absolute(), gpus, options.within).run(jobs)
 
 
 if __name__ == "__main__":
