@@ -14,6 +14,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from trainer.cluster.calls import Call, Task, outcomes, task, wait
 from trainer.cluster.cores import keep_to_cores
+from trainer.cluster.garbage import without_collections
 from trainer.cluster.nodes import Slot
 from trainer.cluster.place import Team
 from trainer.cluster.stalls.explanation import Asked
@@ -57,7 +58,8 @@ class WorkerHost:
             keep_to_cores(own[0], *share)
         if team.size > 1:
             show_gpus([gpu for gpus in gpus_of_team for gpu in gpus])
-        self._worker = make(team)
+        with without_collections():
+            self._worker = make(team)
 
     def call(self, method: str, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
         return getattr(self._worker, method)(*arguments, **keywords)

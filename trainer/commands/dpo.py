@@ -2,13 +2,15 @@
 
 import typer
 
+from trainer.cluster.garbage import without_collections
 from trainer.commands.options import Files, Overrides
 
 
 def dpo(overrides: Overrides = None, config: Files = None) -> None:
     """Train on preference pairs with DPO."""
-    from trainer.config.overrides import parse_overrides
-    from trainer.records.pages.report import write_report
-    from trainer.runs.offline.dpo import DpoConfig, train_on_preferences
+    with without_collections():
+        from trainer.config.overrides import parse_overrides
+        from trainer.records.pages.report import write_report
+        from trainer.runs.offline.dpo import DpoConfig, train_on_preferences
 
     typer.echo(write_report(train_on_preferences(parse_overrides(overrides or [], DpoConfig, config or []))))

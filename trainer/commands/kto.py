@@ -2,13 +2,15 @@
 
 import typer
 
+from trainer.cluster.garbage import without_collections
 from trainer.commands.options import Files, Overrides
 
 
 def kto(overrides: Overrides = None, config: Files = None) -> None:
     """Train with KTO on responses that are labelled desirable or undesirable."""
-    from trainer.config.overrides import parse_overrides
-    from trainer.records.pages.report import write_report
-    from trainer.runs.offline.kto import KtoConfig, train_on_labels
+    with without_collections():
+        from trainer.config.overrides import parse_overrides
+        from trainer.records.pages.report import write_report
+        from trainer.runs.offline.kto import KtoConfig, train_on_labels
 
     typer.echo(write_report(train_on_labels(parse_overrides(overrides or [], KtoConfig, config or []))))

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from trainer.cluster.garbage import without_collections
 from trainer.commands.options import EndedRun
 
 
@@ -20,7 +21,8 @@ def replay(
     The exit status is 0 if both are equal, and 1 if not. A run whose image, data, models or hardware differ here, or
     whose mode depends on timing, is refused with the reasons (exit status 2).
     """
-    from trainer.runs.reproduction.replay import replay as run_again
+    with without_collections():
+        from trainer.runs.reproduction.replay import replay as run_again
 
     found = run_again(run, step, output)
     typer.echo("\n".join(found.lines()))

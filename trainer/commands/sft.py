@@ -2,6 +2,7 @@
 
 import typer
 
+from trainer.cluster.garbage import without_collections
 from trainer.commands.options import ConfigName, ConfigPath, Files, Overrides, load_as
 
 
@@ -21,8 +22,9 @@ def sft(
     named = [argument.lstrip("+~").partition("=")[0].partition(".")[0] for argument in overrides or []]
     if config or config_name or sections.intersection(named):
         settings = load_as(SftConfig, config, overrides, config_name, config_path)
-        from trainer.records.pages.report import write_report
-        from trainer.runs.offline.sft import fine_tune
+        with without_collections():
+            from trainer.records.pages.report import write_report
+            from trainer.runs.offline.sft import fine_tune
 
         typer.echo(write_report(fine_tune(settings)))
         return

@@ -2,6 +2,7 @@
 
 import typer
 
+from trainer.cluster.garbage import without_collections
 from trainer.commands.options import ConfigName, ConfigPath, Files, Overrides, load
 
 
@@ -13,7 +14,8 @@ def train(
 ) -> None:
     """Train a policy with PPO, GRPO, RLOO, REINFORCE++ or ReMax."""
     settings = load(config, overrides, config_name, config_path)
-    from trainer.records.pages.report import write_report
-    from trainer.runs.ppo import train as run
+    with without_collections():
+        from trainer.records.pages.report import write_report
+        from trainer.runs.ppo import train as run
 
     typer.echo(write_report(run(settings).run_dir))

@@ -7,13 +7,13 @@ import ray
 import torch
 from ray import ObjectRef
 
+from trainer.cluster.garbage import collect_garbage
 from trainer.cluster.place import RankPlace, Team
 from trainer.config.tree import Config
 from trainer.rollout.end_tokens import end_token_ids
 from trainer.rollout.engine import InFlightEngine, choose_engine, open_engine
 from trainer.rollout.occupancy import Occupancy, looking
 from trainer.rollout.sampling import Part, Response, SamplingRequest
-from trainer.training.memory.garbage import collect_garbage
 from trainer.training.ranks.process_group import connect_store, name_interface
 from trainer.weights.buckets import BucketLayout, SharedPart, StoredBucket
 from trainer.weights.channel import WeightChannel

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from trainer.cluster.calls import recorded, wait
+from trainer.cluster.garbage import collect_garbage
 from trainer.cluster.workers import WorkerGroup
 from trainer.config.tree import Config
 from trainer.data.batches.batch import Batch
@@ -42,7 +43,6 @@ from trainer.runs.recovery.redundancy import Connect, Copies
 from trainer.runs.reproduction.writer import CertificateWriter
 from trainer.runs.stop_signal import StopSignal
 from trainer.runs.workers import TrainingGroups
-from trainer.training.memory.garbage import collect_garbage
 from trainer.training.non_finite import FOLDER, KeptFaults
 
 logger = logging.getLogger(__name__)

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from trainer.algorithms.losses.aggregation import GlobalCount
 from trainer.algorithms.optimization.optimizers import OPTIMIZERS, Optimizer
+from trainer.cluster.garbage import collect_garbage
 from trainer.data.batches.batch import Batch
 from trainer.data.batches.copies import to_device
 from trainer.data.batches.partition import MicroBatchLimit
@@ -25,7 +26,6 @@ from trainer.training.gradients import global_norm, gradients_of, scale
 from trainer.training.loss_scale import LossScale
 from trainer.training.memory.aborted_pass import discard_pass
 from trainer.training.memory.allocator import give_back_memory
-from trainer.training.memory.garbage import collect_garbage
 from trainer.training.memory.offload import Offload
 from trainer.training.micro_batches import Layout, micro_batches, pack, reduced, rows_of_group
 from trainer.training.non_finite import FaultFiles

@@ -38,8 +38,10 @@ def slots(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Slot]]:
         patch.delenv("RAY_ADDRESS", raising=False)
         patch.setenv("RAY_AUTH_MODE", "disabled")
         patch.setenv("PYTHONPATH", os.pathsep.join([str(modules), str(Path(__file__).parents[3])]), prepend=os.pathsep)
-        # Of a node that ray.init itself starts Ray forgets the processes that end late, and Python warns of it tests later.
-        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "num_gpus": 2, "include_dashboard": False})
+        # Ray forgets processes of a node of ray.init itself that end late, and Python warns of them tests later.
+        cluster = Cluster(
+            initialize_head=True, head_node_args={"num_cpus": 2, "num_gpus": 2, "include_dashboard": False}
+        )
         try:
             ray.init(cluster.address, log_to_driver=False)
             yield reserve_slots(find_nodes(1, 2), 2, timeout=60)

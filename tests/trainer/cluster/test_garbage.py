@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from trainer.training.memory import garbage
-from trainer.training.memory.garbage import collect_garbage
+from trainer.cluster import garbage
+from trainer.cluster.garbage import collect_garbage, without_collections
 
 
 class Cycle:
@@ -67,3 +67,13 @@ def test_a_frozen_cycle_is_freed_by_the_next_freeze() -> None:
     _second = [Cycle() for _ in range(garbage.FEW_OBJECTS)]
     collect_garbage()
     assert seen() is None
+
+
+def test_imports_are_not_interrupted_by_collections() -> None:
+    gc.enable()
+    with without_collections():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    with pytest.raises(ImportError), without_collections():
+        raise ImportError
+    assert gc.isenabled()
