@@ -1,6 +1,7 @@
 """Launches that form real Ray clusters, and what they must not leave."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,13 @@ SMALL = ("--num-cpus", "1", "--num-gpus", "1", "--object-store-memory", str(100 
 @pytest.fixture
 def nothing_is_left() -> Iterator[None]:
     """Fails a test that leaves processes or directories of its launches."""
+    with leaving_nothing():
+        yield
+
+
+@contextmanager
+def leaving_nothing() -> Iterator[None]:
+    """Fails if the block leaves processes or directories of its launches."""
     before = ray_directories()
     yield
     assert ray_directories() <= before

@@ -8,11 +8,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.entrypoints.conftest import Launch, Start
-from tests.entrypoints.ray.conftest import SMALL, ray_directories
+from tests.entrypoints.ray.conftest import SMALL, leaving_nothing, ray_directories
 from tests.process_table import alive, descendants, name_of
 
 pytest.importorskip("ray", reason="needs Ray, which the images have")
@@ -104,11 +105,6 @@ def test_ray_runs_over_ipv6_on_nodes_without_ipv4(start_node: Start) -> None:
     assert told.stdout == "2 False token 64\n"
 
 
-def test_one_node_needs_no_token(start: Start) -> None:
-    ended = start(*SMALL, "--", sys.executable, "-c", COUNT_NODES).wait()
-    assert (ended.status, ended.stdout) == (7, "1 False token 64\n"), ended.stderr
-
-
 LISTENERS = """
 from pathlib import Path
 import ray
@@ -132,69 +128,85 @@ def test_on_one_node_everything_listens_on_loopback_only(start: Start) -> None:
     assert {address for address in listeners if address.partition(":")[0] not in LOOPBACK} == set()
 
 
-RESOURCES_AND_LABELS = """
-import ray
+FACTS = """
+import json, os, ray, stat, tempfile
+from pathlib import Path
 ray.init(log_to_driver=False, logging_level="ERROR")
 (node,) = ray.nodes()
-print(node["Resources"]["SLOT"], node["Labels"]["rack"])
+(directory,) = Path("/tmp").glob("slipway-ray-*")
+temporary, cache, remembered = ray.get(ray.remote(lambda: (
+    tempfile.mkstemp()[1], os.environ.get("TORCHINDUCTOR_CACHE_DIR"), ray._config.task_events_max_num_task_in_gcs()
+)).remote())
+print(json.dumps({
+    "token": (os.environ["RAY_AUTH_MODE"], len(os.environ["RAY_AUTH_TOKEN"])),
+    "slots": node["Resources"].get("SLOT"),
+    "labels": node["Labels"],
+    "mode of the directory": oct(stat.S_IMODE(directory.stat().st_mode)),
+    "temporary file": temporary,
+    "cache": cache,
+    "calls to remember": remembered,
+}))
 """
 
 
-def test_a_node_has_the_given_resources_and_labels(start: Start) -> None:
-    given = ("--resources", '{"SLOT": 2}', "--labels", "rack=r7,nvlink-domain=3")
-    ended = start(*SMALL, *given, "--", sys.executable, "-c", RESOURCES_AND_LABELS).wait()
-    assert ended.stdout == "2.0 r7\n", ended.stderr
+def facts(directory: Path, *options: str, **variables: str) -> dict[str, Any]:
+    """What a command and a worker of Ray's see in a launch of one node."""
+    with leaving_nothing():
+        ended = Launch([*SMALL, *options, "--", sys.executable, "-c", FACTS], variables, directory).wait()
+    assert ended.status == 0, ended.stderr
+    found: dict[str, Any] = json.loads(ended.stdout)
+    return found
 
 
-def test_a_node_has_the_label_of_its_rack_from_slurm(start: Start) -> None:
+@pytest.fixture(scope="module")
+def defaults(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return facts(tmp_path_factory.mktemp("defaults"))
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The user says more."""
+    directory = tmp_path_factory.mktemp("given")
+    options = ("--resources", '{"SLOT": 2}', "--labels", "rack=r7,nvlink-domain=3")
+    return facts(directory, *options, TMPDIR=str(directory), RAY_task_events_max_num_task_in_gcs="7")
+
+
+def test_one_node_needs_no_token(defaults: dict[str, Any]) -> None:
+    assert defaults["token"] == ["token", 64]
+
+
+def test_a_node_has_the_given_resources_and_labels(given: dict[str, Any]) -> None:
+    assert given["slots"] == 2
+    assert (given["labels"]["rack"], given["labels"]["nvlink-domain"]) == ("r7", "3")
+
+
+def test_a_node_has_the_label_of_its_rack_from_slurm(tmp_path: Path) -> None:
     slurm = {"SLURM_TOPOLOGY_ADDR": "core.r9.n1", "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.switch.node"}
-    given = ("--resources", '{"SLOT": 2}', "--single")
-    ended = start(*SMALL, *given, "--", sys.executable, "-c", RESOURCES_AND_LABELS, **slurm).wait()
-    assert ended.stdout == "2.0 r9\n", ended.stderr
+    assert facts(tmp_path, "--single", **slurm)["labels"]["rack"] == "r9"
 
 
-def test_a_stranger_cannot_enter_rays_directory(start: Start) -> None:
-    script = "stat -c %a /tmp/slipway-ray-*"
-    assert start(*SMALL, "--", "sh", "-c", script).wait().stdout.split() == ["700"]
+def test_a_stranger_cannot_enter_rays_directory(defaults: dict[str, Any]) -> None:
+    assert defaults["mode of the directory"] == "0o700"
 
 
-TEMPORARY = """
-import os, ray, tempfile
-ray.init(log_to_driver=False)
-@ray.remote
-def worker():
-    handle, name = tempfile.mkstemp()
-    return name, os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-print(*ray.get(worker.remote()), flush=True)
-"""
-
-
-def test_temporary_files_of_rays_workers_end_with_the_job_and_caches_stay(start: Start) -> None:
-    told = start(*SMALL, "--", sys.executable, "-c", TEMPORARY).wait()
-    file, cache = map(Path, told.stdout.split())
-    assert file.match("/tmp/slipway-ray-*/t/*"), told.stderr
+def test_temporary_files_of_rays_workers_end_with_the_job_and_caches_stay(defaults: dict[str, Any]) -> None:
+    file = Path(defaults["temporary file"])
+    assert file.match("/tmp/slipway-ray-*/t/*")
     assert not file.exists()
-    assert cache.match("/tmp/torchinductor_*")
+    assert Path(defaults["cache"]).match("/tmp/torchinductor_*")
 
 
-def test_the_users_directory_for_temporary_files_is_kept(start: Start, tmp_path: Path) -> None:
-    told = start(*SMALL, "--", sys.executable, "-c", TEMPORARY, TMPDIR=str(tmp_path)).wait()
-    assert told.stdout.startswith(f"{tmp_path}/"), told.stderr
-
-
-CALLS_TO_REMEMBER = """
-import ray
-ray.init(log_to_driver=False, logging_level="ERROR")
-print(ray.get(ray.remote(lambda: ray._config.task_events_max_num_task_in_gcs()).remote()))
-"""
-
-
-@pytest.mark.parametrize(("given", "remembered"), [({}, "10000"), ({"RAY_task_events_max_num_task_in_gcs": "7"}, "7")])
-def test_ray_remembers_as_many_calls_as_it_can_list_unless_the_user_says_how_many(
-    start: Start, given: dict[str, str], remembered: str
+def test_the_users_directory_for_temporary_files_is_kept(
+    given: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    ended = start(*SMALL, "--", sys.executable, "-c", CALLS_TO_REMEMBER, **given).wait()
-    assert ended.stdout.split() == [remembered], ended.stderr
+    assert Path(given["temporary file"]).parent.parent == tmp_path_factory.getbasetemp()
+
+
+def test_ray_remembers_as_many_calls_as_it_can_list_unless_the_user_says_how_many(
+    defaults: dict[str, Any], given: dict[str, Any]
+) -> None:
+    assert defaults["calls to remember"] == 10_000
+    assert given["calls to remember"] == 7
 
 
 def test_rays_logs_are_kept_while_the_job_runs(start: Start, tmp_path: Path) -> None:
