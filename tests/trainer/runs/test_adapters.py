@@ -54,8 +54,10 @@ def test_adapters_are_trained_against_the_frozen_actor_and_only_adapters_are_sen
 
 def test_a_run_that_starts_from_an_adapter_is_measured_against_it(runs: Runs) -> None:
     """The adapter lacks a layer, which the second run leaves out as well."""
+    light = ("trainer.nnodes=1", "algorithm.advantage=rloo", "rollout.engine=transformers")
     first = runs.start(
         "adapter",
+        *light,
         "actor.lora.rank=4",
         "actor.lora.exclude_modules=[.*layers\\.0\\.mlp\\.down_proj]",
         "actor.learning_rate=1e-2",
@@ -64,7 +66,8 @@ def test_a_run_that_starts_from_an_adapter_is_measured_against_it(runs: Runs) ->
     first.succeed()
     assert abs(first.metrics()[-1]["reference/kl"]) > 1e-3
     adapter = first.directory / "model" / "adapter"
-    second = runs.start("continued", f"actor.lora.path={adapter}", "actor.learning_rate=1e-2", "trainer.total_steps=2")
+    settings = (f"actor.lora.path={adapter}", "actor.learning_rate=1e-2", "trainer.total_steps=2")
+    second = runs.start("continued", *light, *settings)
     second.succeed()
     start, later = (row["reference/kl"] for row in second.metrics()[1:])
     assert start == pytest.approx(0, abs=1e-6)

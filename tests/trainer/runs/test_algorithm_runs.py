@@ -15,6 +15,8 @@ from tests.trainer.whole_run import ROOT, Run, Runs, workers_of
 
 # One rank per role starts half as many processes.
 ON_ONE_NODE = ("trainer.nnodes=1",)
+# And an engine that starts in a third of vLLM's time, where a test is not about engines.
+LIGHT = (*ON_ONE_NODE, "rollout.engine=transformers")
 
 
 def finished(run: Run) -> list[dict[str, float]]:
@@ -54,11 +56,10 @@ def test_the_optimal_token_baseline_learns_from_resampled_responses(runs: Runs, 
     (tmp_path / "letters.py").write_text("def score(solution_str, **rest):\n    return len(set(solution_str))\n")
     run = runs.start(
         "optimal_token_baseline",
-        *ON_ONE_NODE,
+        *LIGHT,
         "algorithm.advantage=optimal_token_baseline",
         "algorithm.kl_coefficient=0",
         "algorithm.resampling=power",
-        "rollout.engine=transformers",
         "trainer.total_steps=1",
         f"reward.custom_function.path={tmp_path / 'letters.py'}",
         "reward.custom_function.name=score",
@@ -133,7 +134,7 @@ def test_truncated_responses_do_not_train(runs: Runs) -> None:
 def test_a_teacher_equal_to_the_policy_leaves_it_as_it_is(runs: Runs) -> None:
     run = runs.start(
         "teacher",
-        *ON_ONE_NODE,
+        *LIGHT,
         "algorithm.advantage=reinforce_plus_plus",
         f"distillation.teacher={runs.model}",
         "actor.entropy_coefficient=0",
@@ -202,7 +203,7 @@ def test_a_nan_reward_ends_the_run_and_saves_the_finished_steps(runs: Runs, tmp_
     )
     run = runs.start(
         "nan",
-        *ON_ONE_NODE,
+        *LIGHT,
         "algorithm.advantage=rloo",
         "algorithm.kl_coefficient=0",
         f"reward.custom_function.path={tmp_path / 'mine.py'}",
@@ -223,7 +224,7 @@ def test_a_gradient_that_is_not_finite_ends_the_run_and_is_kept(runs: Runs) -> N
     """The first optimizer step makes the weights so large that the second one's forward pass overflows."""
     run = runs.start(
         "overflow",
-        *ON_ONE_NODE,
+        *LIGHT,
         "algorithm.advantage=rloo",
         "algorithm.kl_coefficient=0",
         "actor.learning_rate=1e30",
@@ -247,7 +248,7 @@ def test_a_watchdog_rolls_the_weights_back_to_the_last_checkpoint(runs: Runs, tm
     step 4, which finds the weights one update after the last checkpoint."""
     run = runs.start(
         "watched",
-        *ON_ONE_NODE,
+        *LIGHT,
         "trainer.total_steps=4",
         "trainer.save_freq=2",
         "watchdogs.kl.action=roll_back",
@@ -305,7 +306,7 @@ def test_roles_have_nodes_of_their_own_and_weights_are_broadcast_over_gloo(runs:
 
 
 def test_one_step_off_learns_from_the_policy_before_the_last_update(runs: Runs) -> None:
-    settings = (*ON_ONE_NODE, "trainer.mode=one_step_off", "algorithm.correction=tis", "trainer.total_steps=4")
+    settings = (*LIGHT, "trainer.mode=one_step_off", "algorithm.correction=tis", "trainer.total_steps=4")
     run = runs.start("one-step-off", *settings, "trainer.save_freq=2")
     rows = finished(run)
     assert len(rows) == 4
@@ -330,12 +331,11 @@ def test_a_policy_that_uses_a_calculator_learns_only_from_its_own_tokens(runs: R
     run = runs.start(
         "calculator",
         f"model.path={model}",
-        "rollout.engine=transformers",
         f"rollout.environment.path={ROOT / 'examples' / 'calculator' / 'environment.py'}",
         "rollout.environment.name=Calculator",
         "rollout.max_turns=2",
         "data.max_response_length=160",
-        *ON_ONE_NODE,
+        *LIGHT,
         "trainer.total_steps=2",
         "trainer.save_freq=0",
     )
@@ -354,9 +354,8 @@ def test_a_policy_that_uses_a_calculator_learns_only_from_its_own_tokens(runs: R
 def test_asynchronous_responses_continue_under_new_weights(runs: Runs) -> None:
     run = runs.start(
         "asynchronous",
-        *ON_ONE_NODE,
+        *LIGHT,
         "trainer.mode=asynchronous",
-        "rollout.engine=transformers",
         "trainer.max_staleness=2",
         "rollout.segment_length=4",
         "algorithm.correction=tis",
@@ -382,14 +381,13 @@ def test_an_agent_program_is_trained_as_it_is(runs: Runs, tmp_path: Path) -> Non
     run = runs.start(
         "program",
         f"model.path={model}",
-        "rollout.engine=transformers",
         "rollout.agent=program",
         f"rollout.program.command=[{sys.executable},{ROOT / 'examples' / 'program' / 'agent.py'}]",
         "rollout.program.processes=4",
         "rollout.environment_timeout=60",
         "rollout.segment_length=64",
         "data.max_response_length=160",
-        *ON_ONE_NODE,
+        *LIGHT,
         "trainer.total_steps=2",
         "trainer.save_freq=0",
     )
