@@ -128,13 +128,11 @@ def exact_match(model: Path, held_out: Path) -> float:
     """The share of held-out questions that a model answers correctly with greedy decoding."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from trainer.runs.offline.warm_start import greedy_exact_match, read_demonstrations
+    from trainer.runs.offline.warm_start import greedy_exact_match, read_exercises
 
     tokenizer = AutoTokenizer.from_pretrained(model)
-    demonstrations = read_demonstrations([held_out], tokenizer)
-    return greedy_exact_match(
-        AutoModelForCausalLM.from_pretrained(model), tokenizer, demonstrations, max_response_length=16
-    )
+    exercises = read_exercises([held_out], tokenizer)
+    return greedy_exact_match(AutoModelForCausalLM.from_pretrained(model), tokenizer, exercises, max_response_length=16)
 
 
 def draw(curves: list[Curve]) -> None:

@@ -10,7 +10,7 @@ from trainer.errors import CheckpointError, ConfigError, DataError
 from trainer.records.files.run_files import RecordedRun, read_lines
 from trainer.records.pages.model_card import CARD, write_model_card
 from trainer.records.pages.plots import draw_learning
-from trainer.records.pages.report import save_learning_curve, write_report
+from trainer.records.pages.report import write_report
 from trainer.records.tracking import Sample, Tracker
 
 
@@ -143,12 +143,6 @@ def test_a_sample_stays_on_one_line_with_any_text(tmp_path: Path) -> None:
     assert "a\u2028b\x85c" in write_report(tmp_path).read_text()
     record(tmp_path, range(2, 3), resumed=1)
     assert len(read_lines(tmp_path / "samples.jsonl")) == 2
-
-
-def test_the_learning_curve_is_an_image(tmp_path: Path) -> None:
-    record(tmp_path, range(1, 5))
-    save_learning_curve(tmp_path, tmp_path / "curve.png")
-    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(

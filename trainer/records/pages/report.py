@@ -8,10 +8,8 @@ import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-import matplotlib
 from markupsafe import Markup
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from trainer.records.files.run_files import RecordedRun, median, read_run
 from trainer.records.pages.page import write_page
@@ -93,15 +91,6 @@ def write_report(run_dir: Path) -> Path:
         settings=_settings(run),
     )
     return run_dir / REPORT
-
-
-def save_learning_curve(run_dir: Path, path: Path) -> None:
-    """Writes the curves of reward and exact match as a picture; the suffix of `path` names the format."""
-    run = read_run(run_dir)
-    with matplotlib.rc_context({"font.size": 10}):
-        figure = Figure(figsize=(8, 3.2), layout="constrained")
-        draw_learning(figure.subplots(), run)
-        figure.savefig(path, dpi=150)
 
 
 def _plots(plots: Iterable[tuple[str, Draw, bool]], run: RecordedRun) -> list[Plot]:

@@ -79,7 +79,7 @@ class WorkedAnswer:
 
 
 @dataclass(frozen=True)
-class Demonstration:
+class Exercise:
     """A question with its worked answer, as tokens; the answer includes the end token."""
 
     question: list[int]
@@ -112,7 +112,7 @@ def _shape(config: WarmStartConfig) -> ModelShape:
     return ModelShape(config.layers, config.hidden_size, 4 * config.hidden_size, heads, heads // 2)
 
 
-def read_demonstrations(files: list[Path], tokenizer: Any) -> list[Demonstration]:
+def read_exercises(files: list[Path], tokenizer: Any) -> list[Exercise]:
     """The questions and worked answers of the files. Raises DataError."""
     return _tokenized(_read(files), tokenizer)
 
@@ -143,18 +143,18 @@ def _texts(rows: list[WorkedAnswer]) -> list[str]:
     return [text for row in rows for text in (row.messages[-1]["content"], row.answer)]
 
 
-def _tokenized(rows: list[WorkedAnswer], tokenizer: Any) -> list[Demonstration]:
+def _tokenized(rows: list[WorkedAnswer], tokenizer: Any) -> list[Exercise]:
     examples = []
     for row in rows:
         prompt = tokenizer.apply_chat_template(row.messages, tokenize=False, add_generation_prompt=True)
         answer = tokenizer(row.answer, add_special_tokens=False)["input_ids"]
         question = tokenizer(prompt, add_special_tokens=False)["input_ids"]
-        examples.append(Demonstration(question, [*answer, tokenizer.eos_token_id], row.ground_truth))
+        examples.append(Exercise(question, [*answer, tokenizer.eos_token_id], row.ground_truth))
     return examples
 
 
 def _learn(
-    model: Any, tokenizer: Any, train: list[Demonstration], validation: list[Demonstration], config: WarmStartConfig
+    model: Any, tokenizer: Any, train: list[Exercise], validation: list[Exercise], config: WarmStartConfig
 ) -> float:
     """Trains the model in place; returns the last exact match."""
     optimizer = getattr(torch.optim, OPTIMIZERS[config.optimizer.name].torch)(
@@ -183,13 +183,13 @@ def _learn(
     return exact_match
 
 
-def _batches(examples: list[Demonstration], size: int, seed: int) -> Iterator[list[Demonstration]]:
+def _batches(examples: list[Exercise], size: int, seed: int) -> Iterator[list[Exercise]]:
     sampler = PromptSampler(len(examples), size, shuffle=True, seed=seed)
     while True:
         yield [examples[index] for index in sampler.next_batch()]
 
 
-def answer_loss(model: Any, examples: list[Demonstration]) -> Any:
+def answer_loss(model: Any, examples: list[Exercise]) -> Any:
     """Mean cross entropy over the answers' tokens, a scalar tensor. Questions carry no loss."""
     width = max(len(example.question) + len(example.answer) for example in examples)
     tokens = torch.zeros(len(examples), width, dtype=torch.long)
@@ -204,7 +204,7 @@ def answer_loss(model: Any, examples: list[Demonstration]) -> Any:
 
 
 @torch.no_grad()
-def greedy_exact_match(model: Any, tokenizer: Any, examples: list[Demonstration], max_response_length: int) -> float:
+def greedy_exact_match(model: Any, tokenizer: Any, examples: list[Exercise], max_response_length: int) -> float:
     """The share of questions that greedy decoding answers correctly."""
     right = 0.0
     for start in range(0, len(examples), _VALIDATION_BATCH):

@@ -8,9 +8,9 @@ import torch
 from trainer.data.arithmetic import write_arithmetic
 from trainer.errors import DataError
 from trainer.models.small import ModelShape, build_tokenizer, create_model
-from trainer.runs.offline.warm_start import Demonstration, WarmStartConfig, answer_loss, make_warm_start
+from trainer.runs.offline.warm_start import Exercise, WarmStartConfig, answer_loss, make_warm_start
 
-EXAMPLES = [Demonstration([5, 6, 7], [8, 1], "8"), Demonstration([5, 6], [8, 9, 1], "89")]
+EXAMPLES = [Exercise([5, 6, 7], [8, 1], "8"), Exercise([5, 6], [8, 9, 1], "89")]
 
 
 @pytest.fixture(scope="module")
