@@ -17,7 +17,7 @@ STYLES = {OK: "green", WARN: "yellow", FAIL: "bold red"}
 
 
 def doctor(as_json: AsJson = False, project: Project = None) -> None:
-    """HostCheck whether this host can build and run the images. Exits with 1 if a check fails."""
+    """Check whether this host can build and run the images. Exits with 1 if a check fails."""
     matrix, trouble = open_or_none(project)
     checks = [*trouble, *examine(find(read_machine(), matrix))]
     if as_json:

@@ -75,13 +75,13 @@ def parameters(command: typing.Any) -> str:
 
 
 def argparse_options(parser: argparse.ArgumentParser) -> str:
-    rows = []
+    rows, formatter = [], parser._get_formatter()
     for action in parser._actions:
         if action.help == argparse.SUPPRESS or isinstance(action, argparse._HelpAction):
             continue
         metavar = action.metavar if isinstance(action.metavar, str) else ""
         words = [f"{word} {metavar}".strip() for word in action.option_strings] or [metavar or action.dest]
-        rows.append((", ".join(f"`{word}`" for word in words), action.help or ""))
+        rows.append((", ".join(f"`{word}`" for word in words), formatter._expand_help(action) if action.help else ""))
     return table("argument", "meaning", rows=rows) if rows else "No arguments.\n"
 
 

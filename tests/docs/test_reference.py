@@ -30,6 +30,10 @@ def test_page_matches_the_code(name: str) -> None:
     assert written == pages()[name](), "run: python docs/reference/generate.py"
 
 
+def test_percent_signs_stand_as_in_the_terminal() -> None:
+    assert "%%" not in pages()["commands.md"]()
+
+
 METRIC = re.compile(
     r"(actor|critic|reward|rollout|validation|reference|time|throughput|gpu|engines|checkpoint|memory|dpo|kto|sft)"
     r"/[a-z_]*[a-z]"
