@@ -38,6 +38,7 @@ def test_a_warm_started_model_loads_in_transformers(tmp_path: Path) -> None:
         (["sft"], 3, "data/demonstrations.parquet: no such file"),
         (["data", "gsm8k", "--input", "nowhere.parquet"], 3, "nowhere.parquet: no such file"),
         (["report", "nowhere"], 3, "no metrics.jsonl there"),
+        (["report", "nowhere", "there", "--curve", "curve.png"], 2, "--curve shows one run"),
         (["nothing"], 2, "No such command"),
     ],
 )

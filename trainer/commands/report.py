@@ -9,13 +9,21 @@ import typer
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run directories, like runs/20260101T120000Z.")],
     output: Annotated[Path, typer.Option(help="Page that compares several runs.")] = Path("comparison.html"),
+    curve: Annotated[
+        Path | None, typer.Option(help="Picture of the learning curve of one run: .png, .svg or .pdf.")
+    ] = None,
 ) -> None:
     """Write the report.html of a run, or a page that compares several runs."""
     if len(runs) > 1:
+        if curve is not None:
+            raise typer.BadParameter("--curve shows one run; give one directory")
         from trainer.records.pages.comparison import write_comparison
 
         typer.echo(write_comparison(runs, output))
         return
-    from trainer.records.pages.report import write_report
+    from trainer.records.pages.report import save_learning_curve, write_report
 
     typer.echo(write_report(runs[0]))
+    if curve is not None:
+        save_learning_curve(runs[0], curve)
+        typer.echo(curve)

@@ -10,7 +10,7 @@ from trainer.errors import CheckpointError, ConfigError, DataError
 from trainer.records.files.run_files import RecordedRun, read_lines
 from trainer.records.pages.model_card import CARD, write_model_card
 from trainer.records.pages.plots import draw_learning
-from trainer.records.pages.report import write_report
+from trainer.records.pages.report import save_learning_curve, write_report
 from trainer.records.tracking import Sample, Tracker
 
 
@@ -143,6 +143,20 @@ def test_a_sample_stays_on_one_line_with_any_text(tmp_path: Path) -> None:
     assert "a\u2028b\x85c" in write_report(tmp_path).read_text()
     record(tmp_path, range(2, 3), resumed=1)
     assert len(read_lines(tmp_path / "samples.jsonl")) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "start"), [("curve.png", b"\x89PNG"), ("curve.svg", b"<?xml"), ("curve.pdf", b"%PDF")]
+)
+def test_the_learning_curve_is_a_picture(tmp_path: Path, name: str, start: bytes) -> None:
+    record(tmp_path, range(1, 5))
+    save_learning_curve(tmp_path, tmp_path / name)
+    assert (tmp_path / name).read_bytes().startswith(start)
+
+
+def test_a_picture_of_an_unknown_kind_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"curve.txt: not a kind of picture"):
+        save_learning_curve(tmp_path, tmp_path / "curve.txt")
 
 
 @pytest.mark.parametrize(

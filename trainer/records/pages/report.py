@@ -10,7 +10,9 @@ from pathlib import Path
 
 from markupsafe import Markup
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
+from trainer.errors import DataError
 from trainer.records.files.run_files import RecordedRun, median, read_run
 from trainer.records.pages.page import write_page
 from trainer.records.pages.plots import (
@@ -28,6 +30,7 @@ from trainer.records.pages.plots import (
 from trainer.records.waits import noticed
 
 REPORT = "report.html"
+PICTURES = (".png", ".svg", ".pdf")
 Draw = Callable[[Axes, RecordedRun], None]
 PLOTS: tuple[tuple[str, Draw, bool], ...] = (
     ("Learning", draw_learning, True),
@@ -91,6 +94,15 @@ def write_report(run_dir: Path) -> Path:
         settings=_settings(run),
     )
     return run_dir / REPORT
+
+
+def save_learning_curve(run_dir: Path, path: Path) -> None:
+    """Draws the rewards and the exact match of a run. Raises DataError for a suffix that names no kind of picture."""
+    if path.suffix not in PICTURES:
+        raise DataError(f"{path}: not a kind of picture", hint=f"its name may end in {', '.join(PICTURES)}")
+    figure = Figure(figsize=(8, 3.2), layout="constrained")
+    draw_learning(figure.subplots(), read_run(run_dir))
+    figure.savefig(path, dpi=150)
 
 
 def _plots(plots: Iterable[tuple[str, Draw, bool]], run: RecordedRun) -> list[Plot]:
