@@ -13,9 +13,10 @@ BEFORE = 7
 
 # rank of the adapters, processes that the engine spans
 ENGINES = {"vllm": (0, 1), "vllm with adapters": (4, 1), "vllm over two processes": (0, 2)}
+SELECTED = ["vllm", "vllm with adapters", pytest.param("vllm over two processes", marks=pytest.mark.full)]
 
 
-@pytest.fixture(scope="module", params=ENGINES)
+@pytest.fixture(scope="module", params=SELECTED)
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found_by(PROGRAM, tmp_path_factory.mktemp("speculation"), *ENGINES[request.param])
 

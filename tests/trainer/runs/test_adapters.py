@@ -52,6 +52,7 @@ def test_adapters_are_trained_against_the_frozen_actor_and_only_adapters_are_sen
     assert_close(merged[f"{name}.weight"], frozen[f"{name}.weight"] + product, atol=1e-6, rtol=0)
 
 
+@pytest.mark.full
 def test_a_run_that_starts_from_an_adapter_is_measured_against_it(runs: Runs) -> None:
     """The adapter lacks a layer, which the second run leaves out as well."""
     light = ("trainer.nnodes=1", "algorithm.advantage=rloo", "rollout.engine=transformers")

@@ -52,6 +52,7 @@ def test_grpo_trains_without_a_critic_and_with_a_kl_loss(runs: Runs) -> None:
     assert not (checkpoint / "critic").exists()
 
 
+@pytest.mark.full
 def test_the_optimal_token_baseline_learns_from_resampled_responses(runs: Runs, tmp_path: Path) -> None:
     (tmp_path / "letters.py").write_text("def score(solution_str, **rest):\n    return len(set(solution_str))\n")
     run = runs.start(
@@ -69,6 +70,7 @@ def test_the_optimal_token_baseline_learns_from_resampled_responses(runs: Runs, 
     assert row["time/squared_probabilities"] > 0
 
 
+@pytest.mark.full
 def test_remax_with_sequence_ratios_needs_neither_critic_nor_reference(runs: Runs, tmp_path: Path) -> None:
     # A random model earns no reward from the rule, so one of its own makes responses differ.
     (tmp_path / "letters.py").write_text("def score(solution_str, **rest):\n    return len(set(solution_str))\n")
@@ -96,6 +98,7 @@ def test_remax_with_sequence_ratios_needs_neither_critic_nor_reference(runs: Run
         assert row["actor/gradient_norm"] > 0
 
 
+@pytest.mark.full
 def test_engines_are_compared_in_every_other_step(runs: Runs) -> None:
     run = runs.start(
         "compared",
@@ -112,6 +115,7 @@ def test_engines_are_compared_in_every_other_step(runs: Runs) -> None:
     assert all(row["actor/gradient_norm"] > 0 for row in rows)
 
 
+@pytest.mark.full
 def test_truncated_responses_do_not_train(runs: Runs) -> None:
     run = runs.start(
         "truncated",
@@ -131,6 +135,7 @@ def test_truncated_responses_do_not_train(runs: Runs) -> None:
     assert (row["actor/gradient_norm"] == 0) == (row["rollout/truncated_fraction"] == 1)
 
 
+@pytest.mark.full
 def test_a_teacher_equal_to_the_policy_leaves_it_as_it_is(runs: Runs) -> None:
     run = runs.start(
         "teacher",
@@ -195,6 +200,7 @@ def test_a_published_launch_line_trains(runs: Runs, tmp_path: Path) -> None:
         assert not any(name.startswith("critic/") for name in row)
 
 
+@pytest.mark.full
 def test_a_nan_reward_ends_the_run_and_saves_the_finished_steps(runs: Runs, tmp_path: Path) -> None:
     trip = tmp_path / "trip"
     (tmp_path / "mine.py").write_text(
@@ -220,6 +226,7 @@ def test_a_nan_reward_ends_the_run_and_saves_the_finished_steps(runs: Runs, tmp_
     assert f"continue with trainer.resume={saved}" in errors
 
 
+@pytest.mark.full
 def test_a_gradient_that_is_not_finite_ends_the_run_and_is_kept(runs: Runs) -> None:
     """The first optimizer step makes the weights so large that the second one's forward pass overflows."""
     run = runs.start(
@@ -243,6 +250,7 @@ def test_a_gradient_that_is_not_finite_ends_the_run_and_is_kept(runs: Runs) -> N
     assert path.with_suffix(".safetensors").is_file()
 
 
+@pytest.mark.full
 def test_a_watchdog_rolls_the_weights_back_to_the_last_checkpoint(runs: Runs, tmp_path: Path) -> None:
     """The KL exceeds this low threshold as soon as the policy moves. The window keeps the watchdog silent until
     step 4, which finds the weights one update after the last checkpoint."""
@@ -323,6 +331,7 @@ def test_one_step_off_learns_from_the_policy_before_the_last_update(runs: Runs) 
         assert resumed.results(step) == run.results(step)
 
 
+@pytest.mark.full
 def test_a_policy_that_uses_a_calculator_learns_only_from_its_own_tokens(runs: Runs, tmp_path: Path) -> None:
     """With Transformers as the engine. A random model hardly ever ends its turn; here, many of its tokens do."""
     model = tmp_path / "model"
@@ -351,6 +360,7 @@ def test_a_policy_that_uses_a_calculator_learns_only_from_its_own_tokens(runs: R
     assert any("Write calc: EXPRESSION to calculate" in sample["response"] for sample in samples)
 
 
+@pytest.mark.full
 def test_asynchronous_responses_continue_under_new_weights(runs: Runs) -> None:
     run = runs.start(
         "asynchronous",

@@ -194,6 +194,7 @@ def test_a_batch_that_ranks_cannot_share_is_refused_by_the_setting_that_the_user
     assert (str(refused.value), refused.value.hint) == (message, hint)
 
 
+@pytest.mark.full
 def test_a_run_learns_the_preferences_and_resumes_and_a_replay_resumes_too(runs: Runs, tmp_path: Path) -> None:
     train, held_out = write_preferences(tmp_path, 64, 15, max_number=9, seed=0)
     common = {

@@ -126,6 +126,7 @@ def test_unusable_rows_are_refused(tmp_path: Path, tokenizer: Any, row: dict[str
     assert words in str(caught.value)
 
 
+@pytest.mark.full
 def test_a_run_learns_the_labels_and_repeats_to_the_bit(runs: Runs, tmp_path: Path) -> None:
     files = []
     for path in write_preferences(tmp_path, 32, 8, max_number=9, seed=0):

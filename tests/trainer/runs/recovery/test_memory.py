@@ -120,6 +120,7 @@ def undisturbed(runs: Runs) -> Run:
     return run
 
 
+@pytest.mark.full
 def test_ranks_with_mocked_full_memory_continue_from_copies_and_learn_the_same(runs: Runs, undisturbed: Run) -> None:
     copies = ["trainer.redundancy=1", "trainer.save_freq=0"]
     run = runs.start("copied_memory", *THREE_STEPS, *copies, program=[str(PROGRAM), "150", "2"])
@@ -148,12 +149,14 @@ def test_ranks_with_mocked_full_memory_are_restarted_and_learn_the_same(runs: Ru
     assert limit.startswith(f"{SETTING}=")
 
 
+@pytest.mark.full
 def test_a_step_of_reinforcement_learning_is_named_in_which_a_single_rank_repeated_a_pass(runs: Runs) -> None:
     run = runs.start("named_step", *THREE_STEPS, "trainer.nnodes=1", program=[str(PROGRAM), "150", "1"])
     assert "step 2: the GPU's memory was full, so a pass was taken again with" in run.succeed()
     assert [*read_certificate(run.directory).lowered] == [2]
 
 
+@pytest.mark.full
 def test_a_single_rank_with_mocked_full_memory_repeats_the_pass_and_learns_the_same(runs: Runs, tmp_path: Path) -> None:
     _, demonstrations, held_out = write_arithmetic(tmp_path, 64, 8, 9, dropped_carries=0.0, seed=0)
     settings = {

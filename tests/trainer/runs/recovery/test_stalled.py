@@ -6,12 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from benchmarks.two_nodes import LAUNCH, SMALL
 from tests.trainer.runs.recovery import signalled_rank
 from tests.trainer.whole_run import ROOT, Run, Runs
 from trainer.data.arithmetic import write_arithmetic
 
 
+@pytest.mark.full
 def test_a_stalled_rank_leads_to_a_restart_from_the_last_checkpoint(runs: Runs, tmp_path: Path) -> None:
     _, demonstrations, held_out = write_arithmetic(tmp_path, 64, 15, 9, dropped_carries=0.0, seed=0)
     settings = {
