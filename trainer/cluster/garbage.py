@@ -24,7 +24,7 @@ def collect_garbage() -> None:
 
 @contextmanager
 def without_collections() -> Iterator[None]:
-    """Collects no garbage while the block runs; for imports of torch, Transformers and vLLM, and what they make.
+    """Collects no garbage while the block runs: for imports of torch, Transformers and vLLM, and an engine's start.
 
     They leave half a million objects, and hardly any garbage. To visit those again and again takes a quarter of the
     time.

@@ -7,7 +7,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 REPOSITORY = Path(__file__).parents[3]
+
+# Engines of vLLM: the rank of the adapters, and the processes that the engine spans.
+VLLM = [
+    pytest.param((0, 1), id="vllm"),
+    pytest.param((4, 1), id="vllm with adapters"),
+    pytest.param((0, 2), id="vllm over two processes", marks=pytest.mark.full),
+]
 
 
 def found_by(program: Path, directory: Path, *arguments: object) -> dict[str, Any]:

@@ -5,19 +5,15 @@ from typing import Any
 
 import pytest
 
-from tests.trainer.rollout.conftest import found_by
+from tests.trainer.rollout.conftest import VLLM, found_by
 
 PROGRAM = Path(__file__).with_name("in_flight_program.py")
 BEFORE, AT_ONCE, LONG = 7, 4, 300
 
-# rank of the adapters, processes that the engine spans
-ENGINES = {"vllm": (0, 1), "vllm with adapters": (4, 1), "vllm over two processes": (0, 2)}
-SELECTED = ["vllm", "vllm with adapters", pytest.param("vllm over two processes", marks=pytest.mark.full)]
 
-
-@pytest.fixture(scope="module", params=SELECTED)
+@pytest.fixture(scope="module", params=VLLM)
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return found_by(PROGRAM, tmp_path_factory.mktemp("in-flight"), *ENGINES[request.param])
+    return found_by(PROGRAM, tmp_path_factory.mktemp("in-flight"), *request.param)
 
 
 @pytest.mark.parametrize("decoding", ["greedy", "sampled"])
