@@ -159,6 +159,12 @@ def test_a_picture_of_an_unknown_kind_is_refused(tmp_path: Path) -> None:
         save_learning_curve(tmp_path, tmp_path / "curve.txt")
 
 
+def test_a_picture_that_cannot_be_written_is_one_message(tmp_path: Path) -> None:
+    record(tmp_path, range(1, 5))
+    with pytest.raises(DataError, match=r"nowhere/curve.png: cannot be written"):
+        save_learning_curve(tmp_path, tmp_path / "nowhere" / "curve.png")
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [(None, "no metrics.jsonl there"), ("", "no step"), ('{"st\n{"step": 1}\n', "line 1: damaged")],

@@ -97,12 +97,18 @@ def write_report(run_dir: Path) -> Path:
 
 
 def save_learning_curve(run_dir: Path, path: Path) -> None:
-    """Draws the rewards and the exact match of a run. Raises DataError for a suffix that names no kind of picture."""
+    """Draws the rewards and the exact match of a run.
+
+    Raises DataError if the suffix names no kind of picture, or if it cannot be written.
+    """
     if path.suffix not in PICTURES:
         raise DataError(f"{path}: not a kind of picture", hint=f"its name may end in {', '.join(PICTURES)}")
     figure = Figure(figsize=(8, 3.2), layout="constrained")
     draw_learning(figure.subplots(), read_run(run_dir))
-    figure.savefig(path, dpi=150)
+    try:
+        figure.savefig(path, dpi=150)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be written: {error}", hint="name another --curve") from error
 
 
 def _plots(plots: Iterable[tuple[str, Draw, bool]], run: RecordedRun) -> list[Plot]:
