@@ -3,14 +3,11 @@
     python3 -m benchmarks.gpu.decoding --shape 1.5B [--only NAME…] [--out FILE]
 
 The difference of two generations of different length, so that prompts and start do not count. Each way is a process of
-its own. `kernels` is the share of the wall time of 64 tokens in which the GPU computes. `accepted` is the share of the
-drafted tokens that were sampled, `drafted` that of the sampled tokens that were drafted. Repetitive answers repeat a
-token about fifty times, then another one; all others are random.
+its own. `kernels` is the share of the wall time of 64 tokens in which the GPU computes.
 """
 
 import argparse
 import json
-import math
 import os
 import random
 import signal
@@ -28,16 +25,13 @@ RESPONSES = {"512": (64, 8), "128": (16, 8), "8": (1, 8)}  # prompts and respons
 
 @dataclass(frozen=True)
 class Way:
-    """How vLLM runs. `seeds`: every request has its own, as this trainer's have. `drafts` is
-    `rollout.speculative_tokens`. `repetitive`: the model repeats its tokens."""
+    """How vLLM runs. `seeds`: every request has its own, as this trainer's have."""
 
     variables: dict[str, str] = field(default_factory=dict)
     seeds: bool = True
     log_probs: bool = False
     quantization: str | None = None
     cache: str = "auto"
-    drafts: int = 0
-    repetitive: bool = False
 
 
 WAYS = {
@@ -49,9 +43,6 @@ WAYS = {
     "batch-invariant": Way({"VLLM_BATCH_INVARIANT": "1"}),
     "in its own process": Way({"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}),
     "first model runner": Way({"VLLM_USE_V2_MODEL_RUNNER": "0"}),
-    "drafts": Way(drafts=8),
-    "repetitive": Way(repetitive=True),
-    "repetitive, drafts": Way(drafts=8, repetitive=True),
     "first model runner, without seeds": Way({"VLLM_USE_V2_MODEL_RUNNER": "0"}, seeds=False),
 }
 
@@ -60,9 +51,6 @@ def measure(way: Way, model: Path, prompt: int, response: int) -> dict[str, floa
     """Milliseconds per token by the number of responses, in a process whose environment is set."""
     import torch
     from vllm import LLM, SamplingParams
-
-    from trainer.rollout.speculation.proposer import attach
-    from trainer.rollout.vllm_settings import draft_settings
 
     on_gpu = torch.cuda.is_available()
     device: dict[str, Any] = {"enforce_eager": True, "enable_chunked_prefill": False, "dtype": "float32"}
@@ -74,19 +62,14 @@ def measure(way: Way, model: Path, prompt: int, response: int) -> dict[str, floa
         quantization=way.quantization,
         kv_cache_dtype=way.cache,
         skip_tokenizer_init=True,
-        max_model_len=prompt + response + 2 * way.drafts,  # as the trainer's engine
+        max_model_len=prompt + response,
         kv_cache_memory_bytes=30 * 2**30 if on_gpu else 2**29,
         logprobs_mode="processed_logprobs",
         max_num_seqs=1024 if on_gpu else 128,
         disable_log_stats=True,
-        **draft_settings(way.drafts),
         **device,
     )
-    if way.repetitive:
-        engine.collective_rpc(repeat_tokens)
-    proposer = engine.collective_rpc(attach)[0] if way.drafts else None
     generator = random.Random(0)
-    sampled = 0
 
     def seconds(prompts: int, samples: int, length: int) -> float:
         drawn = [[generator.randrange(300, 1000) for _ in range(prompt)] for _ in range(prompts)]
@@ -101,8 +84,6 @@ def measure(way: Way, model: Path, prompt: int, response: int) -> dict[str, floa
             )
             for number in range(len(requests))
         ]
-        nonlocal sampled
-        sampled += length * len(requests)
         began = time.perf_counter()
         engine.generate(requests, sampling, use_tqdm=False)
         return time.perf_counter() - began
@@ -113,28 +94,12 @@ def measure(way: Way, model: Path, prompt: int, response: int) -> dict[str, floa
         short = seconds(prompts, samples, response // 4)
         longer = seconds(prompts, samples, response)
         found[name] = round(1000 * (longer - short) / (response - response // 4), 2)
-    if proposer is not None:
-        drafts = proposer.take_drafts()
-        found["accepted"] = round(drafts.accepted / max(drafts.drafted, 1), 3)
-        found["drafted"] = round(drafts.accepted / sampled, 3)
     if on_gpu and way.variables.get("VLLM_ENABLE_V1_MULTIPROCESSING") != "1":
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as recorded:
             wall = seconds(*RESPONSES["128"], 64)
         busy = sum(event.self_device_time_total for event in recorded.key_averages()) / 1e6
         found["kernels"] = round(busy / wall, 2)
     return found
-
-
-def repeat_tokens(worker: Any) -> None:
-    """Makes a model with tied, random weights of a vLLM worker sample its last token again with a probability of 0.98.
-
-    Its layers add next to nothing to an embedding, whose product with itself is far above that with others.
-    """
-    model = worker.model_runner.get_model().model
-    vocabulary, width = model.embed_tokens.weight.shape
-    variance = model.embed_tokens.weight.float().var().item()
-    own = width * variance / math.sqrt(variance + model.norm.variance_epsilon)  # a normalised embedding times itself
-    model.norm.weight.data.fill_((math.log(vocabulary) + 4) / own)
 
 
 def main() -> None:

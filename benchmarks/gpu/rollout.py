@@ -76,7 +76,8 @@ def offline_engine(options: argparse.Namespace) -> Any:
     return generate
 
 
-def open_trainers_engine(options: argparse.Namespace) -> Any:
+def open_trainers_engine(options: argparse.Namespace, **rollout: object) -> Any:
+    """An engine of the trainer, with further settings of `rollout`."""
     from trainer.config.tree import Config
     from trainer.rollout.backends.vllm import VllmEngine
 
@@ -90,6 +91,7 @@ def open_trainers_engine(options: argparse.Namespace) -> Any:
                 "engines_per_gpu": options.engines,
                 "ignore_end_tokens": True,
                 "sleep": False,
+                **rollout,
             },
         }
     )

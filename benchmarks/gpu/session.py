@@ -236,12 +236,7 @@ PLAN = (
         f"{BENCH}decoding --shape 7B --response 512 --timeout 150 --only 'as the trainer' 'FP8 weights' --out $ROWS",
         limit=310,
     ),
-    Job(
-        "decoding-drafts",
-        f"{BENCH}decoding --shape 1.5B --response 512 --timeout 120 --out $ROWS "
-        "--only 'as the trainer' 'first model runner' 'drafts' 'repetitive' 'repetitive, drafts'",
-        limit=600,
-    ),
+    Job("drafts", f"{BENCH}drafts --shape 1.5B --out $ROWS", limit=400),
     Job(
         "decoding-long",
         f"{BENCH}decoding --shape 1.5B --prompt 4096 --response 512 --timeout 150 --only 'as the trainer' 'FP8 cache' "

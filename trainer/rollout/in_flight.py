@@ -14,6 +14,7 @@ from vllm.v1.engine.logprobs import LogprobsProcessor
 from trainer.errors import WorkerError
 from trainer.rollout.accounting.steady_steps import SteadySteps
 from trainer.rollout.sampling import Part, Response, SamplingRequest
+from trainer.rollout.speculation.drafting import Drafting
 
 
 class _LogProbs(LogprobsProcessor):  # type: ignore[misc]
@@ -57,12 +58,14 @@ class ResponsesInFlight:
         sampling: Callable[[SamplingRequest], SamplingParams],
         adapters: LoRARequest | None,
         steady: SteadySteps | None,
+        drafting: Drafting | None,
     ) -> None:
         self._llm = llm
         self._prompt = prompt
         self._sampling = sampling
         self._adapters = adapters
         self._steady = steady
+        self._drafting = drafting
         self._by_id: dict[str, _InFlight] = {}  # in the order of their start
         self._ids = map(str, count())
 
@@ -81,6 +84,9 @@ class ResponsesInFlight:
             self._start(number, request)
         parts: dict[int, Part] = {}
         for _ in count() if steps is None else range(steps):
+            if self._drafting is not None and self._drafting.turns():
+                self._settle(parts)
+                self._drafting.turn()
             if not self._by_id:
                 break
             self._step(parts)

@@ -80,16 +80,17 @@ def graph_size(responses: int) -> int:
 def graph_settings(config: Config, device: str) -> dict[str, object]:
     """Arguments for CUDA graphs of all sizes that a step without drafts can have."""
     most = min(graph_size(config.rollout.max_num_seqs), GRAPHS)
-    if device == "cpu" or config.rollout.eager_on(device) or config.rollout.speculative_tokens or most <= OWN_GRAPHS:
+    if device == "cpu" or config.rollout.eager_on(device) or most <= OWN_GRAPHS:
         return {}
     return {"max_cudagraph_capture_size": most}
 
 
-def draft_settings(most: int) -> dict[str, object]:
-    """Arguments for at most so many drafted tokens in a step; vLLM then takes its first model runner."""
-    if not most:
+def draft_settings(most: int, device: str) -> dict[str, object]:
+    """Arguments for at most so many drafted tokens in a step. On GPUs vLLM need not know: with them it would take its
+    first model runner, which is slower."""
+    if not most or device == "cuda":
         return {}
-    proposer = "trainer.rollout.speculation.proposer.Proposer"
+    proposer = "trainer.rollout.speculation.first_runner.Silent"
     return {"speculative_config": {"method": "custom_class", "model": proposer, "num_speculative_tokens": most}}
 
 

@@ -8,7 +8,7 @@ import json
 import multiprocessing
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from multiprocessing.connection import Connection
@@ -92,15 +92,18 @@ def loss(output: Any, part: Batch, count: GlobalCount) -> tuple[torch.Tensor, di
 
 
 class SpanningEngine:
-    """An engine that spans several processes. They all get the same calls, and the first one's results count."""
+    """An engine that spans several processes. They all get the same calls, and the first one's results count.
 
-    def __init__(self, *arguments: object, size: int) -> None:
+    `opened` starts a rank of it, as `open_engine` does.
+    """
+
+    def __init__(self, *arguments: object, size: int, opened: Callable[..., RolloutEngine] = open_engine) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipes = []
         for rank in range(size):
             ours, theirs = context.Pipe()
             team = Team(rank, size, f"slipway-test-{os.getpid()}")
-            context.Process(target=serve, args=(theirs, *arguments, team), daemon=True).start()
+            context.Process(target=serve, args=(theirs, opened, *arguments, team), daemon=True).start()
             theirs.close()  # so that a dead process is noticed
             self._pipes.append(ours)
 
@@ -120,8 +123,8 @@ class SpanningEngine:
         return results[0]
 
 
-def serve(pipe: Connection, name: str, config: Config, device: str, end_tokens: list[int], team: Team) -> None:
-    engine = open_engine(name, config, device, end_tokens, team)
+def serve(pipe: Connection, opened: Callable[..., RolloutEngine], *where: object) -> None:
+    engine = opened(*where)
     while True:
         method, arguments = pipe.recv()
         pipe.send(getattr(engine, method)(*arguments))

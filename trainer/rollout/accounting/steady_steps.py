@@ -111,6 +111,8 @@ class SteadySteps:
         """Notes after a step of vLLM when each response needs a block, and when vLLM has to take the next step."""
         scheduler = self._scheduler
         self._next_of_vllm, self._running, self._due = NOW, [], {}
+        if step.scheduled_spec_decode_tokens:  # how many are computed is known after the step
+            return
         admitted = step.scheduled_new_reqs or step.scheduled_cached_reqs.resumed_req_ids
         looked = 0 < step.total_num_scheduled_tokens < scheduler.max_num_scheduled_tokens and not step.preempted_req_ids
         self._refused = scheduler.get_request_counts() if looked and not admitted else None

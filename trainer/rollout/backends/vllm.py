@@ -4,7 +4,7 @@ vLLM reads `trainer.rollout.process_environment` when it is imported, so it is i
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +28,7 @@ from trainer.weights.buckets import SentBucket
 if TYPE_CHECKING:
     from vllm import SamplingParams
 
-    from trainer.rollout.speculation.proposer import Proposer
+    from trainer.rollout.speculation.drafting import Drafting
 
 
 ALONE = Team()
@@ -91,7 +91,6 @@ class VllmEngine:
         self._lora = config.actor.lora if config.actor.lora.rank else None
         # vLLM finds the adapters by their number. It must never read the path, so the path does not exist.
         self._adapters = LoRARequest("actor", ADAPTERS, "/adapters/come/from/the/actor") if self._lora else None
-        drafted = config.rollout.speculative_tokens
         register_model_class(config.model.directory)
         if config.is_exact:
             share_operators()
@@ -100,8 +99,7 @@ class VllmEngine:
                 model=str(config.model.directory),
                 dtype=config.model.dtype_on(device),
                 seed=config.trainer.seed,
-                # vLLM asks for no drafts, for any response, once those of a step and the next ones could pass this.
-                max_model_len=config.data.max_prompt_length + config.data.max_response_length + 2 * drafted,
+                max_model_len=config.data.max_prompt_length + config.data.max_response_length,
                 max_num_seqs=config.rollout.max_num_seqs,
                 enforce_eager=config.rollout.eager_on(device),
                 enable_sleep_mode=self._sleeps,
@@ -115,15 +113,17 @@ class VllmEngine:
                 **device_settings(config, device),
                 **graph_settings(config, device),
                 **_shard_settings(team),
-                **draft_settings(drafted),
+                **draft_settings(config.rollout.speculative_tokens, device),
                 **exact_settings(config),
             )
         steady = None
         if scheduler := self._scheduler():
             shorten_accounting(scheduler)
             steady = steady_steps(scheduler, reports_text=bool(config.rollout.stop))
-        self._proposer = self._attached_proposer() if drafted else None
-        self._in_flight = ResponsesInFlight(self._engine, self._prompt, self._sampling, self._adapters, steady)
+        self._drafting = self._start_drafting(config.rollout.speculative_tokens, device, team)
+        self._in_flight = ResponsesInFlight(
+            self._engine, self._prompt, self._sampling, self._adapters, steady, self._drafting
+        )
 
     def generate(self, requests: Sequence[SamplingRequest]) -> list[Response]:
         """See `RolloutEngine.generate`."""
@@ -196,15 +196,21 @@ class VllmEngine:
             self._engine.sleep(level=1 if self._lora else 2)
             self._asleep = {"weights", "kv_cache"}
 
-    def _attached_proposer(self) -> "Proposer":
-        from trainer.rollout.speculation.proposer import attach
+    def _start_drafting(self, most: int, device: str, team: Team) -> "Drafting | None":
+        if not most:
+            return None
+        from trainer.rollout.speculation import first_runner, second_runner
+        from trainer.rollout.speculation.drafting import Drafting
 
-        proposers: list[Proposer] = self._engine.collective_rpc(attach)
-        return proposers[0]
+        if device == "cuda":
+            self._engine.collective_rpc(second_runner.attach, args=(most,))
+        else:
+            self._engine.collective_rpc(first_runner.attach)
+        return Drafting(self._core(), most, agreed_on(team))
 
     def take_drafts(self) -> Drafts:
         """See `RolloutEngine.take_drafts`."""
-        return Drafts() if self._proposer is None else self._proposer.take_drafts()
+        return Drafts() if self._drafting is None else self._drafting.take_drafts()
 
     def load(self) -> Load | None:
         """See `RolloutEngine.load`. None if vLLM's engine core has a process of its own."""
@@ -216,13 +222,25 @@ class VllmEngine:
 
     def _scheduler(self) -> Any:
         """vLLM's scheduler, or None if the engine core has a process of its own."""
-        core = getattr(self._engine.llm_engine.engine_core, "engine_core", None)
+        core = self._core()
         return None if core is None else core.scheduler
+
+    def _core(self) -> Any:
+        return getattr(self._engine.llm_engine.engine_core, "engine_core", None)
 
     def _wake(self, tag: str) -> None:
         if tag in self._asleep:
             self._engine.wake_up(tags=[tag])
             self._asleep.remove(tag)
+
+
+def agreed_on(team: Team) -> Callable[[bool], bool]:
+    """What the first rank of an engine wants, for all of its ranks, which ask for it at the same step."""
+    if team.size == 1:
+        return bool
+    from vllm.distributed import get_tp_group
+
+    return lambda wanted: bool(get_tp_group().broadcast_object(wanted))
 
 
 def _shard_settings(team: Team) -> dict[str, object]:

@@ -10,10 +10,7 @@ from weakref import WeakValueDictionary
 
 NGRAM = 3  # tokens that must have occurred before
 HISTORY = 256  # tokens that are indexed of a text that is seen for the first time
-
-# In decoding steps: what drafting costs an engine, and what it may lose before it pauses.
-SEARCH, VERIFY, ALLOWANCE = 0.02, 0.2, 4.0
-FIRST_PAUSE, LONGEST_PAUSE = 512, 8192
+LOOKED_AT = 32  # last tokens of a response that say how its next ones could be drafted
 
 
 class Group:
@@ -55,39 +52,6 @@ class Text:
             self._length = min(self._most, 2 * self._length) if accepted == drafted else max(1, accepted)
 
 
-class Payoff:
-    """Pauses drafting where it does not pay, by counts alone, so that all ranks of an engine decide alike.
-
-    The balance is what drafts have saved and cost, in steps. Pauses grow while drafts keep losing. One ends early if
-    at most half of the responses are left: a step has become cheaper, and the longest responses repeat themselves most.
-    """
-
-    def __init__(self) -> None:
-        self._balance = 0.0
-        self._pause = FIRST_PAUSE
-        self._left = 0
-        self._responses = 0
-
-    def paused(self, responses: int) -> bool:
-        """Whether this step, with so many responses, goes without drafts."""
-        if self._left and 2 * responses > self._responses:
-            self._left -= 1
-            return True
-        self._left = 0
-        return False
-
-    def count(self, responses: int, drafted: int, accepted: int) -> None:
-        """A step of so many responses which verified drafted tokens."""
-        gain = accepted / responses - (VERIFY if drafted else SEARCH)
-        self._balance = min(self._balance + gain, ALLOWANCE)
-        if self._balance >= ALLOWANCE:
-            self._pause = FIRST_PAUSE
-        if self._balance <= -ALLOWANCE:
-            self._left, self._responses = self._pause, responses
-            self._pause = min(2 * self._pause, LONGEST_PAUSE)
-            self._balance = 1 - ALLOWANCE  # after the pause it is tried for the loss of one step
-
-
 @dataclass(frozen=True)
 class Row:
     """A response in a step: its name, the tokens that the step sampled, and how many drafted ones it verified.
@@ -113,18 +77,9 @@ class Drafter:
         self._most = most
         self._texts: dict[str, Text] = {}
         self._groups: WeakValueDictionary[tuple[int, ...], Group] = WeakValueDictionary()
-        self._payoff = Payoff()
-
-    def paused(self, responses: int) -> bool:
-        """Whether this step goes without drafts. Texts are read again after a pause."""
-        paused = self._payoff.paused(responses)
-        if paused:
-            self._texts = {}
-        return paused
 
     def draft(self, rows: Sequence[Row]) -> list[list[int]]:
-        """A draft for each response, empty where nothing is known."""
-        self._payoff.count(len(rows), sum(row.drafted for row in rows), sum(row.accepted for row in rows))
+        """A draft for each response, empty where nothing is known. Those that are not among the rows are forgotten."""
         self._texts = {row.name: self._updated(row) for row in rows}
         return [self._texts[row.name].draft() for row in rows]
 
@@ -139,3 +94,25 @@ class Drafter:
         group = self._groups.get(key) or Group()
         self._groups[key] = group
         return Text([*prompt, *response][-HISTORY:], group, self._most)
+
+
+def tokens_a_step(responses: Sequence[tuple[Sequence[int], Sequence[int]]], most: int) -> float:
+    """The tokens that responses would have got in a step with drafts, on average, judged by their last tokens.
+
+    Each is a prompt and its response so far; 1.0 without any.
+    """
+    groups: dict[tuple[int, ...], Group] = {}
+    told, steps = 0, 0
+    for prompt, response in responses:
+        known = max(0, len(response) - LOOKED_AT)
+        group = groups.setdefault(tuple(prompt), Group())
+        text = Text([*prompt, *response[:known]][-HISTORY:], group, most)
+        while known < len(response):
+            draft = text.draft()
+            pairs = enumerate(zip(draft, response[known:], strict=False))
+            accepted = next((place for place, (guess, token) in pairs if guess != token), len(draft))
+            new = response[known : known + accepted + 1]
+            text.extend(new)
+            text.learn(len(draft), accepted)
+            known, told, steps = known + len(new), told + len(new), steps + 1
+    return told / steps if steps else 1.0

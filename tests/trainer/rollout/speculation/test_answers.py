@@ -8,7 +8,7 @@ import pytest
 
 from tests.trainer.rollout.conftest import VLLM, found_by
 
-PROGRAM = Path(__file__).with_name("speculation_program.py")
+PROGRAM = Path(__file__).with_name("answers_program.py")
 BEFORE = 7
 
 
@@ -62,12 +62,4 @@ def test_log_probs_after_an_update_are_those_of_the_new_weights(found: dict[str,
 def test_responses_are_drafted_up_to_the_longest_length(found: dict[str, Any]) -> None:
     if "drafted" not in found:
         pytest.skip("counted in one process only")
-    steps = found["steps to the longest length"]
-    assert 0 < steps["verified"] <= steps["asked"]
-
-
-def test_verified_drafts_of_responses_that_ended_do_not_count_for_others(found: dict[str, Any]) -> None:
-    """vLLM does not always ask for new drafts after it has verified some."""
-    if "drafted" not in found:
-        pytest.skip("counted in one process only")
-    assert found["after others ended"] == [0, 0]
+    assert found["drafted before the longest length"] > 0

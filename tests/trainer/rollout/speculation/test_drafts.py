@@ -1,10 +1,9 @@
-"""Drafted tokens, and when drafting pauses, without an engine."""
+"""Drafted tokens, and what they cost, without an engine."""
 
 from collections.abc import Sequence
 
-import pytest
-
-from trainer.rollout.speculation.drafts import ALLOWANCE, VERIFY, Drafter, Group, Payoff, Row, Text
+from trainer.rollout.speculation.drafts import Drafter, Group, Row, Text, tokens_a_step
+from trainer.rollout.speculation.payoff import ASSUMED_COST, LEAST_COST, REMEMBERED, StepTimes
 
 
 def text(tokens: Sequence[int], group: Group | None = None, length: int = 8) -> Text:
@@ -69,53 +68,49 @@ def test_a_response_that_was_away_is_read_again() -> None:
     assert drafter.draft([row("a", [1, 2, 3], [4, 5, 1, 2, 3], 1)]) == [[4]]
 
 
-def steps_with_drafts(payoff: Payoff, steps: int, responses: int, drafted: int, accepted: int) -> int:
-    """The steps of so many that are not paused, when each of them verifies and accepts so many tokens."""
-    found = 0
-    for _ in range(steps):
-        if not payoff.paused(responses):
-            found += 1
-            payoff.count(responses, drafted, accepted)
+def test_how_a_response_could_be_drafted_is_seen_in_its_last_tokens() -> None:
+    words = list(range(100, 164))
+    assert tokens_a_step([(words, words[::-1])], 8) == 1.0
+    assert tokens_a_step([], 8) == 1.0
+    # 32 tokens: the drafts have one token, two, four, eight, eight and four, and each step has one more.
+    assert tokens_a_step([(words, [7] * 64)], 8) == 32 / 6
+    assert tokens_a_step([(words, [7] * 64)], 2) == 32 / 11
+    assert tokens_a_step([(words, [7] * 64), (words, words[::-1])], 8) == 64 / 38
+    assert tokens_a_step([(words, words[3:40])], 8) > 3  # it repeats its prompt
+    assert tokens_a_step([(words[:2], words[3:40]), (words[:2], words[3:40])], 8) > 1.5  # or another answer to it
+
+
+def times(plain: Sequence[float], drafting: Sequence[float], responses: int = 64) -> StepTimes:
+    found = StepTimes()
+    for seconds in plain:
+        found.add(False, responses, seconds)
+    for seconds in drafting:
+        found.add(True, responses, seconds)
     return found
 
 
-@pytest.mark.parametrize("responses", [1, 8, 512])
-def test_drafts_that_are_never_accepted_cost_few_steps(responses: int) -> None:
-    steps = 4000
-    tried = steps_with_drafts(Payoff(), steps, responses, responses, 0)
-    assert tried >= ALLOWANCE / VERIFY
-    assert tried * VERIFY < 0.01 * steps
+def test_the_cost_of_a_step_with_drafts_is_in_steps_without_them() -> None:
+    assert times([2.0] * 3, [5.0] * 3).cost(64) == 2.5
+    assert times([2.0, 2.0, 90.0], [5.0, 5.0, 0.1]).cost(64) == 2.5  # the odd ones do not count
+    assert times([2.0] * 3, [1.0] * 3).cost(64) == LEAST_COST
 
 
-def test_drafts_that_save_more_than_they_cost_are_never_paused() -> None:
-    assert steps_with_drafts(Payoff(), 4000, 512, 512, 160) == 4000
-    assert steps_with_drafts(Payoff(), 4000, 1, 4, 1) == 4000
+def test_before_both_kinds_of_steps_were_timed_a_cost_is_assumed() -> None:
+    assert times([], []).cost(64) == times([2.0], []).cost(64) == times([], [2.0]).cost(64) == ASSUMED_COST
 
 
-def test_a_search_without_finds_ends_too() -> None:
-    assert steps_with_drafts(Payoff(), 4000, 64, 0, 0) < 1500
+def test_the_cost_is_that_of_about_as_many_responses() -> None:
+    found = times([2.0], [5.0], responses=512)
+    assert found.cost(8) == 2.5
+    found.add(False, 8, 1.0)
+    assert found.cost(8) == 2.5  # nothing is known of steps of eight with drafts
+    found.add(True, 8, 4.0)
+    assert found.cost(8) == found.cost(9) == found.cost(15) == 4.0
+    assert found.cost(600) == 2.5
 
 
-def test_a_pause_ends_with_its_steps_or_when_half_of_the_responses_are_gone() -> None:
-    payoff = Payoff()
-    steps_with_drafts(payoff, 21, 64, 64, 0)
-    assert payoff.paused(64)
-    assert payoff.paused(33)
-    assert not payoff.paused(32)
-    assert steps_with_drafts(payoff, 100, 32, 32, 32) == 100
-
-
-def test_pauses_grow_while_drafts_do_not_pay_and_are_short_again_after_they_did() -> None:
-    payoff = Payoff()
-
-    def pause() -> int:
-        while not payoff.paused(8):
-            payoff.count(8, 8, 0)
-        paused = 1
-        while payoff.paused(8):
-            paused += 1
-        return paused
-
-    assert [pause(), pause(), pause()] == [512, 1024, 2048]
-    steps_with_drafts(payoff, 100, 8, 8, 8)
-    assert pause() == 512
+def test_only_the_last_steps_count() -> None:
+    found = times([2.0], [9.0] * 100)
+    for _ in range(REMEMBERED):
+        found.add(True, 64, 3.0)
+    assert found.cost(64) == 1.5

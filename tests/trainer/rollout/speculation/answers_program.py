@@ -1,5 +1,5 @@
-"""A vLLM engine that drafts tokens beside one that does not, for test_speculation.py:
-`speculation_program.py DIRECTORY RANK SIZE`.
+"""A vLLM engine that drafts tokens beside one that does not, for test_answers.py:
+`answers_program.py DIRECTORY RANK SIZE`.
 
 With a RANK above 0 the engine applies adapters of that rank. With a SIZE above 1 it spans that many processes. Writes
 DIRECTORY/found.json.
@@ -8,11 +8,10 @@ DIRECTORY/found.json.
 import json
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 from trainer.rollout.process_environment import engine_environment
 
@@ -23,6 +22,7 @@ import torch
 from tests.trainer.rollout.engine_program import END, SpanningEngine, make_model
 from tests.trainer.rollout.in_flight_program import Joined, Weights, disagreement
 from trainer.algorithms.truncation import Truncation
+from trainer.cluster.place import Team
 from trainer.config.tree import Config
 from trainer.rollout.engine import open_engine
 from trainer.rollout.sampling import SamplingRequest
@@ -31,6 +31,7 @@ DRAFTED = 5
 LONGEST, LENGTH = 40, 48  # tokens of a prompt, and of a response
 BEFORE = 7  # steps before the update
 SAMPLES = 5000
+ALONE = Team()
 
 
 def requests(vocabulary: int) -> list[SamplingRequest]:
@@ -56,7 +57,17 @@ def start(directory: Path, rank: int, size: int, drafted: int) -> tuple[Any, Con
         }
     )
     where = ("vllm", config, "cpu", [END])
-    return SpanningEngine(*where, size=size) if size > 1 else open_engine(*where), config
+    if size == 1:
+        return opened(*where), config
+    return SpanningEngine(*where, size=size, opened=opened), config
+
+
+def opened(name: str, config: Config, device: str, end_tokens: Sequence[int], team: Team = ALONE) -> Any:
+    """An engine to whose first rank drafts always seem to pay, whatever the time, and never to any other."""
+    engine: Any = open_engine(name, config, device, end_tokens, team)
+    if config.rollout.speculative_tokens:
+        engine._drafting.pays = lambda: team.rank == 0
+    return engine
 
 
 def verified() -> dict[str, list[float]]:
@@ -67,7 +78,7 @@ def verified() -> dict[str, list[float]]:
     from vllm.v1.sample.sampler import Sampler
     from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
-    from trainer.rollout.speculation.proposer import Verification
+    from trainer.rollout.speculation.first_runner import Verification
 
     logits = torch.randn(3, 20, generator=torch.Generator().manual_seed(3))
     drafted = [int(row.argmax()) for row in logits[:2]]
@@ -92,7 +103,7 @@ def verified() -> dict[str, list[float]]:
     )
     metadata = SpecDecodeMetadata.make_dummy([drafted] * SAMPLES, torch.device("cpu"))
     sampler = Sampler(logprobs_mode="processed_logprobs")
-    tokens = Verification(sampler, list)(metadata, None, logits.repeat(SAMPLES, 1), sampling).sampled_token_ids
+    tokens = Verification(sampler)(metadata, None, logits.repeat(SAMPLES, 1), sampling).sampled_token_ids
     first, second = tokens[:, 0], tokens[tokens[:, 0] == drafted[0], 1]
     shares = logits.softmax(dim=1)
     return {
@@ -103,28 +114,16 @@ def verified() -> dict[str, list[float]]:
     }
 
 
-def steps_to_the_longest_length(engine: Any) -> dict[str, int]:
-    """Steps in which vLLM verified, and those after which it asked for drafts, for responses of the longest length."""
-    proposer = engine._proposer
-    proposer.propose = Mock(wraps=proposer.propose)
-    proposer._runner.rejection_sampler = Mock(wraps=proposer._verification)
-    engine.generate([SamplingRequest((8, 9, 10, 11) * (LONGEST // 4), 0.0, row) for row in range(2)])
-    return {"verified": proposer._runner.rejection_sampler.call_count, "asked": proposer.propose.call_count}
-
-
-def counted_after_others_ended() -> list[int]:
-    """Drafted and accepted tokens that a proposer counts in a step of two responses, after one that verified drafts of
-    a third one."""
-    from trainer.rollout.speculation.proposer import Proposer
-
-    vllm_config: Any = SimpleNamespace(speculative_config=SimpleNamespace(num_speculative_tokens=DRAFTED))
-    proposer = Proposer(vllm_config)
-    batch = SimpleNamespace(req_ids=["first", "second"], num_prompt_tokens=[3, 3])
-    proposer.attach(SimpleNamespace(sampler=None, input_batch=batch))
-    proposer._verification.drafted = {"ended": DRAFTED}
-    proposer.propose([[7], [8]], [4, 4], torch.tensor([[1, 2, 3, 7], [4, 5, 6, 8]]))
-    counted = proposer.take_drafts()
-    return [counted.drafted, counted.accepted]
+def steps_to_the_longest_length(engine: Any) -> int:
+    """Tokens that were drafted for the last ten of a response of the longest length."""
+    request = SamplingRequest((8, 9, 10, 11) * (LONGEST // 4), 0.0, 0)
+    engine.advance({0: request}, 0)
+    tokens = 0
+    while tokens < LENGTH - 10:
+        tokens += len(engine.advance({}, 1)[0].token_ids)
+    engine.take_drafts()
+    engine.advance({}, LENGTH)
+    return int(engine.take_drafts().drafted)
 
 
 def main(directory: Path, rank: int, size: int) -> None:
@@ -167,8 +166,7 @@ def main(directory: Path, rank: int, size: int) -> None:
         disagreement(old, new, asked[row], joined.tokens[row], joined.log_probs[row], first[row]) for row in rows
     )
     if size == 1:
-        found["steps to the longest length"] = steps_to_the_longest_length(engine)
-        found["after others ended"] = counted_after_others_ended()
+        found["drafted before the longest length"] = steps_to_the_longest_length(engine)
     (directory / "found.json").write_text(json.dumps(found))
 
 

@@ -1,0 +1,130 @@
+"""vLLM's asynchronous scheduler with drafts, steady steps between them, and without both, side by side:
+`drafting_program.py DIRECTORY`, for test_drafting.py. Writes DIRECTORY/found.json.
+
+Requests come, end and are aborted at random, and drafts come and go. Tokens are drawn instead of computed, as vLLM's
+second model runner would accept them; that runner itself needs a GPU. A cache that is too small makes vLLM take
+responses back.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+from trainer.rollout.process_environment import engine_environment
+
+os.environ.update(engine_environment(enforce_eager=True), HF_HUB_OFFLINE="1")
+
+import numpy as np
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
+
+from tests.trainer.rollout.accounting.steady_steps_program import LENGTH, PROMPT, ROUNDS, Play
+from tests.trainer.rollout.engine_program import END, make_model
+from trainer.rollout.speculation.drafting import Drafting
+
+MOST = 5
+
+
+def drawn(name: str, number: int) -> tuple[int, float]:
+    """The token of that number of a response, and a log-prob. Most repeat themselves for a while."""
+    random = Random(f"{name} {number}")
+    if random.random() < (0.0, 0.005, 0.05)[int(name) % 3]:
+        return END, random.random()
+    repeated = 20 + (int(name) + number // 40 + number % 4) % 30
+    return repeated if random.random() < 0.9 else random.randrange(20, 60), random.random()
+
+
+class DraftingPlay(Play):
+    """A play with tokens that repeat themselves; with `drafts` also one in which drafts come and go."""
+
+    def __init__(self, model: Path, caching: bool, drafts: bool) -> None:
+        super().__init__(model, AsyncScheduler, second_runner=True, caching=caching, steady=drafts)
+        self.core = SimpleNamespace(scheduler=self.scheduler, batch_queue_size=2)
+        self.drafting = Drafting(self.core, MOST, bool) if drafts else None
+        self.turned = 0
+
+    def go_on(self) -> None:
+        """Takes a step, after the engine has changed over if it wants to."""
+        if self.drafting is not None and self.drafting.turns():
+            self.settle()
+            self.drafting.turn()
+            self.turned += 1
+        self.depth = self.core.batch_queue_size
+        self.round()
+
+    def _compute(self, step: Any) -> ModelRunnerOutput:
+        names = sorted(step.num_scheduled_tokens, reverse=True)
+        rows: list[tuple[int, float]] = []
+        sampled, begins = [], [0]
+        for name in names:
+            request = self.scheduler.requests[name]
+            drafts = step.scheduled_spec_decode_tokens.get(name, [])
+            first = request.num_computed_tokens - request.num_prompt_tokens - len(drafts)
+            following = [drawn(name, first + place) for place in range(len(drafts) + 1)]
+            accepted = 0
+            while accepted < len(drafts) and following[accepted][0] == drafts[accepted]:
+                accepted += 1
+            sampled.append([] if request.is_prefill_chunk else [token for token, _ in following[: accepted + 1]])
+            rows += following
+            begins.append(len(rows))
+        count = len(rows)
+        scores = np.array([[score] for _, score in rows], np.float32)
+        log_probs = LogprobsLists(np.zeros((count, 1), np.int32), scores, np.zeros(count, np.int32), begins)
+        return ModelRunnerOutput(names, {name: place for place, name in enumerate(names)}, sampled, log_probs)
+
+
+def play(model: Path, caching: bool, seed: int) -> dict[str, Any]:
+    """Plays both until all responses have ended."""
+    random = Random(seed)
+    plays = [DraftingPlay(model, caching, drafts) for drafts in (True, False)]
+    drafting, plain = plays
+    assert drafting.drafting is not None
+    drafting.drafting.pays = lambda: random.random() < 0.7  # type: ignore[method-assign]
+    asked = Random(seed + 1)
+    waves = []
+    for _wave in range(ROUNDS):
+        new = []
+        for _ in range(asked.choice([0] * 40 + [1, 2, 8])):
+            prompt = [asked.randrange(40)] * asked.randrange(1, PROMPT)
+            new.append((str(sum(map(len, waves)) + len(new)), prompt, asked.randrange(1, LENGTH), asked.random() < 0.5))
+        waves.append(new)
+    for one in plays:
+        for new in waves:
+            for given in new:
+                one.add(*given)
+            one.go_on()
+        while one.scheduler.has_unfinished_requests():
+            one.go_on()
+        one.settle()
+    counted = drafting.drafting.take_drafts()
+    assert drafting.steps is not None
+    return {
+        "different": [name for name, tokens in plain.tokens.items() if drafting.tokens[name] != tokens],
+        "different log-probs": [name for name, found in plain.log_probs.items() if drafting.log_probs[name] != found],
+        "different ends": [name for name, end in plain.ended.items() if drafting.ended[name] != end],
+        "responses": len(plain.tokens),
+        "turned": drafting.turned,
+        "steady": drafting.steps.taken,
+        "drafted": counted.drafted,
+        "accepted": counted.accepted,
+        "tokens": sum(map(len, plain.tokens.values())),
+        "taken back": drafting.taken_back,
+        "left in the cache": drafting.scheduler.kv_cache_manager.usage,
+    }
+
+
+def main(directory: Path) -> None:
+    make_model(directory / "model")
+    found = {
+        f"prefix caching {caching}": [play(directory / "model", caching, seed) for seed in range(3)]
+        for caching in (False, True)
+    }
+    (directory / "found.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

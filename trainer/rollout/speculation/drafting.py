@@ -1,0 +1,129 @@
+"""When an engine of vLLM drafts, and what: its scheduler gets the drafts as tokens that a step verifies.
+
+vLLM schedules a step before it has the tokens of the one before. Drafts need these, so an engine changes over between
+steps without drafts, one ahead of the tokens, and steps with drafts, one after the other.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from vllm.v1.request import RequestStatus
+
+from trainer.rollout.occupancy import Drafts
+from trainer.rollout.speculation.drafts import Drafter, Row, tokens_a_step
+from trainer.rollout.speculation.payoff import StepTimes
+
+# Steps without drafts before the engine looks whether they would pay, and between two looks; and before it looks again
+# after they did not, which doubles while they do not.
+FIRST_PAUSE, PAUSE, LONGEST_PAUSE = 16, 64, 1024
+WINDOW = 16  # steps with drafts after which it looks whether they paid
+MARGIN = 1.1  # by which drafts must promise to pay
+LOOKED_AT = 4  # places among the responses where it looks at two neighbours, which may answer the same prompt
+
+
+class Drafting:
+    """Stands before `schedule` and `update_from_output` of a vLLM scheduler, outside of all other shortcuts.
+
+    Whoever takes the engine's steps asks it before each whether it `turns`, and lets no step be under way when it does.
+    """
+
+    def __init__(self, core: Any, most: int, agreed: Callable[[bool], bool]) -> None:
+        """Drafts at most `most` tokens in a step of vLLM's engine core. `agreed` makes all ranks of an engine do what
+        the first one wants."""
+        self._core = core
+        self._scheduler = core.scheduler
+        self._ahead = core.batch_queue_size  # steps that vLLM has under way
+        self._most = most
+        self._agreed = agreed
+        self._drafter = Drafter(most)
+        self._times = StepTimes()
+        self._counted = Drafts()
+        self._pause = self._setback = FIRST_PAUSE
+        self._on = False
+        self._steps = 0  # since it was decided
+        self._gained = 0.0  # tokens that a response got in them on average
+        self._ended = time.perf_counter()  # the last step
+        self._last: dict[str, tuple[list[int], int]] = {}  # by response: what the last step sampled and had drafted
+        self._schedule, self._update = self._scheduler.schedule, self._scheduler.update_from_output
+        self._scheduler.schedule, self._scheduler.update_from_output = self.schedule, self.update_from_output
+
+    def take_drafts(self) -> Drafts:
+        """What was drafted since the last call."""
+        taken, self._counted = self._counted, Drafts()
+        return taken
+
+    def turns(self) -> bool:
+        """Whether the engine changes over now."""
+        if self._steps < (WINDOW if self._on else self._pause):
+            return False
+        pays = self._agreed(self.pays())
+        self._steps, self._gained = 0, 0.0
+        if self._on:
+            self._pause = self._setback = FIRST_PAUSE if pays else min(2 * self._setback, LONGEST_PAUSE)
+        else:
+            self._pause = PAUSE
+        return pays != self._on
+
+    def pays(self) -> bool:
+        """Whether a response gets more tokens in a step with drafts than in the steps without them of the same time."""
+        running = self._scheduler.running
+        cost = self._times.cost(len(running))
+        if self._on:
+            return self._gained / self._steps > cost
+        every = max(1, len(running) // LOOKED_AT)
+        looked_at = [request for place in range(0, len(running), every) for request in running[place : place + 2]]
+        told = [(request.prompt_token_ids or [], request.output_token_ids) for request in looked_at]
+        return tokens_a_step(told, self._most) > MARGIN * cost
+
+    def turn(self) -> None:
+        """Changes over; no step is under way."""
+        self._on = not self._on
+        self._drafter, self._last = Drafter(self._most), {}
+        self._core.batch_queue_size = 1 if self._on else self._ahead
+
+    def schedule(self, *arguments: Any) -> Any:
+        """As vLLM's `Scheduler.schedule`, with a draft for each response whose next token is due."""
+        if self._on:
+            due = [request for request in self._scheduler.running if _is_due(request)]
+            drafts = self._drafter.draft([self._row(request) for request in due])
+            for request, draft in zip(due, drafts, strict=True):
+                request.spec_token_ids = draft
+        return self._schedule(*arguments)
+
+    def _row(self, request: Any) -> Row:
+        new, drafted = self._last.get(request.request_id, ([], 0))
+        return Row(
+            request.request_id, new, drafted, lambda: (request.prompt_token_ids or [], list(request.output_token_ids))
+        )
+
+    def update_from_output(self, step: Any, found: Any) -> Any:
+        """As vLLM's `Scheduler.update_from_output`; counts what it brought and how long it took."""
+        outputs = self._update(step, found)
+        began, self._ended = self._ended, time.perf_counter()
+        self._times.add(self._on, len(step.num_scheduled_tokens), self._ended - began)
+        self._steps += 1
+        if self._on:
+            self._count(step.scheduled_spec_decode_tokens, found)
+        return outputs
+
+    def _count(self, drafts: dict[str, list[int]], found: Any) -> None:
+        sampled = [tokens for tokens in found.sampled_token_ids if tokens]
+        if sampled:
+            self._gained += sum(map(len, sampled)) / len(sampled)
+        drafted = {name: len(draft) for name, draft in drafts.items()}
+        places = found.req_id_to_index
+        self._counted += Drafts(
+            sum(drafted.values()), sum(len(found.sampled_token_ids[places[name]]) - 1 for name in drafted)
+        )
+        self._last = {name: (found.sampled_token_ids[place], drafted.get(name, 0)) for name, place in places.items()}
+
+
+def _is_due(request: Any) -> bool:
+    """Whether the next step computes only the last token of a response, and samples the one after it."""
+    return (
+        request.status == RequestStatus.RUNNING
+        and not request.num_output_placeholders
+        and request.num_computed_tokens == request.num_tokens - 1
+        and request.num_output_tokens > 0
+    )
