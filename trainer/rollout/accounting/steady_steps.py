@@ -28,7 +28,7 @@ NEVER, NOW = 2**62, 0
 
 
 @dataclass(slots=True, eq=False)
-class _Response:
+class Followed:
     """vLLM's records of a response: of its scheduler, and the tokens and log-probs of its output processor. vLLM
     ends it once it has `most` tokens, those of the prompt included."""
 
@@ -43,7 +43,7 @@ class _Response:
 class _SteadyStep(SchedulerOutput):  # type: ignore[misc]
     """What vLLM's workers do in a step in which each of the responses gets a token."""
 
-    responses: list[_Response]
+    responses: list[Followed]
 
 
 class SteadySteps:
@@ -56,8 +56,8 @@ class SteadySteps:
         (manager,) = self._cache.coordinator.single_type_managers
         self._block = int(manager.block_size)
         self._expected = int(isinstance(scheduler, AsyncScheduler))  # tokens that vLLM counts before they are sampled
-        self._running: list[_Response] = []
-        self._due: dict[int, list[_Response]] = {}  # by step: responses that need a block then
+        self._running: list[Followed] = []
+        self._due: dict[int, list[Followed]] = {}  # by step: responses that need a block then
         self._next_of_vllm = NOW  # the first step that vLLM has to take
         # Running and waiting responses, if vLLM let none of those that wait in with its last step.
         self._refused: tuple[int, int] | None = None
@@ -74,7 +74,7 @@ class SteadySteps:
         sampling = request.sampling_params
         ends = frozenset((sampling.eos_token_id, *(sampling.stop_token_ids or ())))
         most = min(request.num_prompt_tokens + request.max_tokens, self._scheduler.max_model_len)
-        request.followed = _Response(request, name, ends, most, tokens, log_probs)
+        request.followed = Followed(request, name, ends, most, tokens, log_probs)
 
     def _forget(self, request: Any, *arguments: Any, **others: Any) -> Any:
         """As vLLM's `_free_request`, for a response that has ended. Otherwise the two records would keep each other
@@ -92,16 +92,16 @@ class SteadySteps:
 
     def _is_steady(self) -> bool:
         scheduler, step = self._scheduler, self._scheduler.current_step + 1
-        if step >= self._next_of_vllm or self._may_admit() or scheduler.pause_state.name != "UNPAUSED":
+        if step >= self._next_of_vllm or self.may_admit() or scheduler.pause_state.name != "UNPAUSED":
             return False
         if len(self._running) != len(scheduler.running):  # some have ended or were aborted; none can have joined
-            self._running = [one for one in self._running if _runs(one)]
+            self._running = [one for one in self._running if runs(one)]
         if not self._running or self._running[0].request.num_output_placeholders != self._expected:
             return False  # vLLM treats the first step after a pause in another way
-        needing = sum(map(_runs, self._due.get(step, ())))
+        needing = sum(map(runs, self._due.get(step, ())))
         return bool(needing <= self._cache.block_pool.get_num_free_blocks())
 
-    def _may_admit(self) -> bool:
+    def may_admit(self) -> bool:
         """Whether a response waits and there may be a place for it: not before another one has ended, once vLLM found
         no room in its cache."""
         running, waiting = counts = self._scheduler.get_request_counts()
@@ -111,12 +111,10 @@ class SteadySteps:
         """Notes after a step of vLLM when each response needs a block, and when vLLM has to take the next step."""
         scheduler = self._scheduler
         self._next_of_vllm, self._running, self._due = NOW, [], {}
-        if step.scheduled_spec_decode_tokens:  # how many are computed is known after the step
-            return
         admitted = step.scheduled_new_reqs or step.scheduled_cached_reqs.resumed_req_ids
         looked = 0 < step.total_num_scheduled_tokens < scheduler.max_num_scheduled_tokens and not step.preempted_req_ids
         self._refused = scheduler.get_request_counts() if looked and not admitted else None
-        if self._may_admit():
+        if self.may_admit() or step.scheduled_spec_decode_tokens:  # how many of these are computed is not known yet
             return
         now, running, due, first = scheduler.current_step, [], defaultdict(list), NEVER
         for request in scheduler.running:
@@ -145,10 +143,18 @@ class SteadySteps:
             request.num_in_flight_tokens += 1
         step: _SteadyStep = _SteadyStep.make_empty()
         step.responses = responses
-        step.num_scheduled_tokens, step.total_num_scheduled_tokens = dict.fromkeys(names, 1), len(names)
+        self.tell(step, dict.fromkeys(names, 1), computed, outputs, [blocks.get(name) for name in names])
+        self.taken += 1
+        return step
+
+    def tell(self, step: Any, tokens: dict[str, int], computed: list[int], outputs: list[int], blocks: Any) -> None:
+        """Writes into an empty step what vLLM tells its workers: for each response the tokens of the step, by name,
+        those computed and sampled before, and the ids of its new blocks."""
+        scheduler, names = self._scheduler, list(tokens)
+        step.num_scheduled_tokens, step.total_num_scheduled_tokens = tokens, sum(tokens.values())
         cached = step.scheduled_cached_reqs
         cached.req_ids, cached.num_computed_tokens, cached.num_output_tokens = names, computed, outputs
-        cached.new_block_ids = [blocks.get(name) for name in names]
+        cached.new_block_ids = blocks
         if self._tells_common_prefix:
             step.num_common_prefix_blocks = self._cache.get_num_common_prefix_blocks(names[0])
         step.finished_req_ids, scheduler.finished_req_ids = scheduler.finished_req_ids, set()
@@ -156,12 +162,10 @@ class SteadySteps:
         if not scheduler.use_v2_model_runner:
             scheduler.prev_step_scheduled_req_ids.clear()
             scheduler.prev_step_scheduled_req_ids.update(names)
-        self.taken += 1
-        return step
 
     def _take_blocks(self, now: int) -> dict[str, Any]:
         """The ids of the blocks that vLLM gives to the responses that need one now, by name."""
-        needing = [response for response in self._due.pop(now, ()) if _runs(response)]
+        needing = [response for response in self._due.pop(now, ()) if runs(response)]
         self._due[now + self._block] = needing
         taken = {}
         for response in needing:
@@ -178,7 +182,7 @@ class SteadySteps:
         left_to_vllm = []
         for response in step.responses:
             request, name = response.request, response.name
-            if not _runs(response):  # ended, aborted or taken back meanwhile
+            if not runs(response):  # ended, aborted or taken back meanwhile
                 left_to_vllm.append(name)
                 continue
             place, held = places[name], len(request._all_token_ids)
@@ -204,7 +208,8 @@ class SteadySteps:
         return self._update(rest, found)
 
 
-def _runs(response: _Response) -> bool:
+def runs(response: Followed) -> bool:
+    """Whether it is one of those that get tokens: it has not ended, was not aborted or taken back."""
     return bool(response.request.status == RequestStatus.RUNNING)
 
 

@@ -28,6 +28,7 @@ from trainer.weights.buckets import SentBucket
 if TYPE_CHECKING:
     from vllm import SamplingParams
 
+    from trainer.rollout.accounting.steady_steps import SteadySteps
     from trainer.rollout.speculation.drafting import Drafting
 
 
@@ -120,7 +121,7 @@ class VllmEngine:
         if scheduler := self._scheduler():
             shorten_accounting(scheduler)
             steady = steady_steps(scheduler, reports_text=bool(config.rollout.stop))
-        self._drafting = self._start_drafting(config.rollout.speculative_tokens, device, team)
+        self._drafting = self._start_drafting(config.rollout.speculative_tokens, device, team, steady)
         self._in_flight = ResponsesInFlight(
             self._engine, self._prompt, self._sampling, self._adapters, steady, self._drafting
         )
@@ -196,17 +197,20 @@ class VllmEngine:
             self._engine.sleep(level=1 if self._lora else 2)
             self._asleep = {"weights", "kv_cache"}
 
-    def _start_drafting(self, most: int, device: str, team: Team) -> "Drafting | None":
+    def _start_drafting(self, most: int, device: str, team: Team, steady: "SteadySteps | None") -> "Drafting | None":
         if not most:
             return None
-        from trainer.rollout.speculation import first_runner, second_runner
         from trainer.rollout.speculation.drafting import Drafting
 
         if device == "cuda":
+            from trainer.rollout.speculation import second_runner
+
             self._engine.collective_rpc(second_runner.attach, args=(most,))
         else:
+            from trainer.rollout.speculation import first_runner
+
             self._engine.collective_rpc(first_runner.attach)
-        return Drafting(self._core(), most, agreed_on(team))
+        return Drafting(self._core(), most, agreed_on(team), filled=device == "cuda", steady=steady)
 
     def take_drafts(self) -> Drafts:
         """See `RolloutEngine.take_drafts`."""

@@ -10,16 +10,18 @@ from typing import Any
 
 from vllm.v1.request import RequestStatus
 
+from trainer.rollout.accounting.drafted_steps import DraftedSteps
+from trainer.rollout.accounting.steady_steps import SteadySteps
 from trainer.rollout.occupancy import Drafts
 from trainer.rollout.speculation.drafts import Drafter, Row, tokens_a_step
 from trainer.rollout.speculation.payoff import StepTimes
 
-# Steps without drafts before the engine looks whether they would pay, and between two looks; and before it looks again
-# after they did not, which doubles while they do not.
-FIRST_PAUSE, PAUSE, LONGEST_PAUSE = 16, 64, 1024
+# Steps without drafts before the engine looks whether they would pay, which double up to `PAUSE` while they would not.
+# After they did not, it looks again later and later.
+FIRST_PAUSE, PAUSE, LONGEST_PAUSE = 16, 256, 1024
 WINDOW = 16  # steps with drafts after which it looks whether they paid
 MARGIN = 1.1  # by which drafts must promise to pay
-LOOKED_AT = 4  # places among the responses where it looks at two neighbours, which may answer the same prompt
+LOOKED_AT = 2  # places among the responses where it looks at two neighbours, which may answer the same prompt
 
 
 class Drafting:
@@ -28,14 +30,19 @@ class Drafting:
     Whoever takes the engine's steps asks it before each whether it `turns`, and lets no step be under way when it does.
     """
 
-    def __init__(self, core: Any, most: int, agreed: Callable[[bool], bool]) -> None:
+    def __init__(
+        self, core: Any, most: int, agreed: Callable[[bool], bool], filled: bool, steady: SteadySteps | None
+    ) -> None:
         """Drafts at most `most` tokens in a step of vLLM's engine core. `agreed` makes all ranks of an engine do what
-        the first one wants."""
+        the first one wants. With `filled`, one of the drafts of a step has `most` tokens, as CUDA graphs ask.
+        `steady` follows the responses, if there is a shortcut through vLLM's accounting."""
         self._core = core
         self._scheduler = core.scheduler
+        self._quick = None if steady is None else DraftedSteps(core.scheduler, steady)
         self._ahead = core.batch_queue_size  # steps that vLLM has under way
         self._most = most
         self._agreed = agreed
+        self._filled = filled
         self._drafter = Drafter(most)
         self._times = StepTimes()
         self._counted = Drafts()
@@ -62,7 +69,7 @@ class Drafting:
         if self._on:
             self._pause = self._setback = FIRST_PAUSE if pays else min(2 * self._setback, LONGEST_PAUSE)
         else:
-            self._pause = PAUSE
+            self._pause = min(2 * self._pause, PAUSE)
         return pays != self._on
 
     def pays(self) -> bool:
@@ -87,9 +94,19 @@ class Drafting:
         if self._on:
             due = [request for request in self._scheduler.running if _is_due(request)]
             drafts = self._drafter.draft([self._row(request) for request in due])
+            if self._filled and (longest := max(drafts, key=len, default=[])):
+                longest.extend(longest[-1:] * (self._most - len(longest)))
+            drafts = [draft[: self._room(request)] for request, draft in zip(due, drafts, strict=True)]
+            if self._quick is not None and (step := self._quick.schedule(due, drafts)):
+                return step
             for request, draft in zip(due, drafts, strict=True):
                 request.spec_token_ids = draft
         return self._schedule(*arguments)
+
+    def _room(self, request: Any) -> int:
+        """Tokens that the response may have before its last one."""
+        most = min(request.num_prompt_tokens + request.max_tokens, self._scheduler.max_model_len)
+        return int(most) - int(request.num_tokens) - 1
 
     def _row(self, request: Any) -> Row:
         new, drafted = self._last.get(request.request_id, ([], 0))
@@ -99,7 +116,8 @@ class Drafting:
 
     def update_from_output(self, step: Any, found: Any) -> Any:
         """As vLLM's `Scheduler.update_from_output`; counts what it brought and how long it took."""
-        outputs = self._update(step, found)
+        left = step if self._quick is None else self._quick.update(step, found)
+        outputs = {} if left is None else self._update(left, found)
         began, self._ended = self._ended, time.perf_counter()
         self._times.add(self._on, len(step.num_scheduled_tokens), self._ended - began)
         self._steps += 1

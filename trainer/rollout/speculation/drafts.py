@@ -10,6 +10,7 @@ from weakref import WeakValueDictionary
 
 NGRAM = 3  # tokens that must have occurred before
 HISTORY = 256  # tokens that are indexed of a text that is seen for the first time
+FIRST = 4  # tokens of a text's first draft
 LOOKED_AT = 32  # last tokens of a response that say how its next ones could be drafted
 
 
@@ -26,7 +27,7 @@ class Text:
     def __init__(self, tokens: Sequence[int], group: Group, most: int) -> None:
         self._group = group
         self._most = most
-        self._length = 1  # of the next draft
+        self._length = min(FIRST, most)  # of the next draft
         self.tokens: list[int] = []
         self.extend(tokens)
 

@@ -5,25 +5,66 @@ from the seed of the request and the place of the token. So each token is the on
 drafts, and a response goes on for as long as they were the drafted ones.
 """
 
+from dataclasses import fields
 from typing import Any
 
 import torch
 from torch import Tensor
+from vllm.config.compilation import CUDAGraphMode
+from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, ModelCudaGraphManager
 
 from trainer.errors import WorkerError
+from trainer.rollout.speculation.acceptance import accepted_tokens
+
+# Tokens of a step with drafts for which there are CUDA graphs.
+SIZES = (*range(16, 96, 16), *range(96, 256, 32), *range(256, 512, 64), *range(512, 1025, 128))
 
 
-def accepted_tokens(sampled: Tensor, inputs: Tensor, first: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """The tokens that a step gives to each response, of shape (responses, width), and how many of these count.
+class Graphs(ModelCudaGraphManager):  # type: ignore[misc]
+    """CUDA graphs of whole steps in which each response has one token to `longest` tokens.
 
-    `sampled` has a token for each row of logits, `inputs` the token at whose place the row is, both of shape (rows,).
-    The rows of response i are those from `first[i]` to `first[i + 1]`, at most `width`.
+    vLLM's own graphs of whole steps are for one token each. All other steps launch the attention of each layer one by
+    one, which takes longer than the kernels of few responses.
     """
-    rows = first[:-1, None] + torch.arange(width, device=first.device)
-    tokens = sampled[rows.clamp(max=len(sampled) - 1)]
-    following = inputs[(rows + 1).clamp(max=len(inputs) - 1)]
-    accepted = (tokens == following) & (rows + 1 < first[1:, None])
-    return tokens, accepted.cumprod(dim=1).sum(dim=1) + 1
+
+    def __init__(self, runner: Any, longest: int) -> None:
+        plain = runner.cudagraph_manager
+        self._longest = longest
+        self._sizes: dict[int, BatchExecutionDescriptor] = {}
+        super().__init__(plain.vllm_config, plain.device, CUDAGraphMode.FULL, decode_query_len=longest)
+        self.capture(
+            runner.model,
+            runner.model_state,
+            runner.input_buffers,
+            runner.intermediate_tensors,
+            runner.block_tables,
+            runner.attn_groups,
+            runner.kv_cache_config,
+        )
+
+    def _init_candidates(self) -> None:
+        """vLLM's: notes which graphs to capture, the largest first."""
+        most = self.compilation_config.max_cudagraph_capture_size
+        known = {field.name for field in fields(BatchExecutionDescriptor)}
+        limit = {"max_query_len": self._longest} if "max_query_len" in known else {}
+        for size in SIZES:
+            # The dummy responses of a capture have a token each, and the last of them the others: `longest`.
+            responses = size - self._longest + 1
+            if 2 * self._longest <= size <= most and responses <= self.max_num_reqs:
+                self._sizes[size] = BatchExecutionDescriptor(CUDAGraphMode.FULL, size, responses, **limit)
+        self._capture_descs[CUDAGraphMode.FULL] = [self._sizes[size] for size in sorted(self._sizes, reverse=True)]
+
+    def graph(self, responses: int, tokens: int, longest: int) -> BatchExecutionDescriptor | None:
+        """The smallest graph for a step of so many responses and tokens; None if there is none. At least one response
+        must have as many tokens as the graphs were captured for."""
+        if longest != self._longest:
+            return None
+        needed = max(tokens, responses + self._longest - 1)
+        return next((self._sizes[size] for size in sorted(self._sizes) if size >= needed), None)
+
+    def dispatch(self, num_reqs: int, num_tokens: int, *_arguments: Any, **_others: Any) -> BatchExecutionDescriptor:
+        """vLLM's: the graph for a step that has one."""
+        return self.graph(num_reqs, num_tokens, self._longest)
 
 
 class Verification:
@@ -31,22 +72,35 @@ class Verification:
 
     def __init__(self, runner: Any, most: int) -> None:
         """`most` drafted tokens for a response in a step."""
+        self._runner = runner
         self._states = runner.req_states
         self._states.draft_tokens = torch.zeros(
             (self._states.max_num_reqs, most), dtype=torch.int64, device=runner.device
         )
+        self._plain = runner.cudagraph_manager
+        self._graphs = None
+        if self._plain.graphs and runner.lora_config is None:
+            self._graphs = Graphs(runner, longest=1 + most)
         runner.decode_query_len = 1 + most  # rows of logits for a response
         self._execute, self._sample = runner.execute_model, runner.sample
         runner.execute_model, runner.sample = self.execute_model, self.sample
 
     def execute_model(self, step: Any, *arguments: Any, **others: Any) -> Any:
         """As vLLM's."""
-        if drafts := step.scheduled_spec_decode_tokens:
+        drafts = step.scheduled_spec_decode_tokens
+        if drafts:
             table = self._states.draft_tokens
             places = [self._states.req_id_to_index[name] for name in drafts]
             padded = [[*draft, *[0] * (table.shape[1] - len(draft))] for draft in drafts.values()]
             table[torch.tensor(places, device=table.device)] = torch.tensor(padded, device=table.device)
+        self._runner.cudagraph_manager = self._graphs if drafts and self._has_graph(step) else self._plain
         return self._execute(step, *arguments, **others)
+
+    def _has_graph(self, step: Any) -> bool:
+        tokens = step.num_scheduled_tokens
+        return self._graphs is not None and bool(
+            self._graphs.graph(len(tokens), step.total_num_scheduled_tokens, max(tokens.values()))
+        )
 
     def sample(self, hidden_states: Tensor, batch: Any, *arguments: Any, **others: Any) -> Any:
         """As vLLM's: what was sampled, how many tokens of each response, and how many drafted ones were not."""

@@ -22,7 +22,7 @@ import numpy as np
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
 
-from tests.trainer.rollout.accounting.steady_steps_program import LENGTH, PROMPT, ROUNDS, Play
+from tests.trainer.rollout.accounting.steady_steps_program import LENGTH, PROMPT, ROUNDS, Play, difference
 from tests.trainer.rollout.engine_program import END, make_model
 from trainer.rollout.speculation.drafting import Drafting
 
@@ -39,12 +39,13 @@ def drawn(name: str, number: int) -> tuple[int, float]:
 
 
 class DraftingPlay(Play):
-    """A play with tokens that repeat themselves; with `drafts` also one in which drafts come and go."""
+    """A play with tokens that repeat themselves; with `drafts` also one in which drafts come and go, and `quick` with
+    the shortcut through vLLM's accounting."""
 
-    def __init__(self, model: Path, caching: bool, drafts: bool) -> None:
-        super().__init__(model, AsyncScheduler, second_runner=True, caching=caching, steady=drafts)
+    def __init__(self, model: Path, caching: bool, drafts: bool = True, quick: bool = True) -> None:
+        super().__init__(model, AsyncScheduler, second_runner=True, caching=caching, steady=quick)
         self.core = SimpleNamespace(scheduler=self.scheduler, batch_queue_size=2)
-        self.drafting = Drafting(self.core, MOST, bool) if drafts else None
+        self.drafting = Drafting(self.core, MOST, bool, caching, self.steps) if drafts else None
         self.turned = 0
 
     def go_on(self) -> None:
@@ -78,37 +79,41 @@ class DraftingPlay(Play):
 
 
 def play(model: Path, caching: bool, seed: int) -> dict[str, Any]:
-    """Plays both until all responses have ended."""
-    random = Random(seed)
-    plays = [DraftingPlay(model, caching, drafts) for drafts in (True, False)]
-    drafting, plain = plays
-    assert drafting.drafting is not None
-    drafting.drafting.pays = lambda: random.random() < 0.7  # type: ignore[method-assign]
-    asked = Random(seed + 1)
-    waves = []
-    for _wave in range(ROUNDS):
-        new = []
-        for _ in range(asked.choice([0] * 40 + [1, 2, 8])):
+    """Plays all three until all responses have ended."""
+    drafting, whole = DraftingPlay(model, caching), DraftingPlay(model, caching, quick=False)
+    plain = DraftingPlay(model, caching, drafts=False, quick=False)
+    for one in (drafting, whole):
+        assert one.drafting is not None
+        random = Random(seed)
+        one.drafting.pays = lambda random=random: random.random() < 0.7  # type: ignore[method-assign,misc]
+    asked, count, different = Random(seed + 1), 0, ""
+    for number in range(ROUNDS + 4 * LENGTH):
+        for _ in range(asked.choice([0] * 40 + [1, 2, 8]) if number < ROUNDS else 0):
             prompt = [asked.randrange(40)] * asked.randrange(1, PROMPT)
-            new.append((str(sum(map(len, waves)) + len(new)), prompt, asked.randrange(1, LENGTH), asked.random() < 0.5))
-        waves.append(new)
-    for one in plays:
-        for new in waves:
-            for given in new:
+            given = (str(count), prompt, asked.randrange(1, LENGTH), asked.random() < 0.5)
+            count += 1
+            for one in (drafting, whole, plain):
                 one.add(*given)
+        for one in (drafting, whole, plain):
             one.go_on()
+        different = different or difference(drafting.books(), whole.books())
+    for one in (drafting, whole, plain):
         while one.scheduler.has_unfinished_requests():
             one.go_on()
         one.settle()
-    counted = drafting.drafting.take_drafts()
+    assert drafting.drafting is not None
+    assert drafting.drafting._quick is not None
     assert drafting.steps is not None
+    counted = drafting.drafting.take_drafts()
     return {
+        "different from vLLM's own steps": different,
         "different": [name for name, tokens in plain.tokens.items() if drafting.tokens[name] != tokens],
         "different log-probs": [name for name, found in plain.log_probs.items() if drafting.log_probs[name] != found],
         "different ends": [name for name, end in plain.ended.items() if drafting.ended[name] != end],
         "responses": len(plain.tokens),
         "turned": drafting.turned,
         "steady": drafting.steps.taken,
+        "quick": drafting.drafting._quick.taken,
         "drafted": counted.drafted,
         "accepted": counted.accepted,
         "tokens": sum(map(len, plain.tokens.values())),

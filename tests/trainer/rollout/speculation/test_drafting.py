@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trainer.rollout.conftest import found_by
-from trainer.rollout.speculation.second_runner import accepted_tokens
+from trainer.rollout.speculation.acceptance import accepted_tokens
 
 PLAYS = ["prefix caching False", "prefix caching True"]
 
@@ -26,13 +26,18 @@ def test_responses_log_probs_and_ends_are_those_without_drafts(plays: dict[str, 
 
 
 @pytest.mark.parametrize("name", PLAYS)
+def test_vllms_records_are_those_of_its_own_steps(plays: dict[str, Any], name: str) -> None:
+    assert [play["different from vLLM's own steps"] for play in plays[name]] == ["", "", ""]
+
+
+@pytest.mark.parametrize("name", PLAYS)
 def test_drafts_came_and_went_were_accepted_and_rejected_and_responses_were_taken_back(
     plays: dict[str, Any], name: str
 ) -> None:
     for play in plays[name]:
         assert play["responses"] > 100
         assert play["turned"] > 5
-        assert play["steady"] > 50
+        assert min(play["steady"], play["quick"]) > 50
         assert play["tokens"] / 10 < play["accepted"] < play["drafted"] - 100
         assert play["taken back"] > 0
         assert play["left in the cache"] == 0
