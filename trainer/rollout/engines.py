@@ -24,10 +24,6 @@ logger = logging.getLogger(__name__)
 _CONTINUES = "responses continue under new weights with the keys and values that they have"
 _BEGINS_AGAIN = "responses continue under new weights, which read their tokens again after each rollout.segment_length"
 _FINISHES = "responses finish under the weights that they began with, because rollout.segment_length has room for them"
-_DRAFTS_SLOWLY = (
-    "rollout.speculative_tokens: on a GPU, a token of responses that do not repeat themselves took 2.4 to 3.6 times as "
-    "long with drafts; compare with a run without them"
-)
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -104,9 +100,7 @@ class Engines:
         name, reason = self._group.call(EngineWorker.chosen)[0]
         logger.info("engines sample with %s, because %s", name, reason)
         if self._drafted:
-            logger.info("engines draft at most %d tokens a step, with vLLM's first model runner", self._drafted)
-            if self._group.workers[0].spec.slot.device == "cuda":
-                logger.warning(_DRAFTS_SLOWLY)
+            logger.info("engines draft at most %d tokens a step, while they find that it pays", self._drafted)
         self.in_flight = engine_rows()[name].in_flight and (self._partial or not self._asynchronous)
         if self._asynchronous:
             logger.info("%s", _CONTINUES if self.in_flight else _BEGINS_AGAIN if self._partial else _FINISHES)

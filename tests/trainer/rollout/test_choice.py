@@ -99,7 +99,7 @@ def test_choosing_an_engine_does_not_import_vllm() -> None:
         ("cuda", {"max_num_seqs": 641}, 656),  # graphs are of multiples of 16
         ("cuda", {"max_num_seqs": 4096}, 1024),
         ("cuda", {"max_num_seqs": 640, "enforce_eager": True}, None),
-        ("cuda", {"max_num_seqs": 640, "speculative_tokens": 4}, None),
+        ("cuda", {"max_num_seqs": 640, "speculative_tokens": 4}, 640),
         ("cpu", {"max_num_seqs": 640}, None),
     ],
 )

@@ -289,14 +289,6 @@ def test_a_run_says_how_its_responses_take_new_weights(
     assert engines.in_flight == (not rollout)
 
 
-def test_a_run_warns_of_drafts_on_a_gpu_here_a_fake_one(caplog: pytest.LogCaptureFixture) -> None:
-    engines, group = in_flight(speculative_tokens=4)
-    assert "a token of responses that do not repeat themselves took 2.4 to 3.6 times" not in caplog.text
-    group.workers[0].spec.slot.device = "cuda"
-    engines.start()
-    assert "a token of responses that do not repeat themselves took 2.4 to 3.6 times" in caplog.text
-
-
 @pytest.mark.parametrize("mode", ["synchronous", "one_step_off"])
 def test_conversations_of_other_runs_may_stay_in_flight_between_segments(mode: str) -> None:
     engines, _ = in_flight(mode, segment_length=100)

@@ -145,8 +145,8 @@ class RolloutConfig(Section):
         ge=0,
         le=64,
         description="most tokens that an engine drafts from what a response or its group has said before, and verifies "
-        "in one step; 0: none. Same seeds give the same responses with and without it. For few, long, repetitive "
-        "responses per engine; with vLLM, and on GPUs slower so far than without",
+        "in one step; 0: none. Same seeds give the same responses with and without it. An engine drafts only while "
+        "that pays: for few, long, repetitive responses; with vLLM",
     )
     prefix_caching: bool = Field(
         True, description="compute the common start of prompts once, as in a group; never across a weight update"

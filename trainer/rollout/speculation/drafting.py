@@ -50,6 +50,8 @@ class Drafting:
         self._on = False
         self._steps = 0  # since it was decided
         self._gained = 0.0  # tokens that a response got in them on average
+        self._promised = 1.0  # tokens a step when drafts last began
+        self._kept = 1.0  # share of the promised tokens that came
         self._ended = time.perf_counter()  # the last step
         self._last: dict[str, tuple[list[int], int]] = {}  # by response: what the last step sampled and had drafted
         self._schedule, self._update = self._scheduler.schedule, self._scheduler.update_from_output
@@ -74,14 +76,23 @@ class Drafting:
 
     def pays(self) -> bool:
         """Whether a response gets more tokens in a step with drafts than in the steps without them of the same time."""
-        running = self._scheduler.running
-        cost = self._times.cost(len(running))
+        cost = self._times.cost(len(self._scheduler.running))
         if self._on:
-            return self._gained / self._steps > cost
+            gain = self._gained / self._steps
+            self._kept = min(1.0, gain / self._promised)
+            return gain > cost
+        self._promised = self._promise()
+        pays = self._kept * self._promised > MARGIN * cost
+        self._kept += (1 - self._kept) / 4  # text changes: it is tried again in the end
+        return pays
+
+    def _promise(self) -> float:
+        """Tokens a step that responses would have got with drafts, by what a few of them said last."""
+        running = self._scheduler.running
         every = max(1, len(running) // LOOKED_AT)
         looked_at = [request for place in range(0, len(running), every) for request in running[place : place + 2]]
         told = [(request.prompt_token_ids or [], request.output_token_ids) for request in looked_at]
-        return tokens_a_step(told, self._most) > MARGIN * cost
+        return tokens_a_step(told, self._most)
 
     def turn(self) -> None:
         """Changes over; no step is under way."""
@@ -119,10 +130,13 @@ class Drafting:
         left = step if self._quick is None else self._quick.update(step, found)
         outputs = {} if left is None else self._update(left, found)
         began, self._ended = self._ended, time.perf_counter()
-        self._times.add(self._on, len(step.num_scheduled_tokens), self._ended - began)
+        if not self._on or step.scheduled_spec_decode_tokens:  # a step that had nothing to verify costs less
+            self._times.add(self._on, len(step.num_scheduled_tokens), self._ended - began)
         self._steps += 1
         if self._on:
             self._count(step.scheduled_spec_decode_tokens, found)
+        elif not self._scheduler.running:  # the next responses are looked at soon
+            self._steps, self._pause = 0, FIRST_PAUSE
         return outputs
 
     def _count(self, drafts: dict[str, list[int]], found: Any) -> None:

@@ -30,7 +30,7 @@ def main(directory: Path) -> None:
     gc.collect()
     gc.disable()
     answers(engine, asked)
-    found["kept"] = sum(isinstance(one, steady_steps._Response) for one in gc.get_objects())
+    found["kept"] = sum(isinstance(one, steady_steps.Followed) for one in gc.get_objects())
     gc.enable()
     steady_steps.vllm.__version__ += "+rocm723"
     found["against another build"] = steady_steps.reason_against(engine._scheduler())

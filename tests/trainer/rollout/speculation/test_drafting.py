@@ -43,6 +43,17 @@ def test_drafts_came_and_went_were_accepted_and_rejected_and_responses_were_take
         assert play["left in the cache"] == 0
 
 
+def test_an_engine_drafts_while_that_pays_and_only_then(plays: dict[str, Any]) -> None:
+    assert plays["cheap"]["turned"] < 10
+    assert plays["cheap"]["share"] > 0.8
+    assert plays["dear"] == {"turned": 0, "share": 0}
+
+
+def test_drafts_that_promise_more_than_they_keep_are_tried_ever_more_rarely(plays: dict[str, Any]) -> None:
+    assert plays["dearer than it seemed"]["turned"] > 2
+    assert plays["dearer than it seemed"]["share"] < 0.1
+
+
 @st.composite
 def steps(draw: st.DrawFn) -> list[tuple[list[int], list[int]]]:
     """For each response its drafted tokens, and the tokens that are sampled in their places and after the last one."""
