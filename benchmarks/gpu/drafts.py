@@ -1,6 +1,6 @@
 """The trainer's vLLM engine with and without drafted tokens: milliseconds per token of random and repetitive answers.
 
-    python3 -m benchmarks.gpu.drafts --shape 1.5B [--responses 512 128 8] [--drafts 8] [--out FILE]
+    python3 -m benchmarks.gpu.drafts --shape 1.5B [--responses 128 32 8] [--drafts 8] [--out FILE]
 
 One engine samples the same responses in turn without drafts, with drafts where it finds that they pay, and with drafts
 in every step. `cost` is how many steps without drafts take as long as one with them, `same` the share of the tokens
@@ -45,7 +45,7 @@ def same_share(found: list[Any], expected: list[Any]) -> float:
 
 def main() -> None:
     parser = engine_arguments(__doc__)
-    parser.add_argument("--responses", type=int, nargs="+", default=[512, 128, 8])
+    parser.add_argument("--responses", type=int, nargs="+", default=[128, 32, 8])
     parser.add_argument("--drafts", type=int, default=8, help="rollout.speculative_tokens")
     parser.set_defaults(engines=1, kv_cache_gib=30.0)
     options = parser.parse_args()

@@ -14,7 +14,7 @@ from trainer.rollout.accounting.drafted_steps import DraftedSteps
 from trainer.rollout.accounting.steady_steps import SteadySteps
 from trainer.rollout.occupancy import Drafts
 from trainer.rollout.speculation.drafts import Drafter, Row, tokens_a_step
-from trainer.rollout.speculation.payoff import StepTimes
+from trainer.rollout.speculation.step_times import StepTimes
 
 # Steps without drafts before the engine looks whether they would pay, which double up to `PAUSE` while they would not.
 # After they did not, it looks again later and later.

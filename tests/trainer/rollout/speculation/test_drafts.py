@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from trainer.rollout.speculation.drafts import Drafter, Group, Row, Text, tokens_a_step
-from trainer.rollout.speculation.payoff import ASSUMED_COST, LEAST_COST, REMEMBERED, StepTimes
+from trainer.rollout.speculation.step_times import ASSUMED_COST, LEAST_COST, REMEMBERED, StepTimes
 
 
 def text(tokens: Sequence[int], group: Group | None = None, length: int = 8) -> Text:

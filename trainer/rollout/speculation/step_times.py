@@ -1,4 +1,4 @@
-"""Whether drafts pay: a step with them gives a response several tokens, and takes longer."""
+"""How long an engine's steps take with and without drafts. A step with drafts gives a response several tokens."""
 
 from collections import defaultdict, deque
 from statistics import median
