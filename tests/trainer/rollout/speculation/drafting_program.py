@@ -123,7 +123,7 @@ def play(model: Path, caching: bool, seed: int) -> dict[str, Any]:
 
 
 def decided(model: Path, plain_cost: float, drafting_cost: float) -> dict[str, float]:
-    """How an engine decides by itself over 4,000 steps of twelve responses, about 1.5 tokens a step with drafts.
+    """How an engine decides by itself over 2,500 steps of twelve responses, about 1.5 tokens a step with drafts.
 
     The costs are what it believes, in steps without drafts, before it drafts and while it does.
     """
@@ -132,7 +132,7 @@ def decided(model: Path, plain_cost: float, drafting_cost: float) -> dict[str, f
     assert drafting is not None
     drafting._times.cost = lambda _responses: drafting_cost if drafting._on else plain_cost  # type: ignore[method-assign]
     steps = drafting_steps = count = 0
-    while steps < 4000:
+    while steps < 2500:
         while len(one.scheduler.running) + len(one.scheduler.waiting) < 12:
             one.add(str(3 * count), [count % 40] * 30, LENGTH, log_probs=False)  # none ends early
             count += 1
@@ -144,7 +144,7 @@ def decided(model: Path, plain_cost: float, drafting_cost: float) -> dict[str, f
 def main(directory: Path) -> None:
     make_model(directory / "model")
     found: dict[str, Any] = {
-        f"prefix caching {caching}": [play(directory / "model", caching, seed) for seed in range(3)]
+        f"prefix caching {caching}": [play(directory / "model", caching, seed) for seed in range(2)]
         for caching in (False, True)
     }
     found["cheap"] = decided(directory / "model", 1.1, 1.1)
