@@ -77,8 +77,11 @@ def test_engines_with_weights_in_8_bits_follow_the_actor(machine: Machine, recor
 
 
 def test_engines_that_draft_tokens_follow_the_actor(machine: Machine, record_property: Record) -> None:
-    """At a low temperature, so that a random model repeats itself. It divides logits, and so multiplies rounding."""
-    settings = ("rollout.speculative_tokens=4", "rollout.temperature=0.2")
+    """At a low temperature, so that a random model repeats itself, for long enough that an engine tries it.
+
+    The temperature divides logits, and so multiplies rounding.
+    """
+    settings = ("rollout.speculative_tokens=4", "rollout.temperature=0.2", "data.max_response_length=96")
     run = Finished.of(machine.runs.start("drafts", *COMMON, *FAST, *settings, *machine.on(1)))
     run.note(record_property)
     for row in run.steps:
