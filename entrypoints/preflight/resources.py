@@ -10,7 +10,7 @@ from entrypoints.errors import RayFailedError
 from entrypoints.host.file_systems import NETWORK_FILE_SYSTEMS, file_system
 from entrypoints.preflight.check import GIB, Finding, NodeFacts, Verdict, ok, skip
 from entrypoints.ray.directory import PATTERN, directory_prefix, in_use
-from entrypoints.ray.ports import can_bind, ephemeral_floor, free_ray_ports
+from entrypoints.ray.ports import can_bind, claim_ray_ports, ephemeral_floor
 
 LEAST_DISK, ENOUGH_DISK = 1 * GIB, 10 * GIB
 
@@ -81,9 +81,11 @@ def ports(facts: NodeFacts) -> Finding:
             "choose another on all nodes with --control-port; `ss -tlnp` tells which process has it",
         )  # fmt: skip
     try:
-        block = free_ray_ports(allocation.job_id, allocation.node_rank)
+        claimed = claim_ray_ports(allocation.job_id, allocation.node_rank)
     except RayFailedError as error:
         return Finding("ports", Verdict.FAIL, error.message, error.hint)
+    claimed.release()
+    block = claimed.ports
     words = f"control {facts.control_port}, Ray {block.base}-{block.workers.stop - 1}"
     if facts.control_port >= floor:
         return Finding(

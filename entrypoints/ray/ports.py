@@ -2,10 +2,13 @@
 
 All Ray clusters on a host share Ray's defaults, and a port inside the ephemeral range can be taken between a check and
 the bind. All nodes must know the control port beforehand, so it depends on the job alone. Each node chooses the other
-ports itself: the first free block, starting at a block derived from job and rank.
+ports itself: the first free block, starting at a block derived from job and rank. Ray binds them seconds later, so a
+node claims its block meanwhile against other launches.
 """
 
+import contextlib
 import hashlib
+import math
 import os
 import socket
 from dataclasses import dataclass
@@ -18,6 +21,11 @@ _NAMED = 20
 """Ports of a node for Ray's own processes."""
 _LEAST_WORKERS, _WORKERS_PER_CPU = 480, 2
 """Ports for Ray's worker processes: Ray starts one for each CPU at once, and each actor needs one more."""
+_UNIT = _NAMED + _LEAST_WORKERS
+"""Ports that are claimed together. Each block consists of whole units, so that blocks of different sizes share them."""
+_CLAIM = "\0slipway-ray-ports-"
+"""An abstract socket with this name and a unit's first port claims the unit, in this network namespace and until its
+process ends, as the ports themselves are taken."""
 _CEILING = 32_768
 """Linux's default start of the ephemeral range. Blocks lie below it, or below the host's if lower."""
 _LOWEST = 2_048
@@ -29,7 +37,7 @@ class RayPorts:
     """One node's block of ports."""
 
     base: int
-    size: int = _NAMED + _LEAST_WORKERS
+    size: int = _UNIT
 
     @property
     def named(self) -> dict[str, int]:
@@ -58,6 +66,17 @@ class RayPorts:
         return all(can_bind(port) for port in self.named.values())
 
 
+@dataclass(frozen=True)
+class ClaimedPorts:
+    """A block that no other launch on this network chooses until it is released, or this process ends."""
+
+    ports: RayPorts
+    _claims: contextlib.ExitStack
+
+    def release(self) -> None:
+        self._claims.close()
+
+
 def control_port(job_id: str) -> int:
     """The default control port of a job."""
     return CONTROL_PORTS[_number(job_id) % len(CONTROL_PORTS)]
@@ -70,7 +89,7 @@ def ray_blocks(job_id: str, node_rank: int, floor: int, cpus: int | None = None)
     containers of one job may share a host's network. Raises RayFailedError if no block fits.
     """
     ceiling = min(floor, _CEILING)
-    size = _NAMED + max(_LEAST_WORKERS, _WORKERS_PER_CPU * (cpus or os.cpu_count() or 1))
+    size = _UNIT * math.ceil((_NAMED + _WORKERS_PER_CPU * (cpus or os.cpu_count() or 1)) / _UNIT)
     lowest = CONTROL_PORTS.stop
     if ceiling < lowest + size:
         ceiling, lowest = min(ceiling, CONTROL_PORTS.start), _LOWEST
@@ -84,16 +103,28 @@ def ray_blocks(job_id: str, node_rank: int, floor: int, cpus: int | None = None)
     return blocks[first:] + blocks[:first]
 
 
-def free_ray_ports(job_id: str, node_rank: int, cpus: int | None = None) -> RayPorts:
-    """The first free block of `ray_blocks`. Raises RayFailedError if none is free."""
+def claim_ray_ports(job_id: str, node_rank: int, cpus: int | None = None) -> ClaimedPorts:
+    """The first free block of `ray_blocks`, claimed. Raises RayFailedError if none is free."""
     blocks = ray_blocks(job_id, node_rank, ephemeral_floor(), cpus)
     for block in blocks:
-        if block.free():
-            return block
+        if claimed := _claim(block):
+            return claimed
     raise RayFailedError(
         f"none of {len(blocks)} blocks of ports is free below {ephemeral_floor()}",
         hint="other jobs may have left processes on this host: see `ss -tlnp`",
     )
+
+
+def _claim(block: RayPorts) -> ClaimedPorts | None:
+    """None if another launch has claimed some of the block, or any program has one of its named ports."""
+    with contextlib.ExitStack() as claims:
+        for unit in range(block.base, block.base + block.size, _UNIT):
+            claim = claims.enter_context(socket.socket(socket.AF_UNIX))
+            try:
+                claim.bind(f"{_CLAIM}{unit}")
+            except OSError:
+                return None
+        return ClaimedPorts(block, claims.pop_all()) if block.free() else None
 
 
 def ephemeral_floor() -> int:

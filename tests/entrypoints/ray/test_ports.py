@@ -7,7 +7,7 @@ from entrypoints.errors import RayFailedError
 from entrypoints.options import RayOptions
 from entrypoints.processes import ProcessTree
 from entrypoints.ray.node import RayNode
-from entrypoints.ray.ports import CONTROL_PORTS, RayPorts, control_port, ray_blocks
+from entrypoints.ray.ports import CONTROL_PORTS, ClaimedPorts, RayPorts, claim_ray_ports, control_port, ray_blocks
 
 
 @pytest.mark.parametrize("cpus", [1, 512])
@@ -19,6 +19,27 @@ def test_blocks_lie_below_the_ephemeral_range_and_apart(floor: int, cpus: int) -
     assert max(used) < min(floor, 32_768)
     assert min(used) > 1023
     assert not set(used) & set(CONTROL_PORTS)
+
+
+def ports_of(claimed: ClaimedPorts) -> set[int]:
+    return {*claimed.ports.named.values(), *claimed.ports.workers}
+
+
+def test_launches_of_equal_jobs_that_start_at_once_choose_different_ports() -> None:
+    claimed = [claim_ray_ports("77", 0, cpus) for cpus in (1, 512, 300, 1)]
+    ports = [port for one in claimed for port in ports_of(one)]
+    for one in claimed:
+        one.release()
+    assert len(ports) == len(set(ports))
+
+
+def test_released_ports_are_chosen_again() -> None:
+    first, again = (claim_ray_ports("77", 0, 512) for _ in range(2))
+    first.release()
+    third = claim_ray_ports("77", 0, 512)
+    for one in (again, third):
+        one.release()
+    assert third.ports == first.ports != again.ports
 
 
 @pytest.mark.parametrize("cpus", [1, 256, 512, 1_024])
