@@ -10,7 +10,7 @@ import pytest
 from docker.models.containers import Container
 from docker.models.networks import Network
 
-DEADLINE = 120  # seconds in which a job of these tests must have ended
+DEADLINE = 240  # seconds in which a job of these tests must have ended
 
 
 @dataclass
@@ -66,7 +66,7 @@ def job() -> Iterator[Callable[..., Job]]:
         network = client.networks.create(f"slipway-test-{secrets.token_hex(4)}", driver="bridge")
         # These containers have no GPU, so preflight would stop an image for GPUs.
         options = () if os.environ.get("SLIPWAY_TEST_TARGET", "cpu") == "cpu" else ("--no-preflight",)
-        values = {"SLIPWAY_TOKEN": secrets.token_hex(16), "SLIPWAY_DEADLINE": "90", **environment}
+        values = {"SLIPWAY_TOKEN": secrets.token_hex(16), "SLIPWAY_DEADLINE": "200", **environment}
         jobs.append(Job(client, image, network, size, values, options))
         return jobs[-1]
 

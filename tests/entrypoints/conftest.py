@@ -15,7 +15,7 @@ import pytest
 from entrypoints.wire.network import is_own
 
 REPOSITORY = Path(__file__).parents[2]
-PATIENCE = 150.0
+PATIENCE = 240.0
 """Seconds for each wait; an idle machine needs a tenth."""
 
 
@@ -59,9 +59,11 @@ class Launch:
         self._popen.send_signal(number)
 
     def read_line(self) -> str:
-        """The next line on stdout; waits until the command has printed it."""
+        """The next line on stdout; waits until the command has printed it, and fails if the launch ends instead."""
         assert self._popen.stdout is not None
-        return self._popen.stdout.readline().strip()
+        line = self._popen.stdout.readline()
+        assert line, f"no further line on stdout: {self.wait()}"
+        return line.strip()
 
     def read_error(self) -> str:
         """The next line on stderr."""

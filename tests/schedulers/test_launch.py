@@ -10,7 +10,7 @@ from tests.schedulers.conftest import Cluster
 pytestmark = pytest.mark.usefixtures("no_ray_is_left")
 
 LAUNCH = "/opt/slipway/venv/bin/launch"
-OPTIONS = "--deadline 90 --num-cpus 1 --object-store-memory 100000000"
+OPTIONS = "--deadline 200 --num-cpus 1 --object-store-memory 100000000"
 COUNT = 'python -c \'import ray; ray.init(log_to_driver=False); print("alive", sum(n["Alive"] for n in ray.nodes()))\''
 TOKEN = "a secret of these tests"
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "slurm.md"

@@ -9,7 +9,7 @@ from buildkit.running.slurm import SlurmOptions, slurm_text
 from tests.schedulers.conftest import Cluster
 
 IMAGES = Path(__file__).parents[2] / "images"
-OPTIONS = ("--deadline", "90", "--num-cpus", "1", "--object-store-memory", "100000000")
+OPTIONS = ("--deadline", "200", "--num-cpus", "1", "--object-store-memory", "100000000")
 RUN = """
 import os, pathlib, ray, signal, sys, time
 

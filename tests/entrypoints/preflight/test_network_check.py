@@ -80,7 +80,7 @@ def test_many_nodes_are_measured_along_a_ring() -> None:
 
 
 def test_every_pair_of_nodes_is_measured(start_node: Start, tmp_path: Path) -> None:
-    variables = {"SLIPWAY_DEADLINE": "120", "OMP_NUM_THREADS": "1"}
+    variables = {"SLIPWAY_DEADLINE": "240", "OMP_NUM_THREADS": "1"}
     worker = start_node(1, *SMALL, "preflight", "--network", "--json", **variables)
     head = start_node(0, *SMALL, "preflight", "--network", "--json", **variables)
     ended = head.wait()

@@ -135,7 +135,7 @@ def test_a_healthy_or_an_old_gpu_has_no_problem_with_a_mocked_nvml() -> None:
 
 
 def test_the_devices_of_all_nodes_are_measured(start_node: Start, tmp_path: Path) -> None:
-    variables = {"SLIPWAY_DEADLINE": "120", "OMP_NUM_THREADS": "1"}
+    variables = {"SLIPWAY_DEADLINE": "240", "OMP_NUM_THREADS": "1"}
     worker = start_node(1, *SMALL, "preflight", "--speed", "--json", **variables)
     head = start_node(0, *SMALL, "preflight", "--speed", "--json", **variables)
     ended = head.wait()

@@ -221,7 +221,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
         "SLIPWAY_CONTROL_PORT": port,
         "SLIPWAY_TOKEN": "a secret of this test",
     }
-    options = (*SMALL, "--dashboard", "--ray-debugger-external", "--deadline", "120")
+    options = (*SMALL, "--dashboard", "--ray-debugger-external", "--deadline", "240")
     directory = tmp_path_factory.mktemp("job")
     worker = Launch([*options, "--", "true"], {**variables, "SLIPWAY_NODE_RANK": "1"}, directory)
     head = Launch(

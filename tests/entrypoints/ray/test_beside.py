@@ -64,7 +64,7 @@ def started(launch: Launch, nodes: int = 1) -> int:
 
 @pytest.mark.usefixtures("stand_in")
 def test_a_stand_in_starts_before_ray_and_finds_it_after_its_wait(start_node: Start) -> None:
-    variables = {"SLIPWAY_DEADLINE": "120"}
+    variables = {"SLIPWAY_DEADLINE": "240"}
     worker = start_node(1, *SMALL, "train", **variables)
     head = start_node(0, *SMALL, "train", **variables)
     started(head, nodes=2)
@@ -157,7 +157,7 @@ def test_a_stand_in_that_failed_before_ray_was_up_restarts(start: Start, stand_i
 
 @pytest.mark.usefixtures("stand_in")
 def test_after_a_loss_during_the_formation_a_new_stand_in_starts(start_node: Start) -> None:
-    variables = {"SLIPWAY_DEADLINE": "120", "SLIPWAY_HOSTS": "localhost,worker-1.invalid,worker-2.invalid"}
+    variables = {"SLIPWAY_DEADLINE": "240", "SLIPWAY_HOSTS": "localhost,worker-1.invalid,worker-2.invalid"}
     workers = [start_node(rank, *SMALL, "--min-nodes", "2", "train", **variables) for rank in (1, 2)]
     head = start_node(0, *SMALL, "--min-nodes", "2", "train", **variables)
     first = started(head, nodes=3)

@@ -50,7 +50,7 @@ print("saved on", len(set(ray.get([save.remote() for _ in range(2)]))), "nodes",
 
 def start_pair(start_node: Start, *command: str) -> tuple[Launch, Launch]:
     # The host names are for `launch` only: Ray binds to the host's address.
-    variables = {"SLIPWAY_DEADLINE": "120", "SLURM_JOB_NAME": "outer"}
+    variables = {"SLIPWAY_DEADLINE": "240", "SLURM_JOB_NAME": "outer"}
     worker = start_node(1, *SMALL, "--", "true", **variables)
     return start_node(0, *SMALL, "--", *command, **variables), worker
 
@@ -81,7 +81,7 @@ print("with one:", greeted(), flush=True)
 
 
 def test_two_nodes_speak_tls(start_node: Start) -> None:
-    variables = {"SLIPWAY_DEADLINE": "120"}
+    variables = {"SLIPWAY_DEADLINE": "240"}
     worker = start_node(1, *SMALL, "--tls", "--", "true", **variables)
     script = f"{sys.executable} -c '{TLS_IS_NEEDED}' && {sys.executable} -c '{COUNT_NODES}'"
     told = start_node(0, *SMALL, "--tls", "--", "sh", "-c", script, **variables).wait()
@@ -98,7 +98,7 @@ def test_a_node_without_tls_is_refused(start_node: Start) -> None:
 
 @pytest.mark.usefixtures("ipv6")
 def test_ray_runs_over_ipv6_on_nodes_without_ipv4(start_node: Start) -> None:
-    variables = {"SLIPWAY_DEADLINE": "120", "SLIPWAY_HOSTS": "::1,worker-1.invalid"}
+    variables = {"SLIPWAY_DEADLINE": "240", "SLIPWAY_HOSTS": "::1,worker-1.invalid"}
     worker = start_node(1, *SMALL, "--", "true", **variables)
     told = start_node(0, *SMALL, "--", sys.executable, "-c", COUNT_NODES, **variables).wait()
     assert (told.status, worker.wait().status) == (7, 7), told.stderr
@@ -291,7 +291,7 @@ def test_sigterm_ends_command_and_ray_within_the_time_of_docker_stop(start: Star
 
 
 def test_a_signal_to_all_nodes_leaves_ray_up_until_the_command_has_saved(start_node: Start) -> None:
-    variables = {"SLIPWAY_DEADLINE": "120"}
+    variables = {"SLIPWAY_DEADLINE": "240"}
     worker = start_node(1, *SMALL, "--grace", "60", "--", "true", **variables)
     head = start_node(0, *SMALL, "--grace", "60", "--", sys.executable, "-c", SAVE_ON_ALL_NODES, **variables)
     assert head.read_line() == "up"
@@ -320,7 +320,7 @@ def test_the_deadline_covers_ray(start: Start) -> None:
 def test_after_a_loss_the_command_restarts_on_a_new_cluster(start_node: Start, tmp_path: Path) -> None:
     # One node is left, which forms a new Ray cluster.
     script = "echo $SLIPWAY_NODE_COUNT $RAY_ADDRESS; [ $SLIPWAY_NODE_COUNT = 1 ] || exec sleep 100"
-    variables = {"SLIPWAY_DEADLINE": "120", "SLIPWAY_LOG_DIR": str(tmp_path / "logs")}
+    variables = {"SLIPWAY_DEADLINE": "240", "SLIPWAY_LOG_DIR": str(tmp_path / "logs")}
     worker = start_node(1, *SMALL, "--", "true", **variables)
     head = start_node(0, *SMALL, "--min-nodes", "1", "--", "sh", "-c", script, **variables)
     assert head.read_line().startswith("2 ")
