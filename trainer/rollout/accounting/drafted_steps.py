@@ -27,7 +27,7 @@ class _DraftedStep(SchedulerOutput):  # type: ignore[misc]
 
 
 class DraftedSteps:
-    """Takes the place of `schedule` and `update_from_output` of an asynchronous vLLM scheduler for such steps."""
+    """Takes the place of `schedule` and `update_from_output` of a vLLM scheduler for such steps."""
 
     def __init__(self, scheduler: Any, steady: SteadySteps) -> None:
         """`steady` follows the scheduler's responses."""
@@ -36,7 +36,7 @@ class DraftedSteps:
         self._cache = scheduler.kv_cache_manager
         (manager,) = self._cache.coordinator.single_type_managers
         self._block = int(manager.block_size)
-        self._held = manager.req_to_blocks
+        self._held, self._cached = manager.req_to_blocks, manager.num_cached_block  # by name
         self.taken = 0
 
     def schedule(self, requests: Sequence[Any], drafts: Sequence[list[int]]) -> Any:
@@ -71,15 +71,18 @@ class DraftedSteps:
             request, count = draft.response.request, 1 + len(draft.tokens)
             found = self._cache.allocate_slots(request, count, num_lookahead_tokens=0) if missing else None
             blocks.append(found and found.get_block_ids(allow_none=True))
+            if not self._steady.expected:  # the asynchronous scheduler caches after the step
+                self._cache_blocks(draft.response, len(request._all_token_ids))
             computed.append(request.num_computed_tokens)
             outputs.append(len(request._output_token_ids))
             request.num_computed_tokens += count
-            request.num_output_placeholders += count
+            request.num_output_placeholders += self._steady.expected * count
             request.num_in_flight_tokens += count
         step: _DraftedStep = _DraftedStep.make_empty()
         step.drafts = drafts
         step.scheduled_spec_decode_tokens = {draft.response.name: draft.tokens for draft in drafts if draft.tokens}
         self._steady.tell(step, tokens, computed, outputs, blocks)
+        self._steady.leave_next_to_vllm()
         self.taken += 1
         return step
 
@@ -112,10 +115,15 @@ class DraftedSteps:
         request._all_token_ids.extend(new)
         response.tokens.extend(new)
         request.num_computed_tokens -= count - len(new)
-        request.num_output_placeholders -= count
+        request.num_output_placeholders -= self._steady.expected * count
         request.num_in_flight_tokens -= count
         if (held + len(new)) // self._block > held // self._block:
             request.update_block_hashes()
-        if request.num_computed_tokens // self._block > (held - 1) // self._block:  # a block is full
-            self._cache.cache_blocks(request, request.num_computed_tokens)
+        if self._steady.expected:
+            self._cache_blocks(response, request.num_computed_tokens)
         return True
+
+    def _cache_blocks(self, response: Followed, tokens: int) -> None:
+        """Lets others share the blocks that the first tokens of the response fill."""
+        if tokens // self._block > self._cached.get(response.name, 0):
+            self._cache.cache_blocks(response.request, tokens)

@@ -55,7 +55,7 @@ class SteadySteps:
         self._cache = scheduler.kv_cache_manager
         (manager,) = self._cache.coordinator.single_type_managers
         self._block = int(manager.block_size)
-        self._expected = int(isinstance(scheduler, AsyncScheduler))  # tokens that vLLM counts before they are sampled
+        self.expected = int(isinstance(scheduler, AsyncScheduler))  # tokens that vLLM counts before they are sampled
         self._running: list[Followed] = []
         self._due: dict[int, list[Followed]] = {}  # by step: responses that need a block then
         self._next_of_vllm = NOW  # the first step that vLLM has to take
@@ -73,8 +73,7 @@ class SteadySteps:
         request = self._scheduler.requests[name]
         sampling = request.sampling_params
         ends = frozenset((sampling.eos_token_id, *(sampling.stop_token_ids or ())))
-        most = min(request.num_prompt_tokens + request.max_tokens, self._scheduler.max_model_len)
-        request.followed = Followed(request, name, ends, most, tokens, log_probs)
+        request.followed = Followed(request, name, ends, most_tokens(self._scheduler, request), tokens, log_probs)
 
     def _forget(self, request: Any, *arguments: Any, **others: Any) -> Any:
         """As vLLM's `_free_request`, for a response that has ended. Otherwise the two records would keep each other
@@ -87,8 +86,20 @@ class SteadySteps:
         if self._is_steady():
             return self._steady_step()
         step = self._schedule(*arguments)
+        self._note_refused(step)
         self._look_ahead(step)
         return step
+
+    def whole_step(self, *arguments: Any) -> Any:
+        """A step that vLLM takes itself, as it does the next one."""
+        step = self._schedule(*arguments)
+        self._note_refused(step)
+        self.leave_next_to_vllm()
+        return step
+
+    def leave_next_to_vllm(self) -> None:
+        """Forgets what was foreseen of the responses."""
+        self._next_of_vllm, self._running, self._due = NOW, [], {}
 
     def _is_steady(self) -> bool:
         scheduler, step = self._scheduler, self._scheduler.current_step + 1
@@ -96,7 +107,7 @@ class SteadySteps:
             return False
         if len(self._running) != len(scheduler.running):  # some have ended or were aborted; none can have joined
             self._running = [one for one in self._running if runs(one)]
-        if not self._running or self._running[0].request.num_output_placeholders != self._expected:
+        if not self._running or self._running[0].request.num_output_placeholders != self.expected:
             return False  # vLLM treats the first step after a pause in another way
         needing = sum(map(runs, self._due.get(step, ())))
         return bool(needing <= self._cache.block_pool.get_num_free_blocks())
@@ -107,14 +118,17 @@ class SteadySteps:
         running, waiting = counts = self._scheduler.get_request_counts()
         return bool(waiting) and running < self._scheduler.max_num_running_reqs and counts != self._refused
 
-    def _look_ahead(self, step: Any) -> None:
-        """Notes after a step of vLLM when each response needs a block, and when vLLM has to take the next step."""
+    def _note_refused(self, step: Any) -> None:
         scheduler = self._scheduler
-        self._next_of_vllm, self._running, self._due = NOW, [], {}
         admitted = step.scheduled_new_reqs or step.scheduled_cached_reqs.resumed_req_ids
         looked = 0 < step.total_num_scheduled_tokens < scheduler.max_num_scheduled_tokens and not step.preempted_req_ids
         self._refused = scheduler.get_request_counts() if looked and not admitted else None
-        if self.may_admit() or step.scheduled_spec_decode_tokens:  # how many of these are computed is not known yet
+
+    def _look_ahead(self, step: Any) -> None:
+        """Notes after a step of vLLM when each response needs a block, and when vLLM has to take the next step."""
+        scheduler = self._scheduler
+        self.leave_next_to_vllm()
+        if self.may_admit():
             return
         now, running, due, first = scheduler.current_step, [], defaultdict(list), NEVER
         for request in scheduler.running:
@@ -139,7 +153,7 @@ class SteadySteps:
             computed.append(request.num_computed_tokens)
             outputs.append(len(request._output_token_ids) + request.num_output_placeholders)
             request.num_computed_tokens += 1
-            request.num_output_placeholders += self._expected
+            request.num_output_placeholders += self.expected
             request.num_in_flight_tokens += 1
         step: _SteadyStep = _SteadyStep.make_empty()
         step.responses = responses
@@ -198,7 +212,7 @@ class SteadySteps:
             if response.log_probs is not None and log_probs is not None:
                 response.log_probs.append(log_probs[place])
             request.num_in_flight_tokens -= 1
-            request.num_output_placeholders -= self._expected
+            request.num_output_placeholders -= self.expected
             if (held + 1) % self._block == 0:
                 request.update_block_hashes()
         if not left_to_vllm:
@@ -206,6 +220,11 @@ class SteadySteps:
         rest = copy(step)
         rest.num_scheduled_tokens = dict.fromkeys(left_to_vllm, 1)
         return self._update(rest, found)
+
+
+def most_tokens(scheduler: Any, request: Any) -> int:
+    """The tokens of a request, those of its prompt included, at which vLLM ends it."""
+    return int(min(request.num_prompt_tokens + request.max_tokens, scheduler.max_model_len))
 
 
 def runs(response: Followed) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 from vllm.v1.request import RequestStatus
 
 from trainer.rollout.accounting.drafted_steps import DraftedSteps
-from trainer.rollout.accounting.steady_steps import SteadySteps
+from trainer.rollout.accounting.steady_steps import SteadySteps, most_tokens
 from trainer.rollout.occupancy import Drafts
 from trainer.rollout.speculation.drafts import Drafter, Row, tokens_a_step
 from trainer.rollout.speculation.step_times import StepTimes
@@ -55,6 +55,7 @@ class Drafting:
         self._ended = time.perf_counter()  # the last step
         self._last: dict[str, tuple[list[int], int]] = {}  # by response: what the last step sampled and had drafted
         self._schedule, self._update = self._scheduler.schedule, self._scheduler.update_from_output
+        self._schedule_drafts = self._schedule if steady is None else steady.whole_step
         self._scheduler.schedule, self._scheduler.update_from_output = self.schedule, self.update_from_output
 
     def take_drafts(self) -> Drafts:
@@ -102,22 +103,22 @@ class Drafting:
 
     def schedule(self, *arguments: Any) -> Any:
         """As vLLM's `Scheduler.schedule`, with a draft for each response whose next token is due."""
-        if self._on:
-            due = [request for request in self._scheduler.running if _is_due(request)]
-            drafts = self._drafter.draft([self._row(request) for request in due])
-            if self._filled and (longest := max(drafts, key=len, default=[])):
-                longest.extend(longest[-1:] * (self._most - len(longest)))
-            drafts = [draft[: self._room(request)] for request, draft in zip(due, drafts, strict=True)]
-            if self._quick is not None and (step := self._quick.schedule(due, drafts)):
-                return step
-            for request, draft in zip(due, drafts, strict=True):
-                request.spec_token_ids = draft
-        return self._schedule(*arguments)
+        if not self._on:
+            return self._schedule(*arguments)
+        due = [request for request in self._scheduler.running if _is_due(request)]
+        drafts = self._drafter.draft([self._row(request) for request in due])
+        if self._filled and (longest := max(drafts, key=len, default=[])):
+            longest.extend(longest[-1:] * (self._most - len(longest)))
+        drafts = [draft[: self._room(request)] for request, draft in zip(due, drafts, strict=True)]
+        if self._quick is not None and (step := self._quick.schedule(due, drafts)):
+            return step
+        for request, draft in zip(due, drafts, strict=True):
+            request.spec_token_ids = draft
+        return self._schedule_drafts(*arguments)
 
     def _room(self, request: Any) -> int:
         """Tokens that the response may have before its last one."""
-        most = min(request.num_prompt_tokens + request.max_tokens, self._scheduler.max_model_len)
-        return int(most) - int(request.num_tokens) - 1
+        return most_tokens(self._scheduler, request) - int(request.num_tokens) - 1
 
     def _row(self, request: Any) -> Row:
         new, drafted = self._last.get(request.request_id, ([], 0))

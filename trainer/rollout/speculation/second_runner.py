@@ -5,6 +5,7 @@ from the seed of the request and the place of the token. So each token is the on
 drafts, and a response goes on for as long as they were the drafted ones.
 """
 
+from collections.abc import Collection
 from dataclasses import fields
 from typing import Any
 
@@ -30,7 +31,7 @@ class Graphs(ModelCudaGraphManager):  # type: ignore[misc]
     def __init__(self, runner: Any, longest: int) -> None:
         plain = runner.cudagraph_manager
         self._longest = longest
-        self._sizes: dict[int, BatchExecutionDescriptor] = {}
+        self._steps: list[BatchExecutionDescriptor] = []  # that have a graph, the smallest first
         super().__init__(plain.vllm_config, plain.device, CUDAGraphMode.FULL, decode_query_len=longest)
         self.capture(
             runner.model,
@@ -51,20 +52,21 @@ class Graphs(ModelCudaGraphManager):  # type: ignore[misc]
             # The dummy responses of a capture have a token each, and the last of them the others: `longest`.
             responses = size - self._longest + 1
             if 2 * self._longest <= size <= most and responses <= self.max_num_reqs:
-                self._sizes[size] = BatchExecutionDescriptor(CUDAGraphMode.FULL, size, responses, **limit)
-        self._capture_descs[CUDAGraphMode.FULL] = [self._sizes[size] for size in sorted(self._sizes, reverse=True)]
+                self._steps.append(BatchExecutionDescriptor(CUDAGraphMode.FULL, size, responses, **limit))
+        self._capture_descs[CUDAGraphMode.FULL] = self._steps[::-1]
 
-    def graph(self, responses: int, tokens: int, longest: int) -> BatchExecutionDescriptor | None:
-        """The smallest graph for a step of so many responses and tokens; None if there is none. At least one response
-        must have as many tokens as the graphs were captured for."""
-        if longest != self._longest:
-            return None
-        needed = max(tokens, responses + self._longest - 1)
-        return next((self._sizes[size] for size in sorted(self._sizes) if size >= needed), None)
+    def fit(self, tokens: Collection[int]) -> bool:
+        """Whether a step with so many tokens of each response has a graph. One response must have as many as the
+        graphs were captured for."""
+        return max(tokens) == self._longest and self._smallest(len(tokens), sum(tokens)) is not None
 
     def dispatch(self, num_reqs: int, num_tokens: int, *_arguments: Any, **_others: Any) -> BatchExecutionDescriptor:
         """vLLM's: the graph for a step that has one."""
-        return self.graph(num_reqs, num_tokens, self._longest)
+        return self._smallest(num_reqs, num_tokens)
+
+    def _smallest(self, responses: int, tokens: int) -> BatchExecutionDescriptor | None:
+        needed = max(tokens, responses + self._longest - 1)
+        return next((step for step in self._steps if step.num_tokens >= needed), None)
 
 
 class Verification:
@@ -93,14 +95,9 @@ class Verification:
             places = [self._states.req_id_to_index[name] for name in drafts]
             padded = [[*draft, *[0] * (table.shape[1] - len(draft))] for draft in drafts.values()]
             table[torch.tensor(places, device=table.device)] = torch.tensor(padded, device=table.device)
-        self._runner.cudagraph_manager = self._graphs if drafts and self._has_graph(step) else self._plain
+        fit = drafts and self._graphs is not None and self._graphs.fit(step.num_scheduled_tokens.values())
+        self._runner.cudagraph_manager = self._graphs if fit else self._plain
         return self._execute(step, *arguments, **others)
-
-    def _has_graph(self, step: Any) -> bool:
-        tokens = step.num_scheduled_tokens
-        return self._graphs is not None and bool(
-            self._graphs.graph(len(tokens), step.total_num_scheduled_tokens, max(tokens.values()))
-        )
 
     def sample(self, hidden_states: Tensor, batch: Any, *arguments: Any, **others: Any) -> Any:
         """As vLLM's: what was sampled, how many tokens of each response, and how many drafted ones were not."""

@@ -1,4 +1,4 @@
-"""vLLM's asynchronous scheduler with drafts, steady steps between them, and without both, side by side:
+"""vLLM's schedulers with drafts, steady steps between them, and without both, side by side:
 `drafting_program.py DIRECTORY`, for test_drafting.py. Writes DIRECTORY/found.json.
 
 Requests come, end and are aborted at random, and drafts come and go. Tokens are drawn instead of computed, as vLLM's
@@ -20,11 +20,13 @@ os.environ.update(engine_environment(enforce_eager=True), HF_HUB_OFFLINE="1")
 
 import numpy as np
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
 
 from tests.trainer.rollout.accounting.steady_steps_program import LENGTH, PROMPT, ROUNDS, Play, difference
 from tests.trainer.rollout.engine_program import END, make_model
 from trainer.rollout.speculation.drafting import Drafting
+from trainer.rollout.speculation.step_times import StepTimes
 
 MOST = 5
 
@@ -42,9 +44,11 @@ class DraftingPlay(Play):
     """A play with tokens that repeat themselves; with `drafts` also one in which drafts come and go, and `quick` with
     the shortcut through vLLM's accounting."""
 
-    def __init__(self, model: Path, caching: bool, drafts: bool = True, quick: bool = True) -> None:
-        super().__init__(model, AsyncScheduler, second_runner=True, caching=caching, steady=quick)
-        self.core = SimpleNamespace(scheduler=self.scheduler, batch_queue_size=2)
+    def __init__(
+        self, model: Path, kind: type[Scheduler], caching: bool, drafts: bool = True, quick: bool = True
+    ) -> None:
+        super().__init__(model, kind, second_runner=True, caching=caching, steady=quick)
+        self.core = SimpleNamespace(scheduler=self.scheduler, batch_queue_size=self.depth)
         self.drafting = Drafting(self.core, MOST, bool, caching, self.steps) if drafts else None
         self.turned = 0
 
@@ -78,10 +82,10 @@ class DraftingPlay(Play):
         return ModelRunnerOutput(names, {name: place for place, name in enumerate(names)}, sampled, log_probs)
 
 
-def play(model: Path, caching: bool, seed: int) -> dict[str, Any]:
+def play(model: Path, kind: type[Scheduler], caching: bool, seed: int) -> dict[str, Any]:
     """Plays all three until all responses have ended."""
-    drafting, whole = DraftingPlay(model, caching), DraftingPlay(model, caching, quick=False)
-    plain = DraftingPlay(model, caching, drafts=False, quick=False)
+    drafting, whole = DraftingPlay(model, kind, caching), DraftingPlay(model, kind, caching, quick=False)
+    plain = DraftingPlay(model, kind, caching, drafts=False, quick=False)
     for one in (drafting, whole):
         assert one.drafting is not None
         random = Random(seed)
@@ -122,15 +126,27 @@ def play(model: Path, caching: bool, seed: int) -> dict[str, Any]:
     }
 
 
-def decided(model: Path, plain_cost: float, drafting_cost: float) -> dict[str, float]:
-    """How an engine decides by itself over 2,500 steps of twelve responses, about 1.5 tokens a step with drafts.
+class Believed(StepTimes):
+    """What an engine believes that steps with drafts cost, before it drafts and while it does."""
 
-    The costs are what it believes, in steps without drafts, before it drafts and while it does.
-    """
-    one = DraftingPlay(model, caching=True)
+    def __init__(self, before: float, meanwhile: float) -> None:
+        super().__init__()
+        self._costs = {False: before, True: meanwhile}
+        self._drafting = False
+
+    def add(self, drafting: bool, _responses: int, _seconds: float) -> None:
+        self._drafting = drafting
+
+    def cost(self, _responses: int) -> float:
+        return self._costs[self._drafting]
+
+
+def decided(model: Path, times: Believed) -> dict[str, float]:
+    """How an engine decides by itself over 2,500 steps of twelve responses, about 1.5 tokens a step with drafts."""
+    one = DraftingPlay(model, AsyncScheduler, caching=True)
     drafting = one.drafting
     assert drafting is not None
-    drafting._times.cost = lambda _responses: drafting_cost if drafting._on else plain_cost  # type: ignore[method-assign]
+    drafting._times = times
     steps = drafting_steps = count = 0
     while steps < 2500:
         while len(one.scheduler.running) + len(one.scheduler.waiting) < 12:
@@ -144,12 +160,14 @@ def decided(model: Path, plain_cost: float, drafting_cost: float) -> dict[str, f
 def main(directory: Path) -> None:
     make_model(directory / "model")
     found: dict[str, Any] = {
-        f"prefix caching {caching}": [play(directory / "model", caching, seed) for seed in range(2)]
-        for caching in (False, True)
+        f"{kind.__name__}, prefix caching {caching}": [
+            play(directory / "model", kind, caching, seed) for seed in range(2)
+        ]
+        for kind, caching in ((AsyncScheduler, False), (AsyncScheduler, True), (Scheduler, True))
     }
-    found["cheap"] = decided(directory / "model", 1.1, 1.1)
-    found["dear"] = decided(directory / "model", 9.0, 9.0)
-    found["dearer than it seemed"] = decided(directory / "model", 1.1, 9.0)
+    found["cheap"] = decided(directory / "model", Believed(1.1, 1.1))
+    found["dear"] = decided(directory / "model", Believed(9.0, 9.0))
+    found["dearer than it seemed"] = decided(directory / "model", Believed(1.1, 9.0))
     (directory / "found.json").write_text(json.dumps(found))
 
 

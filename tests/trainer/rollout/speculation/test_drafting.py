@@ -11,7 +11,11 @@ from hypothesis import strategies as st
 from tests.trainer.rollout.conftest import found_by
 from trainer.rollout.speculation.acceptance import accepted_tokens
 
-PLAYS = ["prefix caching False", "prefix caching True"]
+PLAYS = [
+    "AsyncScheduler, prefix caching False",
+    "AsyncScheduler, prefix caching True",
+    "Scheduler, prefix caching True",
+]
 
 
 @pytest.fixture(scope="module")
