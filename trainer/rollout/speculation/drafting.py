@@ -1,4 +1,4 @@
-"""When an engine of vLLM drafts, and what: its scheduler gets the drafts as tokens that a step verifies.
+"""Drafts in the steps of a vLLM engine: its scheduler gets them as tokens that a step verifies.
 
 vLLM schedules a step before it has the tokens of the one before. Drafts need these, so an engine changes over between
 steps without drafts, one ahead of the tokens, and steps with drafts, one after the other.
@@ -14,13 +14,8 @@ from trainer.rollout.accounting.drafted_steps import DraftedSteps
 from trainer.rollout.accounting.steady_steps import SteadySteps, most_tokens
 from trainer.rollout.occupancy import Drafts
 from trainer.rollout.speculation.drafts import Drafter, Row, tokens_a_step
-from trainer.rollout.speculation.step_times import StepTimes
+from trainer.rollout.speculation.payoff import Payoff
 
-# Steps without drafts before the engine looks whether they would pay, which double up to `PAUSE` while they would not.
-# After they did not, it looks again later and later.
-FIRST_PAUSE, PAUSE, LONGEST_PAUSE = 16, 256, 1024
-WINDOW = 16  # steps with drafts after which it looks whether they paid
-MARGIN = 1.1  # by which drafts must promise to pay
 LOOKED_AT = 2  # places among the responses where it looks at two neighbours, which may answer the same prompt
 
 
@@ -44,14 +39,9 @@ class Drafting:
         self._agreed = agreed
         self._filled = filled
         self._drafter = Drafter(most)
-        self._times = StepTimes()
+        self._payoff = Payoff()
         self._counted = Drafts()
-        self._pause = self._setback = FIRST_PAUSE
         self._on = False
-        self._steps = 0  # since it was decided
-        self._gained = 0.0  # tokens that a response got in them on average
-        self._promised = 1.0  # tokens a step when drafts last began
-        self._kept = 1.0  # share of the promised tokens that came
         self._ended = time.perf_counter()  # the last step
         self._last: dict[str, tuple[list[int], int]] = {}  # by response: what the last step sampled and had drafted
         self._schedule, self._update = self._scheduler.schedule, self._scheduler.update_from_output
@@ -65,27 +55,18 @@ class Drafting:
 
     def turns(self) -> bool:
         """Whether the engine changes over now."""
-        if self._steps < (WINDOW if self._on else self._pause):
+        if not self._payoff.is_due(self._on):
             return False
         pays = self._agreed(self.pays())
-        self._steps, self._gained = 0, 0.0
-        if self._on:
-            self._pause = self._setback = FIRST_PAUSE if pays else min(2 * self._setback, LONGEST_PAUSE)
-        else:
-            self._pause = min(2 * self._pause, PAUSE)
+        self._payoff.decide(self._on, pays)
         return pays != self._on
 
     def pays(self) -> bool:
         """Whether a response gets more tokens in a step with drafts than in the steps without them of the same time."""
-        cost = self._times.cost(len(self._scheduler.running))
+        responses = len(self._scheduler.running)
         if self._on:
-            gain = self._gained / self._steps
-            self._kept = min(1.0, gain / self._promised)
-            return gain > cost
-        self._promised = self._promise()
-        pays = self._kept * self._promised > MARGIN * cost
-        self._kept += (1 - self._kept) / 4  # text changes: it is tried again in the end
-        return pays
+            return self._payoff.paid(responses)
+        return self._payoff.will_pay(responses, self._promise())
 
     def _promise(self) -> float:
         """Tokens a step that responses would have got with drafts, by what a few of them said last."""
@@ -130,26 +111,33 @@ class Drafting:
         """As vLLM's `Scheduler.update_from_output`; counts what it brought and how long it took."""
         left = step if self._quick is None else self._quick.update(step, found)
         outputs = {} if left is None else self._update(left, found)
-        began, self._ended = self._ended, time.perf_counter()
-        if not self._on or step.scheduled_spec_decode_tokens:  # a step that had nothing to verify costs less
-            self._times.add(self._on, len(step.num_scheduled_tokens), self._ended - began)
-        self._steps += 1
-        if self._on:
-            self._count(step.scheduled_spec_decode_tokens, found)
-        elif not self._scheduler.running:  # the next responses are looked at soon
-            self._steps, self._pause = 0, FIRST_PAUSE
+        self._count(step, found)
         return outputs
 
-    def _count(self, drafts: dict[str, list[int]], found: Any) -> None:
-        sampled = [tokens for tokens in found.sampled_token_ids if tokens]
-        if sampled:
-            self._gained += sum(map(len, sampled)) / len(sampled)
+    def _count(self, step: Any, found: Any) -> None:
+        drafts = step.scheduled_spec_decode_tokens
+        began, self._ended = self._ended, time.perf_counter()
+        if not self._on or drafts:  # a step that had nothing to verify costs less
+            self._payoff.times.add(self._on, len(step.num_scheduled_tokens), self._ended - began)
+        self._payoff.count(_tokens_of_a_response(found) if self._on else 1.0)
+        if self._on:
+            self._note(drafts, found)
+        elif not self._scheduler.running:
+            self._payoff.look_soon()
+
+    def _note(self, drafts: dict[str, list[int]], found: Any) -> None:
         drafted = {name: len(draft) for name, draft in drafts.items()}
         places = found.req_id_to_index
         self._counted += Drafts(
             sum(drafted.values()), sum(len(found.sampled_token_ids[places[name]]) - 1 for name in drafted)
         )
         self._last = {name: (found.sampled_token_ids[place], drafted.get(name, 0)) for name, place in places.items()}
+
+
+def _tokens_of_a_response(found: Any) -> float:
+    """Tokens that a response got on average, those aside whose prompt is not read to its end."""
+    sampled = [tokens for tokens in found.sampled_token_ids if tokens]
+    return sum(map(len, sampled)) / max(1, len(sampled))
 
 
 def _is_due(request: Any) -> bool:

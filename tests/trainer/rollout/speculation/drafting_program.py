@@ -146,7 +146,7 @@ def decided(model: Path, times: Believed) -> dict[str, float]:
     one = DraftingPlay(model, AsyncScheduler, caching=True)
     drafting = one.drafting
     assert drafting is not None
-    drafting._times = times
+    drafting._payoff.times = times
     steps = drafting_steps = count = 0
     while steps < 2500:
         while len(one.scheduler.running) + len(one.scheduler.waiting) < 12:

@@ -1,9 +1,8 @@
-"""Drafted tokens, and what they cost, without an engine."""
+"""Drafted tokens, without an engine."""
 
 from collections.abc import Sequence
 
 from trainer.rollout.speculation.drafts import Drafter, Group, Row, Text, tokens_a_step
-from trainer.rollout.speculation.step_times import ASSUMED_COST, LEAST_COST, REMEMBERED, StepTimes
 
 
 def text(tokens: Sequence[int], group: Group | None = None, length: int = 8) -> Text:
@@ -78,39 +77,3 @@ def test_how_a_response_could_be_drafted_is_seen_in_its_last_tokens() -> None:
     assert tokens_a_step([(words, [7] * 64), (words, words[::-1])], 8) == 64 / 36
     assert tokens_a_step([(words, words[3:40])], 8) > 3  # it repeats its prompt
     assert tokens_a_step([(words[:2], words[3:40]), (words[:2], words[3:40])], 8) > 1.5  # or another answer to it
-
-
-def times(plain: Sequence[float], drafting: Sequence[float], responses: int = 64) -> StepTimes:
-    found = StepTimes()
-    for seconds in plain:
-        found.add(False, responses, seconds)
-    for seconds in drafting:
-        found.add(True, responses, seconds)
-    return found
-
-
-def test_the_cost_of_a_step_with_drafts_is_in_steps_without_them() -> None:
-    assert times([2.0] * 3, [5.0] * 3).cost(64) == 2.5
-    assert times([2.0, 2.0, 90.0], [5.0, 5.0, 0.1]).cost(64) == 2.5  # the odd ones do not count
-    assert times([2.0] * 3, [1.0] * 3).cost(64) == LEAST_COST
-
-
-def test_before_both_kinds_of_steps_were_timed_a_cost_is_assumed() -> None:
-    assert times([], []).cost(64) == times([2.0], []).cost(64) == times([], [2.0]).cost(64) == ASSUMED_COST
-
-
-def test_the_cost_is_that_of_about_as_many_responses() -> None:
-    found = times([2.0], [5.0], responses=512)
-    assert found.cost(8) == 2.5
-    found.add(False, 8, 1.0)
-    assert found.cost(8) == 2.5  # nothing is known of steps of eight with drafts
-    found.add(True, 8, 4.0)
-    assert found.cost(8) == found.cost(9) == found.cost(15) == 4.0
-    assert found.cost(600) == 2.5
-
-
-def test_only_the_last_steps_count() -> None:
-    found = times([2.0], [9.0] * 100)
-    for _ in range(REMEMBERED):
-        found.add(True, 64, 3.0)
-    assert found.cost(64) == 1.5
