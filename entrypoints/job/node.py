@@ -21,7 +21,7 @@ from entrypoints.ray.attach import leave_note
 from entrypoints.ray.directory import directory_prefix
 from entrypoints.ray.log_mirror import LogMirror
 from entrypoints.ray.node import RayNode
-from entrypoints.ray.ports import ClaimedPorts, claim_ray_ports, control_port
+from entrypoints.ray.ports import claim_ray_ports, control_port
 
 if TYPE_CHECKING:
     from entrypoints.wire.certificates import Authority, NodeKey
@@ -57,7 +57,6 @@ class Node:
         self.control_port = options.control_port or control_port(allocation.job_id)
         self.process_tree = ProcessTree()
         self.ray: RayNode | None = None
-        self._claimed: ClaimedPorts | None = None
         self._mirror: LogMirror | None = None
         self._deadline = time.monotonic() + options.deadline
         self._failure: asyncio.Future[LaunchError] = asyncio.get_running_loop().create_future()
@@ -136,11 +135,9 @@ class Node:
         """Prepare Ray on this node, on ports that are free now; on loopback only if it is `alone`."""
         assert self.options.ray is not None
         job_id, rank = self.allocation.job_id, self.allocation.node_rank
-        self._claimed = claim_ray_ports(job_id, rank, self.options.ray.cpus)
+        ports = claim_ray_ports(job_id, rank, self.options.ray.cpus)
         prefix = directory_prefix(job_id, rank, self.options.control_port)
-        self.ray = RayNode(
-            self.process_tree, self.options.ray, self._claimed.ports, self.environment, token, prefix, alone=alone
-        )
+        self.ray = RayNode(self.process_tree, self.options.ray, ports, self.environment, token, prefix, alone=alone)
         if self.options.log_directory is not None:
             folder = log_folder(self.options.log_directory, rank, self.hostname)
             self._mirror = self.ray.mirror_logs(folder)
@@ -217,11 +214,8 @@ class Node:
         if self.ray is not None:
             if self._mirror is not None:
                 self._mirror.update()
-            self.ray.remove_directory()
+            self.ray.clean()
             self.ray = None
-        if self._claimed is not None:
-            self._claimed.release()
-            self._claimed = None
 
 
 def node_name(rank: int, host: str | None) -> str:

@@ -19,7 +19,7 @@ from entrypoints.ray.attach import LOOPBACK_ONLY
 from entrypoints.ray.directory import NodeDirectory
 from entrypoints.ray.log_mirror import LogMirror
 from entrypoints.ray.object_store import choose_object_store
-from entrypoints.ray.ports import RayPorts, can_bind
+from entrypoints.ray.ports import ClaimedPorts, RayPorts, can_bind
 
 WATCHED = ("raylet", "gcs_server")
 _HEAD_ONLY = ("gcs", "client_server", "dashboard", "dashboard_metrics")
@@ -65,17 +65,19 @@ class RayNode:
         self,
         process_tree: ProcessTree,
         options: RayOptions,
-        ports: RayPorts,
+        claimed: ClaimedPorts,
         environment: Mapping[str, str],
         token: str,
         prefix: str = "slipway-ray-",
         *,
         alone: bool = False,
     ) -> None:
-        """With `alone` Ray's servers listen on loopback only. Raises RayFailedError if /tmp cannot be written."""
+        """Takes over the claimed ports. With `alone` Ray's servers listen on loopback only. Raises RayFailedError if
+        /tmp cannot be written."""
         self._process_tree = process_tree
         self._options = options
-        self._ports = ports
+        self._claimed = claimed
+        self._ports = ports = claimed.ports
         given = dict(label.split("=", 1) for label in options.labels.split(",") if label)
         self._labels = topology_labels(environment) | given
         self._dashboard: Dashboard | None = None
@@ -219,8 +221,9 @@ class RayNode:
         """A mirror of the logs of Ray's processes, which are removed with the directory."""
         return LogMirror(self._logs, folder / "ray")
 
-    def remove_directory(self) -> None:
-        """Remove Ray's directory, with a warning if that fails."""
+    def clean(self) -> None:
+        """Release the ports and remove Ray's directory, with a warning if that fails. Ray's processes have ended."""
+        self._claimed.release()
         try:
             self.directory.remove()
         except OSError as error:

@@ -63,9 +63,10 @@ def test_jobs_differ_but_nodes_agree() -> None:
 
 
 def test_an_unwritable_directory_is_an_error() -> None:
-    no_processes = cast(ProcessTree, None)
+    no_processes, ports = cast(ProcessTree, None), claim_ray_ports("77", 0)
     with pytest.raises(RayFailedError, match="/tmp cannot be written: No such file or directory"):
-        RayNode(no_processes, RayOptions(), RayPorts(30_000), {}, "token", prefix="no/such/")
+        RayNode(no_processes, RayOptions(), ports, {}, "token", prefix="no/such/")
+    ports.release()
 
 
 def test_a_taken_port_is_noticed() -> None:

@@ -85,15 +85,16 @@ class SteadySteps:
         """As vLLM's `Scheduler.schedule`."""
         if self._is_steady():
             return self._steady_step()
-        step = self._schedule(*arguments)
-        self._note_refused(step)
+        step = self.whole_step(*arguments)
         self._look_ahead(step)
         return step
 
     def whole_step(self, *arguments: Any) -> Any:
-        """A step that vLLM takes itself, as it does the next one."""
-        step = self._schedule(*arguments)
-        self._note_refused(step)
+        """A step that vLLM takes itself. It takes the next one, too, unless `_look_ahead` foresees that it need not."""
+        scheduler, step = self._scheduler, self._schedule(*arguments)
+        admitted = step.scheduled_new_reqs or step.scheduled_cached_reqs.resumed_req_ids
+        looked = 0 < step.total_num_scheduled_tokens < scheduler.max_num_scheduled_tokens and not step.preempted_req_ids
+        self._refused = scheduler.get_request_counts() if looked and not admitted else None
         self.leave_next_to_vllm()
         return step
 
@@ -118,16 +119,9 @@ class SteadySteps:
         running, waiting = counts = self._scheduler.get_request_counts()
         return bool(waiting) and running < self._scheduler.max_num_running_reqs and counts != self._refused
 
-    def _note_refused(self, step: Any) -> None:
-        scheduler = self._scheduler
-        admitted = step.scheduled_new_reqs or step.scheduled_cached_reqs.resumed_req_ids
-        looked = 0 < step.total_num_scheduled_tokens < scheduler.max_num_scheduled_tokens and not step.preempted_req_ids
-        self._refused = scheduler.get_request_counts() if looked and not admitted else None
-
     def _look_ahead(self, step: Any) -> None:
         """Notes after a step of vLLM when each response needs a block, and when vLLM has to take the next step."""
         scheduler = self._scheduler
-        self.leave_next_to_vllm()
         if self.may_admit():
             return
         now, running, due, first = scheduler.current_step, [], defaultdict(list), NEVER
