@@ -95,7 +95,7 @@ def main() -> None:
                     ratio=round(min(seconds["without"]) / min(seconds[mode]), 3),
                     drafted=round(counted[mode].accepted / tokens, 3),
                     accepted=round(counted[mode].accepted / max(counted[mode].drafted, 1), 3),
-                    cost=round(drafting._times.cost(count), 2),
+                    cost=round(drafting._payoff.times.cost(count), 2),
                     same=round(same_share(found[mode], found["without"]), 3),
                 )
 
