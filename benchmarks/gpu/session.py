@@ -197,7 +197,16 @@ PLAN = (
         ray=True,
     ),
     Job("claims-tuning", f"{BENCH}claims --only tuning --out $ROWS --logs $LOGS", limit=500, ray=True),
-    Job("claims-two-gpus", f"{BENCH}claims --only two_gpus --out $ROWS --logs $LOGS", limit=500, gpus=2, ray=True),
+    *(
+        Job(
+            f"claims-two-gpus-{shape}",
+            f"{BENCH}claims --only two_gpus --shape {shape} --out $ROWS --logs $LOGS",
+            limit=700,
+            gpus=2,
+            ray=True,
+        )
+        for shape in ("0.5B", "1.5B")
+    ),
     Job(
         "rollout-1.5B-4096",
         f"{BENCH}rollout --shape 1.5B --prompts 16 --samples 8 --prompt 256 --response 4096 --engines 1 --repeats 1 "
