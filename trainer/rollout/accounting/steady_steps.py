@@ -4,6 +4,8 @@ In each step vLLM asks of each response whether it may go on, needs a block or h
 With a small model that takes longer than the kernels. Here vLLM is asked about a response only when it needs a block,
 comes to its end, or waits; otherwise the few numbers that change are counted up. vLLM's records are the same after
 every step, so that it can take any of them itself.
+
+Responses that wait enter some at a time, because a step that lets one in costs as much as one that lets in many.
 """
 
 import logging
@@ -25,6 +27,8 @@ logger = logging.getLogger(__name__)
 # The versions whose records are known; any other one takes all steps itself.
 VERSIONS = ("0.26.0", "0.32.0")
 NEVER, NOW = 2**62, 0
+# Steady steps that take as long as one of vLLM's that reads prompts, and for how many a response waits at most.
+COST_OF_ENTRY, LONGEST_WAIT = 2, 32
 
 
 @dataclass(slots=True, eq=False)
@@ -49,8 +53,9 @@ class _SteadyStep(SchedulerOutput):  # type: ignore[misc]
 class SteadySteps:
     """Stands before `schedule` and `update_from_output` of a vLLM scheduler."""
 
-    def __init__(self, scheduler: Any) -> None:
-        """`scheduler` is suited, see `reason_against`."""
+    def __init__(self, scheduler: Any, longest_wait: int = LONGEST_WAIT) -> None:
+        """`scheduler` is suited, see `reason_against`. A response that could enter waits for `longest_wait` steps at
+        most."""
         self._scheduler = scheduler
         self._cache = scheduler.kv_cache_manager
         (manager,) = self._cache.coordinator.single_type_managers
@@ -61,6 +66,9 @@ class SteadySteps:
         self._next_of_vllm = NOW  # the first step that vLLM has to take
         # Running and waiting responses, if vLLM let none of those that wait in with its last step.
         self._refused: tuple[int, int] | None = None
+        self._longest_wait = longest_wait
+        self._waited = 0  # steps since a response could enter
+        self._missed = 0  # tokens that those which could enter did not get meanwhile
         self._tells_common_prefix = False
         self.taken = 0
         self._schedule, self._update = scheduler.schedule, scheduler.update_from_output
@@ -101,10 +109,11 @@ class SteadySteps:
     def leave_next_to_vllm(self) -> None:
         """Forgets what was foreseen of the responses."""
         self._next_of_vllm, self._running, self._due = NOW, [], {}
+        self._waited = self._missed = 0
 
     def _is_steady(self) -> bool:
         scheduler, step = self._scheduler, self._scheduler.current_step + 1
-        if step >= self._next_of_vllm or self.may_admit() or scheduler.pause_state.name != "UNPAUSED":
+        if step >= self._next_of_vllm or self._admits() or scheduler.pause_state.name != "UNPAUSED":
             return False
         if len(self._running) != len(scheduler.running):  # some have ended or were aborted; none can have joined
             self._running = [one for one in self._running if runs(one)]
@@ -118,6 +127,15 @@ class SteadySteps:
         no room in its cache."""
         running, waiting = counts = self._scheduler.get_request_counts()
         return bool(waiting) and running < self._scheduler.max_num_running_reqs and counts != self._refused
+
+    def _admits(self) -> bool:
+        """Whether responses that wait enter now: once they have missed as many tokens as those that run will."""
+        if not self.may_admit():
+            return False
+        running, waiting = self._scheduler.get_request_counts()
+        self._waited += 1
+        self._missed += min(waiting, self._scheduler.max_num_running_reqs - running)
+        return self._waited > self._longest_wait or self._missed >= COST_OF_ENTRY * running
 
     def _look_ahead(self, step: Any) -> None:
         """Notes after a step of vLLM when each response needs a block, and when vLLM has to take the next step."""

@@ -6,7 +6,7 @@ from trainer.rollout.speculation.step_times import StepTimes
 # After they did not, it looks again later and later.
 FIRST_PAUSE, PAUSE, LONGEST_PAUSE = 16, 256, 1024
 WINDOW = 16  # steps with drafts after which it looks whether they paid
-MARGIN = 1.1  # by which drafts must promise to pay
+MARGIN = 1.1  # by which drafts must pay: a batch ends with the response that gets the fewest tokens
 
 
 class Payoff:
@@ -37,7 +37,7 @@ class Payoff:
         """Whether drafts paid, with about so many responses; remembers how much of their promise they kept."""
         gain = self._gained / self._steps
         self._kept = min(1.0, gain / self._promised)
-        return gain > self.times.cost(responses)
+        return gain > MARGIN * self.times.cost(responses)
 
     def will_pay(self, responses: int, promised: float) -> bool:
         """Whether drafts will pay that promise so many tokens of a response in a step."""

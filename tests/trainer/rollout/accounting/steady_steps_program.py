@@ -34,7 +34,7 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from tests.trainer.rollout.engine_program import END, make_model
-from trainer.rollout.accounting.steady_steps import SteadySteps
+from trainer.rollout.accounting.steady_steps import LONGEST_WAIT, SteadySteps
 
 BLOCK, BLOCKS = 16, 150
 ROUNDS = 1200
@@ -46,7 +46,15 @@ PROMPT, LENGTH = 200, 290
 class Play:
     """A scheduler in a play; `steady` puts the shortcut before it. The same seed gives the same play."""
 
-    def __init__(self, model: Path, kind: type[Scheduler], second_runner: bool, caching: bool, steady: bool) -> None:
+    def __init__(
+        self,
+        model: Path,
+        kind: type[Scheduler],
+        second_runner: bool,
+        caching: bool,
+        steady: bool,
+        longest_wait: int = 0,
+    ) -> None:
         settings = EngineArgs(
             model=str(model),
             max_model_len=PROMPT + LENGTH,
@@ -64,7 +72,7 @@ class Play:
         hashed = get_hash_fn_by_name(settings.cache_config.prefix_caching_hash_algo)
         init_none_hash(hashed)
         self.hasher = get_request_block_hasher(BLOCK, hashed) if caching else None
-        self.steps = SteadySteps(self.scheduler) if steady else None
+        self.steps = SteadySteps(self.scheduler, longest_wait) if steady else None
         self.under_way: deque[tuple[Any, ModelRunnerOutput]] = deque()
         self.depth = 2 if kind is AsyncScheduler else 1
         self.tokens: dict[str, list[int]] = {}
@@ -196,6 +204,21 @@ def compare(model: Path, kind: type[Scheduler], second_runner: bool, caching: bo
     }
 
 
+def entries(model: Path, kind: type[Scheduler], longest_wait: int) -> dict[str, Any]:
+    """Plays many short responses, of which few fit at once, until all have ended."""
+    play = Play(model, kind, second_runner=True, caching=True, steady=True, longest_wait=longest_wait)
+    for number in range(20 * AT_ONCE):
+        play.add(str(number), [number % 4] * 20, most=60, log_probs=False)
+    rounds = longest = waited = 0
+    while len(play.ended) < 20 * AT_ONCE:
+        running, waiting = play.scheduler.get_request_counts()
+        waited = 0 if play.round()["new"] or not waiting or running == AT_ONCE else waited + 1
+        rounds, longest = rounds + 1, max(longest, waited)
+    steps = play.steps
+    assert steps is not None
+    return {"rounds": rounds, "steps of vLLM": rounds - steps.taken, "longest wait": longest, "tokens": play.tokens}
+
+
 def difference(found: dict[str, Any], expected: dict[str, Any]) -> str:
     """The first key whose values differ, with both; empty if none does."""
     keys = [*expected, *(found.keys() - expected.keys())]
@@ -213,6 +236,10 @@ def main(directory: Path) -> None:
         for kind in (Scheduler, AsyncScheduler)
         for second_runner in (False, True)
         for caching in (False, True)
+    }
+    found["entries"] = {
+        kind.__name__: {wait: entries(directory / "model", kind, wait) for wait in (0, 4, LONGEST_WAIT)}
+        for kind in (Scheduler, AsyncScheduler)
     }
     (directory / "found.json").write_text(json.dumps(found))
 

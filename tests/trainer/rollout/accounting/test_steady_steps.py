@@ -39,6 +39,20 @@ def test_responses_came_to_every_kind_of_end_and_were_taken_back(plays: dict[str
         assert min(play["ended"].count("stop"), play["ended"].count("length"), play["aborted"]) > 20
 
 
+@pytest.mark.parametrize("kind", ["Scheduler", "AsyncScheduler"])
+def test_responses_that_wait_enter_several_at_a_time_and_get_the_same_tokens(plays: dict[str, Any], kind: str) -> None:
+    at_once, soon, later = plays["entries"][kind].values()
+    assert at_once["tokens"] == soon["tokens"] == later["tokens"]
+    assert at_once["steps of vLLM"] > 1.4 * later["steps of vLLM"]
+
+
+@pytest.mark.parametrize("kind", ["Scheduler", "AsyncScheduler"])
+def test_no_response_waits_for_long_for_others_to_enter_with_it(plays: dict[str, Any], kind: str) -> None:
+    waits = {int(wait): found["longest wait"] for wait, found in plays["entries"][kind].items()}
+    assert all(found <= wait for wait, found in waits.items())
+    assert plays["entries"][kind][str(max(waits))]["rounds"] < 1.5 * plays["entries"][kind]["0"]["rounds"]
+
+
 def test_responses_and_log_probs_are_the_same(answers: dict[str, Any]) -> None:
     assert answers["with"] == answers["without"]
     assert answers["taken"] > 150

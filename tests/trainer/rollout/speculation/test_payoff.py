@@ -89,11 +89,11 @@ def test_new_responses_are_looked_at_soon() -> None:
     assert steps_until_due(found, drafting=False) == FIRST_PAUSE
 
 
-def test_drafts_go_on_while_a_step_brings_more_than_it_costs() -> None:
+def test_drafts_go_on_while_a_step_brings_clearly_more_than_it_costs() -> None:
     found = payoff(cost=2.0)
     assert found.will_pay(8, promised=5.0)
     found.decide(drafting=False, pays=True)
-    for tokens, pays in ((2.5, True), (2.1, True), (1.9, False)):
+    for tokens, pays in ((2.5, True), (2.3, True), (2.1, False)):
         assert steps_until_due(found, drafting=True, tokens=tokens) == WINDOW
         assert found.paid(8) == pays
         found.decide(drafting=True, pays=pays)
