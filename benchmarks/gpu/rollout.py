@@ -76,8 +76,8 @@ def offline_engine(options: argparse.Namespace) -> Any:
     return generate
 
 
-def open_trainers_engine(options: argparse.Namespace, **rollout: object) -> Any:
-    """An engine of the trainer, with further settings of `rollout`."""
+def open_trainers_engine(options: argparse.Namespace, ends: Sequence[int] = (258,), **rollout: object) -> Any:
+    """An engine of the trainer, with further settings of `rollout`; `ends` end a response if it may end early."""
     from trainer.config.tree import Config
     from trainer.rollout.backends.vllm import VllmEngine
 
@@ -95,7 +95,7 @@ def open_trainers_engine(options: argparse.Namespace, **rollout: object) -> Any:
             },
         }
     )
-    return VllmEngine(config, "cpu" if options.cpu else "cuda", [258])
+    return VllmEngine(config, "cpu" if options.cpu else "cuda", list(ends))
 
 
 def sample(engine: Any, prompts: Sequence[Sequence[int]], length: int, log_probs: bool) -> list[Any]:

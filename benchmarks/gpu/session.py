@@ -268,6 +268,7 @@ PLAN = (
     Job("rollout-0.5B", f"{BENCH}rollout --shape 0.5B --engines 4 --out $ROWS --profile $LOGS"),
     Job("rollout-1.5B", f"{BENCH}rollout --shape 1.5B --engines 2 --out $ROWS"),
     *(Job(f"accounting-{shape}", f"{BENCH}accounting --shape {shape} --out $ROWS") for shape in ("0.5B", "1.5B")),
+    Job("entries", f"{BENCH}entries --shape 0.5B --out $ROWS"),
     Job("start-up", f"{BENCH}start_up --shape 0.5B --out $ROWS --logs $LOGS {CACHE.format(8)}", limit=590),
     Job("pages", f"{BENCH}pages --out $ROWS", gpus=4),
     Job("weights", f"{BENCH}weights --out $ROWS", ray=True),
