@@ -10,11 +10,9 @@ import os
 import random
 import time
 
-from benchmarks.gpu.common import SHAPES, Results, write_job
+from benchmarks.gpu.common import END_TOKEN, SHAPES, Results, write_job
 from benchmarks.gpu.rollout import engine_arguments, open_trainers_engine, sample
 from trainer.rollout.process_environment import engine_environment
-
-FIRST_END = 300  # of the ids that end a response
 
 
 def main() -> None:
@@ -22,22 +20,22 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=1024, help="rollout.max_num_seqs")
     parser.add_argument("--responses", type=int, default=3072)
     parser.add_argument("--mean", type=int, default=500, help="tokens of a response")
-    parser.set_defaults(engines=1, prompt=128, response=1536, kv_cache_gib=16.0, repeats=1)
+    parser.set_defaults(engines=1, prompt=128, response=1536, kv_cache_gib=16.0)
     options = parser.parse_args()
     results = Results(options.out, "entries")
     options.job = write_job(options.jobs / f"{options.shape}-{options.prompt}", options.shape, options.prompt)
     os.environ.update(engine_environment(enforce_eager=options.cpu))
     vocabulary, generator = SHAPES[options.shape].vocabulary, random.Random(0)
-    ends = range(FIRST_END, FIRST_END + max(1, vocabulary // options.mean))
+    ends = range(END_TOKEN, END_TOKEN + max(1, vocabulary // options.mean))
     engine = open_trainers_engine(options, ends, max_num_seqs=options.at_once, ignore_end_tokens=False)
     scheduler, steady = engine._scheduler(), engine._in_flight._steady
     prompts = [
         [generator.randrange(ends.stop, vocabulary) for _ in range(options.prompt)] for _ in range(options.responses)
     ]
     sample(engine, prompts[: options.at_once], 8, log_probs=True)  # kernels of this size
-    waits = (steady._longest_wait, 0)
+    waits = (steady.longest_wait, 0)
     for wait in waits * options.repeats:
-        steady._longest_wait = wait
+        steady.longest_wait = wait
         first, taken, start = scheduler.current_step, steady.taken, time.perf_counter()
         found = sample(engine, prompts, options.response, log_probs=True)
         seconds = time.perf_counter() - start

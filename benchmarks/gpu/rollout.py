@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.common import SHAPES, Results, arguments, write_job
+from benchmarks.gpu.common import END_TOKEN, SHAPES, Results, arguments, write_job
 
 
 def serve(connection: Connection, kind: str, options: argparse.Namespace) -> None:
@@ -76,7 +76,7 @@ def offline_engine(options: argparse.Namespace) -> Any:
     return generate
 
 
-def open_trainers_engine(options: argparse.Namespace, ends: Sequence[int] = (258,), **rollout: object) -> Any:
+def open_trainers_engine(options: argparse.Namespace, ends: Sequence[int] = (END_TOKEN,), **rollout: object) -> Any:
     """An engine of the trainer, with further settings of `rollout`; `ends` end a response if it may end early."""
     from trainer.config.tree import Config
     from trainer.rollout.backends.vllm import VllmEngine

@@ -70,14 +70,16 @@ def _step(
 ) -> dict[str, Any]:
     """The medians of a run of some steps without the first. Raises RuntimeError if no step ended."""
     prompts, prompt, response, ends = _sizes(options)
-    sizes = {"batch": prompts, "prompt": prompt, "response": response, "end-tokens": ends, "steps": 4, "gpus": gpus}
-    sizes["tokens"] = tokens
+    sizes = {"batch": prompts, "prompt": prompt, "response": response, "end-tokens": ends}
+    limits = {"gpus": gpus, "tokens": tokens, "steps": 4, "timeout": TIMEOUT}
     with tempfile.TemporaryDirectory(prefix="slipway-claims-") as directory:
         rows = Path(directory) / "rows.jsonl"
-        names = {"name": name, "shape": options.shape, "side": "ours", "timeout": TIMEOUT}
+        names = {"name": name, "shape": options.shape, "side": "ours"}
         places = {"jobs": options.jobs, "logs": options.logs, "out": rows}
         command = [sys.executable, "-m", "benchmarks.gpu.step"]
-        command += [text for key, value in (names | sizes | places).items() for text in (f"--{key}", str(value))]
+        command += [
+            text for key, value in (names | sizes | limits | places).items() for text in (f"--{key}", str(value))
+        ]
         subprocess.run([*command, *["--cpu"] * options.cpu, *settings], cwd=ROOT, check=True)
         (row,) = read_rows(rows)
     if "step" not in row:

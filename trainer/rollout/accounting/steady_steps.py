@@ -53,9 +53,10 @@ class _SteadyStep(SchedulerOutput):  # type: ignore[misc]
 class SteadySteps:
     """Stands before `schedule` and `update_from_output` of a vLLM scheduler."""
 
-    def __init__(self, scheduler: Any, longest_wait: int = LONGEST_WAIT) -> None:
+    def __init__(self, scheduler: Any, longest_wait: int) -> None:
         """`scheduler` is suited, see `reason_against`. A response that could enter waits for `longest_wait` steps at
         most."""
+        self.longest_wait = longest_wait
         self._scheduler = scheduler
         self._cache = scheduler.kv_cache_manager
         (manager,) = self._cache.coordinator.single_type_managers
@@ -66,7 +67,6 @@ class SteadySteps:
         self._next_of_vllm = NOW  # the first step that vLLM has to take
         # Running and waiting responses, if vLLM let none of those that wait in with its last step.
         self._refused: tuple[int, int] | None = None
-        self._longest_wait = longest_wait
         self._waited = 0  # steps since a response could enter
         self._missed = 0  # tokens that those which could enter did not get meanwhile
         self._tells_common_prefix = False
@@ -129,13 +129,14 @@ class SteadySteps:
         return bool(waiting) and running < self._scheduler.max_num_running_reqs and counts != self._refused
 
     def _admits(self) -> bool:
-        """Whether responses that wait enter now: once they have missed as many tokens as those that run will."""
+        """Whether responses that wait enter now: after `longest_wait` steps, or once they have missed as many tokens as
+        those at work miss in the step that lets them in. Called once for each step, because it counts."""
         if not self.may_admit():
             return False
         running, waiting = self._scheduler.get_request_counts()
         self._waited += 1
         self._missed += min(waiting, self._scheduler.max_num_running_reqs - running)
-        return self._waited > self._longest_wait or self._missed >= COST_OF_ENTRY * running
+        return self._waited > self.longest_wait or self._missed >= COST_OF_ENTRY * running
 
     def _look_ahead(self, step: Any) -> None:
         """Notes after a step of vLLM when each response needs a block, and when vLLM has to take the next step."""
@@ -264,4 +265,4 @@ def steady_steps(scheduler: Any, reports_text: bool) -> SteadySteps | None:
     if reason is not None:
         logger.info("vLLM accounts for every token of every response: %s", reason)
         return None
-    return SteadySteps(scheduler)
+    return SteadySteps(scheduler, LONGEST_WAIT)
