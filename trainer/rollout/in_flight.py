@@ -145,6 +145,8 @@ class ResponsesInFlight:
             while begun:
                 self._step(parts)
             self._llm.wake_up(tags=["scheduling"])
+        if self._steady is not None:
+            self._steady.write()
 
 
 def _part(own: _InFlight, token_ids: Sequence[int], reason: str | None = None) -> Part:

@@ -1,6 +1,6 @@
 """Steps in which every response gets the drafted tokens that it accepts and one more, and nothing else happens.
 
-As with steady steps, the few numbers that change are counted up, and vLLM's records are the same after every step.
+The few numbers that change are counted up, and vLLM's records are the same after every step.
 """
 
 import math
@@ -11,7 +11,8 @@ from typing import Any
 
 from vllm.v1.core.sched.output import SchedulerOutput
 
-from trainer.rollout.accounting.steady_steps import Followed, SteadySteps, runs
+from trainer.rollout.accounting.steady_steps import SteadySteps
+from trainer.rollout.accounting.stretch import Followed, runs
 
 
 @dataclass(slots=True)

@@ -2,25 +2,25 @@
 
 In each step vLLM asks of each response whether it may go on, needs a block or has ended, and writes a report about it.
 With a small model that takes longer than the kernels. Here vLLM is asked about a response only when it needs a block,
-comes to its end, or waits; otherwise the few numbers that change are counted up. vLLM's records are the same after
-every step, so that it can take any of them itself.
+comes to its end, or waits. Otherwise the few numbers that change are counted for all at once (`stretch`), and are in
+vLLM's records before vLLM looks at them, so that it can take any step itself.
 
 Responses that wait enter some at a time, because a step that lets one in costs as much as one that lets in many.
 """
 
 import logging
-from collections import defaultdict
 from copy import copy
-from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import vllm
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.request import RequestStatus
 
 from trainer.rollout.accounting.last_blocks import countable
+from trainer.rollout.accounting.stretch import Followed, Stretch, one_token_each, runs
 
 logger = logging.getLogger(__name__)
 
@@ -31,23 +31,12 @@ NEVER, NOW = 2**62, 0
 COST_OF_ENTRY, LONGEST_WAIT = 2, 32
 
 
-@dataclass(slots=True, eq=False)
-class Followed:
-    """vLLM's records of a response: of its scheduler, and the tokens and log-probs of its output processor. vLLM
-    ends it once it has `most` tokens, those of the prompt included."""
-
-    request: Any
-    name: str
-    ends: frozenset[int | None]
-    most: int
-    tokens: list[int]
-    log_probs: list[float] | None
-
-
 class _SteadyStep(SchedulerOutput):  # type: ignore[misc]
     """What vLLM's workers do in a step in which each of the responses gets a token."""
 
+    stretch: Stretch
     responses: list[Followed]
+    places: np.ndarray  # of the responses in the stretch
 
 
 class SteadySteps:
@@ -60,10 +49,9 @@ class SteadySteps:
         self._scheduler = scheduler
         self._cache = scheduler.kv_cache_manager
         (manager,) = self._cache.coordinator.single_type_managers
-        self._block = int(manager.block_size)
+        self._block, self._held = int(manager.block_size), manager.req_to_blocks
         self.expected = int(isinstance(scheduler, AsyncScheduler))  # tokens that vLLM counts before they are sampled
-        self._running: list[Followed] = []
-        self._due: dict[int, list[Followed]] = {}  # by step: responses that need a block then
+        self._stretch: Stretch | None = None
         self._next_of_vllm = NOW  # the first step that vLLM has to take
         # Running and waiting responses, if vLLM let none of those that wait in with its last step.
         self._refused: tuple[int, int] | None = None
@@ -77,28 +65,39 @@ class SteadySteps:
         scheduler._free_request = self._forget
 
     def follow(self, name: str, tokens: list[int], log_probs: list[float] | None) -> None:
-        """Steady steps append to `tokens` and `log_probs`, vLLM's output processor in all others."""
+        """Steady steps append to `tokens` and `log_probs`, after `write` at the latest; vLLM's output processor does in
+        all others."""
         request = self._scheduler.requests[name]
         sampling = request.sampling_params
-        ends = frozenset((sampling.eos_token_id, *(sampling.stop_token_ids or ())))
+        ends = _ends(sampling.eos_token_id, tuple(sampling.stop_token_ids or ()))
         request.followed = Followed(request, name, ends, most_tokens(self._scheduler, request), tokens, log_probs)
+
+    def write(self) -> None:
+        """Brings vLLM's records up to the steps so far."""
+        if self._stretch is not None:
+            self._stretch.write_all()
 
     def _forget(self, request: Any, *arguments: Any, **others: Any) -> Any:
         """As vLLM's `_free_request`, for a response that has ended. Otherwise the two records would keep each other
         alive."""
+        followed = getattr(request, "followed", None)
+        if followed is not None and followed.stretch is not None:
+            followed.stretch.write(followed)
+            followed.stretch = None
         request.followed = None
         return self._free(request, *arguments, **others)
 
     def schedule(self, *arguments: Any) -> Any:
         """As vLLM's `Scheduler.schedule`."""
-        if self._is_steady():
-            return self._steady_step()
+        if self._stretch is not None and self._is_steady(self._stretch):
+            return self._steady_step(self._stretch)
         step = self.whole_step(*arguments)
         self._look_ahead(step)
         return step
 
     def whole_step(self, *arguments: Any) -> Any:
         """A step that vLLM takes itself. It takes the next one, too, unless `_look_ahead` foresees that it need not."""
+        self.write()
         scheduler, step = self._scheduler, self._schedule(*arguments)
         admitted = step.scheduled_new_reqs or step.scheduled_cached_reqs.resumed_req_ids
         looked = 0 < step.total_num_scheduled_tokens < scheduler.max_num_scheduled_tokens and not step.preempted_req_ids
@@ -108,19 +107,20 @@ class SteadySteps:
 
     def leave_next_to_vllm(self) -> None:
         """Forgets what was foreseen of the responses."""
-        self._next_of_vllm, self._running, self._due = NOW, [], {}
+        self._next_of_vllm, self._stretch = NOW, None
         self._waited = self._missed = 0
 
-    def _is_steady(self) -> bool:
-        scheduler, step = self._scheduler, self._scheduler.current_step + 1
-        if step >= self._next_of_vllm or self._admits() or scheduler.pause_state.name != "UNPAUSED":
+    def _is_steady(self, stretch: Stretch) -> bool:
+        scheduler = self._scheduler
+        if scheduler.current_step + 1 >= self._next_of_vllm or self._admits():
             return False
-        if len(self._running) != len(scheduler.running):  # some have ended or were aborted; none can have joined
-            self._running = [one for one in self._running if runs(one)]
-        if not self._running or self._running[0].request.num_output_placeholders != self.expected:
+        if scheduler.pause_state.name != "UNPAUSED":
+            return False
+        if len(stretch.responses) != len(scheduler.running):  # some have ended or were aborted; none can have joined
+            stretch.narrow()
+        if not stretch.responses or stretch.placeholders() != self.expected:
             return False  # vLLM treats the first step after a pause in another way
-        needing = sum(map(runs, self._due.get(step, ())))
-        return bool(needing <= self._cache.block_pool.get_num_free_blocks())
+        return len(stretch.at_block(stretch.begun)) <= int(self._cache.block_pool.get_num_free_blocks())
 
     def may_admit(self) -> bool:
         """Whether a response waits and there may be a place for it: not before another one has ended, once vLLM found
@@ -139,38 +139,31 @@ class SteadySteps:
         return self._waited > self.longest_wait or self._missed >= COST_OF_ENTRY * running
 
     def _look_ahead(self, step: Any) -> None:
-        """Notes after a step of vLLM when each response needs a block, and when vLLM has to take the next step."""
+        """Begins a stretch after a step of vLLM, and notes when vLLM has to take the next one."""
         scheduler = self._scheduler
         if self.may_admit():
             return
-        now, running, due, first = scheduler.current_step, [], defaultdict(list), NEVER
+        now, running, first = scheduler.current_step, [], NEVER
         for request in scheduler.running:
             response = getattr(request, "followed", None)
             if response is None or request.is_prefill_chunk or request.request_id not in step.num_scheduled_tokens:
                 return
-            computed = request.num_computed_tokens
             running.append(response)
-            due[now + 1 + -computed % self._block].append(response)
-            first = min(first, now + max(1, response.most - computed))
-        self._running, self._due, self._next_of_vllm = running, due, first
-        self._tells_common_prefix = bool(step.num_common_prefix_blocks)
+            first = min(first, now + max(1, response.most - request.num_computed_tokens))
+        if running:
+            self._stretch, self._next_of_vllm = Stretch(running, self._block, self.expected), first
+            self._tells_common_prefix = bool(step.num_common_prefix_blocks)
 
-    def _steady_step(self) -> _SteadyStep:
-        scheduler, responses = self._scheduler, self._running
-        scheduler.current_step += 1
-        blocks = self._take_blocks(scheduler.current_step)
-        names, computed, outputs = [], [], []
-        for response in responses:
-            request = response.request
-            names.append(response.name)
-            computed.append(request.num_computed_tokens)
-            outputs.append(len(request._output_token_ids) + request.num_output_placeholders)
-            request.num_computed_tokens += 1
-            request.num_output_placeholders += self.expected
-            request.num_in_flight_tokens += 1
+    def _steady_step(self, stretch: Stretch) -> _SteadyStep:
+        self._scheduler.current_step += 1
+        blocks = self._take_blocks(stretch)
+        computed, outputs = stretch.counts()
+        names = stretch.names
         step: _SteadyStep = _SteadyStep.make_empty()
-        step.responses = responses
-        self.tell(step, dict.fromkeys(names, 1), computed, outputs, [blocks.get(name) for name in names])
+        step.stretch, step.responses, step.places = stretch, stretch.responses, stretch.places
+        told = [blocks.get(name) for name in names] if blocks else [None] * len(names)
+        self.tell(step, dict.fromkeys(names, 1), computed, outputs, told)
+        stretch.begun += 1
         self.taken += 1
         return step
 
@@ -190,59 +183,68 @@ class SteadySteps:
             scheduler.prev_step_scheduled_req_ids.clear()
             scheduler.prev_step_scheduled_req_ids.update(names)
 
-    def _take_blocks(self, now: int) -> dict[str, Any]:
+    def _take_blocks(self, stretch: Stretch) -> dict[str, tuple[list[int]]]:
         """The ids of the blocks that vLLM gives to the responses that need one now, by name."""
-        needing = [response for response in self._due.pop(now, ()) if runs(response)]
-        self._due[now + self._block] = needing
+        step = stretch.begun
+        needing = [
+            response
+            for response in stretch.at_block(step)
+            if len(self._held[response.name]) * self._block < stretch.held(response, step)
+        ]
         taken = {}
-        for response in needing:
-            blocks = self._cache.allocate_slots(response.request, 1, num_lookahead_tokens=0)
-            taken[response.name] = blocks.get_block_ids(allow_none=True)
+        for response, block in zip(needing, self._cache.block_pool.get_new_blocks(len(needing)), strict=True):
+            stretch.write(response)
+            self._held[response.name].append(block)
+            self._cache.cache_blocks(response.request, stretch.held(response, step) - 1)
+            taken[response.name] = ([block.block_id],)
         return taken
 
     def update_from_output(self, step: Any, found: Any) -> Any:
         """As vLLM's `Scheduler.update_from_output`."""
-        if not isinstance(step, _SteadyStep):
+        if not isinstance(step, _SteadyStep) or step.stretch is not self._stretch:
+            self.write()
             return self._update(step, found)
-        sampled, places = found.sampled_token_ids, found.req_id_to_index
-        log_probs = None if found.logprobs is None else found.logprobs.logprobs[:, 0].tolist()  # the sampled come first
-        left_to_vllm = []
-        for response in step.responses:
-            request, name = response.request, response.name
-            if not runs(response):  # ended, aborted or taken back meanwhile
-                left_to_vllm.append(name)
-                continue
-            place, held = places[name], len(request._all_token_ids)
-            (token,) = sampled[place]
-            if held % self._block == 0:  # a block is full, because the tokens so far are all computed now
-                self._cache.cache_blocks(request, held)
-            if token in response.ends or held + 1 >= response.most:
-                left_to_vllm.append(name)
-                continue
-            request._output_token_ids.append(token)
-            request._all_token_ids.append(token)
-            response.tokens.append(token)
-            if response.log_probs is not None and log_probs is not None:
-                response.log_probs.append(log_probs[place])
-            request.num_in_flight_tokens -= 1
-            request.num_output_placeholders -= self.expected
-            if (held + 1) % self._block == 0:
-                request.update_block_hashes()
+        log_probs = None if found.logprobs is None else found.logprobs.logprobs[:, 0]  # the sampled token's come first
+        tokens, names = one_token_each(found.sampled_token_ids), step.scheduled_cached_reqs.req_ids
+        if found.req_ids != names:
+            order = np.fromiter(map(found.req_id_to_index.__getitem__, names), np.int64, len(names))
+            tokens, log_probs = tokens[order], None if log_probs is None else log_probs[order]
+        left_to_vllm = self._end_step(step, tokens, log_probs)
         if not left_to_vllm:
             return {}
         rest = copy(step)
         rest.num_scheduled_tokens = dict.fromkeys(left_to_vllm, 1)
         return self._update(rest, found)
 
+    def _end_step(self, step: _SteadyStep, tokens: np.ndarray, log_probs: np.ndarray | None) -> list[str]:
+        """Notes a token of each response that goes on. Returns the names of the others: they end with it, have ended,
+        were aborted or taken back meanwhile."""
+        stretch, number = step.stretch, step.stretch.found
+        for response in stretch.at_block(number + 1):  # all tokens of a block are computed now
+            self._cache.cache_blocks(response.request, stretch.held(response, number))
+        running = np.fromiter(map(runs, step.responses), np.bool_, len(step.responses))
+        ended = stretch.ended(step.places, tokens)
+        left_to_vllm = [step.responses[place] for place in np.flatnonzero(ended | ~running)]
+        for response in left_to_vllm:
+            if runs(response):
+                stretch.leave_to_vllm(response)
+        stretch.add(step.places, tokens, log_probs)
+        for response in stretch.at_block(number + 2):
+            if response.found <= number:  # not left to vLLM
+                stretch.write(response)
+                response.request.update_block_hashes()
+        return [response.name for response in left_to_vllm]
+
+
+@lru_cache
+def _ends(end_token_id: int | None, stop_token_ids: tuple[int, ...]) -> frozenset[int]:
+    """The same set for all responses that end with the same tokens."""
+    return frozenset({*stop_token_ids} if end_token_id is None else {end_token_id, *stop_token_ids})
+
 
 def most_tokens(scheduler: Any, request: Any) -> int:
     """The tokens of a request, those of its prompt included, at which vLLM ends it."""
     return int(min(request.num_prompt_tokens + request.max_tokens, scheduler.max_model_len))
-
-
-def runs(response: Followed) -> bool:
-    """Whether it is one of those that get tokens: it has not ended, was not aborted or taken back."""
-    return bool(response.request.status == RequestStatus.RUNNING)
 
 
 def reason_against(scheduler: Any) -> str | None:

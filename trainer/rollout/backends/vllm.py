@@ -222,6 +222,7 @@ class VllmEngine:
         if scheduler is None:
             return None
         running = list(scheduler.running)  # the scheduler changes the list meanwhile
+        # Of the last few tokens of a response the scheduler may not have been told yet.
         return Load(len(running), sum(request.num_tokens for request in running), scheduler.kv_cache_manager.usage)
 
     def _scheduler(self) -> Any:

@@ -33,6 +33,7 @@ class Drafting:
         `steady` follows the responses, if there is a shortcut through vLLM's accounting."""
         self._core = core
         self._scheduler = core.scheduler
+        self._steady = steady
         self._quick = None if steady is None else DraftedSteps(core.scheduler, steady)
         self._ahead = core.batch_queue_size  # steps that vLLM has under way
         self._most = most
@@ -70,6 +71,8 @@ class Drafting:
 
     def _promise(self) -> float:
         """Tokens a step that responses would have got with drafts, by what a few of them said last."""
+        if self._steady is not None:
+            self._steady.write()
         running = self._scheduler.running
         every = max(1, len(running) // LOOKED_AT)
         looked_at = [request for place in range(0, len(running), every) for request in running[place : place + 2]]
