@@ -80,10 +80,6 @@ class SteadySteps:
     def _forget(self, request: Any, *arguments: Any, **others: Any) -> Any:
         """As vLLM's `_free_request`, for a response that has ended. Otherwise the two records would keep each other
         alive."""
-        followed = getattr(request, "followed", None)
-        if followed is not None and followed.stretch is not None:
-            followed.stretch.write(followed)
-            followed.stretch = None
         request.followed = None
         return self._free(request, *arguments, **others)
 
@@ -230,9 +226,8 @@ class SteadySteps:
                 stretch.leave_to_vllm(response)
         stretch.add(step.places, tokens, log_probs)
         for response in stretch.at_block(number + 2):
-            if response.found <= number:  # not left to vLLM
-                stretch.write(response)
-                response.request.update_block_hashes()
+            stretch.write(response)
+            response.request.update_block_hashes()
         return [response.name for response in left_to_vllm]
 
 
