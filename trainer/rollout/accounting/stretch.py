@@ -28,8 +28,7 @@ class Followed:
     most: int
     tokens: list[int]
     log_probs: list[float] | None
-    stretch: "Stretch | None" = None  # whose steps are not all in the records
-    place: int = 0  # in the stretch
+    place: int = 0  # in its stretch
     begun: int = 0  # steps of the stretch that the records have as begun, and those whose tokens they have
     found: int = 0
 
@@ -53,7 +52,7 @@ class Stretch:
         self._by_phase: list[list[Followed]] = [[] for _ in range(block)]
         kinds: dict[frozenset[int], int] = {}  # of ends
         for place, response in enumerate(responses):
-            response.stretch, response.place, response.begun, response.found = self, place, 0, 0
+            response.place, response.begun, response.found = place, 0, 0
             self._by_phase[-int(self._computed[place]) % block].append(response)
         self._kinds = np.array([kinds.setdefault(response.ends, len(kinds)) for response in responses])
         self._tables = [_table(ends) for ends in kinds]
@@ -81,9 +80,6 @@ class Stretch:
     def narrow(self) -> None:
         """Leaves out the responses that no longer run."""
         kept = [runs(response) for response in self.responses]
-        for response, stays in zip(self.responses, kept, strict=True):
-            if not stays and response.stretch is self:
-                response.stretch = None
         self.responses = [response for response, stays in zip(self.responses, kept, strict=True) if stays]
         self.places = self.places[np.array(kept, np.bool_)]
         self.names = [response.name for response in self.responses]
@@ -126,7 +122,7 @@ class Stretch:
     def write_all(self) -> None:
         """The same for all responses that run."""
         for response in self.responses:
-            if response.stretch is self and runs(response):
+            if runs(response):
                 self.write(response)
 
     def leave_to_vllm(self, response: Followed) -> None:
