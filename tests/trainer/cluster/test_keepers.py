@@ -1,18 +1,17 @@
 """Keepers: real processes that keep files of ranks in memory."""
 
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import ray
 
 from tests.trainer.cluster.misbehaving import Worker
+from tests.trainer.ray_node import ray_node
 from trainer.cluster import keepers
 from trainer.cluster.keepers import Keeper, KeeperLink, links, start_keepers
-from trainer.cluster.nodes import Slot, connected, find_nodes, reserve_slots
+from trainer.cluster.nodes import Slot, find_nodes, reserve_slots
 from trainer.cluster.workers import WorkerGroup
 from trainer.errors import WorkerError
 
@@ -22,13 +21,9 @@ NODES = [f"{number:056x}" for number in (1, 2)]  # Ray takes nothing else for a 
 @pytest.fixture(scope="module")
 def slots() -> Iterator[list[Slot]]:
     """Four slots on a small Ray cluster, said to be on two nodes."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("RAY_ADDRESS", raising=False)
-        patch.setenv("RAY_AUTH_MODE", "disabled")
-        patch.setenv("PYTHONPATH", str(Path(__file__).parents[3]), prepend=os.pathsep)
-        with connected():
-            found = reserve_slots(find_nodes(1, 0) * 2, 0, timeout=60)
-            yield [replace(slot, node=replace(slot.node, id=NODES[slot.rank])) for slot in found for _ in range(2)]
+    with ray_node():
+        found = reserve_slots(find_nodes(1, 0) * 2, 0, timeout=60)
+        yield [replace(slot, node=replace(slot.node, id=NODES[slot.rank])) for slot in found for _ in range(2)]
 
 
 def group_on(slots: list[Slot], role: str = "actor") -> WorkerGroup[Worker]:

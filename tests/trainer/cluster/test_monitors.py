@@ -1,17 +1,14 @@
 """Monitors of a run's GPUs: real processes of Ray on a node that claims two GPUs, whose NVML is a fake module."""
 
-import os
 import signal
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 import pytest
-import ray
-from ray.cluster_utils import Cluster
 
 from tests.trainer.cluster.misbehaving import Worker
+from tests.trainer.ray_node import ray_node
 from trainer.cluster import monitors
 from trainer.cluster.monitors import GpuMonitors
 from trainer.cluster.nodes import Slot, find_nodes, reserve_slots
@@ -34,20 +31,8 @@ def slots(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Slot]]:
     """The slots of both GPUs."""
     modules = tmp_path_factory.mktemp("modules")
     (modules / "pynvml.py").write_text(NVML)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("RAY_ADDRESS", raising=False)
-        patch.setenv("RAY_AUTH_MODE", "disabled")
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(modules), str(Path(__file__).parents[3])]), prepend=os.pathsep)
-        # Ray forgets processes of a node of ray.init itself that end late, and Python warns of them tests later.
-        cluster = Cluster(
-            initialize_head=True, head_node_args={"num_cpus": 2, "num_gpus": 2, "include_dashboard": False}
-        )
-        try:
-            ray.init(cluster.address, log_to_driver=False)
-            yield reserve_slots(find_nodes(1, 2), 2, timeout=60)
-            ray.shutdown()
-        finally:
-            cluster.shutdown()
+    with ray_node(modules, num_gpus=2):
+        yield reserve_slots(find_nodes(1, 2), 2, timeout=60)
 
 
 def group_on(slots: list[Slot]) -> WorkerGroup[Worker]:

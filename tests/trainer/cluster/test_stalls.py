@@ -12,8 +12,9 @@ from threading import Timer
 import pytest
 
 from tests.trainer.cluster.misbehaving import Collective
+from tests.trainer.ray_node import ray_node
 from trainer.cluster import calls
-from trainer.cluster.nodes import Slot, connected, find_nodes, reserve_slots
+from trainer.cluster.nodes import Slot, find_nodes, reserve_slots
 from trainer.cluster.stalls.collectives import GroupState
 from trainer.cluster.stalls.explanation import Asked, explain
 from trainer.cluster.stalls.reading import Readers
@@ -27,12 +28,8 @@ RANKS = 2
 
 @pytest.fixture(scope="module")
 def slots() -> Iterator[list[Slot]]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("RAY_ADDRESS", raising=False)
-        patch.setenv("RAY_AUTH_MODE", "disabled")
-        patch.setenv("PYTHONPATH", str(Path(__file__).parents[3]), prepend=os.pathsep)
-        with connected():
-            yield reserve_slots(find_nodes(1, 0) * RANKS, 0, timeout=60)
+    with ray_node():
+        yield reserve_slots(find_nodes(1, 0) * RANKS, 0, timeout=60)
 
 
 @pytest.fixture

@@ -5,16 +5,16 @@ import re
 import time
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 
 import pytest
 import ray
 from ray.exceptions import GetTimeoutError, RayTaskError
 
 from tests.trainer.cluster.misbehaving import Member, Worker
+from tests.trainer.ray_node import ray_node
 from trainer.cluster import calls
 from trainer.cluster.calls import Call, task
-from trainer.cluster.nodes import ClusterNode, Slot, choose_nodes, connected, find_nodes, reserve_slots
+from trainer.cluster.nodes import ClusterNode, Slot, choose_nodes, find_nodes, reserve_slots
 from trainer.cluster.stalls.explanation import Asked
 from trainer.cluster.workers import WorkerGroup, show_gpus
 from trainer.errors import ConfigError, DataError, WorkerError
@@ -23,12 +23,8 @@ from trainer.errors import ConfigError, DataError, WorkerError
 @pytest.fixture(scope="module")
 def slots() -> Iterator[list[Slot]]:
     """Two slots on a small Ray cluster."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("RAY_ADDRESS", raising=False)
-        patch.setenv("RAY_AUTH_MODE", "disabled")
-        patch.setenv("PYTHONPATH", str(Path(__file__).parents[3]), prepend=os.pathsep)
-        with connected():
-            yield reserve_slots(find_nodes(1, 0) * 2, 0, timeout=60)
+    with ray_node():
+        yield reserve_slots(find_nodes(1, 0) * 2, 0, timeout=60)
 
 
 @pytest.fixture

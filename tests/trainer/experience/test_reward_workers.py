@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer.cluster.nodes import Slot, connected, find_nodes, reserve_slots
+from tests.trainer.ray_node import ray_node
+from trainer.cluster.nodes import Slot, find_nodes, reserve_slots
 from trainer.cluster.workers import WorkerGroup
 from trainer.config.tree import Config
 from trainer.errors import RewardError, WorkerError
@@ -33,12 +34,8 @@ class Judge:
 
 @pytest.fixture(scope="module")
 def slots() -> Iterator[list[Slot]]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_ADDRESS", "local")  # not the cluster of the whole runs
-        patch.setenv("RAY_AUTH_MODE", "disabled")
-        patch.setenv("PYTHONPATH", str(Path(__file__).parents[3]), prepend=os.pathsep)
-        with connected():
-            yield reserve_slots(find_nodes(1, 0) * 2, 0, timeout=60)
+    with ray_node():
+        yield reserve_slots(find_nodes(1, 0) * 2, 0, timeout=60)
 
 
 @pytest.fixture

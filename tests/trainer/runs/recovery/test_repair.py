@@ -1,14 +1,13 @@
 """Engines that fail: real ones on their own Ray cluster, with an actor that has the weights."""
 
-import os
 import signal
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import psutil
 import pytest
 
-from trainer.cluster.nodes import connected, find_nodes, reserve_slots
+from tests.trainer.ray_node import ray_node
+from trainer.cluster.nodes import find_nodes, reserve_slots
 from trainer.cluster.workers import WorkerGroup
 from trainer.config.tree import Config
 from trainer.data.batches.batch import Batch
@@ -38,18 +37,13 @@ def groups(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Groups]:
             "actor": {"learning_rate": 1e-2},
         }
     )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_ADDRESS", "local")  # not the cluster of the whole runs
-        patch.setenv("RAY_AUTH_MODE", "disabled")
-        patch.setenv("PYTHONPATH", str(Path(__file__).parents[4]), prepend=os.pathsep)
-        with connected():
-            nodes = find_nodes(1, 0)
-            slots = reserve_slots(nodes * 2, 0, timeout=60)
-            placement = {"rollout": slots, "actor": slots[:1]}
-            rollout = start_engines(make_rollout, config, placement["rollout"])
-            actor = start_group("actor", make_actor, config, placement)
-            connect_ranks([actor], directory, run_steps=1, timeout=120)
-            yield rollout, actor, config
+    with ray_node():
+        slots = reserve_slots(find_nodes(1, 0) * 2, 0, timeout=60)
+        placement = {"rollout": slots, "actor": slots[:1]}
+        rollout = start_engines(make_rollout, config, placement["rollout"])
+        actor = start_group("actor", make_actor, config, placement)
+        connect_ranks([actor], directory, run_steps=1, timeout=120)
+        yield rollout, actor, config
 
 
 def engine_process() -> psutil.Process:
