@@ -30,7 +30,16 @@ from trainer.training.memory.offload import Offload
 from trainer.training.micro_batches import Layout, micro_batches, pack, reduced, rows_of_group
 from trainer.training.non_finite import FaultFiles
 from trainer.training.ranks.first_rank import broadcast_from_rank0, some_rank_is_empty, whole_tensors
-from trainer.training.ranks.sharding import TENSOR, Execution, compiles, device_mesh, reshard, shard, sharded_modules
+from trainer.training.ranks.sharding import (
+    TENSOR,
+    Execution,
+    compiles,
+    device_mesh,
+    parameters_by_layer,
+    reshard,
+    shard,
+    sharded_modules,
+)
 
 # (network output, micro-batch, counts of the global mini-batch) -> loss and metrics; both are summed over micro-batches
 LossFunction = Callable[[Any, Batch, GlobalCount], tuple[Tensor, dict[str, Tensor]]]
@@ -283,21 +292,22 @@ class TrainingEngine:
 
         Every rank must exhaust it. A tied weight comes under both names, or under one with `shared_once`. A rank that
         holds whole weights yields the parameters themselves unless they are offloaded: copy what must survive the next
-        update. Shards are converted to `dtype` before they are gathered, for half the traffic in 16 bits.
+        update. Shards are converted to `dtype` before they are gathered, for half the traffic in 16 bits; if that is
+        the type of the computation, a layer's are gathered at once.
         """
         reshard(self._sharded_modules)
         layers = adapted_layers(module) if self._has_adapters else ()
         adapted = {f"{name}.weight": layer for name, layer in layers}
         own = {id(part) for layer in adapted.values() for part in (layer.lora_A, layer.lora_B)}
+        convert = dtype is not None and not self._holds_whole_weights
+        at_once = self._sharded_modules[1:] if convert and dtype is self.execution.dtype and not adapted else ()
         with self._weights.needed(written=False), torch.no_grad():
-            for name, weight in module.named_parameters(remove_duplicate=shared_once):
+            for name, weight in parameters_by_layer(module, at_once, shared_once):
                 if name in adapted:
                     yield name, adapted[name].merged(self._gather)
                 elif id(weight) not in own:
-                    sharded = dtype is not None and not self._holds_whole_weights
-                    yield from to_transformers(
-                        name, self._gather(weight.to(dtype) if sharded else weight), self.origins
-                    )
+                    whole = self._gather(weight.to(dtype) if convert else weight)
+                    yield from to_transformers(name, whole, self.origins)
 
     def buffers(self, module: nn.Module) -> list[tuple[str, Tensor]]:
         """The buffers that belong to a model's files, such as biases that choose experts; whole on every rank."""
@@ -310,7 +320,9 @@ class TrainingEngine:
         with self._weights.needed(written=False):
             return [(name, tensor.clone()) for name, tensor in adapter_weights(module, self._gather)]
 
-    def _gather(self, weight: DTensor) -> Tensor:
+    def _gather(self, weight: Tensor) -> Tensor:
+        if not isinstance(weight, DTensor):
+            return weight
         if not self._holds_whole_weights:
             return weight.full_tensor()
         return weight.to_local().clone() if self.execution.sharding.param_offload else weight.to_local()

@@ -114,6 +114,12 @@ def weights(engine: TrainingEngine) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in engine.full_weights(engine.network.language_model)}
 
 
+def sent(engine: TrainingEngine) -> dict[str, Tensor]:
+    """The weights in the type of the computation, as engines get them."""
+    model, dtype = engine.network.language_model, engine.execution.dtype
+    return {name: tensor.to(dtype, copy=True) for name, tensor in engine.full_weights(model, True, dtype)}
+
+
 def failed_save(state: ShardedState, directory: Path, rank: int) -> tuple[str, str]:
     """The error of a save whose second rank writes to /dev/full, a disk that is always full."""
     if rank == 1:
@@ -227,6 +233,7 @@ def main(rank: int, world_size: int, port: int, directory: Path) -> None:
         compile_ahead(other, typical_rows(64, 5, 9, 40, share_prompt=True))  # leaves no trace in any of them
         result[name] = gradients(other, rows, parts)
         result[f"{name}, trained"] = [other.update(rows, loss, whole) for _ in range(2)], weights(other)
+        result[f"{name}, sent"] = sent(other), weights(other)
         result[f"{name}, log_probs"] = other.forward(rows, parts)
         result[f"{name}, idle bytes"] = idle_bytes(other)
     if world_size == 2:
@@ -234,6 +241,8 @@ def main(rank: int, world_size: int, port: int, directory: Path) -> None:
         for execution in (plain, replace(plain, sharding=split)):
             engine_of_heads = TrainingEngine(network("qwen3"), execution, SETTINGS)
             result["norms of heads", execution.sharding.tensor_parallel] = gradients(engine_of_heads, rows, parts)
+    in_16_bits = new_engine(torch.bfloat16)
+    result["16 bits, sent"] = sent(in_16_bits), weights(in_16_bits)
     result["lora"] = adapted_findings(rows, parts, directory)
     result["float16"] = float16_steps(rows, whole)
 

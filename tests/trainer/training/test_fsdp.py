@@ -222,6 +222,25 @@ def test_gathered_weights_have_the_models_names_and_values(
         assert_close(weights[name], expected[name], atol=0, rtol=0)
 
 
+@pytest.mark.parametrize(
+    ("world_size", "sharding"),
+    [
+        *itertools.product((1, 2, 4), [*rank_program.SHARDINGS, "16 bits"]),
+        *itertools.product((2,), rank_program.SHARDINGS_OF_TWO),
+        *itertools.product((4,), rank_program.SHARDINGS_OF_FOUR),
+    ],
+)
+def test_engines_get_all_weights_in_the_type_of_the_computation(
+    runs: dict[int, dict[str, Any]], world_size: int, sharding: str
+) -> None:
+    sent, weights = runs[world_size][f"{sharding}, sent"]
+    dtype = torch.bfloat16 if sharding == "16 bits" else torch.float32
+    shared = "lm_head.weight"  # the embedding under its other name
+    assert list(sent) == [name for name in weights if name != shared]
+    for name, weight in sent.items():
+        assert_close(weight, weights[name].to(dtype), atol=0, rtol=0)
+
+
 def test_a_restored_engine_repeats_its_steps_exactly(runs: dict[int, dict[str, Any]]) -> None:
     two = runs[2]
     assert two["next"] == two["repeated"]

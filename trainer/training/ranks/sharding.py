@@ -1,13 +1,14 @@
 """Sharding a network over ranks and preparing its computation: FSDP2, mixed precision, checkpointing, compilation."""
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 import torch._functorch.config
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
@@ -104,6 +105,24 @@ def reshard(modules: Iterable[FSDPModule]) -> None:
     """Frees gathered weights. FSDP keeps those of the outermost unit after a forward pass."""
     for module in modules:
         module.reshard()
+
+
+def parameters_by_layer(
+    module: nn.Module, layers: Iterable[FSDPModule], shared_once: bool
+) -> Iterator[tuple[str, Tensor]]:
+    """The parameters of a part of the network by name. Those of `layers` are whole and in the type of the computation:
+    FSDP gathers a layer's at once, which takes a tenth of the calls. Every rank must exhaust it."""
+    layer_of = {id(weight): layer for layer in layers for weight in layer.parameters()}
+    named = list(module.named_parameters(remove_duplicate=shared_once))
+    for layer, own in itertools.groupby(named, key=lambda pair: layer_of.get(id(pair[1]))):
+        if layer is None:
+            yield from own
+            continue
+        layer.unshard()
+        # Copies: their memory is FSDP's, which frees it now.
+        whole = [weight.clone() for _, weight in layer.named_parameters(remove_duplicate=shared_once)]
+        layer.reshard()
+        yield from zip([name for name, _ in own], whole, strict=True)
 
 
 def decoder_layers(decoder: nn.Module) -> nn.ModuleList:
