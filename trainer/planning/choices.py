@@ -1,6 +1,7 @@
 """Settings of GPU runs that follow from model, lengths and memory, where the user gave none.
 
-A choice changes memory and speed, never results. Each states its reason; `trainer plan` shows them all.
+A choice changes memory and speed, and results only in the order in which numbers are added. Each states its reason;
+`trainer plan` shows them all.
 """
 
 import math
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from trainer.config.tree import Config
-from trainer.planning.activations import bytes_per_token, pass_bytes
+from trainer.planning.activations import bytes_per_token, gathered_bytes, pass_bytes
 from trainer.planning.memory import (
     GIB,
     GRAPHS_GIB,
@@ -32,6 +33,12 @@ TOKENS, TOKENS_OF_A_SMALL_MODEL = 16384, 32768
 SMALL = 1_000_000_000  # parameters
 # With fewer tokens in a micro-batch, computing activations again costs less than small matrix products.
 FEW_TOKENS = 4096
+# What ranks do for each micro-batch, or once in an update where each has room for the whole network, and the settings
+# that decide it.
+TRAFFIC = {
+    "resharding_interval": ("weights stay gathered during a pass", {"resharding_interval", "reshard_after_forward"}),
+    "gradient_sync_interval": ("gradients are averaged once in an update", {"gradient_sync_interval"}),
+}
 # The cache is larger than the responses by this factor, because its blocks are not full.
 SPARE = 1.05
 # Validation sends all its prompts at once, often more than a small step has responses.
@@ -59,7 +66,9 @@ def with_choices(config: Config, placement: Placement) -> tuple[Config, list[Cho
     unknown = any(slot.node.device_gib is None for slots in placement.values() for slot in slots)
     if placement["actor"][0].device == "cpu" or unknown or size is None:
         return config, made
-    steps: list[Callable[[_Machine], Iterator[Choice]]] = [partial(_passes, role=role) for role in ("actor", "critic")]
+    roles = ("actor", "critic")
+    steps: list[Callable[[_Machine], Iterator[Choice]]] = [partial(_passes, role=role) for role in roles]
+    steps += [partial(_traffic, role=role, key=key) for key in TRAFFIC for role in roles]
     if "rollout" in placement:
         steps = [_sequences, _cache, *steps]
     for step in steps:
@@ -185,6 +194,26 @@ def _passes(machine: _Machine, role: str) -> Iterator[Choice]:
     most = max(machine.row, TOKENS_OF_A_SMALL_MODEL if 0 < size.parameters < SMALL else TOKENS)
     reason = f"{fits:,} fit into {room:.1f} GiB" + (f", more than {most:,} are not faster" if fits > most else "")
     yield Choice(f"{role}.micro_batch_tokens", max(machine.row, min(most, fits // 1024 * 1024)), reason)
+
+
+def _traffic(machine: _Machine, role: str, key: str) -> Iterator[Choice]:
+    config, (what, deciding) = machine.config, TRAFFIC[key]
+    settings = config.critic if role == "critic" else config.actor
+    sharding, size, tokens = settings.sharding, ModelSize.read(model_of(config, role)), settings.micro_batch_tokens
+    ranks = len(machine.placement.get(role, ()))
+    groups = ranks // sharding.tensor_parallel
+    if groups <= 1 or size is None or tokens is None or sharding.model_fields_set & deciding:
+        return
+    most = math.ceil(settings.mini_batch_size * machine.row / groups / tokens)
+    once = with_setting(settings, f"sharding.{key}", most)
+    before, after = (gathered_bytes(size, found, machine.type_bytes, ranks) / GIB for found in (settings, once))
+    # A reference or teacher is sharded like the actor, maybe on devices of its own.
+    alike = {role} | ({"reference", "teacher"} & machine.placement.keys() if role == "actor" else set())
+    turns = {share.role: share.working + share.passes for share in machine.shares}
+    room = min(machine.room(other) - turns[other] for other in alike)
+    if most > 1 and after - before <= room:
+        reason = f"{what}, which takes {after - before:.1f} of {room:.1f} GiB left"
+        yield Choice(f"{role}.sharding.{key}", most, reason)
 
 
 def _rounded(gib: float) -> float:

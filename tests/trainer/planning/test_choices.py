@@ -264,6 +264,58 @@ def test_gpus_beyond_the_key_value_heads_hold_copies_of_them(plan: Callable[...,
     assert two["rollout.kv_cache_gib"] == four["rollout.kv_cache_gib"] == 2.5  # 139,264 tokens of 18,432 bytes
 
 
+WEIGHTS, GRADIENTS = "sharding.resharding_interval", "sharding.gradient_sync_interval"
+
+
+def ppo(**actor: Any) -> dict[str, Any]:
+    """512 responses of 768 tokens with their prompts, and one optimizer step."""
+    data = {"train_batch_size": 512, "max_prompt_length": 256, "max_response_length": 512}
+    return {"data": data, "actor": {"mini_batch_size": 512, **actor}, "critic": {"mini_batch_size": 512}}
+
+
+def test_ranks_with_room_gather_weights_and_average_gradients_once_in_an_update(plan: Callable[..., Plan]) -> None:
+    found = plan("1.5B", 2, H100, **ppo())
+    values, reasons = chosen(found), {choice.key: choice.reason for choice in found.choices}
+    for role in ("actor", "critic"):
+        micro_batches = 512 / 2 * 768 / values[f"{role}.micro_batch_tokens"]
+        assert values[f"{role}.{WEIGHTS}"] == values[f"{role}.{GRADIENTS}"] == micro_batches == 12
+    assert reasons[f"actor.{WEIGHTS}"].startswith("weights stay gathered during a pass, which takes 2.3 of ")
+    assert tight(found.shares) is None
+
+
+def test_whole_weights_may_fit_where_whole_gradients_do_not(plan: Callable[..., Plan]) -> None:
+    apart = {"actor": "0,1,2,3", "critic": "0,1,2,3", "reference": "0,1,2,3", "rollout": "4,5,6,7"}
+    values = chosen(plan("7B", 8, H200, **ppo(), device_mapping=apart))
+    assert (f"actor.{WEIGHTS}" in values, f"actor.{GRADIENTS}" in values) == (True, False)
+
+
+def test_the_actor_gathers_its_weights_once_where_the_reference_has_room_for_them_too(
+    plan: Callable[..., Plan],
+) -> None:
+    nodes = dict.fromkeys(("actor", "critic", "rollout"), "node0:0,1,2,3") | {"reference": "node1:0,1,2,3"}
+    small, large = (chosen(plan("7B", 4, H200, gib, **ppo(), device_mapping=nodes)) for gib in (17.0, 23.6))
+    assert small.keys() ^ large.keys() == {f"actor.{WEIGHTS}"}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "actor"),
+    [
+        (1, {}),  # nothing is exchanged
+        (2, {"sharding": {"tensor_parallel": 2}}),
+        (2, {"sharding": {"resharding_interval": 1, "gradient_sync_interval": 1}}),
+        (2, {"micro_batch_size": 4}),  # tokens and so memory are unknown
+        (8, {"mini_batch_size": 128}),  # an update is one micro-batch
+    ],
+)
+def test_what_ranks_exchange_stays_as_it_is(plan: Callable[..., Plan], gpus: int, actor: dict[str, Any]) -> None:
+    assert not {f"actor.{WEIGHTS}", f"actor.{GRADIENTS}"} & chosen(plan("1.5B", gpus, H200, **ppo(**actor))).keys()
+
+
+def test_weights_that_are_sharded_again_by_order_leave_room_for_whole_gradients(plan: Callable[..., Plan]) -> None:
+    values = chosen(plan("1.5B", 2, H200, **ppo(sharding={"reshard_after_forward": True})))
+    assert (f"actor.{WEIGHTS}" in values, f"actor.{GRADIENTS}" in values) == (False, True)
+
+
 @pytest.mark.parametrize(("split", "ranks"), [(1, 2), (2, 4)])
 def test_gradients_that_add_up_on_each_rank_are_whole(models: Path, split: int, ranks: int) -> None:
     size = ModelSize.read(models / "7B")

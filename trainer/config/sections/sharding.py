@@ -29,13 +29,14 @@ class ShardingConfig(Section):
     resharding_interval: int = Field(
         1,
         gt=0,
-        description="micro-batches for which weights stay gathered; more than 1 overrides reshard_after_forward",
+        description="micro-batches for which weights stay gathered; more than 1 overrides reshard_after_forward. On "
+        "GPUs chosen if neither is given, see `trainer plan`",
     )
     gradient_sync_interval: int = Field(
         1,
         gt=0,
         description="micro-batches whose gradients each rank accumulates before the ranks average them; more than 1 "
-        "costs each rank 4 bytes per weight of the whole network",
+        "costs each rank 4 bytes per weight of the whole network. On GPUs chosen if not given, see `trainer plan`",
     )
     gradient_dtype: Literal["float32", "bfloat16"] = Field(
         "float32", description="type in which the ranks average gradients; bfloat16 halves the traffic and rounds"
