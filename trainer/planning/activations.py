@@ -32,13 +32,13 @@ def gathered_bytes(size: ModelSize, settings: TrainedModelConfig, type_bytes: in
     gradients, where they add up on each rank before the ranks average them."""
     sharding = settings.sharding
     kept = ranks == 1 or sharding.resharding_interval > 1 or sharding.reshard_after_forward is False
-    embeddings = size.vocabulary * size.hidden
+    outside = size.vocabulary * size.hidden + size.head
     layers = size.layers if kept else min(2, size.layers)
-    weights = (layers * size.layer_parameters + embeddings) * type_bytes + embeddings * 4
+    weights = (layers * size.layer_parameters + outside) * type_bytes + outside * 4
     split = sharding.tensor_parallel
     if sharding.gradient_sync_interval == 1 or ranks <= split or settings.lora.rank:
         return weights
-    return weights + (size.layers * size.layer_parameters // split + embeddings) * 4
+    return weights + (size.layers * size.layer_parameters // split + outside) * 4
 
 
 def pass_bytes(size: ModelSize, settings: TrainedModelConfig, type_bytes: int, ranks: int, tokens: int) -> int:

@@ -18,8 +18,8 @@ from trainer.planning.memory import (
     Share,
     by_device,
     copied_gib,
-    model_of,
     shares,
+    size_of,
     with_setting,
 )
 from trainer.planning.model_size import ModelSize
@@ -175,7 +175,7 @@ def _cache(machine: _Machine) -> Iterator[Choice]:
 def _passes(machine: _Machine, role: str) -> Iterator[Choice]:
     config = machine.config
     settings = config.critic if role == "critic" else config.actor
-    given, size = settings.model_fields_set, ModelSize.read(model_of(config, role))
+    given, size = settings.model_fields_set, size_of(config, role)
     if role not in machine.placement or size is None or given & {"micro_batch_size", "micro_batch_tokens"}:
         return
     own = next(share for share in machine.shares if share.role == role)
@@ -199,7 +199,7 @@ def _passes(machine: _Machine, role: str) -> Iterator[Choice]:
 def _traffic(machine: _Machine, role: str, key: str) -> Iterator[Choice]:
     config, (what, deciding) = machine.config, TRAFFIC[key]
     settings = config.critic if role == "critic" else config.actor
-    sharding, size, tokens = settings.sharding, ModelSize.read(model_of(config, role)), settings.micro_batch_tokens
+    sharding, size, tokens = settings.sharding, size_of(config, role), settings.micro_batch_tokens
     ranks = len(machine.placement.get(role, ()))
     groups = ranks // sharding.tensor_parallel
     if groups <= 1 or size is None or tokens is None or sharding.model_fields_set & deciding:

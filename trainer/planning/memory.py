@@ -5,7 +5,7 @@ Roles on a device take turns. Each has memory that stays on the device and memor
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TypeVar
@@ -77,6 +77,12 @@ def model_of(config: Config, role: str) -> Path:
     return others.get(role) or config.model.directory
 
 
+def size_of(config: Config, role: str) -> ModelSize | None:
+    """The sizes of a role's network, None if they are unknown. A critic has no head over the vocabulary."""
+    size = ModelSize.read(model_of(config, role))
+    return replace(size, head=0) if size is not None and role == "critic" else size
+
+
 def copied_gib(config: Config, placement: Placement) -> float:
     """GiB that the actor's weights take on an engine's GPU until it has copied them: some buckets, one of which may be
     the whole embedding, or all of them if engines cannot load in parts."""
@@ -84,7 +90,7 @@ def copied_gib(config: Config, placement: Placement) -> float:
     if transport is None or placement["rollout"][0].device == "cpu":
         return 0.0
     dtype = config.model.dtype_on("cuda")
-    whole, size = _whole_gib(config, dtype), ModelSize.read(model_of(config, "actor"))
+    whole, size = _whole_gib(config, dtype), size_of(config, "actor")
     if size is None or not config.loads_in_parts:
         return whole
     embedding = size.vocabulary * size.hidden * TYPE_BYTES[dtype]
@@ -165,7 +171,7 @@ def _gib(
 def _passes_gib(config: Config, role: str, ranks: int, device: str) -> float:
     """An estimate for passes of actor and critic, 0 where tokens or sizes are unknown."""
     settings = config.critic if role == "critic" else config.actor
-    size, tokens = ModelSize.read(model_of(config, role)), settings.micro_batch_tokens
+    size, tokens = size_of(config, role), settings.micro_batch_tokens
     if device == "cpu" or size is None or tokens is None:
         return 0.0
     width = TYPE_BYTES[config.model.dtype_on(device)]

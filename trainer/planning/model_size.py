@@ -1,6 +1,6 @@
 """The sizes of a model that determine its memory, read from its config.json."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +9,9 @@ from trainer.models.files import parameter_count, read_json
 
 @dataclass(frozen=True)
 class ModelSize:
-    """Widths are numbers of values per token and layer. `parameters` counts those of the files, 0 without files. In
-    `windowed_layers` a token sees only the last `window` tokens, itself included."""
+    """Widths are numbers of values per token and layer. `parameters` counts those of the files, 0 without files. `head`
+    counts those of an output head, 0 if the embedding is the head. In `windowed_layers` a token sees only the last
+    `window` tokens, itself included."""
 
     parameters: int
     layers: int
@@ -20,6 +21,7 @@ class ModelSize:
     key_value: int
     key_value_heads: int
     vocabulary: int
+    head: int = 0
     windowed_layers: int = 0
     window: int = 0
 
@@ -39,7 +41,7 @@ class ModelSize:
         hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
         key_value_heads = int(config.get("num_key_value_heads") or heads)
         width = int(config.get("head_dim") or hidden // heads)
-        return cls(
+        tied = cls(
             parameters,
             int(config["num_hidden_layers"]),
             hidden,
@@ -48,8 +50,12 @@ class ModelSize:
             key_value_heads * width,
             key_value_heads,
             int(config["vocab_size"]),
+            0,
             *_windows(config),
         )
+        # By the files, because families differ in what they do where config.json does not say it.
+        embedding, beside_layers = tied.vocabulary * hidden, parameters - tied.layers * tied.layer_parameters
+        return replace(tied, head=embedding if beside_layers > 1.5 * embedding else 0)
 
     @property
     def key_values(self) -> int:

@@ -14,7 +14,7 @@ from trainer.config.tree import Config
 from trainer.errors import ConfigError
 from trainer.planning.activations import gathered_bytes, pass_bytes
 from trainer.planning.choices import FILLED, with_choices
-from trainer.planning.memory import GIB, GRAPHS_GIB, PROCESS_GIB, check_fit, copied_gib, shares, tight
+from trainer.planning.memory import GIB, GRAPHS_GIB, PROCESS_GIB, check_fit, copied_gib, shares, size_of, tight
 from trainer.planning.model_size import ModelSize
 from trainer.planning.placement import place_roles, roles_of
 from trainer.planning.plan import Plan, plan_of
@@ -316,6 +316,19 @@ def test_weights_that_are_sharded_again_by_order_leave_room_for_whole_gradients(
     assert (f"actor.{WEIGHTS}" in values, f"actor.{GRADIENTS}" in values) == (False, True)
 
 
+@pytest.mark.parametrize(("model", "own"), [("0.5B", False), ("3B", False), ("7B", True), ("32B", True)])
+def test_a_head_of_its_own_is_gathered_with_the_embedding_except_by_the_critic(
+    models: Path, model: str, own: bool
+) -> None:
+    config = Config.model_validate({"model": {"path": models / model}})
+    actor, critic = (size_of(config, role) for role in ("actor", "critic"))
+    assert actor is not None
+    assert critic is not None
+    assert (actor.head, critic.head) == (actor.vocabulary * actor.hidden if own else 0, 0)
+    more = gathered_bytes(actor, config.actor, 2, ranks=2) - gathered_bytes(critic, config.critic, 2, ranks=2)
+    assert more == (2 + 4) * actor.head
+
+
 @pytest.mark.parametrize(("split", "ranks"), [(1, 2), (2, 4)])
 def test_gradients_that_add_up_on_each_rank_are_whole(models: Path, split: int, ranks: int) -> None:
     size = ModelSize.read(models / "7B")
@@ -326,8 +339,8 @@ def test_gradients_that_add_up_on_each_rank_are_whole(models: Path, split: int, 
         return gathered_bytes(size, Config.model_validate({"actor": {"sharding": sharding}}).actor, 2, ranks)
 
     layer = 2 * 3584 * (3584 + 512) + 3 * 3584 * 18944
-    embeddings = 151_936 * 3584  # not split
-    assert gathered(4, ranks) - gathered(1, ranks) == 4 * (28 * layer // split + embeddings)
+    outside = 2 * 151_936 * 3584  # the embedding and the head, which are not split
+    assert gathered(4, ranks) - gathered(1, ranks) == 4 * (28 * layer // split + outside)
     assert gathered(4, split) == gathered(1, split)  # nothing is averaged
 
 
