@@ -1,6 +1,6 @@
 """Settings of GPU runs that follow from model, lengths and memory, where the user gave none.
 
-A choice changes memory and speed, and results only in the order in which numbers are added. Each states its reason;
+A choice changes memory and speed; results change only by the order in which numbers are added. Each states its reason;
 `trainer plan` shows them all.
 """
 
@@ -18,6 +18,7 @@ from trainer.planning.memory import (
     Share,
     by_device,
     copied_gib,
+    settings_of,
     shares,
     size_of,
     with_setting,
@@ -33,8 +34,8 @@ TOKENS, TOKENS_OF_A_SMALL_MODEL = 16384, 32768
 SMALL = 1_000_000_000  # parameters
 # With fewer tokens in a micro-batch, computing activations again costs less than small matrix products.
 FEW_TOKENS = 4096
-# What ranks do for each micro-batch, or once in an update where each has room for the whole network, and the settings
-# that decide it.
+# What ranks do for each micro-batch, or once per update where each has room for the whole network; and the settings
+# that leave nothing to choose.
 TRAFFIC = {
     "resharding_interval": ("weights stay gathered during a pass", {"resharding_interval", "reshard_after_forward"}),
     "gradient_sync_interval": ("gradients are averaged once in an update", {"gradient_sync_interval"}),
@@ -174,7 +175,7 @@ def _cache(machine: _Machine) -> Iterator[Choice]:
 
 def _passes(machine: _Machine, role: str) -> Iterator[Choice]:
     config = machine.config
-    settings = config.critic if role == "critic" else config.actor
+    settings = settings_of(config, role)
     given, size = settings.model_fields_set, size_of(config, role)
     if role not in machine.placement or size is None or given & {"micro_batch_size", "micro_batch_tokens"}:
         return
@@ -198,7 +199,7 @@ def _passes(machine: _Machine, role: str) -> Iterator[Choice]:
 
 def _traffic(machine: _Machine, role: str, key: str) -> Iterator[Choice]:
     config, (what, deciding) = machine.config, TRAFFIC[key]
-    settings = config.critic if role == "critic" else config.actor
+    settings = settings_of(config, role)
     sharding, size, tokens = settings.sharding, size_of(config, role), settings.micro_batch_tokens
     ranks = len(machine.placement.get(role, ()))
     groups = ranks // sharding.tensor_parallel

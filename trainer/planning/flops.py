@@ -79,6 +79,5 @@ def seen(lengths: Iterable[int], window: int | None) -> int:
 
 def explains_parameters(size: ModelSize) -> bool:
     """Whether the sizes account for the parameters in the model's files, so that its operations are known."""
-    layers, embedding = size.layers * size.layer_parameters, size.vocabulary * size.hidden
-    # The head has weights of its own or shares those of the embedding.
-    return any(abs(size.parameters - layers - copies * embedding) <= UNEXPLAINED * size.parameters for copies in (1, 2))
+    explained = size.layers * size.layer_parameters + size.vocabulary * size.hidden + size.head
+    return abs(size.parameters - explained) <= UNEXPLAINED * size.parameters

@@ -13,6 +13,7 @@ from typing import TypeVar
 from pydantic import BaseModel
 
 from trainer.cluster.nodes import Slot
+from trainer.config.sections.roles import ActorConfig, CriticConfig
 from trainer.config.tree import Config
 from trainer.errors import ConfigError
 from trainer.models.files import parameter_count
@@ -75,6 +76,11 @@ def model_of(config: Config, role: str) -> Path:
     """The model whose weights a role starts with."""
     others = {"critic": config.critic.path, "teacher": config.distillation.teacher}
     return others.get(role) or config.model.directory
+
+
+def settings_of(config: Config, role: str) -> ActorConfig | CriticConfig:
+    """The settings by which a role's network is sharded and trained. A reference and a teacher follow the actor."""
+    return config.critic if role == "critic" else config.actor
 
 
 def size_of(config: Config, role: str) -> ModelSize | None:
@@ -156,7 +162,7 @@ def _gib(
         taken = _engine_gib(config, parameters * width, on_gpu, device_gib)
         copy = copied_gib(config, placement)
         return (0.0, taken + copy) if on_gpu and config.rollout.sleep else (taken, copy)
-    settings = config.critic if role == "critic" else config.actor
+    settings = settings_of(config, role)
     held = parameters / (settings.sharding.shard_size or ranks)
     if role in ("reference", "teacher") or settings.lora.rank:  # adapters are small compared with the model
         leaves = config.reference.param_offload if role in ("reference", "teacher") else settings.sharding.param_offload
@@ -170,7 +176,7 @@ def _gib(
 
 def _passes_gib(config: Config, role: str, ranks: int, device: str) -> float:
     """An estimate for passes of actor and critic, 0 where tokens or sizes are unknown."""
-    settings = config.critic if role == "critic" else config.actor
+    settings = settings_of(config, role)
     size, tokens = size_of(config, role), settings.micro_batch_tokens
     if device == "cpu" or size is None or tokens is None:
         return 0.0

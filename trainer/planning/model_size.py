@@ -21,9 +21,9 @@ class ModelSize:
     key_value: int
     key_value_heads: int
     vocabulary: int
-    head: int = 0
     windowed_layers: int = 0
     window: int = 0
+    head: int = 0
 
     @classmethod
     def read(cls, model: Path) -> "ModelSize | None":
@@ -50,7 +50,6 @@ class ModelSize:
             key_value_heads * width,
             key_value_heads,
             int(config["vocab_size"]),
-            0,
             *_windows(config),
         )
         # By the files, because families differ in what they do where config.json does not say it.

@@ -35,7 +35,7 @@ from trainer.training.ranks.sharding import (
     Execution,
     compiles,
     device_mesh,
-    parameters_by_layer,
+    gathered_by_layer,
     reshard,
     shard,
     sharded_modules,
@@ -300,9 +300,11 @@ class TrainingEngine:
         adapted = {f"{name}.weight": layer for name, layer in layers}
         own = {id(part) for layer in adapted.values() for part in (layer.lora_A, layer.lora_B)}
         convert = dtype is not None and not self._holds_whole_weights
-        at_once = self._sharded_modules[1:] if convert and dtype is self.execution.dtype and not adapted else ()
+        named = module.named_parameters(remove_duplicate=shared_once)
+        if convert and dtype is self.execution.dtype and not adapted:
+            named = gathered_by_layer(module, named, layers=self._sharded_modules[1:])
         with self._weights.needed(written=False), torch.no_grad():
-            for name, weight in parameters_by_layer(module, at_once, shared_once):
+            for name, weight in named:
                 if name in adapted:
                     yield name, adapted[name].merged(self._gather)
                 elif id(weight) not in own:

@@ -46,6 +46,10 @@ def chosen(plan: Plan) -> dict[str, float]:
     return {choice.key: choice.value for choice in plan.choices}
 
 
+def reasons(plan: Plan) -> dict[str, str]:
+    return {choice.key: choice.reason for choice in plan.choices}
+
+
 GRPO = {"algorithm": {"advantage": "grpo"}}
 OFFLOADED = {"actor": {"sharding": {"optimizer_offload": True, "param_offload": True}}}
 
@@ -77,8 +81,7 @@ def test_long_answers_of_a_large_gpu_all_fit_into_the_cache_of_one_engine(plan: 
 def test_engines_take_as_many_responses_as_a_cuda_graph_is_for(plan: Callable[..., Plan]) -> None:
     found = plan("1.5B", 1, H200, **grpo(37, 512, 512), actor={"mini_batch_size": 296})
     assert chosen(found)["rollout.max_num_seqs"] == 304
-    reasons = {choice.key: choice.reason for choice in found.choices}
-    assert reasons["rollout.max_num_seqs"] == (
+    assert reasons(found)["rollout.max_num_seqs"] == (
         "an engine has 296 responses in a step, rounded up to the size of a CUDA graph"
     )
 
@@ -92,10 +95,10 @@ def test_a_small_model_gets_one_engine_and_large_micro_batches(plan: Callable[..
 
 def test_a_row_that_does_not_fit_is_checkpointed_and_the_cache_takes_what_is_left(plan: Callable[..., Plan]) -> None:
     found = plan("7B", 4, H100, **grpo(128, 1024, 15360))
-    values, reasons = chosen(found), {choice.key: choice.reason for choice in found.choices}
+    values = chosen(found)
     assert values["actor.activation_checkpointing"] is True
     assert values["actor.micro_batch_tokens"] == 16384
-    assert "of 256 responses at their full length" in reasons["rollout.kv_cache_gib"]
+    assert "of 256 responses at their full length" in reasons(found)["rollout.kv_cache_gib"]
     assert values["rollout.kv_cache_gib"] < 55
 
 
@@ -251,10 +254,10 @@ def test_validation_samples_more_at_a_time_from_the_same_cache(plan: Callable[..
     plain = chosen(plan("1.5B", 4, H200, **sections))
     sections["data"] |= {"validation_files": ["/data/validation.parquet"]}
     found = plan("1.5B", 4, H200, **sections)
-    validated, reasons = chosen(found), {choice.key: choice.reason for choice in found.choices}
+    validated = chosen(found)
     assert (plain["rollout.max_num_seqs"], validated["rollout.max_num_seqs"]) == (32, 64)
     assert validated["rollout.kv_cache_gib"] == plain["rollout.kv_cache_gib"]
-    assert reasons["rollout.max_num_seqs"] == (
+    assert reasons(found)["rollout.max_num_seqs"] == (
         "an engine has 32 responses in a step, and validation sends all its prompts at once"
     )
 
@@ -275,11 +278,11 @@ def ppo(**actor: Any) -> dict[str, Any]:
 
 def test_ranks_with_room_gather_weights_and_average_gradients_once_in_an_update(plan: Callable[..., Plan]) -> None:
     found = plan("1.5B", 2, H100, **ppo())
-    values, reasons = chosen(found), {choice.key: choice.reason for choice in found.choices}
+    values = chosen(found)
     for role in ("actor", "critic"):
         micro_batches = 512 / 2 * 768 / values[f"{role}.micro_batch_tokens"]
         assert values[f"{role}.{WEIGHTS}"] == values[f"{role}.{GRADIENTS}"] == micro_batches == 12
-    assert reasons[f"actor.{WEIGHTS}"].startswith("weights stay gathered during a pass, which takes 2.3 of ")
+    assert reasons(found)[f"actor.{WEIGHTS}"].startswith("weights stay gathered during a pass, which takes 2.3 of ")
     assert tight(found.shares) is None
 
 
@@ -311,7 +314,7 @@ def test_what_ranks_exchange_stays_as_it_is(plan: Callable[..., Plan], gpus: int
     assert not {f"actor.{WEIGHTS}", f"actor.{GRADIENTS}"} & chosen(plan("1.5B", gpus, H200, **ppo(**actor))).keys()
 
 
-def test_weights_that_are_sharded_again_by_order_leave_room_for_whole_gradients(plan: Callable[..., Plan]) -> None:
+def test_with_reshard_after_forward_set_only_gradients_wait_for_the_end_of_an_update(plan: Callable[..., Plan]) -> None:
     values = chosen(plan("1.5B", 2, H200, **ppo(sharding={"reshard_after_forward": True})))
     assert (f"actor.{WEIGHTS}" in values, f"actor.{GRADIENTS}" in values) == (False, True)
 

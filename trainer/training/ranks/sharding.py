@@ -107,22 +107,24 @@ def reshard(modules: Iterable[FSDPModule]) -> None:
         module.reshard()
 
 
-def parameters_by_layer(
-    module: nn.Module, layers: Iterable[FSDPModule], shared_once: bool
+def gathered_by_layer(
+    module: nn.Module, named: Iterable[tuple[str, Tensor]], layers: Iterable[FSDPModule]
 ) -> Iterator[tuple[str, Tensor]]:
-    """The parameters of a part of the network by name. Those of `layers` are whole and in the type of the computation:
-    FSDP gathers a layer's at once, which takes a tenth of the calls. Every rank must exhaust it."""
+    """The named parameters of a part of the network, those of `layers` whole and in the type of the computation.
+
+    FSDP gathers all weights of a layer in one collective. Every rank must exhaust it.
+    """
     layer_of = {id(weight): layer for layer in layers for weight in layer.parameters()}
-    named = list(module.named_parameters(remove_duplicate=shared_once))
-    for layer, own in itertools.groupby(named, key=lambda pair: layer_of.get(id(pair[1]))):
+    for layer, group in itertools.groupby(named, key=lambda pair: layer_of.get(id(pair[1]))):
         if layer is None:
-            yield from own
+            yield from group
             continue
+        names = [name for name, _ in group]
         layer.unshard()
-        # Copies: their memory is FSDP's, which frees it now.
-        whole = [weight.clone() for _, weight in layer.named_parameters(remove_duplicate=shared_once)]
+        # Copies, because FSDP frees its own memory at once.
+        whole = [(name, module.get_parameter(name).clone()) for name in names]
         layer.reshard()
-        yield from zip([name for name, _ in own], whole, strict=True)
+        yield from whole
 
 
 def decoder_layers(decoder: nn.Module) -> nn.ModuleList:
