@@ -102,7 +102,12 @@ class Config(RunConfig):
     @property
     def loads_in_parts(self) -> bool:
         """Whether an engine can take its weights some at a time; it takes adapters, and what it quantises, at once."""
-        return self.actor.lora.rank == 0 and self.rollout.quantization is None
+        return not self.engines_apply_adapters and self.rollout.quantization is None
+
+    @property
+    def engines_apply_adapters(self) -> bool:
+        """Whether engines hold the frozen weights and get adapters alone; else all weights, with adapters merged in."""
+        return self.actor.lora.rank > 0 and self.rollout.lora == "adapters"
 
     @property
     def actor_is_reference(self) -> bool:

@@ -117,7 +117,7 @@ def _transport(config: Config, placement: Placement) -> str | None:
     """How all weights of the actor reach the engines. None without engines, and with adapters: they are small compared
     with the model."""
     actor, engines = placement.get("actor"), placement.get("rollout")
-    if not actor or not engines or config.actor.lora.rank:
+    if not actor or not engines or config.engines_apply_adapters:
         return None
     processes = [slot for slot in engines for _ in range(config.rollout.engines_per_gpu)]
     transport, _ = choose_transport(

@@ -237,9 +237,10 @@ class ActorWorker(TrainingWorker):
                 write_adapter(adapter, self.config.actor.lora, model, directory / "adapter")
 
     def _learned(self, shared_once: bool = False) -> Iterable[tuple[str, Tensor]]:
-        """The trained weights: the adapters if there are any, else all weights. Every rank must exhaust it."""
+        """The weights that the engines get: the adapters if they apply these, else all weights with the adapters merged
+        in. Every rank must exhaust it."""
         language_model = self.engine.network.language_model
-        if self.config.actor.lora.rank:
+        if self.config.engines_apply_adapters:
             return self.engine.adapter_weights(language_model)
         return self.engine.full_weights(language_model, shared_once, self.dtype)
 

@@ -79,7 +79,7 @@ class Engines:
         self._transfer = self._connect()
         self._gathered = False
         self._on_shared_gpus = on_shared_gpus
-        self._what = "adapters" if config.actor.lora.rank else "weights"
+        self._what = "adapters" if config.engines_apply_adapters else "weights"
         self._asynchronous = config.trainer.mode == "asynchronous"
         self._drafted = config.rollout.speculative_tokens
         # Segments that hold whole responses let each finish under the weights that it began with.

@@ -22,7 +22,7 @@ def weight_settings(config: Config, device: str) -> dict[str, object]:
     lora = config.actor.lora
     if config.rollout.quantization is not None:
         return _quantized(config, device)
-    if not lora.rank:
+    if not config.engines_apply_adapters:
         # The actor sends the weights. A missing weight stays random and shows at once.
         settings: dict[str, object] = {"load_format": "dummy"}
         if device == "cpu":
@@ -47,9 +47,10 @@ def _quantized(config: Config, device: str) -> dict[str, object]:
     chosen = f"rollout.quantization={config.rollout.quantization}"
     if device == "cpu":
         raise ConfigError(f"{chosen}: vLLM quantises on GPUs only", hint="leave it out on CPU")
-    if config.actor.lora.rank:
+    if config.engines_apply_adapters:
         raise ConfigError(
-            f"{chosen}: the frozen weights under adapters are not quantised", hint="leave it out, or actor.lora.rank=0"
+            f"{chosen}: the frozen weights under adapters are not quantised",
+            hint="leave it out, or rollout.lora=merged",
         )
     # A scale per weight; activations get one per token.
     return {"load_format": "dummy", "quantization": "fp8_per_tensor"}

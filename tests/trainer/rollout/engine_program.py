@@ -1,4 +1,4 @@
-"""A rollout engine and a trainer in one process, for test_rollout.py: `engine_program.py DIRECTORY ENGINE RANK SIZE`.
+"""A rollout engine and a trainer in one process: `engine_program.py DIRECTORY ENGINE RANK SIZE LORA`.
 
 Samples, compares log-probs with the trainer's, trains, syncs and compares again. With a RANK above 0 adapters of that
 rank are trained. With a SIZE above 1 the engine spans that many processes. Writes DIRECTORY/found.json.
@@ -77,10 +77,10 @@ def difference(trainer: TrainingEngine, sampled: Batch) -> float:
     return float((trainer.forward(sampled, LIMIT) - sampled.rollout_log_probs).abs().max())
 
 
-def sync(trainer: TrainingEngine, engine: RolloutEngine, rank: int) -> list[str]:
+def sync(trainer: TrainingEngine, engine: RolloutEngine, adapters: bool) -> list[str]:
     """Sends the trained weights to the engine and returns their names."""
     language_model = trainer.network.language_model
-    weights = trainer.adapter_weights(language_model) if rank else trainer.full_weights(language_model)
+    weights = trainer.adapter_weights(language_model) if adapters else trainer.full_weights(language_model)
     buckets = [store(bucket) for bucket in pack(weights, torch.float32, bucket_bytes=2**17)]
     engine.replace_weights(buckets)
     return [name for bucket in buckets for name in bucket.layout.names]
@@ -130,13 +130,13 @@ def serve(pipe: Connection, opened: Callable[..., RolloutEngine], *where: object
         pipe.send(getattr(engine, method)(*arguments))
 
 
-def main(directory: Path, name: str, rank: int, size: int) -> None:
+def main(directory: Path, name: str, rank: int, size: int, lora: str) -> None:
     vocabulary = make_model(directory / "model")
     config = Config.model_validate(
         {
             "model": {"path": directory / "model"},
             "data": {"max_prompt_length": LONG},
-            "rollout": {"temperature": TEMPERATURE, "kv_cache_gib": 0.1},
+            "rollout": {"temperature": TEMPERATURE, "kv_cache_gib": 0.1, "lora": lora},
             "actor": {
                 "lora": {
                     "rank": rank,
@@ -159,9 +159,9 @@ def main(directory: Path, name: str, rank: int, size: int) -> None:
 
     found: dict[str, Any] = {}
     asked = requests(vocabulary, step=1)
-    if not rank:
+    if not config.engines_apply_adapters:
         found["before any sync"] = difference(trainer, batch(asked, engine.generate(asked)))
-    found["sent"] = sync(trainer, engine, rank)
+    found["sent"] = sync(trainer, engine, config.engines_apply_adapters)
     responses = engine.generate(asked)
     sampled = batch(asked, responses)
     found["after the first sync"] = difference(trainer, sampled)
@@ -180,7 +180,7 @@ def main(directory: Path, name: str, rank: int, size: int) -> None:
 
     trainer.update(sampled, loss, LIMIT)
     found["trained, not synced"] = difference(trainer, sampled)
-    sync(trainer, engine, rank)
+    sync(trainer, engine, config.engines_apply_adapters)
     unstopped = engine.generate(asked)
     found["after the second sync"] = difference(trainer, batch(asked, unstopped))
 
@@ -237,7 +237,7 @@ def stopped(
     engine = open_engine(
         name, config.model_copy(update={"rollout": rollout}), "cpu", [END, *end_token_ids(config.model.directory)]
     )
-    sync(trainer, engine, 0)
+    sync(trainer, engine, adapters=False)
     expected = []
     for response in unstopped:
         ends = [
@@ -283,4 +283,4 @@ def export(
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5])

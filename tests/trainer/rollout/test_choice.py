@@ -80,6 +80,12 @@ def test_vllm_quantises_whole_models_on_gpus(device: str, rank: int, words: str)
         weight_settings(Config.model_validate(given), device)
 
 
+def test_merged_adapters_are_quantised_with_the_weights() -> None:
+    rollout = {"quantization": "fp8", "lora": "merged"}
+    given = {"rollout": rollout, "algorithm": {"correction": "tis"}, "actor": {"lora": {"rank": 8}}}
+    assert "quantization" in weight_settings(Config.model_validate(given), "cuda")
+
+
 def test_engines_that_span_gpus_do_not_share_them() -> None:
     with pytest.raises(ValidationError, match=r"rollout\.tensor_parallel=2 needs rollout\.engines_per_gpu=1"):
         RolloutConfig.model_validate({"tensor_parallel": 2, "engines_per_gpu": 2, "kv_cache_gib": 1})

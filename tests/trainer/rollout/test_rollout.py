@@ -27,13 +27,15 @@ from trainer.weights.buckets import DEVICE_IN_HANDLE, checksum, pack, store, wor
 PROGRAM = Path(__file__).with_name("engine_program.py")
 
 
-# engine, rank of the adapters, processes that it spans
+# engine, rank of the adapters, processes that it spans, what it does with adapters
 ENGINES = {
-    "vllm": ("vllm", 0, 1),
-    "vllm over two processes": ("vllm", 0, 2),
-    "vllm with adapters over two processes": ("vllm", 4, 2),
-    "transformers": ("transformers", 0, 1),
-    "transformers with adapters": ("transformers", 4, 1),
+    "vllm": ("vllm", 0, 1, "adapters"),
+    "vllm over two processes": ("vllm", 0, 2, "adapters"),
+    "vllm with adapters over two processes": ("vllm", 4, 2, "adapters"),
+    "vllm with merged adapters": ("vllm", 4, 1, "merged"),
+    "transformers": ("transformers", 0, 1, "adapters"),
+    "transformers with adapters": ("transformers", 4, 1, "adapters"),
+    "transformers with merged adapters": ("transformers", 4, 1, "merged"),
 }
 
 

@@ -27,7 +27,7 @@ class TransformersEngine:
         self._max_response_length = config.data.max_response_length
         self._device = torch.device(device)
         self._end_tokens = torch.tensor([] if config.rollout.ignore_end_tokens else end_token_ids, device=device)
-        self._with_adapters = config.actor.lora.rank > 0
+        self._with_adapters = config.engines_apply_adapters
         self._tokenizer: Any = None
         if config.rollout.stop:
             self._tokenizer = AutoTokenizer.from_pretrained(config.model.directory, local_files_only=True)
@@ -145,7 +145,7 @@ def _model(config: Config, device: str) -> nn.Module:
     """
     directory, lora = config.model.directory, config.actor.lora
     dtype = getattr(torch, config.model.dtype_on(device))
-    if not lora.rank:
+    if not config.engines_apply_adapters:
         architecture = AutoConfig.from_pretrained(directory, local_files_only=True)
         return AutoModelForCausalLM.from_config(architecture, dtype=dtype)
     model = load_language_model(directory, dtype)

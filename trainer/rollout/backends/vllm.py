@@ -69,8 +69,8 @@ def register_model_class(directory: Path) -> None:
 class VllmEngine:
     """A vLLM engine in this process, or this process's rank of an engine that spans several; see `InFlightEngine`.
 
-    With adapters, vLLM applies them beside the frozen weights, as the actor does. It refuses to sample before the first
-    adapters arrive.
+    With `rollout.lora=adapters`, vLLM applies them beside the frozen weights, as the actor does. It refuses to sample
+    before the first adapters arrive.
     """
 
     def __init__(self, config: Config, device: str, end_token_ids: Sequence[int], team: Team = ALONE) -> None:
@@ -89,7 +89,7 @@ class VllmEngine:
         self._sleeps = config.rollout.sleep and device == "cuda"
         self._asleep: set[str] = set()
         self._updates = 0
-        self._lora = config.actor.lora if config.actor.lora.rank else None
+        self._lora = config.actor.lora if config.engines_apply_adapters else None
         # vLLM finds the adapters by their number. It must never read the path, so the path does not exist.
         self._adapters = LoRARequest("actor", ADAPTERS, "/adapters/come/from/the/actor") if self._lora else None
         register_model_class(config.model.directory)

@@ -99,12 +99,17 @@ def test_variables_and_packages_of_ray_s_processes_are_refused(section: str) -> 
     ("argument", "reason"),
     [
         ("data.image_patch_size=16", "rows with images are refused when they are read"),
-        ("actor_rollout_ref.model.lora.merge=True", "engines get whole weights, adapters included"),
     ],
 )
 def test_what_has_no_place_here_is_noted(argument: str, reason: str) -> None:
     _, notes = load_config(["verl"], [argument])
     assert notes == [f"{argument.partition('=')[0]} has no effect: {reason}"]
+
+
+@pytest.mark.parametrize(("merge", "lora"), [("True", "merged"), ("False", "adapters")])
+def test_merged_adapters_are_merged_in_engines(merge: str, lora: str) -> None:
+    config, notes = load_config(["verl"], [f"actor_rollout_ref.model.lora.merge={merge}"])
+    assert (config.rollout.lora, notes) == (lora, [])
 
 
 @pytest.mark.parametrize("key", ["max_model_len", "engine_kwargs.vllm.max_model_len"])

@@ -2,7 +2,7 @@
 
 import yaml
 
-from trainer.compat.verl.rules import Given, Rule, Translation, Value, no_effect, only, own_code, to, word
+from trainer.compat.verl.rules import Given, Rule, Translation, Value, mapped, no_effect, only, own_code, to, word
 from trainer.compat.verl.shared import KERNELS, MODEL, PACKED
 from trainer.compat.verl.subsections.dtypes import model_type
 
@@ -60,7 +60,7 @@ RULES: dict[str, Rule] = {
     f"{MODEL}.target_modules": to("actor.lora.target_modules"),
     f"{MODEL}.exclude_modules": excluded_modules,
     f"{MODEL}.lora_adapter_path": to("actor.lora.path"),
-    f"{MODEL}.lora.merge": no_effect("engines get whole weights, adapters included"),
+    f"{MODEL}.lora.merge": mapped({"true": "merged", "false": "adapters"}, "rollout.lora"),
     f"{MODEL}.trust_remote_code": own_code,
     f"{MODEL}.external_lib": only("null"),
     f"{MODEL}.custom_chat_template": to("data.chat_template"),
