@@ -138,6 +138,8 @@ def replayed(name: str, shape: str, settings: str) -> Job:
 
 
 TWO_ENGINES = "rollout.engines_per_gpu=2"
+# Log-probs of each step are compared with the engines'; steps are large, so that adapters matter after few of them.
+ADAPTERS = "actor.lora.rank=32 actor.learning_rate=2e-4 rollout.compare_freq=1"
 # No log-probs from the engines, and the GiB of their cache.
 CACHE = "rollout.compare_freq=0 rollout.kv_cache_gib={}"
 # The first GPU trains, the second samples.
@@ -186,6 +188,22 @@ PLAN = (
     grpo("0.5B", 64, 128, 2048, 300, "ours", f"{TWO_ENGINES} {CACHE.format(7)}", tokens=32768, suffix="-two-engines"),
     grpo("1.5B", 64, 512, 2048, 300, "ours", "rollout.compare_freq=0 actor.backend=exact", suffix="-exact"),
     grpo("1.5B", 64, 512, 2048, 300, "ours", tokens=0, suffix="-defaults"),
+    # Jobs for which no setting was tuned: many short responses, and adapters.
+    grpo("1.5B", 256, 200, 128, 1367, "ours", tokens=0, suffix="-short"),
+    *(
+        grpo("7B", 16, 256, 1024, 0, "ours", f"{ADAPTERS} rollout.lora={lora}", tokens=0, suffix=f"-{lora}")
+        for lora in ("adapters", "merged")
+    ),
+    Job(
+        "rollout-7B",
+        f"{BENCH}rollout --shape 7B --prompts 16 --samples 8 --prompt 256 --response 1024 --engines 1 --repeats 2 "
+        "--kv-cache-gib 12 --out $ROWS",
+    ),
+    Job(
+        "rollout-short",
+        f"{BENCH}rollout --shape 1.5B --prompts 256 --samples 8 --prompt 200 --response 76 --engines 1 --repeats 2 "
+        "--kv-cache-gib 12 --out $ROWS",
+    ),
     grpo("0.5B", 64, 128, 2048, 300, "trl", "--rival-keeps"),
     grpo("1.5B", 64, 512, 2048, 300, "trl"),
     # TRL's memory guide keeps activations where there is room: that needs an H200.
@@ -271,6 +289,7 @@ PLAN = (
     Job("entries", f"{BENCH}entries --shape 0.5B --out $ROWS"),
     Job("start-up", f"{BENCH}start_up --shape 0.5B --out $ROWS --logs $LOGS {CACHE.format(8)}", limit=590),
     Job("pages", f"{BENCH}pages --out $ROWS", gpus=4),
+    Job("tensor-parallel-7B", f"{BENCH}tensor_parallel --shape 7B --out $ROWS", limit=420, gpus=2, ray=True),
     Job("weights", f"{BENCH}weights --out $ROWS", ray=True),
     Job("weights-split", f"{BENCH}weights --split --out $ROWS", gpus=2, ray=True),
     ppo("split-synchronous", "0.5B", 256, 512, SPLIT, gpus=2),

@@ -1,8 +1,11 @@
 """Whole PPO runs on GPUs, with vLLM's kernels and every transport of weights between GPUs."""
 
+from pathlib import Path
+
 import pytest
 
 from tests.gpu.whole_runs import COMMON, FAST, Finished, Machine, Record
+from tests.trainer.runs.recovery import signalled_rank
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -90,20 +93,22 @@ def test_engines_that_draft_tokens_follow_the_actor(machine: Machine, record_pro
     assert any(row.get("engines/accepted_share", 0) > 0 for row in run.steps)
 
 
-def test_adapters_are_used_by_vllm_s_kernels(machine: Machine, record_property: Record) -> None:
-    """Only adapters are trained and sent. An engine without them would be as far from the actor as the reference is."""
+@pytest.mark.parametrize(("lora", "sent"), [("adapters", "adapters"), ("merged", "weights")])
+def test_engines_sample_with_adapters(lora: str, sent: str, machine: Machine, record_property: Record) -> None:
+    """An engine without them would be as far from the actor as the reference is."""
     run = Finished.of(
         machine.runs.start(
-            "adapters",
+            lora,
             *COMMON,
             "actor.lora.rank=4",
+            f"rollout.lora={lora}",
             "actor.learning_rate=1e-2",
             "algorithm.advantage=grpo",  # needs no critic, so the run is short
             *machine.on(1),
         )
     )
     run.note(record_property)
-    assert f"adapters go to the engines through {machine.transport_within_a_device}" in run.said
+    assert f"{sent} go to the engines through {machine.transport_within_a_device}" in run.said
     assert_engines_follow_the_actor(run)
 
 
@@ -166,3 +171,18 @@ def test_two_gpus_with_fsdp_repeat_the_first_step_of_one(machine: Machine, recor
         for name in ("rollout/response_length", "actor/entropy", "actor/gradient_norm", "reference/kl"):
             assert row[name] == pytest.approx(other[name], rel=near, abs=2e-3), name
         assert other["rollout/log_prob_difference_mean"] < 1e-2
+
+
+@pytest.mark.gpus(2)
+def test_a_killed_rank_continues_from_its_copy_beside_another_gpu(
+    machine: Machine, tmp_path: Path, record_property: Record
+) -> None:
+    """A rank kills itself in the third step's backward pass, while the other waits for it in a collective."""
+    program = [str(Path(signalled_rank.__file__)), "SIGKILL", "1", "2", str(tmp_path / "killed")]
+    settings = (*COMMON, *FAST, "trainer.redundancy=1", *machine.on(2))
+    run = Finished.of(machine.runs.start("killed", *settings, program=program))
+    run.note(record_property)
+    assert "actor continued from the copies of step 2 in memory after" in run.said
+    assert [row["step"] for row in run.steps] == [1, 2, 3]
+    assert [row["trainer/recoveries"] for row in run.steps] == [0, 0, 1]
+    record_property("seconds of the recovery", run.steps[2]["time/recovery"])
