@@ -150,9 +150,12 @@ def test_the_cache_of_an_engine_apart_leaves_room_for_the_buckets_that_arrive(
     assert FILLED * H100 - 0.1 <= engine.resting + engine.working <= FILLED * H100
 
 
-def test_adapters_need_no_room_on_their_way(plan: Callable[..., Plan]) -> None:
-    found = plan("1.5B", 2, H200, **grpo(64, 512, 512), actor={"lora": {"rank": 8}})
-    assert copied_gib(found.config, found.placement) == 0.0
+@pytest.mark.parametrize(("lora", "has_room"), [("adapters", False), ("merged", True)])
+def test_only_merged_adapters_need_room_on_their_way(plan: Callable[..., Plan], lora: str, has_room: bool) -> None:
+    job = grpo(64, 512, 512)
+    job["rollout"]["lora"] = lora
+    settings = plan("1.5B", 2, H200, **job, actor={"lora": {"rank": 8}})
+    assert (copied_gib(settings.config, settings.placement) > 0) == has_room
 
 
 APART = {"device_mapping": {"actor": "0,1", "reference": "0,1", "rollout": "2,3"}}
@@ -182,7 +185,7 @@ def test_offloaded_weights_are_on_the_gpu_while_they_are_sent(plan: Callable[...
     "sections",
     [
         {},  # on shared GPUs
-        {**APART, "actor": {"lora": {"rank": 8}}},
+        {**APART, "actor": {"lora": {"rank": 8}}, "rollout": {"lora": "adapters"}},
         {**APART, "rollout": {"weight_transfer": "object_store"}},
         {**APART, "rollout": {"engines_per_gpu": 2, "kv_cache_gib": 10}},
         {**APART, "trainer": {"deterministic": True}},

@@ -130,7 +130,7 @@ def main(directory: Path, rank: int, size: int) -> None:
         {
             "model": {"path": directory / "model"},
             "data": {"max_prompt_length": LONG, "max_response_length": LENGTH},
-            "rollout": {"kv_cache_gib": 0.1, "max_num_seqs": AT_ONCE},
+            "rollout": {"lora": "adapters", "kv_cache_gib": 0.1, "max_num_seqs": AT_ONCE},
             "actor": {"lora": {"rank": rank}},
         }
     )

@@ -72,7 +72,7 @@ def test_an_engine_that_drafts_nothing_refuses_to() -> None:
 )
 def test_vllm_quantises_whole_models_on_gpus(device: str, rank: int, words: str) -> None:
     given = {
-        "rollout": {"quantization": "fp8"},
+        "rollout": {"quantization": "fp8", "lora": "adapters"},
         "algorithm": {"correction": "tis"},
         "actor": {"lora": {"rank": rank}},
     }

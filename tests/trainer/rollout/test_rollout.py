@@ -124,6 +124,7 @@ def test_vllm_reserves_memory_for_adapted_layers_only(tmp_path: Path) -> None:
     tokenizer = build_tokenizer(["1 + 2"])
     save_model(create_model(tokenizer, ModelShape(), seed=0), tokenizer, tmp_path / "model")
     sections = {"model": {"path": tmp_path / "model", "dtype": "float32"}, "actor": {"lora": {"rank": 20}}}
+    sections["rollout"] = {"lora": "adapters"}
     settings = weight_settings(Config.model_validate(sections), "cpu")
     assert settings["max_lora_rank"] == 32
     assert settings["lora_target_modules"] == sorted(

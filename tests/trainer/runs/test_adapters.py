@@ -17,6 +17,7 @@ def test_adapters_are_trained_against_the_frozen_actor_and_only_adapters_are_sen
     run = runs.start(
         "adapters",
         "actor.lora.rank=4",
+        "rollout.lora=adapters",
         "critic.lora.rank=2",
         "critic.lora.target_modules=q_proj,v_proj",
         "actor.learning_rate=1e-2",

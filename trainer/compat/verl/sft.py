@@ -169,7 +169,7 @@ def mismatched(key: str, value: Value, _given: Given) -> Translation:
     return Translation({}, note if is_true(value) else "")
 
 
-_NOT_MODEL = (f"{MODEL}.override_config", f"{MODEL}.torch_dtype", f"{MODEL}.path", f"{MODEL}.lora_alpha")
+_NOT_MODEL = tuple(f"{MODEL}.{key}" for key in ("override_config", "torch_dtype", "path", "lora_alpha", "lora.merge"))
 
 RULES: dict[str, Rule] = {
     "data.val_files": optional("data.validation_files"),
@@ -205,6 +205,7 @@ RULES: dict[str, Rule] = {
     "model": only("hf_model"),
     "model.partial_pretrain": to("model.path"),
     **{key.replace(MODEL, "model", 1): rule for key, rule in model.RULES.items() if not key.startswith(_NOT_MODEL)},
+    "model.lora.merge": no_effect("nothing is sampled"),
     "model.lora_alpha": model.lora_alpha("actor", "model.lora_rank"),
     "model.strategy": strategy("actor"),
     **fsdp_rules("model.fsdp_config", "actor"),

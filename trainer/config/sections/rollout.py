@@ -52,10 +52,11 @@ class RolloutConfig(Section):
     max_repairs: int = Field(3, ge=0, description="engine replacements allowed in a row; the next failure ends the run")
     samples_per_prompt: int = Field(4, gt=0, description="responses to each prompt of a step")
     lora: Literal["merged", "adapters"] = Field(
-        "adapters",
-        description="how engines use the actor's LoRA adapters. merged: added to the weights at each hand-over, for "
-        "generation as fast as without adapters; rounding to model.dtype then changes the sampling distribution. "
-        "adapters: applied beside the frozen weights, as in the actor",
+        "merged",
+        description="how engines use the actor's LoRA adapters. merged: the actor adds them to the weights at each "
+        "hand-over and sends all weights, so generation costs no more than without adapters; rounding to model.dtype "
+        "then changes the sampled distribution slightly. adapters: engines apply them beside the frozen weights, as "
+        "the actor does, and only adapters are sent",
     )
     weight_transfer: Literal["auto", "object_store", "broadcast"] = Field(
         "auto",

@@ -52,7 +52,7 @@ def start(directory: Path, rank: int, size: int, drafted: int) -> tuple[Any, Con
         {
             "model": {"path": directory / "model"},
             "data": {"max_prompt_length": LONGEST, "max_response_length": LENGTH},
-            "rollout": {"kv_cache_gib": 0.05, "max_num_seqs": 64, "speculative_tokens": drafted},
+            "rollout": {"lora": "adapters", "kv_cache_gib": 0.05, "max_num_seqs": 64, "speculative_tokens": drafted},
             "actor": {"lora": {"rank": rank, "target_modules": ["q_proj", "v_proj", "o_proj", "up_proj"]}},
         }
     )
