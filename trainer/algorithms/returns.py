@@ -1,4 +1,4 @@
-"""Returns, generalised advantages, whitening and explained variance over unmasked tokens."""
+"""Returns, generalised advantages, deviations, whitening and explained variance over unmasked tokens."""
 
 from __future__ import annotations
 
@@ -54,6 +54,23 @@ def rewards_to_go(rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
     return generalized_advantages(rewards, rewards.new_zeros(rewards.shape), mask, gamma, lam=1.0)[0]
 
 
+def deviations(values: Tensor, mask: Tensor) -> Tensor:
+    """The unmasked values minus their mean, exactly 0 if all are equal; 0 where masked.
+
+    A sum of equal numbers may be rounded, a sum of zeros is not: the smallest value is subtracted first.
+
+    Args:
+        values: [rows, tokens] float.
+        mask: [rows, tokens] bool.
+
+    Returns:
+        [rows, tokens] float64.
+    """
+    smallest = values.masked_fill(~mask, float("inf")).amin()
+    shifted = (values.double() - smallest).where(mask, 0.0)
+    return (shifted - shifted.sum() / mask.sum().clamp(min=1)).where(mask, 0.0)
+
+
 def whiten(values: Tensor, mask: Tensor, epsilon: float = 1e-8) -> Tensor:
     """The unmasked values, shifted and scaled to mean 0 and sample variance 1; masked ones become 0.
 
@@ -64,11 +81,9 @@ def whiten(values: Tensor, mask: Tensor, epsilon: float = 1e-8) -> Tensor:
         values: [rows, tokens] float.
         mask: [rows, tokens] bool.
     """
-    chosen = values[mask]
-    if len(chosen) < 2:
-        return values.new_zeros(values.shape)
-    variance = chosen.var()
-    return ((values - chosen.mean()) * (variance + epsilon).rsqrt()).where(mask, 0.0)
+    centred = deviations(values, mask)
+    variance = centred.square().sum() / (mask.sum() - 1).clamp(min=1)
+    return (centred * (variance + epsilon).rsqrt()).to(values.dtype)
 
 
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:
@@ -80,7 +95,5 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:
         values, returns: [rows, tokens] float.
         mask: [rows, tokens] bool.
     """
-    variance = returns[mask].var(correction=0) if mask.any() else 0.0
-    if variance == 0:
-        return 0.0
-    return 1.0 - float((returns - values)[mask].var(correction=0) / variance)
+    spread = deviations(returns, mask).square().sum()
+    return 1.0 - float(deviations(returns - values, mask).square().sum() / spread) if spread > 0 else 0.0

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Sampled:
     """Input of an estimator: the scored responses of a step.
 
-    Shapes: `rewards` [rows, tokens] float, 0 where the policy did not choose the token, and already moved by
+    Shapes: `rewards` [rows, tokens] float64, 0 where the policy did not choose the token, and already moved by
     `on_trained_tokens`; `mask` [rows, tokens] bool, the tokens that train; `groups` [rows] int64, equal for the
     responses to one prompt. `values` [rows, tokens] exist only for an estimator that needs a critic, `greedy_scores`
     [rows] only for one that needs greedy responses, and `squared_probabilities` [rows, tokens], summed over the

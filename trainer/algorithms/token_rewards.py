@@ -10,7 +10,9 @@ def token_rewards(scores: Tensor, kl: Tensor, mask: Tensor, kl_coefficient: floa
     """The score at each row's last token, minus the weighted KL at every token: [rows, tokens].
 
     Args:
-        scores: [rows]; kl: [rows, tokens]; mask: [rows, tokens] bool with at least one True in each row.
+        scores: [rows].
+        kl: [rows, tokens], in the type that the rewards get.
+        mask: [rows, tokens] bool with at least one True in each row.
     """
     rewards = (-kl_coefficient * kl).where(mask, 0.0)
     last = (mask * torch.arange(1, mask.shape[1] + 1)).argmax(dim=1)
@@ -21,6 +23,8 @@ def token_rewards(scores: Tensor, kl: Tensor, mask: Tensor, kl_coefficient: floa
 def move_to_tokens(rewards: Tensor, by_token: Sequence[Sequence[tuple[int, float]]], mask: Tensor) -> None:
     """Moves parts of each row's score from its last token to the tokens that earned them, in place.
 
+    Parts are rounded to float32, as scores are. So float64 rewards keep each row's score to the bit.
+
     Args:
         rewards: [rows, tokens], with the whole score at the last token.
         by_token: for each row (position among the tokens that the policy sampled, reward); empty if no row has any.
@@ -30,8 +34,9 @@ def move_to_tokens(rewards: Tensor, by_token: Sequence[Sequence[tuple[int, float
         if pairs:
             places = mask[row].nonzero().squeeze(1)
             for position, reward in pairs:
-                rewards[row, places[position]] += reward
-                rewards[row, places[-1]] -= reward
+                part = torch.tensor(reward, dtype=torch.float32)
+                rewards[row, places[position]] += part
+                rewards[row, places[-1]] -= part
 
 
 def on_trained_tokens(rewards: Tensor, trained: Tensor) -> Tensor:

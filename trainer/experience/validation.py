@@ -50,10 +50,11 @@ def _numbers(rows: Sequence[Scored]) -> dict[str, list[float]]:
 def prompt_metrics(values: Sequence[float], answers: Sequence[str | None]) -> dict[str, float]:
     """The metrics of the responses to one prompt, by name."""
     rewards, count = torch.tensor(values, dtype=torch.float64), len(values)
-    metrics = {f"mean@{count}": rewards.mean().item()}
+    mean, std = _mean_and_std(rewards)
+    metrics = {f"mean@{count}": mean}
     if count == 1:
         return metrics
-    metrics[f"std@{count}"] = rewards.std(correction=0).item()
+    metrics[f"std@{count}"] = std
     numbers = {answer: number for number, answer in enumerate(answers)}
     votes = torch.tensor([numbers[answer] for answer in answers])
     for size in _sizes(count):
@@ -61,9 +62,16 @@ def prompt_metrics(values: Sequence[float], answers: Sequence[str | None]) -> di
         picked = {"best": rewards[drawn].amax(dim=1), "worst": rewards[drawn].amin(dim=1)}
         if None not in answers:
             picked["maj"] = _of_majority(rewards[drawn], votes[drawn])
-        for name, one in picked.items():
-            metrics |= {f"{name}@{size}/mean": one.mean().item(), f"{name}@{size}/std": one.std(correction=0).item()}
+        for name, of_draws in picked.items():
+            metrics[f"{name}@{size}/mean"], metrics[f"{name}@{size}/std"] = _mean_and_std(of_draws)
     return metrics
+
+
+def _mean_and_std(rewards: Tensor) -> tuple[float, float]:
+    """Exact for equal rewards, of which a sum may be rounded: the smallest is subtracted first."""
+    smallest = rewards.amin()
+    shifted = rewards - smallest
+    return (smallest + shifted.mean()).item(), shifted.std(correction=0).item()
 
 
 def _sizes(count: int) -> list[int]:

@@ -44,6 +44,8 @@ METRICS: dict[str, str] = {
     "critic/gpu_peak_gib": "most GPU memory that the first rank reserved during the updates, GiB",
     "reference/kl": "KL to the reference, nats per token",
     "reference/kl_coefficient": "weight of that KL in the reward, which adaptive control moves",
+    "reference/kl_by_response": "mean over responses of each one's KL per token, which adaptive control compares with "
+    "algorithm.kl_target",
     "rollout/response_length": "mean length of a response, tokens",
     "rollout/truncated_fraction": "share of responses that data.max_response_length cut",
     "rollout/rejected_fraction": "share of tokens that algorithm.rejection excludes from training",

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from trainer.algorithms.losses.kl import adapted_kl_coefficient, kl_estimate
+from trainer.algorithms.losses.kl import adapted_kl_coefficient, kl_estimate, mean_over_responses
 from trainer.algorithms.off_policy.agreement import log_prob_agreement
 from trainer.algorithms.resampling import resampled_rows
 from trainer.algorithms.returns import explained_variance
@@ -60,9 +60,9 @@ def with_advantages(
         scores.components() if algorithm.estimator.needs_components else {},
     )
     estimated = algorithm.estimator.estimate(sampled, **algorithm.estimator.values(algorithm))
-    batch = batch.with_(advantages=estimated.advantages)
+    batch = batch.with_(advantages=estimated.advantages.float())
     if estimated.returns is not None:
-        batch = batch.with_(returns=estimated.returns)
+        batch = batch.with_(returns=estimated.returns.float())
         metrics["critic/explained_variance"] = explained_variance(batch.values, estimated.returns, trained)
     metrics["reward/mean"] = scores.values.mean().item()
     metrics["rollout/response_length"] = mask.sum(dim=1).float().mean().item()
@@ -82,16 +82,18 @@ def resampled(batch: Batch, experience: Experience, scores: Scores, collector: C
 def _rewards(
     batch: Batch, scores: Tensor, config: Config, kl_coefficient: float
 ) -> tuple[Tensor, dict[str, float], float]:
-    """The reward of each token, [rows, response length], metrics of its KL term, and the next coefficient of that."""
+    """The reward of each token, [rows, response length] float64, metrics of its KL term, and the next coefficient of
+    that."""
     algorithm, mask = config.algorithm, batch.response_mask
     if batch.reference_log_probs is None or batch.old_log_probs is None:
-        return token_rewards(scores, torch.zeros(mask.shape), mask, 0.0), {}, kl_coefficient
+        return token_rewards(scores, torch.zeros(mask.shape).double(), mask, 0.0), {}, kl_coefficient
     kl = kl_estimate(batch.old_log_probs, batch.reference_log_probs, algorithm.kl_estimator)
     metrics = {"reference/kl": kl[mask].mean().item()}
-    rewards = token_rewards(scores, kl, mask, kl_coefficient)
+    rewards = token_rewards(scores, kl.double(), mask, kl_coefficient)
     if algorithm.kl_control == "adaptive":
-        metrics["reference/kl_coefficient"] = kl_coefficient
+        controlled = mean_over_responses(kl, mask)
+        metrics |= {"reference/kl_coefficient": kl_coefficient, "reference/kl_by_response": controlled}
         kl_coefficient = adapted_kl_coefficient(
-            kl_coefficient, metrics["reference/kl"], algorithm.kl_target, algorithm.kl_horizon, len(batch)
+            kl_coefficient, controlled, algorithm.kl_target, algorithm.kl_horizon, len(batch)
         )
     return rewards, metrics, kl_coefficient

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainer.algorithms.groups import at_every_token, group_means
+from trainer.algorithms.groups import at_every_token, deviations, scores_of
 from trainer.algorithms.rows import Advantages, Estimator, Sampled
 
 if TYPE_CHECKING:
@@ -18,9 +18,9 @@ def gpg(rewards: Tensor, mask: Tensor, groups: Tensor) -> Tensor:
 
     Args, returns: see `grpo`.
     """
-    scores = rewards.sum(dim=1)
+    scores = scores_of(rewards)
     scale = len(scores) / scores.count_nonzero().clamp(min=1)
-    return at_every_token(scale * (scores - group_means(scores, groups)), mask)
+    return at_every_token(scale * deviations(scores, groups), rewards, mask)
 
 
 def _estimate(sampled: Sampled) -> Advantages:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainer.algorithms.groups import at_every_token, group_means, group_sizes, sum_by_group
+from trainer.algorithms.groups import at_every_token, deviations, group_sizes, scores_of, sum_by_group
 from trainer.algorithms.rows import Advantages, Estimator, Sampled
 from trainer.rows import Parameter
 
@@ -35,13 +35,12 @@ def grpo(rewards: Tensor, mask: Tensor, groups: Tensor, divide_by_std: bool) -> 
     Returns:
         advantages: [rows, tokens], 0 where masked.
     """
-    scores = rewards.sum(dim=1)
-    difference = scores - group_means(scores, groups)
+    difference = deviations(scores_of(rewards), groups)
     if divide_by_std:
-        sizes = group_sizes(groups, scores)
+        sizes = group_sizes(groups)
         variance = sum_by_group(difference.square(), groups)[groups] / (sizes - 1).clamp(min=1)
         difference = difference / (variance.sqrt().where(sizes > 1, 1.0) + 1e-6)
-    return at_every_token(difference, mask)
+    return at_every_token(difference, rewards, mask)
 
 
 def _estimate(sampled: Sampled, divide_by_std: bool) -> Advantages:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trainer.algorithms.advantages.grpo import DIVIDE_BY_STD
-from trainer.algorithms.groups import at_every_token
+from trainer.algorithms.groups import at_every_token, scores_of
 from trainer.algorithms.rows import Advantages, Estimator, Sampled
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ def grpo_passk(rewards: Tensor, mask: Tensor, groups: Tensor, divide_by_std: boo
 
     Args, returns: see `grpo`. Of several best responses the lead is 0.
     """
-    scores = rewards.sum(dim=1)
+    scores = scores_of(rewards)
     advantages = scores.new_zeros(scores.shape)
     for group in groups.unique():
         rows = (groups == group).nonzero().squeeze(1)
@@ -27,7 +27,7 @@ def grpo_passk(rewards: Tensor, mask: Tensor, groups: Tensor, divide_by_std: boo
             best = scores[rows].topk(2)
             spread = scores[rows].std() + 1e-6 if divide_by_std else 1.0
             advantages[rows[best.indices[0]]] = (best.values[0] - best.values[1]) / spread
-    return at_every_token(advantages, mask)
+    return at_every_token(advantages, rewards, mask)
 
 
 def _estimate(sampled: Sampled, divide_by_std: bool) -> Advantages:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainer.algorithms.groups import at_every_token, group_sizes, sum_by_group
+from trainer.algorithms.groups import at_every_token, deviations, scores_of
 from trainer.algorithms.rows import Advantages, Estimator, Sampled
 
 if TYPE_CHECKING:
@@ -21,11 +21,7 @@ def opo(rewards: Tensor, mask: Tensor, groups: Tensor) -> Tensor:
 
     Args, returns: see `grpo`.
     """
-    scores = rewards.sum(dim=1)
-    lengths = mask.sum(dim=1).to(scores.dtype)
-    totals = sum_by_group(lengths, groups).clamp(min=1)
-    baselines = (sum_by_group(lengths * scores, groups) / totals)[groups]
-    return at_every_token(scores - baselines.where(group_sizes(groups, scores) > 1, 0.0), mask)
+    return at_every_token(deviations(scores_of(rewards), groups, weights=mask.sum(dim=1)), rewards, mask)
 
 
 def _estimate(sampled: Sampled) -> Advantages:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainer.algorithms.groups import group_sizes, sum_by_group
+from trainer.algorithms.groups import deviations
+from trainer.algorithms.returns import rewards_to_go
 from trainer.algorithms.rows import Advantages, Estimator, Sampled
 from trainer.rows import Parameter
 
@@ -26,8 +27,8 @@ def optimal_token_baseline(
         G_t = sum of the rewards from t on      W_t = sum over j <= t of w_j^2 (1 - 2 p_j + sum over v of p_j(v)^2)
         A_it = G_it - sum(G_kt W_kt) / sum(W_kt)        over the responses k of the group that have a token t
 
-    The bracket is the squared length of the gradient of token j's log-prob with respect to the logits. A response alone
-    in its group has no baseline.
+    The bracket is the squared length of the gradient of token j's log-prob with respect to the logits. Where no
+    response of the group has any, all have the same weight. A response alone in its group has no baseline.
 
     Args:
         rewards, mask, groups: see `grpo`.
@@ -39,17 +40,15 @@ def optimal_token_baseline(
     Returns:
         advantages: [rows, tokens], 0 where masked.
     """
-    own = mask.to(rewards.dtype)
-    returns = (rewards * own).flip(1).cumsum(1).flip(1)
-    lengths = 1 - 2 * log_probs.exp() + squared_probabilities
+    returns = rewards_to_go(rewards, mask, gamma=1.0)
+    lengths = (1 - 2 * log_probs.exp() + squared_probabilities).clamp(min=0.0)  # rounding may leave less than 0
     if weights is not None:
         lengths = lengths * weights.square()
-    energy = (lengths * own).cumsum(1) * own
-    baselines = sum_by_group(returns * energy, groups) / (sum_by_group(energy, groups) + 1e-8)
-    baselines = baselines[groups].where((group_sizes(groups, rewards) > 1).unsqueeze(1), 0.0)
+    energy = lengths.double().where(mask, 0.0).cumsum(1)
+    advantages = deviations(returns, groups, weights=(energy + 1e-8).where(mask, 0.0)).to(rewards.dtype)
     if zero_tail:
-        baselines = baselines.where(~_tail(mask, groups), 0.0)
-    return (returns - baselines).where(mask, 0.0)
+        advantages = returns.where(_tail(mask, groups), advantages)
+    return advantages.where(mask, 0.0)
 
 
 def _tail(mask: Tensor, groups: Tensor) -> Tensor:

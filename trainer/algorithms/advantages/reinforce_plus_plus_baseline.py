@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainer.algorithms.groups import at_every_token, group_means
+from trainer.algorithms.groups import at_every_token, deviations, scores_of
 from trainer.algorithms.returns import whiten
 from trainer.algorithms.rows import Advantages, Estimator, Sampled
 
@@ -19,8 +19,7 @@ def reinforce_plus_plus_baseline(rewards: Tensor, mask: Tensor, groups: Tensor) 
 
     Args, returns: see `grpo`.
     """
-    scores = rewards.sum(dim=1)
-    return whiten(at_every_token(scores - group_means(scores, groups), mask), mask)
+    return whiten(at_every_token(deviations(scores_of(rewards), groups), rewards, mask), mask)
 
 
 def _estimate(sampled: Sampled) -> Advantages:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trainer.algorithms.returns import deviations
+
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 def covariances(log_probs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
-    """(log_probs - mean) (advantages - mean) of each token, [rows, tokens]; means cover the unmasked tokens.
+    """(log_probs - mean) (advantages - mean) of each token, [rows, tokens] float64; means cover the unmasked tokens.
 
     A large value marks a likely token with a high advantage, whose update lowers the entropy.
     """
-    count = mask.sum().clamp(min=1)
-    means = (tensor.where(mask, 0.0).sum() / count for tensor in (log_probs, advantages))
-    return (log_probs - next(means)) * (advantages - next(means))
+    return deviations(log_probs, mask) * deviations(advantages, mask)

@@ -61,13 +61,22 @@ def kl_loss(log_probs: Tensor, reference_log_probs: Tensor, estimator: KlEstimat
     return carrier - carrier.detach() + value.detach()
 
 
+def mean_over_responses(kl: Tensor, mask: Tensor) -> float:
+    """The mean over responses of each one's mean over its unmasked tokens.
+
+    Args:
+        kl: [rows, tokens] float; mask: [rows, tokens] bool.
+    """
+    return float((kl.where(mask, 0.0).sum(dim=1) / mask.sum(dim=1).clamp(min=1)).mean())
+
+
 def adapted_kl_coefficient(coefficient: float, kl: float, target: float, horizon: int, samples: int) -> float:
     """The coefficient of the next step, given the KL of this one (Ziegler et al. 2019, arXiv:1909.08593, section 2.2).
 
         coefficient (1 + clip(kl / target - 1, -0.2, 0.2) samples / horizon)
 
     Args:
-        kl: mean over the step's tokens.
+        kl: mean over the step's responses, see `mean_over_responses`.
         horizon, samples: in responses; a larger horizon adapts more slowly.
     """
     error = min(max(kl / target - 1, -0.2), 0.2)

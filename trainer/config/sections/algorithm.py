@@ -34,7 +34,7 @@ class AlgorithmConfig(Section):
     kl_control: Literal["fixed", "adaptive"] = Field(
         "fixed", description="adaptive: adjust the coefficient so that the KL approaches kl_target"
     )
-    kl_target: float = Field(0.1, gt=0, description="adaptive: target KL per token")
+    kl_target: float = Field(0.1, gt=0, description="adaptive: target of the mean over responses of their KL per token")
     kl_horizon: int = Field(
         10_000,
         gt=0,
