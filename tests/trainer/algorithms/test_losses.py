@@ -26,9 +26,14 @@ from trainer.algorithms.policy_losses.cispo import cispo
 from trainer.algorithms.policy_losses.gspo import gspo
 from trainer.algorithms.policy_losses.ppo import ppo
 from trainer.algorithms.registry import CORRECTIONS, ESTIMATORS, POLICY_LOSSES
+from trainer.cluster.place import RankPlace
+from trainer.config.overrides import load_config
 from trainer.config.sections.algorithm import AlgorithmConfig
 from trainer.config.sections.roles import ActorConfig
 from trainer.config.tree import Config
+from trainer.data.batches.batch import Batch
+from trainer.errors import ConfigError
+from trainer.roles.actor import ActorWorker
 
 MODES: tuple[Aggregation, ...] = get_args(Aggregation)
 SCALE_LENGTH = 7
@@ -92,6 +97,25 @@ def test_aggregation_equals_a_loop(mode: Aggregation, seed: int) -> None:
     mask[3] = False  # a response whose tokens are all masked
     expected = slow_aggregate([row[chosen].tolist() for row, chosen in zip(values, mask, strict=True)], mode)
     assert aggregate(values, mask, mode, count_of(mask), SCALE_LENGTH).item() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("length", [16, 3072])
+def test_dr_grpo_divides_the_sum_of_each_response_by_a_constant_length(length: int) -> None:
+    """Liu et al. 2025, arXiv:2503.20783, section 3.2: neither the responses' own lengths nor a plain sum."""
+    config, _ = load_config(["dr_grpo"], [f"data.max_response_length={length}"])
+    actor = ActorWorker(config, RankPlace(0, 1, "127.0.0.1", "cpu"))
+    mask = torch.tensor([[True] * 6, [True] * 2 + [False] * 4])
+    token_ids, prompt_lengths = torch.zeros(2, 7, dtype=torch.int64), torch.ones(2, dtype=torch.int64)
+    batch = Batch(token_ids, prompt_lengths, mask, advantages=torch.ones(2, 6))
+    log_probs = torch.zeros(2, 6, requires_grad=True)
+    loss, _ = actor.loss((log_probs, torch.zeros(2, 6)), batch, count_of(mask))
+    (gradient,) = torch.autograd.grad(loss, log_probs)
+    assert_close(gradient, -mask.float() / 2 / length)
+
+
+def test_a_constant_length_that_divides_nothing_is_refused() -> None:
+    with pytest.raises(ConfigError, match="loss_scale_length=700 has no effect with loss_aggregation=token-mean"):
+        load_config([], ["actor.loss_scale_length=700"])
 
 
 @pytest.mark.parametrize("clip", CLIPS)

@@ -21,7 +21,6 @@ else:
     PolicyLossName = Literal[tuple(POLICY_LOSSES)]
 
 ALL_LINEAR = "all-linear"
-SCALE_LENGTH = "seq-mean-token-sum-norm: tokens by which losses are divided; data.max_response_length when not given"
 
 
 class LoraConfig(Section):
@@ -87,6 +86,13 @@ class TrainedModelConfig(Section):
         description="type of trained weights, gradients and optimizer state. bfloat16 halves their memory, and loses "
         "changes below 1/256 of a weight",
     )
+    loss_aggregation: Aggregation = Field("token-mean", description="how token losses are aggregated")
+    loss_scale_length: int | None = Field(
+        None,
+        gt=0,
+        description="seq-mean-token-sum-norm: tokens by which losses are divided; data.max_response_length when not "
+        "given",
+    )
     shuffle: bool = Field(
         False, description="divide each rank's responses into mini-batches at random, anew in each of ppo_epochs"
     )
@@ -99,6 +105,15 @@ class TrainedModelConfig(Section):
     def _adapters_are_not_split(self) -> Self:
         if (self.lora.rank or self.lora.path) and self.sharding.tensor_parallel > 1:
             raise ValueError("adapters cannot be split: set lora.rank=0, or sharding.tensor_parallel=1")
+        return self
+
+    @model_validator(mode="after")
+    def _losses_are_divided_by_the_length(self) -> Self:
+        if self.loss_scale_length is not None and self.loss_aggregation != "seq-mean-token-sum-norm":
+            raise ValueError(
+                f"loss_scale_length={self.loss_scale_length} has no effect with loss_aggregation="
+                f"{self.loss_aggregation}, only with seq-mean-token-sum-norm"
+            )
         return self
 
 
@@ -117,7 +132,6 @@ class ActorConfig(TrainedModelConfig):
         description="how token losses are aggregated; sapo and gmpo are always seq-mean-token-mean, and their KL and "
         "entropy terms as set here",
     )
-    loss_scale_length: int | None = Field(None, gt=0, description=SCALE_LENGTH)
     entropy_coefficient: float = Field(0.0, ge=0, description="weight of the entropy bonus in the loss")
     kl_loss_coefficient: float = Field(0.0, ge=0, description="weight of the KL to the reference in the loss; 0: none")
     kl_loss_estimator: KlEstimator = Field("k3", description="estimator of that KL")
@@ -148,8 +162,6 @@ class CriticConfig(TrainedModelConfig):
     clip_range_value: float | None = Field(
         0.5, gt=0, description="clip range of a predicted value around its old one; null: no clipping"
     )
-    loss_aggregation: Aggregation = Field("token-mean", description="how token losses are aggregated")
-    loss_scale_length: int | None = Field(None, gt=0, description=SCALE_LENGTH)
 
 
 class ReferenceConfig(Section):

@@ -28,7 +28,8 @@ LOSSES = {name: row.name for row in POLICY_LOSSES.values() for name in row.verl}
 _LOSS_MODE = f"{ACTOR}.policy_loss.loss_mode"
 _CLIP_BOUNDS = ("clip_ratio_low", "clip_ratio_high")
 _CLIP_DEFAULT = 0.2
-_BY_RESPONSE = "seq-mean-token-mean"
+_BY_RESPONSE, _NORMED = "seq-mean-token-mean", "seq-mean-token-sum-norm"
+_AGGREGATION, _SCALE = f"{ACTOR}.loss_agg_mode", f"{ACTOR}.loss_scale_factor"
 
 
 def chosen_loss(given: Given) -> str:
@@ -47,22 +48,50 @@ def policy_loss(key: str, value: Value, given: Given) -> Translation:
     if word(value) == "dro" and word(given.get(f"{ACTOR}.policy_loss.dro_beta")) == "null":
         raise ConfigError(f"{key}=dro needs a weight", hint=f"set {ACTOR}.policy_loss.dro_beta to a positive number")
     found = mapped(LOSSES, "actor.policy_loss")(key, value, given)
-    by_response = {"actor.loss_aggregation": _BY_RESPONSE} if chosen_loss(given) == "gspo" else {}
-    return replace(found, inherited={**found.inherited, **by_response})
+    mode = aggregation_of("actor", given)
+    if chosen_loss(given) == "gspo" and mode != _BY_RESPONSE:
+        note = (
+            f"{key}={value}: losses are aggregated by {mode}, as in verl 0.9; earlier versions averaged over each "
+            f"response, as {_AGGREGATION}={_BY_RESPONSE} does"
+        )
+        return replace(found, note=note)
+    if chosen_loss(given) == "gmpo":
+        note = f"{key}={value}: the loss is the mean over responses; verl 0.9 adds up the means of micro-batches"
+        return replace(found, note=note)
+    return found
+
+
+def aggregation_of(role: str, given: Given) -> str:
+    """The aggregation of a role's losses in all settings given. verl's critic takes it from the actor."""
+    keys = (f"{ACTOR if role == 'actor' else role}.loss_agg_mode", f"{role}.loss_aggregation")
+    latest = next((key for key in reversed(list(given)) if key in keys), None)
+    if latest is None:
+        return aggregation_of("actor", given) if role == "critic" else "token-mean"
+    return word(given[latest])
 
 
 def aggregation(key: str, value: Value, given: Given) -> Translation:
-    """The aggregation of all terms. verl's gspo has one of its own, so that this one is for KL and entropy alone."""
+    """The aggregation of all terms."""
     found = mapped(AGGREGATIONS, "actor.loss_aggregation", inherited=("critic.loss_aggregation",))(key, value, given)
-    if chosen_loss(given) != "gspo" or found.settings.get("actor.loss_aggregation") == _BY_RESPONSE:
+    if word(value) != _NORMED or word(given.get(_SCALE)) != "null":
         return found
-    if is_true(given.get(f"{ACTOR}.use_kl_loss")) or number(given.get(f"{ACTOR}.entropy_coeff", 0)) != 0:
-        raise ConfigError(
-            f"{key}={value}: verl's gspo averages over each response, so this would be for KL and entropy alone, which "
-            "is not supported",
-            hint=f"set {key}={_BY_RESPONSE}",
-        )
-    return replace(found, settings={"actor.loss_aggregation": _BY_RESPONSE})
+    note = (
+        f"{key}={value}: losses are divided by data.max_response_length; verl 0.9 divides by the longest response of "
+        f"each micro-batch unless {_SCALE} is set"
+    )
+    return replace(found, note=note)
+
+
+def scale_length(key: str, value: Value, given: Given) -> Translation:
+    """verl reads it with one aggregation alone. Its critic takes it from the actor."""
+    own, others = ("critic", ()) if key.startswith("critic.") else ("actor", ("critic",))
+    if word(value) == "null":
+        return Translation({})
+    inherited = {f"{role}.loss_scale_length": value for role in others if aggregation_of(role, given) == _NORMED}
+    if aggregation_of(own, given) != _NORMED:
+        note = f"{key} has no effect: losses are aggregated by {aggregation_of(own, given)}, not {_NORMED}"
+        return Translation({}, note, inherited=inherited)
+    return Translation({f"{own}.loss_scale_length": value}, inherited=inherited)
 
 
 def parameter(ours: str) -> Rule:
@@ -109,11 +138,6 @@ def kl_loss_type(key: str, value: Value, _given: Given) -> Translation:
     return Translation({"actor.kl_loss_estimator": KL_KINDS[name], "actor.kl_loss_unbiased": unbiased})
 
 
-def to_both(ours: str) -> Rule:
-    """verl's critic takes this value from the actor."""
-    return to(f"actor.{ours}", inherited=(f"critic.{ours}",))
-
-
 def parameters(names: dict[str, str], sections: Sequence[str]) -> dict[str, Rule]:
     return {f"{section}.{theirs}": parameter(ours) for section in sections for theirs, ours in names.items()}
 
@@ -134,9 +158,9 @@ RULES: dict[str, Rule] = {
         },
         [f"{ACTOR}.policy_loss"],
     ),
-    f"{ACTOR}.loss_agg_mode": aggregation,
-    f"{ACTOR}.loss_scale_factor": to_both("loss_scale_length"),
-    "critic.loss_scale_factor": to("critic.loss_scale_length"),
+    _AGGREGATION: aggregation,
+    _SCALE: scale_length,
+    "critic.loss_scale_factor": scale_length,
     f"{ACTOR}.entropy_coeff": unless_teacher_alone(to("actor.entropy_coefficient")),
     f"{ACTOR}.calculate_entropy": no_effect("the entropy is always computed"),
     f"{ACTOR}.use_kl_loss": unless_teacher_alone(use_kl_loss),

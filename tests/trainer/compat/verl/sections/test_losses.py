@@ -6,13 +6,18 @@ from trainer.algorithms.losses.clipping import lower_and_upper
 from trainer.algorithms.registry import POLICY_LOSSES
 from trainer.config.overrides import load_config
 from trainer.config.sections.roles import ActorConfig
+from trainer.config.tree import Config
 from trainer.errors import ConfigError
 
 ACTOR = "actor_rollout_ref.actor"
 
 
+def translated(*line: str) -> tuple[Config, list[str]]:
+    return load_config(["verl"], list(line))
+
+
 def actor(*line: str) -> tuple[ActorConfig, list[str]]:
-    config, notes = load_config(["verl"], list(line))
+    config, notes = translated(*line)
     return config.actor, notes
 
 
@@ -48,16 +53,48 @@ def test_parameters_reach_the_loss_that_uses_them() -> None:
     assert (settings.tau_positive, settings.tau_negative) == (2.0, 3.0)
 
 
-@pytest.mark.parametrize("given", [[], ["loss_agg_mode=token-mean"], ["loss_agg_mode=seq-mean-token-mean"]])
-def test_gspo_averages_over_each_response_as_in_verl(given: list[str]) -> None:
-    settings, _ = actor(f"{ACTOR}.policy_loss.loss_mode=gspo", *(f"{ACTOR}.{setting}" for setting in given))
-    assert settings.loss_aggregation == "seq-mean-token-mean"
+@pytest.mark.parametrize(
+    ("given", "aggregation", "noted"),
+    [
+        ([], "token-mean", True),
+        (["loss_agg_mode=token-mean", "use_kl_loss=true"], "token-mean", True),
+        (["loss_agg_mode=seq-mean-token-mean"], "seq-mean-token-mean", False),
+    ],
+)
+def test_gspo_is_aggregated_as_in_verl_0_9_and_earlier_versions_are_noted(
+    given: list[str], aggregation: str, noted: bool
+) -> None:
+    settings, notes = actor(f"{ACTOR}.policy_loss.loss_mode=gspo", *(f"{ACTOR}.{setting}" for setting in given))
+    assert settings.loss_aggregation == aggregation
+    assert any("earlier versions averaged over each response" in note for note in notes) == noted
 
 
-def test_gspo_with_another_aggregation_of_its_kl_is_refused() -> None:
-    settings = ("policy_loss.loss_mode=gspo", "loss_agg_mode=token-mean", "use_kl_loss=true")
-    with pytest.raises(ConfigError, match="for KL and entropy alone"):
-        actor(*(f"{ACTOR}.{setting}" for setting in settings))
+def test_the_mean_over_responses_of_geo_mean_is_noted() -> None:
+    _, notes = actor(f"{ACTOR}.policy_loss.loss_mode=geo_mean")
+    assert any("verl 0.9 adds up the means of micro-batches" in note for note in notes)
+
+
+def test_a_constant_length_divides_the_losses_of_both_roles() -> None:
+    normed = f"{ACTOR}.loss_agg_mode=seq-mean-token-sum-norm"
+    config, notes = translated(normed, f"{ACTOR}.loss_scale_factor=700")
+    assert (config.actor.loss_scale_length, config.critic.loss_scale_length) == (700, 700)
+    assert not notes
+    config, _ = translated(normed, f"{ACTOR}.loss_scale_factor=700", "critic.loss_agg_mode=token-mean")
+    assert (config.actor.loss_scale_length, config.critic.loss_scale_length) == (700, None)
+    config, _ = translated(normed, f"{ACTOR}.loss_scale_factor=700", "critic.loss_scale_factor=500")
+    assert (config.actor.loss_scale_length, config.critic.loss_scale_length) == (700, 500)
+
+
+def test_without_a_constant_length_that_of_verl_is_noted() -> None:
+    config, notes = translated(f"{ACTOR}.loss_agg_mode=seq-mean-token-sum-norm")
+    assert config.actor.loss_scale_length is None
+    assert any("verl 0.9 divides by the longest response of each micro-batch" in note for note in notes)
+
+
+def test_a_length_that_divides_nothing_is_noted() -> None:
+    config, notes = translated(f"{ACTOR}.loss_scale_factor=700")
+    assert config.actor.loss_scale_length is None
+    assert any("loss_scale_factor has no effect" in note for note in notes)
 
 
 def test_a_parameter_that_the_loss_ignores_is_noted() -> None:
