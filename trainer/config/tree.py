@@ -54,6 +54,16 @@ class Config(RunConfig):
         """Responses per step."""
         return self.data.train_batch_size * self.rollout.samples_per_prompt
 
+    def planned_steps(self, rows: int) -> int:
+        """Steps that schedules span: `trainer.total_steps`, or the whole batches in all epochs of so many rows."""
+        return self.trainer.total_steps or self.data.batches(rows, self.trainer.total_epochs)
+
+    def steps(self, rows: int) -> int:
+        """Steps of a run on so many rows."""
+        planned = self.planned_steps(rows)
+        last = self.data.batches(rows, self.trainer.total_epochs)
+        return min(planned, last) if self.trainer.stop_after_epochs else planned
+
     @property
     def needs_critic(self) -> bool:
         """Whether the advantage estimator uses a critic."""

@@ -8,13 +8,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, Self
 
 import pyarrow as pa
 from jinja2 import TemplateError
 
 from trainer.config.custom_code import load_custom
 from trainer.config.sections.data import DataConfig
+from trainer.config.sections.trainer import TrainerConfig
 from trainer.data.formats.chat_template import conversation_text, with_system_prompt
 from trainer.data.formats.files import Rows, read_rows, rows_in_memory, stored_files
 from trainer.data.formats.messages import checked_text, refuse_media, text_messages
@@ -92,6 +93,13 @@ def open_dataset(files: Sequence[Path], tokenizer: Any, settings: DataConfig, su
     return made  # type: ignore[no-any-return]
 
 
+def check_files(settings: DataConfig, names: Sequence[Literal["train_files", "validation_files"]]) -> None:
+    """Raises DataError if one of these settings names no file."""
+    for name in names:
+        if not getattr(settings, name):
+            raise DataError(f"data.{name} names no file", hint=f"set data.{name}=FILE")
+
+
 class PromptDataset:
     """The prompts of files, or of a subset of their rows, in file order, with the chat template applied.
 
@@ -110,8 +118,6 @@ class PromptDataset:
         rows: Sequence[Any] | None = None,
     ) -> None:
         """`rows`, if something else has read them, are those of the only file, which then need not exist."""
-        if not files:
-            raise DataError("no prompt files are given", hint=_HINT)
         self._files = files
         if rows is not None:
             known = rows_in_memory(str(files[0]), rows, _required(settings), _HINT, _OPTIONAL)
@@ -307,18 +313,33 @@ def _row(row: dict[str, Any], token_ids: list[int], prompt_key: str) -> dict[str
 class PromptSampler:
     """Draws batches of prompt indices without end, in a new order each epoch.
 
-    A batch may span two epochs, so every prompt is drawn once per epoch and every batch is full. The order depends only
-    on (seed, epoch): a restored sampler continues with the same batches.
+    Every batch is full. It may span two epochs, so that every prompt is drawn once per epoch; with `drop_last`, an
+    epoch ends with its last whole batch instead. The order depends only on (seed, epoch): a restored sampler continues
+    with the same batches.
     """
 
-    def __init__(self, size: int, batch_size: int, shuffle: bool, seed: int) -> None:
+    def __init__(self, size: int, batch_size: int, shuffle: bool, seed: int, drop_last: bool = False) -> None:
         if size < 1 or batch_size < 1:
             raise DataError(f"cannot draw batches of {batch_size} from {size} prompts", hint=_HINT)
         self._size, self._batch_size, self._shuffle, self._seed = size, batch_size, shuffle, seed
+        self._drop_last = drop_last
         self._start_epoch(0)
+
+    @classmethod
+    def of(cls, settings: DataConfig, trainer: TrainerConfig, rows: int) -> Self:
+        """The sampler of a run on so many rows. Raises DataError if a step would draw rows more than once."""
+        if rows < settings.train_batch_size and not trainer.validate_only:
+            raise DataError(
+                f"data.train_batch_size={settings.train_batch_size}: a step would repeat the {rows} rows of "
+                "data.train_files",
+                hint=f"set data.train_batch_size={rows} or less",
+            )
+        return cls(rows, settings.train_batch_size, settings.shuffle, trainer.seed, settings.drop_last)
 
     def next_batch(self) -> list[int]:
         """The next `batch_size` indices."""
+        if self._drop_last and self._size - self._position < self._batch_size <= self._size:
+            self._start_epoch(self._epoch + 1)
         batch: list[int] = []
         while len(batch) < self._batch_size:
             if self._position == self._size:

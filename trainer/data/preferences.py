@@ -85,8 +85,6 @@ def _read(
     columns: tuple[str, str],
     convert: Callable[[str, dict[str, Any], _Writer], Example],
 ) -> list[Example]:
-    if not files:
-        raise DataError("no files with preferences are given", hint="set data.train_files and data.validation_files")
     if tokenizer.eos_token_id is None:
         raise DataError(
             "the tokenizer has no end token, which every response needs", hint="set eos_token in tokenizer_config.json"

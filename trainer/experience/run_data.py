@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from trainer.config.sections.data import DataConfig
 from trainer.config.tree import Config
-from trainer.data.dataset import Dataset, PromptDataset, PromptSampler, open_dataset
+from trainer.data.dataset import Dataset, PromptDataset, PromptSampler, check_files, open_dataset
 from trainer.data.formats.chat_template import use_chat_template
 from trainer.data.subset import Subset
 from trainer.experience.conversations.agents import check_agents
@@ -37,6 +37,8 @@ class RunData:
         data = config.data
         tokenizer = use_chat_template(load_tokenizer(config.model), data)
         seed = config.trainer.seed
+        if data.custom_cls.path is None:  # such a class may need no files
+            check_files(data, ["train_files", "validation_files"])
         training = open_dataset(data.train_files, tokenizer, data, Subset.of_training(data, seed))
         validation = open_dataset(data.validation_files, tokenizer, data, Subset.of_validation(data, seed))
         counts = _sources(training, validation, data)
@@ -44,16 +46,16 @@ class RunData:
             logger.info("%s", line)
         for dataset in (training, validation):
             check_agents(config, dataset)
-        sampler = PromptSampler(len(training), data.train_batch_size, data.shuffle, seed)
+        sampler = PromptSampler.of(data, config.trainer, len(training))
         return cls(tokenizer, training, validation, sampler)
 
     def steps(self, config: Config) -> int:
-        """Steps of the run, at least one."""
-        return config.trainer.steps(len(self.training), config.data.train_batch_size)
+        """Steps of the run."""
+        return config.steps(len(self.training))
 
     def planned_steps(self, config: Config) -> int:
-        """Steps that schedules span: `trainer.total_steps`, or the number of whole batches in all epochs."""
-        return config.trainer.planned_steps(len(self.training), config.data.train_batch_size)
+        """Steps that schedules span."""
+        return config.planned_steps(len(self.training))
 
 
 def _sources(training: Dataset, validation: Dataset, settings: DataConfig) -> Mapping[tuple[Path, str], int]:

@@ -8,6 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainer.config.sections.data import DataConfig
+from trainer.config.sections.trainer import TrainerConfig
+from trainer.config.tree import Config
 from trainer.data.arithmetic import add_without_carry, write_arithmetic
 from trainer.data.dataset import PromptSampler
 from trainer.data.formats.files import read_rows
@@ -116,6 +119,54 @@ def test_sampler_drops_nothing_and_resumes_exactly(size: int, batch_size: int, s
     resumed = PromptSampler(size, batch_size, shuffle=True, seed=seed)
     resumed.load_state_dict(sampler.state_dict())
     assert [resumed.next_batch() for _ in range(3)] == [sampler.next_batch() for _ in range(3)]
+
+
+@given(
+    size=st.integers(1, 40),
+    batch_size=st.integers(1, 40),
+    shuffle=st.booleans(),
+    seed=st.integers(0, 3),
+    before=st.integers(0, 6),
+)
+def test_with_drop_last_an_epoch_ends_with_its_last_whole_batch(
+    size: int, batch_size: int, shuffle: bool, seed: int, before: int
+) -> None:
+    settings = DataConfig(train_batch_size=min(batch_size, size), drop_last=True, shuffle=shuffle)
+    trainer = TrainerConfig(seed=seed)
+    sampler, per_epoch = PromptSampler.of(settings, trainer, size), size // settings.train_batch_size
+    assert settings.batches(size, 3) == 3 * per_epoch
+    epochs = [[index for _ in range(per_epoch) for index in sampler.next_batch()] for _ in range(3)]
+    for drawn in epochs:
+        assert len(set(drawn)) == len(drawn)
+    assert epochs[0] == list(range(len(epochs[0]))) or shuffle
+    for _ in range(before):
+        sampler.next_batch()
+    resumed = PromptSampler.of(settings, trainer, size)
+    resumed.load_state_dict(sampler.state_dict())
+    assert resumed.peek() == sampler.peek()
+    assert [resumed.next_batch() for _ in range(3)] == [sampler.next_batch() for _ in range(3)]
+
+
+@pytest.mark.parametrize(("drop_last", "steps"), [(True, 105), (False, 109)])
+def test_steps_of_7473_rows_in_batches_of_1024_over_15_epochs(drop_last: bool, steps: int) -> None:
+    data = {"train_batch_size": 1024, "drop_last": drop_last}
+
+    def steps_of(**trainer: object) -> tuple[int, int]:
+        config = Config.model_validate({"data": data, "trainer": {"total_epochs": 15, **trainer}})
+        return config.steps(7473), config.planned_steps(7473)
+
+    assert steps_of() == (steps, steps)
+    assert steps_of(total_steps=500) == (500, 500)
+    assert steps_of(total_steps=500, stop_after_epochs=True) == (steps, 500)
+
+
+def test_a_batch_of_more_rows_than_there_are_is_refused() -> None:
+    settings = DataConfig(train_batch_size=100_000)
+    with pytest.raises(DataError, match="train_batch_size=100000: a step would repeat the 4096 rows") as caught:
+        PromptSampler.of(settings, TrainerConfig(), 4096)
+    assert "data.train_batch_size=4096" in caught.value.hint
+    assert len(PromptSampler.of(settings, TrainerConfig(), 100_000).next_batch()) == 100_000
+    PromptSampler.of(settings, TrainerConfig(validate_only=True), 4096)  # which draws no batch
 
 
 def test_sampler_refuses_the_state_of_other_data() -> None:

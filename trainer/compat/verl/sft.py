@@ -110,7 +110,7 @@ def frequency(ours: str, rule: Rule) -> Rule:
     def counted(key: str, value: Value, given: Given) -> Translation:
         if word(value) == "after_each_epoch":
             raise ConfigError(
-                f"{key}={value} is not supported here: a step may span two epochs",
+                f"{key}={value} is not supported here",
                 hint=f"set {ours} to the rows of the files divided by data.train_batch_size",
             )
         return rule(key, value, given)

@@ -42,12 +42,22 @@ class DataConfig(Section):
         "row's own column `tools` replaces it",
     )
     shuffle: bool = Field(True, description="shuffle the prompts in each epoch")
+    drop_last: bool = Field(
+        False,
+        description="leave out what does not fill a batch at the end of each epoch, as verl does; false: a batch may "
+        "span two epochs, so that every prompt is drawn once in each",
+    )
     cache_dir: AbsolutePath | None = Field(
         None, description="directory that caches tokenised prompts between runs, like /dev/shm/slipway; null: no cache"
     )
     custom_cls: CustomCode = Field(
         CustomCode(), description="your own dataset class: (files, tokenizer, data settings) -> prompts"
     )
+
+    def batches(self, rows: int, epochs: int) -> int:
+        """Whole batches in so many epochs, at least one."""
+        size = self.train_batch_size
+        return max(1, epochs * (rows // size) if self.drop_last else epochs * rows // size)
 
     @field_validator("chat_template_kwargs", mode="after")
     @classmethod

@@ -86,13 +86,6 @@ class TrainedModelConfig(Section):
         description="type of trained weights, gradients and optimizer state. bfloat16 halves their memory, and loses "
         "changes below 1/256 of a weight",
     )
-    loss_aggregation: Aggregation = Field("token-mean", description="how token losses are aggregated")
-    loss_scale_length: int | None = Field(
-        None,
-        gt=0,
-        description="seq-mean-token-sum-norm: tokens by which losses are divided; data.max_response_length when not "
-        "given",
-    )
     shuffle: bool = Field(
         False, description="divide each rank's responses into mini-batches at random, anew in each of ppo_epochs"
     )
@@ -107,6 +100,18 @@ class TrainedModelConfig(Section):
             raise ValueError("adapters cannot be split: set lora.rank=0, or sharding.tensor_parallel=1")
         return self
 
+
+class AggregatedLossConfig(TrainedModelConfig):
+    """The settings of a role whose token losses are aggregated as the user says."""
+
+    loss_aggregation: Aggregation = Field("token-mean", description="how token losses are aggregated")
+    loss_scale_length: int | None = Field(
+        None,
+        gt=0,
+        description="seq-mean-token-sum-norm: tokens by which losses are divided; data.max_response_length when not "
+        "given",
+    )
+
     @model_validator(mode="after")
     def _losses_are_divided_by_the_length(self) -> Self:
         if self.loss_scale_length is not None and self.loss_aggregation != "seq-mean-token-sum-norm":
@@ -118,7 +123,7 @@ class TrainedModelConfig(Section):
 
 
 @partial(with_parameters, tables=(POLICY_LOSSES,))
-class ActorConfig(TrainedModelConfig):
+class ActorConfig(AggregatedLossConfig):
     learning_rate: float = Field(
         1e-6, gt=0, description="learning rate, before `schedule`; 1e-6 suits models of a few billion parameters"
     )
@@ -150,7 +155,7 @@ class ActorConfig(TrainedModelConfig):
         return self
 
 
-class CriticConfig(TrainedModelConfig):
+class CriticConfig(AggregatedLossConfig):
     path: ModelPath | None = Field(None, description="model to start from; the actor's when not given")
     learning_rate: float = Field(
         1e-5, gt=0, description="learning rate, before `schedule`; usually ten times the actor's"

@@ -162,18 +162,6 @@ class TrainerConfig(Section):
             return SAVE_MINUTES if self.save_freq == -1 else 0.0
         return self.save_minutes
 
-    def planned_steps(self, examples: int, batch_size: int) -> int:
-        """Steps that schedules span: `total_steps`, or the number of whole batches in all epochs, at least one."""
-        return self.total_steps or self._steps_of_epochs(examples, batch_size)
-
-    def steps(self, examples: int, batch_size: int) -> int:
-        """Steps of the run."""
-        planned = self.planned_steps(examples, batch_size)
-        return min(planned, self._steps_of_epochs(examples, batch_size)) if self.stop_after_epochs else planned
-
-    def _steps_of_epochs(self, examples: int, batch_size: int) -> int:
-        return max(1, self.total_epochs * examples // batch_size)
-
     @model_validator(mode="after")
     def _good_enough_is_measured(self) -> Self:
         if self.stop_at is not None and self.test_freq < 1:

@@ -13,7 +13,7 @@ from trainer.config.offline import OfflineConfig
 from trainer.config.sections.data import DataConfig
 from trainer.config.tree import Config
 from trainer.data.batches.batch import Batch
-from trainer.data.dataset import PromptSampler
+from trainer.data.dataset import PromptSampler, check_files
 from trainer.data.formats.chat_template import use_chat_template
 from trainer.data.subset import Subset
 from trainer.errors import LoweredLimit
@@ -46,16 +46,15 @@ class OfflineRun(TrainingRun, Generic[Example]):
         stop: StopSignal,
         groups: TrainingGroups,
         certificate: CertificateWriter,
+        sampler: PromptSampler,
         training: Sequence[Example],
         validation: Sequence[Example],
     ) -> None:
         self.actor = groups.actor
         self.reference: WorkerGroup[ReferenceRole] = groups.reference or groups.actor  # without its adapters
         self.training, self.validation = training, validation
-        size = config.data.train_batch_size
-        self.sampler = PromptSampler(len(training), size, config.data.shuffle, config.trainer.seed)
-        steps = config.trainer.steps(len(training), config.data.train_batch_size)
-        super().__init__(config, run_dir, tracker, stop, groups, certificate, self.sampler, steps)
+        self.sampler = sampler
+        super().__init__(config, run_dir, tracker, stop, groups, certificate, sampler, config.steps(len(training)))
 
     def learn(self, examples: Sequence[Example]) -> tuple[Batch, dict[str, float]]:
         """The batch with advantages for an optimizer step, and metrics."""
@@ -95,11 +94,14 @@ def train_offline(
     read: Callable[[Sequence[Path], Any, DataConfig, Subset], Sequence[Example]],
     open_run: Callable[..., OfflineRun[Example]],
     repeat: Repeat | None = None,
+    validates: bool = True,
 ) -> Path:
     """Takes all steps on the Ray cluster at RAY_ADDRESS or on this machine; the run's directory.
 
-    `open_run` gets what `OfflineRun` does; `repeat` is what a replay repeats. Raises TrainerError.
+    `open_run` gets what `OfflineRun` does; `repeat` is what a replay repeats; `validates`: held-out files are needed.
+    Raises TrainerError.
     """
+    check_files(settings.data, ["train_files", "validation_files"] if validates else ["train_files"])
     run_dir = run_directory(settings.trainer)
     with RunOwner(run_dir) as owner, stalls_explained(settings.trainer, run_dir):
         return restarted(settings, run_dir, partial(_train, columns, read, open_run, run_dir, owner, repeat))
@@ -123,6 +125,7 @@ def _train(
     data, seed = config.data, config.trainer.seed
     training = read(data.train_files, tokenizer, data, Subset.of_training(data, seed))
     validation = read(data.validation_files, tokenizer, data, Subset.of_validation(data, seed))
+    sampler = PromptSampler.of(data, config.trainer, len(training))
     resumed = read_resumed(config, ["actor"])
     with (
         Tracker(run_dir, settings, recorded_step(settings.trainer, run_dir, resumed, again), columns) as tracker,
@@ -135,11 +138,11 @@ def _train(
             planned = find_plan(config, ["actor", "reference"] if separate else ["actor"])
             config = with_limits(planned.config, all_lowered(resumed, lowered))
             groups = start_training(config, planned.placement)
-            planned_steps = config.trainer.planned_steps(len(training), config.data.train_batch_size)
+            planned_steps = config.planned_steps(len(training))
             connect = partial(connect_ranks, run_dir=run_dir, run_steps=planned_steps, timeout=limit)
             connect(groups.all)
             certificate.prepare(hardware_of(groups.all, 0), config.trainer.checkpoint)
-            run = open_run(config, run_dir, tracker, stop, groups, certificate, training, validation)
+            run = open_run(config, run_dir, tracker, stop, groups, certificate, sampler, training, validation)
             tracker.expect(run.last_step)
             run.begin(resumed, lowered)
             tracker.begin()

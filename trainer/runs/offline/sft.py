@@ -31,7 +31,7 @@ def fine_tune(settings: SftConfig, repeat: Repeat | None = None) -> Path:
     def read(files: Sequence[Path], tokenizer: Any, data: DataConfig, subset: Subset) -> list[Demonstration]:
         return read_demonstrations(files, tokenizer, data, settings.sft, subset)
 
-    return train_offline(settings, COLUMNS, read, SftRun, repeat)
+    return train_offline(settings, COLUMNS, read, SftRun, repeat, validates=False)
 
 
 class SftRun(OfflineRun[Demonstration]):

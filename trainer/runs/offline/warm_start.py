@@ -99,6 +99,11 @@ def make_warm_start(config: WarmStartConfig) -> WarmStart:
     """Trains a new model and writes it to `config.output`. Raises DataError if a file cannot be used."""
     transformers_logging.disable_progress_bar()
     demonstrations, held_out = _read(config.train_files), _read(config.validation_files)
+    if len(demonstrations) < config.batch_size:
+        raise DataError(
+            f"batch_size={config.batch_size}: a step would repeat the {len(demonstrations)} rows of train_files",
+            hint=f"set batch_size={len(demonstrations)} or less",
+        )
     tokenizer = build_tokenizer(_texts(demonstrations), config.vocabulary_size)
     model = create_model(tokenizer, _shape(config), config.seed).to("cuda" if torch.cuda.is_available() else "cpu")
     train, validation = _tokenized(demonstrations, tokenizer), _tokenized(held_out, tokenizer)

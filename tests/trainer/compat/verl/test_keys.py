@@ -249,3 +249,13 @@ def test_keys_of_releases_before_0_6_have_their_meaning() -> None:
         "actor_rollout_ref.profiler.discrete",
         "trainer.profile_steps",
     ]
+
+
+@pytest.mark.parametrize(
+    ("preset", "steps"), [("verl", 105), ("verl_dapo", 105), ("verl_megatron", 105), ("verl_fully_async", 109)]
+)
+def test_an_epoch_ends_with_its_last_whole_batch_as_in_verl(preset: str, steps: int) -> None:
+    """7,473 rows fill 7 batches of 1,024; fully_async_policy draws single prompts, which leave no rest."""
+    line = ["data.train_batch_size=1024", "trainer.total_epochs=15", "trainer.n_gpus_per_node=2"]
+    config, _ = load_config([preset], line)
+    assert config.steps(7473) == config.planned_steps(7473) == steps
