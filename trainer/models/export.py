@@ -8,13 +8,18 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-_GENERATION = "generation_config.json"
+# Copied as they are: Transformers refuses to write some generation defaults that it reads, and the processors of models
+# with images are not loaded.
+_COPIED = (
+    "generation_config.json",
+    *("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json", "chat_template.json"),
+)
 
 
 def write_language_model(
     source: Path, weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype, directory: Path, shard_size: str = "5GB"
 ) -> None:
-    """Writes `weights` with the configuration, the generation defaults and the tokenizer of the model at `source`.
+    """Writes `weights` with the configuration, generation defaults, tokenizer and processors of the model at `source`.
 
     `weights` include the buffers that belong to the model's files; these keep their type. Weights above `shard_size` in
     total are several safetensors files with an index.
@@ -27,6 +32,7 @@ def write_language_model(
     model.tie_weights()  # a tied weight was gathered under each of its names and is written once
     model.generation_config = GenerationConfig.from_model_config(model.config)
     model.save_pretrained(directory, max_shard_size=shard_size)
-    if (source / _GENERATION).is_file():  # copied: Transformers refuses to write some files that it reads
-        shutil.copyfile(source / _GENERATION, directory / _GENERATION)
+    for name in _COPIED:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, directory / name)
     AutoTokenizer.from_pretrained(source).save_pretrained(directory)

@@ -15,6 +15,7 @@ from trainer.config.sections.roles import LoraConfig, TrainedModelConfig
 from trainer.config.tree import Config
 from trainer.errors import ConfigError, DataError
 from trainer.models.backend import training_backend
+from trainer.models.model_class import check_causal, check_exported
 from trainer.models.overrides import check_layers, with_overrides
 
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
@@ -104,12 +105,13 @@ def _local(path: Path, setting: str) -> Path:
 def check_models(config: Config, longest: str | None = None) -> None:
     """Checks every model of a run. `longest` are the settings that limit a row, if they are not those of `config`.
 
-    Raises DataError if a model is missing or of the wrong kind, or if the vocabulary of critic or teacher is not the
-    actor's.
+    Raises DataError if a model is missing, of the wrong kind or more than a run would export, or if the vocabulary of
+    critic or teacher is not the actor's.
     Raises ConfigError if a role's training backend does not support its model.
     """
     actor = config.model.directory
     actor_size = _vocabulary_size(actor, "model.path")
+    check_exported(actor, read_json(actor / "config.json"), "model.path")
     _check_backend("actor", config.actor, actor)
     _check_positions(config, actor, longest)
     _check_heads(actor, config.rollout.tensor_parallel)
@@ -123,6 +125,7 @@ def check_models(config: Config, longest: str | None = None) -> None:
                 "policy's tokens",
                 hint="use a teacher of the same model family",
             )
+        check_causal(teacher, read_json(teacher / "config.json"), "distillation.teacher")
         _check_positions(config, teacher)
     critic = config.critic.path
     if config.needs_critic:
@@ -135,6 +138,7 @@ def check_models(config: Config, longest: str | None = None) -> None:
             f"model.path={actor} ({actor_size} tokens): it would misread the actor's tokens",
             hint="use a critic of the same model family, or omit critic.path to start from the actor's model",
         )
+    check_causal(critic, read_json(critic / "config.json"), "critic.path")
     _check_positions(config, critic)
 
 

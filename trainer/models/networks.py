@@ -155,10 +155,25 @@ def computation_notes(decoder: nn.Module) -> list[str]:
     return notes
 
 
-def load_language_model(path: Path, dtype: torch.dtype = torch.float32) -> nn.Module:
-    """A Transformers causal language model on CPU. Raises DataError if there is none at `path`."""
+def load_language_model(path: Path, dtype: torch.dtype = torch.float32, needs_head: bool = True) -> nn.Module:
+    """A Transformers causal language model on CPU.
+
+    Raises DataError if there is none at `path`, or if the files lack weights, which would be random; those of the
+    output head may lack unless `needs_head`.
+    """
     with _explained_failure(path):
-        return AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True, trust_remote_code=False)
+        model, found = AutoModelForCausalLM.from_pretrained(
+            path, dtype=dtype, local_files_only=True, trust_remote_code=False, output_loading_info=True
+        )
+    head = {f"{name}." for name, module in model.named_modules() if module is model.get_output_embeddings()}
+    missing = sorted(name for name in found["missing_keys"] if needs_head or not name.startswith(tuple(head)))
+    if missing:
+        raise DataError(
+            f"{path}: its files lack {', '.join(missing[:3])}{', …' if len(missing) > 3 else ''}: as a "
+            f"{type(model).__name__}, these weights would be random",
+            hint="use a causal language model that was saved with all its weights",
+        )
+    return model
 
 
 def empty_language_model(path: Path, dtype: torch.dtype = torch.float32) -> nn.Module:

@@ -14,6 +14,7 @@ from trainer.training.self_check import check_head, check_rows, check_values, tr
 
 class CriticWorker(TrainingWorker):
     section = "critic"
+    needs_head = False
 
     def build(self) -> TrainingEngine:
         settings = self.config.critic

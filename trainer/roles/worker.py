@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -47,6 +48,7 @@ class TrainingWorker:
     engine: TrainingEngine
     run_steps: int
     section: LimitedBy = "actor"
+    needs_head = True  # the model's own output head
     _sharded_state: ShardedState | None = None
 
     def __init__(self, config: Config, place: RankPlace) -> None:
@@ -132,7 +134,9 @@ class TrainingWorker:
         """The model at `path`. Its weights are missing if the first rank broadcasts them; see
         trainer/training/ranks/first_rank.py. A layer must have its weights before it is split or replaced."""
         needs_weights = settings.sharding.tensor_parallel > 1 or training_backend(settings.backend).needs_weights
-        return (load_language_model if needs_weights or self.place.rank == 0 else empty_language_model)(path, dtype)
+        if needs_weights or self.place.rank == 0:
+            return load_language_model(path, dtype, self.needs_head)
+        return empty_language_model(path, dtype)
 
     def execution(self, settings: TrainedModelConfig) -> Execution:
         """Device, precision and sharding of a network on this rank."""
@@ -208,7 +212,8 @@ class TrainingWorker:
     def take_steps(self, batch: Batch, loss_function: LossFunction) -> dict[str, float]:
         """Takes all optimizer steps of a PPO step on this rank's rows; mean metrics, named `role/metric`.
 
-        They are equal on every rank, except `gpu_peak_gib`, this rank's peak GPU memory.
+        They are equal on every rank, except `gpu_peak_gib`, this rank's peak GPU memory. Means over tokens leave out
+        mini-batches in which no token trains, and are absent if there is no other.
         """
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
@@ -221,7 +226,8 @@ class TrainingWorker:
                 for epoch in range(settings.ppo_epochs)
                 for mini_batch in (self.shuffled(batch, epoch) if settings.shuffle else batch).micro_batches(rows)
             ]
-        means = {name: sum(step[name] for step in steps) / len(steps) for name in steps[0]} | {"learning_rate": rate}
+        found = {name: [step[name] for step in steps if name in step] for name in dict.fromkeys(chain(*steps))}
+        means = {name: sum(values) / len(values) for name, values in found.items()} | {"learning_rate": rate}
         if self.device.type == "cuda":
             means["gpu_peak_gib"] = torch.cuda.max_memory_reserved() / 2**30
         return {f"{self.section}/{name}": mean for name, mean in means.items()}

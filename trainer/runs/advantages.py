@@ -1,5 +1,6 @@
 """From the scores of a step to what its rows learn: rewards, advantages and returns of each token."""
 
+import logging
 from typing import NamedTuple
 
 import torch
@@ -16,6 +17,8 @@ from trainer.data.batches.batch import Batch
 from trainer.experience.collector import Collector, Experience, Scores
 from trainer.rollout.sampling import request_seed
 from trainer.runs.corrections import corrected
+
+logger = logging.getLogger(__name__)
 
 
 class Estimated(NamedTuple):
@@ -48,6 +51,8 @@ def with_advantages(
     if algorithm.mask_truncated:
         batch = batch.with_(response_mask=batch.response_mask & ~truncated.unsqueeze(1))
     groups, trained = collector.groups(len(batch)), batch.response_mask
+    if not trained.any():
+        logger.warning("no token of this step trains: the limit cut every response, or the correction rejected all")
     sampled = Sampled(
         on_trained_tokens(rewards, trained),
         trained,

@@ -215,7 +215,8 @@ class TrainingEngine:
     ) -> dict[str, float]:
         """Accumulates the gradient of the global mini-batch's loss, which does not depend on how rows are split.
 
-        Returns the metrics. In float16 the gradient is multiplied by the loss scale.
+        Returns the metrics, none if no token trains: they are means over these tokens. In float16 the gradient is
+        multiplied by the loss scale.
         """
         mask = batch.response_mask
         count = GlobalCount(*reduced(torch.stack([mask.sum(), torch.tensor(len(mask))])).tolist())
@@ -237,7 +238,7 @@ class TrainingEngine:
             add_gradients_of_heads(self.network.decoder.layers, self.peers)
         # Read once at the end: reading a number waits for all of the GPU's work before it.
         sums = reduced(torch.stack(list(totals.values())).cpu()) * (self.groups / self.world_size)
-        return dict(zip(totals, sums.tolist(), strict=True))
+        return dict(zip(totals, sums.tolist(), strict=True)) if count.tokens else {}
 
     def _schedule_traffic(self, number: int, last: bool) -> None:
         """Sets what FSDP does after the backward pass of micro-batch `number`: reduce gradients, reshard weights.

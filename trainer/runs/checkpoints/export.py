@@ -13,8 +13,10 @@ from trainer.config.sections.roles import ActorConfig
 from trainer.errors import CheckpointError
 from trainer.models.backend import training_backend
 from trainer.models.export import write_language_model
+from trainer.models.files import read_json
 from trainer.models.lora import peft_name, write_adapter
 from trainer.models.megatron_weights import to_transformers
+from trainer.models.model_class import check_exported
 from trainer.records.files.atomic import atomic_directory
 from trainer.records.pages.model_card import write_model_card
 from trainer.runs.checkpoints.checkpoint import (
@@ -43,6 +45,7 @@ def export_checkpoint(run_dir: Path, step: int | None, output: Path | None, mode
         raise CheckpointError(f"{run_dir}: no checkpoint yet", hint="set trainer.save_freq in the run, or wait for one")
     base = model or checkpoint_model(checkpoint)
     state = read_checkpoint(checkpoint, base, ["actor"])
+    check_exported(base, read_json(base / "config.json"), "model")
     directory = output or run_dir / "models" / checkpoint.name
     with atomic_directory(directory) as partial:
         try:
