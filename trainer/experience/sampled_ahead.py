@@ -19,6 +19,7 @@ from trainer.errors import CheckpointError
 from trainer.experience.collector import Scores
 from trainer.experience.conversations.trajectory import Trajectory
 from trainer.records.files.checksums import sha256
+from trainer.records.files.disk import writing
 
 logger = logging.getLogger(__name__)
 
@@ -60,11 +61,9 @@ def write_steps(steps: Sequence[SampledStep], file: Path, version: int) -> str:
     }
     tensors["versions"] -= version
     tensors["prompts"] = torch.tensor([token for row in rows for token in row.prompt], dtype=torch.int32)
-    try:
+    with writing(file, sum(tensor.nbytes for tensor in tensors.values())):
         save_file(tensors, file, metadata={_STEPS: _Steps.of(steps).model_dump_json()})
         return sha256(file)
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{file}: cannot be written: {error}") from error
 
 
 def resumable_steps(

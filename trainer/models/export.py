@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
+from trainer.records.files.disk import writing
+
 # Copied as they are: Transformers refuses to write some generation defaults that it reads, and the processors of models
 # with images are not loaded.
 _COPIED = (
@@ -22,7 +24,7 @@ def write_language_model(
     """Writes `weights` with the configuration, generation defaults, tokenizer and processors of the model at `source`.
 
     `weights` include the buffers that belong to the model's files; these keep their type. Weights above `shard_size` in
-    total are several safetensors files with an index.
+    total are several safetensors files with an index. Raises CheckpointError if the disk refuses them.
     """
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(source), dtype=dtype)
@@ -31,8 +33,9 @@ def write_language_model(
     model.load_state_dict(own, assign=True)
     model.tie_weights()  # a tied weight was gathered under each of its names and is written once
     model.generation_config = GenerationConfig.from_model_config(model.config)
-    model.save_pretrained(directory, max_shard_size=shard_size)
-    for name in _COPIED:
-        if (source / name).is_file():
-            shutil.copyfile(source / name, directory / name)
-    AutoTokenizer.from_pretrained(source).save_pretrained(directory)
+    with writing(directory, sum(weight.nbytes for weight in model.parameters())):
+        model.save_pretrained(directory, max_shard_size=shard_size)
+        for name in _COPIED:
+            if (source / name).is_file():
+                shutil.copyfile(source / name, directory / name)
+        AutoTokenizer.from_pretrained(source).save_pretrained(directory)

@@ -20,6 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from trainer.config.sections.roles import ALL_LINEAR, LoraConfig
 from trainer.errors import ConfigError, DataError
 from trainer.models.files import read_adapter_config
+from trainer.records.files.disk import writing
 
 Gather = Callable[[Tensor], Tensor]
 
@@ -219,7 +220,7 @@ def _excluded_by_peft(patterns: Sequence[str]) -> list[str] | str:
 
 
 def write_adapter(weights: Iterable[tuple[str, Tensor]], settings: LoraConfig, base: Path, directory: Path) -> None:
-    """Writes an adapter directory in peft's format for the model at `base`."""
+    """Writes an adapter directory in peft's format for the model at `base`. Raises CheckpointError if it cannot."""
     tensors = {name: tensor.cpu().contiguous() for name, tensor in weights}
     targets = sorted({name.split(".")[-3] for name in tensors})
     config = {
@@ -234,6 +235,7 @@ def write_adapter(weights: Iterable[tuple[str, Tensor]], settings: LoraConfig, b
         "bias": "none",
         "inference_mode": True,
     }
-    directory.mkdir()
-    (directory / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})
+    with writing(directory, sum(tensor.nbytes for tensor in tensors.values())):
+        directory.mkdir()
+        (directory / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})

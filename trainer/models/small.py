@@ -10,6 +10,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from trainer.errors import DataError
 from trainer.records.files.atomic import atomic_directory
+from trainer.records.files.disk import writing
 
 PAD, END, USER, ASSISTANT = "<|pad|>", "<|end|>", "<|user|>", "<|assistant|>"
 
@@ -77,10 +78,11 @@ def create_model(tokenizer: Any, shape: ModelShape, seed: int) -> Any:
 def save_model(model: Any, tokenizer: Any, directory: Path) -> None:
     """Writes model and tokenizer to `directory` atomically, replacing an existing model.
 
-    Raises DataError if `directory` holds something else.
+    Raises DataError if `directory` holds something else, CheckpointError if the disk refuses the model.
     """
     if directory.exists() and not (directory / "config.json").is_file():
         raise DataError(f"{directory}: exists and is not a model", hint="name a directory that does not exist yet")
-    with atomic_directory(directory) as temporary:
+    size = sum(weight.nbytes for weight in model.parameters())
+    with writing(directory), atomic_directory(directory) as temporary, writing(temporary, size):
         model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)

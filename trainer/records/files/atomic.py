@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -9,12 +10,18 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _libc = ctypes.CDLL(None, use_errno=True)
+_HIDDEN = re.compile(r"^\.(.+)\.[0-9a-f]{12}\.(?:partial|retired)$")
 _HERE, _EXCHANGE = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
 
 
 def hidden_name(path: Path, role: str) -> Path:
     """A hidden, unique name in the same directory, because a rename works only within one file system."""
     return path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.{role}")
+
+
+def visible_name(path: Path) -> Path:
+    """The path with the names for which `hidden_name` stands."""
+    return Path(*(_HIDDEN.sub(r"\1", part) for part in path.parts))
 
 
 @contextmanager

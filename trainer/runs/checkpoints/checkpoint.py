@@ -10,9 +10,8 @@ import json
 import logging
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from trainer.records.files.atomic import (
     sync_tree,
 )
 from trainer.records.files.checksums import sha256
+from trainer.records.files.disk import writing
 
 logger = logging.getLogger(__name__)
 
@@ -137,7 +137,7 @@ class CheckpointWriter:
         Raises CheckpointError.
         """
         directory = checkpoint_directory(self.run_dir, state.step)
-        with _explained(directory):
+        with writing(directory):
             directory.parent.mkdir(parents=True, exist_ok=True)
             remove_remains(directory.parent, "step_*")
             self._partial = hidden_name(directory, "partial")
@@ -157,7 +157,7 @@ class CheckpointWriter:
         # A clock that was set back must not make the new one the oldest.
         written = max(time.time(), _written(others[-1]) + 1e-3 if others else 0.0)
         try:
-            with _explained(directory):
+            with writing(directory):
                 files = _sizes(self._partial)
                 manifest = _Manifest(state=state, files=files, checksums=dict(checksums), written=written)
                 (self._partial / STATE_FILE).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
@@ -330,16 +330,6 @@ def adapter_fingerprint(config: Config) -> str:
     """The fingerprint of the adapter that a run starts from; empty without one."""
     path = config.actor.lora.path
     return "" if path is None else fingerprint(path)
-
-
-@contextmanager
-def _explained(directory: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise CheckpointError(
-            f"{directory}: cannot be written: {error}", hint="check free space and permissions of that directory"
-        ) from error
 
 
 def _sizes(directory: Path) -> dict[str, int]:

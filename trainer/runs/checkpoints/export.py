@@ -18,6 +18,7 @@ from trainer.models.lora import peft_name, write_adapter
 from trainer.models.megatron_weights import to_transformers
 from trainer.models.model_class import check_exported
 from trainer.records.files.atomic import atomic_directory
+from trainer.records.files.disk import writing
 from trainer.records.pages.model_card import write_model_card
 from trainer.runs.checkpoints.checkpoint import (
     TrainingState,
@@ -47,7 +48,7 @@ def export_checkpoint(run_dir: Path, step: int | None, output: Path | None, mode
     state = read_checkpoint(checkpoint, base, ["actor"])
     check_exported(base, read_json(base / "config.json"), "model")
     directory = output or run_dir / "models" / checkpoint.name
-    with atomic_directory(directory) as partial:
+    with writing(directory), atomic_directory(directory) as partial:
         try:
             _write(checkpoint / "actor", state, base, partial)
         except FileNotFoundError as error:

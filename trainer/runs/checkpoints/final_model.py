@@ -9,6 +9,7 @@ from trainer.cluster.calls import wait_while
 from trainer.cluster.workers import WorkerGroup
 from trainer.errors import CheckpointError, WorkerError
 from trainer.records.files.atomic import atomic_directory, bytes_below, remove_remains
+from trainer.records.files.disk import unwritable
 from trainer.runs.checkpoints.saving import RETRY_SECONDS, ROUNDS, Saver
 from trainer.runs.interfaces import ActorRole
 
@@ -35,9 +36,10 @@ def write_final_model(
                 with atomic_directory(run_dir / "model") as directory:
                     wait_while(actor.start(ActorRole.export, directory), timeout, partial(bytes_below, directory))
                     describe(directory)
-            except (OSError, WorkerError) as error:
-                logger.warning("%s cannot be written: %s", run_dir / "model", error)
-                failure = CheckpointError(f"{run_dir / 'model'}: cannot be written: {error}")
+            except (OSError, CheckpointError, WorkerError) as error:
+                refused = isinstance(error, CheckpointError)
+                failure = error if refused else unwritable(run_dir / "model", str(error))
+                logger.warning("%s", failure)
                 if not saver.healthy():
                     raise failure from error
             else:

@@ -12,12 +12,14 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as distributed_checkpoint
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.tensor import DTensor
 
 from trainer.cluster.keepers import KeeperLink
 from trainer.errors import CheckpointError
 from trainer.records.files.checksums import sha256
+from trainer.records.files.disk import refusal, unwritable
 from trainer.training.loss_scale import LossScale
 from trainer.training.ranks.copies import CopyReader, write_copy
 from trainer.training.ranks.reading import METADATA_FILE, SafeReader, load_safely, read_metadata
@@ -60,14 +62,17 @@ class ShardedState:
         self._thread = ThreadPoolExecutor(1, "checksums")
         self._write: Future[dict[str, str]] | None = None
         self._directory = Path()
+        self._size = 0
 
     def start_save(self, directory: Path) -> None:
         """Copies the state to CPU memory and returns. A thread writes the copy; `finish_save` reports its errors."""
         self._directory = directory
         try:
             with self._trained.stepping():
+                state = self._state()
+                self._size = _bytes_of(state) * dist.get_world_size(self._group)
                 write = distributed_checkpoint.async_save(
-                    self._state(), checkpoint_id=str(directory), process_group=self._group
+                    state, checkpoint_id=str(directory), process_group=self._group
                 )
         except (OSError, MemoryError, RuntimeError) as error:
             raise CheckpointError(
@@ -93,10 +98,7 @@ class ShardedState:
         try:
             return self._write.result()
         except (distributed_checkpoint.CheckpointException, OSError, RuntimeError) as error:
-            raise CheckpointError(
-                f"{self._directory}: cannot be written: {_cause(error)}",
-                hint="check free space and permissions of that directory",
-            ) from error
+            raise unwritable(self._directory, refusal(self._directory, self._size) or _cause(error)) from error
 
     def _written(self, write: Future[Any], directory: Path) -> dict[str, str]:
         write.result()
@@ -194,6 +196,15 @@ class ShardedState:
             state[_SPLIT] = torch.tensor(self._trained.split_ranks)
         scale = self._trained.loss_scale
         return {**state, "loss_scale": scale.state()} if scale.dynamic else state
+
+
+def _bytes_of(state: Any) -> int:
+    """The size of the tensors in a state that this rank holds."""
+    if isinstance(state, Tensor):
+        local = state.to_local() if isinstance(state, DTensor) else state
+        return int(local.nbytes)
+    inner = state.values() if isinstance(state, dict) else state if isinstance(state, list | tuple) else ()
+    return sum(map(_bytes_of, inner))
 
 
 def _cause(error: BaseException) -> str:
