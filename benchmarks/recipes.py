@@ -1,10 +1,10 @@
 """How many of verl's published scripts this trainer accepts, and why it refuses the others. Needs no GPU and no model.
 
-python benchmarks/recipes.py CHECKOUT... > docs/recipes.md     checkouts or bare mirrors of verl and verl-recipe
-python benchmarks/recipes.py --list plain CHECKOUT...          each refused script of a kind, with its reasons
-python benchmarks/recipes.py --defaults CONFIG.yaml... > trainer/compat/verl/defaults.json
+python -m benchmarks.recipes CHECKOUT... > docs/recipes.md     checkouts or bare mirrors of verl and verl-recipe
+python -m benchmarks.recipes --list plain CHECKOUT...          each refused script of a kind, with its reasons
+python -m benchmarks.recipes --defaults CONFIG.yaml... > trainer/compat/verl/defaults.json
 
-A script's commands are expanded by `trainer.compat.scripts`; its settings go through the checks of `trainer config`.
+`benchmarks.recipe_commands` expands the scripts; their settings go through the checks of `trainer config`.
 """
 
 import argparse
@@ -20,14 +20,16 @@ from pathlib import Path
 
 import yaml
 
+from benchmarks.recipe_commands import Command, ScriptEndedError, UnsetVariableError, training_commands
 from trainer.compat.hydra import flattened
-from trainer.compat.scripts import Command, ScriptEndedError, UnsetVariableError, training_commands
+from trainer.compat.verl.translate import UnusableSettingsError
 from trainer.config.files import hydra_files
-from trainer.config.imports import command_of, import_verl, key_of, preset_of, split_options
+from trainer.config.overrides import load_config
 from trainer.config.sections.device_mapping import parse_devices
 from trainer.config.sft import SftConfig
 from trainer.config.tree import Config
 from trainer.errors import ConfigError
+from trainer.main_ppo import command_of, preset_of
 
 PLAIN = "FSDP, vLLM, text"
 # The first kind whose pattern is found in a command's words, or in the script's path, counts.
@@ -96,17 +98,50 @@ def check(checkout: Path, script: Path, command: Command) -> Outcome:
         outcome.problems = [error]
         return outcome
     tunes = command_of(command.entry) == "sft"
-    words_of_launcher = command.devices if tunes else ()
-    model = SftConfig if tunes else Config
-    found = import_verl([*arguments, *words_of_launcher], [preset, *_files(checkout, script, options)], model)
-    outcome.notes, outcome.problems = found.without_effect, found.missing
-    config = found.config.for_workers() if isinstance(found.config, SftConfig) else found.config
-    if isinstance(config, Config):
+    arguments += command.devices if tunes else ()
+    config = _load(outcome, [preset, *_files(checkout, script, options)], arguments, SftConfig if tunes else Config)
+    if config is not None:
         try:
-            _check_ranks(config)
+            _check_ranks(config.for_workers() if isinstance(config, SftConfig) else config)
         except ConfigError as error:
             outcome.problems.append(error)
     return outcome
+
+
+def _load(
+    outcome: Outcome, files: Sequence[str], arguments: Sequence[str], model: type[Config] | type[SftConfig]
+) -> Config | SftConfig | None:
+    """The settings without those that are refused, whose errors `outcome` gets; None if the rest is refused as well."""
+    while True:
+        try:
+            config, outcome.notes = load_config(files, arguments, model)
+            return config
+        except ConfigError as error:
+            outcome.problems += error.problems if isinstance(error, UnusableSettingsError) else [error]
+            keys = {key_of(problem) for problem in outcome.problems}
+            accepted = [argument for argument in arguments if argument.partition("=")[0].lstrip("+~") not in keys]
+            if len(accepted) == len(arguments):
+                return None
+            arguments = accepted
+
+
+def key_of(problem: ConfigError) -> str:
+    """The key that a message begins with."""
+    return re.split(r"[=:\s]", str(problem).lstrip("~+"), maxsplit=1)[0]
+
+
+def split_options(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Hydra's `--config-name` and `--config-path`, and the overrides of a command line."""
+    options: dict[str, str] = {}
+    overrides, rest = [], list(arguments)
+    while rest:
+        word = rest.pop(0)
+        if word.startswith("--config-"):
+            name, separator, value = word.partition("=")
+            options[name] = value if separator or not rest else rest.pop(0)
+        elif "=" in word or word.startswith("~"):
+            overrides.append(word)
+    return options, overrides
 
 
 def _files(checkout: Path, script: Path, options: dict[str, str]) -> list[str]:

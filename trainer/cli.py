@@ -11,7 +11,6 @@ from trainer.commands.config import config
 from trainer.commands.data import data
 from trainer.commands.dpo import dpo
 from trainer.commands.export import export
-from trainer.commands.import_script import import_script
 from trainer.commands.kto import kto
 from trainer.commands.plan import plan
 from trainer.commands.replay import replay
@@ -38,7 +37,6 @@ app.command()(kto)
 app.command()(train)
 app.command()(config)
 app.command()(plan)
-app.command("import")(import_script)
 app.command()(report)
 app.command()(top)
 app.command()(samples)

@@ -1,1 +1,1 @@
-"""Other tools' settings, translated into ours."""
+"""verl's settings and Hydra's syntax, translated into ours."""

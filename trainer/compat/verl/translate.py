@@ -90,28 +90,21 @@ def translate(
             settings[key] = value
             continue
         try:
-            translation = shared(key, value, given) if shared else translate_key(key, value, given, nearest, dialect)
+            rule = shared or _rule(key, dialect)
+            if rule is None:
+                raise ConfigError(f"{key}: there is no such setting", hint=nearest(key))
+            translation = rule(key, value, given)
         except ConfigError as problem:
             problems.append(problem)
             continue
         settings |= translation.settings
         inherited |= translation.inherited
         computed |= translation.computed
-        if translation.note and not (translation.ignored and is_default(key, value, given, dialect)):
+        if translation.note and not (translation.ignored and _is_default(key, value, given, dialect)):
             notes.append(translation.note)
     if problems:
         raise problems[0] if len(problems) == 1 else UnusableSettingsError(problems)
     return inherited | settings | computed, notes
-
-
-def translate_key(
-    key: str, value: Value, given: Given, nearest: Callable[[str], str], dialect: Dialect = PPO
-) -> Translation:
-    """Our settings for one of verl's; see `translate`."""
-    rule = _rule(key, dialect)
-    if rule is None:
-        raise ConfigError(f"{key}: there is no such setting", hint=nearest(key))
-    return rule(key, value, given)
 
 
 class UnusableSettingsError(ConfigError):
@@ -123,7 +116,7 @@ class UnusableSettingsError(ConfigError):
         self.problems = problems
 
 
-def is_default(key: str, value: Value, given: Given, dialect: Dialect = PPO) -> bool:
+def _is_default(key: str, value: Value, given: Given, dialect: Dialect) -> bool:
     """Whether verl has this key with this default."""
     defaults = dialect.defaults
     if key not in defaults:
@@ -170,7 +163,7 @@ def default_only(dialect: Dialect) -> Rule:
     """verl's default is what happens here anyway. Other values are refused."""
 
     def rule(key: str, value: Value, given: Given) -> Translation:
-        if not is_default(key, value, given, dialect):
+        if not _is_default(key, value, given, dialect):
             raise unsupported(key, value, [word(dialect.defaults[key])])
         return Translation({})
 

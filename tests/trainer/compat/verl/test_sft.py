@@ -1,20 +1,16 @@
 """verl's fine-tuning command lines: `sft_trainer`, and the older `fsdp_sft_trainer`."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from trainer.compat.scripts import training_commands
 from trainer.compat.verl.sft import DIALECT
-from trainer.config.imports import command_of, import_verl, named_files, preset_of
 from trainer.config.overrides import load_config
 from trainer.config.sft import SftConfig
 from trainer.errors import ConfigError
+from trainer.main_ppo import preset_of
 
-ROOT = Path(__file__).parents[4]
 NEW, OLD = "verl.trainer.sft_trainer", "verl.trainer.fsdp_sft_trainer"
 
 
@@ -141,33 +137,4 @@ def test_a_difference_is_noted(entry: str, line: str, note: str) -> None:
 def test_every_default_of_verl_is_accepted() -> None:
     groups = ("data.prompt", "data.response", "optim.", "data.multiturn", "data.max_token", "data.messages_key")
     line = {key: one for key, one in DIALECT.defaults.items() if not key.startswith(groups)}
-    found = import_verl(
-        [f"{key}={'null' if one is None else one}" for key, one in line.items()], [preset_of(NEW)], SftConfig
-    )
-    assert [str(problem) for problem in found.missing] == []
-
-
-def test_a_script_is_read_with_torchrun_s_devices() -> None:
-    script = f"""
-torchrun --standalone --nnodes=1 --nproc_per_node 4 \\
-     -m {NEW} data.train_files=/d/train.parquet model.path=/m optim.lr=2e-5
-"""
-    (command,) = training_commands(script, {})
-    assert command_of(command.entry) == "sft"
-    found = import_verl([*command.arguments, *command.devices], named_files({}, command.entry), SftConfig)
-    assert found.missing == []
-    assert isinstance(found.config, SftConfig)
-    assert (found.config.trainer.n_gpus_per_node, found.config.actor.learning_rate) == (4, 2e-5)
-    assert any("optim.lr=2e-5 -> actor.learning_rate=2e-5" in line for line in found.same)
-
-
-def test_an_imported_script_means_the_same(tmp_path: Path) -> None:
-    script = tmp_path / "run.sh"
-    line = ["model.path=/m", "data.train_files=/d/a.parquet", "optim.lr_scheduler_type=cosine", "data.truncation=right"]
-    script.write_text(f"torchrun --nproc_per_node=2 -m {NEW} {' '.join(line)}\n")
-    command = [sys.executable, "-m", "trainer", "import", str(script)]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr
-    written = script.with_suffix(".yaml")
-    assert "python -m trainer sft --config" in written.read_text()
-    assert load_config([str(written)], [], SftConfig)[0] == read(NEW, *line, "trainer.n_gpus_per_node=2")[0]
+    read(NEW, *(f"{key}={'null' if one is None else one}" for key, one in line.items()))

@@ -1,18 +1,13 @@
 """Scripts of verl: the commands that they would run, and what these mean here."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
-from trainer.compat.scripts import ScriptEndedError, UnsetVariableError, training_commands
-from trainer.config.imports import preset_of
-from trainer.config.overrides import load_config
+from benchmarks.recipe_commands import ScriptEndedError, UnsetVariableError, training_commands
 from trainer.errors import ConfigError
+from trainer.main_ppo import command_of, preset_of
 
-ROOT = Path(__file__).parents[3]
 SCRIPT = """\
 #!/bin/bash
 set -xeuo pipefail
@@ -68,6 +63,13 @@ def test_the_command_is_found_behind_its_launcher(line: str, tmp_path: Path) -> 
     assert not list(tmp_path.iterdir())
 
 
+def test_torchrun_s_devices_are_settings() -> None:
+    line = "torchrun --standalone --nnodes=1 --nproc_per_node 4 -m verl.trainer.sft_trainer optim.lr=2e-5"
+    (command,) = training_commands(line, {})
+    assert command.devices == ("trainer.nnodes=1", "trainer.n_gpus_per_node=4")
+    assert (command.overrides, command_of(command.entry)) == (["optim.lr=2e-5"], "sft")
+
+
 def test_a_required_variable_is_named() -> None:
     with pytest.raises(UnsetVariableError, match="requires the variable HOME_OF_DATA"):
         training_commands("python3 -m m data.train_files=${HOME_OF_DATA:?}", {})
@@ -78,32 +80,6 @@ def test_a_script_that_refuses_to_start_is_quoted() -> None:
     with pytest.raises(ScriptEndedError, match=r"status 1 before it starts any training: BASE is not set\. Set it"):
         training_commands(script, {})
     assert training_commands(script, {"BASE": "here"})
-
-
-def imported(tmp_path: Path, script: str) -> tuple[subprocess.CompletedProcess[str], Path]:
-    path = tmp_path / "run.sh"
-    path.write_text(script)
-    command = [sys.executable, "-m", "trainer", "import", str(path)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False), path.with_suffix(".yaml")
-
-
-def test_an_imported_script_means_the_same(tmp_path: Path) -> None:
-    ended, written = imported(tmp_path, SCRIPT)
-    assert ended.returncode == 0, ended.stderr
-    config, _ = load_config([str(written)], [])
-    line = training_commands(SCRIPT, {})[0].overrides
-    assert config == load_config(["verl"], line)[0]
-    assert "actor_rollout_ref.actor.ppo_mini_batch_size=64 -> actor.mini_batch_size=512" in ended.stdout
-    assert yaml.safe_load(written.read_text())["actor"]["mini_batch_size"] == 512
-
-
-def test_what_is_missing_is_listed(tmp_path: Path) -> None:
-    wrong = "actor_rollout_ref.actor.ulysses_sequence_parallel_size=4 actor_rollout_ref.rollout.nn=3"
-    ended, written = imported(tmp_path, SCRIPT.replace('"$@"', wrong))
-    assert ended.returncode == 2
-    assert "missing: 2" in ended.stdout
-    assert "context parallelism" in ended.stdout
-    assert load_config([str(written)], [])[0].rollout.samples_per_prompt == 8
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The commands that a shell script would run, with its variables, arrays and defaults expanded.
+"""The commands that a script of verl's would run, with its variables, arrays and defaults expanded.
 
 bash itself expands the script. It runs restricted and with an empty PATH, so no program starts, and no file is written:
 every external command is recorded instead.
@@ -6,11 +6,9 @@ every external command is recorded instead.
 
 import re
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-from trainer.errors import ConfigError
 
 # Shell functions replace builtins that would leave the restricted shell or wait. Commands whose output is common in
 # variables get a plausible answer; a probe for an optional package fails, as on a machine without it.
@@ -60,47 +58,29 @@ class Command:
         return [argument for argument in self.arguments if "=" in argument and not argument.startswith("-")]
 
 
-class UnsetVariableError(ConfigError):
+class UnsetVariableError(Exception):
     """A script stopped because a variable is not set. `name` is the variable."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"the script requires the variable {name}", hint=f"set it: {name}=VALUE")
+        super().__init__(f"the script requires the variable {name}")
         self.name = name
 
 
-class ScriptEndedError(ConfigError):
+class ScriptEndedError(Exception):
     """A script ended with an error before any training command. The message has its last words."""
-
-    def __init__(self, status: int, words: str) -> None:
-        super().__init__(
-            f"the script ends with status {status} before it starts any training: {words}",
-            hint="give it the variables that it asks for: --set NAME=VALUE; --set 1=VALUE is its first argument",
-        )
-
-
-Accepts = Callable[[Command], bool]
-
-
-def has_overrides(command: Command) -> bool:
-    """Whether a command has `KEY=VALUE` arguments."""
-    return bool(command.overrides)
 
 
 def training_commands(
-    script: str,
-    variables: Mapping[str, str],
-    directory: Path | None = None,
-    name: str = "script",
-    accepts: Accepts = has_overrides,
+    script: str, variables: Mapping[str, str], directory: Path | None = None, name: str = "script"
 ) -> list[Command]:
-    """The accepted commands that a script runs through Python, or as the program trl.
+    """The commands with `KEY=VALUE` arguments that a script runs through Python.
 
     `variables` are those of its environment; `1` to `9` are its arguments. `directory` is where it starts, `name` is
-    its path. Raises UnsetVariableError if it stops before any such command because a variable is not set,
-    ScriptEndedError if it ends there with an error, and ConfigError without bash.
+    its path. Raises UnsetVariableError if it stops before any such command because a variable is not set, and
+    ScriptEndedError if it ends there with an error.
     """
     recorded, end = _run(script, variables, directory, name)
-    found = [command for arguments in recorded for command in _training(arguments, variables, directory, accepts)]
+    found = [command for arguments in recorded for command in _training(arguments, variables, directory)]
     if end is not None and not found:
         raise end
     return found
@@ -108,7 +88,7 @@ def training_commands(
 
 def _run(
     script: str, variables: Mapping[str, str], directory: Path | None, name: str
-) -> tuple[list[list[str]], ConfigError | None]:
+) -> tuple[list[list[str]], Exception | None]:
     """The commands recorded, and the error with which the script ended."""
     positional = [variables[name] for name in map(str, range(1, 10)) if name in variables]
     lines = [line if "((" in line else _REDIRECT.sub("", line) for line in script.splitlines()]
@@ -129,23 +109,20 @@ def _run(
         output, errors, status = done.stdout, done.stderr, done.returncode
     except subprocess.TimeoutExpired as expired:  # it waits for a server, in a loop
         output, errors, status = expired.stdout or b"", expired.stderr or b"", 0
-    except OSError as error:
-        raise ConfigError(f"bash cannot expand the script: {error}", hint="give the settings themselves") from error
     records = output.decode(errors="replace").split("\x1e\0")
     commands = [record.removesuffix("\0").split("\0") for record in records if record]
     said = errors.decode(errors="replace").strip()
     if missing := _UNSET.search(said):
         return commands, UnsetVariableError(missing[1])
-    return commands, ScriptEndedError(status, said.rpartition("\n")[2]) if status and said else None
+    ended = f"the script ends with status {status} before it starts any training: "
+    return commands, ScriptEndedError(ended + said.rpartition("\n")[2]) if status and said else None
 
 
-def _training(
-    arguments: Sequence[str], variables: Mapping[str, str], directory: Path | None, accepts: Accepts
-) -> list[Command]:
+def _training(arguments: Sequence[str], variables: Mapping[str, str], directory: Path | None) -> list[Command]:
     """The training command among these arguments, which may begin with a launcher, or nest one in quotes."""
     nested = [text for text in arguments[1:] if re.search(r"python[\d.]*\s", text) and "python" not in arguments[0]]
     for text in nested:
-        if found := training_commands(text, variables, directory, accepts=accepts):
+        if found := training_commands(text, variables, directory):
             return found
     for index, argument in enumerate(arguments):
         rest = list(arguments[index + 1 :])
@@ -157,12 +134,10 @@ def _training(
                 del rest[: 2 if rest[0] in ("-X", "-W") else 1]
             if rest and rest[0] == "-m":
                 rest.pop(0)
-        elif argument == "trl" and index == 0:
-            rest = list(arguments)
         else:
             continue
         command = Command(rest[0], tuple(rest[1:]), devices) if rest else None
-        return [command] if command is not None and accepts(command) else []
+        return [command] if command is not None and command.overrides else []
     return []
 
 

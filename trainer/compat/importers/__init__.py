@@ -1,1 +1,0 @@
-"""Tools whose command lines `trainer import` reads: one file each, with a row."""
