@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, Self
 
 import pyarrow as pa
-from jinja2 import TemplateError
 
 from trainer.config.custom_code import load_custom
 from trainer.config.sections.data import DataConfig
 from trainer.config.sections.trainer import TrainerConfig
-from trainer.data.formats.chat_template import conversation_text, with_system_prompt
-from trainer.data.formats.files import Rows, read_rows, rows_in_memory, stored_files
-from trainer.data.formats.messages import checked_text, refuse_media, text_messages
+from trainer.data.formats.chat_template import checked_conversation_text, with_system_prompt
+from trainer.data.formats.files import Rows, column_of, read_rows, rows_in_memory, stored_files, value_at
+from trainer.data.formats.messages import MEDIA, checked_text, refuse_media, text_messages
 from trainer.data.formats.tools import checked_tools, read_tools, selected
 from trainer.data.subset import EVERY_ROW, Subset
 from trainer.errors import CheckpointError, DataError
@@ -40,8 +39,7 @@ _TABLE = pa.schema(
 # In the order of `Prompt`.
 _OTHERS = ("ground_truth", "data_source", "question", "extra_info", "messages", "agent_name")
 SINGLE_TURN = "single_turn_agent"  # verl's name for rows that nobody answers
-_MEDIA = ("images", "videos")  # columns of datasets with vision
-_OPTIONAL = ("extra_info", "tools", "agent_name", *_MEDIA)
+_OPTIONAL = ("extra_info", "tools", "agent_name", *MEDIA)
 _ROWS_AT_A_TIME = 1024
 
 
@@ -213,7 +211,7 @@ def _read(files: Sequence[Path], settings: DataConfig) -> list[Rows]:
 
 
 def _required(settings: DataConfig) -> tuple[str, ...]:
-    return ("data_source", settings.prompt_key, "reward_model")
+    return ("data_source", column_of(settings.prompt_key), "reward_model")
 
 
 def _rows(
@@ -226,7 +224,9 @@ def _rows(
         places = numbers[start : start + _ROWS_AT_A_TIME]
         part = [_checked(f"{file}, row {number}", rows[number], settings) for number in places]
         texts = [
-            render_prompt(f"{file}, row {number}", row[settings.prompt_key], tokenizer, settings, _tools_of(row, tools))
+            checked_conversation_text(
+                f"{file}, row {number}", row["messages"], tokenizer, settings, _tools_of(row, tools)
+            )
             for number, row in zip(places, part, strict=True)
         ]
         tokenised = tokenizer(texts, add_special_tokens=False)["input_ids"]
@@ -239,7 +239,7 @@ def _rows(
                     hint=f"set data.max_prompt_length={len(token_ids)} or more, or data.overlong_prompts=filter",
                 )
             if fitting is not None:
-                yield _row(row, fitting, settings.prompt_key)
+                yield _row(row, fitting)
 
 
 def _tools_of(row: Mapping[str, Any], tools: Sequence[Any]) -> Sequence[Any]:
@@ -265,9 +265,12 @@ _FITS: dict[str, Callable[[list[int], int], list[int] | None]] = {
 
 
 def _checked(where: str, row: Mapping[str, Any], settings: DataConfig) -> dict[str, Any]:
-    """The row with messages of plain text, after the system prompt, and a mapping as `extra_info`. Raises DataError."""
-    prompt_key = settings.prompt_key
-    messages, reward_model, extra_info = row[prompt_key], row["reward_model"], row["extra_info"]
+    """The row with its prompt as `messages` of plain text, after the system prompt, and a mapping as `extra_info`.
+
+    Raises DataError.
+    """
+    reward_model, extra_info = row["reward_model"], row["extra_info"]
+    messages = value_at(where, row, settings.prompt_key, _HINT)
     for column, value in (("reward_model", reward_model), ("extra_info", extra_info)):
         if value is not None and not isinstance(value, dict):
             raise DataError(f"{where}: column {column} is {type(value).__name__} instead of a mapping", hint=_HINT)
@@ -275,29 +278,16 @@ def _checked(where: str, row: Mapping[str, Any], settings: DataConfig) -> dict[s
         raise DataError(f"{where}: prompt or reward_model.ground_truth is empty", hint=_HINT)
     if isinstance(reward_model["ground_truth"], bytes):
         raise DataError(f"{where}: reward_model.ground_truth is bytes", hint="write it as text")
-    refuse_media(where, row, _MEDIA)
+    refuse_media(where, row)
     checked_text(f"{where}: column data_source", row["data_source"], "name the data set of each row")
-    texts = with_system_prompt(text_messages(where, prompt_key, messages, _HINT), settings)
+    texts = with_system_prompt(text_messages(where, settings.prompt_key, messages, _HINT, role="user"), settings)
     tools = checked_tools(where, row["tools"]) if row["tools"] else None
     agent_name = checked_text(f"{where}: column agent_name", row["agent_name"] or "", "name an agent, or nothing")
-    return {**row, prompt_key: texts, "extra_info": extra_info or {}, "tools": tools, "agent_name": agent_name}
+    return {**row, "messages": texts, "extra_info": extra_info or {}, "tools": tools, "agent_name": agent_name}
 
 
-def render_prompt(
-    where: str, messages: Sequence[Mapping[str, Any]], tokenizer: Any, settings: DataConfig, tools: Sequence[Any]
-) -> str:
-    """A row's prompt as text, up to where the answer begins. Raises DataError."""
-    try:
-        return conversation_text(messages, tokenizer, settings, tools)
-    except (TemplateError, ValueError) as error:
-        raise DataError(
-            f"{where}: the model's chat template rejects this prompt: {error}",
-            hint="set data.chat_template to a template that accepts it, or change the roles of the messages",
-        ) from error
-
-
-def _row(row: dict[str, Any], token_ids: list[int], prompt_key: str) -> dict[str, Any]:
-    extra_info, messages = row["extra_info"], row[prompt_key]
+def _row(row: dict[str, Any], token_ids: list[int]) -> dict[str, Any]:
+    extra_info, messages = row["extra_info"], row["messages"]
     question = extra_info.get("question") or messages[-1]["content"] or ""
     return {
         "token_ids": token_ids,

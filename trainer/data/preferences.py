@@ -1,53 +1,45 @@
 """Preferences: pairs of a preferred and a rejected response to a prompt, or single responses with a label."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from trainer.config.sections.data import DataConfig
-from trainer.data.dataset import render_prompt
-from trainer.data.formats.chat_template import with_system_prompt
-from trainer.data.formats.files import read_rows
-from trainer.data.formats.messages import checked_text, text_messages
-from trainer.data.formats.tools import read_tools
+from trainer.data.completions import OPTIONAL, Completion, CompletionReader
+from trainer.data.formats.files import column_of, read_rows
 from trainer.data.subset import EVERY_ROW, Subset
 from trainer.errors import DataError
 
-_RESPONSE = "(text, or messages of which the last one counts)"
 _HINTS = {
-    ("chosen", "rejected"): f"each row has prompt (a list of messages), chosen and rejected {_RESPONSE}",
-    ("completion", "label"): f"each row has prompt (a list of messages), completion {_RESPONSE} and label (true if it "
-    "is desirable)",
+    ("chosen", "rejected"): "each row has prompt, chosen and rejected, each text or messages",
+    ("completion", "label"): "each row has prompt and completion, each text or messages, and label (true if it is "
+    "desirable)",
 }
 
 
 @dataclass(frozen=True)
 class PreferencePair:
-    """A prompt with the preferred and the rejected response, as tokens including the end token."""
+    """The preferred and the rejected response to a prompt."""
 
-    prompt: tuple[int, ...]
-    chosen: tuple[int, ...]
-    rejected: tuple[int, ...]
+    chosen: Completion
+    rejected: Completion
 
     @property
-    def responses(self) -> tuple[tuple[int, ...], ...]:
+    def completions(self) -> tuple[Completion, ...]:
         return self.chosen, self.rejected
 
 
 @dataclass(frozen=True)
 class LabelledResponse:
-    """A prompt with a response as tokens, including the end token, and whether the response is desirable."""
+    """A response to a prompt, and whether it is desirable."""
 
-    prompt: tuple[int, ...]
-    response: tuple[int, ...]
+    completion: Completion
     desirable: bool
 
     @property
-    def responses(self) -> tuple[tuple[int, ...], ...]:
-        return (self.response,)
+    def completions(self) -> tuple[Completion, ...]:
+        return (self.completion,)
 
 
 Example = TypeVar("Example", PreferencePair, LabelledResponse)
@@ -83,19 +75,15 @@ def _read(
     settings: DataConfig,
     subset: Subset,
     columns: tuple[str, str],
-    convert: Callable[[str, dict[str, Any], _Writer], Example],
+    convert: Callable[[str, dict[str, Any], CompletionReader], Example],
 ) -> list[Example]:
-    if tokenizer.eos_token_id is None:
-        raise DataError(
-            "the tokenizer has no end token, which every response needs", hint="set eos_token in tokenizer_config.json"
-        )
     hint, examples = _HINTS[columns], []
-    writer = _Writer(tokenizer, settings, read_tools(settings), hint)
-    found = [read_rows(file, (settings.prompt_key, *columns), hint) for file in files]
+    reader = CompletionReader(tokenizer, settings, hint)
+    found = [read_rows(file, (column_of(settings.prompt_key), *columns), hint, OPTIONAL) for file in files]
     for file, rows, numbers in zip(files, found, subset.rows([len(rows) for rows in found]), strict=True):
         for number in numbers:
             where = f"{file}, row {number}"
-            example = convert(where, rows[number], writer)
+            example = convert(where, rows[number], reader)
             too_long = _too_long(example, settings)
             if too_long and settings.overlong_prompts != "filter":
                 raise DataError(f"{where}: {too_long}", hint="raise it, or set data.overlong_prompts=filter")
@@ -106,51 +94,25 @@ def _read(
     return examples
 
 
-@dataclass(frozen=True)
-class _Writer:
-    """Turns the texts of a row into tokens."""
-
-    tokenizer: Any
-    settings: DataConfig
-    tools: Sequence[Any]
-    hint: str
-
-    def prompt(self, where: str, row: dict[str, Any]) -> tuple[int, ...]:
-        key = self.settings.prompt_key
-        messages = with_system_prompt(text_messages(where, key, row[key], self.hint), self.settings)
-        return self._tokens(render_prompt(where, messages, self.tokenizer, self.settings, self.tools))
-
-    def response(self, where: str, row: dict[str, Any], column: str) -> tuple[int, ...]:
-        """The tokens of a text, or of the last of several messages, and the end token."""
-        value = row[column]
-        if not value:
-            raise DataError(f"{where}: {column} is empty", hint=self.hint)
-        text = text_messages(where, column, value, self.hint)[-1]["content"] if isinstance(value, list) else value
-        return (*self._tokens(checked_text(f"{where}: {column}", text, self.hint)), self.tokenizer.eos_token_id)
-
-    def _tokens(self, text: str) -> tuple[int, ...]:
-        return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
-
-
-def _pair(where: str, row: dict[str, Any], writer: _Writer) -> PreferencePair:
-    pair = PreferencePair(
-        writer.prompt(where, row), writer.response(where, row, "chosen"), writer.response(where, row, "rejected")
-    )
-    if pair.chosen == pair.rejected:
+def _pair(where: str, row: dict[str, Any], reader: CompletionReader) -> PreferencePair:
+    chosen, rejected = (reader.response(where, row, key).completion(where) for key in ("chosen", "rejected"))
+    if chosen == rejected:
         raise DataError(f"{where}: chosen and rejected are the same", hint="remove such rows")
-    return pair
+    return PreferencePair(chosen, rejected)
 
 
-def _labelled(where: str, row: dict[str, Any], writer: _Writer) -> LabelledResponse:
+def _labelled(where: str, row: dict[str, Any], reader: CompletionReader) -> LabelledResponse:
     if not isinstance(row["label"], bool):
-        raise DataError(f"{where}: label is {row['label']!r} instead of true or false", hint=writer.hint)
-    return LabelledResponse(writer.prompt(where, row), writer.response(where, row, "completion"), row["label"])
+        hint = _HINTS["completion", "label"]
+        raise DataError(f"{where}: label is {row['label']!r} instead of true or false", hint=hint)
+    return LabelledResponse(reader.response(where, row, "completion").completion(where), row["label"])
 
 
 def _too_long(example: PreferencePair | LabelledResponse, settings: DataConfig) -> str:
-    response = max(len(response) for response in example.responses)
-    if len(example.prompt) > settings.max_prompt_length:
-        return f"the prompt has {len(example.prompt)} tokens, data.max_prompt_length is {settings.max_prompt_length}"
+    prompt = max(len(one.prompt) for one in example.completions)
+    response = max(len(one.response) for one in example.completions)
+    if prompt > settings.max_prompt_length:
+        return f"the prompt has {prompt} tokens, data.max_prompt_length is {settings.max_prompt_length}"
     if response > settings.max_response_length:
         return f"a response has {response} tokens, data.max_response_length is {settings.max_response_length}"
     return ""

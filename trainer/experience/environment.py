@@ -1,5 +1,6 @@
 """Environments that answer a policy's turns, such as a tool, a game or a simulated user."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import index
@@ -10,6 +11,7 @@ from trainer.config.sections.data import DataConfig
 from trainer.data.dataset import Prompt
 from trainer.data.formats.chat_template import conversation_text
 from trainer.data.formats.messages import text_messages
+from trainer.data.formats.turns import special_tokens
 from trainer.errors import DataError
 
 Message = Mapping[str, str]
@@ -79,9 +81,9 @@ def environment_class(settings: CustomCode) -> Callable[[], ConversationEnvironm
 class MessageTokens:
     """Renders what comes between two turns of the policy, whatever was said before.
 
-    The text that follows a turn of the policy in a rendered conversation, from its end token on: tokens that were
-    sampled stay as they are, and are never rendered and tokenised again. A template may drop parts of earlier turns
-    once later ones follow, like Qwen3's thoughts; here they stay.
+    The text that follows a turn of the policy in a rendered conversation: tokens that were sampled stay as they are,
+    and are never rendered and tokenised again. A template may drop parts of earlier turns once later ones follow, like
+    Qwen3's thoughts; here they stay.
     """
 
     _FIRST, _TURN = "turn-of-the-user", "turn-of-the-policy"
@@ -90,24 +92,25 @@ class MessageTokens:
     def __init__(self, tokenizer: Any, settings: DataConfig) -> None:
         self._tokenizer = tokenizer
         self._settings = settings
-        self._before, _, self._closing = self._parts(self._START, opening=False)
-        self._end = tokenizer.eos_token if tokenizer.eos_token in self._closing else ""
+        self._first_special = re.compile(rf"\s*({special_tokens(tokenizer)})")
+        self._opening = self._parts(self._START, opening=False)[0].partition(self._FIRST)[0]
 
-    def __call__(self, messages: Sequence[Message], turn_is_closed: bool = True) -> list[int]:
-        """The tokens, after the end token of the policy's turn unless `turn_is_closed`.
+    def __call__(self, messages: Sequence[Message], last_token: int) -> list[int]:
+        """The tokens after the policy's turn, whose last token is `last_token`: with the template's end of a turn, if
+        that is another one.
 
         Raises DataError where the chat template cannot say this.
         """
         before, turn, after = self._parts([*self._START, *messages], opening=True)
-        openings = {text.partition(self._FIRST)[0] for text in (before, self._before)}
-        if not turn or not after.startswith(self._closing) or len(openings) > 1:
+        if not turn or before.partition(self._FIRST)[0] != self._opening:
             raise DataError(
                 "the model's chat template writes earlier turns differently once later ones follow",
                 hint="set data.chat_template to a template that only appends, or let the environment give token_ids",
             )
-        open_end, end, rest = after.partition(self._end) if self._end else ("", "", after[len(self._closing) :])
-        text = rest if turn_is_closed else f"{open_end}{end}{rest}"
-        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+        end = self._first_special.match(after)
+        if end is not None and self._tokenizer.convert_tokens_to_ids(end[1]) == last_token:
+            after = after[end.end() :]
+        return list(self._tokenizer(after, add_special_tokens=False)["input_ids"])
 
     def _parts(self, messages: Sequence[Message], opening: bool) -> tuple[str, str, str]:
         """The rendered conversation before, in and after the policy's turn; the latter are empty if it is not there."""

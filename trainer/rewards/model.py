@@ -9,7 +9,9 @@ from jinja2 import TemplateError
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+from trainer.config.sections.data import DataConfig
 from trainer.config.tree import Config
+from trainer.data.formats.chat_template import conversation_text
 from trainer.errors import DataError
 from trainer.models.files import reads_tokens
 from trainer.rewards.answer import Answer
@@ -70,7 +72,7 @@ class RewardModel:
             return list(self._tokenizer(answer.messages[-1]["content"], answer.response)["input_ids"])
         messages = [*answer.messages, {"role": "assistant", "content": answer.response}]
         try:
-            text = self._tokenizer.apply_chat_template(messages, tokenize=False)
+            text = conversation_text(messages, self._tokenizer, DataConfig(), opening=False)
         except (TemplateError, ValueError) as error:
             raise DataError(
                 f"{self._path}: the reward model's chat template rejects this prompt: {error}",

@@ -50,6 +50,18 @@ def test_a_prompt_is_the_templated_question_with_the_columns_for_its_reward(file
     assert prompts[3].extra_info["answer"] == row["extra_info"]["answer"]
 
 
+def test_a_prompt_of_plain_text_is_one_message_of_the_user(tmp_path: Path, tokenizer: Any) -> None:
+    messages = PromptDataset([write(tmp_path / "a.parquet")], tokenizer, DataConfig())[0]
+    text = PromptDataset([write(tmp_path / "b.parquet", prompt=["How many are 1 + 2?"])], tokenizer, DataConfig())[0]
+    assert (text.token_ids, text.messages) == (messages.token_ids, messages.messages)
+
+
+def test_a_prompt_lies_in_a_mapping(tmp_path: Path, tokenizer: Any) -> None:
+    path = write(tmp_path / "a.parquet", extra_info=[{"asked": {"text": "1+2?"}}])
+    prompts = PromptDataset([path], tokenizer, DataConfig(prompt_key="extra_info.asked.text"))
+    assert tokenizer.decode(prompts[0].token_ids) == "<|user|>1+2?<|assistant|>"
+
+
 def test_files_are_read_one_after_the_other(file: Path, tokenizer: Any) -> None:
     prompts = PromptDataset([file, file], tokenizer, DataConfig(max_prompt_length=128))
     assert len(prompts) == 80
@@ -115,8 +127,8 @@ def test_the_next_run_reads_the_cached_tokens(
             {"reward_model": [{"style": "rule", "ground_truth": None}]},
             "row 0: prompt or reward_model.ground_truth is empty",
         ),
-        ({"prompt": ["How many?"]}, "row 0: column prompt is not a list of messages with role and content"),
-        ({"prompt": [[{"text": "How many?"}]]}, "row 0: column prompt is not a list of messages"),
+        ({"prompt": [5]}, "row 0: column prompt is neither text nor a list of messages with role and content"),
+        ({"prompt": [[{"text": "How many?"}]]}, "row 0: column prompt is neither text nor a list of messages"),
     ],
 )
 def test_wrong_columns_are_named_with_file_and_row(
@@ -209,8 +221,8 @@ def test_text_parts_are_joined(tokenizer: Any, tmp_path: Path) -> None:
         ({**LINE, "reward_model": "3"}, "row 1: column reward_model is str instead of a mapping"),
         ({**LINE, "extra_info": "x"}, "row 1: column extra_info is str instead of a mapping"),
         ({**LINE, "data_source": None}, "row 1: column data_source is NoneType instead of text"),
-        ({**LINE, "prompt": "Why?"}, "row 1: column prompt is not a list of messages"),
-        ({**LINE, "prompt": ["Why?"]}, "row 1: column prompt is not a list of messages"),
+        ({**LINE, "prompt": json.dumps([QUESTION])}, "row 1: column prompt holds messages as JSON in a text"),
+        ({**LINE, "prompt": ["Why?"]}, "row 1: column prompt is neither text nor a list of messages"),
         ({**LINE, "prompt": [{"role": "user", "content": None}]}, "row 1: message 0 of prompt: the content is null"),
         ({**LINE, "prompt": [{"role": 7, "content": "x"}]}, "row 1: message 0 of prompt: the role is int instead of"),
         ({**LINE, "prompt": [{"role": "user", "content": {"a": 1}}]}, "the content is dict instead of text"),
@@ -316,4 +328,4 @@ def test_a_tokenizer_without_a_chat_template_is_refused(file: Path) -> None:
     tokenizer.chat_template = None
     with pytest.raises(DataError) as caught:
         PromptDataset([file], tokenizer, DataConfig(max_prompt_length=128))
-    assert "the model's chat template rejects this prompt" in str(caught.value)
+    assert "the model's chat template rejects these messages" in str(caught.value)

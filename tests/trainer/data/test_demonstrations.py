@@ -8,7 +8,8 @@ import pytest
 
 from trainer.config.sections.data import DataConfig
 from trainer.config.sft import SftSettings
-from trainer.data.demonstrations import Demonstration, read_demonstrations
+from trainer.data.completions import Completion
+from trainer.data.demonstrations import read_demonstrations
 from trainer.errors import DataError
 from trainer.models.small import build_tokenizer
 
@@ -21,14 +22,14 @@ def tokenizer() -> Any:
     return build_tokenizer(["How many are 1 + 2? #### 3"])
 
 
-def read(path: Path, tokenizer: Any, row: dict[str, Any], data: DataConfig | None = None, **sft: Any) -> Demonstration:
+def read(path: Path, tokenizer: Any, row: dict[str, Any], data: DataConfig | None = None, **sft: Any) -> Completion:
     file = path / "train.jsonl"
     file.write_text(json.dumps(row) + "\n")
     (found,) = read_demonstrations([file], tokenizer, data or DataConfig(), SftSettings(**sft))
     return found
 
 
-def learned(found: Demonstration, tokenizer: Any) -> str:
+def learned(found: Completion, tokenizer: Any) -> str:
     return str(tokenizer.decode([token for token, own in zip(found.response, found.learned, strict=True) if own]))
 
 
@@ -64,7 +65,7 @@ def test_a_template_that_rewrites_earlier_messages_is_refused(tmp_path: Path, to
     only_last = "{{ '<|user|>' + messages[-1]['content'] }}{% if add_generation_prompt %}<|assistant|>{% endif %}"
     tokenizer = build_tokenizer(["1"])
     tokenizer.chat_template = only_last
-    with pytest.raises(DataError, match=r"row 0: message 1 of messages: the chat template writes it"):
+    with pytest.raises(DataError, match=r"row 0: message 1: the chat template writes it"):
         read(tmp_path, tokenizer, {"messages": CONVERSATION}, messages_key="messages")
 
 
@@ -89,7 +90,7 @@ def test_long_rows_are_cut_at_either_side(tmp_path: Path, tokenizer: Any, way: s
         ({"prompt": "1+2?", "completion": "3" * 40}, {"max_length": 20}, "row 0: the row has .* sft.max_length is 20"),
         ({"prompt": "1+2?", "completion": None}, {}, "row 0: no completion"),
         ({"prompt": "1+2?"}, {}, "no column completion"),
-        ({"messages": [USER]}, {"messages_key": "messages"}, "row 0: no token is left to learn"),
+        ({"messages": [USER]}, {"messages_key": "messages"}, "row 0: no message of the assistant to learn"),
         ({"messages": []}, {"messages_key": "messages"}, "row 0: messages is empty"),
     ],
 )

@@ -1,7 +1,7 @@
 """Rows of data files: Parquet, JSON Lines, JSON, and folders written by `datasets.Dataset.save_to_disk`."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,21 @@ def rows_in_memory(where: str, rows: Sequence[Any], columns: Sequence[str], hint
         raise DataError(f"{where}: there are no rows", hint=hint)
     wanted, absent = _Wanted(columns, optional, hint), dict.fromkeys(optional)
     return [absent | _columns(f"{where}, row {number}", row, wanted) for number, row in enumerate(rows)]
+
+
+def value_at(where: str, row: Mapping[str, Any], key: str, hint: str) -> Any:
+    """The value of a row under a key; a dot enters a mapping. Raises DataError, which begins with `where`."""
+    value: Any = row
+    for name in key.split("."):
+        if not isinstance(value, Mapping) or value.get(name) is None:
+            raise DataError(f"{where}: no {key}", hint=hint)
+        value = value[name]
+    return value
+
+
+def column_of(key: str) -> str:
+    """The column that holds the value of a key; see `value_at`."""
+    return key.partition(".")[0]
 
 
 def stored_files(path: Path) -> list[Path]:

@@ -8,18 +8,25 @@ from trainer.errors import DataError
 
 Messages = list[dict[str, Any]]
 
+MEDIA = ("images", "videos")  # columns of datasets with vision
 _NO_VISION = "vision is not supported: use a model and data of text, or remove such rows"
 
 
-def text_messages(where: str, column: str, value: Any, hint: str) -> Messages:
-    """The messages with plain text as content; text parts are joined, and nulls that Parquet adds are left out.
+def text_messages(where: str, column: str, value: Any, hint: str, role: str | None = None) -> Messages:
+    """The messages with plain text as content; text parts are joined, and nulls that Parquet adds are left out. With a
+    `role`, a text is one message of it.
 
     A message with `tool_calls` may have null as content, or none. Raises DataError, which begins with `where`, for
-    anything but a list of messages with role and content, for content that is empty or not text, and for images, videos
-    and audio.
+    anything but a list of messages with role and content, for content that is null or not text, and for
+    images, videos and audio.
     """
+    if isinstance(value, str) and role is not None:
+        if value.lstrip().startswith("[{") and '"role"' in value:
+            raise DataError(f"{where}: column {column} holds messages as JSON in a text", hint="write the list itself")
+        return [{"role": role, "content": checked_text(f"{where}: {column}", value, hint)}]
     if not isinstance(value, list) or not all(map(_is_message, value)):
-        raise DataError(f"{where}: column {column} is not a list of messages with role and content", hint=hint)
+        kinds = "not a list of messages" if role is None else "neither text nor a list of messages"
+        raise DataError(f"{where}: column {column} is {kinds} with role and content", hint=hint)
     return [
         {
             name: _readable(f"{where}: message {number} of {column}", name, part, message)
@@ -34,9 +41,9 @@ def _is_message(value: Any) -> bool:
     return isinstance(value, dict) and "role" in value and ("content" in value or bool(value.get("tool_calls")))
 
 
-def refuse_media(where: str, row: Mapping[str, Any], columns: Sequence[str]) -> None:
-    """Raises DataError if one of these columns holds images or videos: the prompt would lose them."""
-    for column in columns:
+def refuse_media(where: str, row: Mapping[str, Any]) -> None:
+    """Raises DataError if the row has images or videos: its text would lose them."""
+    for column in MEDIA:
         if row[column]:
             raise DataError(f"{where}: column {column} is not empty", hint=_NO_VISION)
 

@@ -18,7 +18,7 @@ from trainer.errors import ConfigError
 from trainer.experience.conversations.agents import Agents
 from trainer.experience.conversations.calls import Calls, Failure, call_each
 from trainer.experience.conversations.trajectory import Trajectory
-from trainer.experience.environment import ConversationEnvironment, Message, MessageTokens, Observation, Turn, checked
+from trainer.experience.environment import ConversationEnvironment, MessageTokens, Observation, Turn, checked
 from trainer.experience.programs.host import ProgramAgent, Programs
 from trainer.rewards.answer import Answer, Scored
 from trainer.rewards.scores import as_scored
@@ -222,7 +222,7 @@ class Conversations:
         row.answers += bool(answer.done and answer.messages)
         if not row.done:
             try:
-                rendered = self._rendered(row, answer.messages) if answer.messages else []
+                rendered = self._tokens(answer.messages, row.turn[-1]) if answer.messages else []
             except (TemplateError, ValueError) as error:
                 self._take(row, Failure(f"the chat template rejects its messages: {error}"))
                 return
@@ -231,7 +231,7 @@ class Conversations:
     def _check_template(self) -> None:
         """Raises ConfigError if the chat template cannot write what tools say."""
         try:
-            self._tokens([{"role": "tool", "content": "19"}])
+            self._tokens([{"role": "tool", "content": "19"}], self._tokenizer.eos_token_id)
         except (TemplateError, ValueError) as error:
             raise ConfigError(
                 f"the model's chat template cannot write the answer of a tool: {error}",
@@ -246,13 +246,6 @@ class Conversations:
     def _vocabulary(self) -> int:
         """Tokens that the tokenizer knows. tokenizers 0.22 takes 80 ms to count 152,000; other threads wait."""
         return len(self._tokenizer)
-
-    def _rendered(self, row: Trajectory, messages: Sequence[Message]) -> list[int]:
-        """The tokens of the environment's messages. They start with an end token where a stop text ended the turn
-        without one."""
-        text, stops = str(self._tokenizer.decode(row.turn)), self._config.rollout.stop
-        ended = row.turn[-1] == self._tokenizer.eos_token_id or not any(stop in text for stop in stops)
-        return self._tokens(messages, turn_is_closed=ended)
 
     def _step(self, environment: ConversationEnvironment, token_ids: Sequence[int]) -> Observation:
         return checked(environment.step(Turn(self.text(token_ids), tuple(token_ids))), self._vocabulary)

@@ -32,7 +32,6 @@ class ProgramConversation:
         self._tools: list[Any] = []
         self._may_call = True
         self._limit = 0
-        self._ended = False
 
     def begin_turn(self, row: Trajectory, request: ChatRequest) -> None:
         """Appends what the request adds. Raises BadRequestError if it cannot be appended."""
@@ -42,7 +41,7 @@ class ProgramConversation:
         else:
             if row.turns == self._config.rollout.max_turns:
                 raise BadRequestError(f"the policy has had its {row.turns} turns (rollout.max_turns)", "no_more_turns")
-            row.observe(self._rendered(self._added(request)))
+            row.observe(self._rendered(self._added(request), row.turn[-1]))
             if row.done:
                 raise BadRequestError(
                     f"the conversation has no room for a turn (data.max_response_length={row.limit})",
@@ -61,7 +60,6 @@ class ProgramConversation:
         """The turn that is complete; `ended`: by the policy itself."""
         if not ended and not row.done:
             row.turns += 1  # cut by the request's own limit
-        self._ended = ended
         written = str(self._tokenizer.decode(row.turn))
         calls = self._format.parse(written) if self._tools and self._may_call else []
         text = str(self._tokenizer.decode(row.turn, skip_special_tokens=True))
@@ -96,9 +94,9 @@ class ProgramConversation:
             raise BadRequestError("the request does not continue the conversation: it must only grow")
         return request.messages[len(self._said) :]
 
-    def _rendered(self, messages: Sequence[Message]) -> list[int]:
+    def _rendered(self, messages: Sequence[Message], last_token: int) -> list[int]:
         try:
-            return self._tokens(messages, turn_is_closed=self._ended)
+            return self._tokens(messages, last_token)
         except (TemplateError, ValueError, DataError) as error:
             raise BadRequestError(f"the model's chat template rejects the messages: {error}") from error
 

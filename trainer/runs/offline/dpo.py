@@ -21,7 +21,7 @@ from trainer.config.sections.optimization import check_read
 from trainer.data.batches.batch import Batch
 from trainer.data.preferences import PreferencePair, read_pairs
 from trainer.records.console import Column
-from trainer.runs.offline.run import OfflineRun, train_offline
+from trainer.runs.offline.run import OfflineRun, completion_batch, train_offline
 from trainer.runs.reproduction.writer import Repeat
 
 COLUMNS = (
@@ -103,8 +103,4 @@ class PreferenceRun(OfflineRun[PreferencePair]):
 
 def pair_batch(pairs: Sequence[PreferencePair]) -> Batch:
     """Rows 2i and 2i + 1 are the chosen and the rejected response of pair i."""
-    return Batch.from_responses(
-        [pair.prompt for pair in pairs for _ in range(2)],
-        [response for pair in pairs for response in pair.responses],
-        None,
-    )
+    return completion_batch([completion for pair in pairs for completion in pair.completions])

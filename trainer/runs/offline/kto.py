@@ -4,6 +4,7 @@ A step is a step of policy optimisation, as in DPO; see `trainer.algorithms.pref
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -21,7 +22,7 @@ from trainer.config.section import Section
 from trainer.data.batches.batch import Batch
 from trainer.data.preferences import LabelledResponse, read_labelled
 from trainer.records.console import Column
-from trainer.runs.offline.run import OfflineRun, train_offline
+from trainer.runs.offline.run import OfflineRun, completion_batch, train_offline
 from trainer.runs.reproduction.writer import Repeat
 
 COLUMNS = (
@@ -99,14 +100,15 @@ class LabelRun(OfflineRun[LabelledResponse]):
 
     def _compare(self, examples: Sequence[LabelledResponse]) -> tuple[Batch, Labelled]:
         """The responses as rows with log-probs, and compared with the reference."""
-        prompts, responses = [one.prompt for one in examples], [one.response for one in examples]
-        batch = self.forward(Batch.from_responses(prompts, responses, None))
+        completions = [example.completion for example in examples]
+        batch = self.forward(completion_batch(completions))
         kl = 0.0
         if UNPAIRED_LOSSES[self.kto.loss].needs_kl:
-            others = self.forward(Batch.from_responses(prompts, mismatched(responses), None))
+            pairs = zip(completions, mismatched(completions), strict=True)
+            others = self.forward(completion_batch([replace(other, prompt=own.prompt) for own, other in pairs]))
             kl = estimated_kl(others.old_log_probs, others.reference_log_probs, others.response_mask)
         ratios = log_ratios(batch.old_log_probs, batch.reference_log_probs, batch.response_mask)
-        return batch, Labelled(ratios, torch.tensor([one.desirable for one in examples]), kl)
+        return batch, Labelled(ratios, torch.tensor([example.desirable for example in examples]), kl)
 
 
 def reward_means(responses: Labelled, beta: float) -> dict[str, float]:

@@ -13,6 +13,7 @@ from trainer.config.offline import OfflineConfig
 from trainer.config.sections.data import DataConfig
 from trainer.config.tree import Config
 from trainer.data.batches.batch import Batch
+from trainer.data.completions import Completion
 from trainer.data.dataset import PromptSampler, check_files
 from trainer.data.formats.chat_template import use_chat_template
 from trainer.data.subset import Subset
@@ -86,6 +87,12 @@ class OfflineRun(TrainingRun, Generic[Example]):
         batch = batch.with_(old_log_probs=found)
         found = self.forward_pass("reference", self.reference, ReferenceRole.reference_log_probs, batch)
         return batch.with_(reference_log_probs=found)
+
+
+def completion_batch(completions: Sequence[Completion]) -> Batch:
+    """One row per completion; the mask marks the tokens that are learned."""
+    prompts, responses, masks = zip(*((one.prompt, one.response, one.learned) for one in completions), strict=True)
+    return Batch.from_responses(prompts, responses, None, masks)
 
 
 def train_offline(

@@ -10,11 +10,12 @@ from typing import Any
 from trainer.config.sections.data import DataConfig
 from trainer.config.sft import SftConfig
 from trainer.data.batches.batch import Batch
-from trainer.data.demonstrations import Demonstration, read_demonstrations
+from trainer.data.completions import Completion
+from trainer.data.demonstrations import read_demonstrations
 from trainer.data.subset import Subset
 from trainer.records.console import Column
 from trainer.runs.interfaces import ActorRole
-from trainer.runs.offline.run import OfflineRun, train_offline
+from trainer.runs.offline.run import OfflineRun, completion_batch, train_offline
 from trainer.runs.passes import forward
 from trainer.runs.reproduction.writer import Repeat
 
@@ -28,17 +29,17 @@ COLUMNS = (
 def fine_tune(settings: SftConfig, repeat: Repeat | None = None) -> Path:
     """Fine-tunes on the Ray cluster at RAY_ADDRESS or on this machine; the run's directory. Raises TrainerError."""
 
-    def read(files: Sequence[Path], tokenizer: Any, data: DataConfig, subset: Subset) -> list[Demonstration]:
+    def read(files: Sequence[Path], tokenizer: Any, data: DataConfig, subset: Subset) -> list[Completion]:
         return read_demonstrations(files, tokenizer, data, settings.sft, subset)
 
     return train_offline(settings, COLUMNS, read, SftRun, repeat, validates=False)
 
 
-class SftRun(OfflineRun[Demonstration]):
+class SftRun(OfflineRun[Completion]):
     """Takes steps on batches of demonstrations."""
 
-    def learn(self, examples: Sequence[Demonstration]) -> tuple[Batch, dict[str, float]]:
-        batch = demonstration_batch(examples)
+    def learn(self, examples: Sequence[Completion]) -> tuple[Batch, dict[str, float]]:
+        batch = completion_batch(examples)
         return batch.with_(advantages=batch.response_mask.float()), {}
 
     def step(self, step: int) -> dict[str, float]:
@@ -48,15 +49,9 @@ class SftRun(OfflineRun[Demonstration]):
     def validate(self) -> dict[str, float]:
         return super().validate() if self.validation else {}
 
-    def measure(self, examples: Sequence[Demonstration], count: int) -> dict[str, float]:
+    def measure(self, examples: Sequence[Completion], count: int) -> dict[str, float]:
         """The mean loss over the learned tokens of held-out rows."""
-        batch = demonstration_batch(examples)
+        batch = completion_batch(examples)
         log_probs = forward(self.actor, ActorRole.log_probs, batch)
         mask = batch.response_mask[:count]
         return {"validation/sft_loss": -(log_probs[:count].where(mask, 0.0).sum() / mask.sum()).item()}
-
-
-def demonstration_batch(examples: Sequence[Demonstration]) -> Batch:
-    """One row per demonstration; the mask marks the tokens that are learned."""
-    prompts, responses, masks = zip(*((one.prompt, one.response, one.learned) for one in examples), strict=True)
-    return Batch.from_responses(prompts, responses, None, masks)

@@ -15,10 +15,12 @@ from transformers.utils import logging as transformers_logging
 
 from trainer.algorithms.optimization.optimizers import OPTIMIZERS
 from trainer.config.section import Section
+from trainer.config.sections.data import DataConfig
 from trainer.config.sections.optimization import OptimizerConfig, ScheduleConfig
 from trainer.data.dataset import PromptSampler
 from trainer.data.formats.files import read_rows
 from trainer.data.formats.messages import Messages, checked_text, text_messages
+from trainer.data.formats.turns import TurnFinder, encode
 from trainer.errors import DataError
 from trainer.models.files import decode
 from trainer.models.small import ModelShape, build_tokenizer, create_model, save_model
@@ -73,6 +75,7 @@ class WarmStartConfig(Section):
 class WorkedAnswer:
     """A row of a file: messages with a question, its worked answer, and the number that the answer should reach."""
 
+    where: str
     messages: Messages
     answer: str
     ground_truth: str
@@ -80,7 +83,7 @@ class WorkedAnswer:
 
 @dataclass(frozen=True)
 class Exercise:
-    """A question with its worked answer, as tokens; the answer includes the end token."""
+    """A question with its worked answer, as tokens; the answer includes the end of the turn."""
 
     question: list[int]
     answer: list[int]
@@ -132,7 +135,7 @@ def _read(files: list[Path]) -> list[WorkedAnswer]:
 
 def _worked_answer(where: str, row: dict[str, Any]) -> WorkedAnswer:
     """Raises DataError if the row has no prompt, no `extra_info.answer` or no `reward_model.ground_truth`."""
-    messages = text_messages(where, "prompt", row["prompt"], _HINT)
+    messages = text_messages(where, "prompt", row["prompt"], _HINT, role="user")
     if not messages:
         raise DataError(f"{where}: the prompt is empty", hint=_HINT)
     found = []
@@ -141,7 +144,7 @@ def _worked_answer(where: str, row: dict[str, Any]) -> WorkedAnswer:
         if value is None:
             raise DataError(f"{where}: no {column}.{name}", hint=_HINT)
         found.append(checked_text(f"{where}: {column}.{name}", value, _HINT))
-    return WorkedAnswer(messages, *found)
+    return WorkedAnswer(where, messages, *found)
 
 
 def _texts(rows: list[WorkedAnswer]) -> list[str]:
@@ -149,12 +152,12 @@ def _texts(rows: list[WorkedAnswer]) -> list[str]:
 
 
 def _tokenized(rows: list[WorkedAnswer], tokenizer: Any) -> list[Exercise]:
-    examples = []
+    finder, examples = TurnFinder(tokenizer), []
     for row in rows:
-        prompt = tokenizer.apply_chat_template(row.messages, tokenize=False, add_generation_prompt=True)
-        answer = tokenizer(row.answer, add_special_tokens=False)["input_ids"]
-        question = tokenizer(prompt, add_special_tokens=False)["input_ids"]
-        examples.append(Exercise(question, [*answer, tokenizer.eos_token_id], row.ground_truth))
+        messages = [*row.messages, {"role": "assistant", "content": row.answer}]
+        token_ids, learned = encode(finder.parts(row.where, messages, len(row.messages), DataConfig(), ()), tokenizer)
+        question = learned.index(True)
+        examples.append(Exercise(token_ids[:question], token_ids[question:], row.ground_truth))
     return examples
 
 

@@ -280,7 +280,7 @@ def test_a_template_that_rewrites_earlier_turns_is_refused(tokenizer: Any) -> No
     try:
         tokenizer.chat_template = "{{ messages | length }}" + template
         with pytest.raises(DataError, match="writes earlier turns differently"):
-            MessageTokens(tokenizer, DataConfig())([{"role": "user", "content": "19"}])
+            MessageTokens(tokenizer, DataConfig())([{"role": "user", "content": "19"}], tokenizer.eos_token_id)
     finally:
         tokenizer.chat_template = template
 

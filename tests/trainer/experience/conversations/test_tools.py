@@ -126,5 +126,5 @@ def test_thoughts_of_earlier_turns_stay_as_they_were_sampled(tokenizer: Any) -> 
         "{% if message.role == 'assistant' and loop.last %}<think></think>{% endif %}{{ message.content }}",
     )
     own = use_chat_template(build_tokenizer(["19"]), DataConfig(chat_template=template))
-    tokens = MessageTokens(own, DataConfig())([{"role": "tool", "content": "19"}])
+    tokens = MessageTokens(own, DataConfig())([{"role": "tool", "content": "19"}], own.eos_token_id)
     assert own.decode(tokens) == "<|tool|>19<|assistant|>"

@@ -125,8 +125,8 @@ def test_the_right_answer_is_preferred_to_a_wrong_one(tmp_path: Path) -> None:
 def test_responses_are_text_or_messages_and_end_with_the_end_token(tmp_path: Path, tokenizer: Any, wrap: Any) -> None:
     path = write(tmp_path / "pairs.parquet", chosen=wrap("3"), rejected=wrap("44"))
     (pair,) = read_pairs([path], tokenizer, DataConfig())
-    assert tokenizer.decode(pair.chosen) == "3<|end|>"
-    assert tokenizer.decode(pair.rejected) == "44<|end|>"
+    assert tokenizer.decode(pair.chosen.response) == "3<|end|>"
+    assert tokenizer.decode(pair.rejected.response) == "44<|end|>"
     batch = pair_batch([pair])
     assert batch.response_mask.sum(dim=1).tolist() == [2, 3]
 
@@ -137,7 +137,7 @@ def test_responses_are_text_or_messages_and_end_with_the_end_token(tmp_path: Pat
         ({"chosen": ""}, "row 0: chosen is empty"),
         ({"rejected": []}, "row 0: rejected is empty"),
         ({"rejected": "3"}, "row 0: chosen and rejected are the same"),
-        ({"prompt": "1+2?"}, "row 0: column prompt is not a list of messages"),
+        ({"prompt": ["1+2?"]}, "row 0: column prompt is neither text nor a list of messages"),
         ({"chosen": "3" * 40}, "row 0: a response has 41 tokens, data.max_response_length is 16"),
     ],
 )

@@ -104,9 +104,9 @@ def test_rows_have_a_completion_and_a_label(tmp_path: Path, tokenizer: Any) -> N
     rows = [{"completion": "3", "label": True}, {"completion": messages, "label": False}]
     right, wrong = read_labelled([write(tmp_path / "rows.jsonl", *rows)], tokenizer, DataConfig())
     assert isinstance(right, LabelledResponse)
-    assert (right.desirable, tokenizer.decode(right.response)) == (True, "3<|end|>")
-    assert (wrong.desirable, tokenizer.decode(wrong.response)) == (False, "44<|end|>")
-    assert right.prompt == wrong.prompt
+    assert (right.desirable, tokenizer.decode(right.completion.response)) == (True, "3<|end|>")
+    assert (wrong.desirable, tokenizer.decode(wrong.completion.response)) == (False, "44<|end|>")
+    assert right.completion.prompt == wrong.completion.prompt
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,9 @@ from trainer.algorithms.losses.aggregation import GlobalCount, aggregate
 from trainer.algorithms.registry import POLICY_LOSSES
 from trainer.config.sections.data import DataConfig
 from trainer.data.arithmetic import write_arithmetic
-from trainer.data.demonstrations import Demonstration
-from trainer.runs.offline.sft import SftConfig, demonstration_batch
+from trainer.data.completions import Completion
+from trainer.runs.offline.run import completion_batch
+from trainer.runs.offline.sft import SftConfig
 
 
 def test_workers_take_one_step_per_batch_without_critic_and_reference() -> None:
@@ -36,8 +37,8 @@ def test_the_loss_of_the_workers_is_the_mean_cross_entropy_of_all_learned_tokens
 
 
 def test_only_the_learned_tokens_of_a_conversation_are_marked() -> None:
-    batch = demonstration_batch(
-        [Demonstration((1, 2), (3, 4, 5, 6), (True, False, False, True)), Demonstration((1,), (2, 3), (True, True))]
+    batch = completion_batch(
+        [Completion((1, 2), (3, 4, 5, 6), (True, False, False, True)), Completion((1,), (2, 3), (True, True))]
     )
     assert batch.token_ids.tolist() == [[1, 2, 3, 4, 5, 6], [1, 2, 3, 0, 0, 0]]
     assert batch.response_mask.int().tolist() == [[1, 0, 0, 1], [1, 1, 0, 0]]

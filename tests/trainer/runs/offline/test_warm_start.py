@@ -50,7 +50,7 @@ def test_files_without_worked_answers_are_named(tmp_path: Path) -> None:
         ({"extra_info": {"split": "train"}}, r"no extra_info\.answer"),
         ({"extra_info": {"answer": 3}}, r"extra_info\.answer is int instead of text"),
         ({"reward_model": {"style": "rule"}}, r"no reward_model\.ground_truth"),
-        ({"prompt": "How many?"}, "column prompt is not a list of messages"),
+        ({"prompt": [5]}, "column prompt is neither text nor a list of messages"),
         ({"prompt": []}, "the prompt is empty"),
     ],
 )
