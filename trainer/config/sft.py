@@ -20,8 +20,8 @@ class SftSettings(Section):
     )
     response_key: str = Field(
         "completion",
-        description="column with the response to the prompt: text, or messages of which the last one counts. A dot "
-        "enters a mapping, like extra_info.answer; so it does in data.prompt_key",
+        description="column with the response to the prompt: text, or messages of which those of the assistant are "
+        "learned. A dot enters a mapping, like extra_info.answer; so it does in data.prompt_key",
     )
     max_length: int = Field(1024, gt=1, description="maximum tokens per row; see data.overlong_prompts for longer ones")
 

@@ -32,16 +32,19 @@ _OLD_LOSS = (
     "fsdp_sft_trainer: its loss is the mean over micro-batches of their means over tokens; here every learned token of "
     "a batch has the same weight, as in verl's sft_trainer"
 )
+_OLD_END = "; it ends responses with the tokenizer's end token, here the chat template ends them as any other turn"
 
 
 def conversations(_key: str, value: Value, given: Given) -> Translation:
     """`data.multiturn.enable` of fsdp_sft_trainer: conversations, or the columns question and answer.
 
-    Every line of that trainer has the key, so the note about its loss stands here.
+    Every line of that trainer has the key, so the notes about its loss and its responses stand here.
     """
     if is_true(value):
         return Translation({"sft.messages_key": given.get("data.multiturn.messages_key", "messages")}, _OLD_LOSS)
-    return Translation({}, _OLD_LOSS, inherited={"data.prompt_key": "question", "sft.response_key": "answer"})
+    return Translation(
+        {}, _OLD_LOSS + _OLD_END, inherited={"data.prompt_key": "question", "sft.response_key": "answer"}
+    )
 
 
 def first_rows(ours: str) -> Rule:
@@ -165,7 +168,7 @@ def cpu_offload(_key: str, value: Value, _given: Given) -> Translation:
 
 
 def mismatched(key: str, value: Value, _given: Given) -> Translation:
-    note = f"{key}: a conversation whose earlier messages the chat template rewrites is refused when it is read"
+    note = f"{key}: a conversation has the tokens of its whole text; verl joins messages that it tokenised one by one"
     return Translation({}, note if is_true(value) else "")
 
 

@@ -28,7 +28,9 @@ class DataConfig(Section):
         "that side",
     )
     max_response_length: int = Field(16, gt=0, description="maximum tokens per response")
-    prompt_key: str = Field("prompt", description="column with the messages of a prompt")
+    prompt_key: str = Field(
+        "prompt", description="column with the prompt: messages, or the text of one message of the user"
+    )
     chat_template: str | None = Field(
         None, description="chat template in place of the model's: Jinja text, or a file that holds it"
     )

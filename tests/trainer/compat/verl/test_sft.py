@@ -124,9 +124,10 @@ def test_what_cannot_be_done_is_refused(entry: str, line: list[str], words: str)
         (NEW, "data.train_max_samples=10", "verl takes the first rows"),
         (NEW, "data.val_max_samples=10", "verl takes the first rows"),
         (NEW, "data.truncation=left", "cuts the right side"),
-        (NEW, "data.ignore_input_ids_mismatch=True", "is refused when it is read"),
+        (NEW, "data.ignore_input_ids_mismatch=True", "has the tokens of its whole text"),
         (NEW, "checkpoint.save_contents=[model]", "a checkpoint always holds everything"),
         (OLD, "trainer.total_training_steps=1", "over those of trainer.total_epochs"),
+        (OLD, "data.response_key=answer", "here the chat template ends them"),
         (OLD, "data.micro_batch_size=4", "data.micro_batch_size_per_gpu counts"),
     ],
 )
