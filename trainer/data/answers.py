@@ -1,28 +1,103 @@
-"""Answers as GSM8K writes them: the last line is `#### NUMBER`."""
+"""Numbers in texts, and answers as GSM8K writes them: the last line is `#### NUMBER`."""
 
 import re
+import unicodedata
+from collections.abc import Iterator
+from decimal import Decimal
+from fractions import Fraction
 
-# `1,234.50`, `-7`, `.25`. Commas must separate groups of three digits. \u2212 is the minus sign of typesetting.
-NUMBER = r"[-+\u2212]?(?:(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)"
-_SIGN, _UNSIGNED = NUMBER.split("?", 1)
-_FINAL_ANSWER = re.compile(rf"####[^\S\n]*({_SIGN}?\$?{_UNSIGNED}|\${NUMBER})(?![0-9,]*[0-9])")
-_NUMBER = re.compile(NUMBER)
+_MARK = "####"
+# Markup, LaTeX and currencies, in this order.
+_CLEANED = tuple(
+    (re.compile(pattern), plain)
+    for pattern, plain in (
+        (r"<[|/]?[a-zA-Z_]+[|/]?>", " "),  # an end token
+        ("[\u2212\u2013]", "-"),
+        ("[\u00bc-\u00be\u2150-\u215e]", lambda found: f" {_vulgar(found[0])}"),
+        (r"(?<=[0-9])(?:\{,\}|\\,|\\!|\\ )(?=[0-9])", ","),
+        (r"\\[dtc]?frac\s*(?:\{([0-9.]+)\}|([0-9]))\s*(?:\{([0-9.]+)\}|([0-9]))", r" \1\2/\3\4"),
+        (r"\\(?:times|cdot)(?![a-zA-Z])", "\u00d7"),
+        (r"\\([%$])", r"\1"),
+        (r"[$\u20ac\u00a3\u00a5]\s*|\b(?:USD|EUR|GBP)\b\s*", ""),
+        (r"\\[a-zA-Z]+|\\.|[{}\[\]()<>\"`]|\*\*|__", " "),
+    )
+)
+_MAGNITUDES = {"k": 3, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_VALUE = re.compile(
+    r"""
+    (?:(?<![\w.)])(?P<sign>[-+])[ ]?)?
+    (?:(?P<whole>[0-9]+)\s+(?=[0-9]+/[0-9]))?
+    (?P<number>(?:[0-9]{1,3}(?:[,' \u00a0\u2009\u202f][0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)
+    (?:\s*/\s*(?P<denominator>[0-9]+(?:\.[0-9]+)?))?
+    (?:\^\s*(?P<power>[0-9]{1,2})(?![0-9]))?
+    (?:(?:[eE]|\s*[x\u00d7*]\s*10\s*\^\s*)(?P<exponent>[-+]?[0-9]{1,2})(?![0-9]))?
+    (?:\s*(?P<magnitude>thousand|million|billion|trillion|(?<=[0-9])[kK])\b)?
+    (?P<percent>\s*(?:%|percent\b))?
+    """,
+    re.VERBOSE,
+)
+# What makes a number a part of another value: `9 hours 30 minutes`, `9 or 10`, `9 + 3`, `9:30`.
+_CONTINUED = re.compile(
+    r"\s*(?:[a-zA-Z\u00b0][\w\u00b2\u00b3^.]*+\s*)?+"
+    r"(?:(?:and|or|to|plus|minus|times|[-+*/x\u00d7\u00f7:,;&^])\s*)*+\.?[0-9]"
+)
+_EXPLAINED = re.compile(r"\s\(|[.,;]\s+(?=[^\W\d])|\b(?:because|since)\b")
 
 
 def final_answer(text: str) -> str | None:
-    """The number after the last `####`, as written but without a dollar sign and with a plain minus; None without one.
+    """The number after the last `####` that one follows, like `1234`, `-0.5`, `1/3` or `50%`; None without one.
 
-    White space before the number may be of any kind, no-break spaces included.
+    Markup, a currency, a unit and words before the number are left out, and of `4 + 5 = 9` all but the result. A number
+    that others continue, as in `9 or 10` and `9 + 3`, is none.
     """
-    found = _FINAL_ANSWER.findall(text)
-    return _plain(found[-1]) if found else None
+    for line in final_lines(text):
+        value = only_number(line)
+        if value is not None:
+            return value
+    return None
+
+
+def final_lines(text: str) -> Iterator[str]:
+    """The lines that `####` begins, or the lines after it, from the last one on."""
+    for part in reversed(text.split(_MARK)[1:]):
+        yield part.strip().partition("\n")[0].strip()
+
+
+def only_number(line: str) -> str | None:
+    """The number that a line says, as `final_answer` returns it; None if it says none or several."""
+    told = _EXPLAINED.split(line)[0]
+    line = _cleaned(told if re.search("[0-9\u00bc-\u00be\u2150-\u215e]", told) else line)
+    sides = [side for side in re.split("[=\u2248]", line) if re.search("[0-9]", side)]
+    found = _VALUE.search(sides[-1]) if sides else None
+    return None if found is None or _CONTINUED.match(sides[-1], found.end()) else _text(found)
 
 
 def last_number(text: str) -> str | None:
     """The last number anywhere in the text, as `final_answer` returns it; None without one."""
-    found = _NUMBER.findall(text)
-    return _plain(found[-1]) if found else None
+    found = list(_VALUE.finditer(_cleaned(text)))
+    return _text(found[-1]) if found else None
 
 
-def _plain(number: str) -> str:
-    return number.replace("$", "").replace("\u2212", "-")
+def _cleaned(text: str) -> str:
+    for pattern, plain in _CLEANED:
+        text = pattern.sub(plain, text)
+    return text
+
+
+def _text(found: re.Match[str]) -> str | None:
+    """The value as plain text; None if it is out of bounds."""
+    parts = found.groupdict()
+    try:
+        value = Fraction(re.sub(r"[^0-9.]", "", parts["number"])) / Fraction(parts["denominator"] or 1)
+        value = (value + Fraction(parts["whole"] or 0)) ** int(parts["power"] or 1)
+        value *= Fraction(10) ** (int(parts["exponent"] or 0) + _MAGNITUDES.get((parts["magnitude"] or "").lower(), 0))
+        decimal = Decimal(value.numerator) / value.denominator
+        plain = f"{decimal.normalize():f}" if Fraction(decimal) == value else str(value)
+    except (ValueError, ZeroDivisionError):  # Python bounds the digits of numbers
+        return None
+    return ("-" if parts["sign"] == "-" and value else "") + plain + ("%" if parts["percent"] else "")
+
+
+def _vulgar(character: str) -> Fraction:
+    """The value of a character like \u00bd."""
+    return Fraction(unicodedata.numeric(character)).limit_denominator(10)

@@ -38,6 +38,6 @@ def _row(source: Path, number: int, record: dict[str, Any], split: str) -> Promp
         "data_source": "openai/gsm8k",
         "prompt": [{"role": "user", "content": f"{question} {_INSTRUCTION}"}],
         "ability": "math",
-        "reward_model": {"style": "rule", "ground_truth": truth.replace(",", "")},
+        "reward_model": {"style": "rule", "ground_truth": truth},
         "extra_info": {"split": split, "index": number, "question": question, "answer": answer},
     }

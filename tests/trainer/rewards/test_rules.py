@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.trainer.rewards import judged_answers
 from trainer.config.overrides import parse_overrides
 from trainer.config.sections.reward import RewardConfig
 from trainer.data.answers import final_answer
@@ -21,29 +22,18 @@ def score(name: str, response: str, truth: object, **parameters: object) -> floa
     return as_scored(reward_function(RewardConfig(name=name, **parameters))(answer), answer).value
 
 
-@pytest.mark.parametrize(
-    ("response", "truth", "expected"),
-    [
-        ("5+4=9\n#### 9", "9", 1.0),
-        ("#### 1,000", "1000", 1.0),
-        ("#### -7", "-7", 1.0),
-        ("#### 3 no, #### 4", "4", 1.0),
-        ("#### -$7", "-7", 1.0),
-        ("#### $-7", "-7", 1.0),
-        ("#### \u22127", "-7", 1.0),
-        ("#### .25", "0.25", 1.0),
-        ("####\u00a042", "42", 1.0),
-        ("####\u202f$1,000.50", "1000.5", 1.0),
-        ("#### 9", 9, 1.0),
-        ("#### 12", "1", 0.0),
-        ("#### 1,0000", "1000", 0.0),
-        ("the answer is 9", "9", 0.0),
-        ("####", "9", 0.0),
-        ("", "9", 0.0),
-    ],
-)
-def test_gsm8k(response: str, truth: str, expected: float) -> None:
+@pytest.mark.parametrize(("response", "truth", "expected"), judged_answers.GSM8K)
+def test_gsm8k_scores_answers_as_judged_by_hand(response: str, truth: str, expected: float) -> None:
     assert score("gsm8k", response, truth) == expected
+
+
+@pytest.mark.parametrize(("response", "truth", "expected"), judged_answers.GSM8K_FLEXIBLE)
+def test_the_flexible_method_takes_the_last_number_anywhere(response: str, truth: str, expected: float) -> None:
+    assert score("gsm8k", response, truth, gsm8k_method="flexible") == expected
+
+
+def test_a_truth_may_be_a_number() -> None:
+    assert score("gsm8k", "#### 9", 9) == score("gsm8k", "#### 9.5", 9.5) == 1.0
 
 
 @given(number=st.integers(-(10**9), 10**9), before=st.text())
@@ -51,49 +41,31 @@ def test_any_number_after_the_last_mark_is_found(number: int, before: str) -> No
     assert score("gsm8k", f"{before}\n#### {number:,}", str(number)) == 1.0
 
 
-@given(text=st.text())
+@given(text=st.text() | st.from_regex(r"#### [-+0-9.,/^eExk% ]*", fullmatch=True))
 def test_any_text_has_an_answer_or_none(text: str) -> None:
     answer = final_answer(text)
-    assert answer is None or answer.lstrip("-") in text.replace("$", "")
+    assert answer is None or final_answer(f"#### {answer}") == answer
 
 
-def test_the_flexible_method_takes_the_last_number_anywhere() -> None:
-    assert score("gsm8k", "so it is 1,200 dollars.", "1200", gsm8k_method="flexible") == 1.0
-    assert score("gsm8k", "1200 or 13", "1200", gsm8k_method="flexible") == 0.0
-    assert score("gsm8k", "so it is 1,200 dollars.", "1200") == 0.0
+@pytest.mark.parametrize(("answer", "truth", "expected"), judged_answers.MATH)
+def test_math_scores_answers_as_judged_by_hand(answer: str, truth: str, expected: float) -> None:
+    assert score("math", f"so \\boxed{{{answer}}}", truth) == expected
 
 
 @pytest.mark.parametrize(
     ("response", "truth", "expected"),
     [
-        (r"so \boxed{\frac{1}{2}}", "0.5", 1.0),
-        (r"\boxed{1/2}", r"\frac12", 1.0),
-        (r"\boxed{x^2+2x+1}", "(x+1)^2", 1.0),
         (r"\boxed{3} no, \boxed{4}", "4", 1.0),
         (r"\boxed{3} no, \boxed{4}", "3", 0.0),
-        (r"\boxed{\text{Evelyn}}", "Evelyn", 1.0),
-        (r"\boxed{12\text{ cm}}", "12", 1.0),
-        (r"\boxed{(1, 2)}", "(1,2)", 1.0),
         (r"\boxed{5", "5", 0.0),
         ("5", "5", 0.0),
+        (r"\fbox{5}", "5", 1.0),
         (r"\boxed{7}", ["6", 7], 1.0),
         (r"\boxed{7}", r"thus \boxed{7}", 1.0),
-        (r"\boxed{}", "7", 0.0),
-        ("\\boxed{ x = 5 }", "5", 1.0),
-        (r"\boxed{5 \text{ cm}}", "5", 1.0),
-        (r"\boxed{\$5}", "5", 1.0),
-        (r"\boxed{90^\circ}", "90", 1.0),
-        (r"\boxed{\text{(A)}}", "A", 1.0),
-        (r"\boxed{y=2x+3}", "2x+3", 1.0),
-        (r"\boxed{\text{Thursday}}", "Thursday", 1.0),
         (r"\boxed{June 3, 2 pm}", "June 3,2 pm", 1.0),
-        (r"\boxed{2x-5y=0}", "x+y-3=0", 0.0),
-        (r"\boxed{2,3}", "23", 0.0),
-        (r"\boxed{3 + b}", "3a + b", 0.0),
-        (r"\boxed{2a - 1}", "2 - 1", 0.0),
     ],
 )
-def test_math_compares_the_last_boxed_answer_as_mathematics(response: str, truth: object, expected: float) -> None:
+def test_math_reads_the_last_boxed_answer(response: str, truth: object, expected: float) -> None:
     assert score("math", response, truth) == expected
 
 
@@ -114,6 +86,11 @@ def test_math_compares_the_last_boxed_answer_as_mathematics(response: str, truth
 )
 def test_dapo_gives_one_or_minus_one(response: str, truth: object, expected: float) -> None:
     assert score("dapo", response, truth) == expected
+
+
+@pytest.mark.parametrize(("response", "truth", "expected"), judged_answers.DAPO)
+def test_dapo_scores_answers_as_judged_by_hand(response: str, truth: str, expected: float) -> None:
+    assert score("dapo", response, truth) == 2 * expected - 1
 
 
 def test_dapo_reports_its_accuracy() -> None:
@@ -153,6 +130,11 @@ def test_dapo_reports_its_accuracy() -> None:
     ],
 )
 def test_multiple_choice_reads_the_chosen_label(response: str, truth: object, expected: float) -> None:
+    assert score("multiple_choice", response, truth) == expected
+
+
+@pytest.mark.parametrize(("response", "truth", "expected"), judged_answers.MULTIPLE_CHOICE)
+def test_multiple_choice_scores_answers_as_judged_by_hand(response: str, truth: object, expected: float) -> None:
     assert score("multiple_choice", response, truth) == expected
 
 

@@ -1,28 +1,59 @@
 """The last boxed answer must be mathematically equal to the ground truth."""
 
+import re
 from functools import lru_cache
 from typing import Any
 
 from trainer.errors import ConfigError
-from trainer.rewards.latex import last_boxed
+from trainer.rewards.latex import last_boxed, plain_latex
 from trainer.rewards.truth import as_texts
 from trainer.rows import RewardRule
+
+# What Math-Verify does not compare: bases of numbers, and units.
+_KINDS = (
+    re.compile(r"\d_\{?(\d+)\}?"),
+    re.compile(r"\b(?:(inch)(?:es)?|(f)(?:oo|ee)t|(yard|mile|hour|minute|second|day|week)s?)\b"),
+)
+_COMPOUND = re.compile(r"[a-zA-Z)}\d]\s*[-+*/^]|\d\s*[a-zA-Z]")  # more than one variable
 
 
 def math(response: str, ground_truth: object) -> float:
     """1.0 if the content of the last `\\boxed{...}` equals the ground truth, or one of a list of truths.
 
-    `0.5`, `\\frac12` and `1/2` are equal. Answers whose texts differ in more than spaces are compared by Math-Verify.
+    `0.5`, `\\frac12` and `1/2` are equal, and so are `12` and `12\\%`, as in MATH's evaluation. Answers that differ
+    in more than such spelling are compared by Math-Verify.
     """
     answer = last_boxed(response)
     if answer is None:
         return 0.0
     truths = [last_boxed(truth) or truth for truth in as_texts(ground_truth)]
-    return float(any(_without_spaces(answer) == _without_spaces(truth) or _equal(answer, truth) for truth in truths))
+    return float(any(_same(answer, truth) for truth in truths))
 
 
-def _without_spaces(text: str) -> str:
-    return "".join(text.split())
+def _same(answer: str, truth: str) -> bool:
+    if any(_differ(pattern, answer, truth) for pattern in _KINDS):
+        return False
+    plain_answer, plain_truth = plain_latex(answer), plain_latex(truth)
+    pairs = [(answer, truth), (plain_answer, plain_truth)]
+    if any("".join(one.split()) == "".join(other.split()) for one, other in pairs):
+        return True
+    left, equation, _ = plain_truth.partition("=")
+    if equation and "=" not in answer and re.search("[a-zA-Z]", left) and _COMPOUND.search(left):
+        return False  # Math-Verify would compare what stands behind the sign
+    if ("%" in answer) != ("%" in truth):
+        pairs.append((_hundredths(answer), _hundredths(truth)))
+    return any(_equal(one, other) for one, other in pairs)
+
+
+def _hundredths(text: str) -> str:
+    """The text with the value of its percent sign."""
+    return f"\\frac{{1}}{{100}} \\cdot ({plain_latex(text)})" if "%" in text else text
+
+
+def _differ(pattern: re.Pattern[str], answer: str, truth: str) -> bool:
+    """Whether both texts have something of a kind, and it differs."""
+    found = [{"".join(match) for match in pattern.findall(text)} for text in (answer, truth)]
+    return all(found) and found[0] != found[1]
 
 
 def _equal(answer: str, truth: str) -> bool:

@@ -7,13 +7,18 @@ from trainer.rewards.latex import last_boxed
 from trainer.rewards.truth import as_text
 from trainer.rows import RewardRule
 
-_CHOICE = r"(?:[(\[*_$\s]|\\\(|\\(?:text|textbf|mathrm)\{)*+([A-Z]|[0-9]{1,2})\b(?![a-z])"
-_IS = r"[*_\s]*+(?:(?i:is)|[:=])"
+_BEFORE = r"(?:[(\[*_$\s]|\\\(|\\(?:text|textbf|mathrm)\{)*+"
+_AFTER = (
+    r"\b(?![a-z])(?![)\]*_\s]*(?:[,/&]|or\b|and\b)[(\[*_\s]*(?:[A-HJ-Z]|I(?! [a-z]))\b)"  # `A or B` chooses nothing
+)
+_CHOICE = rf"{_BEFORE}([A-Z]|[0-9]{{1,2}}|[a-z](?=[)\]*_.\s]*$)){_AFTER}"
+_IS = r"[*_\s]*+(?:(?i:is|(?:must|should|would) be)|[:=-])"
 _STATED = re.compile(  # `Option A ignores friction` chooses nothing
-    rf"(?:(?i:answer)(?:{_IS})?[*_\s]*+:?[*_\s]*+(?i:option|choice)?|(?i:option|choice){_IS}[*_\s]*+:?){_CHOICE}"
+    rf"(?:(?i:answer)(?:{_IS})?[*_\s]*+:?[*_\s]*+(?i:option|choice)?|(?i:option|choice){_IS}[*_\s]*+:?){_CHOICE}",
+    re.MULTILINE,
 )
 _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
-_ALONE = re.compile(rf"{_CHOICE}(?:[).\]}}:,*$\\\s].*)?", re.DOTALL)
+_ALONE = re.compile(rf"(?![AI]\s+[a-z]){_CHOICE}(?:[).\]}}:,*$\\\s].*)?", re.DOTALL)
 
 
 def multiple_choice(response: str, ground_truth: object) -> float:
@@ -36,7 +41,7 @@ def _choice(response: str) -> str | None:
     if stated:
         return str(stated[-1]).upper()
     found = _ALONE.fullmatch(response.strip())
-    return found.group(1) if found else None
+    return found.group(1).upper() if found else None
 
 
 ROW = RewardRule(
