@@ -85,7 +85,7 @@ class LostRankError(RestartError):
 
 
 class RewardError(TrainerError):
-    """A reward function returned an invalid reward."""
+    """A reward function returned an invalid reward, or failed for all of the first responses."""
 
     exit_code = 6
 

@@ -2,7 +2,8 @@
 
 import difflib
 import importlib.util
-from collections.abc import Callable, Iterator
+import inspect
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -58,3 +59,21 @@ def load_custom(setting: str, path: Path, name: str) -> Callable[..., Any]:
         hint = f"set {setting}.name={near[0]}" if near else f"set {setting}.name to what the file defines"
         raise ConfigError(f"{setting}: {path} has no {name} to call", hint=hint)
     return found  # type: ignore[no-any-return]
+
+
+def check_parameters(
+    setting: str, function: Callable[..., Any], named: Sequence[str] = (), positional: Sequence[str] = ()
+) -> None:
+    """Raises ConfigError, which begins with `setting`, if the function cannot be called with these arguments."""
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # a function in C may not tell
+        return
+    try:
+        signature.bind(*positional, **dict.fromkeys(named))
+    except TypeError as error:
+        name = getattr(function, "__qualname__", type(function).__name__)
+        arguments = ", ".join([*positional, *(f"{one}=…" for one in named)]) or "no arguments"
+        raise ConfigError(
+            f"{setting}: {name}{signature} cannot be called as it will be: {error}", hint=f"it gets {arguments}"
+        ) from error

@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol, Self
 
 import pyarrow as pa
 
-from trainer.config.custom_code import load_custom
+from trainer.config.custom_code import check_parameters, load_custom
 from trainer.config.sections.data import DataConfig
 from trainer.config.sections.trainer import TrainerConfig
 from trainer.data.formats.chat_template import checked_conversation_text, with_system_prompt
@@ -81,7 +81,9 @@ def open_dataset(files: Sequence[Path], tokenizer: Any, settings: DataConfig, su
     if settings.custom_cls.path is None:
         return PromptDataset(files, tokenizer, settings, subset)
     name = settings.custom_cls.name or "Dataset"
-    made = load_custom("data.custom_cls", settings.custom_cls.path, name)(files, tokenizer, settings)
+    make = load_custom("data.custom_cls", settings.custom_cls.path, name)
+    check_parameters("data.custom_cls", make, positional=("files", "tokenizer", "settings"))
+    made = make(files, tokenizer, settings)
     where = f"data.custom_cls {settings.custom_cls.path}: {name}"
     if not hasattr(made, "__len__") or not hasattr(made, "__getitem__"):
         raise DataError(f"{where} has no __len__ or no __getitem__", hint="see trainer.data.dataset.Dataset")

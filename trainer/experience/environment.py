@@ -1,12 +1,13 @@
 """Environments that answer a policy's turns, such as a tool, a game or a simulated user."""
 
+import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import index
 from typing import Any, Protocol
 
-from trainer.config.custom_code import CustomCode, load_custom
+from trainer.config.custom_code import CustomCode, check_parameters, load_custom
 from trainer.config.sections.data import DataConfig
 from trainer.data.dataset import Prompt
 from trainer.data.formats.chat_template import conversation_text
@@ -73,9 +74,14 @@ class ConversationEnvironment(Protocol):
 
 
 def environment_class(settings: CustomCode) -> Callable[[], ConversationEnvironment]:
-    """The environment class that the settings name. Raises ConfigError."""
+    """The environment class that the settings name. Raises ConfigError, also if it cannot be called as it will be."""
     assert settings.path is not None
-    return load_custom("rollout.environment", settings.path, settings.name or "Environment")
+    found = load_custom("rollout.environment", settings.path, settings.name or "Environment")
+    check_parameters("rollout.environment", found)
+    for method, arguments in (("reset", ("self", "prompt", "seed")), ("step", ("self", "turn"))):
+        if inspect.isfunction(own := inspect.getattr_static(found, method, None)):
+            check_parameters("rollout.environment", own, positional=arguments)
+    return found
 
 
 class MessageTokens:

@@ -7,7 +7,7 @@ from typing import Protocol
 from trainer.cluster.calls import task
 from trainer.cluster.workers import WorkerGroup
 from trainer.config.tree import Config
-from trainer.errors import WorkerError
+from trainer.errors import RewardError, WorkerError
 from trainer.rewards.answer import Answer, Scored
 from trainer.rewards.function import longest_scoring
 from trainer.rollout.engines import split
@@ -28,7 +28,7 @@ class Scorer(Protocol):
 class RewardWorkers:
     """Scores with all workers. One that dies, fails or does not answer is replaced, and its answers are scored again.
 
-    The run ends after `MOST_FAILURES` failures in a row on the same answers.
+    The run ends after `MOST_FAILURES` failures in a row on the same answers, and if the first answers all fail.
     """
 
     def __init__(self, group: WorkerGroup[Scorer], config: Config) -> None:
@@ -37,12 +37,14 @@ class RewardWorkers:
         self._timeout = config.trainer.worker_timeout
         # Counted by the thread that scores, read by the one that writes the metrics.
         self._repairs = 0
+        self._succeeded = False  # once
         self._reported_repairs = 0
 
     def score(self, answers: Sequence[Answer], rows: Sequence[int]) -> list[Scored]:
         """The reward of each answer, in order. Errors name the answers by `rows`, their rows of the data.
 
-        Raises RewardError if one is not a finite number, WorkerError after too many failures in a row.
+        Raises RewardError if one is not a finite number, or if all fail and none has succeeded before; WorkerError
+        after too many failures in a row.
         """
         # A batched function sees all responses of the step in one call.
         spread = split(range(len(answers)), 1 if self._settings.custom_function.batched else len(self._group))
@@ -58,7 +60,19 @@ class RewardWorkers:
             failed += 1
             for rank, failure in failures.items():
                 self._replace(rank, failure, failed, [rows[place] for place in spread[rank]])
-        return [one for rank in sorted(scored) for one in scored[rank]]
+        return self._checked([one for rank in sorted(scored) for one in scored[rank]])
+
+    def _checked(self, scored: list[Scored]) -> list[Scored]:
+        """The scores. Raises RewardError if none has ever succeeded."""
+        self._succeeded |= any(not one.failure for one in scored)
+        if scored and not self._succeeded:
+            first = scored[0]
+            raise RewardError(
+                f"all {len(scored)} rewards of the first responses failed, the first one: {first.failure}"
+                + (f"\n\n{first.traceback.rstrip()}" if first.traceback else ""),
+                hint="fix what scores the responses; once one reward has succeeded, a failure costs its response only",
+            )
+        return scored
 
     def take_repairs(self) -> int:
         """Workers replaced since the last call."""

@@ -25,7 +25,8 @@ class Answer:
 
 @dataclass(frozen=True)
 class Scored:
-    """The reward of a response. If scoring failed, `failure` says why and `value` is `reward.failure_score`.
+    """The reward of a response. If scoring failed, `value` is `reward.failure_score`, `failure` says why, and
+    `traceback` where in the user's code.
 
     With a reward model, `parts` holds the scores of rule and model, from which `value` is computed. `info` holds
     further numbers of the rule or function, to be logged. `pred` is the answer in the response: validation lets several
@@ -41,6 +42,7 @@ class Scored:
     info: Mapping[str, float] = field(default_factory=dict)
     by_token: tuple[tuple[int, float], ...] = ()
     pred: str | None = None
+    traceback: str = ""
 
     @property
     def rule(self) -> float:
@@ -55,11 +57,12 @@ class Scored:
 
 @dataclass(frozen=True)
 class Reply:
-    """What a reward process sends: a score; or `failure`, why this response has none; or `refusal`
+    """What a reward process sends: a score; or `failure`, why this response has none, and its `traceback`; or `refusal`
     (message, hint), why the run must end."""
 
     scored: Scored = Scored(0.0)
     failure: str = ""
+    traceback: str = ""
     refusal: tuple[str, str] | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -79,5 +82,6 @@ class Reply:
                 None if scored["pred"] is None else str(scored["pred"]),
             ),
             str(given["failure"]),
+            str(given["traceback"]),
             None if refusal is None else (str(refusal[0]), str(refusal[1])),
         )

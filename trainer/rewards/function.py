@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from trainer.config.custom_code import load_custom
+from trainer.config.custom_code import check_parameters, load_custom
 from trainer.config.sections.reward import RewardConfig
 from trainer.errors import RewardError
 from trainer.rewards.answer import Answer
@@ -59,13 +59,15 @@ def reward_function(settings: RewardConfig) -> Reward:
 
     The user's function is called as verl does: (data_source, solution_str, ground_truth, extra_info), by name, and with
     `reward.custom_function.kwargs`. A parameter called `response_ids` gets the tokens of the response. Raises
-    ConfigError if it cannot be loaded.
+    ConfigError if it cannot be loaded, or called like this.
     """
     custom = settings.custom_function
     if custom.path is None:
         return lambda answer: _by_rule(settings, answer)
     function = load_custom("reward.custom_function", custom.path, custom.name or "compute_score")
-    with_tokens = "response_ids" in inspect.signature(function).parameters
+    with_tokens = _reads_tokens(function)
+    named = ["data_source", "solution_str", "ground_truth", "extra_info", *(["response_ids"] if with_tokens else [])]
+    check_parameters("reward.custom_function", function, [*named, *custom.kwargs])
 
     def call(answer: Answer) -> Any:
         tokens = {"response_ids": list(answer.sampled_ids)} if with_tokens else {}
@@ -84,10 +86,13 @@ def reward_function(settings: RewardConfig) -> Reward:
 
 
 def batched_function(settings: RewardConfig) -> Callable[[Sequence[Answer]], Sequence[Any]]:
-    """The user's function that scores many responses in one call. Raises ConfigError if it cannot be loaded."""
+    """The user's function that scores many responses in one call. Raises ConfigError if it cannot be loaded, or
+    called like this."""
     custom = settings.custom_function
     assert custom.path is not None
     function = load_custom("reward.custom_function", custom.path, custom.name or "compute_score")
+    named = ["data_sources", "solution_strs", "ground_truths", "extra_infos", *custom.kwargs]
+    check_parameters("reward.custom_function", function, named)
 
     def call(answers: Sequence[Answer]) -> Sequence[Any]:
         scores = _awaited(
@@ -107,6 +112,13 @@ def batched_function(settings: RewardConfig) -> Callable[[Sequence[Answer]], Seq
         return list(scores)
 
     return call
+
+
+def _reads_tokens(function: Callable[..., Any]) -> bool:
+    try:
+        return "response_ids" in inspect.signature(function).parameters
+    except ValueError:  # a function in C may not tell
+        return False
 
 
 def _by_rule(settings: RewardConfig, answer: Answer) -> Any:

@@ -7,6 +7,7 @@ from trainer.config.sections.reward import RewardConfig
 from trainer.config.tree import Config
 from trainer.errors import ConfigError
 from trainer.rewards.function import SOURCES_HINT
+from trainer.rewards.processes.pool import RewardPool
 from trainer.rows import RewardRule
 
 Counts = Mapping[tuple[Path, str], int]
@@ -14,10 +15,14 @@ Counts = Mapping[tuple[Path, str], int]
 
 
 def check_sources(config: Config, counts: Counts) -> list[str]:
-    """Notes of the rules that the run needs. Raises ConfigError if a rule cannot work, or if nothing scores a data
-    source: no rule knows it, and no environment or program may score its conversations."""
+    """Notes of the rules that the run needs. Raises ConfigError if a rule or the user's function cannot work, or if
+    nothing scores a data source: no rule knows it, and no environment or program may score its conversations."""
     reward = config.reward
-    if reward.custom_function.path is not None or reward.server.url is not None:
+    if reward.custom_function.path is not None:
+        with RewardPool(reward, 1) as pool:
+            pool.check()
+        return []
+    if reward.server.url is not None:
         return []
     needed: dict[str, RewardRule] = {rule.name: rule for _, source in counts if (rule := reward.rule_for(source))}
     checked = [f"reward rule {rule.name}: {rule.check()}" for rule in needed.values() if rule.check]

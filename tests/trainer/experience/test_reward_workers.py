@@ -24,6 +24,8 @@ class Judge:
 
     def score(self, answers: Sequence[Answer]) -> list[Scored]:
         for answer in answers:
+            if answer.response == "fails":
+                return [Scored(0.0, "KeyError: 'x'", traceback="Traceback: line 3") for _ in answers]
             if answer.response == "wrong":
                 raise RewardError("not a number")
             if answer.response == "kills" or (answer.ground_truth == "kills once" and not self._died.exists()):
@@ -39,14 +41,29 @@ def slots() -> Iterator[list[Slot]]:
 
 
 @pytest.fixture
-def rewards(slots: list[Slot], tmp_path: Path) -> RewardWorkers:
+def new_rewards(slots: list[Slot], tmp_path: Path) -> RewardWorkers:
     """Two workers that have started."""
     group = WorkerGroup[Scorer]("reward", timeout=60)
     for slot in slots:
         group.add(slot, partial(Judge, tmp_path / "died"), {}, gpus=0)
-    made = RewardWorkers(group, Config.model_validate({"model": {"path": "/nowhere"}}))
-    assert values(made, "0", "0") == [0, 0]
-    return made
+    return RewardWorkers(group, Config.model_validate({"model": {"path": "/nowhere"}}))
+
+
+@pytest.fixture
+def rewards(new_rewards: RewardWorkers) -> RewardWorkers:
+    assert values(new_rewards, "0", "0") == [0, 0]
+    return new_rewards
+
+
+def test_the_run_ends_if_all_of_the_first_rewards_fail(new_rewards: RewardWorkers) -> None:
+    with pytest.raises(RewardError) as caught:
+        values(new_rewards, "fails", "fails", "fails")
+    message = "all 3 rewards of the first responses failed, the first one: KeyError: 'x'\n\nTraceback: line 3"
+    assert (str(caught.value), caught.value.exit_code) == (message, 6)
+
+
+def test_once_a_reward_has_succeeded_failures_cost_their_responses(rewards: RewardWorkers) -> None:
+    assert values(rewards, "fails", "fails") == [0.0, 0.0]
 
 
 def values(rewards: RewardWorkers, *responses: str, truths: Sequence[str] = ()) -> list[float]:

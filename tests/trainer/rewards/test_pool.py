@@ -67,6 +67,61 @@ def answers(*responses: str) -> list[Answer]:
     return [Answer(response, "right", "here", {"bonus": 2}) for response in responses]
 
 
+@pytest.mark.parametrize(
+    ("parameters", "settings", "words"),
+    [
+        (
+            "solution_str, ground_truth",
+            {},
+            r"compute_score\(solution_str, ground_truth\) cannot be called .*data_source",
+        ),
+        ("prompt, response", {}, "cannot be called as it will be"),
+        ("*answers", {}, "cannot be called as it will be"),
+        ("data_source, solution_str, ground_truth, extra_info, judge", {}, "missing a required argument: 'judge'"),
+        ("data_source, solution_str, ground_truth, extra_info", {"kwargs": {"judge": 1}}, "unexpected keyword.*judge"),
+        ("data_source, solution_str, ground_truth, extra_info", {"batched": True}, "'data_source'"),
+    ],
+)
+def test_a_function_that_cannot_be_called_is_refused_before_anything_is_scored(
+    tmp_path: Path, parameters: str, settings: dict[str, object], words: str
+) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(f"def compute_score({parameters}): return 1.0")
+    function = RewardFunction.model_validate({"path": path, **settings})
+    with (
+        RewardPool(RewardConfig(custom_function=function), 1) as pool,
+        pytest.raises(ConfigError, match=words) as error,
+    ):
+        pool.check()
+    assert str(error.value).startswith("reward.custom_function: compute_score(")
+    assert error.value.hint.startswith("it gets data_source")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def compute_score(**given): return 1.0",
+        "def compute_score(data_source, solution_str, ground_truth, extra_info=None, **rest): return 1.0",
+        "async def compute_score(data_source, solution_str, ground_truth, extra_info): return 1.0",
+        "class compute_score(float):\n    def __new__(cls, **given): return 1.0",
+    ],
+)
+def test_a_function_that_can_be_called_is_ready(tmp_path: Path, source: str) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(source)
+    with RewardPool(RewardConfig(custom_function=RewardFunction(path=path)), 1) as pool:
+        pool.check()
+        assert [one.value for one in pool.score(answers("right"))] == [1.0]
+
+
+def test_the_traceback_of_a_failure_shows_the_users_own_frames(pool: RewardPool, file: Path) -> None:
+    (failed,) = pool.score(answers("raise"))
+    assert failed.failure == "KeyError: 'no such thing'"
+    first, frame, *_, last = failed.traceback.strip().splitlines()
+    assert (first, last) == ("Traceback (most recent call last):", failed.failure)
+    assert f'File "{file}"' in frame
+
+
 def test_scores_come_in_the_order_of_the_answers(pool: RewardPool) -> None:
     found = pool.score(answers("right", "wrong", "mapping", "right", "wrong"))
     assert [one.value for one in found] == [3.0, 2.0, 0.5, 3.0, 2.0]

@@ -67,7 +67,7 @@ def test_a_source_that_no_rule_knows_is_refused_with_file_and_count() -> None:
     [
         {"name": "gsm8k"},
         {"sources": {"mine": "gsm8k"}},
-        {"custom_function": {"path": "/mine.py"}},
+        {"custom_function": {"path": Path(__file__).with_name("own_reward.py")}},
         {"weight": 0, "model": {"path": "/judge"}},
     ],
 )

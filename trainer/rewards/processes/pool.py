@@ -46,11 +46,18 @@ class RewardPool:
         while len(self._processes) < min(self._count, wanted or self._count):
             self._processes.append(RewardProcess(self._settings))
 
+    def check(self) -> None:
+        """Starts a process, which loads the function. Raises as `score` does."""
+        self.start(1)
+        while any(process.busy for process in self._processes):
+            for process in self._heard_from():
+                self._take(process, deque(), {})
+
     def score(self, answers: Sequence[Answer]) -> list[Scored]:
         """The reward of each answer, in order.
 
-        Raises RewardError if a score is not a finite number, ConfigError if the function cannot be loaded, WorkerError
-        if a process does not start.
+        Raises RewardError if a score is not a finite number, ConfigError if the function cannot be loaded or called,
+        WorkerError if a process does not start.
         """
         waiting = deque(enumerate(answers))
         scored: dict[int, Scored] = {}
@@ -124,7 +131,7 @@ class RewardPool:
     def _result(self, reply: Reply) -> Scored:
         if reply.refusal:
             raise RewardError(*reply.refusal)
-        return self._failed(reply.failure) if reply.failure else reply.scored
+        return self._failed(reply.failure, reply.traceback) if reply.failure else reply.scored
 
-    def _failed(self, reason: str) -> Scored:
-        return Scored(self._settings.failure_score, reason)
+    def _failed(self, reason: str, traceback: str = "") -> Scored:
+        return Scored(self._settings.failure_score, reason, traceback=traceback)

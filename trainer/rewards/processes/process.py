@@ -10,12 +10,15 @@ import resource
 import signal
 import socket
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
+import trainer
 from trainer.cluster.stalls.stacks import open_stack_file
 from trainer.config.sections.reward import RewardConfig
 from trainer.errors import TrainerError
@@ -27,6 +30,8 @@ from trainer.rewards.scores import as_scored
 Replies = Callable[[Sequence[Answer]], Iterator[Reply]]
 
 _PDEATHSIG = 1
+_LONGEST_TRACEBACK = 4000  # characters
+_OURS = Path(trainer.__file__).parent
 
 
 def serve(channel: Channel) -> None:
@@ -78,7 +83,7 @@ def _together(score_all: Callable[[Sequence[Answer]], Sequence[Any]], answers: S
     except TrainerError as error:
         yield from (Reply(refusal=(str(error), error.hint)) for _ in answers)
     except Exception as error:  # noqa: BLE001 - a user's function may raise anything; it costs these samples
-        yield from (Reply(failure=f"{type(error).__name__}: {error}") for _ in answers)
+        yield from (_failed(error) for _ in answers)
     else:
         for score, answer in zip(scores, answers, strict=True):
             yield _guarded(partial(_same, score), answer)
@@ -94,7 +99,20 @@ def _guarded(score: Callable[[], Any], answer: Answer) -> Reply:
     except TrainerError as error:
         return Reply(refusal=(str(error), error.hint))
     except Exception as error:  # noqa: BLE001 - a user's function may raise anything; it costs one sample
-        return Reply(failure=f"{type(error).__name__}: {error}")
+        return _failed(error)
+
+
+def _failed(error: Exception) -> Reply:
+    """The failure, and the traceback of the user's own frames."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_next is not None and _is_ours(frames):
+        frames = frames.tb_next
+    written = "".join(traceback.format_exception(type(error), error, frames))
+    return Reply(failure=f"{type(error).__name__}: {error}", traceback=written[-_LONGEST_TRACEBACK:])
+
+
+def _is_ours(frames: TracebackType) -> bool:
+    return Path(frames.tb_frame.f_code.co_filename).is_relative_to(_OURS)
 
 
 def main() -> None:
