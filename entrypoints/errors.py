@@ -43,6 +43,13 @@ class DetectionError(LaunchError):
     exit_code = 10
 
 
+class NodesUnknownError(DetectionError):
+    """A scheduler's job is here, but nothing tells its nodes or this node's place among them.
+
+    A launcher inside the job may.
+    """
+
+
 class NotYetThereError(DetectionError):
     """Something that may appear later is missing; worth another try until the deadline."""
 

@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from entrypoints.environments.base import Allocation, Environment, by_precedence
+from entrypoints.environments.base import INSIDE, MPI, Allocation, Environment, by_precedence
 from entrypoints.environments.explicit import HEAD, NODES, Explicit
 from entrypoints.environments.kubernetes.kuberay import ADDRESS, cluster_address
+from entrypoints.environments.local_rank import with_local_rank
+from entrypoints.environments.mpi.tasks import run_id
 from entrypoints.environments.process_view import ProcessView
 from entrypoints.environments.single import Single
-from entrypoints.errors import DetectionError, NotYetThereError
+from entrypoints.errors import DetectionError, NodesUnknownError, NotYetThereError
 
 __all__ = ["REGISTRY", "Allocation", "Detection", "Environment", "ProcessView", "detect"]
 
@@ -41,33 +43,78 @@ def detect(variables: Mapping[str, str], hostname: str, root: Path = Path("/")) 
     view = ProcessView(variables=variables, hostname=hostname, root=root)
     if alone := Single.on_purpose(view):
         return Detection(allocation=alone, runners_up=(), conflicts=_existing_cluster(view, alone))
-    winner: Allocation | None = None
-    runners_up: list[Allocation] = []
-    conflicts: list[str] = []
+    answers = _answers(view)
+    chosen = _choose(answers)
+    winner = _as_the_user_says(view, _placed(view, chosen, answers))
+    others = [(environment, answer) for environment, answer in answers if environment.name != winner.environment]
+    runners_up = tuple(answer for _, answer in others if isinstance(answer, Allocation))
+    conflicts = [*_existing_cluster(view, winner)]
+    for environment, answer in others:
+        if isinstance(answer, Allocation):
+            conflicts += _differences(winner, answer)
+        elif winner.environment != Explicit.name:  # often the reason why the user lists the hosts
+            conflicts.append(f"{environment.name} cannot be used ({answer.message}); {winner.environment} wins")
+    return Detection(allocation=winner, runners_up=runners_up, conflicts=tuple(conflicts))
+
+
+Answer = Allocation | DetectionError
+
+
+def _answers(view: ProcessView) -> list[tuple[type[Environment], Answer]]:
+    """The answers of all environments that are present, in order of precedence. Raises NotYetThereError."""
+    answers: list[tuple[type[Environment], Answer]] = []
     for environment in REGISTRY:
-        if winner is not None and environment.last_resort:
+        if answers and environment.last_resort:
             continue
         try:
-            found = environment.detect(view)
+            answer = environment.detect(view)
         except NotYetThereError:
             raise
         except DetectionError as error:
-            if winner is None:
-                raise
-            if winner.environment == Explicit.name:
-                continue  # often the reason why the user lists the hosts
-            conflicts.append(f"{environment.name} cannot be used ({error.message}); {winner.environment} wins")
-            continue
-        if found is None:
-            continue
-        if winner is None:
-            winner = _as_the_user_says(view, found)
-            conflicts += _existing_cluster(view, winner)
+            answers.append((environment, error))
         else:
-            runners_up.append(found)
-            conflicts += _differences(winner, found)
-    assert winner is not None, "the last environment is always present"
-    return Detection(allocation=winner, runners_up=tuple(runners_up), conflicts=tuple(conflicts))
+            if answer is not None:
+                answers.append((environment, answer))
+    return answers
+
+
+def _choose(answers: list[tuple[type[Environment], Answer]]) -> Allocation:
+    """The first answer; or the first complete one of a launcher inside it, if it may be a batch script's.
+
+    Raises DetectionError if that is an error.
+    """
+    environment, first = answers[0]
+    outer = isinstance(first, NodesUnknownError) or (isinstance(first, Allocation) and first.batch_script)
+    if outer and environment is not Explicit:
+        inner = [answer for inside, answer in answers if inside.precedence >= INSIDE and isinstance(answer, Allocation)]
+        # A script may set the variables of a single node.
+        if complete := next((answer for answer in inner if not answer.batch_script and answer.node_count > 1), None):
+            return complete
+    if isinstance(first, DetectionError):
+        raise first
+    return first
+
+
+def _placed(view: ProcessView, found: Allocation, answers: list[tuple[type[Environment], Answer]]) -> Allocation:
+    """The allocation with this process's own place in it.
+
+    Variables may be those of another process, which mpirun passed on. What cannot be passed on decides: this host's
+    name among the hosts, else the rank that the MPI launcher gave to this task. A run of `mpirun` on fewer nodes than
+    are allocated is the job itself.
+    """
+    if found.environment == Explicit.name or found.attach:
+        return with_local_rank(found, view.variables)
+    started = next((answer for by, answer in answers if by.precedence in MPI and isinstance(answer, Allocation)), None)
+    here = view.place_in(found.hosts or ())
+    if started is not None:
+        if (started.task_count or started.node_count) < found.node_count or started.node_count == 1:
+            found, here = started, None
+        elif here is None and started.node_count == found.node_count:
+            here = started.node_rank
+    if here is not None and here != found.node_rank:
+        found = replace(found, node_rank=here, variables={**found.variables, "hostname": view.hostname})
+    found = replace(found, job_id=run_id(view.variables) or found.job_id)
+    return with_local_rank(found, view.variables)
 
 
 def _existing_cluster(view: ProcessView, winner: Allocation) -> tuple[str, ...]:

@@ -9,6 +9,10 @@ from entrypoints.environments.process_view import ProcessView
 from entrypoints.errors import DetectionError
 from entrypoints.logs import quoted
 
+INSIDE = 300
+"""Environments from this precedence on may run inside the job of an earlier one."""
+MPI = range(390, 500)
+"""The precedence of environments that number the tasks of an MPI launcher."""
 NOTHING_RECOGNISED = "no scheduler, launcher or service is recognised"
 
 
@@ -33,6 +37,8 @@ class Allocation:
     """Further names or addresses of the head; some nodes may reach only some of them."""
     attach: str | None = None
     """The address of an existing Ray cluster to use instead of forming one."""
+    batch_script: bool = False
+    """Whether this may be the only process of the allocation so far, as a batch script is."""
     alone: str = ""
     """The command that starts one task on every node, if this process certainly is the only one so far; else empty."""
     warnings: tuple[str, ...] = ()
@@ -64,11 +70,13 @@ class Allocation:
 
     @property
     def started_alone(self) -> DetectionError | None:
-        """The error of a process that is not one of several, one on every node; None if all is well."""
+        """The error when only this node's task was started, else None."""
         if not self.alone:
             return None
         if self.node_count == 1:
             what = f"{self.head} is allocated, but this process runs on another host"
+        elif self.node_rank > 0:
+            what = f"this is node {self.node_rank} of {self.node_count}, but nothing says what started this process"
         else:
             what = f"{self.node_count} nodes are allocated, but only this process was started"
         return DetectionError(what, hint=f"write {self.alone}, or --single for this node alone")
@@ -102,7 +110,8 @@ class Environment(ABC):
 
     | from | kind |
     | --- | --- |
-    | 100 | what the user says, and Ray clusters that exist already; last those that run inside a resource manager |
+    | 100 | what the user says, and Ray clusters that exist already |
+    | 190 | resource managers that run inside the job of another one |
     | 200 | resource managers: they know all nodes of the job |
     | 300 | managed services: they name the head, which the launchers below them often do not |
     | 400 | MPI launchers: they know what they started; those that set others' variables come first |

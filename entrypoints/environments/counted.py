@@ -35,7 +35,6 @@ def counted(
         job_id=job_id or head,
         node_count=nodes,
         node_rank=node_rank,
-        local_rank=reader.number("LOCAL_RANK") or 0,
         hosts=tuple(hosts) if hosts and len(hosts) == nodes else None,
         head=head,
         variables=reader.used,

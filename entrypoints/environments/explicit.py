@@ -7,7 +7,7 @@ line, as for MPI; slots (`slots=8`, `:8`) and comments are ignored.
 import hashlib
 
 from entrypoints.environments.base import Allocation, Environment
-from entrypoints.environments.host_names import in_file, in_list
+from entrypoints.environments.host_names import host_name, in_file, in_list
 from entrypoints.environments.process_view import ProcessView, Reader, rank_of
 from entrypoints.errors import DetectionError
 
@@ -83,12 +83,13 @@ def _by_number(reader: Reader, view: ProcessView, rank: int | None) -> Allocatio
     """The allocation from head, number of nodes and rank. Without a rank, the others only supplement an environment."""
     if rank is None:
         return None
+    head = host_name(reader.required(HEAD, hint=ALL_THREE), HEAD)
     return Allocation(
         environment=Explicit.name,
-        job_id=_job_id(view, reader.required(HEAD, hint=ALL_THREE)),
+        job_id=_job_id(view, head),
         node_count=reader.required_number(NODES, hint=ALL_THREE),
         node_rank=rank,
-        head=reader.required(HEAD, hint=ALL_THREE),
+        head=head,
         variables=reader.used,
     )
 

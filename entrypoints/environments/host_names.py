@@ -9,21 +9,39 @@ from entrypoints.hostlist import LONGEST_NAME, HostlistError, expand
 _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?\.?")
 _SHOWN = 40
 """Characters of a name in an error."""
-_BRACKETED = re.compile(r"\[([^\]]*:[^\]]*)\](?::(\d+))?")
+_SCHEME = re.compile(r"[a-z][a-z0-9+]*://")
+_BRACKETED = re.compile(r"\[([^\[\]]*:[^\[\]]*)\](?::(\d+))?")
 _WITH_NUMBER = re.compile(r"([^:]+):(\d+)")
+_SEPARATOR = re.compile(r"[\s,;]+")
 
 
-def host_name(word: str, source: str) -> str:
-    """A host name, or an address without the brackets of IPv6. Raises DetectionError, naming the source, for others."""
-    name = match[1] if (match := _BRACKETED.fullmatch(word)) and match[2] is None else word
+def host_name(word: str, source: str, *, number: bool = False) -> str:
+    """A host name or an address: `gpu-0`, `10.0.0.1`, and IPv6 with or without brackets.
+
+    With `number` it may be followed by a port or a count of slots, and preceded by a scheme: `tcp://[fd00::1]:29500`.
+    Raises DetectionError, naming the source, for others.
+    """
+    name, told = _split(word.strip())
+    if told and not number:
+        name = word
     if len(name) > LONGEST_NAME:
         raise DetectionError(
             f"{source}: {name[:_SHOWN]!r}… has {len(name)} characters, a host name has at most {LONGEST_NAME}",
             hint="separate the names by commas, or lines of a file",
         )
-    if not _NAME.fullmatch(name) and not is_address(name):
+    if is_address(name):
+        return str(ipaddress.ip_address(name))
+    if not _NAME.fullmatch(name):
         raise DetectionError(f"{source}: {word!r} is not a host name", hint="write names or addresses alone")
     return name
+
+
+def host_names(text: str, source: str) -> tuple[str, ...]:
+    """The hosts that a service lists, separated by commas, semicolons or white space, without ports or slots.
+
+    Raises DetectionError, naming the source, for a word that is no host.
+    """
+    return tuple(host_name(word, source, number=True) for word in _SEPARATOR.split(text) if word)
 
 
 def is_address(text: str) -> bool:
@@ -42,11 +60,17 @@ def is_loopback(host: str) -> bool:
 
 def without_number(word: str) -> str:
     """`host` of `host:8` and `[fd00::1]:8`, whose number is a port or a count of slots; other words unchanged."""
-    if match := _BRACKETED.fullmatch(word):
-        return match[1]
-    if match := _WITH_NUMBER.fullmatch(word):
-        return match[1]
-    return word
+    return _split(word)[0]
+
+
+def _split(word: str) -> tuple[str, bool]:
+    """The host that a word names, and whether anything but brackets stands around it."""
+    bare = _SCHEME.sub("", word, count=1)
+    if match := _BRACKETED.fullmatch(bare):
+        return match[1], bare != word or match[2] is not None
+    if match := _WITH_NUMBER.fullmatch(bare):
+        return match[1], True
+    return bare, bare != word
 
 
 def in_list(text: str, source: str) -> tuple[str, ...]:
@@ -69,9 +93,10 @@ def in_list(text: str, source: str) -> tuple[str, ...]:
 
 
 def in_file(lines: list[str], source: str) -> tuple[str, ...]:
-    """The hosts of an MPI host file, each once: the first word of each line, without slots (`host:8`, `host slots=8`).
+    """The hosts of an MPI host file or a scheduler's node file, each once: the first word of each line, without slots
+    (`host:8`, `host slots=8`).
 
     Raises DetectionError, naming the source, for a word that is no host.
     """
     words = [line.split("#")[0].split()[0] for line in lines if line.split("#")[0].strip()]
-    return tuple(dict.fromkeys(host_name(without_number(word), source) for word in words))
+    return tuple(dict.fromkeys(host_name(word, source, number=True) for word in words))

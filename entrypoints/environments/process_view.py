@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from entrypoints.errors import DetectionError
+from entrypoints.environments.host_names import host_name, host_names
+from entrypoints.errors import DetectionError, NodesUnknownError
 
 _PATIENCE = 5.0
 """Seconds in which a scheduler's command must answer."""
@@ -66,7 +67,14 @@ class ProcessView:
         """Whether a name or address is this node's. Of names the short form decides."""
         with contextlib.suppress(ValueError):
             return str(ipaddress.ip_address(host)) in self.addresses
-        return host.split(".")[0] == self.hostname.split(".")[0]
+        return host.split(".")[0].lower() == self.hostname.split(".")[0].lower()
+
+    def place_in(self, hosts: Sequence[str]) -> int | None:
+        """This node's index among the hosts: by its full name, an unambiguous short name, or an address; else None."""
+        if self.hostname in hosts:
+            return hosts.index(self.hostname)
+        matches = [rank for rank, host in enumerate(hosts) if self.is_me(host)]
+        return matches[0] if len(matches) == 1 else None
 
     def fully_qualified(self) -> str | None:
         """This host's full name in /etc/hosts, where the kubelet writes a pod's; None if there is none."""
@@ -102,6 +110,31 @@ class Reader:
             raise DetectionError(f"{name} is {text!r}, not a whole number")
         return int(text)
 
+    def host(self, *names: str) -> str | None:
+        """The host in the first of these variables that is set, without brackets and port; None if none is.
+
+        Raises DetectionError if it is no host.
+        """
+        text = self.text(*names)
+        return text and host_name(text, next(name for name in names if name in self.used), number=True)
+
+    def hosts(self, *names: str) -> tuple[str, ...]:
+        """The hosts in the first of these variables that is set, in order; empty if none is. Raises DetectionError."""
+        text = self.text(*names)
+        if text is None:
+            return ()
+        name = next(name for name in names if name in self.used)
+        hosts = host_names(text, name)
+        self.used[name] = ",".join(hosts)  # some separate them by lines
+        return hosts
+
+    def required_host(self, *names: str, hint: str) -> str:
+        """Like `host`, but raises DetectionError if none is set."""
+        self.required(*names, hint=hint)
+        host = self.host(*names)
+        assert host is not None
+        return host
+
     def required(self, *names: str, hint: str) -> str:
         """Like `text`, but raises DetectionError if none is set."""
         text = self.text(*names)
@@ -123,19 +156,15 @@ def distinct(hosts: Sequence[str]) -> tuple[str, ...]:
 
 
 def rank_of(view: ProcessView, hosts: Sequence[str], source: str) -> int:
-    """This node's index in a list of hosts: by its full name, an unambiguous short name, or an address.
-
-    Raises DetectionError if the list lacks this node or contains it twice.
-    """
-    if view.hostname in hosts:
-        return hosts.index(view.hostname)
-    matches = [rank for rank, host in enumerate(hosts) if view.is_me(host)]
-    if len(matches) != 1:
-        raise DetectionError(
-            f"this host is {view.hostname}, which is {'ambiguous' if matches else 'not'} in {source}={','.join(hosts)}",
+    """This node's index in a list of hosts. Raises NodesUnknownError if the list lacks this node or has it twice."""
+    rank = view.place_in(hosts)
+    if rank is None:
+        raise NodesUnknownError(
+            f"this host is {view.hostname}, which is {'ambiguous' if any(map(view.is_me, hosts)) else 'not'} in "
+            f"{source}={','.join(hosts)}",
             hint=f"set its rank with --node-rank or SLIPWAY_NODE_RANK (0 to {len(hosts) - 1})",
         )
-    return matches[0]
+    return rank
 
 
 def nodes_of_tasks(rank: int, size: int, local_rank: int, local_size: int) -> tuple[int, int]:

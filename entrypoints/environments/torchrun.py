@@ -49,8 +49,8 @@ class Torchrun(Environment):
             layout = _by_processes(reader)
         if layout is None:
             return None
-        node_count, node_rank, local_rank = layout
-        head = reader.text(*HEAD)
+        node_count, node_rank = layout
+        head = reader.host(*HEAD)
         if head is None:
             if node_count > 1:
                 raise DetectionError(f"{' and '.join(HEAD)} are not set for {node_count} nodes", hint=_NAME_THE_NODES)
@@ -63,7 +63,6 @@ class Torchrun(Environment):
             job_id=job_id or f"{name}:{view.variables.get('MASTER_PORT', '')}",
             node_count=node_count,
             node_rank=node_rank,
-            local_rank=local_rank,
             head=head,
             warnings=(_OTHER_NAME.format(head=head, name=name),) if unsure else (),
             variables=reader.used,
@@ -75,16 +74,16 @@ def _short(host: str) -> str:
     return host if is_address(host) else host.partition(".")[0]
 
 
-def _by_nodes(reader: Reader) -> tuple[int, int, int] | None:
-    """Node count, node rank and local rank from variables that count nodes; None if they are unset."""
+def _by_nodes(reader: Reader) -> tuple[int, int] | None:
+    """Node count and node rank from variables that count nodes; None if they are unset."""
     if reader.text(*NODE_COUNT) is None:
         return None
     count = reader.number(*NODE_COUNT) or 0
     rank = reader.number(*NODE_RANK) if count == 1 else reader.required_number(*NODE_RANK, hint=_NAME_THE_NODES)
-    return count, rank or 0, reader.number("LOCAL_RANK") or 0
+    return count, rank or 0
 
 
-def _by_processes(reader: Reader) -> tuple[int, int, int] | None:
+def _by_processes(reader: Reader) -> tuple[int, int] | None:
     """The same from variables that count processes."""
     size = reader.number("WORLD_SIZE")
     rank = reader.number("RANK")
@@ -101,10 +100,10 @@ def _by_processes(reader: Reader) -> tuple[int, int, int] | None:
         raise DetectionError(f"WORLD_SIZE is {size}, not a multiple of LOCAL_WORLD_SIZE {local_size}")
     group_rank = reader.number("GROUP_RANK")
     node_rank = rank // local_size if group_rank is None else group_rank
-    return size // local_size, node_rank, local_rank
+    return size // local_size, node_rank
 
 
-def _refuse_contradiction(by_nodes: tuple[int, int, int], reader: Reader, variables: Mapping[str, str]) -> None:
+def _refuse_contradiction(by_nodes: tuple[int, int], reader: Reader, variables: Mapping[str, str]) -> None:
     """Raise DetectionError if the variables of torchrun's workers tell another place than those that count nodes.
 
     RANK and WORLD_SIZE may count nodes too: then they equal the others. Nodes with unequal numbers of processes are
@@ -114,7 +113,7 @@ def _refuse_contradiction(by_nodes: tuple[int, int, int], reader: Reader, variab
         return
     other = Reader(variables)
     rank, size, _, local_size = (other.number(name) or 0 for name in OF_PROCESSES)
-    if (size, rank) == by_nodes[:2] or (local_size and size % local_size):
+    if (size, rank) == by_nodes or (local_size and size % local_size):
         return
     by_processes = _by_processes(other)
     if by_processes is not None and by_processes != by_nodes:
@@ -124,7 +123,7 @@ def _refuse_contradiction(by_nodes: tuple[int, int, int], reader: Reader, variab
         )
 
 
-def _told(reader: Reader, layout: tuple[int, int, int]) -> str:
+def _told(reader: Reader, layout: tuple[int, int]) -> str:
     """`1 of 2`, and the variables that were read."""
     variables = " ".join(f"{name}={value}" for name, value in reader.used.items())
     return f"{layout[1]} of {layout[0]} ({variables})"

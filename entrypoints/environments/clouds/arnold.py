@@ -2,7 +2,6 @@
 
 from entrypoints.environments.base import Allocation, Environment
 from entrypoints.environments.counted import counted
-from entrypoints.environments.host_names import without_number
 from entrypoints.environments.process_view import ProcessView, Reader
 
 COUNT = "ARNOLD_WORKER_NUM"
@@ -27,9 +26,9 @@ class Arnold(Environment):
         reader = Reader(view.variables)
         if reader.text(COUNT) is None or not any(view.variables.get(name) for name in (NODE_RANK, *HEAD, *HOSTS)):
             return None
-        hosts = [without_number(host.strip()) for host in (reader.text(*HOSTS) or "").split(",") if host.strip()]
-        head = reader.text(*HEAD) or (hosts[0] if hosts else None)
+        hosts = reader.hosts(*HOSTS)
+        head = reader.host(*HEAD) or (hosts[0] if hosts else None)
         return counted(
             cls.name, view, reader, count=COUNT, rank=NODE_RANK,
-            head=head and without_number(head), job_id=None, hosts=hosts, hint=_HINT,
+            head=head, job_id=None, hosts=hosts, hint=_HINT,
         )  # fmt: skip

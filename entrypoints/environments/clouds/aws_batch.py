@@ -33,7 +33,7 @@ class AwsBatch(Environment):
         index = reader.required_number(INDEX, hint=_HINT)
         main = reader.required_number(MAIN_INDEX, hint=_HINT)
         is_main = index == main
-        head = view.hostname if is_main else reader.required(HEAD, hint=_HINT)
+        head = view.hostname if is_main else reader.required_host(HEAD, hint=_HINT)
         job = reader.text(JOB) or head
         return Allocation(
             environment=cls.name,

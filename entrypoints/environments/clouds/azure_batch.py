@@ -4,9 +4,8 @@ The application command runs on the primary node only; the coordination command 
 """
 
 from entrypoints.environments.base import Allocation, Environment
-from entrypoints.environments.mpi.tasks import local_rank, started_by_mpi
-from entrypoints.environments.process_view import ProcessView, Reader, rank_of
-from entrypoints.errors import DetectionError
+from entrypoints.environments.mpi.tasks import started_by_mpi
+from entrypoints.environments.process_view import ProcessView, Reader, distinct, rank_of
 
 HOSTS = "AZ_BATCH_HOST_LIST"
 HEAD = "AZ_BATCH_MASTER_NODE"
@@ -28,24 +27,23 @@ class AzureBatch(Environment):
     @classmethod
     def detect(cls, view: ProcessView) -> Allocation | None:
         reader = Reader(view.variables)
-        text = reader.text(HOSTS)
-        if text is None or view.variables.get("AZUREML_RUN_ID"):
+        if view.variables.get("AZUREML_RUN_ID"):
             return None
-        hosts = list(dict.fromkeys(host.strip() for host in text.split(",") if host.strip()))
+        hosts = list(distinct(reader.hosts(HOSTS)))
         if not hosts:
-            raise DetectionError(f"{HOSTS} is {text!r}, which lists no host")
-        head = (reader.text(HEAD) or hosts[0]).partition(":")[0]
+            return None
+        head = reader.host(HEAD) or hosts[0]
         hosts.sort(key=lambda host: host != head)  # the primary node first; the others keep their order
         is_head = (reader.text(IS_HEAD) or "").lower() == "true"
-        alone = is_head and len(hosts) > 1 and not started_by_mpi(view.variables)
+        by_mpi = started_by_mpi(view.variables)
         return Allocation(
             environment=cls.name,
             job_id=".".join(filter(None, (reader.text(name) for name in JOB))) or hosts[0],
             node_count=len(hosts),
             node_rank=0 if is_head or len(hosts) == 1 else rank_of(view, hosts, HOSTS),
-            local_rank=local_rank(reader),
             hosts=tuple(hosts),
             head=hosts[0],
-            alone=_ONE_PER_NODE if alone else "",
+            batch_script=not by_mpi,
+            alone=_ONE_PER_NODE if is_head and len(hosts) > 1 and not by_mpi else "",
             variables=reader.used,
         )

@@ -1,8 +1,7 @@
 """Azure Machine Learning: distributions PyTorch (NODE_RANK) and MPI (Open MPI's variables)."""
 
 from entrypoints.environments.base import Allocation, Environment
-from entrypoints.environments.mpi.open_mpi import NUMBERS
-from entrypoints.environments.mpi.tasks import local_rank
+from entrypoints.environments.mpi.tasks import OPEN_MPI
 from entrypoints.environments.process_view import ProcessView, Reader, nodes_of_tasks
 
 HEAD = ("AZ_BATCH_MASTER_NODE", "AZ_BATCHAI_MPI_MASTER_NODE")
@@ -18,7 +17,7 @@ class AzureMl(Environment):
     name = "azureml"
     precedence = 310
     title = "Azure Machine Learning"
-    reads = (*HEAD, COUNT[0], LISTS[0], NODE_RANK, *NUMBERS, RUN)
+    reads = (*HEAD, COUNT[0], LISTS[0], NODE_RANK, *OPEN_MPI, RUN)
     caveats = "AZ_BATCH_MASTER_NODE includes a port. On a single node the MPI master is `localhost`."
     start = "command: LAUNCH   # distribution: {type: pytorch, process_count_per_instance: 1}"
     source = "https://learn.microsoft.com/azure/machine-learning/how-to-train-distributed-gpu"
@@ -26,26 +25,21 @@ class AzureMl(Environment):
     @classmethod
     def detect(cls, view: ProcessView) -> Allocation | None:
         reader = Reader(view.variables)
-        head = reader.text(*HEAD) or (reader.text("MASTER_ADDR") if view.variables.get(RUN) else None)
+        head = reader.host(*HEAD) or (reader.host("MASTER_ADDR") if view.variables.get(RUN) else None)
         if head is None:
             return None
-        head = head.partition(":")[0]
         rank = reader.number(NODE_RANK)
         count = reader.number(*COUNT)
-        local = local_rank(reader)
-        if rank is None and not view.variables.get(NUMBERS[0]) and _one_node(reader, count, head):
+        if rank is None and not view.variables.get(OPEN_MPI[0]) and _one_node(reader, count, head):
             count, rank = 1, 0  # a job without a distribution
         if rank is None or count is None:
-            task, size, _, local_size = (reader.required_number(name, hint=_HINT) for name in NUMBERS)
+            task, size, local, local_size = (reader.required_number(name, hint=_HINT) for name in OPEN_MPI)
             count, rank = nodes_of_tasks(task, size, local, local_size)
-        elif view.variables.get("LOCAL_RANK"):
-            local = reader.number("LOCAL_RANK") or 0
         return Allocation(
             environment=cls.name,
             job_id=reader.text(RUN) or head,
             node_count=count,
             node_rank=rank,
-            local_rank=local,
             head=view.hostname if head == "localhost" else head,
             variables=reader.used,
         )

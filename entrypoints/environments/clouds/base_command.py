@@ -28,5 +28,5 @@ class BaseCommand(Environment):
             return None
         return counted(
             cls.name, view, reader, count=COUNT, rank=NODE_RANK,
-            head=reader.text(HEAD), job_id=reader.text(JOB), hint=_HINT,
+            head=reader.host(HEAD), job_id=reader.text(JOB), hint=_HINT,
         )  # fmt: skip

@@ -1,7 +1,8 @@
 """Google Cloud Batch: the tasks of a group, one per VM, with a file of the VMs' names."""
 
 from entrypoints.environments.base import Allocation, Environment
-from entrypoints.environments.process_view import ProcessView, Reader, distinct, rank_of
+from entrypoints.environments.host_names import in_file
+from entrypoints.environments.process_view import ProcessView, Reader, rank_of
 from entrypoints.errors import DetectionError
 
 INDEX = "BATCH_TASK_INDEX"
@@ -32,7 +33,7 @@ class GoogleBatch(Environment):
             raise DetectionError(
                 f"{COUNT} is {count}, but {HOST_FILE} is not set, so nothing names the hosts", hint=_HINT
             )
-        hosts = distinct(view.lines(path) or ())
+        hosts = in_file(view.lines(path) or [], HOST_FILE)
         if not hosts:
             raise DetectionError(f"{HOST_FILE} is {path}, which cannot be read here or is empty", hint=_HINT)
         return Allocation(

@@ -25,13 +25,12 @@ class RunPod(Environment):
         reader = Reader(view.variables)
         if not any(view.variables.get(mark) for mark in MARKS) or reader.text(COUNT) is None:
             return None
-        head = reader.required(*HEAD, hint=_HINT)
+        head = reader.required_host(*HEAD, hint=_HINT)
         return Allocation(
             environment=cls.name,
             job_id=f"{head}:{view.variables.get('PRIMARY_PORT', '')}",
             node_count=reader.required_number(COUNT, hint=_HINT),
             node_rank=reader.required_number(NODE_RANK, hint=_HINT),
-            local_rank=reader.number("LOCAL_RANK") or 0,
             head=head,
             variables=reader.used,
         )

@@ -8,6 +8,7 @@ import json
 import re
 
 from entrypoints.environments.base import Allocation, Environment
+from entrypoints.environments.host_names import host_name
 from entrypoints.environments.process_view import ProcessView, Reader, rank_of
 from entrypoints.errors import DetectionError
 
@@ -33,7 +34,7 @@ class SageMaker(Environment):
         if found is None:
             return None
         hosts, current = found
-        ordered = tuple(sorted(hosts, key=_natural))
+        ordered = tuple(sorted((host_name(host, HOSTS, number=True) for host in hosts), key=_natural))
         me = ProcessView(variables={}, hostname=current, root=view.root)
         return Allocation(
             environment=cls.name,

@@ -25,5 +25,5 @@ class SenseCore(Environment):
         reader = Reader(view.variables)
         if reader.text(COUNT) is None:
             return None
-        head = reader.text(HEAD)
+        head = reader.host(HEAD)
         return counted(cls.name, view, reader, count=COUNT, rank=NODE_RANK, head=head, job_id=None, hint=_HINT)

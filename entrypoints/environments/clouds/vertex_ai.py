@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 from entrypoints.environments.base import Allocation, Environment
+from entrypoints.environments.host_names import host_name
 from entrypoints.environments.process_view import ProcessView, Reader
 from entrypoints.errors import DetectionError
 
@@ -30,7 +31,7 @@ class VertexAi(Environment):
         if kind not in pools or not 0 <= index < len(pools[kind]):
             raise DetectionError(f"{SPEC} has no task {index} in {kind}")
         ordered = sorted(pools)
-        hosts = tuple(host.rpartition(":")[0] or host for pool in ordered for host in pools[pool])
+        hosts = tuple(host_name(host, SPEC, number=True) for pool in ordered for host in pools[pool])
         before = sum(len(pools[pool]) for pool in ordered if pool < kind)
         reader.used[SPEC] = f"{kind}[{index}]"
         return Allocation(

@@ -34,8 +34,7 @@ class Volcengine(Environment):
             raise DetectionError(
                 f"{ROLE} is {role}, but only workers are nodes", hint="start `launch` in the workers only"
             )
-        hosts = [host.strip() for host in (reader.text(HOSTS) or "").split(",") if host.strip()]
         return counted(
             cls.name, view, reader, count=COUNT, rank=NODE_RANK,
-            head=reader.text(HEAD), job_id=reader.text(JOB), hosts=hosts, hint=_HINT,
+            head=reader.host(HEAD), job_id=reader.text(JOB), hosts=reader.hosts(HOSTS), hint=_HINT,
         )  # fmt: skip

@@ -24,9 +24,8 @@ class JaxJob(Environment):
     def detect(cls, view: ProcessView) -> Allocation | None:
         for head, count, rank in zip(HEAD, COUNT, NODE_RANK, strict=True):
             reader = Reader(view.variables)
-            coordinator = reader.text(head)
-            if coordinator is None or not view.variables.get(count):
+            name = reader.host(head)
+            if name is None or not view.variables.get(count):
                 continue
-            name = coordinator.partition(":")[0] if coordinator.count(":") == 1 else coordinator
             return counted(cls.name, view, reader, count=count, rank=rank, head=name, job_id=name, hint=_HINT)
         return None

@@ -25,7 +25,7 @@ class Kubeflow(Environment):
         reader = Reader(view.variables)
         if reader.text(NODE_COUNT) is None or not any(view.variables.get(mark) for mark in MARKS):
             return None
-        head = reader.required(HEAD, hint=_HINT)
+        head = reader.required_host(HEAD, hint=_HINT)
         return Allocation(
             environment=cls.name,
             job_id=head.split(".")[0],

@@ -25,7 +25,7 @@ class LeaderWorkerSet(Environment):
     @classmethod
     def detect(cls, view: ProcessView) -> Allocation | None:
         reader = Reader(view.variables)
-        leader = reader.text(LEADER)
+        leader = reader.host(LEADER)
         if leader is None:
             return None
         rank = reader.number(INDEX)

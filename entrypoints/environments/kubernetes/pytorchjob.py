@@ -27,7 +27,7 @@ class PyTorchJob(Environment):
     @classmethod
     def detect(cls, view: ProcessView) -> Allocation | None:
         reader = Reader(view.variables)
-        head = reader.text(*HEAD)
+        head = reader.host(*HEAD)
         if head in ("localhost", "127.0.0.1"):
             head = view.hostname
         if head is None or not head.split(".")[0].endswith(_MASTER) or view.variables.get("LOCAL_RANK"):

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from entrypoints.environments.base import Allocation, Environment
-from entrypoints.environments.host_names import without_number
+from entrypoints.environments.host_names import host_name
 from entrypoints.environments.process_view import ProcessView, Reader
 from entrypoints.errors import DetectionError
 
@@ -31,7 +31,7 @@ class TfJob(Environment):
             return None
         cluster, kind, index = _parse(text)
         kinds = sorted(cluster, key=lambda name: (_ORDER.index(name) if name in _ORDER else len(_ORDER), name))
-        hosts = tuple(without_number(host) for name in kinds for host in cluster[name])
+        hosts = tuple(host_name(host, CONFIG, number=True) for name in kinds for host in cluster[name])
         if not hosts:
             return None  # a lone task: {"task": …} without a cluster
         if kind not in cluster or not 0 <= index < len(cluster[kind]):

@@ -7,6 +7,7 @@ together, starting with the task called master, head, leader, launcher or chief.
 import re
 
 from entrypoints.environments.base import Allocation, Environment
+from entrypoints.environments.host_names import in_file
 from entrypoints.environments.process_view import ProcessView, Reader, distinct, rank_of
 from entrypoints.errors import DetectionError
 
@@ -52,11 +53,10 @@ def _order(task: str) -> tuple[bool, str]:
     return not _FIRST.search(task), task
 
 
-def _hosts(view: ProcessView, reader: Reader, task: str) -> list[str]:
+def _hosts(view: ProcessView, reader: Reader, task: str) -> tuple[str, ...]:
     """The hosts of one kind of task: from the variable, else from the file, which follows changes of scale."""
-    text = reader.text(f"VC_{task}_HOSTS") or ""
     path = f"{_FOLDER}/{task.lower().replace('_', '-')}.host"
-    found = [host.strip() for host in text.split(",") if host.strip()] or view.lines(path)
+    found = reader.hosts(f"VC_{task}_HOSTS") or in_file(view.lines(path) or [], path)
     if not found:
         raise DetectionError(f"neither VC_{task}_HOSTS nor {path} lists a host", hint="use Volcano's plug-in svc")
     return found

@@ -1,17 +1,14 @@
 """Hydra: the mpiexec of MPICH, Intel MPI and MVAPICH 3."""
 
 from entrypoints.environments.base import Allocation, Environment
-from entrypoints.environments.mpi.tasks import by_tasks
+from entrypoints.environments.mpi.tasks import HYDRA, by_tasks
 from entrypoints.environments.process_view import ProcessView, Reader
-
-NUMBERS = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
-
 
 class Hydra(Environment):
     name = "hydra"
     precedence = 440
     title = "Hydra (MPICH, Intel MPI)"
-    reads = NUMBERS
+    reads = HYDRA
     caveats = "No variable names the head: set SLIPWAY_HEAD. Slurm and Flux set PMI_RANK too and take precedence."
     run_under = "MPICH 4.0"
     start = "mpiexec -ppn 1 -genv SLIPWAY_HEAD $(hostname) LAUNCH"
@@ -19,6 +16,6 @@ class Hydra(Environment):
 
     @classmethod
     def detect(cls, view: ProcessView) -> Allocation | None:
-        if not view.variables.get(NUMBERS[0]) or not view.variables.get(NUMBERS[1]):
+        if not view.variables.get(HYDRA[0]) or not view.variables.get(HYDRA[1]):
             return None
-        return by_tasks(cls.name, view, Reader(view.variables), NUMBERS, ())
+        return by_tasks(cls.name, view, Reader(view.variables), HYDRA)

@@ -7,15 +7,9 @@ a number). The launcher runs on the first node, unless it was called from anothe
 import re
 
 from entrypoints.environments.base import Allocation, Environment
-from entrypoints.environments.mpi.tasks import NAMESPACE, URI, by_tasks
+from entrypoints.environments.host_names import host_name, is_loopback
+from entrypoints.environments.mpi.tasks import NAMESPACE, OPEN_MPI, URI, by_tasks
 from entrypoints.environments.process_view import ProcessView, Reader
-
-NUMBERS = (
-    "OMPI_COMM_WORLD_RANK",
-    "OMPI_COMM_WORLD_SIZE",
-    "OMPI_COMM_WORLD_LOCAL_RANK",
-    "OMPI_COMM_WORLD_LOCAL_SIZE",
-)
 
 _NAMESPACE = re.compile(r"(?:prterun|prte|mpirun|mpiexec)-(.+)-\d+@\d+")
 
@@ -24,7 +18,7 @@ class OpenMpi(Environment):
     name = "open_mpi"
     precedence = 400
     title = "Open MPI 4 and 5"
-    reads = (*NUMBERS, URI, NAMESPACE)
+    reads = (*OPEN_MPI, URI, NAMESPACE)
     caveats = (
         "The launcher's first address may be unreachable, so `launch` tries all. If you call mpirun on a login node, "
         "set SLIPWAY_HEAD. mpirun passes environment variables only with -x."
@@ -35,10 +29,10 @@ class OpenMpi(Environment):
 
     @classmethod
     def detect(cls, view: ProcessView) -> Allocation | None:
-        if not view.variables.get(NUMBERS[0]):
+        if not view.variables.get(OPEN_MPI[0]):
             return None
         reader = Reader(view.variables)
-        return by_tasks(cls.name, view, reader, NUMBERS, launcher(reader))
+        return by_tasks(cls.name, view, reader, OPEN_MPI, launcher(reader))
 
 
 def launcher(reader: Reader) -> tuple[str, ...]:
@@ -50,6 +44,7 @@ def launcher(reader: Reader) -> tuple[str, ...]:
     addresses: list[str] = []
     for interface in uri.split(";")[1:]:
         scheme, _, rest = interface.partition("://")
-        if scheme == "tcp":
-            addresses += rest.rpartition(":")[0].split(",")
-    return tuple(address for address in addresses if not address.startswith("127."))
+        if scheme in ("tcp", "tcp6"):
+            words = rest.rpartition(":")[0].strip("[]").split(",")  # tcp://A,B:PORT, tcp6://[A,B]:PORT
+            addresses += [host_name(word, URI) for word in words]
+    return tuple(address for address in addresses if not is_loopback(address))

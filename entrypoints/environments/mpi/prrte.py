@@ -2,8 +2,8 @@
 
 from entrypoints.environments.base import Allocation, Environment, scheduler_job_id
 from entrypoints.environments.explicit import NODES
-from entrypoints.environments.mpi.open_mpi import NUMBERS, launcher
-from entrypoints.environments.mpi.tasks import NAMESPACE, ONE_PER_NODE, PRRTE, run_id
+from entrypoints.environments.mpi.open_mpi import launcher
+from entrypoints.environments.mpi.tasks import NAMESPACE, ONE_PER_NODE, OPEN_MPI, PRRTE
 from entrypoints.environments.process_view import ProcessView, Reader
 
 RANK = "PMIX_RANK"
@@ -22,12 +22,12 @@ class Prrte(Environment):
     @classmethod
     def detect(cls, view: ProcessView) -> Allocation | None:
         reader = Reader(view.variables)
-        if view.variables.get(NUMBERS[0]) or reader.text(PRRTE) is None:  # Open MPI 5 starts its tasks through PRRTE
+        if view.variables.get(OPEN_MPI[0]) or reader.text(PRRTE) is None:  # Open MPI 5 starts its tasks through PRRTE
             return None
         heads = launcher(reader)
         return Allocation(
             environment=cls.name,
-            job_id=run_id(view.variables) or scheduler_job_id(view.variables) or cls.name,
+            job_id=scheduler_job_id(view.variables) or cls.name,
             node_count=reader.required_number(NODES, hint=f"set --nodes, and {ONE_PER_NODE}"),
             node_rank=reader.required_number(RANK, hint=ONE_PER_NODE),
             head=heads[0] if heads else None,

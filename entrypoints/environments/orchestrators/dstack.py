@@ -27,10 +27,7 @@ class Dstack(Environment):
         reader = Reader(view.variables)
         if reader.text(COUNT) is None:
             return None
-        hosts = (reader.text(ADDRESSES) or "").split()
-        if hosts:
-            reader.used[ADDRESSES] = ",".join(hosts)
         return counted(
             cls.name, view, reader, count=COUNT, rank=NODE_RANK,
-            head=reader.text(HEAD), job_id=reader.text(*JOB), hosts=hosts, hint=_HINT,
+            head=reader.host(HEAD), job_id=reader.text(*JOB), hosts=reader.hosts(ADDRESSES), hint=_HINT,
         )  # fmt: skip

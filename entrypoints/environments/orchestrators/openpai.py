@@ -32,7 +32,7 @@ class OpenPai(Environment):
             raise DetectionError(f"{ROLE} is {role}, which is not in {ROLES}={','.join(roles)}", hint=_HINT)
         counts = [reader.required_number(f"PAI_TASK_ROLE_TASK_COUNT_{name}", hint=_HINT) for name in roles]
         hosts = [
-            reader.required(f"PAI_HOST_IP_{name}_{index}", hint=_HINT)
+            reader.required_host(f"PAI_HOST_IP_{name}_{index}", hint=_HINT)
             for name, count in zip(roles, counts, strict=True)
             for index in range(count)
         ]

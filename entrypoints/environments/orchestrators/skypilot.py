@@ -24,12 +24,12 @@ class SkyPilot(Environment):
     @classmethod
     def detect(cls, view: ProcessView) -> Allocation | None:
         reader = Reader(view.variables)
-        text = reader.text(ADDRESSES)
-        if text is None:
+        hosts = reader.hosts(ADDRESSES)
+        if not hosts:
             return None
-        hosts = tuple(text.split())
-        reader.used[ADDRESSES] = ",".join(hosts)
         count = reader.number(COUNT)
+        if count == 1:
+            hosts = (view.hostname,)  # on Slurm the list has all nodes of the cluster
         if count is not None and count != len(hosts):
             raise DetectionError(
                 f"{COUNT} is {count}, but {ADDRESSES} lists {len(hosts)}: {' '.join(hosts)}", hint=_HINT
@@ -38,7 +38,7 @@ class SkyPilot(Environment):
             environment=cls.name,
             job_id=reader.text(*TASK) or hosts[0],
             node_count=len(hosts),
-            node_rank=reader.required_number(NODE_RANK, hint=_HINT),
+            node_rank=0 if count == 1 else reader.required_number(NODE_RANK, hint=_HINT),
             hosts=hosts,
             head=hosts[0],
             variables=reader.used,

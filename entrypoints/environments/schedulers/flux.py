@@ -7,7 +7,7 @@ it. Otherwise the user must name the head.
 from entrypoints.environments.base import Allocation, Environment
 from entrypoints.environments.mpi.tasks import started_by_mpi
 from entrypoints.environments.process_view import ProcessView, Reader, nodes_of_tasks
-from entrypoints.errors import DetectionError
+from entrypoints.errors import DetectionError, NodesUnknownError
 from entrypoints.hostlist import HostlistError, expand
 
 URI = "FLUX_URI"
@@ -23,7 +23,7 @@ _HINT = "start one task per node: flux run -N NODES --tasks-per-node=1 launch ..
 
 class Flux(Environment):
     name = "flux"
-    precedence = 240
+    precedence = 190
     job_id_variable = JOB_ID
     title = "Flux (jobs and batch scripts)"
     reads = (JOB_ID, NODE_COUNT, SIZE, TASK, LOCAL_RANK, URI, "flux getattr hostlist")
@@ -69,13 +69,13 @@ class Flux(Environment):
 def _batch_script(view: ProcessView, reader: Reader) -> Allocation | None:
     """The allocation of a `flux batch` or `flux alloc` instance's first process; None outside of Flux and below mpirun.
 
-    Raises DetectionError if the `flux` command does not tell the hosts.
+    Raises NodesUnknownError if the `flux` command does not tell the hosts.
     """
     if reader.text(URI) is None or started_by_mpi(view.variables):
         return None
     hosts = _hosts(view, ("flux", "getattr", "hostlist"))
     if hosts is None:
-        raise DetectionError(
+        raise NodesUnknownError(
             f"{URI} is set, but the `flux` command, which tells the nodes, is missing here or gets no answer",
             hint=f"{_HINT}; or list the nodes in SLIPWAY_HOSTS; --single runs on this node alone",
         )
@@ -86,6 +86,7 @@ def _batch_script(view: ProcessView, reader: Reader) -> Allocation | None:
         node_rank=0,
         hosts=hosts,
         head=hosts[0],
+        batch_script=True,
         alone=_START.format(count=len(hosts)) if len(hosts) > 1 else "",
         variables=reader.used,
     )

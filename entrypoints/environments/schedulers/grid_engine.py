@@ -8,9 +8,10 @@ shell splits the command's words again.
 from collections.abc import Mapping
 
 from entrypoints.environments.base import Allocation, Environment
-from entrypoints.environments.mpi.tasks import local_rank, run_id, started_by_mpi
-from entrypoints.environments.process_view import ProcessView, Reader, distinct, rank_of
-from entrypoints.errors import DetectionError
+from entrypoints.environments.host_names import in_file
+from entrypoints.environments.mpi.tasks import started_by_mpi
+from entrypoints.environments.process_view import ProcessView, Reader, rank_of
+from entrypoints.errors import NodesUnknownError
 
 JOB_ID = "JOB_ID"
 HOST_FILE = "PE_HOSTFILE"
@@ -55,20 +56,22 @@ class GridEngine(Environment):
         if not any(view.variables.get(mark) for mark in MARKS) or reader.text(JOB_ID) is None:
             return None
         hosts = _hosts(view, reader)
-        if hosts is None:
+        by_mpi = started_by_mpi(view.variables)
+        if hosts is None or (by_mpi and view.place_in(hosts) is None):
             return None
         rank = rank_of(view, hosts, HOST_FILE) if len(hosts) > 1 else 0
+        batch_script = not by_mpi and reader.text(SCRIPT) != "QRSH"
         warnings = []
-        if len(hosts) > 1 and rank == 0 and not started_by_mpi(view.variables) and reader.text(SCRIPT) != "QRSH":
+        if len(hosts) > 1 and rank == 0 and batch_script:
             warnings.append(f"a job script runs on the first host only; start all hosts with {_START}")
         return Allocation(
             environment=cls.name,
-            job_id=run_id(view.variables) or cls.scheduler_job_id(view.variables) or view.variables[JOB_ID],
+            job_id=cls.scheduler_job_id(view.variables) or view.variables[JOB_ID],
             node_count=len(hosts),
             node_rank=rank,
-            local_rank=local_rank(reader),
             hosts=hosts,
             head=hosts[0],
+            batch_script=batch_script,
             warnings=tuple(warnings),
             variables=reader.used,
         )
@@ -80,12 +83,12 @@ def _hosts(view: ProcessView, reader: Reader) -> tuple[str, ...] | None:
         return (view.hostname,)
     lines = view.lines(path) if path is not None else None
     if lines:
-        return distinct([line.split()[0] for line in lines])
+        return in_file(lines, HOST_FILE)
     if started_by_mpi(view.variables):
         return None
     if path is None:
-        raise DetectionError(f"{HOST_FILE} is not set for this task of {parallel}", hint=f"start it with {_START}")
-    raise DetectionError(
+        raise NodesUnknownError(f"{HOST_FILE} is not set for this task of {parallel}", hint=f"start it with {_START}")
+    raise NodesUnknownError(
         f"{HOST_FILE} is {path}, which cannot be read here",
         hint=f"mount it into the first host's container, and start the tasks with {_START}",
     )

@@ -16,7 +16,7 @@ _HINT = "the parallel universe sets it for every machine: pass _CONDOR_* into th
 
 class HtCondor(Environment):
     name = "htcondor"
-    precedence = 270
+    precedence = 198
     title = "HTCondor (parallel universe)"
     reads = (RANK, COUNT, JOB_AD)
     caveats = (

@@ -5,9 +5,10 @@ launch node, which runs the batch script and no task.
 """
 
 from entrypoints.environments.base import Allocation, Environment
-from entrypoints.environments.mpi.tasks import local_rank, started_by_mpi
+from entrypoints.environments.host_names import in_file
+from entrypoints.environments.mpi.tasks import started_by_mpi
 from entrypoints.environments.process_view import ProcessView, Reader, distinct, nodes_of_tasks, rank_of
-from entrypoints.errors import DetectionError
+from entrypoints.errors import DetectionError, NodesUnknownError
 
 JOB_ID = "LSB_JOBID"
 ARRAY_INDEX = "LSB_JOBINDEX"
@@ -45,16 +46,19 @@ class Lsf(Environment):
         hosts, source = _hosts(view, reader)
         if view.variables.get(JSM[0]):
             return _below_jsrun(view, reader, job_id, hosts, source)
+        by_mpi = started_by_mpi(view.variables)
+        if by_mpi and view.place_in(hosts) is None:
+            return None
         rank = rank_of(view, hosts, source)
-        started = started_by_mpi(view.variables) or reader.text(BLAUNCH_TASK) is not None
+        started = by_mpi or reader.text(BLAUNCH_TASK) is not None
         return Allocation(
             environment=cls.name,
             job_id=job_id,
             node_count=len(hosts),
             node_rank=rank,
-            local_rank=local_rank(reader),
             hosts=hosts,
             head=hosts[0],
+            batch_script=not started,
             alone=_ONE_PER_HOST if rank == 0 and len(hosts) > 1 and not started else "",
             variables=reader.used,
         )
@@ -63,14 +67,16 @@ class Lsf(Environment):
 def _hosts(view: ProcessView, reader: Reader) -> tuple[tuple[str, ...], str]:
     """The hosts in LSF's order, and the variable that tells them."""
     if (path := reader.text(HOST_FILE)) and (lines := view.lines(path)):
-        return distinct([line.split()[0] for line in lines]), HOST_FILE
+        return in_file(lines, HOST_FILE), HOST_FILE
     reader.used.pop(HOST_FILE, None)
     if text := reader.text(SLOTS):
         names, slots = text.split()[::2], text.split()[1::2]
         if len(names) != len(slots) or not all(slot.isdigit() for slot in slots):
             raise DetectionError(f"{SLOTS} is {text!r}, not pairs of a host and its slots")
         return distinct(names), SLOTS
-    return distinct(reader.required(HOSTS, hint=f"pass {SLOTS} into the container").split()), HOSTS
+    if (text := reader.text(HOSTS)) is None:
+        raise NodesUnknownError(f"{HOSTS} is not set", hint=f"pass {SLOTS} into the container")
+    return distinct(text.split()), HOSTS
 
 
 def _below_jsrun(view: ProcessView, reader: Reader, job_id: str, hosts: tuple[str, ...], source: str) -> Allocation:
@@ -84,9 +90,6 @@ def _below_jsrun(view: ProcessView, reader: Reader, job_id: str, hosts: tuple[st
         hosts = hosts[1:]
     if len(hosts) > count:
         raise DetectionError(f"{source} lists {len(hosts)} hosts, but jsrun uses {count} of them", hint=_HINT)
-    named = [host.split(".")[0] for host in hosts]
-    if view.hostname.split(".")[0] in named:  # jsrun may number the hosts in another order
-        rank = named.index(view.hostname.split(".")[0])
     return Allocation(
         environment=Lsf.name,
         job_id=job_id,

@@ -1,9 +1,10 @@
 """The common shape of batch systems: a file with the job's hosts, and one process on the first of them."""
 
 from entrypoints.environments.base import Allocation
-from entrypoints.environments.mpi.tasks import local_rank, run_id, started_by_mpi
-from entrypoints.environments.process_view import ProcessView, Reader, distinct, rank_of
-from entrypoints.errors import DetectionError
+from entrypoints.environments.host_names import in_file
+from entrypoints.environments.mpi.tasks import started_by_mpi
+from entrypoints.environments.process_view import ProcessView, Reader, rank_of
+from entrypoints.errors import NodesUnknownError
 
 
 def by_node_file(
@@ -11,9 +12,9 @@ def by_node_file(
 ) -> Allocation | None:
     """The allocation from the node file in the variable `path`, which has one line per slot.
 
-    `start` is the command that starts one task per node; `started` says that it did. Returns None if a task of an MPI
-    launcher cannot read the file, as the launcher tells the nodes itself. For others that is a DetectionError. Below
-    Open MPI the run's id takes the place of `job_id`, which tasks on other nodes may not know.
+    `start` is the command that starts one task per node; `started` says that it did. Returns None for a task of an MPI
+    launcher that cannot read the file, or is not in it: the launcher tells the nodes itself. For others that is a
+    NodesUnknownError.
     """
     by_mpi = started_by_mpi(view.variables)
     place = reader.text(path)
@@ -21,21 +22,22 @@ def by_node_file(
     if not lines:
         if by_mpi:
             return None
-        place = reader.required(path, hint="pass the scheduler's variables into the container")
-        raise DetectionError(
-            f"{path} is {place}, which cannot be read here",
+        raise NodesUnknownError(
+            f"{path} is {place}, which cannot be read here" if place else f"{path} is not set",
             hint="mount it into the container, from a shared directory if it exists on the first node only",
         )
-    hosts = distinct([line.split()[0] for line in lines])
+    hosts = in_file(lines, path)
+    if by_mpi and view.place_in(hosts) is None:
+        return None
     rank = rank_of(view, hosts, path)
     return Allocation(
         environment=environment,
-        job_id=run_id(view.variables) or job_id,
+        job_id=job_id,
         node_count=len(hosts),
         node_rank=rank,
-        local_rank=local_rank(reader),
         hosts=hosts,
         head=hosts[0],
+        batch_script=not by_mpi and not started,
         alone=start if rank == 0 and len(hosts) > 1 and not by_mpi and not started else "",
         variables=reader.used,
     )

@@ -1,17 +1,17 @@
 """Slurm, from its variables alone: containers rarely have `scontrol`.
 
-The step's variables outrank the job's, because a step may use fewer nodes. The rank is the place of SLURMD_NODENAME in
-the step's list, which is sorted: SLURM_NODEID follows the components of a heterogeneous step, and SLURM_PROCID counts
-tasks. Under `mpirun`, which starts its own step on all nodes but the first, only the job's list and the node's name are
-right on every node.
+The step's variables outrank the job's, because a step may use fewer nodes. The rank is the place of this host's name,
+else of SLURMD_NODENAME, in the step's list, which is sorted: SLURM_NODEID follows the components of a heterogeneous
+step, and SLURM_PROCID counts tasks. Under `mpirun` only the job's list is right on every node: it starts its own step on
+all nodes but the first, or passes on the variables of the batch script by ssh.
 """
 
 from collections.abc import Mapping
 
 from entrypoints.environments.base import Allocation, Environment
-from entrypoints.environments.mpi.tasks import local_rank, started_by_mpi
-from entrypoints.environments.process_view import ProcessView, Reader, distinct, rank_of
-from entrypoints.errors import DetectionError
+from entrypoints.environments.mpi.tasks import node_rank, started_by_mpi
+from entrypoints.environments.process_view import ProcessView, Reader, distinct
+from entrypoints.errors import DetectionError, NodesUnknownError
 from entrypoints.hostlist import HostlistError, compress, expand
 
 JOB_ID = "SLURM_JOB_ID"
@@ -47,27 +47,36 @@ class Slurm(Environment):
     source = "https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES"
 
     @classmethod
+    def scheduler_job_id(cls, variables: Mapping[str, str]) -> str | None:
+        """The job's id with the number of its restarts: a task of an earlier start must not meet the new ones."""
+        job_id = super().scheduler_job_id(variables)
+        restarts = variables.get(RESTARTS, "").lstrip("0")
+        return f"{job_id}+{restarts}" if job_id and restarts.isdigit() else job_id
+
+    @classmethod
     def detect(cls, view: ProcessView) -> Allocation | None:
         reader = Reader(view.variables)
-        job_id = reader.text(JOB_ID)
+        job_id = cls.scheduler_job_id(view.variables)
         if job_id is None:
             return None
-        if restarts := reader.number(RESTARTS):
-            job_id = f"{job_id}+{restarts}"  # a task left from before a requeue must not meet the new ones
+        reader.text(JOB_ID)
+        reader.number(RESTARTS)
         if _started_by_mpirun(view.variables):
             return _below_mpirun(view, reader, job_id)
-        step_id = reader.number(STEP_ID, longest=10)
-        if step_id is None or step_id >= _FIRST_SPECIAL_STEP:
+        if not _in_a_step(reader):
             return _only_process(view, reader, job_id)
         count = reader.required_number(*NODE_COUNT, hint=_START_WITH_SRUN)
         hosts = _hosts(reader, NODE_LIST)
         job_hosts = _job_hosts(view.variables)
         several = view.variables.get(COMPONENTS)
+        rank = _place(view, reader, hosts)
+        if rank is None:
+            raise DetectionError(f"{NODE_RANK} is not set", hint=_START_WITH_SRUN)
         return Allocation(
             environment=cls.name,
-            job_id=f"{job_id}.{step_id}{f'.{hosts[0]}' if several else ''}",  # components share the job's id
+            job_id=f"{job_id}.{reader.text(STEP_ID)}{f'.{hosts[0]}' if several else ''}",  # components share the job's id
             node_count=count,
-            node_rank=_rank(reader, hosts),
+            node_rank=rank,
             local_rank=reader.required_number(LOCAL_RANK, hint=_START_WITH_SRUN),
             task_count=reader.number(*TASK_COUNT),
             hosts=hosts,
@@ -82,27 +91,34 @@ def _started_by_mpirun(variables: Mapping[str, str]) -> bool:
     return started_by_mpi({name: value for name, value in variables.items() if name != "PALS_RANKID"})
 
 
+def _in_a_step(reader: Reader) -> bool:
+    """Whether `srun` started this process, or a daemon above it."""
+    step_id = reader.number(STEP_ID, longest=10)
+    return step_id is not None and step_id < _FIRST_SPECIAL_STEP
+
+
 def _only_process(view: ProcessView, reader: Reader, job_id: str) -> Allocation:
     """The allocation of a batch script or of salloc's shell: the job's only process so far.
 
     It runs on the first node. Without use_interactive_step salloc's shell stays on the host where the user called it.
+    Raises NodesUnknownError if nothing lists the nodes.
     """
     components = reader.number(COMPONENTS) or 0
-    if components:
-        lists = [_hosts(reader, (COMPONENT_LIST.format(component),)) for component in range(components)]
-        hosts = distinct([host for listed in lists for host in listed])
-        count, everywhere = len(hosts), f"--het-group=0-{components - 1}"
-    else:
-        count = reader.required_number(*NODE_COUNT[1:], hint=_START_WITH_SRUN)
-        hosts, everywhere = _hosts(reader, NODE_LIST[1:]), f"--nodes={count}"
+    names = [(COMPONENT_LIST.format(component),) for component in range(components)] or [NODE_LIST[1:]]
+    if not any(reader.text(*alternatives) for alternatives in names):
+        raise NodesUnknownError(f"{' and '.join(names[0])} are not set", hint=_START_WITH_SRUN)
+    hosts = distinct([host for alternatives in names for host in _hosts(reader, alternatives)])
+    several = f"--het-group=0-{components - 1}" if components else f"--nodes={len(hosts)}"
+    rank = _place(view, reader, hosts)
     return Allocation(
         environment=Slurm.name,
         job_id=job_id,
-        node_count=count,
-        node_rank=reader.number(NODE_RANK) or 0,
+        node_count=(None if components else reader.number(NODE_COUNT[1])) or len(hosts),
+        node_rank=rank or 0,
         hosts=hosts,
         head=hosts[0],
-        alone=f"srun {everywhere} --ntasks-per-node=1 launch ..." if count > 1 or _is_elsewhere(view, hosts) else "",
+        batch_script=True,
+        alone=f"srun {several} --ntasks-per-node=1 launch ..." if len(hosts) > 1 or _is_elsewhere(view, hosts) else "",
         variables=reader.used,
     )
 
@@ -116,12 +132,13 @@ def _is_elsewhere(view: ProcessView, hosts: tuple[str, ...]) -> bool:
     return not by_slurmd and not any(map(view.is_me, hosts))
 
 
-def _rank(reader: Reader, hosts: tuple[str, ...]) -> int:
-    """This node's rank in the step: by its name, else by SLURM_NODEID."""
-    name = reader.text(NODE_NAME)
-    if name in hosts:
-        return hosts.index(name)
-    return reader.required_number(NODE_RANK, hint=_START_WITH_SRUN)
+def _place(view: ProcessView, reader: Reader, hosts: tuple[str, ...]) -> int | None:
+    """This node's rank among the hosts: by its own name, else by the name or the number that slurmd gave it."""
+    rank = view.place_in(hosts)
+    if rank is None:
+        name = reader.text(NODE_NAME)
+        rank = hosts.index(name) if name in hosts else reader.number(NODE_RANK)
+    return rank
 
 
 def _job_hosts(variables: Mapping[str, str]) -> tuple[str, ...]:
@@ -141,15 +158,24 @@ def _too_few(count: int, job_hosts: tuple[str, ...]) -> str:
     )
 
 
-def _below_mpirun(view: ProcessView, reader: Reader, job_id: str) -> Allocation:
+def _below_mpirun(view: ProcessView, reader: Reader, job_id: str) -> Allocation | None:
+    """The allocation of a task of `mpirun`; None if only the launcher knows its place.
+
+    Slurm's name of the node counts only in a step of this job: otherwise it may be the batch script's.
+    """
     hosts = _hosts(reader, NODE_LIST[1:])
-    name = reader.text(NODE_NAME) or view.hostname
+    rank = view.place_in(hosts)
+    if rank is None and _in_a_step(reader) and (name := reader.text(NODE_NAME)) in hosts:
+        rank = hosts.index(name)
+    if rank is None:
+        rank = node_rank(view.variables, len(hosts))
+    if rank is None:
+        return None
     return Allocation(
         environment=Slurm.name,
         job_id=job_id,
         node_count=len(hosts),
-        node_rank=rank_of(ProcessView(variables={}, hostname=name, root=view.root), hosts, NODE_LIST[1]),
-        local_rank=local_rank(reader),
+        node_rank=rank,
         hosts=hosts,
         head=hosts[0],
         variables=reader.used,
