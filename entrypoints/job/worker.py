@@ -2,20 +2,18 @@
 
 import asyncio
 import logging
-import os
-import socket
+from collections.abc import Sequence
 
 from entrypoints.errors import JobEndedError, LaunchError, NodeLostError, PeersMissingError, RayFailedError
 from entrypoints.host.network.interfaces import bracketed
 from entrypoints.job.hello import say_hello
 from entrypoints.job.node import Node, node_name
-from entrypoints.wire.channel import LONGEST_LINE, Channel, ChannelLostError, Message
-from entrypoints.wire.handshake import RefusedError, UnprovenError, introduce
-from entrypoints.wire.network import LOOPBACK, connect, is_loopback, resolve
+from entrypoints.wire.channel import Channel, ChannelLostError, Message
+from entrypoints.wire.handshake import RefusedError, introduce
+from entrypoints.wire.network import LOOPBACK
+from entrypoints.wire.reach import UnreachableError, reach_head
 from entrypoints.wire.secret import ray_token
 
-_CONNECT_PATIENCE = 5.0
-"""Seconds for one connection: a firewall that drops packets never answers."""
 _RETRY, _RETRY_UNPROVEN = 0.5, 3.0
 """Seconds between two attempts: the head may start later than its workers. Longer where another program answers."""
 _SLACK = 2.0
@@ -49,21 +47,21 @@ async def _find_head(node: Node, token: str) -> tuple[Channel, str]:
 
     After that the head's own deadline applies.
     """
-    where = f"{bracketed(node.allocation.heads[0])}:{node.control_port}"
+    heads = (LOOPBACK,) if node.allocation.node_count == 1 else node.allocation.heads
+    where = " or ".join(f"{bracketed(head)}:{node.control_port}" for head in heads)
     reported = stranger = ""
     while True:
         try:
-            async with asyncio.timeout(node.seconds_left):
-                return await _meet(node, token)
+            return await _meet(node, heads, token)
         except RefusedError as refused:
             raise PeersMissingError(f"{node.name}: the head at {where} refused this node: {refused}") from None
-        except UnprovenError as error:
-            cause = stranger = str(error)
-            pause = _RETRY_UNPROVEN
-        except (OSError, TimeoutError, ChannelLostError) as error:
-            cause, pause = _cause(error), _RETRY
+        except UnreachableError as error:
+            cause, stranger = str(error), error.unproven or stranger
+            pause = _RETRY_UNPROVEN if error.unproven else _RETRY
+        except ChannelLostError as error:
+            cause, pause = str(error), _RETRY
         if node.seconds_left <= _RETRY:
-            causes = "; ".join(dict.fromkeys(filter(None, (stranger, cause))))
+            causes = cause if not stranger or stranger in cause else f"{stranger}; {cause}"
             raise PeersMissingError(
                 f"{node.name} did not reach the head at {where} within {node.options.deadline:g} s: {causes}",
                 "check that the head has started, that its firewall lets the control port through, and that all nodes "
@@ -75,50 +73,19 @@ async def _find_head(node: Node, token: str) -> tuple[Channel, str]:
         await asyncio.sleep(min(pause, node.seconds_left - _RETRY))
 
 
-async def _meet(node: Node, token: str) -> tuple[Channel, str]:
-    """Try the head's addresses once."""
-    addresses = await _addresses(node)
+async def _meet(node: Node, heads: Sequence[str], token: str) -> tuple[Channel, str]:
+    """Try all addresses of the head once."""
     source = node.local_address if node.allocation.node_count > 1 else None
-    async with asyncio.timeout(_CONNECT_PATIENCE):
-        streams = await connect(addresses, node.control_port, limit=LONGEST_LINE, local_addr=source)
-    channel = Channel(*streams)
+    rank, hostname, within = node.allocation.node_rank, node.hostname, node.seconds_left
+    channel = await reach_head(
+        heads, node.control_port, token, rank=rank, hostname=hostname, within=within, source=source
+    )
     try:
-        welcome = await introduce(channel, token, say_hello(node))
+        welcome = await introduce(channel, say_hello(node))
     except BaseException:
         await channel.close()
         raise
     return channel, str(welcome["launch_id"])
-
-
-async def _addresses(node: Node) -> list[str]:
-    """The addresses of all names of the head. Raises OSError if none resolves."""
-    if node.allocation.node_count == 1:
-        return [LOOPBACK]
-    found: list[str] = []
-    problem: OSError | None = None
-    for name in node.allocation.heads:
-        try:
-            found += await resolve(name, node.control_port)
-        except OSError as error:
-            problem = error
-    if not found and problem is not None:
-        raise problem
-    return found
-
-
-def _cause(error: OSError | TimeoutError | ChannelLostError) -> str:
-    match error:
-        case ChannelLostError():
-            return str(error)
-        case TimeoutError():
-            return "no answer"
-        case socket.gaierror():
-            return "its name does not resolve"
-        case _:
-            cause = os.strerror(error.errno).lower() if error.errno else str(error)
-            if is_loopback(error.filename):
-                cause += f"; its name resolves to {error.filename}, which is this node itself"
-            return cause
 
 
 async def _obey(node: Node, channel: Channel, secret: str) -> tuple[int, str]:

@@ -66,14 +66,10 @@ async def greet(channel: Channel, token: str) -> Message:
             return _object(await channel.receive(), "hello")
 
 
-async def introduce(channel: Channel, token: str, hello: Message) -> Message:
-    """The worker's side: secures the channel and returns the head's welcome.
-
-    Raises RefusedError; UnprovenError if the other side is not the job's head, or ChannelLostError.
-    """
+async def introduce(channel: Channel, hello: Message) -> Message:
+    """The worker's side, once the head has proved itself: returns its welcome. Raises RefusedError, ChannelLostError."""
     with _time_limit():
         async with asyncio.timeout(PATIENCE):
-            await _secure(channel, token, hello["rank"], hello["hostname"])
             channel.send(hello=hello)
             answer = await channel.receive()
     if "refused" in answer:
@@ -82,9 +78,9 @@ async def introduce(channel: Channel, token: str, hello: Message) -> Message:
 
 
 async def demand_proof(channel: Channel, token: str, rank: int, hostname: str) -> None:
-    """Returns once the other side has proved that it is the job's head. The channel is of no further use.
+    """The worker's side: returns once the other side has proved that it is the job's head, and the channel is secure.
 
-    Raises UnprovenError or ChannelLostError.
+    Raises UnprovenError if it is not, or ChannelLostError.
     """
     with _time_limit():
         async with asyncio.timeout(PATIENCE):

@@ -1,7 +1,6 @@
-"""Name resolution and connections. A slow name server never delays the end of the program."""
+"""Names and addresses of hosts. A slow name server never delays the end of the program."""
 
 import asyncio
-import contextlib
 import ipaddress
 import socket
 import threading
@@ -41,34 +40,6 @@ async def resolve(host: str, port: int) -> list[str]:
 
     threading.Thread(target=look_up, name=f"resolve {host}", daemon=True).start()
     return await result
-
-
-async def connect(
-    addresses: list[str], port: int, *, limit: int, local_addr: tuple[str, int] | None = None
-) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Streams to the first address that answers. If none does, raises the first OSError, its `filename` the address.
-
-    A host may start to listen while its addresses are tried, and then answer on a later, worse one (say IPv6). So the
-    addresses that refused are tried once more.
-    """
-    problem: OSError | None = None
-    refused: list[str] = []
-    for address in addresses:
-        try:
-            streams = await asyncio.open_connection(address, port, limit=limit, local_addr=local_addr)
-        except OSError as error:
-            error.filename = address
-            problem = problem or error
-            if isinstance(error, ConnectionRefusedError):
-                refused.append(address)
-            continue
-        for earlier in refused:
-            with contextlib.suppress(OSError):
-                better = await asyncio.open_connection(earlier, port, limit=limit, local_addr=local_addr)
-                streams[1].close()
-                return better
-        return streams
-    raise problem or OSError("the name has no address")
 
 
 async def addresses_for_peers(heads: Sequence[str], others: Sequence[str], port: int) -> list[str]:

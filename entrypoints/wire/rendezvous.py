@@ -23,16 +23,15 @@ from entrypoints.errors import PeersMissingError, TokenError
 from entrypoints.host.network.interfaces import address_of, guess_interface
 from entrypoints.host.tree import Tree
 from entrypoints.options import JOB_DIR
-from entrypoints.wire.channel import LONGEST_LINE, Channel, ChannelLostError
-from entrypoints.wire.handshake import demand_proof
 from entrypoints.wire.job_directory import PRIVATE
-from entrypoints.wire.network import LOOPBACK, connect, resolve
+from entrypoints.wire.network import LOOPBACK
+from entrypoints.wire.reach import UnreachableError, reach_head
 from entrypoints.wire.secret import make_token
 
 _LOOK_AGAIN = 0.5
 """Seconds between two attempts: shared file systems offer no event to wait for."""
-_CONNECT_PATIENCE = 5.0
-"""Seconds for connecting to the head of a note: a firewall that drops packets never answers."""
+_PATIENCE = 5.0
+"""Seconds for reaching the head of a note, before the directory is looked at again."""
 
 log = logging.getLogger(__name__)
 
@@ -156,20 +155,10 @@ def find(directory: Path, job_id: str, port: int, deadline: float, doubts: Calla
 async def _doubts(note: HeadNote, port: int, rank: int, hostname: str) -> str:
     """Why no living head stands behind a note; empty if one has proved that it knows the token."""
     try:
-        addresses = [address for head in note.heads for address in await resolve(head, port)]
-        async with asyncio.timeout(_CONNECT_PATIENCE):
-            streams = await connect(addresses, port, limit=LONGEST_LINE)
-    except TimeoutError:
-        return f"no answer from {', '.join(note.heads)} on port {port}"
-    except OSError as error:
-        return f"{error.filename or note.heads[0]}, port {port}: {os.strerror(error.errno) if error.errno else error}"
-    channel = Channel(*streams)
-    try:
-        await demand_proof(channel, note.token, rank, hostname)
-    except ChannelLostError as error:
-        return str(error)
-    finally:
-        await channel.close()
+        channel = await reach_head(note.heads, port, note.token, rank=rank, hostname=hostname, within=_PATIENCE)
+    except UnreachableError as error:
+        return f"{note.heads[0]}: {error}" if len(error.causes) == 1 else str(error)
+    await channel.close()
     return ""
 
 

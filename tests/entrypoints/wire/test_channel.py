@@ -9,7 +9,15 @@ import pytest
 
 from entrypoints.wire import handshake
 from entrypoints.wire.channel import FOREIGN, LONGEST_LINE, Channel, ChannelLostError, Message, parse
-from entrypoints.wire.handshake import PROTOCOL, RefusedError, StrangerError, UnprovenError, greet, introduce
+from entrypoints.wire.handshake import (
+    PROTOCOL,
+    RefusedError,
+    StrangerError,
+    UnprovenError,
+    demand_proof,
+    greet,
+    introduce,
+)
 from entrypoints.wire.secret import proof
 
 HELLO: Message = {"rank": 1, "local_rank": 0, "hostname": "n1"}
@@ -42,8 +50,9 @@ async def welcoming(channel: Channel) -> Message:
     return hello
 
 
-async def introducing(channel: Channel) -> Message:
-    return await introduce(channel, "token", HELLO)
+async def introducing(channel: Channel, token: str = "token") -> Message:
+    await demand_proof(channel, token, HELLO["rank"], HELLO["hostname"])
+    return await introduce(channel, HELLO)
 
 
 def claim(challenge: str, token: str = "token", rank: int = 1, host: str = "n1") -> Message:
@@ -59,7 +68,7 @@ def test_both_sides_receive_the_others_hello() -> None:
 
 
 def test_a_worker_with_another_token_is_a_stranger() -> None:
-    told, refused = meet(welcoming, lambda channel: introduce(channel, "other", HELLO))
+    told, refused = meet(welcoming, lambda channel: introducing(channel, "other"))
     assert isinstance(told, StrangerError)
     assert (told.rank, told.host, str(told)) == (1, "n1", "wrong token")
     assert isinstance(refused, UnprovenError)
@@ -129,7 +138,7 @@ def test_the_token_is_not_sent() -> None:
         said.append(await channel.receive_line())
         channel.send_line(refused="wrong token")
 
-    meet(listening, lambda channel: introduce(channel, "open sesame", HELLO))
+    meet(listening, lambda channel: introducing(channel, "open sesame"))
     assert said
     assert "sesame" not in str(said)
 

@@ -1,74 +1,17 @@
-"""The choice among a host's addresses, and the interfaces of addresses, with real sockets on loopback."""
+"""The addresses at which a host listens, and the interfaces of addresses, with real sockets on loopback."""
 
 import asyncio
 import socket
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 
 from entrypoints.host.network.interfaces import address_of, bracketed, interface_of
 from entrypoints.wire import network
-from entrypoints.wire.network import addresses_for_peers, connect
+from entrypoints.wire.network import addresses_for_peers
 
 NOWHERE = "240.0.0.1"
 """An address of a reserved range, to which no route leads."""
-
-
-def listen(address: str, port: int = 0) -> socket.socket:
-    return socket.create_server((address, port), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
-
-
-def reach(addresses: list[str], port: int) -> str:
-    """The address that was connected to."""
-
-    async def reach_one() -> str:
-        _, writer = await connect(addresses, port, limit=1024)
-        writer.close()
-        return str(writer.get_extra_info("peername")[0])
-
-    return asyncio.run(reach_one())
-
-
-@pytest.mark.usefixtures("ipv6")
-def test_the_first_address_that_answers_is_used() -> None:
-    with listen("::1") as only:
-        port = only.getsockname()[1]
-        assert reach(["127.0.0.1", NOWHERE, "::1"], port) == "::1"
-        with listen("127.0.0.1", port):
-            assert reach(["127.0.0.1", "::1"], port) == "127.0.0.1"
-
-
-@pytest.mark.usefixtures("ipv6")
-def test_a_host_that_starts_to_listen_late_is_reached_at_its_first_address(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with listen("::1") as later:
-        port = later.getsockname()[1]
-        opened: list[socket.socket] = []
-        plain = asyncio.open_connection
-
-        async def begin_to_listen_before_the_second(address: str, *arguments: Any, **options: Any) -> Any:
-            if address == "::1":
-                opened.append(listen("127.0.0.1", port))
-            return await plain(address, *arguments, **options)
-
-        monkeypatch.setattr(asyncio, "open_connection", begin_to_listen_before_the_second)
-        assert reach(["127.0.0.1", "::1"], port) == "127.0.0.1"
-        opened[0].close()
-
-
-def test_the_error_is_that_of_the_first_address() -> None:
-    with listen("127.0.0.1") as gone:
-        port = gone.getsockname()[1]
-    with pytest.raises(ConnectionRefusedError) as told:
-        reach(["127.0.0.1", NOWHERE], port)
-    assert told.value.filename == "127.0.0.1"
-
-
-def test_a_name_without_addresses_is_an_error() -> None:
-    with pytest.raises(OSError, match="no address"):
-        reach([], 1)
 
 
 def test_an_interface_is_found_by_its_address() -> None:
