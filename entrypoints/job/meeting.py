@@ -6,9 +6,10 @@ Each connection becomes a peer, a waiting task, or a recorded reason why a node 
 import asyncio
 import contextlib
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from entrypoints.errors import JobEndedError, LaunchError, NodeLostError, PeersMissingError
+from entrypoints.errors import DetectionError, JobEndedError, LaunchError, NodeLostError, PeersMissingError
 from entrypoints.job.hello import objection, unverified
 from entrypoints.job.node import Node, node_name
 from entrypoints.wire.channel import HEARTBEAT, Channel, ChannelLostError, Message
@@ -29,6 +30,10 @@ _SPARE_CONNECTIONS = 64
 """Connections without a proof, beyond one for each task of the job, that the head keeps open."""
 _DNS_PATIENCE = 3.0
 """Seconds for resolving the other hosts' names, of the missing ones after the deadline."""
+_TRANSLATION = 5.0
+"""Seconds in which the head's name must lead to this host if it is none of its own addresses."""
+_LOOK_AGAIN = 0.5
+"""Seconds between two attempts to reach this host by the head's name."""
 _ASKED = 8
 """Other nodes to which the head looks up its route before it listens."""
 
@@ -97,6 +102,8 @@ class Meeting:
                 f"cannot listen on control port {port}: {error.strerror}",
                 f"a second job on these nodes needs {_OWN_PORT}; `ss -tlnp` tells which process has this one",
             ) from error
+        if self._node.allocation.node_count > 1 and self._node.allocation.head is not None:
+            self._node.run_in_background(self._refuse_elsewhere(self._node.allocation.heads))
 
     async def _own_addresses(self) -> list[str]:
         """The addresses to listen on; empty for all."""
@@ -291,20 +298,32 @@ class Meeting:
         allocation = self._node.allocation
         ranks = [rank for rank in range(1, allocation.node_count) if rank not in self.peers]
         lines = [f"{node_name(rank, allocation.host(rank))}: {await self._cause(rank)}" for rank in ranks]
-        return lines, [*self._refused, *await self._wrong_place()]
+        return lines, list(self._refused)
 
-    async def _wrong_place(self) -> list[str]:
-        """A line if the head's name belongs to another host, so that the others connect there."""
-        head = self._node.allocation.head
-        if head is None:
-            return []
+    async def _refuse_elsewhere(self, heads: Sequence[str]) -> None:
+        """Raise DetectionError if the others look for the head on another host. Returns once that is unlikely.
+
+        A name may lead here through address translation, which may take a moment to begin.
+        """
+        port = self._node.control_port
         try:
-            found = await asyncio.wait_for(resolve(head, self._node.control_port), _DNS_PATIENCE)
+            async with asyncio.timeout(_DNS_PATIENCE):
+                addresses = [address for head in heads for address in await resolve(head, port)]
         except (OSError, TimeoutError):
-            return []
-        if not found or any(is_own(address) for address in found):
-            return []
-        return [f"this is node 0, but {head} is not an address of this host: do two nodes claim rank 0?"]
+            return  # the others may know the name
+        if any(map(is_own, addresses)):
+            return
+        end = asyncio.get_running_loop().time() + min(_TRANSLATION, self._node.seconds_left / 2)
+        while not self._members:
+            if any(await asyncio.gather(*(self._listener.is_reached_at(address, port) for address in addresses))):
+                return
+            if asyncio.get_running_loop().time() > end:
+                raise DetectionError(
+                    f"this is node 0, but {' and '.join(heads)} lead{'s' if len(heads) == 1 else ''} to another host",
+                    "two nodes may claim rank 0, or mpirun was called on a host that is no node: set SLIPWAY_HEAD on "
+                    "every node to a name of the first one, or list them all in SLIPWAY_HOSTS",
+                )
+            await asyncio.sleep(_LOOK_AGAIN)
 
     async def _cause(self, rank: int) -> str:
         if cause := self._causes.get(rank):

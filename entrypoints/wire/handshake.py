@@ -45,12 +45,12 @@ class StrangerError(UnprovenError):
         self.rank, self.host = rank, host
 
 
-async def greet(channel: Channel, token: str) -> Message:
+async def greet(channel: Channel, token: str, challenge: str | None = None) -> Message:
     """The head's side: secures the channel and returns the worker's hello. Raises StrangerError or ChannelLostError.
 
-    The head must answer the hello with `welcome` or `refused`.
+    `challenge` is the head's nonce. The head must answer the hello with `welcome` or `refused`.
     """
-    challenge = nonce()
+    challenge = challenge or nonce()
     with _time_limit():
         async with asyncio.timeout(PATIENCE):
             channel.send_line(slipway=PROTOCOL, nonce=challenge)
@@ -85,6 +85,13 @@ async def demand_proof(channel: Channel, token: str, rank: int, hostname: str) -
     with _time_limit():
         async with asyncio.timeout(PATIENCE):
             await _secure(channel, token, rank, hostname)
+
+
+async def read_challenge(channel: Channel) -> object:
+    """The nonce of the program on the other side, which may be anything. Raises ChannelLostError."""
+    with _time_limit():
+        async with asyncio.timeout(PATIENCE):
+            return (await channel.receive_line()).get("nonce")
 
 
 async def _secure(channel: Channel, token: str, rank: int, hostname: str) -> None:

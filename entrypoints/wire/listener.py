@@ -12,10 +12,13 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Sequence
 
 from entrypoints.wire.channel import LONGEST_LINE, Channel, ChannelLostError, Message
-from entrypoints.wire.handshake import StrangerError, greet
+from entrypoints.wire.handshake import StrangerError, greet, read_challenge
+from entrypoints.wire.secret import nonce
 
 _BACKLOG = 4096
 """Connections that may wait to be accepted: schedulers start thousands of nodes in the same second."""
+_PROBE = 2.0
+"""Seconds for a connection of this program to itself."""
 _BREATH = 0.2
 """Seconds until another connection is accepted after the system refused one, mostly for lack of open files."""
 
@@ -43,6 +46,8 @@ class Listener:
         self._strangers: dict[asyncio.Task[None], str] = {}
         """Connections that have proved nothing, the oldest first, with their addresses."""
         self._serving: set[asyncio.Task[None]] = set()
+        self._challenges: set[str] = set()
+        """The nonces of the connections that have proved nothing."""
         self._short_of_files = False
 
     def open(self, port: int, addresses: Sequence[str] = ()) -> None:
@@ -53,6 +58,18 @@ class Listener:
             listening = socket.create_server((address, port), family=family, backlog=_BACKLOG)
             listening.setblocking(False)
             self._accepting.append(asyncio.create_task(self._accept(listening)))
+
+    async def is_reached_at(self, address: str, port: int) -> bool:
+        """Whether a connection to this address arrives here, also through address translation."""
+        try:
+            async with asyncio.timeout(_PROBE):
+                channel = Channel(*await asyncio.open_connection(address, port, limit=LONGEST_LINE))
+                try:
+                    return await read_challenge(channel) in self._challenges
+                finally:
+                    await channel.close()
+        except (OSError, TimeoutError, ChannelLostError):
+            return False
 
     @property
     def is_open(self) -> bool:
@@ -86,9 +103,11 @@ class Listener:
 
     async def _serve(self, connection: socket.socket) -> None:
         channel = Channel(*await asyncio.open_connection(sock=connection, limit=LONGEST_LINE))
-        address = channel.peer_address
+        address, challenge = channel.peer_address, nonce()
+        self._challenges.add(challenge)
         try:
-            hello = await greet(channel, self._token)
+            hello = await greet(channel, self._token, challenge)
+            self._challenges.discard(challenge)
             self._strangers.pop(_current_task(), None)
             await self._admit(channel, hello)
         except StrangerError as stranger:
@@ -96,6 +115,7 @@ class Listener:
         except ChannelLostError as lost:
             log.debug("a connection from %s failed: %s", address, lost)
         finally:
+            self._challenges.discard(challenge)
             await channel.close()
 
     def _forget(self, task: asyncio.Task[None]) -> None:
