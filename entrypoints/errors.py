@@ -11,7 +11,7 @@
 | 13 | node lost: a node or a Ray process on it died while the job ran |
 | 14 | Ray failed: the cluster could not be formed |
 | 15 | preflight: a node is not fit for the job; the message tells the fix |
-| 16 | `launch attach`: no cluster of this user or job runs on this node |
+| 16 | no cluster: for `launch attach` on this node, or where `RAY_ADDRESS` says that one is |
 | 127 | the command does not exist or cannot be executed |
 | 128+n | `launch` received signal n on any node |
 

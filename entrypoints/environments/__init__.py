@@ -8,7 +8,7 @@ from pathlib import Path
 
 from entrypoints.environments.base import INSIDE, MPI, Allocation, Environment, by_precedence
 from entrypoints.environments.explicit import HEAD, NODES, Explicit
-from entrypoints.environments.kubernetes.kuberay import ADDRESS, cluster_address
+from entrypoints.environments.kubernetes.kuberay import ADDRESS, LOCAL, cluster_address
 from entrypoints.environments.local_rank import with_local_rank
 from entrypoints.environments.mpi.tasks import run_id
 from entrypoints.environments.process_view import ProcessView
@@ -119,9 +119,11 @@ def _placed(view: ProcessView, found: Allocation, answers: list[tuple[type[Envir
 
 def _existing_cluster(view: ProcessView, winner: Allocation) -> tuple[str, ...]:
     """A sentence if RAY_ADDRESS names a cluster that the winner does not use."""
-    address = view.variables.get(ADDRESS)
+    address = view.variables.get(ADDRESS, "").strip()
     if not address or winner.attach:
         return ()
+    if address == LOCAL:
+        return (f"{ADDRESS}={address} names no cluster: this job forms one",)
     return (f"{ADDRESS}={address} names a cluster that exists already; {winner.environment} wins",)
 
 

@@ -15,6 +15,7 @@ from entrypoints.host.network.fabric_settings import Setting
 from entrypoints.host.settings import Host, examine_host
 from entrypoints.host.starting_cache import use_starting_cache
 from entrypoints.host.tree import Tree
+from entrypoints.job.existing import require_cluster
 from entrypoints.job.head import lead, run_command
 from entrypoints.job.node import Node
 from entrypoints.job.worker import follow
@@ -69,9 +70,6 @@ def launch(detection: Detection, options: Options, hostname: str, variables: Map
         raise allocation.started_alone
     if not allocation.attach:  # Ray reads it too, and it names another cluster
         variables = {name: value for name, value in variables.items() if name != ADDRESS}
-    elif not allocation.is_head:
-        log.info("%s=%s exists already: the command runs on node 0 only", ADDRESS, allocation.attach)
-        return 0
     several = allocation.node_count > 1 or allocation.local_rank > 0
     met = several or (allocation.task_count or 1) > 1
     directory = job_directory(variables, Tree()) if met and not allocation.attach else None
@@ -105,6 +103,10 @@ async def _launch(
     node = Node(allocation, options, host, hostname, environment, unfit)
     try:
         if attach:
+            await node.unless_failed(require_cluster(node, attach))
+            if not allocation.is_head:
+                log.info("%s=%s exists already: the command runs on node 0 only", ADDRESS, attach)
+                return 0
             log.info("%s=%s exists already: no cluster is formed", ADDRESS, attach)
             return await node.unless_failed(run_command(node, {**node.environment, ADDRESS: attach}))
         if not allocation.is_head:

@@ -2,6 +2,7 @@
 
 import asyncio
 import ipaddress
+import os
 import socket
 import threading
 from collections.abc import Sequence
@@ -40,6 +41,19 @@ async def resolve(host: str, port: int) -> list[str]:
 
     threading.Thread(target=look_up, name=f"resolve {host}", daemon=True).start()
     return await result
+
+
+def cause_of(error: Exception) -> str:
+    """The cause of a failed connection or resolution, in a few words."""
+    match error:
+        case TimeoutError():
+            return "no answer"
+        case socket.gaierror():
+            return "its name does not resolve"
+        case OSError(errno=int()):
+            return os.strerror(error.errno).lower()
+        case _:
+            return str(error)
 
 
 async def addresses_for_peers(heads: Sequence[str], others: Sequence[str], port: int) -> list[str]:

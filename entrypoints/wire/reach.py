@@ -5,13 +5,11 @@ without an answer. So an address counts only once the program there has proved t
 """
 
 import asyncio
-import os
-import socket
 from collections.abc import Awaitable, Callable, Sequence
 
 from entrypoints.wire.channel import LONGEST_LINE, Channel, ChannelLostError
 from entrypoints.wire.handshake import UnprovenError, demand_proof
-from entrypoints.wire.network import is_loopback, resolve
+from entrypoints.wire.network import cause_of, is_loopback, resolve
 
 PATIENCE = 5.0
 """Seconds for a connection to each address, and for the resolution of each name."""
@@ -65,7 +63,7 @@ async def _reach_name(
         except OSError as error:
             if is_loopback(address) and address != name:
                 itself = f"its name resolves to {address}, which is this node itself"
-                raise type(error)(f"{_cause(error)}; {itself}") from error
+                raise type(error)(f"{cause_of(error)}; {itself}") from error
             raise
         channel = Channel(*streams)
         try:
@@ -160,20 +158,6 @@ def _summary(failed: dict[str, Exception]) -> UnreachableError:
             causes |= error.causes if several else {candidate: str(error)}
             unproven = unproven or error.unproven
         else:
-            causes[candidate] = _cause(error)
+            causes[candidate] = cause_of(error)
             unproven = unproven or (str(error) if isinstance(error, UnprovenError) else "")
     return UnreachableError(causes, unproven=unproven, refused=all(map(_is_refusal, failed.values())))
-
-
-def _cause(error: Exception) -> str:
-    match error:
-        case ChannelLostError():
-            return str(error)
-        case TimeoutError():
-            return "no answer"
-        case socket.gaierror():
-            return "its name does not resolve"
-        case OSError():
-            return os.strerror(error.errno).lower() if error.errno else str(error)
-        case _:
-            return str(error)

@@ -218,26 +218,6 @@ def test_every_subcommand_has_help_of_its_own(start: Start, name: str) -> None:
     assert SUBCOMMANDS[name].purpose in text.replace("\n", " ")
 
 
-def test_an_existing_cluster_is_attached_to(start: Start) -> None:
-    ended = start("--", "printenv", "RAY_ADDRESS", RAY_ADDRESS="10.0.0.1:6379").wait()
-    assert (ended.status, ended.stdout) == (0, "10.0.0.1:6379\n")
-    assert "no cluster is formed" in ended.stderr
-
-
-SECOND_OF_TWO = {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "a"}
-
-
-def test_only_the_head_runs_the_command_of_an_attached_job(start: Start) -> None:
-    ended = start("--", "echo", "ran", RAY_ADDRESS="10.0.0.1:6379", **SECOND_OF_TWO).wait()
-    assert (ended.status, ended.stdout) == (0, "")
-
-
-def test_a_batch_script_may_attach_without_srun(start: Start) -> None:
-    script = {"SLURM_JOB_ID": "5", "SLURM_NODEID": "0", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "n[1-2]"}
-    ended = start("--", "echo", "ran", RAY_ADDRESS="10.0.0.1:6379", **script).wait()
-    assert (ended.status, ended.stdout) == (0, "ran\n")
-
-
 @pytest.mark.parametrize("option", ["--hosts", "--hostfile", "--nodes", "--node-rank", "--head", "--hostname"])
 def test_an_empty_option_is_refused(start: Start, option: str) -> None:
     ended = start(option, "", "explain").wait()  # an unset HOSTS in `--hosts "$HOSTS"` would make each node a job

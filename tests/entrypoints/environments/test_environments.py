@@ -141,6 +141,9 @@ def without(variables: Mapping[str, str], *names: str) -> dict[str, str]:
         ({"RAY_ADDRESS": "http://10.0.0.1:8265"}, "RAY_ADDRESS is http://10.0.0.1:8265, a dashboard's address"),
         ({**SLURM, "RAY_ADDRESS": "https://ray.lan"}, "RAY_ADDRESS is https://ray.lan, a dashboard's address"),
         ({"FQ_RAY_IP": "h", "RAY_ADDRESS": "http://h:8265"}, "RAY_ADDRESS is http://h:8265, a dashboard's address"),
+        ({"RAY_ADDRESS": "10.0.0.1"}, "RAY_ADDRESS is '10.0.0.1', not the address of a Ray cluster"),
+        ({**SLURM, "RAY_ADDRESS": "fd00::7:6379"}, "RAY_ADDRESS is 'fd00::7:6379', not the address"),
+        ({"RAY_ADDRESS": "ray://head"}, "RAY_ADDRESS is 'ray://head', not the address"),
         ({"SLIPWAY_HOSTS": "a,b", "SLIPWAY_NODE_RANK": "2"}, "SLIPWAY_NODE_RANK is 2"),
         (
             {"SLIPWAY_HOSTS": "a,me", "SLIPWAY_NODE_RANK": "0"},
@@ -284,6 +287,13 @@ def test_a_ray_cluster_of_kubernetes_is_found_by_name_and_by_either_kind_of_addr
     found = detect({"RAY_CLUSTER_NAME": "c", **where}, "me")
     assert found.allocation.environment == "kuberay"
     assert (found.allocation.head, found.allocation.attach) == (head, attach)
+
+
+@pytest.mark.parametrize("variables", [{}, SLURM, {"SLIPWAY_HOSTS": "a,me"}])
+def test_local_is_no_existing_cluster(variables: dict[str, str]) -> None:
+    found = detect({**variables, "RAY_ADDRESS": "local"}, "me")
+    assert found.allocation.attach is None
+    assert found.conflicts == ("RAY_ADDRESS=local names no cluster: this job forms one",)
 
 
 def test_a_list_of_hosts_outranks_an_existing_cluster() -> None:
