@@ -17,6 +17,7 @@ from entrypoints.errors import LaunchError, UsageError
 from entrypoints.host.settings import read_manifest
 from entrypoints.host.tree import Tree
 from entrypoints.host.versions import slipway_version
+from entrypoints.known_variables import refuse_unknown
 from entrypoints.logs import report
 from entrypoints.options import (
     CONTROL_PORT,
@@ -68,6 +69,7 @@ def _main(arguments: list[str], variables: Mapping[str, str]) -> int:
     if arguments and not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
         run_program(arguments, COMMANDS, variables)
     parsed = _parser(variables).parse_args(arguments)
+    refuse_unknown(variables)
     if parsed.words[:1] and parsed.words[0] in SUBCOMMANDS:
         subcommand = SUBCOMMANDS[parsed.words[0]]
         parser = Parser(prog=f"launch {parsed.words[0]}", description=subcommand.purpose, allow_abbrev=False)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from entrypoints.environments.base import INSIDE, MPI, Allocation, Environment, by_precedence
 from entrypoints.environments.explicit import HEAD, NODES, Explicit
+from entrypoints.environments.host_names import host_name
 from entrypoints.environments.kubernetes.kuberay import ADDRESS, LOCAL, cluster_address
 from entrypoints.environments.local_rank import with_local_rank
 from entrypoints.environments.mpi.tasks import run_id
@@ -140,8 +141,8 @@ def _as_the_user_says(view: ProcessView, found: Allocation) -> Allocation:
             f"{NODES} is {expected}, but {found.environment} says {found.node_count} nodes ({found.reason})",
             hint="unset it, as the environment knows the number, or list the nodes in SLIPWAY_HOSTS",
         )
-    head = view.variables.get(HEAD, "").strip()
-    if not head or head == found.head or found.environment == Single.name:
+    text = view.variables.get(HEAD, "").strip()
+    if not text or found.environment == Single.name or (head := host_name(text, HEAD)) == found.head:
         return found
     if found.hosts is not None and head in found.hosts[1:]:
         raise DetectionError(

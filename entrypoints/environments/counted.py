@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from entrypoints.environments.base import Allocation
+from entrypoints.environments.explicit import HEAD
 from entrypoints.environments.process_view import ProcessView, Reader
 from entrypoints.errors import DetectionError
 
@@ -21,9 +22,11 @@ def counted(
 ) -> Allocation:
     """The allocation from the variables `count` and `rank`, and from names that the caller has read.
 
-    A head that is not told is this node if its rank is 0. Raises DetectionError if anything else is missing; the hint
-    says where it comes from. Hosts that are not as many as the count are left out.
+    The user's SLIPWAY_HEAD takes the place of a head that is not told; without it, it is this node if its rank is 0.
+    Raises DetectionError if anything else is missing; the hint says where it comes from. Hosts that are not as many as
+    the count are left out.
     """
+    head = head or reader.host(HEAD)
     nodes = reader.required_number(count, hint=hint)
     node_rank = 0 if nodes == 1 else reader.required_number(rank, hint=hint)
     if head is None and node_rank > 0:

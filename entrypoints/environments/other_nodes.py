@@ -4,11 +4,13 @@ A lone node has none of these variables and files. Counts of what runs on one no
 are no sign, nor are the lists of servers that a program may use (`KAFKA_HOSTS`).
 """
 
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from entrypoints.environments.host_names import is_address, is_loopback, without_number
+from entrypoints.environments.local_rank import local_rank_variable
 from entrypoints.environments.process_view import ProcessView
 from entrypoints.hostlist import HostlistError, expand
 
@@ -17,15 +19,28 @@ LIST_THEM = (
     "SLIPWAY_NODE_RANK; --single runs on this node alone"
 )
 
-_COUNT = re.compile(
-    r"(?:.*_)?(?:(?:NUM|N|TOTAL)_?(?:NODES?|HOSTS?|MACHINES?)|(?:NODES?|HOSTS?|MACHINES?)_?(?:NUM|COUNT)|NHOSTS"
-    r"|(?:WORKERS?|TRAINERS?)_NUM|NUM_WORKER|TOTAL_WORKERS?|TASKS?_COUNT|ARRAY_SIZE|WORLD_SIZE)|NODES"
+_NODES = {"NODE", "HOST", "MACHINE", "POD", "INSTANCE", "REPLICA", "MEMBER", "PEER", "CONTAINER"}
+_TASKS = {"WORKER", "TRAINER", "JOB", "TASK", "ROLE", "ALLOC", "GROUP", "PROCESS", "PROC", "CROSS"}
+_INDICES = {"RANK", "INDEX", "IDX", "ORDINAL", "PROCID", "NODEID", "RANKID", "PROCNO"}
+_ALONE = _INDICES - {"INDEX", "IDX", "ORDINAL"}
+"""These number processes of a job whatever stands before them."""
+_COUNTS = {"COUNT", "NUM", "TOTAL", "NUMBER", "SIZE"}
+_GLUED_COUNT = re.compile(r"(?:N|NUM|TOTAL)(NODE|HOST|MACHINE|TASK|PROC|RANK|WORKER)S?|(NODE|HOST|MACHINE)(?:NUM|COUNT)")
+_SETS_OF_TASKS = {"WORLD", "COMM", "ARRAY", "CLUSTER", "GANG"}
+"""Their sizes count a job's tasks."""
+_OF_JOBS = _NODES | _TASKS | _SETS_OF_TASKS | {"RANK"}
+_NO_TASKS = {
+    *("GPU", "CPU", "CORE", "THREAD", "DEVICE", "SLOT", "POOL", "CACHE", "QUEUE", "BUFFER", "PAGE", "SHARD", "CHUNK"),
+    *("BATCH", "LAYER", "TENSOR", "MATRIX", "EXPERT", "LORA", "QLORA", "DORA", "PEFT", "ADAPTER", "SAMPLE", "SERVICE"),
+}
+"""Words of variables that number or count anything else."""
+_TESTS = ("CI_", "CIRCLE_", "BUILDKITE_", "GITHUB_", "GITLAB_", "SEMAPHORE_", "DRONE_", "GTEST_", "PYTEST_", "TEST_")
+"""Prefixes of systems that run parallel tests, each on its own."""
+_HEAD = re.compile(
+    r"(?:[A-Z]+_)?MASTER_ADDR|(?:.*_)?(?:RDZV|RENDEZVOUS)_ENDPOINT|(?:.*_)?COORDINATOR_ADDR(?:ESS)?|(?:.*_)?PRIMARY_ADDR"
+    r"|(?:.*_)?(?:LEADER|CHIEF)_(?:ADDR|ADDRESS|HOST|HOSTNAME|IP|ENDPOINT|NODE)|.*_LEADER"
 )
-_PROCESS_COUNT = re.compile(r"(?:.*_)?(?:NPROCS|NUM_PROCS|NUM_PROCESSES)")
-_RANK = re.compile(
-    r"(?:.*_)?(?:(?:NODE|GROUP|HOST|MACHINE|REPLICA|WORKER)_RANK|(?:REPLICA|WORKER|ROLE|ALLOC)_INDEX)|RANK"
-)
-_HEAD = re.compile(r"(?:[A-Z]+_)?MASTER_ADDR|(?:.*_)?RDZV_ENDPOINT|(?:JAX_)?COORDINATOR_ADDRESS")
+_NO_HOST = {"true", "false", "yes", "no", "none", "self"}
 _LIST = re.compile(
     r"(?:.*_)?(?:NODE_?LIST|HOST_?LIST|NODES?_IPS|HOST_?NAMES|(?:WORKER|NODE|JOB|TASK|MPI|ALL|PEER|CLUSTER)S?_HOSTS)"
 )
@@ -69,19 +84,32 @@ class Sign:
 def signs(view: ProcessView) -> Iterator[Sign]:
     """The signs of other nodes, the most telling first."""
     variables = {name: text.strip() for name, text in sorted(view.variables.items()) if text.strip()}
+    if name := local_rank_variable(variables):
+        yield Sign(f"{name} is {variables[name]}, so this is not the node's first task, but nothing tells its job")
     ours = {name: value for name, value in variables.items() if not _ON_ONE_NODE.search(name)}
-    for name, value in ours.items():
-        if _RANK.fullmatch(name) and value.strip("0").isdigit():
+    numbers = [number for name, value in ours.items() if (number := _parse(name, value)) is not None]
+    for number in numbers:
+        if number.is_index and number.value > 0 and number.of_tasks:
+            name = number.name
             hint = (
                 f"pass NNODES and MASTER_ADDR into the container too; for a single node unset {name}, or use --single"
             )
-            yield Sign(f"{name} is {value}, so there are other nodes, but nothing says how many", hint)
+            yield Sign(f"{name} is {number.value}, so there are other nodes, but nothing says how many", hint)
     for name, value in ours.items():
-        if _HEAD.fullmatch(name) and not _is_here(view, without_number(value)) and variables.get("WORLD_SIZE") != "1":
+        if _HEAD.fullmatch(name) and not _is_here(view, value) and variables.get("WORLD_SIZE") != "1":
             yield Sign(f"{name} is {value}, another host, so there are other nodes, but nothing says how many")
-    for name, value in ours.items():
-        if _says_several(view, name, value):
-            yield Sign(f"{name} is {value!r}, so there are other nodes, but nothing that `launch` knows names them")
+    for number in numbers:
+        if not number.is_index and number.value > 1 and _counts_nodes(view, number):
+            value = ours[number.name]
+            yield Sign(
+                f"{number.name} is {value!r}, so there are other nodes, but nothing that `launch` knows names them"
+            )
+    for index, count in itertools.product(numbers, numbers):
+        if index.is_index and not count.is_index and _belong_together(index, count):
+            yield Sign(
+                f"{index.name} is {index.value} of {count.name} {count.value}, so there are other nodes, but nothing "
+                "that `launch` knows names them"
+            )
     for name, value in ours.items():
         if (hosts := _hosts(view, name, value)) and len(hosts) > 1:
             yield Sign(f"{name} lists {len(hosts)} hosts ({', '.join(hosts[:4])}{', …' if len(hosts) > 4 else ''})")
@@ -104,19 +132,78 @@ def signs(view: ProcessView) -> Iterator[Sign]:
             yield Sign(f"{path} belongs to {kind}, whose variables are missing here", f"{advice}; {LIST_THEM}")
 
 
-def _is_here(view: ProcessView, host: str) -> bool:
-    """Whether a name or address leads to this node, from this node."""
-    return host in ("0.0.0.0", "::") or is_loopback(host) or view.is_me(host)
+@dataclass(frozen=True)
+class _Number:
+    """A variable that numbers or counts: `ACME_JOB_INDEX` numbers (`ACME`, `JOB`)."""
+
+    name: str
+    value: int
+    is_index: bool
+    stem: tuple[str, ...]
+    """The words before and after the word that tells the kind, in the singular."""
+    kind: str
+    """The word that tells it."""
+
+    @property
+    def of_tasks(self) -> bool:
+        """Whether the name alone says that it is of a job's nodes or tasks."""
+        last = self.stem[-1] if self.stem else ""
+        return self.kind in _ALONE or (last in _NODES | _TASKS and self.kind != "ID")
 
 
-def _says_several(view: ProcessView, name: str, value: str) -> bool:
-    """Whether a variable counts more than one node, or more processes than run on one."""
-    number = _number(value.rpartition(":")[2])  # of an elastic range, 1:4, the larger
-    if number < 2:
-        return False
-    if _COUNT.fullmatch(name):
+def _parse(name: str, text: str) -> _Number | None:
+    """The variable as an index or a count of something; None if it is neither."""
+    value = _number(text.rpartition(":")[2])  # of an elastic range, 1:4, the larger
+    words = [_singular(word) for word in name.upper().split("_") if word]
+    if not words or not text[-1:].isdigit() or name.startswith(_TESTS) or name.upper().endswith("NPROC"):
+        return None
+    *before, last = words
+    if before[-1:] and before[-1] in _NO_TASKS:
+        return None
+    if last in _INDICES or (last == "ID" and before and before[-1] in _NODES | _TASKS):
+        return _Number(name, value, True, tuple(before), last)
+    if glued := _GLUED_COUNT.fullmatch(last):
+        return _Number(name, value, False, (*before, glued[1] or glued[2]), last)
+    if last in _COUNTS:
+        return _Number(name, value, False, tuple(before), last)
+    if before and before[-1] in ("NUM", "N", "TOTAL"):
+        return _Number(name, value, False, (*before[:-1], last), before[-1])
+    return _Number(name, value, False, ("NODE",), "") if name.upper() == "NODES" else None
+
+
+def _singular(word: str) -> str:
+    """`PROCESS` of `PROCESSES`, `NODE` of `NODES`."""
+    if word.endswith("SSES"):
+        return word.removesuffix("ES")
+    return word if word.endswith("SS") or len(word) < 3 else word.removesuffix("S")
+
+
+def _counts_nodes(view: ProcessView, count: _Number) -> bool:
+    """Whether a count alone shows several nodes, or more processes than run on one."""
+    what = count.stem[-1] if count.stem else ""
+    if count.kind == "SIZE":
+        return what in _SETS_OF_TASKS
+    if what in _NODES or (what == "TASK" and count.kind == "COUNT"):
         return True
-    return bool(_PROCESS_COUNT.fullmatch(name)) and number not in _numbers_of_one_node(view)
+    if what in ("WORKER", "TRAINER"):  # NUM_WORKERS are mostly a program's own
+        return not count.name.upper().endswith(("NUM_WORKERS", "N_WORKERS", "WORKER_COUNT", "WORKERS_COUNT"))
+    return what in ("PROC", "PROCESS") and count.value not in _numbers_of_one_node(view)
+
+
+def _belong_together(index: _Number, count: _Number) -> bool:
+    """Whether two variables of one system say `index of count`: SNOWFLAKE_JOB_INDEX and SNOWFLAKE_JOBS_COUNT."""
+    if not (1 < count.value and index.value <= count.value and index.stem and count.stem):
+        return False
+    same = index.stem[0] == count.stem[0] and {*index.stem[1:], *count.stem[1:]} <= _OF_JOBS
+    return same and (index.kind in _ALONE or index.stem[-1] in _OF_JOBS)
+
+
+def _is_here(view: ProcessView, text: str) -> bool:
+    """Whether a name or address leads to this node, from this node. A text that is no host leads nowhere else."""
+    host = without_number(text)
+    if host.isdigit() or host.lower() in _NO_HOST:
+        return True
+    return host in ("0.0.0.0", "::") or is_loopback(host) or view.is_me(host)
 
 
 def _numbers_of_one_node(view: ProcessView) -> set[int]:

@@ -4,6 +4,7 @@ import secrets
 
 from entrypoints.environments.base import Allocation, Environment
 from entrypoints.environments.explicit import HEAD, HOST_FILE, HOSTS, NODE_RANK, NODES, SINGLE
+from entrypoints.environments.host_names import host_name
 from entrypoints.environments.other_nodes import LIST_THEM, signs
 from entrypoints.environments.process_view import ProcessView, Reader
 from entrypoints.errors import DetectionError
@@ -28,7 +29,7 @@ class Single(Environment):
         if view.variables.get(NODES, "").strip() != "1" and (sign := next(signs(view), None)):
             raise DetectionError(sign.text, sign.hint)
         head = view.variables.get(HEAD, "").strip()
-        if head and head != "localhost" and not view.is_me(head):
+        if head and head != "localhost" and not view.is_me(host_name(head, HEAD)):
             raise DetectionError(f"{HEAD} is {head}, so there are other nodes, but nothing says how many", LIST_THEM)
         return cls.alone(view, {})
 

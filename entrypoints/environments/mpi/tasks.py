@@ -77,9 +77,7 @@ def by_tasks(
         local_size = 1
     count, rank = nodes_of_tasks(task, size, local, local_size)
     hosts = _listed(view, reader, count, rank)
-    heads = hosts[:1] if hosts else launcher
-    if not heads and count == 1:
-        heads = (view.hostname,)
+    heads = (view.hostname,) if count == 1 else hosts[:1] if hosts else launcher
     return Allocation(
         environment=environment,
         job_id=scheduler_job_id(view.variables) or environment,

@@ -5,7 +5,7 @@ launch node, which runs the batch script and no task.
 """
 
 from entrypoints.environments.base import Allocation, Environment
-from entrypoints.environments.host_names import in_file
+from entrypoints.environments.host_names import host_name, host_names, in_file
 from entrypoints.environments.mpi.tasks import started_by_mpi
 from entrypoints.environments.process_view import ProcessView, Reader, distinct, nodes_of_tasks, rank_of
 from entrypoints.errors import DetectionError, NodesUnknownError
@@ -73,10 +73,10 @@ def _hosts(view: ProcessView, reader: Reader) -> tuple[tuple[str, ...], str]:
         names, slots = text.split()[::2], text.split()[1::2]
         if len(names) != len(slots) or not all(slot.isdigit() for slot in slots):
             raise DetectionError(f"{SLOTS} is {text!r}, not pairs of a host and its slots")
-        return distinct(names), SLOTS
+        return distinct([host_name(name, SLOTS) for name in names]), SLOTS
     if (text := reader.text(HOSTS)) is None:
         raise NodesUnknownError(f"{HOSTS} is not set", hint=f"pass {SLOTS} into the container")
-    return distinct(text.split()), HOSTS
+    return distinct(host_names(text, HOSTS)), HOSTS
 
 
 def _below_jsrun(view: ProcessView, reader: Reader, job_id: str, hosts: tuple[str, ...], source: str) -> Allocation:
