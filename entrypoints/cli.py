@@ -186,7 +186,12 @@ def _parser(variables: Mapping[str, str]) -> Parser:
     )
     add("--no-preflight", action="store_true", help="join even if the checks of this node fail")
     add("--no-ray", action="store_true", help="run the command without Ray; a single node also skips its checks")
-    add("--num-cpus", metavar="N", type=_count, help="CPUs that Ray may use on this node; default: all")
+    add(
+        "--num-cpus",
+        metavar="N",
+        type=_count,
+        help="CPUs that Ray may use on this node; default: those of this process's affinity and control group",
+    )
     add(
         "--num-gpus",
         metavar="N",

@@ -28,7 +28,7 @@ class Dashboard:
 
 @dataclass(frozen=True, kw_only=True)
 class RayOptions:
-    """Ray's options. None leaves the choice to Ray, for the object store to `ray.object_store`."""
+    """Ray's options. None takes what this process may use of CPUs and GPUs; `ray.object_store` sizes the store."""
 
     cpus: int | None = None
     gpus: int | None = None

@@ -165,6 +165,12 @@ def raise_file_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
+def raise_process_limit() -> None:
+    """Raise the soft limit of processes and threads to the hard one, which preflight judges."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NPROC)
+    resource.setrlimit(resource.RLIMIT_NPROC, (hard, hard))
+
+
 def _children() -> dict[int, list[int]]:
     """The ids of all visible processes, by the id of their parent."""
     children: dict[int, list[int]] = {}

@@ -25,7 +25,9 @@ _INDICES = {"RANK", "INDEX", "IDX", "ORDINAL", "PROCID", "NODEID", "RANKID", "PR
 _ALONE = _INDICES - {"INDEX", "IDX", "ORDINAL"}
 """These number processes of a job whatever stands before them."""
 _COUNTS = {"COUNT", "NUM", "TOTAL", "NUMBER", "SIZE"}
-_GLUED_COUNT = re.compile(r"(?:N|NUM|TOTAL)(NODE|HOST|MACHINE|TASK|PROC|RANK|WORKER)S?|(NODE|HOST|MACHINE)(?:NUM|COUNT)")
+_GLUED_COUNT = re.compile(
+    r"(?:N|NUM|TOTAL)(NODE|HOST|MACHINE|TASK|PROC|RANK|WORKER)S?|(NODE|HOST|MACHINE)(?:NUM|COUNT)"
+)
 _SETS_OF_TASKS = {"WORLD", "COMM", "ARRAY", "CLUSTER", "GANG"}
 """Their sizes count a job's tasks."""
 _OF_JOBS = _NODES | _TASKS | _SETS_OF_TASKS | {"RANK"}
@@ -192,7 +194,7 @@ def _counts_nodes(view: ProcessView, count: _Number) -> bool:
 
 def _belong_together(index: _Number, count: _Number) -> bool:
     """Whether two variables of one system say `index of count`: SNOWFLAKE_JOB_INDEX and SNOWFLAKE_JOBS_COUNT."""
-    if not (1 < count.value and index.value <= count.value and index.stem and count.stem):
+    if not (count.value > 1 and index.value <= count.value and index.stem and count.stem):
         return False
     same = index.stem[0] == count.stem[0] and {*index.stem[1:], *count.stem[1:]} <= _OF_JOBS
     return same and (index.kind in _ALONE or index.stem[-1] in _OF_JOBS)

@@ -3,6 +3,7 @@
 A target adds a row to `ACCELERATORS`; no other file here compares a target or a vendor.
 """
 
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -24,6 +25,9 @@ _NVIDIA_MODELS = (
     ("sm_70", ("V100", "TITAN V")),
 )
 """NVIDIA's driver files name only the model. https://developer.nvidia.com/cuda-gpus"""
+
+
+_UUIDS = ("GPU-", "MIG-")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +64,8 @@ class Accelerator:
     run_flags: str
     """The container engine's flags that hand in the devices."""
     visible_variables: tuple[str, ...]
-    """The variables that restrict a process to some GPUs."""
+    """The variables that restrict a process to some GPUs; the one that Ray reads comes first. Each of the others
+    restricts it further, and the first one's indices then count what they leave."""
     tool: str
     """The program that lists its GPUs."""
     driver_path: str
@@ -121,6 +126,22 @@ def count_gpus(tree: Tree) -> int:
         if count := len(tree.matching(row.gpu_devices)) if row.counted_by_devices else len(row.find(tree)):
             return count
     return 0
+
+
+def visible_devices(text: str) -> list[str]:
+    """The devices in a variable like CUDA_VISIBLE_DEVICES: indices or UUIDs. The first word that is neither ends them.
+
+    Slurm writes `NoDevFiles` and others `-1`, `none` or nothing to hide all devices.
+    https://docs.nvidia.com/cuda/cuda-programming-guide/05-appendices/environment-variables.html
+    """
+    words = (word.strip() for word in text.split(","))
+    return list(itertools.takewhile(lambda word: word.isdigit() or word.upper().startswith(_UUIDS), words))
+
+
+def hidden_devices(variables: Mapping[str, str]) -> dict[str, int]:
+    """For each variable that restricts this process, how many devices it leaves."""
+    names = (name for row in ACCELERATORS for name in row.visible_variables)
+    return {name: len(visible_devices(variables[name])) for name in names if name in variables}
 
 
 def foreign_settings(found: tuple[str, ...]) -> tuple[str, ...]:

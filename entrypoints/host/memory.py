@@ -1,31 +1,17 @@
 """The memory that this process may use."""
 
 import os
-from collections.abc import Iterator
-from pathlib import PurePosixPath
 
+from entrypoints.host.control_groups import group_folders
 from entrypoints.host.tree import Tree
 
-_ROOTS = "0::/\n0:memory:/\n"
-"""Read in any case: a container without a cgroup namespace may have its group mounted here, but see the host's path."""
+_FILES = ("memory.max", "memory.limit_in_bytes")
+"""Of control groups of version 2 and 1."""
 
 
 def available_memory(tree: Tree | None = None) -> int:
     """RAM in bytes, or the lowest limit of this process's control groups if that is lower."""
+    tree = tree or Tree()
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min([memory, *_limits(tree or Tree())])
-
-
-def _limits(tree: Tree) -> Iterator[int]:
-    """The limits of this process's groups (version 2 or 1) and of all above them. Slurm limits the job's group."""
-    for line in (_ROOTS + (tree.text("proc/self/cgroup") or "")).splitlines():
-        _, controllers, path = line.split(":", 2)
-        if not controllers:
-            mount, file = "sys/fs/cgroup", "memory.max"
-        elif "memory" in controllers.split(","):
-            mount, file = "sys/fs/cgroup/memory", "memory.limit_in_bytes"
-        else:
-            continue
-        for group in (PurePosixPath(path), *PurePosixPath(path).parents):
-            if (limit := tree.number(f"{mount}{group}/{file}")) is not None:
-                yield limit
+    limits = (tree.number(f"{folder}/{file}") for folder in group_folders(tree, "memory") for file in _FILES)
+    return min([memory, *(limit for limit in limits if limit is not None)])

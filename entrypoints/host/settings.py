@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from entrypoints.errors import UsageError
-from entrypoints.host.accelerators import ACCELERATORS, architectures, foreign_settings
+from entrypoints.host.accelerators import ACCELERATORS, architectures, foreign_settings, visible_devices
 from entrypoints.host.network.fabric import Fabric, detect_fabric
 from entrypoints.host.network.fabric_settings import Setting, fabric_settings, interface_settings
 from entrypoints.host.tree import Tree
 from entrypoints.host.versions import component_versions, image_identity, installed, satisfies, slipway_version
+from entrypoints.logs import quoted
 
 IMAGE_MANIFEST = "etc/slipway/image.json"
 
@@ -56,6 +57,7 @@ def examine_host(tree: Tree, variables: Mapping[str, str]) -> Host:
     found = architectures(fabric.gpus)
     foreign = foreign_settings(found)
     from_fabric = [setting for setting in from_fabric if not setting.name.startswith(foreign)]
+    from_fabric += visibility_settings(variables)
     from_table = table_settings(document.get("env", []), found, versions, fabric.kind)
     settings = {setting.name: setting for setting in reversed([*from_fabric, *from_table])}  # the first of a name wins
     return Host(
@@ -69,6 +71,19 @@ def examine_host(tree: Tree, variables: Mapping[str, str]) -> Host:
         settings=tuple(reversed(settings.values())),
         warnings=tuple(warnings),
     )
+
+
+def visibility_settings(variables: Mapping[str, str]) -> list[Setting]:
+    """The variable that Ray reads, where a scheduler restricts this process by another one of the same GPUs."""
+    found = []
+    for row in ACCELERATORS:
+        first, *others = row.visible_variables
+        given = [name for name in others if name in variables]
+        if given and first not in variables:
+            count = len(visible_devices(variables[given[0]]))
+            reason = f"{given[0]}={quoted(variables[given[0]])} leaves {count} GPUs, which Ray counts by this name only"
+            found.append(Setting(first, ",".join(map(str, range(count))), reason))
+    return found
 
 
 def read_manifest(tree: Tree) -> dict[str, Any]:

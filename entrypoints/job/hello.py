@@ -1,11 +1,12 @@
 """The hello with which a node introduces itself to the head, and the head's reasons to refuse it."""
 
-import os
 import platform
 import time
 from collections.abc import Mapping
+from typing import Literal
 
-from entrypoints.host.accelerators import ACCELERATORS, count_gpus, may_use_gpus
+from entrypoints.host.accelerators import count_gpus, hidden_devices, may_use_gpus
+from entrypoints.host.cpus import available_cpus
 from entrypoints.host.tree import Tree
 from entrypoints.host.versions import installed
 from entrypoints.job.node import Node
@@ -32,8 +33,8 @@ def say_hello(node: Node) -> Message:
         "rank": node.allocation.node_rank,
         "local_rank": node.allocation.local_rank,
         "hostname": node.hostname,
-        "cpus": len(os.sched_getaffinity(0)),
-        "gpus": usable_gpus(_named_gpus(node), node.host.target, node.environment, Tree()),
+        "cpus": available_cpus() if (cpus := _named(node, "cpus")) is None else cpus,
+        "gpus": usable_gpus(_named(node, "gpus"), node.host.target, node.environment, Tree()),
         "fabric": node.host.fabric.summary(),
         "unfit": list(node.unfit),
         "clock": time.time(),
@@ -68,8 +69,9 @@ def unverified(ours: Message, theirs: Message) -> str:
     return ""
 
 
-def _named_gpus(node: Node) -> int | None:
-    return node.options.ray.gpus if node.options.ray else None
+def _named(node: Node, resource: Literal["cpus", "gpus"]) -> int | None:
+    """How many of them Ray is told to use; None if it counts them."""
+    return getattr(node.options.ray, resource) if node.options.ray else None
 
 
 def usable_gpus(named: int | None, target: str | None, variables: Mapping[str, str], tree: Tree) -> int:
@@ -78,11 +80,7 @@ def usable_gpus(named: int | None, target: str | None, variables: Mapping[str, s
         return named
     if not may_use_gpus(target):
         return 0
-    count = count_gpus(tree)
-    for name in [name for row in ACCELERATORS for name in row.visible_variables]:
-        if name in variables:
-            count = min(count, len([device for device in variables[name].split(",") if device.strip()]))
-    return count
+    return min([count_gpus(tree), *hidden_devices(variables).values()])
 
 
 def missing_gpus(announced: Mapping[str, int], found: Mapping[str, int]) -> str:

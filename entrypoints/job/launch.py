@@ -4,13 +4,16 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from entrypoints.environments import Allocation, Detection, detect
 from entrypoints.environments.kubernetes.kuberay import ADDRESS
 from entrypoints.environments.single import Single
 from entrypoints.errors import DetectionError, NotYetThereError, UsageError
+from entrypoints.host.accelerators import hidden_devices
 from entrypoints.host.child_environment import child_environment
+from entrypoints.host.cpus import available_cpus
 from entrypoints.host.network.fabric_settings import Setting
 from entrypoints.host.settings import Host, examine_host
 from entrypoints.host.starting_cache import use_starting_cache
@@ -22,7 +25,7 @@ from entrypoints.job.worker import follow
 from entrypoints.logs import log_folder, quoted, start_logging
 from entrypoints.options import Options
 from entrypoints.preflight import Verdict, failures, gather_facts, run_checks
-from entrypoints.processes import raise_file_limit
+from entrypoints.processes import raise_file_limit, raise_process_limit
 from entrypoints.ray.ports import control_port
 from entrypoints.wire.job_directory import job_directory
 from entrypoints.wire.rendezvous import meeting_place
@@ -53,6 +56,7 @@ def launch(detection: Detection, options: Options, hostname: str, variables: Map
     folder = log_folder(logs, rank, hostname) if logs is not None else None
     start_logging(rank, allocation.local_rank, folder)
     raise_file_limit()
+    raise_process_limit()
     log.info("%s: node %d of %d (%s)", allocation.environment, allocation.node_rank, allocation.node_count, hostname)
     for text in (*detection.conflicts, *allocation.warnings):
         log.warning("%s", text)
@@ -89,6 +93,7 @@ async def _launch(
     if not allocation.is_head and not attach:
         _ = allocation.heads  # raises if no head is known
     host = examine_host(Tree(), variables)
+    options = _within_limits(options, variables)
     for setting in host.settings:
         if variables.get(setting.name) != setting.value:  # the image sets some already; do not log those
             log.info("%s", _shown(setting, variables))
@@ -119,12 +124,27 @@ async def _launch(
         await node.clean()
 
 
+def _within_limits(options: Options, variables: Mapping[str, str]) -> Options:
+    """The options with what a scheduler leaves to this process, where Ray would count more: CPUs, and GPUs if a
+    variable hides some by a word that Ray counts as one."""
+    if options.ray is None:
+        return options
+    cpus, gpus = options.ray.cpus, options.ray.gpus
+    entries = {name: len(variables[name].split(",")) for name in hidden_devices(variables)}
+    fewer = [count for name, count in hidden_devices(variables).items() if count < entries[name]]
+    if gpus is None and fewer:
+        gpus = min(fewer)
+    return replace(options, ray=replace(options.ray, cpus=available_cpus() if cpus is None else cpus, gpus=gpus))
+
+
 def _preflight(
     allocation: Allocation, options: Options, host: Host, variables: Mapping[str, str]
 ) -> list[dict[str, Any]]:
     """Run this node's checks and log the problems. Returns the failures, which the node reports to the head."""
     use_gpus = options.ray is None or options.ray.gpus != 0
-    findings = run_checks(gather_facts(Tree(), host, allocation, variables, options.control_port, use_gpus=use_gpus))
+    cpus = options.ray.cpus if options.ray else None
+    facts = gather_facts(Tree(), host, allocation, variables, options.control_port, use_gpus=use_gpus, cpus=cpus)
+    findings = run_checks(facts)
     for finding in findings:
         if finding.verdict in (Verdict.WARN, Verdict.FAIL):
             log.warning("preflight %s: %s; %s", finding.check, finding.message, finding.fix)

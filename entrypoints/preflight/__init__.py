@@ -8,11 +8,12 @@ from typing import Any
 
 from entrypoints.environments import Allocation
 from entrypoints.errors import PreflightError
+from entrypoints.host.cpus import available_cpus
 from entrypoints.host.settings import Host
 from entrypoints.host.tree import Tree
 from entrypoints.preflight.check import Check, Finding, NodeFacts, Verdict
 from entrypoints.preflight.devices import driver, gpu_access, rdma
-from entrypoints.preflight.limits import locked_memory, open_files, shared_memory, stack
+from entrypoints.preflight.limits import address_space, locked_memory, open_files, processes, shared_memory, stack
 from entrypoints.preflight.resources import disk, leftovers, ports, privacy
 from entrypoints.ray.ports import control_port
 
@@ -30,7 +31,7 @@ __all__ = [
 ]
 
 CHECKS: tuple[Check, ...] = (
-    *(shared_memory, locked_memory, stack, open_files),
+    *(shared_memory, locked_memory, stack, open_files, processes, address_space),
     *(disk, privacy, ports, leftovers),
     *(gpu_access, driver, rdma),
 )
@@ -47,6 +48,7 @@ def gather_facts(
     chosen_port: int | None,
     *,
     use_gpus: bool = True,
+    cpus: int | None = None,
 ) -> NodeFacts:
     """The facts that the checks need."""
     return NodeFacts(
@@ -58,6 +60,7 @@ def gather_facts(
         control_port=chosen_port or control_port(allocation.job_id),
         chosen_port=chosen_port,
         use_gpus=use_gpus,
+        cpus=available_cpus(tree) if cpus is None else cpus,
     )
 
 

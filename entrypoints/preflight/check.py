@@ -57,6 +57,8 @@ class NodeFacts:
     temporary: Path = Path("/tmp")
     use_gpus: bool = True
     """False with `--num-gpus 0`: a head that drives the job only."""
+    cpus: int = 1
+    """The CPUs that Ray may use."""
 
     @property
     def rdma(self) -> bool:

@@ -3,8 +3,10 @@
 import os
 import re
 import resource
+from collections.abc import Mapping
 from pathlib import Path
 
+from entrypoints.host.control_groups import group_folders
 from entrypoints.host.tree import Tree
 from entrypoints.preflight.check import GIB, MIB, Finding, NodeFacts, Verdict, ok, skip
 
@@ -13,12 +15,16 @@ NCCL_SHARED_MEMORY = 1 * GIB
 STACK = 64 * MIB
 MEMLOCK = 8 * GIB
 """Enough to register a training job's buffers for RDMA."""
-_CAP_IPC_LOCK = 1 << 14
+_CAP_IPC_LOCK, _CAP_SYS_ADMIN, _CAP_SYS_RESOURCE = 1 << 14, 1 << 21, 1 << 24
 """https://man7.org/linux/man-pages/man7/capabilities.7.html"""
 _ALL_USERS = ["0", "0", "4294967295"]
 """The user map of the initial namespace."""
 LEAST_FILES, ENOUGH_FILES = 4_096, 65_536
 """Ray keeps a few connections per worker and per peer."""
+RAYS_TASKS, TASKS_PER_WORKER = 200, 25
+"""Threads of Ray's own processes on a node and of the command, and of each worker: gRPC starts some for each CPU."""
+ENOUGH_ADDRESSES = 256 * GIB
+"""Less than the address space of a process that uses CUDA, which reserves that of all memory."""
 
 
 def shared_memory(facts: NodeFacts, directory: Path = Path("/dev/shm")) -> Finding:
@@ -57,7 +63,7 @@ def judge_locked_memory(limit: int, facts: NodeFacts) -> Finding:
         return skip("memlock", "no RDMA adapter, or no GPU is used")
     if limit < 0 or limit >= MEMLOCK:
         return ok("memlock", "unlimited" if limit < 0 else f"{limit // GIB} GiB")
-    if _may_lock_everything(facts.tree):
+    if _is_capable(facts.tree, _CAP_IPC_LOCK):
         return ok("memlock", "unlimited by CAP_IPC_LOCK")
     return Finding(
         "memlock", facts.severe,
@@ -67,11 +73,15 @@ def judge_locked_memory(limit: int, facts: NodeFacts) -> Finding:
     )  # fmt: skip
 
 
-def _may_lock_everything(tree: Tree) -> bool:
-    """Whether this process has CAP_IPC_LOCK. The kernel does not count it in a user namespace (rootless Podman)."""
+def _is_capable(tree: Tree, capabilities: int) -> bool:
+    """Whether this process has one of these capabilities. The kernel does not count those of a user namespace
+    (rootless Podman)."""
     found = re.search(r"^CapEff:\s*([0-9a-f]+)$", tree.text("proc/self/status") or "", re.MULTILINE)
-    everywhere = (tree.text("proc/self/uid_map") or "").split() == _ALL_USERS
-    return found is not None and bool(int(found[1], 16) & _CAP_IPC_LOCK) and everywhere
+    return found is not None and bool(int(found[1], 16) & capabilities) and _in_the_initial_namespace(tree)
+
+
+def _in_the_initial_namespace(tree: Tree) -> bool:
+    return (tree.text("proc/self/uid_map") or "").split() == _ALL_USERS
 
 
 def stack(facts: NodeFacts) -> Finding:
@@ -99,3 +109,57 @@ def judge_open_files(limit: int) -> Finding:
     if 0 <= limit < LEAST_FILES:
         return Finding("nofile", Verdict.FAIL, f"at most {limit} files may be open: too few for Ray", fix)
     return ok("nofile", "unlimited" if limit < 0 else f"{limit} files")
+
+
+def processes(facts: NodeFacts) -> Finding:
+    """Whether enough processes and threads may run for Ray: one worker for each CPU, each with many threads."""
+    limit, used = resource.getrlimit(resource.RLIMIT_NPROC)[1], _tasks_of_this_user(facts.tree)
+    exempt = _is_capable(facts.tree, _CAP_SYS_ADMIN | _CAP_SYS_RESOURCE)
+    if exempt or (os.getuid() == 0 and _in_the_initial_namespace(facts.tree)):
+        limit = -1  # https://man7.org/linux/man-pages/man2/getrlimit.2.html
+    left = {"ulimit -u": (limit, used)} if limit >= 0 else {}
+    for folder in group_folders(facts.tree, "pids"):
+        if (most := facts.tree.number(f"{folder}/pids.max")) is not None:
+            left[f"/{folder}/pids.max"] = (most, facts.tree.number(f"{folder}/pids.current") or 0)
+    return judge_processes(left, facts.cpus)
+
+
+def judge_processes(left: Mapping[str, tuple[int, int]], cpus: int) -> Finding:
+    """The finding for limits of processes and threads: for each its value, and how many run already."""
+    if not left:
+        return ok("nproc", "unlimited")
+    source, (limit, used) = min(left.items(), key=lambda item: item[1][0] - item[1][1])
+    needed = RAYS_TASKS + TASKS_PER_WORKER * cpus
+    words = f"{limit} processes and threads may run ({source}), {used} do"
+    if limit - used < needed:
+        return Finding(
+            "nproc", Verdict.FAIL, f"only {words}: Ray needs about {needed} for {cpus} CPUs",
+            "raise the limit (--ulimit nproc=65536 or --pids-limit -1 of the container, ulimit -u, the scheduler's), "
+            "or give Ray fewer CPUs with --num-cpus",
+        )  # fmt: skip
+    return ok("nproc", words)
+
+
+def _tasks_of_this_user(tree: Tree) -> int:
+    """The processes and threads of this user that are visible here."""
+    user, found = str(os.getuid()), 0
+    for name in tree.names("proc"):
+        if name.isdigit():
+            status = dict(line.partition(":")[::2] for line in (tree.text(f"proc/{name}/status") or "").splitlines())
+            if status.get("Uid", "").split()[:1] == [user]:
+                found += int(status.get("Threads", "1"))
+    return found
+
+
+def address_space(facts: NodeFacts) -> Finding:
+    """Whether processes may reserve enough address space. Grid Engine's h_vmem limits it."""
+    return judge_address_space(resource.getrlimit(resource.RLIMIT_AS)[0], facts.gpus)
+
+
+def judge_address_space(limit: int, gpus: int) -> Finding:
+    """The finding for a limit of `limit` bytes; negative is unlimited."""
+    if limit < 0 or limit >= ENOUGH_ADDRESSES:
+        return ok("address", "unlimited" if limit < 0 else f"{limit // GIB} GiB")
+    who = "CUDA and Ray reserve" if gpus else "Ray reserves"
+    words = f"processes may reserve {limit // GIB} GiB of address space (ulimit -v); {who} more than is used"
+    return Finding("address", Verdict.WARN, words, "ulimit -v unlimited; on Grid Engine ask for no h_vmem")

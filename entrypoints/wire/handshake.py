@@ -67,7 +67,10 @@ async def greet(channel: Channel, token: str, challenge: str | None = None) -> M
 
 
 async def introduce(channel: Channel, hello: Message) -> Message:
-    """The worker's side, once the head has proved itself: returns its welcome. Raises RefusedError, ChannelLostError."""
+    """The worker's side, once the head has proved itself: returns its welcome.
+
+    Raises RefusedError or ChannelLostError.
+    """
     with _time_limit():
         async with asyncio.timeout(PATIENCE):
             channel.send(hello=hello)

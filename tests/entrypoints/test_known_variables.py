@@ -42,7 +42,9 @@ def test_kubernetes_may_have_services_of_that_name() -> None:
 
 
 def names_in(*folders: str) -> set[str]:
-    files = [path for folder in folders for path in (REPOSITORY / folder).rglob("*") if path.suffix in (".py", "", ".toml")]
+    files = [
+        path for folder in folders for path in (REPOSITORY / folder).rglob("*") if path.suffix in (".py", "", ".toml")
+    ]
     texts = (path.read_text(encoding="utf-8", errors="replace") for path in files if path.is_file())
     return {name for text in texts for name in re.findall(r"SLIPWAY_([A-Z_]*[A-Z])\b", text)}
 

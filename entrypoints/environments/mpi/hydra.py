@@ -4,6 +4,7 @@ from entrypoints.environments.base import Allocation, Environment
 from entrypoints.environments.mpi.tasks import HYDRA, by_tasks
 from entrypoints.environments.process_view import ProcessView, Reader
 
+
 class Hydra(Environment):
     name = "hydra"
     precedence = 440

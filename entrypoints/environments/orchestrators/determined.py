@@ -29,7 +29,7 @@ class Determined(Environment):
         lines = view.lines(RENDEZVOUS)
         if lines is None:
             raise DetectionError(
-                f"{TRIAL} is {view.variables[TRIAL]}, but {RENDEZVOUS}, which tells its containers, cannot be read here",
+                f"{TRIAL} is {view.variables[TRIAL]}, but {RENDEZVOUS}, which lists its containers, is missing here",
                 hint="mount /run/determined into the container; --single runs on this node alone",
             )
         hosts, rank = _parse("\n".join(lines))

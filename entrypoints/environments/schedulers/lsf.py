@@ -45,7 +45,7 @@ class Lsf(Environment):
         reader.text(JOB_ID)
         hosts, source = _hosts(view, reader)
         if view.variables.get(JSM[0]):
-            return _below_jsrun(view, reader, job_id, hosts, source)
+            return _below_jsrun(reader, job_id, hosts, source)
         by_mpi = started_by_mpi(view.variables)
         if by_mpi and view.place_in(hosts) is None:
             return None
@@ -79,7 +79,7 @@ def _hosts(view: ProcessView, reader: Reader) -> tuple[tuple[str, ...], str]:
     return distinct(host_names(text, HOSTS)), HOSTS
 
 
-def _below_jsrun(view: ProcessView, reader: Reader, job_id: str, hosts: tuple[str, ...], source: str) -> Allocation:
+def _below_jsrun(reader: Reader, job_id: str, hosts: tuple[str, ...], source: str) -> Allocation:
     task, size = (reader.required_number(name, hint=_HINT) for name in JSM[:2])
     local, local_size = (reader.number(name) for name in JSM[2:])
     if local is None or local_size is None:  # the hosts after the launch node share the tasks

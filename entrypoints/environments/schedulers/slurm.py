@@ -2,8 +2,8 @@
 
 The step's variables outrank the job's, because a step may use fewer nodes. The rank is the place of this host's name,
 else of SLURMD_NODENAME, in the step's list, which is sorted: SLURM_NODEID follows the components of a heterogeneous
-step, and SLURM_PROCID counts tasks. Under `mpirun` only the job's list is right on every node: it starts its own step on
-all nodes but the first, or passes on the variables of the batch script by ssh.
+step, and SLURM_PROCID counts tasks. Under `mpirun` only the job's list is right on every node: it starts its own step
+on all nodes but the first, or passes on the variables of the batch script by ssh.
 """
 
 from collections.abc import Mapping
@@ -68,13 +68,13 @@ class Slurm(Environment):
         count = reader.required_number(*NODE_COUNT, hint=_START_WITH_SRUN)
         hosts = _hosts(reader, NODE_LIST)
         job_hosts = _job_hosts(view.variables)
-        several = view.variables.get(COMPONENTS)
+        part = f".{hosts[0]}" if view.variables.get(COMPONENTS) else ""  # components share the job's id
         rank = _place(view, reader, hosts)
         if rank is None:
             raise DetectionError(f"{NODE_RANK} is not set", hint=_START_WITH_SRUN)
         return Allocation(
             environment=cls.name,
-            job_id=f"{job_id}.{reader.text(STEP_ID)}{f'.{hosts[0]}' if several else ''}",  # components share the job's id
+            job_id=f"{job_id}.{reader.text(STEP_ID)}{part}",
             node_count=count,
             node_rank=rank,
             local_rank=reader.required_number(LOCAL_RANK, hint=_START_WITH_SRUN),

@@ -82,7 +82,9 @@ def test_a_host_is_read_without_brackets_port_and_slots(word: str, host: str) ->
     assert host_name(word, "HOST", number=True) == host
 
 
-@pytest.mark.parametrize("word", ["", "a b", "[fd00::1", "fd00::1]", "a:b", "a:b:c", "[a]:1", "a/b", "x" * 254, "-a", "tcp://"])
+@pytest.mark.parametrize(
+    "word", ["", "a b", "[fd00::1", "fd00::1]", "a:b", "a:b:c", "[a]:1", "a/b", "x" * 254, "-a", "tcp://"]
+)
 def test_what_is_no_host_is_refused(word: str) -> None:
     with pytest.raises(DetectionError, match="HOST: "):
         host_name(word, "HOST", number=True)

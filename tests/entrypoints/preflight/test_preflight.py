@@ -16,10 +16,13 @@ from entrypoints.preflight import CHECKS, Verdict, failures, gather_facts, refus
 from entrypoints.preflight.check import GIB, MIB, Finding, NodeFacts
 from entrypoints.preflight.devices import driver, gpu_access, rdma
 from entrypoints.preflight.limits import (
+    judge_address_space,
     judge_locked_memory,
     judge_open_files,
+    judge_processes,
     judge_shared_memory,
     judge_stack,
+    processes,
     shared_memory,
 )
 from entrypoints.preflight.resources import disk, judge_disk, leftovers, ports, privacy
@@ -51,6 +54,19 @@ def facts_of(root: Path, target: str = "cuda", pins: dict[str, str] | None = Non
         (judge_open_files(2048), "fail", "at most 2048 files"),
         (judge_open_files(1 << 20), "ok", "1048576 files"),
         (judge_open_files(-1), "ok", "unlimited"),
+        (judge_processes({}, 8), "ok", "unlimited"),
+        (
+            judge_processes({"ulimit -u": (150, 3)}, 2),
+            "fail",
+            "only 150 processes and threads may run (ulimit -u), 3 do",
+        ),
+        (judge_processes({"ulimit -u": (4096, 3900)}, 2), "fail", "Ray needs about 250 for 2 CPUs"),
+        (judge_processes({"ulimit -u": (4096, 20)}, 2), "ok", "4096 processes"),
+        (judge_processes({"ulimit -u": (4096, 20)}, 192), "fail", "Ray needs about 5000 for 192 CPUs"),
+        (judge_processes({"ulimit -u": (65536, 9), "/pids.max": (100, 9)}, 1), "fail", "only 100 processes"),
+        (judge_address_space(-1, 8), "ok", "unlimited"),
+        (judge_address_space(16 * GIB, 8), "warn", "CUDA and Ray reserve more than is used"),
+        (judge_address_space(16 * GIB, 0), "warn", "(ulimit -v); Ray reserves"),
         (judge_disk(MIB, Path("/tmp")), "fail", "/tmp has 0.0 GiB free, Ray needs 1"),
         (judge_disk(5 * GIB, Path("/tmp")), "warn", "5.0 GiB"),
         (judge_disk(50 * GIB, Path("/tmp")), "ok", "50.0 GiB"),
@@ -91,6 +107,36 @@ def test_the_capability_to_lock_memory_lifts_the_limit_except_in_a_user_namespac
     tree.write("proc/self/status", f"Name:\tlaunch\nCapEff:\t{capabilities}\nCapBnd:\t000001ffffffffff")
     tree.write("proc/self/uid_map", users)
     assert judge_locked_memory(64 * 1024, facts_of(tmp_path)).verdict == verdict
+
+
+def test_a_limit_of_processes_in_the_jobs_control_group_counts(tmp_path: Path) -> None:
+    tree = HostTree(tmp_path)
+    tree.write("proc/self/cgroup", "0::/job_7/step_0")
+    tree.write("proc/self/status", "CapEff:\t000001ffffffffff")
+    tree.write("proc/self/uid_map", "0 0 4294967295")
+    assert processes(facts_of(tmp_path)).message == "unlimited"
+    tree.write("sys/fs/cgroup/job_7/pids.max", "150")
+    tree.write("sys/fs/cgroup/job_7/pids.current", "12")
+    tree.write("sys/fs/cgroup/job_7/step_0/pids.max", "max")
+    found = processes(facts_of(tmp_path))
+    assert found.verdict is Verdict.FAIL
+    assert "only 150 processes and threads may run (/sys/fs/cgroup/job_7/pids.max), 12 do" in found.message
+    assert "--num-cpus" in found.fix
+
+
+def test_the_users_limit_of_processes_binds_who_has_no_capability(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Root is exempt, so user and limit are replaced.
+    monkeypatch.setattr("os.getuid", lambda: 1000)
+    monkeypatch.setattr("resource.getrlimit", lambda _: (150, 150))
+    tree = HostTree(tmp_path)
+    tree.write("proc/7/status", "Name:\tbash\nUid:\t1000\t1000\t1000\t1000\nThreads:\t3")
+    tree.write("proc/8/status", "Name:\tsshd\nUid:\t0\t0\t0\t0\nThreads:\t9")
+    assert "only 150 processes and threads may run (ulimit -u), 3 do" in processes(facts_of(tmp_path)).message
+    tree.write("proc/self/status", "CapEff:\t0000000001000000")
+    tree.write("proc/self/uid_map", "0 0 4294967295")
+    assert processes(facts_of(tmp_path)).verdict is Verdict.OK
 
 
 def test_one_node_alone_is_only_warned_about_its_network(tmp_path: Path) -> None:

@@ -53,6 +53,10 @@ def test_counts_gpus(tmp_path: Path, files: dict[str, str], count: int) -> None:
     assert usable_gpus(None, "cuda", {"CUDA_VISIBLE_DEVICES": "1"}, tree) == min(count, 1)
     assert usable_gpus(None, "cpu", {}, tree) == 0
     assert usable_gpus(5, "cuda", {}, tree) == 5
+    for nothing in ("NoDevFiles", "-1", "none", "void", "", " "):
+        assert usable_gpus(None, "cuda", {"CUDA_VISIBLE_DEVICES": nothing}, tree) == 0
+    assert usable_gpus(None, "cuda", {"CUDA_VISIBLE_DEVICES": "0,-1,1"}, tree) == min(count, 1)
+    assert usable_gpus(None, "cuda", {"CUDA_VISIBLE_DEVICES": "GPU-8932f937, MIG-a1/1/0"}, tree) == min(count, 2)
 
 
 def test_gpus_that_ray_does_not_see_are_named() -> None:

@@ -105,6 +105,27 @@ def test_ray_runs_over_ipv6_on_nodes_without_ipv4(start_node: Start) -> None:
     assert told.stdout == "2 False token 64\n"
 
 
+LEFT = """
+import ray
+ray.init(log_to_driver=False, logging_level="ERROR")
+print(ray.cluster_resources()["CPU"], ray.cluster_resources().get("GPU", 0))
+"""
+
+
+def test_ray_has_the_cpus_and_gpus_that_a_scheduler_left(start: Start) -> None:
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})  # as taskset and schedulers do; the launch inherits it
+    try:
+        launch = start(
+            *("--single", "--object-store-memory", "100000000", "--", sys.executable, "-c", LEFT),
+            CUDA_VISIBLE_DEVICES="-1",
+        )
+    finally:
+        os.sched_setaffinity(0, before)
+    ended = launch.wait()
+    assert (ended.status, ended.stdout) == (0, "1.0 0\n"), ended.stderr
+
+
 LISTENERS = """
 from pathlib import Path
 import ray

@@ -118,7 +118,7 @@ def test_the_error_names_each_address_with_its_cause(monkeypatch: pytest.MonkeyP
 
 
 def test_a_single_cause_needs_no_address() -> None:
-    with pytest.raises(UnreachableError, match="^connection refused$") as told:
+    with pytest.raises(UnreachableError, match=r"^connection refused$") as told:
         reached([FIRST], free_port())
     assert told.value.refused
 
