@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from entrypoints.errors import UsageError
-from entrypoints.host.accelerators import ACCELERATORS, architectures, foreign_settings, visible_devices
+from entrypoints.host.accelerators import ACCELERATORS, architectures, foreign_settings, may_use_gpus, visible_devices
 from entrypoints.host.network.fabric import Fabric, detect_fabric
-from entrypoints.host.network.fabric_settings import Setting, fabric_settings, interface_settings
+from entrypoints.host.network.fabric_settings import NCCL_HCAS, NO_RDMA, Setting, fabric_settings, interface_settings
 from entrypoints.host.tree import Tree
 from entrypoints.host.versions import component_versions, image_identity, installed, satisfies, slipway_version
 from entrypoints.logs import quoted
@@ -54,6 +54,8 @@ def examine_host(tree: Tree, variables: Mapping[str, str]) -> Host:
     document = read_manifest(tree)
     versions = _versions(tree, document.get("pins", {}))
     from_fabric, warnings = fabric_settings(fabric.choice, versions.get("nccl"))
+    if NCCL_HCAS in variables:  # the user has chosen adapters in NCCL's own words
+        from_fabric = [setting for setting in from_fabric if setting.name != NO_RDMA]
     found = architectures(fabric.gpus)
     foreign = foreign_settings(found)
     from_fabric = [setting for setting in from_fabric if not setting.name.startswith(foreign)]
@@ -69,7 +71,7 @@ def examine_host(tree: Tree, variables: Mapping[str, str]) -> Host:
         image=image_identity(document),
         lock=document.get("lock"),
         settings=tuple(reversed(settings.values())),
-        warnings=tuple(warnings),
+        warnings=tuple(warnings) if may_use_gpus(document.get("target")) else (),
     )
 
 

@@ -63,7 +63,12 @@ class NodeFacts:
     @property
     def rdma(self) -> bool:
         """Whether training uses RDMA adapters. Without GPUs it uses Gloo, over sockets."""
-        return self.host.fabric.kind != "ethernet" and may_use_gpus(self.target) and self.use_gpus
+        return self.host.fabric.kind != "ethernet" and self.uses_gpus
+
+    @property
+    def uses_gpus(self) -> bool:
+        """Whether this node may train on GPUs."""
+        return may_use_gpus(self.target) and self.use_gpus
 
     @property
     def accelerator(self) -> Accelerator | None:

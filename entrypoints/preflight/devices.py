@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from entrypoints.host.accelerators import driver_version
+from entrypoints.host.network.fabric_settings import NCCL_HCAS, without_rdma
+from entrypoints.host.network.rails import HCAS
 from entrypoints.host.versions import release
 from entrypoints.preflight.check import Finding, NodeFacts, Verdict, ok, skip
 
@@ -76,6 +78,9 @@ def driver(facts: NodeFacts) -> Finding:
 
 def rdma(facts: NodeFacts, load: Callable[[str], object] = ctypes.CDLL) -> Finding:
     """Whether NCCL can use the host's adapters. Otherwise it silently uses sockets, which are much slower."""
+    choice = facts.host.fabric.choice
+    if choice.unused and facts.uses_gpus and HCAS not in facts.variables and NCCL_HCAS not in facts.variables:
+        return Finding("rdma", Verdict.WARN, without_rdma(choice), f"name the adapters to use in {HCAS}, or none")
     if not facts.rdma:
         return skip("rdma", "no RDMA adapter, or no GPU is used")
     kind = facts.host.fabric.kind

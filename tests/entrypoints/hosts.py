@@ -192,6 +192,47 @@ def azure_nd(root: Path) -> HostTree:
     return tree
 
 
+def sriov_pod(root: Path) -> HostTree:
+    """A pod with eight RoCE virtual functions, each next to a GPU; its default route leads over the pod network.
+
+    The devices of the host and of other pods are visible too, their network interfaces are not.
+    """
+    tree = HostTree(root)
+    for index in range(8):
+        bus = 0x10 + index * 0x10
+        above = f"pci0000:{bus:02x}/0000:{bus:02x}:01.0/0000:{bus + 1:02x}:00.0/0000:{bus + 2:02x}:00.0"
+        for function, netdev in ((0, ""), (2, f"net{index + 1}"), (3, "")):
+            tree.adapter(
+                f"mlx5_{index * 3 + function}" if function else f"mlx5_{index * 3 + 1}",
+                f"{above}/0000:{bus + 3:02x}:00.{function}", netdev,
+                layer="Ethernet", roce=ROCE if netdev else (), device="0x101e" if function else "0x1021", mtu=9000,
+            )  # fmt: skip
+        tree.nvidia_gpu(f"{above}/0000:{bus + 4:02x}:00.0")
+    tree.default_route("eth0")
+    return tree
+
+
+def flat_vm(root: Path, adapters: int = 8, gpus: int = 8) -> HostTree:
+    """A virtual machine that hides which adapter is beside which GPU: everything is on one bus.
+
+    The virtual function of the cloud's own network is part of the interface with the default route.
+    """
+    tree = HostTree(root)
+    for index in range(gpus):
+        tree.nvidia_gpu(f"pci0000:00/0000:00:{index:02x}.0", "NVIDIA B300 SXM6 AC")
+    for index in range(adapters):
+        tree.adapter(
+            f"rocep{index}", f"pci0000:00/0000:00:{0x10 + index:02x}.0", f"eth{index + 2}",
+            layer="Ethernet", roce=ROCE, device="0x101e",
+        )  # fmt: skip
+    tree.adapter(
+        "mlx5_an0", "pci0000:00/0000:00:1e.0", "eth1", layer="Ethernet", roce=ROCE, device="0x1016", rate="400 Gb/sec"
+    )
+    tree.default_route("eth0")
+    tree.write("sys/class/net/eth1/master/ifindex", "2")
+    return tree
+
+
 def cloud_vm(root: Path) -> HostTree:
     """A small virtual machine whose only RDMA device is a virtual function of the accelerated network."""
     tree = HostTree(root)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from entrypoints.host.network.rails import RailChoice
 from entrypoints.host.versions import release
 
+NO_RDMA, NCCL_HCAS = "NCCL_IB_DISABLE", "NCCL_IB_HCA"
 _NCCL_CHOOSES = (2, 21)
 """Since this version NCCL finds the GID index of RoCE v2 itself. A wrong index hangs or falls back to sockets."""
 
@@ -32,7 +33,7 @@ def fabric_settings(choice: RailChoice, nccl: str | None) -> tuple[list[Setting]
         if not choice.excluded:
             return [], []
         reason = "no adapter of this host is usable: " + "; ".join(f"{name}: {rule}" for name, rule in choice.excluded)
-        return [Setting("NCCL_IB_DISABLE", "1", reason)], []
+        return [Setting(NO_RDMA, "1", reason)], [without_rdma(choice)] if choice.unused else []
     if choice.kind == "efa":
         reason = f"{len(hcas)} EFA devices: RDMA for NCCL's network plug-in"
         return [Setting("FI_EFA_USE_DEVICE_RDMA", "1", reason)], []
@@ -43,9 +44,7 @@ def fabric_settings(choice: RailChoice, nccl: str | None) -> tuple[list[Setting]
     names = ",".join(f"{hca.name}:{hca.port}" if several else hca.name for hca in hcas)
     ports = ",".join(f"{hca.name}:{hca.port}" for hca in hcas)
     found = [
-        Setting(
-            "NCCL_IB_HCA", f"={names}", f"{reason}; = matches exact names, otherwise mlx5_1 would match mlx5_10 too"
-        ),
+        Setting(NCCL_HCAS, f"={names}", f"{reason}; = matches exact names, otherwise mlx5_1 would match mlx5_10 too"),
         Setting("UCX_NET_DEVICES", ports, reason),
         Setting("NVSHMEM_HCA_LIST", ports, reason),
     ]
@@ -53,6 +52,13 @@ def fabric_settings(choice: RailChoice, nccl: str | None) -> tuple[list[Setting]
         return found, []
     extra, warnings = _gid_index(choice, nccl)
     return found + extra, warnings
+
+
+def without_rdma(choice: RailChoice) -> str:
+    """A warning that no adapter is used although some are active."""
+    return (
+        f"RDMA is off, so NCCL uses sockets, which are many times slower, although adapters are active: {choice.unused}"
+    )
 
 
 def interface_settings(interface: str | None, reason: str) -> list[Setting]:

@@ -32,6 +32,10 @@ class Hca:
     """Gbit/s."""
     netdev: str | None
     """The network interface of the port."""
+    is_here: bool
+    """Whether an interface of the port is in this network namespace. RDMA devices may be visible in all of them."""
+    is_part: bool
+    """Whether its interface is part of another one, as the virtual function beside a hypervisor's adapter is."""
     mtu: int | None
     """Bytes, of the network interface."""
     virtual: bool
@@ -63,6 +67,7 @@ def _read(tree: Tree, name: str, port: str) -> Hca:
     types = {
         index: tree.text(f"{base}/gid_attrs/types/{index}") or "" for index in tree.names(f"{base}/gids")[:_MOST_GIDS]
     }
+    interfaces = {tree.text(f"{base}/gid_attrs/ndevs/{index}") for index in types} | {netdev}
     roce = link_layer == "ethernet"
     virtual = tree.exists(f"{device}/physfn") or vendor == _MICROSOFT
     return Hca(
@@ -72,6 +77,8 @@ def _read(tree: Tree, name: str, port: str) -> Hca:
         link_layer=link_layer,
         rate=_rate(tree.text(f"{base}/rate")),
         netdev=netdev,
+        is_here=any(tree.exists(f"sys/class/net/{interface}") for interface in interfaces),
+        is_part=tree.exists(f"sys/class/net/{netdev}/master"),
         mtu=tree.number(f"sys/class/net/{netdev}/mtu") if netdev else None,
         virtual=virtual or (tree.text(f"{device}/device") or "") in _VIRTUAL_FUNCTIONS.get(vendor, ()),
         roce_v2=_first_ipv4(tree, base, types) if roce else None,

@@ -11,6 +11,7 @@ from entrypoints.host.tree import natural
 HCAS = "SLIPWAY_HCAS"
 """The user's choice: names to use, or names to leave out after `^`; `none` disables RDMA."""
 
+_INACTIVE = "the port is not active"
 _SAME_ROOT, _SAME_SOCKET, _ELSEWHERE = 100, 200, 300
 _SLOW = 0.5
 """An adapter is not a rail if its rate is at most this share of the fastest adapter's."""
@@ -27,6 +28,12 @@ class RailChoice:
     excluded: tuple[tuple[str, str], ...]
     """The other adapters, each with the rule that excluded it. Names include the port if an adapter has several."""
 
+    @property
+    def unused(self) -> str:
+        """The active adapters with the rules that excluded them, if RDMA is off although there are some; else empty."""
+        active = [f"{name}: {rule}" for name, rule in self.excluded if rule != _INACTIVE]
+        return "; ".join(active) if not self.hcas else ""
+
 
 def choose(hcas: Sequence[Hca], gpus: Sequence[Gpu], default_route: str | None, wanted: str | None) -> RailChoice:
     """The rails after applying all rules. The user's choice (`wanted`) replaces every rule but that a port be active.
@@ -39,7 +46,7 @@ def choose(hcas: Sequence[Hca], gpus: Sequence[Gpu], default_route: str | None, 
         excluded.extend((label(hca, hcas), rule) for hca in candidates if not good(hca))
         return [hca for hca in candidates if good(hca)]
 
-    left = keep(list(hcas), "the port is not active", lambda hca: hca.active)
+    left = keep(list(hcas), _INACTIVE, lambda hca: hca.active)
     left = _as_wanted(left, hcas, wanted, keep) if wanted is not None else _by_rules(left, gpus, default_route, keep)
     kind = _kind(left)
     order = sorted(left, key=lambda hca: (_nearest_gpu(hca, gpus)[1], natural(hca.name), hca.port))
@@ -69,35 +76,57 @@ def _as_wanted(left: list[Hca], hcas: Sequence[Hca], wanted: str, keep: Keep) ->
 
 
 def _by_rules(left: list[Hca], gpus: Sequence[Gpu], default_route: str | None, keep: Keep) -> list[Hca]:
+    """What the rules leave. Nearness to a GPU is asked first: a virtual function beside one is a rail of a pod."""
     if any(hca.link_layer == "efa" for hca in left):
         return keep(left, "EFA carries the traffic here", lambda hca: hca.link_layer == "efa")
+    if any(_is_ethernet(hca) and hca.is_here for hca in left):
+        left = keep(
+            left,
+            "its network interface is not in this container, and those of others are",
+            lambda hca: hca.is_here or not _is_ethernet(hca),
+        )
+    functions = [hca for hca in left if hca.virtual and _is_ethernet(hca)]
+    rails = [hca for hca in functions if _beside_a_gpu(hca, gpus)]
+    free = [hca for hca in functions if not hca.is_part and hca.netdev != default_route]
+    if not rails and len(free) >= len(gpus) > 1:  # a virtual machine may hide which GPU an adapter is beside
+        rails = free
     left = keep(
         left,
-        "an Ethernet virtual function of an adapter that carries the cloud's own network",
-        lambda hca: not (hca.virtual and hca.link_layer != "infiniband"),
+        "an Ethernet virtual function beside no GPU: it carries the cloud's own network",
+        lambda hca: hca in rails or hca not in functions,
     )
-    if any(not hca.virtual for hca in left):
-        left = keep(left, "a virtual function, and there are physical adapters", lambda hca: not hca.virtual)
-    if any(hca.link_layer == "infiniband" for hca in left):
-        left = keep(
-            left, "Ethernet, and there is InfiniBand: storage or management", lambda hca: hca.link_layer == "infiniband"
-        )
+    beside = [hca for hca in left if _beside_a_gpu(hca, gpus)]
+    if any(not _is_ethernet(hca) for hca in left):
+        if gpus and len(beside) >= len(gpus) and all(map(_is_ethernet, beside)):
+            left = keep(left, "InfiniBand beside no GPU, and Ethernet is beside them: storage", _is_ethernet)
+        else:
+            left = keep(
+                left,
+                "Ethernet, and there is InfiniBand: storage or management",
+                lambda hca: not _is_ethernet(hca),
+            )
     if any(_beside_a_gpu(hca, gpus) for hca in left):
         left = keep(
             left,
             "shares no PCIe switch with a GPU, and others do: storage or management",
             lambda hca: _beside_a_gpu(hca, gpus),
         )
+    if any(not hca.virtual for hca in left):
+        left = keep(left, "a virtual function, and there are physical adapters", lambda hca: not hca.virtual)
     if any(hca.netdev != default_route for hca in left):
         left = keep(
             left,
             "carries the default route: management",
-            lambda hca: hca.link_layer == "infiniband" or hca.netdev is None or hca.netdev != default_route,
+            lambda hca: not _is_ethernet(hca) or hca.netdev is None or hca.netdev != default_route,
         )
     fastest = max((hca.rate for hca in left), default=0.0)
     return keep(
         left, f"half the rate of the others ({fastest:g} Gbit/s) or less", lambda hca: hca.rate > _SLOW * fastest
     )
+
+
+def _is_ethernet(hca: Hca) -> bool:
+    return hca.link_layer != "infiniband"
 
 
 def _kind(left: Sequence[Hca]) -> str:

@@ -172,6 +172,14 @@ def test_libraries_that_do_not_load_are_reported_as_a_fallback(tmp_path: Path) -
     assert rdma(facts_of(tmp_path), lambda name: name).verdict is Verdict.OK
 
 
+def test_active_adapters_that_no_rule_allows_are_a_warning(tmp_path: Path) -> None:
+    hosts.flat_vm(tmp_path, adapters=1, gpus=4)
+    found = rdma(facts_of(tmp_path))
+    assert found.verdict is Verdict.WARN
+    assert found.message.startswith("RDMA is off, so NCCL uses sockets")
+    assert "SLIPWAY_HCAS" in found.fix
+
+
 def test_the_user_can_disable_rdma(tmp_path: Path) -> None:
     hosts.dgx_h100(tmp_path)
     assert rdma(facts_of(tmp_path, SLIPWAY_HCAS="none")).verdict is Verdict.SKIP

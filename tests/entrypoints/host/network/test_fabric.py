@@ -112,6 +112,81 @@ def test_a_virtual_function_of_the_cloud_network_is_not_a_fabric(tmp_path: Path)
     assert "virtual function" in excluded(host)["mlx5_0"]
 
 
+def test_virtual_functions_beside_the_gpus_are_the_rails_of_a_pod(tmp_path: Path) -> None:
+    host = examine(hosts.sriov_pod(tmp_path))
+    assert host.fabric.kind == "roce"
+    assert [hca.netdev for hca in host.fabric.choice.hcas] == [f"net{number}" for number in range(1, 9)]
+    assert values(host)["NCCL_IB_HCA"] == "=" + ",".join(f"mlx5_{number * 3 + 2}" for number in range(8))
+    assert "NCCL_IB_DISABLE" not in values(host)
+    assert host.warnings == ()
+    assert excluded(host)["mlx5_1"] == "its network interface is not in this container, and those of others are"
+
+
+def test_a_virtual_function_beside_no_gpu_is_no_rail_of_a_pod(tmp_path: Path) -> None:
+    tree = hosts.sriov_pod(tmp_path)
+    tree.adapter(
+        "mlx5_99", "pci0000:f0/0000:f0:01.0/0000:f1:00.2", "net9", layer="Ethernet", roce=hosts.ROCE, device="0x101e"
+    )
+    host = examine(tree)
+    assert len(host.fabric.choice.hcas) == 8
+    assert excluded(host)["mlx5_99"].startswith("an Ethernet virtual function beside no GPU")
+
+
+def test_the_physical_functions_of_a_host_go_before_its_virtual_ones(tmp_path: Path) -> None:
+    tree = hosts.sriov_pod(tmp_path)
+    for index in range(8):  # on the host itself, all interfaces are visible
+        tree.netdev(f"ens{index}", f"sys/devices/pci0000:{0x10 + index * 0x10:02x}/pf")
+        tree.write(f"sys/class/infiniband/mlx5_{index * 3 + 1}/ports/1/gid_attrs/ndevs/0", f"ens{index}")
+    host = examine(tree)
+    assert values(host)["NCCL_IB_HCA"] == "=" + ",".join(f"mlx5_{number * 3 + 1}" for number in range(8))
+
+
+def test_a_virtual_machine_that_hides_what_is_beside_what_uses_a_function_for_each_gpu(tmp_path: Path) -> None:
+    host = examine(hosts.flat_vm(tmp_path))
+    assert values(host)["NCCL_IB_HCA"] == "=" + ",".join(f"rocep{number}" for number in range(8))
+    assert list(excluded(host)) == ["mlx5_an0"]
+
+
+@pytest.mark.parametrize(("adapters", "gpus"), [(0, 8), (1, 4), (3, 4), (1, 1)])
+def test_fewer_virtual_functions_than_gpus_are_the_clouds_own_network(tmp_path: Path, adapters: int, gpus: int) -> None:
+    host = examine(hosts.flat_vm(tmp_path, adapters, gpus))
+    assert values(host)["NCCL_IB_DISABLE"] == "1"
+    (warning,) = host.warnings
+    assert warning.startswith("RDMA is off, so NCCL uses sockets, which are many times slower, although adapters are")
+    assert "mlx5_an0: an Ethernet virtual function beside no GPU" in warning
+
+
+def test_ethernet_beside_the_gpus_goes_before_infiniband_elsewhere(tmp_path: Path) -> None:
+    tree = hosts.mi300x(tmp_path)
+    tree.adapter("mlx5_20", "pci0000:e0/0000:e0:01.0/0000:e1:00.0", "ib0")
+    host = examine(tree)
+    assert (host.fabric.kind, len(host.fabric.choice.hcas)) == ("roce", 8)
+    assert excluded(host)["mlx5_20"].startswith("InfiniBand beside no GPU")
+
+
+def test_a_host_without_active_adapters_gets_no_warning(tmp_path: Path) -> None:
+    tree = HostTree(tmp_path)
+    tree.adapter("mlx5_0", "pci0000:10/0000:10:01.0/0000:11:00.0", state="1: DOWN")
+    assert (examine(tree).fabric.kind, examine(tree).warnings) == ("ethernet", ())
+
+
+def test_rdma_that_the_user_switched_off_is_said_too(tmp_path: Path) -> None:
+    (warning,) = examine(hosts.dgx_h100(tmp_path), SLIPWAY_HCAS="none").warnings
+    assert "mlx5_0: SLIPWAY_HCAS=none" in warning
+
+
+def test_the_cpu_image_is_not_warned_of_adapters_that_it_never_uses(tmp_path: Path) -> None:
+    tree = hosts.cloud_vm(tmp_path)
+    assert examine(tree).warnings
+    tree.image(target="cpu")
+    assert examine_host(Tree(tree.root), {}).warnings == ()
+
+
+def test_adapters_that_the_user_names_to_nccl_are_not_switched_off(tmp_path: Path) -> None:
+    host = examine(hosts.cloud_vm(tmp_path), NCCL_IB_HCA="mlx5_0")
+    assert "NCCL_IB_DISABLE" not in values(host)
+
+
 def test_virtual_functions_beside_their_adapter_are_left_out(tmp_path: Path) -> None:
     tree = HostTree(tmp_path)
     tree.adapter("mlx5_0", "pci0000:10/0000:10:01.0/0000:11:00.0", "ib0")
