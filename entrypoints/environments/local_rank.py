@@ -23,7 +23,7 @@ def with_local_rank(found: Allocation, variables: Mapping[str, str]) -> Allocati
     variable is no number.
     """
     reader = Reader(variables)
-    ranks = {name: reader.number(name) for name in _names(found.environment)}
+    ranks = {name: reader.number(name) or 0 for name in _names(found.environment)}
     if variables.get(_ELASTIC):
         tasks = found.task_count or found.node_count
         found = replace(found, task_count=tasks * (reader.number(_WORKERS) or 1))

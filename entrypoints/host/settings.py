@@ -12,7 +12,6 @@ from entrypoints.host.network.fabric import Fabric, detect_fabric
 from entrypoints.host.network.fabric_settings import NCCL_HCAS, NO_RDMA, Setting, fabric_settings, interface_settings
 from entrypoints.host.tree import Tree
 from entrypoints.host.versions import component_versions, image_identity, installed, satisfies, slipway_version
-from entrypoints.logs import quoted
 
 IMAGE_MANIFEST = "etc/slipway/image.json"
 
@@ -83,7 +82,7 @@ def visibility_settings(variables: Mapping[str, str]) -> list[Setting]:
         given = [name for name in others if name in variables]
         if given and first not in variables:
             count = len(visible_devices(variables[given[0]]))
-            reason = f"{given[0]}={quoted(variables[given[0]])} leaves {count} GPUs, which Ray counts by this name only"
+            reason = f"{given[0]}={variables[given[0]]!r} leaves {count} GPUs, which Ray counts by this name only"
             found.append(Setting(first, ",".join(map(str, range(count))), reason))
     return found
 

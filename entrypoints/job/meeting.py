@@ -319,7 +319,7 @@ class Meeting:
                 return
             if asyncio.get_running_loop().time() > end:
                 raise DetectionError(
-                    f"this is node 0, but {' and '.join(heads)} lead{'s' if len(heads) == 1 else ''} to another host",
+                    f"this is node 0, but the head's name leads to another host: {', '.join(heads)}",
                     "two nodes may claim rank 0, or mpirun was called on a host that is no node: set SLIPWAY_HEAD on "
                     "every node to a name of the first one, or list them all in SLIPWAY_HOSTS",
                 )

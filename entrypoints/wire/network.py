@@ -50,8 +50,8 @@ def cause_of(error: Exception) -> str:
             return "no answer"
         case socket.gaierror():
             return "its name does not resolve"
-        case OSError(errno=int()):
-            return os.strerror(error.errno).lower()
+        case OSError(errno=int(number)):
+            return os.strerror(number).lower()
         case _:
             return str(error)
 

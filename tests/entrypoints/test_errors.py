@@ -29,7 +29,8 @@ def test_the_table_lists_the_code_of_every_class_and_no_other() -> None:
 
 def test_every_cause_has_a_code_of_its_own() -> None:
     codes = codes_of_classes()
-    codes.pop("NotYetThereError")  # a DetectionError that is worth another try
+    for subclass in ("NotYetThereError", "NodesUnknownError"):  # a DetectionError that something else may solve
+        codes.pop(subclass)
     assert len(set(codes.values())) == len(codes)
 
 

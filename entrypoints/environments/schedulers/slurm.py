@@ -104,7 +104,9 @@ def _only_process(view: ProcessView, reader: Reader, job_id: str) -> Allocation:
     Raises NodesUnknownError if nothing lists the nodes.
     """
     components = reader.number(COMPONENTS) or 0
-    names = [(COMPONENT_LIST.format(component),) for component in range(components)] or [NODE_LIST[1:]]
+    names: list[tuple[str, ...]] = [(COMPONENT_LIST.format(component),) for component in range(components)] or [
+        NODE_LIST[1:]
+    ]
     if not any(reader.text(*alternatives) for alternatives in names):
         raise NodesUnknownError(f"{' and '.join(names[0])} are not set", hint=_START_WITH_SRUN)
     hosts = distinct([host for alternatives in names for host in _hosts(reader, alternatives)])

@@ -106,7 +106,7 @@ def test_a_head_whose_name_belongs_to_another_host_is_reported(start_node: Start
     began = time.monotonic()
     told = start_node(0, "--no-ray", "--", "true", **hosts).wait()
     assert (told.status, time.monotonic() - began < 20) == (10, True)
-    assert "this is node 0, but 203.0.113.7 leads to another host" in told.stderr
+    assert "this is node 0, but the head's name leads to another host: 203.0.113.7" in told.stderr
     assert "two nodes may claim rank 0" in told.stderr
 
 
