@@ -10,10 +10,11 @@ from entrypoints.environments.base import INSIDE, MPI, Allocation, Environment, 
 from entrypoints.environments.explicit import HEAD, NODES, Explicit
 from entrypoints.environments.host_names import host_name
 from entrypoints.environments.kubernetes.kuberay import ADDRESS, LOCAL, cluster_address
-from entrypoints.environments.local_rank import with_local_rank
+from entrypoints.environments.local_rank import local_rank_conflict, with_local_rank
 from entrypoints.environments.mpi.tasks import run_id
 from entrypoints.environments.process_view import ProcessView
 from entrypoints.environments.single import Single
+from entrypoints.environments.torchrun import Torchrun
 from entrypoints.errors import DetectionError, NodesUnknownError, NotYetThereError
 
 __all__ = ["REGISTRY", "Allocation", "Detection", "Environment", "ProcessView", "detect"]
@@ -50,9 +51,12 @@ def detect(variables: Mapping[str, str], hostname: str, root: Path = Path("/")) 
     others = [(environment, answer) for environment, answer in answers if environment.name != winner.environment]
     runners_up = tuple(answer for _, answer in others if isinstance(answer, Allocation))
     conflicts = [*_existing_cluster(view, winner)]
+    conflicts += local_rank_conflict(winner, variables)
     for environment, answer in others:
         if isinstance(answer, Allocation):
             conflicts += _differences(winner, answer)
+            if answer.started_alone and winner.environment == Torchrun.name:  # a script may set its variables itself
+                conflicts.append(f"{environment.name}: {answer.started_alone.message}; {winner.environment} wins")
         elif winner.environment != Explicit.name:  # often the reason why the user lists the hosts
             conflicts.append(f"{environment.name} cannot be used ({answer.message}); {winner.environment} wins")
     return Detection(allocation=winner, runners_up=runners_up, conflicts=tuple(conflicts))

@@ -34,6 +34,15 @@ def with_local_rank(found: Allocation, variables: Mapping[str, str]) -> Allocati
     return replace(found, local_rank=ranks[deciding], variables=used)
 
 
+def local_rank_conflict(found: Allocation, variables: Mapping[str, str]) -> list[str]:
+    """A sentence if the variables disagree, as they do inside each other."""
+    ranks = {name: rank for name in _names(found.environment) if (rank := Reader(variables).number(name)) is not None}
+    if len(set(ranks.values())) < 2:
+        return []
+    told = ", ".join(f"{name} says {rank}" for name, rank in ranks.items())
+    return [f"local rank: {told}; only the process with 0 in all of them leads its node"]
+
+
 def local_rank_variable(variables: Mapping[str, str]) -> str | None:
     """The variable that says that this process is not the first of its node; None if none does."""
     return next((name for name in _names(Explicit.name) if Reader(variables).number(name)), None)

@@ -43,7 +43,7 @@ class IndexedJob(Environment):
         if index is None:
             return None
         count = reader.required_number(NODES, hint=SET_THE_SIZE)
-        head = reader.text(HEAD)
+        head = reader.host(HEAD)
         if head is not None:  # with hostNetwork the host name is the node's, even if it happens to end in the index
             return Allocation(
                 environment=cls.name, job_id=head, node_count=count, node_rank=index, head=head, variables=reader.used

@@ -302,6 +302,53 @@ def test_a_list_of_hosts_outranks_an_existing_cluster() -> None:
     assert found.conflicts == ("RAY_ADDRESS=10.0.0.1:6379 names a cluster that exists already; explicit wins",)
 
 
+def test_local_ranks_inside_each_other_are_a_conflict() -> None:
+    found = detect({**SLURM, "LOCAL_RANK": "3"}, "me")
+    assert found.allocation.local_rank == 3
+    assert found.conflicts == (
+        "local rank: LOCAL_RANK says 3, SLURM_LOCALID says 0; only the process with 0 in all of them leads its node",
+    )
+    assert detect({**SLURM, "SLURM_LOCALID": "3", "LOCAL_RANK": "3"}, "me").conflicts == ()
+    assert detect({**SLURM, "SLURM_LOCALID": "1", "LOCAL_RANK": "0"}, "me").allocation.local_rank == 1
+    with pytest.raises(DetectionError, match="LOCAL_RANK is 'x', not a whole number"):
+        detect({**SLURM, "LOCAL_RANK": "x"}, "me")
+
+
+@pytest.mark.parametrize(
+    "variable", ["LOCAL_RANK", "HOROVOD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"]
+)
+@pytest.mark.parametrize(
+    "job",
+    [
+        {"SLIPWAY_HOSTS": "me,other"},
+        {"SLIPWAY_HEAD": "me", "SLIPWAY_NODES": "2", "SLIPWAY_NODE_RANK": "0"},
+        {"SKYPILOT_NODE_IPS": "a\nb", "SKYPILOT_NODE_RANK": "0"},
+        {"DSTACK_NODES_NUM": "2", "DSTACK_NODE_RANK": "0", "DSTACK_MASTER_NODE_IP": "a"},
+        {"VC_WORKER_HOSTS": "a,b", "VC_TASK_INDEX": "0"},
+        {"JOB_COMPLETION_INDEX": "0", "SLIPWAY_NODES": "2", "SLIPWAY_HEAD": "a"},
+        {"COORDINATOR_ADDRESS": "a", "NUM_PROCESSES": "2", "PROCESS_ID": "0"},
+        {"AWS_BATCH_JOB_NUM_NODES": "2", "AWS_BATCH_JOB_NODE_INDEX": "0", "AWS_BATCH_JOB_MAIN_NODE_INDEX": "0"},
+    ],
+)
+def test_every_environment_knows_the_further_processes_of_its_nodes(job: dict[str, str], variable: str) -> None:
+    assert detect({**job, variable: "2"}, "me").allocation.local_rank == 2
+    assert detect({**job, variable: "0"}, "me").allocation.local_rank == 0
+
+
+def test_a_script_that_sets_torchruns_variables_is_told_that_it_is_the_only_process() -> None:
+    script = {"SLURM_JOB_ID": "5", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NODEID": "0"}
+    found = detect({**script, "NNODES": "2", "NODE_RANK": "0", "MASTER_ADDR": "n1"}, "n1")
+    assert found.allocation.environment == "torchrun"
+    assert found.conflicts == ("slurm: 2 nodes are allocated, but only this process was started; torchrun wins",)
+
+
+def test_torchruns_workers_wait_for_each_other() -> None:
+    assert detect(WORKER_OF_TORCHRUN, "me").allocation.task_count is None
+    elastic = {**WORKER_OF_TORCHRUN, "TORCHELASTIC_RUN_ID": "x"}
+    assert detect(elastic, "me").allocation.task_count == 16
+    assert detect({**SLURM, **elastic}, "me").allocation.task_count == 32
+
+
 def test_environments_that_agree_are_no_conflict() -> None:
     found = detect({**SLURM, "NNODES": "4", "NODE_RANK": "2", "MASTER_ADDR": "n01.cluster"}, "me")
     assert found.conflicts == ()

@@ -11,7 +11,8 @@ from entrypoints.environments import detect
 from entrypoints.host.tree import Tree
 from entrypoints.wire.job_directory import shared_home
 from entrypoints.wire.rendezvous import HeadNote, leave, meeting_place
-from tests.entrypoints.conftest import Launch, Start
+from tests.entrypoints.conftest import Launch, Start, free_port
+from tests.entrypoints.wire.test_reach import dropping
 
 
 def start_mpi_task(start: Start, rank: int, directory: Path, *arguments: str) -> Launch:
@@ -62,6 +63,21 @@ def test_a_note_without_a_living_head_is_an_error_at_the_deadline(start: Start, 
         ended = worker.wait()
     assert ended.status == 12
     assert f"the head of the note {note} did not prove itself within 1 s: " in ended.stderr
+
+
+def test_a_note_whose_first_address_drops_packets_leads_to_the_head(start: Start, tmp_path: Path) -> None:
+    port, token = free_port(), "the token of the note"
+    note = tmp_path / f"slipway-hydra-{port}.json"
+    note.touch(mode=0o600)
+    note.write_text(json.dumps({"token": token, "heads": ["127.0.0.2", "127.0.0.1"]}))
+    began = time.monotonic()
+    with dropping("127.0.0.2", port):
+        worker = start_mpi_task(start, 1, tmp_path, "--control-port", str(port), "--", "true")
+        numbers = {"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"}
+        told = {"SLIPWAY_HEAD": "127.0.0.1", "SLIPWAY_TOKEN": token, "SLIPWAY_CONTROL_PORT": str(port)}
+        head = start("--no-ray", "--", "sh", "-c", "exit 5", **numbers, **told)
+        assert (head.wait().status, worker.wait().status) == (5, 5)
+    assert time.monotonic() - began < 60
 
 
 JOB = {"SLURM_JOB_ID": "5"}
