@@ -26,6 +26,8 @@ _MOST_FILES = 1_048_576
 """Open files where the hard limit is infinite: some programs loop over all possible ones."""
 _KILL_ROUND = 0.2
 """Seconds between two rounds of SIGKILL: the next round reaches processes that were forked during the last."""
+_LOOK_AGAIN = 0.1
+"""Seconds between two looks at processes whose end the kernel does not tell apart from others'."""
 _KILL_LIMIT = 5.0
 """Seconds until `launch` gives up on a process that hangs in the kernel and survives SIGKILL."""
 
@@ -41,6 +43,11 @@ class Process:
         self.killed_by: int | None = None
         """The signal that ended it, if one did."""
         self._popen = popen
+
+    @property
+    def spawned(self) -> bool:
+        """Whether this launch started it; else it is an orphan of another process."""
+        return self._popen is not None
 
     def record(self, wait_status: int) -> None:
         """Store the status that `waitpid` returned."""
@@ -129,6 +136,18 @@ class ProcessTree:
                 return
         log.warning("processes %s cannot be killed: they hang in the kernel", descendants())
 
+    async def end_orphans(self, grace: float) -> None:
+        """End the children that this process did not start itself, and all below them: what a start left behind."""
+        for number, patience in ((signal.SIGTERM, grace), (signal.SIGKILL, _KILL_LIMIT)):
+            give_up = time.monotonic() + patience
+            send(self._orphans(), number)
+            while self._orphans() and time.monotonic() < give_up:
+                await asyncio.sleep(_LOOK_AGAIN)
+
+    def _orphans(self) -> list[int]:
+        spawned = {pid for pid, process in self._known.items() if process.spawned}
+        return below([pid for pid in _children().get(os.getpid(), []) if pid not in spawned])
+
     async def _gone_within(self, seconds: float) -> bool:
         try:
             await asyncio.wait_for(self._childless.wait(), seconds)
@@ -188,11 +207,16 @@ def _children() -> dict[int, list[int]]:
 
 def descendants() -> list[int]:
     """The ids of all processes below this one."""
+    return below([os.getpid()])[1:]
+
+
+def below(roots: Iterable[int]) -> list[int]:
+    """The ids of these processes and all below them, parents first."""
     children = _children()
-    found = list(children.get(os.getpid(), []))
-    for pid in found:
-        found += children.get(pid, [])
-    return found
+    pids = list(roots)
+    for pid in pids:
+        pids += children.get(pid, [])
+    return pids
 
 
 def _name(pid: int) -> str:

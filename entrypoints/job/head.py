@@ -142,20 +142,22 @@ async def _stop_ray(node: Node, meeting: Meeting) -> None:
 async def _form_ray(node: Node, peers: list[Peer], ray: RayNode, address: str, cluster: str) -> None:
     """Start Ray on all nodes, the head at this address, and wait until Ray lists all of them as alive."""
     waiting_for = "Ray on the head"
+    awaited: Peer | None = None
     try:
         async with asyncio.timeout(node.seconds_left):
             await ray.start_head(address)
             node.watch_ray()
             for peer in peers:
                 peer.channel.send(start_ray=cluster, certificate=_certificate(node, peer.request))
-            for peer in peers:
-                waiting_for = f"Ray on {peer.name}"
-                await peer.ray_started.wait()
-            waiting_for = f"{len(peers) + 1} nodes in Ray's own list"
+            for awaited in peers:
+                waiting_for = f"Ray on {awaited.name}"
+                await awaited.ray_started.wait()
+            waiting_for, awaited = f"{len(peers) + 1} nodes in Ray's own list", None
             found = await ray.wait_for_nodes(cluster, len(peers) + 1)
     except TimeoutError:
+        errors = awaited.trouble if awaited else ray.errors_so_far()
         raise RayFailedError(
-            f"the deadline of {node.options.deadline:g} s passed while waiting for {waiting_for}"
+            f"the deadline of {node.options.deadline:g} s passed while waiting for {waiting_for}{errors}"
         ) from None
     _check_gpus(node, peers, found)
     log.info("Ray is up on %s: %d nodes, %d GPUs", cluster, len(peers) + 1, sum(found.values()))

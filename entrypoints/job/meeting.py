@@ -58,6 +58,8 @@ class Peer:
     """Its certificate signing request; None without TLS."""
     in_cluster: bool
     """Whether it takes part in the cluster that runs or forms. Other nodes are spares."""
+    trouble: str = ""
+    """Why its last start of Ray failed and was repeated, to be appended to a message."""
     ray_started: asyncio.Event = field(default_factory=asyncio.Event)
     ray_stopped: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -265,6 +267,9 @@ class Meeting:
             self._node.extend_grace(int(message["status"]) - 128)
             error = JobEndedError(int(message["status"]), str(message["failed"]), str(message.get("hint", "")))
             self._lose(peer, error)
+        elif message.get("ray") == "slow":
+            peer.trouble = f": {message['cause']}"
+            log.warning("%s starts Ray again, as one of its time limits passed%s", peer.name, peer.trouble)
         elif message.get("ray") == "stopped":
             peer.ray_stopped.set()
 

@@ -173,8 +173,8 @@ class Node:
             cause = f"killed by {signal.Signals(status - 128).name}"
         if status == 128 + signal.SIGKILL:
             hint = "often the kernel's out-of-memory killer: see `dmesg` on that node"
-        ray.report_last_words(name)
-        raise NodeLostError(f"{self.name} lost: its {name} died ({cause})", hint)
+        errors = "" if status == 128 + signal.SIGKILL else ray.last_errors(name)
+        raise NodeLostError(f"{self.name} lost: its {name} died ({cause}){errors}", hint)
 
     def run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
         """Run this concurrently with the current step. Its failure fails the node."""

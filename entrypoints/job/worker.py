@@ -106,7 +106,7 @@ async def _join_ray(node: Node, channel: Channel, order: Message, secret: str) -
     try:
         ray = node.make_ray(secret)
         node.use_tls(order.get("certificate"))
-        await ray.start_worker(channel.local_address, cluster)
+        await ray.start_worker(channel.local_address, cluster, lambda cause: channel.send(ray="slow", cause=cause))
         node.watch_ray()
         node.allow_attach(cluster)
     except RayFailedError as error:

@@ -6,9 +6,10 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from entrypoints.error_lines import read_tail
 from entrypoints.errors import RayFailedError
 from entrypoints.host.child_environment import without_launchers
 from entrypoints.host.network.interfaces import bracketed
@@ -17,6 +18,7 @@ from entrypoints.options import Dashboard, RayOptions
 from entrypoints.processes import Process, ProcessTree
 from entrypoints.ray.attach import LOOPBACK_ONLY
 from entrypoints.ray.directory import NodeDirectory
+from entrypoints.ray.log_errors import AGENTS, all_errors, last_errors
 from entrypoints.ray.log_mirror import LogMirror
 from entrypoints.ray.object_store import choose_object_store
 from entrypoints.ray.ports import ClaimedPorts, RayPorts, can_bind
@@ -33,10 +35,10 @@ _WITHOUT_DASHBOARD = {"RAY_enable_metrics_collection": "0"}
 """A default that the user can override. Each node otherwise serves its metrics to everybody, without a token."""
 _DASHBOARD_PORT = 8265
 """Ray's default."""
-_LAST_WORDS = 10
-"""Most lines of a failed program's output that are logged."""
-_RAY_ERROR = re.compile(r"\[\S+ \S+ [ECF] ")
-"""The start of a line at level error, check or fatal: `[2026-11-21 07:21:39,858 E 23180 23180] …`."""
+_TIME_LIMIT = re.compile(r"(?i)timed.?out|timeout|deadline exceeded")
+"""Ray's limits, mostly of 30 s, which cannot be set."""
+_GRACE = 2.0
+"""Seconds between SIGTERM and SIGKILL for what a slow start left: a raylet that ends in order leaves the cluster."""
 
 log = logging.getLogger(__name__)
 
@@ -124,11 +126,11 @@ class RayNode:
             "--no-monitor",  # there is no autoscaler
         )
 
-    async def start_worker(self, address: str, cluster: str) -> None:
-        """Join the cluster. Raises RayFailedError."""
-        await self._start(address, f"--address={cluster}")
+    async def start_worker(self, address: str, cluster: str, report_slow: Callable[[str], None]) -> None:
+        """Join the cluster. `report_slow` gets the cause of each start that is repeated. Raises RayFailedError."""
+        await self._start(address, f"--address={cluster}", report_slow=report_slow)
 
-    async def _start(self, address: str, *arguments: str) -> None:
+    async def _start(self, address: str, *arguments: str, report_slow: Callable[[str], None] = lambda _: None) -> None:
         store = choose_object_store(self._options.object_store_memory)
         log.info("Ray on %s, object store %d MiB: %s", address, store.size // 1024**2, store.reason)
         ports = {name: port for name, port in self._ports.named.items() if name not in _HEAD_ONLY}
@@ -155,7 +157,25 @@ class RayNode:
             command.append(f"--resources={self._options.resources}")
         if self._labels:
             command.append("--labels=" + ",".join(f"{name}={value}" for name, value in self._labels.items()))
-        await self._run(command, "ray start")
+        vital = WATCHED if "--head" in arguments else WATCHED[:1]
+        while True:
+            try:
+                await self._run(command, "ray start")
+                return
+            except RayFailedError as error:
+                if not self._was_only_slow(error, vital):
+                    raise
+                log.warning("Ray is started again, as one of its time limits passed: %s", error.message)
+                report_slow(error.message)
+            await self._process_tree.end_orphans(_GRACE)
+
+    def _was_only_slow(self, error: RayFailedError, vital: Sequence[str]) -> bool:
+        """Whether a start failed by one of Ray's time limits alone, so that another one may succeed."""
+        if not _TIME_LIMIT.search(error.message):
+            return False
+        dead = set(vital) - set(self._process_tree.adopted(WATCHED))
+        agents_failed = any(last_errors(self._logs, agent) for agent in AGENTS)
+        return not dead or (dead == {"raylet"} and not agents_failed)
 
     @property
     def dashboard_url(self) -> str | None:
@@ -182,9 +202,9 @@ class RayNode:
         gpus: dict[str, int] = json.loads(next(line for line in reversed(lines) if line.startswith("{")))
         return gpus
 
-    async def _run(self, command: list[str], what: str) -> list[str]:
-        """Run one of Ray's programs and return its output lines. Raises RayFailedError with the last line."""
-        output = self.directory.path / f"{what.replace(' ', '-')}.log"
+    async def _run(self, command: list[str], name: str) -> list[str]:
+        """Run one of Ray's programs and return its output lines. Raises RayFailedError with its errors."""
+        output = self._output(name)
         with output.open("wb") as file:
             process = self._process_tree.spawn(command, self._environment, output=file)
         try:
@@ -192,30 +212,31 @@ class RayNode:
         except asyncio.CancelledError:
             await process.end(grace=0)
             raise
-        lines = _lines(output)
         if status != 0:
-            for line in lines[-_LAST_WORDS:]:
-                log.error("%s: %s", what, line)
-            raise RayFailedError(f"{what} failed with status {status}: {lines[-1] if lines else 'it printed nothing'}")
-        return lines
+            raise RayFailedError(f"{name} failed with status {status}{all_errors(self._logs, output)}")
+        return read_tail(output)
+
+    def _output(self, name: str) -> Path:
+        return self.directory.path / f"{name.replace(' ', '-')}.log"
 
     def watched(self) -> dict[str, Process]:
         """Ray's vital processes on this node, by name. Raises RayFailedError if the raylet has already died."""
         found = self._process_tree.adopted(WATCHED)
         if "raylet" not in found:
-            self.report_last_words("raylet")
-            raise RayFailedError("ray start left no raylet behind")
+            raise RayFailedError(f"ray start left no raylet behind{self.last_errors('raylet')}")
         return found
 
     @property
     def _logs(self) -> Path:
         return self.directory.ray / "session_latest" / "logs"
 
-    def report_last_words(self, name: str) -> None:
-        """Log the last errors of a Ray process, because its log is removed with the directory."""
-        lines = _lines(self._logs / f"{name}.out")
-        for line in [line for line in lines if _RAY_ERROR.match(line)][-_LAST_WORDS:]:
-            log.error("%s: %s", name, line)
+    def last_errors(self, name: str) -> str:
+        """The last errors of a Ray process, to be appended to a message: its log is removed with the directory."""
+        return last_errors(self._logs, name)
+
+    def errors_so_far(self) -> str:
+        """All errors since Ray was started, to be appended to a message."""
+        return all_errors(self._logs, self._output("ray start"))
 
     def mirror_logs(self, folder: Path) -> LogMirror:
         """A mirror of the logs of Ray's processes, which are removed with the directory."""
@@ -241,10 +262,3 @@ def _with_port(dashboard: Dashboard, ports: RayPorts) -> Dashboard:
     """The dashboard with a port: the user's, else Ray's default if it is free, else one of this job's."""
     port = dashboard.port or (_DASHBOARD_PORT if can_bind(_DASHBOARD_PORT) else ports.named["dashboard"])
     return Dashboard(dashboard.host, port)
-
-
-def _lines(path: Path) -> list[str]:
-    """The non-empty lines of a file; none if it does not exist."""
-    if not path.exists():
-        return []
-    return [line for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -328,6 +329,36 @@ def test_ray_that_cannot_start_is_an_error_with_its_reason(start: Start) -> None
     assert ended.status == 14
     assert "error: ray start failed with status" in ended.stderr
     assert "object store" in ended.stderr.lower()
+
+
+def test_a_node_on_which_ray_cannot_start_tells_every_node_the_reason(start_node: Start) -> None:
+    head = start_node(0, *SMALL, "--", "true", SLIPWAY_DEADLINE="240")
+    worker = start_node(1, *SMALL[:4], "--object-store-memory", "1000", "--", "true", SLIPWAY_DEADLINE="240")
+    for ended in (head.wait(), worker.wait()):
+        assert ended.status == 14
+        assert re.search(r"error: node 1 \(\S+\): ray start failed with status 1: ray start: ValueError:", ended.stderr)
+        assert "the minimum allowed is" in ended.stderr
+
+
+def stop_first(launch: Launch, name: str) -> int:
+    """Stops the first process with this name below a launch, as soon as it is there."""
+    deadline = time.monotonic() + 60
+    while not (pids := [pid for pid in descendants(launch.pid) if name_of(pid) == name]):
+        assert time.monotonic() < deadline, f"no {name}"
+        time.sleep(0.01)
+    os.kill(pids[0], signal.SIGSTOP)
+    return pids[0]
+
+
+def test_a_start_that_ran_into_rays_own_time_limit_is_repeated_within_the_deadline(start_node: Start) -> None:
+    """A stopped raylet stands for one that is slow; Ray waits 30 s for it."""
+    head, worker = start_pair(start_node, "echo", "up")
+    stopped = stop_first(worker, "raylet")
+    told, followed = head.wait(), worker.wait()
+    assert (told.status, followed.status, told.stdout) == (0, 0, "up\n"), told.stderr
+    assert "Ray is started again, as one of its time limits passed: ray start failed" in followed.stderr
+    assert "starts Ray again, as one of its time limits passed: ray start failed" in told.stderr
+    assert not alive(stopped)
 
 
 def test_the_deadline_covers_ray(start: Start) -> None:
