@@ -7,6 +7,7 @@ from pathlib import Path
 
 from entrypoints.errors import UsageError
 from entrypoints.host.network.fabric_settings import Setting, apply
+from entrypoints.host.proxies import past_proxies
 from entrypoints.options import TOKEN, TOKEN_FILE
 
 CACHE_DIR = "SLIPWAY_CACHE_DIR"
@@ -31,7 +32,7 @@ def child_environment(variables: Mapping[str, str], settings: Sequence[Setting] 
     environment = apply(variables, settings)
     environment.pop(TOKEN, None)
     environment.pop(TOKEN_FILE, None)
-    return writable_places(environment) | environment | _home(environment)
+    return writable_places(environment) | environment | _home(environment) | past_proxies(environment)
 
 
 def writable_places(environment: Mapping[str, str]) -> dict[str, str]:

@@ -108,10 +108,12 @@ async def _cancelled(work: asyncio.Task[Any]) -> None:
 
 
 async def _form_and_run(node: Node, peers: list[Peer], secret: str) -> int:
+    address = _head_address(peers)
+    node.reach_directly(list(dict.fromkeys((address, *(peer.channel.peer_address for peer in peers)))))
     environment = dict(node.environment) | {"SLIPWAY_NODE_COUNT": str(len(peers) + 1)}
     if node.options.ray is None:
         return await run_command(node, environment)
-    ray, address = node.make_ray(secret, alone=not peers), _head_address(peers)
+    ray = node.make_ray(secret, alone=not peers)
     node.use_tls(_certificate(node, say_hello(node)["request"]))
     cluster = ray.become_head(address)
     environment |= ray.client_environment(cluster)
@@ -148,7 +150,8 @@ async def _form_ray(node: Node, peers: list[Peer], ray: RayNode, address: str, c
             await ray.start_head(address)
             node.watch_ray()
             for peer in peers:
-                peer.channel.send(start_ray=cluster, certificate=_certificate(node, peer.request))
+                certificate = _certificate(node, peer.request)
+                peer.channel.send(start_ray=cluster, addresses=node.addresses, certificate=certificate)
             for awaited in peers:
                 waiting_for = f"Ray on {awaited.name}"
                 await awaited.ray_started.wait()

@@ -12,6 +12,7 @@ from entrypoints.environments import Allocation
 from entrypoints.errors import LaunchError, NodeLostError, StoppedError, UsageError
 from entrypoints.host.network.fabric_settings import apply
 from entrypoints.host.network.interfaces import INTERFACE, address_of, interface_of
+from entrypoints.host.proxies import past_proxies
 from entrypoints.host.settings import Host
 from entrypoints.job.guard import ORPHANED, STOP_SIGNALS, WARNING_SIGNALS
 from entrypoints.logs import log_folder, quoted
@@ -54,6 +55,8 @@ class Node:
         self.host = host
         self.hostname = hostname
         self.environment = environment
+        self.addresses: Sequence[str] = ()
+        """The addresses of the nodes of the cluster."""
         self.control_port = options.control_port or control_port(allocation.job_id)
         self.process_tree = ProcessTree()
         self.ray: RayNode | None = None
@@ -109,6 +112,11 @@ class Node:
         for setting in settings:
             log.info("%s=%s: %s", setting.name, quoted(self.environment[setting.name]), setting.reason)
 
+    def reach_directly(self, addresses: Sequence[str]) -> None:
+        """Keep what runs on this node from asking the user's proxy for the job's nodes, which have these addresses."""
+        self.addresses = addresses
+        self.environment = {**self.environment, **past_proxies(self.environment, addresses)}
+
     def extend_deadline(self) -> None:
         """Restart the deadline for forming another cluster."""
         self._deadline = time.monotonic() + self.options.deadline
@@ -159,7 +167,8 @@ class Node:
     def allow_attach(self, cluster: str) -> None:
         """Let `launch attach` on this node find the cluster."""
         assert self.ray is not None
-        leave_note(self.ray.directory.path, self.allocation.job_id, self.ray.client_environment(cluster))
+        environment = self.ray.client_environment(cluster)
+        leave_note(self.ray.directory.path, self.allocation.job_id, environment, self.addresses)
 
     async def _keep_logs(self, mirror: LogMirror) -> None:
         while True:

@@ -104,6 +104,7 @@ async def _obey(node: Node, channel: Channel, secret: str) -> tuple[int, str]:
 async def _join_ray(node: Node, channel: Channel, order: Message, secret: str) -> None:
     cluster = str(order["start_ray"])
     try:
+        node.reach_directly(order["addresses"])
         ray = node.make_ray(secret)
         node.use_tls(order.get("certificate"))
         await ray.start_worker(channel.local_address, cluster, lambda cause: channel.send(ray="slow", cause=cause))

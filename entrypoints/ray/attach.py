@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from entrypoints.errors import CommandNotFoundError, NoClusterError
+from entrypoints.host.proxies import past_proxies
 from entrypoints.ray.directory import PATTERN, ROOT, read_private
 
 LOOPBACK_ONLY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
@@ -25,7 +26,7 @@ VARIABLES = {
 }
 """All variables that a note may set."""
 _NOTE = "attach.json"
-_LONGEST = 16_384
+_LONGEST = 262_144
 """Bytes of a note."""
 
 
@@ -36,13 +37,17 @@ class ClusterNote:
     job_id: str
     environment: dict[str, str]
     """The variables with which a program reaches the cluster."""
+    addresses: Sequence[str] = ()
+    """The addresses of the job's nodes."""
 
 
-def leave_note(directory: Path, job_id: str, environment: Mapping[str, str]) -> None:
+def leave_note(
+    directory: Path, job_id: str, environment: Mapping[str, str], addresses: Sequence[str] = ()
+) -> None:
     """Write this node's note into its Ray directory, readable by this user only."""
     temporary = directory / f".{_NOTE}"  # renamed below, so that nobody reads half a note
     temporary.touch(mode=0o600)
-    temporary.write_text(json.dumps(asdict(ClusterNote(job_id, dict(environment)))), encoding="utf-8")
+    temporary.write_text(json.dumps(asdict(ClusterNote(job_id, dict(environment), addresses))), encoding="utf-8")
     temporary.replace(directory / _NOTE)
 
 
@@ -67,7 +72,7 @@ def attach(note: ClusterNote, command: Sequence[str], environment: Mapping[str, 
     """Replace this process by the command, or by a shell if it is empty. Raises CommandNotFoundError."""
     words = list(command) or [environment.get("SHELL") or "/bin/sh"]
     try:
-        os.execvpe(words[0], words, {**environment, **note.environment})
+        os.execvpe(words[0], words, {**environment, **past_proxies(environment, note.addresses), **note.environment})
     except OSError as error:
         raise CommandNotFoundError(f"cannot run {words[0]!r}: {error.strerror}") from error
 
@@ -83,7 +88,8 @@ def _parse(text: bytes) -> ClusterNote | None:
         note = ClusterNote(**json.loads(text))
         known = set(note.environment) <= VARIABLES and "RAY_ADDRESS" in note.environment
         strings = all(
-            isinstance(value, str) and value.isprintable() for value in (note.job_id, *note.environment.values())
+            isinstance(value, str) and value.isprintable()
+            for value in (note.job_id, *note.environment.values(), *note.addresses)
         )
     except (ValueError, TypeError, RecursionError):
         return None

@@ -6,6 +6,7 @@ import pytest
 from entrypoints.errors import UsageError
 from entrypoints.host.child_environment import CACHES, child_environment, without_launchers
 from entrypoints.host.network.fabric_settings import Setting
+from entrypoints.host.proxies import past_proxies
 
 
 def test_a_writable_home_is_used_as_it_is(tmp_path: Path) -> None:
@@ -47,3 +48,21 @@ def test_ray_does_not_see_the_launcher_above() -> None:
         ["SLURM_JOB_ID", "PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "PATH", "NCCL_DEBUG"], ""
     )
     assert set(without_launchers(variables)) == {"PATH", "NCCL_DEBUG"}
+
+
+def test_the_jobs_own_traffic_does_not_go_through_the_users_proxy(tmp_path: Path) -> None:
+    given = {"HOME": str(tmp_path), "http_proxy": "http://proxy:3128"}
+    environment = child_environment(given)
+    assert environment["no_proxy"] == environment["NO_PROXY"] == "localhost,127.0.0.1,::1"
+
+
+@pytest.mark.parametrize("proxy", ["http_proxy", "HTTPS_PROXY", "all_proxy"])
+def test_the_users_exceptions_from_a_proxy_are_kept_in_either_spelling(proxy: str) -> None:
+    given = {proxy: "http://proxy:3128", "no_proxy": "a.com, 10.0.0.0/8", "NO_PROXY": "b.com,localhost"}
+    exceptions = "a.com,10.0.0.0/8,b.com,localhost,127.0.0.1,::1,10.1.0.1,fd00::2"
+    assert past_proxies(given, ["10.1.0.1", "fd00::2"]) == {"no_proxy": exceptions, "NO_PROXY": exceptions}
+
+
+@pytest.mark.parametrize("given", [{}, {"http_proxy": ""}, {"http_proxy": "http://proxy", "NO_PROXY": "*"}])
+def test_without_a_proxy_nothing_is_set(given: dict[str, str]) -> None:
+    assert past_proxies(given, ["10.1.0.1"]) == {}

@@ -103,7 +103,15 @@ def test_a_note_sets_nothing_but_known_variables_to_plain_text(tmp_path: Path, e
     assert_nothing_is_found(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "3", "{}", "[" * 10_000, '{"job_id": "1", "environment": {}}', "\ud800"])
+BAD_ADDRESSES = [
+    f'{{"job_id": "1", "environment": {{"RAY_ADDRESS": "n0:1"}}, "addresses": {addresses}}}'
+    for addresses in ("5", "[5]", '["a\\nb"]')
+]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "3", "{}", "[" * 10_000, '{"job_id": "1", "environment": {}}', "\ud800", *BAD_ADDRESSES]
+)
 def test_a_malformed_note_is_no_note(tmp_path: Path, text: str) -> None:
     note = leave_cluster(tmp_path).path / "attach.json"
     note.write_bytes(text.encode(errors="surrogatepass"))
@@ -189,13 +197,17 @@ def test_a_dashboard_needs_host_and_port(start: Start) -> None:
     assert "'8265' is not HOST:PORT" in start("--dashboard-address", "8265", "--", "true").wait().stderr
 
 
+PROXY = {"http_proxy": "http://127.0.0.1:9", "NO_PROXY": "example.org"}
+"""A proxy that answers nothing: every request to the job must go past it."""
+
+
 class Job:
     """Two nodes with a dashboard, whose command waits."""
 
     def start(self, *command: str) -> "subprocess.Popen[str]":
         line = [sys.executable, "-m", "entrypoints", "attach", "--", *command]
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        environment = {**os.environ, "PATH": path, "PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": "1"}
+        environment = {**os.environ, **PROXY, "PATH": path, "PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": "1"}
         return subprocess.Popen(
             line, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
@@ -220,14 +232,15 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
         "SLIPWAY_HOSTS": "localhost,worker-1.invalid",
         "SLIPWAY_CONTROL_PORT": port,
         "SLIPWAY_TOKEN": "a secret of this test",
+        **PROXY,
     }
     options = (*SMALL, "--dashboard", "--ray-debugger-external", "--deadline", "240")
     directory = tmp_path_factory.mktemp("job")
     worker = Launch([*options, "--", "true"], {**variables, "SLIPWAY_NODE_RANK": "1"}, directory)
     head = Launch(
-        [*options, "--", "sh", "-c", "echo up; exec sleep 600"], {**variables, "SLIPWAY_NODE_RANK": "0"}, directory
+        [*options, "--", "sh", "-c", "printenv no_proxy; exec sleep 600"], {**variables, "SLIPWAY_NODE_RANK": "0"}, directory
     )
-    assert head.read_line() == "up", head.wait().stderr
+    assert head.read_line() == "example.org,localhost,127.0.0.1,::1", head.wait().stderr
     yield Job()
     for launch in (head, worker):
         launch.signal(signal.SIGTERM)
