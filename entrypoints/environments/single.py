@@ -5,9 +5,13 @@ import secrets
 from entrypoints.environments.base import Allocation, Environment
 from entrypoints.environments.explicit import HEAD, HOST_FILE, HOSTS, NODE_RANK, NODES, SINGLE
 from entrypoints.environments.host_names import host_name
+from entrypoints.environments.kubernetes.kuberay import ADDRESS
 from entrypoints.environments.other_nodes import LIST_THEM, signs
 from entrypoints.environments.process_view import ProcessView, Reader
 from entrypoints.errors import DetectionError
+
+NODE_COUNT = "SLIPWAY_NODE_COUNT"
+"""Tells a launch's command on how many nodes it runs. A launch in there uses the cluster of the one above."""
 
 
 class Single(Environment):
@@ -26,6 +30,14 @@ class Single(Environment):
 
     @classmethod
     def detect(cls, view: ProcessView) -> Allocation:
+        above = view.variables.get(NODE_COUNT)
+        if above and view.variables.get(ADDRESS):
+            return cls.alone(view, {})  # it attaches
+        if above not in (None, "1"):
+            raise DetectionError(
+                f"this is the command of a launch on {above} nodes, which started no Ray",
+                hint="leave out the --no-ray of that launch, or write --single for this node alone",
+            )
         if view.variables.get(NODES, "").strip() != "1" and (sign := next(signs(view), None)):
             raise DetectionError(sign.text, sign.hint)
         head = view.variables.get(HEAD, "").strip()

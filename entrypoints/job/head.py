@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Coroutine, Mapping
 from typing import Any
 
+from entrypoints.environments.single import NODE_COUNT
 from entrypoints.errors import LaunchError, RayFailedError, UsageError
 from entrypoints.host.accelerators import ACCELERATORS
 from entrypoints.host.network.agreement import odd_ones
@@ -110,7 +111,7 @@ async def _cancelled(work: asyncio.Task[Any]) -> None:
 async def _form_and_run(node: Node, peers: list[Peer], secret: str) -> int:
     address = _head_address(peers)
     node.reach_directly(list(dict.fromkeys((address, *(peer.channel.peer_address for peer in peers)))))
-    environment = dict(node.environment) | {"SLIPWAY_NODE_COUNT": str(len(peers) + 1)}
+    environment = dict(node.environment) | {NODE_COUNT: str(len(peers) + 1)}
     if node.options.ray is None:
         return await run_command(node, environment)
     ray = node.make_ray(secret, alone=not peers)

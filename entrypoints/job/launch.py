@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from entrypoints.environments import Allocation, Detection, detect
+from entrypoints.environments.explicit import PLACE
 from entrypoints.environments.kubernetes.kuberay import ADDRESS
 from entrypoints.environments.single import Single
 from entrypoints.errors import DetectionError, NotYetThereError, UsageError
@@ -102,7 +103,9 @@ async def _launch(
     # A single command without Ray may be anything, even `nvidia-smi` on a host without GPU: run it without checks.
     wanted = options.preflight and not attach and (options.ray is not None or allocation.node_count > 1)
     unfit = _preflight(allocation, options, host, variables) if wanted else []
-    environment = child_environment(variables, host.settings)
+    environment = child_environment(
+        {name: value for name, value in variables.items() if name not in PLACE}, host.settings
+    )
     if not attach:
         environment |= use_starting_cache(Tree(), host, environment)
     node = Node(allocation, options, host, hostname, environment, unfit)

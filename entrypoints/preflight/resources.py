@@ -47,7 +47,7 @@ def privacy(facts: NodeFacts) -> Finding:
             f"everybody may remove files of this job in {directory}: its sticky bit is missing",
             fix,
         )
-    owners = {entry.lstat().st_uid for entry in directory.iterdir()} - {0, os.getuid()}
+    owners = {_owner(entry) for entry in directory.iterdir()} - {0, os.getuid()}
     if owners:
         return Finding("tmp", Verdict.WARN, f"{directory} is shared: {len(owners)} other users have files there", fix)
     return ok("tmp", f"no other user has files in {directory}")

@@ -27,8 +27,8 @@ def test_without_a_home_everything_goes_below_the_cache_directory(tmp_path: Path
 
 
 def test_children_do_not_get_the_secret(tmp_path: Path) -> None:
-    given = {"HOME": str(tmp_path), "SLIPWAY_TOKEN": "s", "SLIPWAY_TOKEN_FILE": "f", "SLIPWAY_HOSTS": "a"}
-    assert child_environment(given) == {"HOME": str(tmp_path), "SLIPWAY_HOSTS": "a"}
+    given = {"HOME": str(tmp_path), "SLIPWAY_TOKEN": "s", "SLIPWAY_TOKEN_FILE": "f", "SLIPWAY_LOG_DIR": "a"}
+    assert child_environment(given) == {"HOME": str(tmp_path), "SLIPWAY_LOG_DIR": "a"}
 
 
 def test_a_cache_directory_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:

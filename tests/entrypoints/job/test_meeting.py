@@ -1,6 +1,7 @@
 """Several nodes on loopback without Ray: handshakes, refusals and the common exit status."""
 
 import socket
+import sys
 import time
 from pathlib import Path
 
@@ -167,3 +168,21 @@ def test_an_interface_without_an_address_is_an_error(start_node: Start) -> None:
     assert ended.status == 2
     assert "SLIPWAY_INTERFACE is ib7, which has no address here" in ended.stderr
     assert "interfaces with an address: lo" in ended.stderr
+
+
+LAUNCH = f"{sys.executable} -m entrypoints"
+
+
+def test_a_launch_in_the_command_is_none_of_the_nodes(start_node: Start) -> None:
+    worker = start_node(1, "--no-ray", "--", "true")
+    script = f"{LAUNCH} --no-ray -- true; echo $?; RAY_ADDRESS=10.0.0.1:6379 {LAUNCH} -- printenv RAY_ADDRESS"
+    head = start_node(0, "--no-ray", "--", "sh", "-c", script).wait()
+    assert (head.status, worker.wait().status) == (0, 0), head.stderr
+    assert head.stdout == "10\n10.0.0.1:6379\n"
+    assert "error: this is the command of a launch on 2 nodes, which started no Ray" in head.stderr
+
+
+@pytest.mark.parametrize("options", [["--single"], ["--nodes", "1"], ["--hosts", "here", "--hostname", "here"]])
+def test_a_launch_in_the_command_of_one_node_runs_there_too(start: Start, options: list[str]) -> None:
+    ended = start(*options, "--no-ray", "--", "sh", "-c", f"{LAUNCH} --no-ray -- echo inside").wait()
+    assert (ended.status, ended.stdout) == (0, "inside\n"), ended.stderr

@@ -331,6 +331,14 @@ def test_ray_that_cannot_start_is_an_error_with_its_reason(start: Start) -> None
     assert "object store" in ended.stderr.lower()
 
 
+def test_a_launch_in_the_command_uses_the_cluster_of_the_one_above(start_node: Start) -> None:
+    inner = (sys.executable, "-m", "entrypoints", "--", sys.executable, "-c", COUNT_NODES)
+    head, worker = start_pair(start_node, *inner)
+    told = head.wait()
+    assert (told.status, worker.wait().status) == (7, 7), told.stderr
+    assert told.stdout == "2 False token 64\n"
+
+
 def test_a_node_on_which_ray_cannot_start_tells_every_node_the_reason(start_node: Start) -> None:
     head = start_node(0, *SMALL, "--", "true", SLIPWAY_DEADLINE="240")
     worker = start_node(1, *SMALL[:4], "--object-store-memory", "1000", "--", "true", SLIPWAY_DEADLINE="240")
